@@ -101,4 +101,5 @@ def _shifted(snapshot: Snapshot, begin: float, moved: Callable[[JobKey], JobKey]
 
 def _renamed(decision: Decision, moved: Callable[[JobKey], JobKey]) -> Any:
     jobs = tuple(replace(entry, job=moved(entry.job), alternatives=()) for entry in decision.jobs)
-    return Decision(decision.policy, decision.policy_version, jobs, decision.measure)
+    actions = tuple((moved(key), step) for key, step in decision.actions)
+    return Decision(decision.policy, decision.policy_version, jobs, decision.measure, actions)

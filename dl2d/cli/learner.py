@@ -74,7 +74,7 @@ def _learn(settings: Settings) -> Path:
 
     with tempfile.TemporaryDirectory(prefix="dl2d-learner-") as folder, reading(settings) as store:
         chosen = TwinSettings(iterations=_ITERATIONS, days=None, minutes=None, seed=settings.learning.seed)
-        learned = learn(settings, store, chosen, Path(folder), tell=tell, now=time.time())
+        learned = learn(settings, store, settings.policy.name, chosen, Path(folder), tell=tell, now=time.time())
         return write_candidate(judged(settings, store.registry, learned, tell=tell))
 
 

@@ -34,7 +34,7 @@ _INAPPLICABLE: Final = MappingProxyType(
         "--design jumps": (*_PAPERS_OPTIONS, *_TWINS_OPTIONS),
         "--design original": ("hidden", *_TWINS_OPTIONS),
         "--twin": (
-            *("workload", "validate", "design", "hidden", "draws", "compare", "resume"),
+            *("workload", "validate", "hidden", "draws", "compare", "resume"),
             *_PAPERS_OPTIONS,
         ),
     }
@@ -81,7 +81,10 @@ def train(
     minutes: Annotated[float | None, typer.Option(min=0, help="Stop early after so many minutes.")] = None,
     compare: Annotated[bool, typer.Option(help="Replay baselines on the validation workloads, too.")] = True,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in the folder.")] = False,
-    twin: Annotated[bool, typer.Option("--twin", help="Train dl2 on a simulator of this site.")] = False,
+    twin: Annotated[
+        bool,
+        typer.Option("--twin", help="Train on a simulator of this site: dl2, or with --design original the paper's."),
+    ] = False,
     days: Annotated[int | None, typer.Option(min=2, help="With --twin: how many of the last days count.")] = None,
     gate: Annotated[bool, typer.Option("--gate", help="With --twin: have it go live if it is surely better.")] = False,
     store: Annotated[str, typer.Option(help="With --twin: URL of a store, instead of a configuration.")] = "",
@@ -90,7 +93,8 @@ def train(
 ) -> None:
     """Train a policy from simulated workloads and write a checkpoint, or do what a command says.
 
-    With --twin, the weights that decide now are trained further on what this site's store recorded. Exit status 130
+    With --twin, the weights that decide now are trained further on what this site's store recorded; the paper's also on
+    the slots that they decided. Exit status 130
     after Ctrl-C; what was reached is kept and --resume goes on with it.
     """
     if context.invoked_subcommand is not None:
@@ -110,7 +114,7 @@ def train(
     if twin:
         from dl2d.cli.train_twin import train_twin  # noqa: PLC0415
 
-        train_twin(_site(config, store), options)
+        train_twin(_site(config, store), options, paper=design is Design.ORIGINAL)
     elif design is Design.ORIGINAL:
         from dl2d.cli.train_dl2_paper import train_original  # noqa: PLC0415
 

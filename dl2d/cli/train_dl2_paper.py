@@ -14,7 +14,8 @@ from dl2d.cli.output import print_json
 from dl2d.cli.train_options import TrainOptions, interruptible, progress_bars, training_workloads
 from dl2d.core.errors import CheckpointError
 from dl2d.learning.dl2_paper.analytical_model import analytical
-from dl2d.learning.dl2_paper.settings import NetworkKind, Settings
+from dl2d.learning.dl2_paper.settings import Settings
+from dl2d.learning.dl2_paper.trainer import continuing
 from dl2d.learning.dl2_paper.trainer import train as learn
 from dl2d.learning.training_report import baselines
 from dl2d.policies.common.checkpoint import Checkpoint, checkpoint_in, read_checkpoint
@@ -47,7 +48,7 @@ def train_original(options: TrainOptions) -> None:
             on_step=lambda phase, done, total: bars.update(bar, description=phase, completed=done, total=total),
             should_stop=lambda: options.minutes is not None and time.monotonic() - began > 60 * options.minutes,
         )  # fmt: skip
-    _write_report(options.out, checkpoint, times, offline=options.offline)
+    write_paper_report(options.out, checkpoint, times, offline=options.offline)
     seconds = round(time.monotonic() - began, 1)
     if options.as_json:
         print_json(
@@ -77,18 +78,12 @@ def _settings(iterations: int, teacher: str | None, start: Checkpoint | None) ->
     settings = replace(Settings(), iterations=iterations)
     if teacher is not None:
         settings = replace(settings, teacher=str(teacher))
-    if start is None:
-        return settings
-    try:
-        network = NetworkKind(start.settings["network"])
-        hidden = int(start.weights["policy.1.weight"].shape[0])
-        window = int(start.settings["window"]) if network is NetworkKind.DENSE else settings.window
-    except (KeyError, ValueError, TypeError) as error:
-        raise CheckpointError(f"--start: the checkpoint lacks what training needs: {error!r}") from None
-    return replace(settings, teacher="", network=network, hidden=hidden, window=window)
+    return settings if start is None else continuing(settings, start)
 
 
-def _write_report(out: Path, checkpoint: Checkpoint, others: Mapping[str, Sequence[float]], *, offline: bool) -> None:
+def write_paper_report(
+    out: Path, checkpoint: Checkpoint, others: Mapping[str, Sequence[float]], *, offline: bool
+) -> None:
     """``report.md``: validation by round, next to what others do."""
     training = checkpoint.training
     lines = ["# Training of dl2-original", ""]

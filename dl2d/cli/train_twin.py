@@ -1,4 +1,4 @@
-"""``dl2d train --twin``: train dl2 on what this site recorded, and with ``--gate`` have it go live if it is better."""
+"""``dl2d train --twin``: train a policy on what this site recorded; with ``--gate`` it goes live if it is better."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import typer
 
 from dl2d.cli.options import reading
 from dl2d.cli.output import print_json, print_tables, table
+from dl2d.cli.train_dl2_paper import write_paper_report
 from dl2d.cli.train_options import TrainOptions, interruptible, progress_bars
-from dl2d.cli.twin_training import NAME, Learned, TwinSettings, judged, learn
+from dl2d.cli.twin_training import DL2, DL2_PAPER, Learned, TwinSettings, judged, learn
 from dl2d.config.settings import Settings
 from dl2d.core.errors import CheckpointError
 from dl2d.core.json_codec import as_plain
@@ -21,9 +22,10 @@ from dl2d.learning.training_report import write_report
 from dl2d.policies.common.checkpoint import DIGITS
 
 
-def train_twin(settings: Settings, options: TrainOptions) -> None:
+def train_twin(settings: Settings, options: TrainOptions, *, paper: bool) -> None:
     """Train on the site's twin, and have the gate judge what comes of it if that is asked for."""
     chosen = TwinSettings(iterations=options.iterations, days=options.days, minutes=options.minutes, seed=options.seed)
+    policy = DL2_PAPER if paper else DL2
     trial: Trial | None = None
     with interruptible(lambda: "nothing was registered"), progress_bars() as display, reading(settings) as store:
         bars: dict[str, Any] = {}
@@ -33,7 +35,7 @@ def train_twin(settings: Settings, options: TrainOptions) -> None:
                 bars[what] = display.add_task(what, total=total, note=note)
             display.update(bars[what], completed=done, total=total, note=note)
 
-        learned = learn(settings, store, chosen, options.out, tell=tell, now=time.time())
+        learned = learn(settings, store, policy, chosen, options.out, tell=tell, now=time.time())
         _write_report(learned, options.out)
         if options.gate:
             trial = enter(judged(settings, store.registry, learned, tell=tell), store.registry, at=time.time())
@@ -56,14 +58,17 @@ def _print_trial(trial: Trial, policy: str) -> None:
     print_tables(table(("WORKLOAD", ">JCT", ">CURRENT", ">CHANGE"), rows))
     if not trial.passed:
         outcome = "rejected"
-    elif policy == NAME:
+    elif policy == trial.policy:
         outcome = "goes live"
     else:
-        outcome = f"becomes the live version of {NAME}, but {policy} decides here (policy.name)"
+        outcome = f"becomes the live version of {trial.policy}, but {policy} decides here (policy.name)"
     typer.echo(f"{outcome}: {trial.reason}")
 
 
 def _write_report(learned: Learned, out: Path) -> None:
+    if learned.state is None or learned.settings is None:
+        write_paper_report(out, learned.checkpoint, {}, offline=False)
+        return
     days = learned.record["days"]
     where = [f"this site's {len(days)} days, {days[0]} to {days[-1]}, and days drawn from them"]
     write_report(out, learned.state, learned.settings, {}, inputs=where, seconds=learned.record["seconds"])

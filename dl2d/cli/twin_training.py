@@ -1,6 +1,7 @@
-"""Learning from this site's records: dl2's weights trained further on its twin, and the gate before they decide.
+"""Learning from this site's records: a policy is trained further on the site's twin, and compared at the gate.
 
-``dl2d train --twin`` and the daemon's learner (``dl2d.cli.learner``) do it.
+``dl2d train --twin`` and the daemon's learner (``dl2d.cli.learner``) run it, for the policies ``dl2`` and
+``dl2-original``.
 """
 
 from __future__ import annotations
@@ -9,30 +10,49 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from dl2d import __version__
 from dl2d.cli.gate_trial import Side, Tell, current_checkpoint, on_trial, policy_of, recorded_days
 from dl2d.config.settings import Settings
-from dl2d.core.errors import CheckpointError
+from dl2d.core.errors import CheckpointError, Dl2dError
 from dl2d.core.history import RecordingStore
 from dl2d.core.measured_speeds import MeasuredSpeeds
 from dl2d.core.policy_registry import Registry
-from dl2d.daemon.models.active_version import version_in
+from dl2d.daemon.models.active_version import read_version, version_in
 from dl2d.daemon.models.candidates import Candidate
 from dl2d.learning.evolution_strategy import Step
 from dl2d.learning.train_test_split import Split
 from dl2d.learning.training import State, Trainer, TrainingSettings
 from dl2d.learning.twin import DAY_SECONDS
-from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
+from dl2d.plugins import load_placement
+from dl2d.policies.common.checkpoint import DIGITS, Checkpoint, settings_in, write_checkpoint
 from dl2d.policies.dl2.checkpoint_contents import from_arrays
+from dl2d.policies.dl2_paper.policy import Dl2Original
 from dl2d.throughput.observations import as_measured, by_kind, merged_kinds
 
-NAME: Final = "dl2"
+if TYPE_CHECKING:
+    from dl2d.learning.dl2_paper.live_samples import LiveSlot
+    from dl2d.learning.dl2_paper.samples import Samples
+    from dl2d.policies.dl2_paper.observation import Sight
+
+#: The policies that learn from a site.
+DL2: Final = "dl2"
+DL2_PAPER: Final = "dl2-original"
 #: The search begins with weights that are good already: it looks and goes less far than one that begins with none.
 _STEP: Final = Step(spread=0.07, rate=0.03)
 #: A site's cluster is what it is; fewer nodes stand for busier days.
 _PARTS: Final = (1.0, 1 / 2, 1 / 4)
+#: Of the paper's policy: rounds between two validations, simulated clusters, and new samples of a round.
+_PAPER_VALIDATE_EVERY: Final = 10
+_PAPER_CLUSTERS: Final = 32
+_PAPER_SAMPLES: Final = 4096
+#: Newest slots of the store among which live ones are looked for.
+_MAX_LIVE_SLOTS: Final = 4000
+#: What follows the seed in the seed of the generator of live samples.
+_LIVE: Final = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +63,16 @@ class Learned:
     parent: Checkpoint
     checkpoint: Checkpoint
     record: Mapping[str, Any]
-    state: State
-    settings: TrainingSettings
+    #: Of policy dl2.
+    state: State | None = None
+    settings: TrainingSettings | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TwinSettings:
     """How long to learn and from how much; None: what ``learning`` of the configuration says."""
 
+    #: Iterations of the search (dl2), or rounds of actor-critic learning (dl2-original), at most.
     iterations: int
     days: int | None
     minutes: float | None
@@ -58,9 +80,9 @@ class TwinSettings:
 
 
 def learn(
-    settings: Settings, store: RecordingStore, chosen: TwinSettings, out: Path, *, tell: Tell, now: float
+    settings: Settings, store: RecordingStore, policy: str, chosen: TwinSettings, out: Path, *, tell: Tell, now: float
 ) -> Learned:
-    """Read the site's history, train from what decides now, and write the checkpoint to a folder.
+    """Read the site's history, train a policy from the weights that decide now, and write the checkpoint to a folder.
 
     ``now`` is the end of the history, seconds since 1970. The store is only read.
 
@@ -69,11 +91,25 @@ def learn(
     WorkloadError
         There is too little to learn from.
     CheckpointError, StoreError
-        Something cannot be read or written.
+        Something cannot be read or written, or the policy has no weights yet.
     """
-    began = time.monotonic()
+    ends_at = time.monotonic() + 60 * (settings.learning.minutes if chosen.minutes is None else chosen.minutes)
     split = recorded_days(settings, store, now=now, seed=chosen.seed, days=chosen.days)
-    parent = _current(settings, store.registry)
+    parent = _current(settings, store.registry, policy)
+    learned = (_learn_dl2 if policy == DL2 else _learn_dl2_paper)(
+        settings, store, split, parent, chosen, ends_at, out / "checkpoint", tell
+    )
+    write_checkpoint(learned.checkpoint, out / "checkpoint")
+    return learned
+
+
+def _learn_dl2(
+    settings: Settings, store: RecordingStore, split: Split, parent: Checkpoint, chosen: TwinSettings, ends_at: float,
+    folder: Path, tell: Tell,
+) -> Learned:  # fmt: skip
+    """Search for better weights of the scorer in the twin."""
+    del store, folder
+    began = time.monotonic()
     how, known = _training_settings(settings, split, parent, chosen)
     tell("setting up", 0, 1)
     trainer = Trainer(split.training, split.validation, how)
@@ -81,18 +117,86 @@ def learn(
     state = trainer.start(parent.weights["scorer"], measured)
     tell("setting up", 1, 1)
     tell("searching", 0, how.iterations)
-    limit = 60 * (settings.learning.minutes if chosen.minutes is None else chosen.minutes)
     for reached in trainer.search(state):
         state = reached
         tell("searching", state.search.iteration, how.iterations, _note(state))
-        if time.monotonic() - began > limit:
+        if time.monotonic() > ends_at:
             break
-    record = _record(split, parent, how, state, time.monotonic() - began)
+    record = {
+        **_record(split, parent, how.seed, time.monotonic() - began),
+        "iterations": state.search.iteration, "best_iteration": state.best_look.iteration, "parts": list(how.parts),
+        "validation_jct_slots": list(state.best_look.jct), "parents_jct_slots": list(state.looks[0].jct),
+        "curve": [asdict(look) for look in state.looks],
+    }  # fmt: skip
     made = trainer.checkpoint(state, record)
     kept = {name: parent.settings.get(name, 0.0) for name in ("optimism", "resize_seconds")}
     checkpoint = replace(made, settings={**made.settings, **kept})
-    write_checkpoint(checkpoint, out / "checkpoint")
     return Learned(split, parent, checkpoint, record, state, how)
+
+
+def _learn_dl2_paper(
+    settings: Settings, store: RecordingStore, split: Split, parent: Checkpoint, chosen: TwinSettings, ends_at: float,
+    folder: Path, tell: Tell,
+) -> Learned:  # fmt: skip
+    """Actor-critic learning (section 4.3 of the paper): in the twin, and from the slots that versions decided live."""
+    from dl2d.learning.dl2_paper.live_samples import live_samples  # noqa: PLC0415 - torch takes seconds
+    from dl2d.learning.dl2_paper.settings import Settings as PaperSettings  # noqa: PLC0415
+    from dl2d.learning.dl2_paper.trainer import continuing, train  # noqa: PLC0415
+
+    began = time.monotonic()
+    live = _live_slots(settings, store)
+    counts = {"slots": len(live), "samples": 0}
+    # A network that imitates a scheduler is sure of every step, so its output layer is drawn anew; later versions learn
+    # on from what they have.
+    imitated = "supervised" in parent.training
+    how = continuing(
+        replace(
+            PaperSettings(), iterations=chosen.iterations, validate_every=_PAPER_VALIDATE_EVERY,
+            clusters=_PAPER_CLUSTERS, samples=_PAPER_SAMPLES, fresh_output=imitated,
+        ),
+        parent,
+    )  # fmt: skip
+    how = replace(how, window=int(parent.settings["window"]), first_bundles=bool(parent.settings["first_bundles"]))
+
+    def recorded(sight: Sight) -> Samples | None:
+        found = live_samples(live, sight, np.random.default_rng([chosen.seed, _LIVE]))
+        counts["samples"] = 0 if found is None else len(found)
+        tell("live samples", counts["samples"], counts["samples"])
+        return found
+
+    checkpoint = train(
+        split.training, split.validation, how, seed=chosen.seed, out=folder, start=parent, recorded=recorded,
+        on_step=tell,
+        should_stop=lambda: time.monotonic() > ends_at,
+    )  # fmt: skip
+    record = {**_record(split, parent, chosen.seed, time.monotonic() - began), "live": counts}
+    return Learned(split, parent, replace(checkpoint, training={**checkpoint.training, **record}), record)
+
+
+def _live_slots(settings: Settings, store: RecordingStore) -> list[LiveSlot]:
+    """The newest slots that versions of the paper's policy decided, unchanged by the guard, oldest first."""
+    from dl2d.learning.dl2_paper.demonstrations import Recording  # noqa: PLC0415 - torch takes seconds
+    from dl2d.learning.dl2_paper.live_samples import LiveSlot  # noqa: PLC0415
+
+    placement = load_placement(settings.placement)
+    folders = {version.digest[:DIGITS]: version for version in store.registry.versions(DL2_PAPER)}
+    versions: dict[str, Dl2Original | None] = {}
+    found = []
+    for summary in reversed(store.slots(limit=_MAX_LIVE_SLOTS)):
+        text = summary.policy_version
+        if summary.policy != DL2_PAPER or text[:DIGITS] not in folders:
+            continue
+        if text not in versions:
+            try:
+                checkpoint = read_version(folders[text[:DIGITS]])
+                versions[text] = Dl2Original(checkpoint, **settings_in(text))  # type: ignore[arg-type]
+            except Dl2dError:  # a version whose folder is gone cannot say how likely its actions were
+                versions[text] = None
+        version, slot = versions[text], store.slot(summary.number)
+        if version is None or slot is None or slot.proposed.allocations() != slot.decision.allocations():
+            continue
+        found.append(LiveSlot(Recording(slot.snapshot, slot.proposed, placement), version))
+    return found
 
 
 def _training_settings(
@@ -102,7 +206,7 @@ def _training_settings(
     nodes = max(len(workload.nodes()) for workload in split.training)
     # On few nodes some parts are the same.
     parts = tuple({max(1, round(nodes * part)): part for part in reversed(_PARTS)}.values())[::-1]
-    own = settings.policy.settings.get("optimism") if settings.policy.name == NAME else None
+    own = settings.policy.settings.get("optimism") if settings.policy.name == DL2 else None
     try:
         return (
             TrainingSettings(
@@ -113,20 +217,16 @@ def _training_settings(
             tuple(from_arrays(parent.weights, parent.settings["kinds"])),
         )  # fmt: skip
     except (KeyError, ValueError, TypeError, IndexError) as error:
-        raise CheckpointError(f"checkpoint of {NAME}: missing or unsuitable entry {error}") from error
+        raise CheckpointError(f"checkpoint of {DL2}: missing or unsuitable entry {error}") from error
 
 
-def _record(split: Split, parent: Checkpoint, how: TrainingSettings, state: State, seconds: float) -> dict[str, Any]:
-    """What the checkpoint says of its training."""
+def _record(split: Split, parent: Checkpoint, seed: int, seconds: float) -> dict[str, Any]:
+    """What the checkpoint says of its training, whatever the policy."""
     return {
-        "dl2d": __version__, "twin": True, "parent": parent.digest, "seed": how.seed,
+        "dl2d": __version__, "twin": True, "parent": parent.digest, "seed": seed,
         "days": [day.name for day in split.trained_on], "held_out": [day.name for day in split.held_out],
         "data_from": split.trained_on[0].begin, "data_to": split.trained_on[-1].begin + DAY_SECONDS,
-        "jobs": sum(day.submitted for day in split.trained_on),
-        "iterations": state.search.iteration, "best_iteration": state.best_look.iteration,
-        "seconds": round(seconds, 1), "parts": list(how.parts), "costs": _costs(split),
-        "validation_jct_slots": list(state.best_look.jct), "parents_jct_slots": list(state.looks[0].jct),
-        "curve": [asdict(look) for look in state.looks],
+        "jobs": sum(day.submitted for day in split.trained_on), "seconds": round(seconds, 1), "costs": _costs(split),
     }  # fmt: skip
 
 
@@ -139,15 +239,19 @@ def judged(settings: Settings, registry: Registry, learned: Learned, *, tell: Te
         data_to=learned.record["data_to"],
         jobs=learned.record["jobs"],
     )
+    name = version.policy
     sides = (
-        Side(each.digest, policy_of(settings, each)) for each in (learned.checkpoint, _current(settings, registry))
+        Side(each.digest, policy_of(settings, each))
+        for each in (learned.checkpoint, _current(settings, registry, name))
     )
-    return Candidate(version, on_trial(settings, NAME, learned.split, *sides, tell=tell))
+    return Candidate(version, on_trial(settings, name, learned.split, *sides, tell=tell))
 
 
-def _current(settings: Settings, registry: Registry) -> Checkpoint:
-    found = current_checkpoint(settings, registry, NAME)
-    assert found is not None  # dl2 comes with one
+def _current(settings: Settings, registry: Registry, policy: str) -> Checkpoint:
+    """The checkpoint that decides now. Raises ``CheckpointError`` where the policy has none yet."""
+    found = current_checkpoint(settings, registry, policy)
+    if found is None:
+        raise CheckpointError(f"{policy}: has no checkpoint to learn on from")
     return found
 
 

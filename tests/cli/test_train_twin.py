@@ -12,10 +12,13 @@ from cli.conftest import Dl2d, store_url, write_config
 from recorded_site import record
 
 from dl2d.cli import gate_trial
+from dl2d.config.settings import load_settings
 from dl2d.core.policy_registry import VersionState
+from dl2d.daemon.models.active_version import ActiveVersion
 from dl2d.learning.promotion_gate import Verdict
 from dl2d.policies.common.checkpoint import read_checkpoint
 from dl2d.policies.dl2.policy import with_checkpoint
+from dl2d.policies.dl2_paper.policy import Dl2Original
 from dl2d.policies.drf import Drf
 from dl2d.simulation.workload.sources import load_source
 from dl2d.store.sql import SqlStore
@@ -118,3 +121,43 @@ def test_what_the_gate_said_is_said_of_the_policy_in_charge(
     ran = dl2d("train", "--twin", "--gate", "--iterations", "1", "-o", tmp_path / "out", "-c", config)
     assert ran.status == 0, ran.err
     assert ran.out.splitlines()[-1] == words
+
+
+def test_the_papers_policy_learns_from_its_own_slots_and_the_twin(dl2d: Dl2d, tmp_path: Path) -> None:
+    """A version that was trained on generated workloads decides for days; then it is trained on what came of that."""
+    workload = load_source(DAYS, seed=2).workload
+    first = tmp_path / "first"
+    ran = dl2d("train", "--design", "original", "-w", DAYS, "-o", first, "--iterations", "0", "--draws", "2",
+               "--no-compare")  # fmt: skip
+    assert ran.status == 0, ran.err
+    url = store_url(tmp_path)
+    begin = time.time() // DAY * DAY - 3 * DAY
+    policy = Dl2Original(read_checkpoint(first / "checkpoint", policy="dl2-original"), sampled=True)
+    record(url, workload, policy, begin=begin)
+    config = write_config(
+        tmp_path, schedule={"slot_seconds": 1200.0}, policy={"name": "dl2-original", "checkpoint": str(first)}
+    )
+    with closing(SqlStore(url)) as store:
+        ActiveVersion(load_settings(config), store, time.time)  # as the daemon does: it registers the version
+    out = tmp_path / "out"
+    ran = dl2d(
+        "train", "--twin", "--design", "original", "--gate", "--iterations", "2", "-o", out, "--json", "-c", config
+    )
+    assert ran.status == 0, ran.err
+    done = ran.json
+    assert done["parent"] == policy.checkpoint.digest
+    assert done["live"]["slots"] > 20
+    assert done["live"]["samples"] > 50
+    assert read_checkpoint(out / "checkpoint", policy="dl2-original").digest == done["digest"]
+    assert done["trial"]["policy"] == "dl2-original"
+    assert "report.md" in {path.name for path in out.iterdir()}
+    with closing(SqlStore(url)) as store:
+        assert {each.digest for each in store.registry.versions()} == {policy.checkpoint.digest, done["digest"]}
+
+
+def test_the_papers_policy_needs_a_checkpoint_to_learn_on_from(
+    dl2d: Dl2d, site: tuple[Path, str], tmp_path: Path
+) -> None:
+    ran = dl2d("train", "--twin", "--design", "original", "-o", tmp_path / "out", "-c", site[0])
+    assert ran.status == 1
+    assert "dl2-original: name a checkpoint" in ran.err

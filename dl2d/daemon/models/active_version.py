@@ -19,8 +19,8 @@ from dl2d.tick.start_check import site_start_check
 log = structlog.get_logger()
 
 _BY: Final = "daemon"
-#: The policy that the learner trains.
-_LEARNS: Final = "dl2"
+#: The policies that the learner trains.
+_LEARN: Final = ("dl2", "dl2-original")
 
 
 class ActiveVersion:
@@ -128,9 +128,11 @@ class ActiveVersion:
 
 def check_learning(settings: Settings) -> None:
     """Raise ``ConfigError`` where learning is enabled for a policy that cannot learn from a site."""
-    if settings.learning.enabled and settings.policy.name != _LEARNS:
+    if settings.learning.enabled and settings.policy.name not in _LEARN:
         name = settings.policy.name
-        raise ConfigError(f"learning.enabled: policy {name!r} does not learn from a site; set policy.name: {_LEARNS}")
+        raise ConfigError(
+            f"learning.enabled: policy {name!r} does not learn from a site; set policy.name: {' or '.join(_LEARN)}"
+        )
 
 
 def given(settings: Settings, checkpoint: Checkpoint | None) -> Given:

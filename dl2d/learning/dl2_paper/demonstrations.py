@@ -103,7 +103,7 @@ def demonstrations_of(
     """
     each = most // min(len(workloads), _WORKLOADS) + 1
 
-    def states() -> Iterator[_State]:
+    def states() -> Iterator[Step]:
         for workload in workloads:
             slots = recordings_of(name, workload)
             mixed = [slots[place] for place in rng.permutation(len(slots)).tolist()]
@@ -147,20 +147,22 @@ class _Recorder:
         return decision
 
 
-class _State(NamedTuple):
-    """One step: the observation, the allowed actions, the right ones, and the one that is taken."""
+class Step(NamedTuple):
+    """One step of a slot: the observation, the allowed actions, the right ones, and the one that is taken."""
 
+    #: Number of the batch of J jobs in its slot.
+    batch: int
     observation: NDArray[np.float32]
     mask: NDArray[np.bool_]
     right: NDArray[np.bool_]
     action: int
 
 
-def _collected(states: Iterable[_State]) -> Demonstrations:
+def _collected(states: Iterable[Step]) -> Demonstrations:
     found = list(states)
     if not found:
         raise TooFewSamples("imitation: the recorded slots leave nothing to learn from; were there jobs to decide on?")
-    observations, masks, rights, actions = zip(*found, strict=True)
+    _, observations, masks, rights, actions = zip(*found, strict=True)
     return Demonstrations(
         observations=np.stack(observations), masks=np.stack(masks), actions=np.array(actions), rights=np.stack(rights)
     )
@@ -168,16 +170,16 @@ def _collected(states: Iterable[_State]) -> Demonstrations:
 
 def _states(
     recordings: Iterable[Recording], sight: Sight, labels: Labels | None, kept: float, rng: np.random.Generator
-) -> Iterator[_State]:
+) -> Iterator[Step]:
     for recording in recordings:
         own = labels or (Labels.STEPS if recording.decision.actions else Labels.SIZES)
-        yield from _walk(recording, sight, own, kept, rng)
+        yield from steps_of(recording, sight, own, kept, rng)
 
 
-def _walk(
+def steps_of(
     recording: Recording, sight: Sight, labels: Labels, kept: float, rng: np.random.Generator
-) -> Iterator[_State]:
-    """The steps of one slot that are kept."""
+) -> Iterator[Step]:
+    """Steps that lead to the sizes of one recorded slot, batch after batch; each is kept with probability ``kept``."""
     snapshot = recording.snapshot
     packing = Packing.for_decision(snapshot.nodes, snapshot.tasks, recording.placement)
     sizing = Sizing(snapshot, packing, sight)
@@ -185,7 +187,7 @@ def _walk(
     order = _steps(recording.decision)
     allocations = sizing.filling.allocations
     void = sight.void
-    for batch in sizing.batches():
+    for number, batch in enumerate(sizing.batches()):
         columns = {job.key: column for column, job in enumerate(batch.jobs)}
         queue = _queue(order, columns, allocations, batch.jobs) if labels is Labels.STEPS else []
         blocked: set[int] = set()
@@ -217,7 +219,7 @@ def _walk(
                         blocked.add(action)
                         continue
                 if mask[:void].any():
-                    yield _State(batch.observation[0].copy(), mask, right, action)
+                    yield Step(number, batch.observation[0].copy(), mask, right, action)
             if action == void:
                 break
             if not batch.act(action):

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from dl2d.learning.dl2_paper.samples import Samples
 from dl2d.learning.dl2_paper.settings import Credit, Reward, Settings, TooFewSamples
+from dl2d.policies.dl2_paper.exploration import correcting_actions, explored
 from dl2d.policies.dl2_paper.observation import dominant_share
 from dl2d.policies.dl2_paper.policy import Network, chosen
 from dl2d.simulation.vectorized.clusters import Clusters, SlotReport
@@ -18,7 +19,7 @@ from dl2d.simulation.vectorized.stepwise_sizing import Windows
 from dl2d.simulation.vectorized.workload_arrays import Floats, Ints, Library
 
 #: Added to a rate before its logarithm is taken; the reward of a job without tasks is the logarithm of this.
-_MIN_RATE: Final = 1e-3
+MIN_RATE: Final = 1e-3
 #: Most slots that clusters are advanced by at the beginning, so that they differ in how far their workloads are.
 _MAX_ADVANCE: Final = 24
 #: Owner of a place in the pool that holds no sample.
@@ -222,7 +223,7 @@ def rewards_of(report: SlotReport, clusters: Clusters, settings: Settings) -> Fl
     elif settings.reward is Reward.RATE:
         rewards = report.rate
     else:
-        rewards = np.where(report.present, np.log(report.rate + _MIN_RATE), 0.0)
+        rewards = np.where(report.present, np.log(report.rate + MIN_RATE), 0.0)
     if settings.fairness:
         which = report.which
         whole = np.maximum(clusters.capacity[which], 1)[:, None, :]
@@ -233,58 +234,6 @@ def rewards_of(report: SlotReport, clusters: Clusters, settings: Settings) -> Fl
         even = np.where(numbers > 0, np.minimum(least, 1.0) * numbers, 0.0)
         rewards = rewards + settings.fairness * even[:, None] * report.present
     return rewards
-
-
-# Job-aware exploration (section 4.3 of the paper).
-
-
-def correcting_actions(workers: Ints, ps: Ints, masks: NDArray[np.int8], ratio: float) -> Ints:
-    """The action that corrects the first job in a poor state that has an allowed one.
-
-    Poor are: several workers and no PS, several PSs and no worker, or more than ``ratio`` times as many of one as of
-    the other. A job that can have no PS is never short of one, since the mask forbids it.
-
-    Parameters
-    ----------
-    workers, ps
-        Of the jobs of the window, shape (N, J).
-    masks
-        Shape (N, 3J + 1).
-
-    Returns
-    -------
-    Ints
-        Shape (N,); -1 where no state is poor.
-    """
-    choices = masks[:, :-1].reshape(*workers.shape, 3) != 0
-    wants_worker = (ps >= 2) & (ps > ratio * workers) & choices[:, :, 0]
-    wants_ps = (workers >= 2) & (workers > ratio * ps) & choices[:, :, 1]
-    poor = wants_worker | wants_ps
-    first = poor.argmax(axis=1)
-    rows = np.arange(len(workers))
-    action: Ints = np.where(poor.any(axis=1), 3 * first + wants_ps[rows, first], -1)
-    return action
-
-
-def explored(actions: Ints, chances: Floats, corrections: Ints, epsilon: float, draws: Floats) -> tuple[Ints, Floats]:
-    """Actions with some replaced by correcting ones, and the probability with which each was then taken.
-
-    In a poor state the correcting action is taken with probability epsilon, else the policy's.
-
-    Parameters
-    ----------
-    actions, chances
-        What the policy drew, and all of its probabilities; shapes (N,), (N, 3J + 1).
-    corrections
-        See ``correcting_actions``.
-    draws
-        Uniform in [0, 1), shape (N,).
-    """
-    poor = corrections >= 0
-    taken: Ints = np.where(poor & (draws < epsilon), corrections, actions)
-    own: Floats = chances[np.arange(len(taken)), taken].astype(np.float64)
-    mixed: Floats = np.where(poor, (1.0 - epsilon) * own + epsilon * (taken == corrections), own)
-    return taken, mixed
 
 
 # Validation.

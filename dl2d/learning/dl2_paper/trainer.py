@@ -38,7 +38,7 @@ from dl2d.learning.dl2_paper.networks import (
 )
 from dl2d.learning.dl2_paper.rollout import SampleCollector, Score, score
 from dl2d.learning.dl2_paper.samples import ReplayBuffer, Samples
-from dl2d.learning.dl2_paper.settings import SERVE_WHOLE, Credit, Settings
+from dl2d.learning.dl2_paper.settings import SERVE_WHOLE, Credit, NetworkKind, Settings
 from dl2d.learning.dl2_paper.supervised import TEACHER_WORKLOADS, fit
 from dl2d.learning.training_state import State, load_state, save_state
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
@@ -81,6 +81,7 @@ def train(
     on_step: OnStep | None = None,
     should_stop: Callable[[], bool] | None = None,
     start: Checkpoint | None = None,
+    recorded: Callable[[Sight], Samples | None] | None = None,
     state: Path | None = None,
     resume: bool = False,
 ) -> Checkpoint:
@@ -105,6 +106,9 @@ def train(
     start
         Begin with this checkpoint instead of imitation: its body, and with ``fresh_output`` new output layers. Where it
         was trained on other types, those that both have are kept, and others begin as their mean.
+    recorded
+        Gives samples of a real cluster, as a network with this sight sees them. They count as another learner, which
+        never acts: each update also takes a minibatch of them, all equally likely, as from a replay buffer.
     state
         File in which all that is needed to continue is kept, after imitation and after each validation.
     resume
@@ -132,6 +136,7 @@ def train(
             training.begin(training.adopted(start))
         elif settings.teacher and settings.supervised_updates:
             training.begin(training.imitated(workloads[:TEACHER_WORKLOADS], on_step))
+        live = None if recorded is None else recorded(training.sight)
         # 2. Rounds of acting and learning. Those between two validations have collectors and generators of their own,
         #    so that a state need not hold clusters in the midst of a slot.
         stopped = False
@@ -144,6 +149,7 @@ def train(
                 acting, learning = improve(
                     training.learner, collectors, training.buffers, settings, rngs=rngs,
                     at=training.round / settings.iterations, alone=training.round < settings.critic_iterations,
+                    recorded=live,
                 )  # fmt: skip
                 training.times[1] += acting
                 training.times[2] += learning
@@ -170,6 +176,7 @@ def improve(
     rngs: Sequence[np.random.Generator],
     at: float,
     alone: bool = False,
+    recorded: Samples | None = None,
 ) -> tuple[float, float]:
     """One round: each collector acts, then the learner takes steps along the mean of the gradients of all.
 
@@ -179,6 +186,8 @@ def improve(
         Share of the training that is over: rate and entropy fall with it.
     alone
         Only the critic learns.
+    recorded
+        See ``train``.
 
     Returns
     -------
@@ -195,7 +204,11 @@ def improve(
         *(_batches(new, buffer, settings, rng) for new, buffer, rng in zip(fresh, buffers, rngs, strict=True)),
         strict=False,
     ):
-        gradients = [learner.gradients(batch, entropy=entropy, policy=not alone) for batch in batches]
+        minibatches = list(batches)
+        if recorded is not None:
+            size = min(settings.minibatch, len(recorded))
+            minibatches.append(recorded.take(rngs[0].choice(len(recorded), size, replace=False)))
+        gradients = [learner.gradients(minibatch, entropy=entropy, policy=not alone) for minibatch in minibatches]
         learner.apply(gradients, rate=rate)
     return acted - started, time.perf_counter() - acted
 
@@ -248,17 +261,18 @@ class _Training:
         ]
         if any(part.resources != everything.resources for part in (*self.parts, self._validation)):
             raise WorkloadError("cluster", "workloads to learn from and to validate with differ in their resources")
-        self._sight = Sight(
+        #: How the network that learns sees a snapshot.
+        self.sight = Sight(
             window=settings.window, models=everything.models, resources=everything.resources,
             first_bundles=settings.first_bundles, slot_seconds=float(self._validation.slot_seconds[0]),
             extras=settings.extras,
         )  # fmt: skip
         self._generator = torch.Generator().manual_seed(seed)
-        layout, by_job = self._sight.layout, settings.credit is not Credit.SLOT
+        layout, by_job = self.sight.layout, settings.credit is not Credit.SLOT
         policy = policy_network(settings.network, layout, settings.hidden)
         value = value_network(settings.network, layout, settings.hidden, by_job=by_job)
-        begin(policy, self._generator, self._sight)
-        begin(value, self._generator, self._sight)
+        begin(policy, self._generator, self.sight)
+        begin(value, self._generator, self.sight)
         self.learner = ActorCritic(policy, value, settings)
         self.buffers = [ReplayBuffer(settings.replay) for _ in self.parts]
         #: Rounds and decisions so far; seconds of imitation, of acting and of learning.
@@ -271,7 +285,7 @@ class _Training:
     def adopted(self, start: Checkpoint) -> Checkpoint:
         """A checkpoint to begin with, after its validation with the types and resources of these workloads."""
         own = Sight.of(start.settings)
-        sight = replace(self._sight, window=own.window, extras=own.extras, first_bundles=own.first_bundles)
+        sight = replace(self.sight, window=own.window, extras=own.extras, first_bundles=own.first_bundles)
         network = policy_network(self._settings.network, sight.layout, self._settings.hidden)
         adopt(network, start, sight)
         self.validate("start", 0, 0, sight, network)
@@ -282,7 +296,7 @@ class _Training:
         settings, started = self._settings, time.perf_counter()
         rng = np.random.default_rng([self._seed, 2])
         sight = replace(
-            self._sight, extras=settings.supervised_extras,
+            self.sight, extras=settings.supervised_extras,
             first_bundles=settings.first_bundles and settings.teacher not in SERVE_WHOLE,
         )  # fmt: skip
         network = policy_network(settings.network, sight.layout, settings.hidden)
@@ -296,7 +310,7 @@ class _Training:
     def begin(self, start: Checkpoint) -> None:
         """Take over the body of a checkpoint, with new output layers where the settings say so."""
         settings, policy = self._settings, self.learner.policy
-        adopt(policy, start, self._sight)
+        adopt(policy, start, self.sight)
         if settings.iterations and settings.fresh_output:
             collector = SampleCollector(self.parts[0], settings, [self._seed, 3])
             acting, critic = for_acting(policy), for_acting(self.learner.value, "value")
@@ -307,7 +321,7 @@ class _Training:
 
     def validate(self, phase: str, done: int, total: int, sight: Sight | None = None, net: Net | None = None) -> Score:
         """Score the policy, or another network with its own sight, and keep its checkpoint if it is the best so far."""
-        net, sight = net or self.learner.policy, sight or self._sight
+        net, sight = net or self.learner.policy, sight or self.sight
         settings = replace(self._settings, first_bundles=sight.first_bundles, extras=sight.extras, window=sight.window)
         found = score(self._validation, settings, for_acting(net), seed=self._seed)
         entry = {"phase": phase, "round": done, "greedy": found.greedy, "sampled": found.sampled,
@@ -398,6 +412,23 @@ class _Training:
             self._history, self.times = list(words["history"]), list(words["times"])
         except (KeyError, ValueError, TypeError, RuntimeError) as error:
             raise CheckpointError(f"resume: the state is damaged: {error!r}") from None
+
+
+def continuing(settings: Settings, start: Checkpoint) -> Settings:
+    """Settings with which learning goes on from a checkpoint: without a teacher, with its kind and size of network.
+
+    Raises
+    ------
+    CheckpointError
+        The checkpoint lacks what is needed.
+    """
+    try:
+        network = NetworkKind(start.settings["network"])
+        hidden = int(start.weights["policy.1.weight"].shape[0])
+        window = int(start.settings["window"]) if network is NetworkKind.DENSE else settings.window
+    except (KeyError, ValueError, TypeError) as error:
+        raise CheckpointError(f"start: the checkpoint lacks what training needs: {error!r}") from None
+    return replace(settings, teacher="", network=network, hidden=hidden, window=window)
 
 
 def _digest(parts: Sequence[str]) -> str:

@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Alternative, Constraint, Decision, Reason
-from dl2d.core.errors import CheckpointError, PolicyError
+from dl2d.core.errors import CheckpointError, ConfigError, PolicyError
 from dl2d.core.jobs import Allocation, JobKey
 from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.policies.common.checkpoint import Checkpoint, checkpoint_in, read_checkpoint, version_of
+from dl2d.policies.dl2_paper.exploration import MAX_RATIO, correcting_actions
 from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.policies.dl2_paper.sizing import STEPS, Batch, Sizing, grows, usable
 
@@ -160,29 +161,45 @@ class Dl2Original:
     sampled
         Whether actions are drawn from the policy's distribution instead of taking the best; by default as the
         checkpoint says, which knows what did better in validation.
+    exploration
+        Probability, 0 to 1, with which a poor state is corrected instead of asking the network
+        (``dl2d.policies.dl2_paper.exploration``): so the policy's versions learn from sizes that it would not try.
 
     Raises
     ------
     CheckpointError
         Settings and weights do not belong together.
+    ConfigError
+        The probability is not one.
     """
 
     name: ClassVar[str] = "dl2-original"
     needs: ClassVar[frozenset[Evidence]] = NO_EVIDENCE
 
     def __init__(
-        self, checkpoint: Checkpoint, *, sampled: bool | None = None, slot_seconds: float | None = None
+        self,
+        checkpoint: Checkpoint,
+        *,
+        sampled: bool | None = None,
+        slot_seconds: float | None = None,
+        exploration: float | None = None,
     ) -> None:
+        if exploration is not None and not 0.0 <= exploration <= 1.0:
+            raise ConfigError(f"policy.settings.exploration: must be between 0 and 1, got {exploration:g}")
+        #: Probability with which a poor state is corrected.
+        self.exploration = exploration or 0.0
         #: What was learned.
         self.checkpoint = checkpoint
         settings = checkpoint.settings
         #: What scores actions; may be put into another that watches it.
         self.network = network_of(checkpoint.weights, settings)
         sight = Sight.of(settings)
-        self._sight = sight if slot_seconds is None else replace(sight, slot_seconds=float(slot_seconds))
+        #: How it is shown a snapshot.
+        self.sight = sight if slot_seconds is None else replace(sight, slot_seconds=float(slot_seconds))
         self._sampled = bool(settings["sampled"]) if sampled is None else sampled
         acting = "sampled" if self._sampled else "greedy"
-        self.version = version_of(checkpoint, {"sampled": sampled, "slot_seconds": slot_seconds}, f"-{acting}")
+        own = {"sampled": sampled, "slot_seconds": slot_seconds, "exploration": exploration}
+        self.version = version_of(checkpoint, own, f"-{acting}")
 
     def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
         """See ``dl2d.core.policy.Policy``.
@@ -192,7 +209,7 @@ class Dl2Original:
         PolicyError
             The network overflows.
         """
-        sizing = Sizing(snapshot, packing, self._sight)
+        sizing = Sizing(snapshot, packing, self.sight)
         filling = sizing.filling
         alternatives: dict[JobKey, tuple[Alternative, ...]] = {}
         for batch in sizing.batches():
@@ -220,8 +237,12 @@ class Dl2Original:
 
     def _decide_batch(self, batch: Batch, rng: np.random.Generator) -> Matrix:
         """Give tasks until void; returns the last distribution over actions, shape (3J + 1,)."""
-        void = self._sight.void
+        void = self.sight.void
         while True:
+            if self.exploration:
+                correction = correcting_action(batch)
+                if correction >= 0 and rng.random() < self.exploration and batch.act(correction):
+                    continue
             logits = self.network(batch.observation)[0]
             noise = rng.gumbel(size=void + 1) if self._sampled else 0.0
             # Stays what it is while actions are tried: the distribution is that from which the last one was taken.
@@ -242,6 +263,12 @@ class Dl2Original:
                 scores[action] = -np.inf
 
 
+def correcting_action(batch: Batch) -> int:
+    """The action that corrects a poor state of a batch; -1 where none is poor, or nothing can be done about it."""
+    sizes, mask = batch.sizes(), batch.mask()
+    return int(correcting_actions(sizes[None, :, 0], sizes[None, :, 1], mask[None], MAX_RATIO)[0])
+
+
 def from_checkpoint(folder: Path | None) -> Dl2Original:
     """The policy of a checkpoint.
 
@@ -254,7 +281,11 @@ def from_checkpoint(folder: Path | None) -> Dl2Original:
 
 
 def with_checkpoint(
-    checkpoint: Checkpoint | None = None, *, sampled: bool | None = None, slot_seconds: float | None = None
+    checkpoint: Checkpoint | None = None,
+    *,
+    sampled: bool | None = None,
+    slot_seconds: float | None = None,
+    exploration: float | None = None,
 ) -> Dl2Original:
     """DL2 as its paper has it, with a checkpoint that you trained.
 
@@ -265,4 +296,4 @@ def with_checkpoint(
     """
     if checkpoint is None:
         raise CheckpointError("dl2-original: name a checkpoint; dl2d train --design original makes one")
-    return Dl2Original(checkpoint, sampled=sampled, slot_seconds=slot_seconds)
+    return Dl2Original(checkpoint, sampled=sampled, slot_seconds=slot_seconds, exploration=exploration)

@@ -198,6 +198,12 @@ class Batch:
         )
         self._show(np.arange(len(jobs)))
 
+    def sizes(self) -> Ints:
+        """Workers and PSs of each job of the window, shape (J, 2); 0 where there is no job."""
+        sizes = np.zeros((self._layout.window, 2), dtype=np.int64)
+        sizes[: len(self.jobs)] = self._sizes
+        return sizes
+
     def mask(self) -> NDArray[np.bool_]:
         """Which actions are allowed and not known to have no room, shape (3J + 1,); void always is."""
         mask = np.zeros(self._sizing.sight.void + 1, dtype=np.bool_)

@@ -1,0 +1,111 @@
+"""Samples for actor-critic learning from slots in which a version of the policy decided on a real cluster.
+
+The actions are those that the version took, recorded with its decision. The reward of a job is that of simulated
+clusters (``dl2d.learning.dl2_paper.rollout.rewards_of``) with ``Reward.LOG_RATE``, computed from the epochs that the
+job reported at the beginning of a slot and of the next one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dl2d.core.jobs import JobKey
+from dl2d.learning.dl2_paper.demonstrations import Recording, steps_of
+from dl2d.learning.dl2_paper.rollout import MIN_RATE
+from dl2d.learning.dl2_paper.samples import Samples
+from dl2d.learning.dl2_paper.settings import Labels
+from dl2d.policies.dl2_paper.exploration import MAX_RATIO, correcting_actions, explored
+from dl2d.policies.dl2_paper.observation import Sight
+from dl2d.policies.dl2_paper.policy import Dl2Original
+
+#: Two decisions that are closer than this fraction of a slot show too little progress to tell a rate.
+_MIN_SLOT_FRACTION: Final = 0.25
+#: Below this an update could not tell more rewarding actions from others.
+_MIN_SAMPLES: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSlot:
+    """A slot that a version of the policy decided, as it was carried out, and the version."""
+
+    recording: Recording
+    version: Dl2Original
+
+
+def live_samples(slots: Sequence[LiveSlot], sight: Sight, rng: np.random.Generator) -> Samples | None:
+    """Samples of the slots, oldest first; None where there are fewer than two.
+
+    A slot counts if the next one begins at least a quarter of a slot later, and a job's reward if the job is in both.
+    Slots of versions that were shown a snapshot in other batches than ``sight`` are left out.
+
+    Parameters
+    ----------
+    slots
+        In the order of their times. Slots that the fallback decided, or whose decision the guard changed, do not belong
+        among them: their sizes are not what the version's actions led to.
+    sight
+        How the network that learns sees a snapshot.
+    """
+    found: list[Samples] = []
+    for slot, after in itertools.pairwise(slots):
+        snapshot = slot.recording.snapshot
+        seconds = after.recording.snapshot.at - snapshot.at
+        own = slot.version.sight
+        alike = (own.window, own.first_bundles) == (sight.window, sight.first_bundles)
+        if not alike or seconds < _MIN_SLOT_FRACTION * sight.slot_seconds:
+            continue
+        later = {job.key: job.progress.epoch for job in after.recording.snapshot.jobs}
+        rewards: dict[JobKey, float] = {}
+        for job in snapshot.jobs:
+            epochs = later.get(job.key, math.nan) - job.progress.epoch
+            rate = epochs / job.request.epochs * sight.slot_seconds / seconds
+            if math.isfinite(rate) and rate >= 0.0:
+                rewards[job.key] = math.log(rate + MIN_RATE)
+        found += _slot_samples(slot, sight, rewards, rng)
+    return Samples.joined(found) if len(found) >= _MIN_SAMPLES else None
+
+
+def _slot_samples(
+    slot: LiveSlot, sight: Sight, rewards: dict[JobKey, float], rng: np.random.Generator
+) -> list[Samples]:
+    """Samples of one slot, one for each action where there was a choice."""
+    jobs, window = slot.recording.snapshot.jobs, sight.window
+    seeds = rng.integers(2**32, size=1).tolist()
+    # The same walk through the slot, once as the learning network sees it and once as the version saw it.
+    walks = [
+        steps_of(slot.recording, seen, Labels.STEPS, 1.0, np.random.default_rng(seeds))
+        for seen in (sight, slot.version.sight)
+    ]
+    samples = []
+    for step, own in zip(*walks, strict=True):
+        batch = jobs[step.batch * window : (step.batch + 1) * window]
+        made = Samples.zeros(1, len(step.observation), window * 3 + 1, window)
+        made.observations[0], made.masks[0], made.actions[0] = step.observation, step.mask, step.action
+        made.log_chances[0] = math.log(_probability(slot.version, own.observation, own.mask, own.action))
+        for place, job in enumerate(batch):
+            if job.key in rewards:
+                made.targets[0, place], made.valid[0, place] = rewards[job.key], True
+        # An action is credited with the reward of its job; void with the mean over the batch.
+        chosen_place = step.action // 3
+        if made.valid[0, chosen_place] if step.action != sight.void else made.valid.any():
+            samples.append(made)
+    return samples
+
+
+def _probability(version: Dl2Original, observation: NDArray[np.float32], mask: NDArray[np.bool_], action: int) -> float:
+    """Probability with which the version takes an action: that of its network's distribution, with its exploration."""
+    logits = np.where(mask, version.network(observation[None])[0].astype(np.float64), -np.inf)
+    chances = np.exp(logits - logits.max())
+    chances /= chances.sum()
+    sizes = version.sight.layout.sizes_in(observation[None])
+    corrections = correcting_actions(sizes[:, :, 0], sizes[:, :, 1], mask[None], MAX_RATIO)
+    epsilon = version.exploration
+    _, probability = explored(np.array([action]), chances[None], corrections, epsilon, np.ones(1))
+    return max(float(probability[0]), 1e-6)
