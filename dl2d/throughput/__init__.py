@@ -1,1 +1,1 @@
-"""Models of training speed and of remaining work, from what running jobs showed."""
+"""Models of training speed and of remaining work, fitted to measurements of running jobs."""

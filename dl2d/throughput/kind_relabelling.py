@@ -105,7 +105,7 @@ class Relabelling:
             self._relabel(comparable)
 
     def of(self, job: Job) -> Relabelled:
-        """Return by what a job is predicted."""
+        """Return the request and the measurements by which a job is predicted."""
         return self._relabelled[job.key]
 
     def _relabel(self, suspects: Sequence[_Suspect]) -> None:

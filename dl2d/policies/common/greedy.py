@@ -10,8 +10,8 @@ from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, Role
 from dl2d.core.packing import Blocked, Packing
 
 
-def next_bundle(job: Job, now: Allocation, *, whole: bool = False) -> Allocation | None:
-    """Tasks to add to a job of size ``now``: first its minimum size, then one worker and one PS, within its bounds.
+def next_bundle(job: Job, size: Allocation, *, whole: bool = False) -> Allocation | None:
+    """Tasks to add to a job of a given size: first its minimum size, then one worker and one PS, within its bounds.
 
     Where the job allows only some worker counts, as many workers are added as lead to the next of them, and as many
     PSs. Once the job has its maximum of one role, tasks of the other role alone are added, unless only ``whole``
@@ -22,18 +22,18 @@ def next_bundle(job: Job, now: Allocation, *, whole: bool = False) -> Allocation
     None when nothing is left to add.
     """
     request = job.request
-    if now.workers == 0:
-        least = request.min_size
-        return Allocation(least.workers, max(least.ps - now.ps, 0))
+    if size.workers == 0:
+        minimum = request.min_size
+        return Allocation(minimum.workers, max(minimum.ps - size.ps, 0))
     if request.allowed_workers:
-        larger = [count for count in request.allowed_workers if now.workers < count <= request.max_workers]
-        more_workers = min(larger, default=now.workers) - now.workers
+        larger = [count for count in request.allowed_workers if size.workers < count <= request.max_workers]
+        more_workers = min(larger, default=size.workers) - size.workers
     else:
-        more_workers = 1 if now.workers < request.max_workers else 0
-    more_ps = min(more_workers or 1, request.max_ps - now.ps)
+        more_workers = 1 if size.workers < request.max_workers else 0
+    more_ps = min(more_workers or 1, request.max_ps - size.ps)
     step = Allocation(more_workers, max(more_ps, 0))
-    short = not more_workers or (request.max_ps > 0 and step.ps < more_workers)
-    return None if step == NOTHING or (whole and short) else step
+    incomplete = not more_workers or (request.max_ps > 0 and step.ps < more_workers)
+    return None if step == NOTHING or (whole and incomplete) else step
 
 
 class GreedyAllocation:
@@ -78,9 +78,9 @@ class GreedyAllocation:
         step = self.next_bundle(job)
         if step is None:
             text = f"has its maximum of {self.allocations[job.key]}"
-            return self._stop(job, Reason(Constraint.SATISFIED, text))
+            return self.refuse(job, Reason(Constraint.SATISFIED, text))
         blocked = self.add(job, step)
-        return None if blocked is None else self._stop(job, _no_room(blocked, step))
+        return None if blocked is None else self.refuse(job, _no_room(blocked, step))
 
     def add(self, job: Job, step: Allocation) -> Blocked | None:
         """Give the job tasks, all or none; returns why nodes have no room for them, None if it got them."""
@@ -95,9 +95,10 @@ class GreedyAllocation:
             if stays:
                 self._give(job, size)
 
-    def refuse(self, job: Job, reason: Reason) -> None:
-        """Set a reason of the policy why a job gets no more, unless it has one already."""
-        self._stop(job, reason)
+    def refuse(self, job: Job, reason: Reason) -> Reason:
+        """Set the reason why a job gets no more, unless it has one already; returns the given reason."""
+        self.reasons.setdefault(job.key, reason)
+        return reason
 
     def decision(
         self,
@@ -144,16 +145,17 @@ class GreedyAllocation:
         self.allocations[key] = Allocation(workers + more, ps + more_ps)
         self.actions.append((key, step))
 
-    def _stop(self, job: Job, reason: Reason) -> Reason:
-        self.reasons.setdefault(job.key, reason)
-        return reason
-
 
 def serve_in_order(allocation: GreedyAllocation, jobs: Iterable[Job], why_first: Callable[[Job], str]) -> None:
     """Give each job in turn its maximum; end at the first for whose next bundle nodes have no room.
 
-    A job whose tasks are larger than any node is skipped, since waiting would not help it. ``why_first`` says of the
-    job at which it ended why it comes first, to complete "waits for X, which ..." in the reasons of those after it.
+    A job whose tasks are larger than any node is skipped, since waiting would not help it.
+
+    Parameters
+    ----------
+    why_first
+        Why the job at which the allocation ended comes before the others; completes "waits for X, which ..." in their
+        reasons.
     """
     ahead: Job | None = None
     for job in jobs:

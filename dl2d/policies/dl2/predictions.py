@@ -36,6 +36,7 @@ class CheckpointSpeeds:
     """Speeds that were measured when the checkpoint was trained, and the predictions from these alone."""
 
     def __init__(self, parameters: Parameters) -> None:
+        #: Measured speeds of each kind.
         self.points = by_kind(parameters.known)
         #: Least worker-seconds per sample of each kind.
         self.min_worker_seconds = {speeds.kind: min_worker_seconds(speeds.points) for speeds in parameters.known}
