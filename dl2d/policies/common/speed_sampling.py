@@ -23,13 +23,13 @@ _MAX_COUNTS = 32
 class Sampling:
     """Sizes of one kind: those that were measured, and those that are being sampled.
 
-    They are enough for a fit if at least ``least`` distinct sizes are among them, and the terms of the kind's function
-    are linearly independent at them.
+    They are enough for a fit if at least ``min_sizes`` distinct sizes are among them, and the terms of the kind's
+    function are linearly independent at them.
     """
 
-    def __init__(self, kind: TrainingKind, measured: Iterable[Allocation], least: int) -> None:
+    def __init__(self, kind: TrainingKind, measured: Iterable[Allocation], min_sizes: int) -> None:
         self._kind = kind
-        self._least = least
+        self._min_sizes = min_sizes
         self._sizes = list(dict.fromkeys(measured))
         # Result of ``enough``, and the number of sizes that it is for.
         self._enough, self._enough_for = False, -1
@@ -46,10 +46,10 @@ class Sampling:
         return self._enough
 
     def informative(self, candidates: Sequence[Allocation]) -> list[Allocation]:
-        """Candidates that a fit needs: new ones; once there are ``least`` sizes, those that determine another term."""
+        """Candidates that a fit needs: new ones; once there are ``min_sizes``, those that determine another term."""
         known = set(self._sizes)
         new = [size for size in candidates if size not in known]
-        if len(self._sizes) < self._least or not new:
+        if len(self._sizes) < self._min_sizes or not new:
             return new
         informative = adds_information(self._kind, self._sizes, new)
         return [size for size, adds in zip(new, informative.tolist(), strict=True) if adds]
@@ -72,7 +72,7 @@ class Sampling:
 
     def _determine_terms(self) -> bool:
         terms = number_of_terms(self._kind)
-        if len(self._sizes) < max(self._least, terms):
+        if len(self._sizes) < max(self._min_sizes, terms):
             return False
         rows = terms_at(self._kind, self._sizes)
         largest = np.abs(rows).max(axis=0)

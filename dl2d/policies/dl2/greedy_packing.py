@@ -61,8 +61,8 @@ class GreedyPacking:
             workers, ps = map(min, self._allocation.held[job.key], size)
             has = self._allocation.allocations[job.key]
             if has == NOTHING:
-                least = next_bundle(job, NOTHING)
-                if least is None or least.workers > workers or least.ps > ps:
+                minimum = next_bundle(job, NOTHING)
+                if minimum is None or minimum.workers > workers or minimum.ps > ps:
                     continue
             more = Allocation(max(workers - has.workers, 0), max(ps - has.ps, 0))
             if more != NOTHING:
@@ -72,8 +72,8 @@ class GreedyPacking:
     def _start(self, jobs: Sequence[Job], sizes: Ints, weights: Floats) -> dict[int, Blocked]:
         """Give minimum sizes, each as a whole or not at all."""
         blocked = {}
-        for index, least in _starts(self._allocation, jobs, sizes, weights):
-            stopped = self._allocation.add(jobs[index], least)
+        for index, minimum in _starts(self._allocation, jobs, sizes, weights):
+            stopped = self._allocation.add(jobs[index], minimum)
             if stopped is not None:
                 blocked[index] = stopped
         return blocked
@@ -110,10 +110,10 @@ def _starts(
     """Indices and minimum sizes of jobs that have nothing and shall get tasks; the largest minimum size first."""
     starts = []
     for index, job in enumerate(jobs):
-        least = next_bundle(job, NOTHING)
-        if least is not None and allocation.allocations[job.key] == NOTHING and sizes[index].any():
-            starts.append((-float((weights[index] * np.array(least)).sum()), index, least))
-    return [(index, least) for _, index, least in sorted(starts)]
+        minimum = next_bundle(job, NOTHING)
+        if minimum is not None and allocation.allocations[job.key] == NOTHING and sizes[index].any():
+            starts.append((-float((weights[index] * np.array(minimum)).sum()), index, minimum))
+    return [(index, minimum) for _, index, minimum in sorted(starts)]
 
 
 class _Addition(NamedTuple):
@@ -155,7 +155,7 @@ class HeadOnlyPacking:
         order = _in_order(weights)
         blocked: dict[int, Blocked] = {}
         placed = self._place(jobs, self._additions(jobs, sizes, order), blocked)
-        if any(self._is_below_least(jobs[index], tasks) for index, tasks in placed.items()):
+        if any(self._is_below_minimum(jobs[index], tasks) for index, tasks in placed.items()):
             self._remove(jobs, placed)
             blocked = self._start(jobs, sizes, weights)
             waiting = {index for index in blocked if self._allocated(jobs[index]) == NOTHING}
@@ -167,8 +167,8 @@ class HeadOnlyPacking:
     def _start(self, jobs: Sequence[Job], sizes: Ints, weights: Floats) -> dict[int, Blocked]:
         """Give minimum sizes, each as a whole or not at all; the largest first."""
         blocked: dict[int, Blocked] = {}
-        for index, least in _starts(self._allocation, jobs, sizes, weights):
-            additions = [_Addition(index, role, least.count(role)) for role in _ROLES]
+        for index, minimum in _starts(self._allocation, jobs, sizes, weights):
+            additions = [_Addition(index, role, minimum.count(role)) for role in _ROLES]
             placed = self._place(jobs, additions, blocked)
             if index in blocked:
                 self._remove(jobs, placed)
@@ -199,13 +199,13 @@ class HeadOnlyPacking:
                 blocked.setdefault(index, stopped)
         return placed
 
-    def _is_below_least(self, job: Job, tasks: Sequence[tuple[Role, str]]) -> bool:
+    def _is_below_minimum(self, job: Job, tasks: Sequence[tuple[Role, str]]) -> bool:
         """Whether the job would have no more than these tasks, and fewer than its minimum size has."""
-        least = next_bundle(job, NOTHING)
-        if least is None or self._allocated(job) != NOTHING:
+        minimum = next_bundle(job, NOTHING)
+        if minimum is None or self._allocated(job) != NOTHING:
             return False
         roles = Counter(role for role, _ in tasks)
-        return any(roles[role] < least.count(role) for role in _ROLES)
+        return any(roles[role] < minimum.count(role) for role in _ROLES)
 
     def _remove(self, jobs: Sequence[Job], placed: dict[int, list[tuple[Role, str]]]) -> None:
         for index, tasks in placed.items():
