@@ -53,6 +53,7 @@ class PolicySettings(_Section):
     fallback: str = "drf"
     timeout_seconds: float = Field(default=5.0, gt=0, le=3600)
     idle_seconds: float = Field(default=300.0, gt=0, le=86_400)
+    max_failures: int = Field(default=5, ge=1, le=1000)
 
     @field_validator("checkpoint", mode="before")
     @classmethod

@@ -92,6 +92,12 @@ class Decision:
     #: placed by the site's placement alone.
     nodes: tuple[tuple[JobKey, Role, str], ...] = field(default=())
 
+    @property
+    def fallback_cause(self) -> str:
+        """Why the fallback decided in the policy's place; empty if it did not, or if there were no jobs."""
+        guarded = (reason for entry in self.jobs[:1] for reason in entry.guarded)
+        return next((reason.text for reason in guarded if reason.constraint is Constraint.FALLBACK), "")
+
     def allocations(self) -> dict[JobKey, Allocation]:
         """Allocation by job."""
         return {decided.job: decided.allocation for decided in self.jobs}

@@ -8,7 +8,6 @@ from threading import Lock
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
-from dl2d.core.decision import Constraint
 from dl2d.tick.record import Report
 
 
@@ -70,6 +69,9 @@ class Health:
                 f"policy {report.set_aside.policy} version {report.set_aside.version} is set aside and the fallback "
                 f"decides: it {report.set_aside.reason}"
             )
+        if (failures := report.policy_failures).count:
+            times = "last decision" if failures.count == 1 else f"last {failures.count} decisions"
+            problems.append(f"the fallback made the {times}: {failures.cause} (version {failures.version})")
         if waiting:
             problems.append(
                 f"{waiting} jobs have been waiting for {seconds:.0f} s although there is room for every one of them: "
@@ -80,7 +82,7 @@ class Health:
         self._ticks.inc()
         self._starts.inc(len(report.outcome.started))
         self._stops.inc(len(report.plan.stops))
-        if report.decided and _is_fallback(report):
+        if report.decided and report.slot_decision.proposed.fallback_cause:
             self._fallbacks.inc()
         self._seconds.set(report.seconds)
         self._slot.set(report.snapshot.slot)
@@ -107,7 +109,3 @@ class Health:
     def metrics(self) -> bytes:
         """All metrics in Prometheus' text format."""
         return generate_latest(self._registry)
-
-
-def _is_fallback(report: Report) -> bool:
-    return any(reason.constraint is Constraint.FALLBACK for entry in report.decision.jobs for reason in entry.guarded)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -274,6 +275,7 @@ class Daemon(AbstractContextManager["Daemon"]):
                 self._wakeup.set()
         self._health.completed(report)
         self._log_idle(report)
+        self._withdraw_if_failing(report)
         snapshot = report.snapshot
         status = f"slot {snapshot.slot}: {len(snapshot.jobs)} jobs, {len(snapshot.tasks)} tasks"
         self._status = status if report.mode.acts else f"{report.mode}, {status}"
@@ -306,6 +308,17 @@ class Daemon(AbstractContextManager["Daemon"]):
                       reason=aside.reason)  # fmt: skip
             self.wake()
         self._logged_set_aside = aside
+
+    def _withdraw_if_failing(self, report: Report) -> None:
+        """Take back a learned version whose decisions fail one after the other."""
+        failures = report.policy_failures
+        with self._replacing_context:
+            if not report.decided or failures.count < self._settings.policy.max_failures:
+                return
+            reason = f"{failures.count} consecutive decisions failed, the last one: {failures.cause}"
+            if self._active.withdraw(reason):
+                self._refreshed_at = -math.inf
+                self.wake()
 
     def _refresh_policy(self) -> None:
         """Once a slot: take a policy version that has become live."""

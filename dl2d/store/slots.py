@@ -153,7 +153,7 @@ def record_slot(connection: Connection, slot: Slot) -> None:
         seed=str(slot.seed),
         proposed=None if slot.proposed == slot.decision else slot.proposed,
         version_number=_version_number(connection, slot.decision),
-        fallback=_why_fallback(slot.proposed),
+        fallback=slot.proposed.fallback_cause,
         shadow_policy=None if slot.shadow is None else slot.shadow.policy,
         shadow_policy_version=None if slot.shadow is None else slot.shadow.policy_version,
     )
@@ -175,12 +175,6 @@ def _version_number(connection: Connection, decision: Decision) -> int | None:
     begins = func.substr(version.digest, 1, len(decision.policy_version)) == decision.policy_version
     query = select(func.max(version.number)).where(version.policy == decision.policy, begins)
     return connection.execute(query).scalar() if decision.policy_version else None
-
-
-def _why_fallback(decision: Decision) -> str:
-    """Why the fallback decided, or "": ``decide`` writes it among every job's reasons."""
-    guarded = (reason for entry in decision.jobs[:1] for reason in entry.guarded)
-    return next((reason.text for reason in guarded if reason.constraint is Constraint.FALLBACK), "")
 
 
 def resource_use(snapshot: Snapshot) -> list[Values]:

@@ -14,7 +14,7 @@ from dl2d.tick.context import Context
 from dl2d.tick.idle_cluster import IdleWaiting
 from dl2d.tick.observed_decision import OBSERVED
 from dl2d.tick.reconcile import Reconciled
-from dl2d.tick.state import SetAside, SlotDecision, TickState
+from dl2d.tick.state import PolicyFailures, SetAside, SlotDecision, TickState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +29,8 @@ class Report:
     idle: IdleWaiting
     #: The policy that is not asked any more: in the next tick the fallback decides.
     set_aside: SetAside | None
+    #: Consecutive decisions of the policy that failed, up to this tick.
+    policy_failures: PolicyFailures
     #: Whether this tick decided, rather than one before it.
     decided: bool
     #: How long the tick took.
@@ -56,6 +58,7 @@ def record(context: Context, state: TickState, reconciled: Reconciled, report: R
         calling_since=reconciled.calling_since,
         idle=report.idle,
         set_aside=report.set_aside,
+        policy_failures=report.policy_failures,
     )
     if not report.decided:
         return state

@@ -22,6 +22,25 @@ class StartFailures(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class PolicyFailures:
+    """Consecutive decisions of one policy version that failed, so that the fallback decided."""
+
+    version: str = ""
+    count: int = 0
+    #: Why the last one failed.
+    cause: str = ""
+
+    def after(self, policy: Policy, decision: Decision) -> PolicyFailures:
+        """The failures after one more decision. One without jobs changes nothing."""
+        if not decision.jobs:
+            return self
+        if not (cause := decision.fallback_cause):
+            return PolicyFailures()
+        before = self.count if self.version == policy.version else 0
+        return PolicyFailures(policy.version, before + 1, cause)
+
+
+@dataclass(frozen=True, slots=True)
 class SetAside:
     """A policy version that is not asked any more; the fallback decides until another version is configured."""
 
@@ -71,6 +90,7 @@ class TickState:
     idle: IdleWaiting = field(default_factory=IdleWaiting)
     #: The policy version that is set aside, or None.
     set_aside: SetAside | None = None
+    policy_failures: PolicyFailures = PolicyFailures()
 
     def decision_for(self, situation: str, at: float, slot_seconds: float) -> SlotDecision | None:
         """The last slot's decision, or None where it is older than a slot or was made for another situation.

@@ -33,6 +33,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
     begin = context.timer()
     mode, deciders = context.mode, context.deciders
     set_aside = state.set_aside if state.set_aside and state.set_aside.is_for(deciders.policy) else None
+    policy_failures = state.policy_failures
     plan, outcome, idle = Plan(), Outcome(), IdleWaiting()
 
     # Observe and reconcile
@@ -50,6 +51,8 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
     elif slot_decision is None:
         snapshot = with_evidence(snapshot, deciders.needs, context.store)
         proposed = decide(snapshot, deciders, context.seed, set_aside=set_aside)
+        if set_aside is None:
+            policy_failures = policy_failures.after(deciders.policy, proposed)
         guarded = guard(proposed, snapshot, context.guard_rules, state.resizes, silent=silent)
         if mode is Mode.LIVE:
             slot_decision = SlotDecision(proposed, in_force=guarded)
@@ -68,6 +71,6 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
     # Record
     report = Report(
         snapshot=snapshot, slot_decision=slot_decision, plan=plan, outcome=outcome, idle=idle, set_aside=set_aside,
-        decided=decided, seconds=context.timer() - begin, mode=mode,
+        policy_failures=policy_failures, decided=decided, seconds=context.timer() - begin, mode=mode,
     )  # fmt: skip
     return record(context, state, reconciled, report, situation), report

@@ -21,6 +21,7 @@ from dl2d.core.resource_manager import RmJobState
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange
 from dl2d.core.tick_plan import Start
+from dl2d.daemon.health import Health
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.policies.optimus import Optimus
@@ -272,6 +273,27 @@ def test_a_policy_that_fails_is_replaced_by_the_fallback_which_says_so(build) ->
     assert entry.allocation == (4, 4)
     assert entry.guarded[0].constraint is Constraint.FALLBACK
     assert "broken" in entry.guarded[0].text
+
+
+def test_consecutive_failures_of_a_version_are_counted_and_shown_until_a_decision_succeeds(build) -> None:
+    broken = Broken()
+    world = build(policy=broken)
+    health = Health(lambda: world.now)
+    world.tick(300.0)
+    assert world.tick(300.0).policy_failures.count == 0  # nothing was asked of it: there are no jobs
+    world.ready()
+    counts = []
+    for _ in range(3):
+        world.beat()
+        health.completed(report := world.tick(300.0))
+        counts.append(report.policy_failures.count)
+    assert counts == [1, 2, 3]
+    (problem,) = health.status().problems
+    assert problem.startswith("the fallback made the last 3 decisions: policy broken failed: ZeroDivisionError: NaN")
+    broken.decide = Drf().decide
+    world.beat()
+    health.completed(report := world.tick(300.0))
+    assert (report.policy_failures.count, health.status().problems) == (0, ())
 
 
 @pytest.mark.parametrize(

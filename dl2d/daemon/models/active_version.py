@@ -9,7 +9,7 @@ from typing import Final
 import structlog
 
 from dl2d.config.settings import Settings
-from dl2d.core.errors import CheckpointError, ConfigError, Dl2dError
+from dl2d.core.errors import CheckpointError, ConfigError, Dl2dError, RegistryError
 from dl2d.core.policy import Policy
 from dl2d.core.policy_registry import Registry, SiteStore, Version, VersionState
 from dl2d.plugins import Given, load_placement, load_policy, takes_checkpoint
@@ -45,6 +45,8 @@ class ActiveVersion:
         check_learning(settings)
         #: Digest of the active version, and of a live version that could not be read.
         self._digest, self._broken = "", ""
+        #: Digest of an active version that failed and has none before it.
+        self._kept = ""
         named = configured_checkpoint(settings)
         live = registry.live(self._name) if self.learns else None
         new = named is not None and named.digest not in {each.digest for each in registry.versions(self._name)}
@@ -85,6 +87,32 @@ class ActiveVersion:
         self.policy = found
         log.info("policy version changed", policy=self._name, version=live.digest[:DIGITS], origin=live.origin)
         return found
+
+    def withdraw(self, reason: str) -> bool:
+        """Make the version live again that the active one replaced; returns whether there is one.
+
+        Never raises. Where the active version is the first, or cannot be taken back, that is logged and recorded once.
+        """
+        if not self.learns or self._digest in ("", self._kept):
+            return False
+        version = self._digest[:DIGITS]
+        try:
+            live = self._registry.live(self._name)
+            if live is None or live.digest != self._digest:
+                return False
+            earlier = self._registry.roll_back(self._name, at=self._clock(), by=_BY, reason=reason)
+        except RegistryError as error:
+            self._kept = self._digest
+            log.error("failing policy version stays live", policy=self._name, version=version, error=str(error))
+            text = f"{reason}; it stays live: {error}"
+            self._try(lambda: self._registry.remark(self._name, self._digest, at=self._clock(), by=_BY, text=text))
+            return False
+        except Dl2dError as error:
+            log.warning("the registry of policies cannot be written", error=str(error))
+            return False
+        log.error("policy version withdrawn", policy=self._name, version=version, reason=reason,
+                  live=earlier.digest[:DIGITS])  # fmt: skip
+        return True
 
     def _take(self, live: Version) -> Policy | None:
         try:

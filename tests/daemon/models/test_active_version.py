@@ -123,6 +123,39 @@ def test_a_version_that_goes_live_decides_until_it_is_taken_back(site: Site) -> 
     assert back.version == first
 
 
+def test_a_version_that_fails_is_withdrawn_and_the_one_before_it_decides(site: Site) -> None:
+    active = site.active()
+    first = active.policy.version
+    site.promote(another(1))
+    active.refreshed()
+    assert active.withdraw("5 consecutive decisions failed, the last one: overflow")
+    back = active.refreshed()
+    assert back is not None
+    assert (back.version, site.live()) == (first, with_checkpoint().checkpoint.digest)
+    (change, *_) = site.store.registry.changes("dl2")
+    assert (change.by, change.rollback) == ("daemon", True)
+    assert change.reason == "5 consecutive decisions failed, the last one: overflow"
+
+
+def test_a_version_that_fails_and_is_the_first_stays_which_is_recorded_once(site: Site) -> None:
+    active = site.active()
+    with capture_logs() as logs:
+        assert not active.withdraw("it failed")
+        assert not active.withdraw("it failed")
+    assert [entry["event"] for entry in logs] == ["failing policy version stays live"]
+    remarks = [change.reason for change in site.store.registry.changes("dl2") if "it failed" in change.reason]
+    assert len(remarks) == 1
+    assert "it stays live: " in remarks[0]
+    assert site.live() == with_checkpoint().checkpoint.digest
+
+
+def test_a_version_that_went_live_meanwhile_is_not_withdrawn(site: Site) -> None:
+    active = site.active()
+    site.promote(another(1))
+    assert not active.withdraw("it failed")
+    assert site.live() == another(1).digest
+
+
 def test_a_checkpoint_that_the_configuration_names_anew_goes_live(site: Site, tmp_path: Path) -> None:
     site.active()
     write_checkpoint(another(2), tmp_path / "mine")
