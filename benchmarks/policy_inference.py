@@ -63,7 +63,7 @@ from dl2d.policies.dl2.checkpoint_contents import as_arrays
 from dl2d.policies.dl2_paper import policy as dl2_paper
 from dl2d.policies.lookahead import Lookahead
 from dl2d.simulation.replay import replay
-from dl2d.simulation.rule_presets import PresetName, preset
+from dl2d.simulation.simulation_presets import PresetName, preset
 from dl2d.simulation.speeds.model_profiles import load_profile, profile_names
 from dl2d.simulation.workload.generators import generate
 from dl2d.tick.policy_call import gc_paused

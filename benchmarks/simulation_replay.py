@@ -23,7 +23,7 @@ from dl2d.core.resources import Resources
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.simulation.policy_lookup import find_policy
 from dl2d.simulation.replay import Replayed, Rules, replay
-from dl2d.simulation.rule_presets import Preset, PresetName, preset
+from dl2d.simulation.simulation_presets import Preset, PresetName, preset
 from dl2d.simulation.workload.format import Workload
 from dl2d.simulation.workload.generators import generate
 

@@ -31,7 +31,7 @@ from dl2d.core.resources import Resources, Shortfall
 from dl2d.core.store import Slot, TaskChange
 from dl2d.core.tick_plan import Outcome, Plan, Start, Stop
 from dl2d.store import schema
-from dl2d.store.sql import SqlStore
+from dl2d.store.sql_store import SqlStore
 
 T = TypeVar("T")
 _WORKER, _PS = Resources.of(cpu=2, gpu=1, memory=8192), Resources.of(cpu=2, memory=4096)

@@ -19,7 +19,7 @@ import yaml
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import Allocation, Job, JobKey, Role
 from dl2d.daemon.credentials import load_credentials
-from dl2d.store.sql import SqlStore
+from dl2d.store.sql_store import SqlStore
 
 BIN = Path(sys.executable).parent
 

@@ -22,7 +22,7 @@ from dl2d.store.jobs import JobRow, ProgressRow
 from dl2d.store.mapping import Base, table_of
 from dl2d.store.modes import ModeChangeRow
 from dl2d.store.policy_versions import PolicyChangeRow, PolicyVersionRow
-from dl2d.store.slots import DecisionRow, ShadowAllocationRow, SlotResourceRow, SlotRow
+from dl2d.store.slot_records import DecisionRow, ShadowAllocationRow, SlotResourceRow, SlotRow
 from dl2d.store.speeds import SpeedRow
 from dl2d.store.tasks import ResizeEventRow, ResizeRow, RuntimePlanRow, TaskReportRow, TaskRow
 

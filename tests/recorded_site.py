@@ -23,7 +23,7 @@ from dl2d.simulation.replay import replay
 from dl2d.simulation.workload.format import Workload
 from dl2d.simulation.workload.sources import load_source
 from dl2d.store import schema
-from dl2d.store.sql import SqlStore
+from dl2d.store.sql_store import SqlStore
 
 #: A Monday, 0:00 UTC, some weeks ago.
 MONDAY = 1_760_313_600.0

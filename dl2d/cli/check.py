@@ -31,7 +31,7 @@ from dl2d.daemon.models.active_version import check_learning, configured_checkpo
 from dl2d.local.settings import LocalSettings
 from dl2d.plugins import MANAGERS, PLACEMENTS, POLICIES, load_placement, load_policy
 from dl2d.store import schema
-from dl2d.tick.start_check import site_start_check, start_check
+from dl2d.tick.policy_start_check import site_start_check, start_check
 from dl2d_slurm.settings import SlurmSettings
 
 _ANSWER_SECONDS = 3.0

@@ -39,7 +39,7 @@ from dl2d.core.errors import Dl2dError
 from dl2d.core.jobs import JobKey
 from dl2d.daemon.loop import manager_settings
 from dl2d.plugins import load_manager
-from dl2d.store.sql import SqlStore
+from dl2d.store.sql_store import SqlStore
 
 _NODES: Final = {"name": "node", "count": 4, "resources": {"cpu": 8, "gpu": 2}}
 _START_SECONDS, _STOP_SECONDS, _GRACE_SECONDS, _LOOK_SECONDS = 60.0, 15.0, 3.0, 0.25

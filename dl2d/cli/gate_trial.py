@@ -9,9 +9,9 @@ from typing import Final, Protocol
 
 from dl2d.config.settings import Settings
 from dl2d.core.errors import CheckpointError, Dl2dError
-from dl2d.core.history import RecordingStore
 from dl2d.core.policy import Policy
 from dl2d.core.policy_registry import Registry, Trial, TrialCase, Version
+from dl2d.core.site_history import RecordingStore
 from dl2d.daemon.loop import guard_rules
 from dl2d.daemon.models.active_version import configured_checkpoint, given, read_version
 from dl2d.learning.promotion_gate import GateSettings, Verdict, compare

@@ -12,8 +12,8 @@ import typer
 
 from dl2d.config.settings import DEFAULT_PATH, Settings
 from dl2d.core.errors import RequestError
-from dl2d.core.history import RecordingStore
 from dl2d.core.jobs import Job
+from dl2d.core.site_history import RecordingStore
 from dl2d.core.store import Store
 
 ConfigOption = Annotated[
@@ -29,7 +29,7 @@ _MOST_COMPARED = 200
 @contextlib.contextmanager
 def reading(settings: Settings) -> Iterator[RecordingStore]:
     """The store, opened without the lease and without a change of its schema, as beside a running daemon."""
-    from dl2d.store.sql import SqlStore  # noqa: PLC0415 - half a second that commands without a store do not wait for
+    from dl2d.store.sql_store import SqlStore  # noqa: PLC0415 - half a second that commands without a store do not wait for
 
     store = SqlStore(settings.store_url)
     try:

@@ -13,9 +13,9 @@ from dl2d.cli.options import ConfigOption, JsonOption, reading
 from dl2d.cli.output import moment, print_json, print_tables, table
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.errors import Dl2dError, GateRefused, PolicyError, RegistryError, RequestError, WorkloadError
-from dl2d.core.history import RecordingStore
 from dl2d.core.json_codec import as_plain
 from dl2d.core.policy_registry import Registry, Trial, Version, VersionState
+from dl2d.core.site_history import RecordingStore
 from dl2d.daemon.models.active_version import configured_checkpoint, given, keep_version, read_version
 from dl2d.plugins import (
     PLACEMENTS,
@@ -27,7 +27,7 @@ from dl2d.plugins import (
 )
 from dl2d.policies.common.checkpoint import DIGITS, checkpoint_in, read_checkpoint
 from dl2d.store import schema
-from dl2d.tick.start_check import site_start_check
+from dl2d.tick.policy_start_check import site_start_check
 
 app = typer.Typer(no_args_is_help=True, help="Policies, which decide how many tasks each job gets.")
 

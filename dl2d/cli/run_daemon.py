@@ -8,7 +8,7 @@ from dl2d.config.settings import DEFAULT_PATH, load_settings
 from dl2d.daemon.loop import Daemon
 from dl2d.daemon.models.learner_process import learner_command
 from dl2d.store import schema
-from dl2d.store.sql import SqlStore
+from dl2d.store.sql_store import SqlStore
 from dl2d.tick.policy_call import freeze_startup_objects
 
 

@@ -10,7 +10,7 @@ from dl2d.cli.options import ConfigOption, JsonOption
 from dl2d.cli.output import print_json, print_tables, table
 from dl2d.config.settings import DEFAULT_PATH, load_settings
 from dl2d.store.database import Place
-from dl2d.store.query import shadow_comparison
+from dl2d.store.read_only_query import shadow_comparison
 
 
 def shadow(

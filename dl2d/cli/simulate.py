@@ -17,14 +17,14 @@ from rich.table import Table
 
 from dl2d.cli.options import JsonOption
 from dl2d.cli.output import print_tables, table
+from dl2d.core.error_wording import printable
 from dl2d.core.errors import WorkloadError
 from dl2d.core.json_codec import as_plain
-from dl2d.core.message_text import printable
 from dl2d.plugins import load_placement
 from dl2d.simulation.lower_bound import Bound, lower_bound
 from dl2d.simulation.policy_lookup import find_policy
 from dl2d.simulation.replay import Replayed, Rules, replay
-from dl2d.simulation.rule_presets import Preset, PresetName, preset
+from dl2d.simulation.simulation_presets import Preset, PresetName, preset
 from dl2d.simulation.speeds.realism_options import Realism
 from dl2d.simulation.workload.sources import load_source, source_forms
 

@@ -22,7 +22,7 @@ from dl2d.plugins import load_placement
 from dl2d.policies.common.checkpoint import write_checkpoint
 from dl2d.policies.dl2_paper.policy import Dl2Original
 from dl2d.simulation.workload.sources import source_forms
-from dl2d.tick.start_check import start_check
+from dl2d.tick.policy_start_check import start_check
 
 _UPDATES_FROM_TEACHER, _MAX_UPDATES_FROM_STORE = 100, 400
 
@@ -132,7 +132,7 @@ def _refuse_if_jobs_wait(found: Imitation, recordings: Sequence[Recording]) -> N
 def _recorded(config: Path | None, url: str | None, most: int, policy: str | None) -> tuple[list[Recording], float]:
     """Slots of the store, oldest first, and their usual distance in seconds."""
     from dl2d.learning.dl2_paper.demonstrations import Recording  # noqa: PLC0415 - torch takes seconds
-    from dl2d.store.sql import SqlStore  # noqa: PLC0415 - half a second that no other way waits for
+    from dl2d.store.sql_store import SqlStore  # noqa: PLC0415 - half a second that no other way waits for
 
     settings = load_settings(config or DEFAULT_PATH) if config is not None or url is None else None
     placement = load_placement(settings.placement if settings is not None else "load_balance")

@@ -35,12 +35,12 @@ from dl2d.daemon.models.active_version import ActiveVersion
 from dl2d.daemon.models.learner_process import Learner
 from dl2d.daemon.systemd import ServiceManager
 from dl2d.plugins import load_manager, load_placement, load_policy
-from dl2d.tick.context import Context, Deciders, GuardRules, Timeouts
 from dl2d.tick.policy_call import Deadline
 from dl2d.tick.record import Report
-from dl2d.tick.state import SetAside, TickState
 from dl2d.tick.task_specs import Launcher
 from dl2d.tick.tick import tick
+from dl2d.tick.tick_context import Context, Deciders, GuardRules, Timeouts
+from dl2d.tick.tick_state import SetAside, TickState
 
 log = structlog.get_logger()
 

@@ -14,9 +14,9 @@ from typing import Annotated, Any, ClassVar, Final, Self
 import yaml
 from pydantic import BeforeValidator, PlainValidator, TypeAdapter, model_validator
 
+from dl2d.core.error_wording import did_you_mean, printable, shown
 from dl2d.core.errors import WorkloadError
-from dl2d.core.message_text import did_you_mean, printable, shown
-from dl2d.core.validation import (
+from dl2d.core.user_input import (
     ONE_LINE,
     Flag,
     Items,
@@ -43,7 +43,7 @@ from dl2d.experiments.participants import (
     inherited,
 )
 from dl2d.simulation.replay import Rules
-from dl2d.simulation.rule_presets import PresetName
+from dl2d.simulation.simulation_presets import PresetName
 from dl2d.simulation.workload.sources import is_drawn, named_file
 
 MAX_CASES: Final = 100

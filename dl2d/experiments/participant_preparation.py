@@ -16,12 +16,12 @@ import msgspec
 import numpy as np
 
 from dl2d.atomic_file import write_atomically
+from dl2d.core.error_wording import printable
 from dl2d.core.errors import Dl2dError, PluginError, WorkloadError
 from dl2d.core.json_codec import as_plain, decode, encode
-from dl2d.core.message_text import printable
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
-from dl2d.core.validation import to_plain
+from dl2d.core.user_input import to_plain
 from dl2d.experiments.definition import Case, with_content
 from dl2d.experiments.participants import (
     PLACEMENT,
@@ -44,7 +44,7 @@ from dl2d.plugins import Given, load_placement, load_policy
 from dl2d.policies.common.checkpoint import Checkpoint, checkpoint_in, read_checkpoint, write_checkpoint
 from dl2d.simulation.policy_lookup import LEARNED, TOLD, find_policy, replay_by_name
 from dl2d.simulation.replay import Rules, replay
-from dl2d.simulation.rule_presets import Preset, PresetName, preset
+from dl2d.simulation.simulation_presets import Preset, PresetName, preset
 from dl2d.simulation.speeds.realism_options import Realism
 from dl2d.simulation.workload.format import Workload
 from dl2d.simulation.workload.sources import is_drawn, load_source

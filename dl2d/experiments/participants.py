@@ -9,9 +9,9 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import AfterValidator, TypeAdapter, model_validator
 
+from dl2d.core.error_wording import shown
 from dl2d.core.errors import WorkloadError
-from dl2d.core.message_text import shown
-from dl2d.core.validation import Flag, Items, Kinds, Record, Text, Whole, bad, read, to_plain
+from dl2d.core.user_input import Flag, Items, Kinds, Record, Text, Whole, bad, read, to_plain
 from dl2d.learning.dl2_paper.settings import PAPER, Settings
 from dl2d.learning.training import TrainingSettings
 from dl2d.simulation.workload.sources import is_drawn

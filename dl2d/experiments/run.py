@@ -50,7 +50,7 @@ from dl2d.experiments.definition import (
 from dl2d.experiments.executors import Executor
 from dl2d.experiments.participant_preparation import Preparation, Prepared
 from dl2d.experiments.provenance import code_digest, environment
-from dl2d.simulation.slot_series import SlotSeries
+from dl2d.simulation.slot_time_series import SlotSeries
 from dl2d.simulation.workload.sources import named_file
 
 DEFINITION, RESULTS, TIMINGS, ENVIRONMENT = "definition.yaml", "results.json", "timings.json", "environment.json"

@@ -25,7 +25,7 @@ from dl2d.policies.dl2.pareto_frontier import (
     task_weight,
 )
 from dl2d.policies.dl2.scoring import MIN_WORK_LEFT, Bools, ClusterJobs, Floats, Ints
-from dl2d.policies.dl2.size_steps import choose_sizes
+from dl2d.policies.dl2.size_search import choose_sizes
 from dl2d.simulation.vectorized.clusters import Clusters, SlotReport
 from dl2d.simulation.vectorized.workload_arrays import Library
 from dl2d.simulation.workload.format import Workload, to_request

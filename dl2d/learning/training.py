@@ -15,7 +15,7 @@ import numpy as np
 
 from dl2d.core.errors import CheckpointError
 from dl2d.core.measured_speeds import MeasuredSpeeds
-from dl2d.core.validation import Flag, Items, Number, Record, Whole
+from dl2d.core.user_input import Flag, Items, Number, Record, Whole
 from dl2d.learning import training_state
 from dl2d.learning.evolution_strategy import Search, Step, advance
 from dl2d.learning.rollout import Ground, Measurements, measuring, play

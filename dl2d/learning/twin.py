@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dl2d.core.cluster import Node, NodeState
-from dl2d.core.history import History, Sight
 from dl2d.core.jobs import Architecture, Job, JobRequest, JobState
 from dl2d.core.measured_speeds import MeasuredSpeeds, TrainingKind
 from dl2d.core.resources import Resources
+from dl2d.core.site_history import History, Sight
 from dl2d.simulation.speeds.realism_options import Realism
 from dl2d.simulation.speeds.speed_models import MAX_TASKS, Table
 from dl2d.simulation.workload.format import NodeGroup, SimulatedJob, Workload

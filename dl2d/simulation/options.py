@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from dl2d.core.error_wording import did_you_mean, shown
 from dl2d.core.errors import WorkloadError
-from dl2d.core.message_text import did_you_mean, shown
-from dl2d.core.validation import not_one_of
+from dl2d.core.user_input import not_one_of
 
 _LONGEST_TEXT = 1000
 

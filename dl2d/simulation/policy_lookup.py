@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from dl2d.core.error_wording import did_you_mean
 from dl2d.core.errors import PluginError
-from dl2d.core.message_text import did_you_mean
 from dl2d.core.policy import Policy
 from dl2d.plugins import POLICIES, available, load_policy
 from dl2d.policies.dl2 import policy as dl2
@@ -16,7 +16,7 @@ from dl2d.policies.dl2_paper import policy as dl2_paper
 from dl2d.policies.lookahead import Lookahead
 from dl2d.policies.optimus import Optimus
 from dl2d.simulation.replay import Replayed, replay
-from dl2d.simulation.rule_presets import Preset, TrueSpeeds
+from dl2d.simulation.simulation_presets import Preset, TrueSpeeds
 from dl2d.simulation.workload.format import Workload
 
 #: Policies that can be told the workload's speeds instead of measuring them, by the name they have then.

@@ -21,17 +21,17 @@ from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobState, Launch, O
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.core.store import JobChange
-from dl2d.simulation.memory_manager import MemoryManager
-from dl2d.simulation.memory_store import MemoryStore
+from dl2d.simulation.in_memory_manager import MemoryManager
+from dl2d.simulation.in_memory_store import MemoryStore
 from dl2d.simulation.outages import NodeEvent, Outages
 from dl2d.simulation.realism_effects import Effects, reported_epoch, resized
-from dl2d.simulation.slot_series import SlotRecorder, SlotSeries
+from dl2d.simulation.slot_time_series import SlotRecorder, SlotSeries
 from dl2d.simulation.speeds.realism_options import Realism, SeededRandom
 from dl2d.simulation.workload.format import SimulatedJob, Workload, to_request
-from dl2d.tick.context import Context, Deciders, GuardRules, Timeouts
-from dl2d.tick.state import TickState
 from dl2d.tick.task_specs import Credentials, Launcher
 from dl2d.tick.tick import tick
+from dl2d.tick.tick_context import Context, Deciders, GuardRules, Timeouts
+from dl2d.tick.tick_state import TickState
 
 _CLUSTER = "simulated"
 _OWNER = Owner("simulated", 0, 0)

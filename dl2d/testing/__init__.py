@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dl2d.simulation.memory_manager import MemoryManager
-from dl2d.simulation.memory_store import MemoryStore
+from dl2d.simulation.in_memory_manager import MemoryManager
+from dl2d.simulation.in_memory_store import MemoryStore
 from dl2d.testing.builders import make_job, make_nodes, make_request
 from dl2d.testing.fake_coordinator import PromptCoordinator
 from dl2d.testing.scripted_manager import ScriptedManager

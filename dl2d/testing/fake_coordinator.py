@@ -6,7 +6,7 @@ from dl2d.core.jobs import JobKey
 from dl2d.core.resource_manager import RmJobState
 from dl2d.core.store import Store
 from dl2d.daemon.api.heartbeat import Heartbeat, receive, targets
-from dl2d.simulation.memory_manager import MemoryManager
+from dl2d.simulation.in_memory_manager import MemoryManager
 
 
 class PromptCoordinator:

@@ -9,7 +9,7 @@ from msgspec import structs
 from dl2d.core.cluster import Node
 from dl2d.core.errors import Denied, NotFound, ResourceManagerError
 from dl2d.core.resource_manager import Anchor, RmJob, RmJobState, StaticJob, TaskSpec
-from dl2d.simulation.memory_manager import MemoryManager
+from dl2d.simulation.in_memory_manager import MemoryManager
 
 
 class ScriptedManager(MemoryManager):

@@ -11,8 +11,8 @@ from dl2d.core.errors import ResourceManagerError, Unavailable
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobState
 from dl2d.core.store import JobChange, TaskChange
 from dl2d.core.tick_plan import Failure, Outcome, Plan
-from dl2d.tick.context import Context
 from dl2d.tick.task_specs import JobLauncher
+from dl2d.tick.tick_context import Context
 
 log = structlog.get_logger()
 

@@ -12,7 +12,7 @@ from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.errors import PolicyError
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey
 from dl2d.core.resources import Resources
-from dl2d.tick.context import GuardRules
+from dl2d.tick.tick_context import GuardRules
 
 
 @dataclass(frozen=True, slots=True)

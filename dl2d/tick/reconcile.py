@@ -17,11 +17,11 @@ from dl2d.core.jobs import FailureCause, Job, JobKey, JobState
 from dl2d.core.resource_manager import FAILURE_CAUSES, JOB_ENDS, RmJob, RmJobState, RmSnapshot
 from dl2d.core.store import JobChange, TaskChange, TickStore
 from dl2d.tick.apply import start_anchor
-from dl2d.tick.context import Context, Timeouts
 from dl2d.tick.observe import LiveJobs, Observed, live_jobs, take_snapshot
-from dl2d.tick.state import StartFailures, TickState
 from dl2d.tick.static_jobs import follow_static_jobs
 from dl2d.tick.task_specs import ANCHOR
+from dl2d.tick.tick_context import Context, Timeouts
+from dl2d.tick.tick_state import StartFailures, TickState
 
 log = structlog.get_logger()
 

@@ -31,8 +31,8 @@ from dl2d.core.resource_manager import FAILURE_CAUSES, JOB_ENDS, RmJob, RmSnapsh
 from dl2d.core.resources import NO_RESOURCES
 from dl2d.core.store import JobChange, TaskChange
 from dl2d.core.tick_plan import Start
-from dl2d.tick.context import Context
 from dl2d.tick.observe import LiveJobs, Observed, live_jobs
+from dl2d.tick.tick_context import Context
 
 log = structlog.get_logger()
 

@@ -12,7 +12,7 @@ from cli.conftest import Dl2d, new_store, write_config
 from daemon_process import free_port
 
 from dl2d.cli import check
-from dl2d.store.sql import SqlStore
+from dl2d.store.sql_store import SqlStore
 
 NODES = {"name": "local", "local": {"nodes": [{"name": "n", "count": 2, "resources": {"cpu": 4, "gpu": 1}}]}}
 JOB = {"model": "vgg-16", "epochs": 3, "samples_per_epoch": 10, "worker": {"cpu": 2}, "command": "python t.py"}

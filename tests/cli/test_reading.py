@@ -13,7 +13,7 @@ from cli.conftest import Dl2d, Recorded, new_store, write_config
 from dl2d.core.decision import Alternative
 from dl2d.core.jobs import Allocation, JobState
 from dl2d.core.store import JobChange, TaskReport
-from dl2d.store.sql import SqlStore
+from dl2d.store.sql_store import SqlStore
 
 
 def line_of(text: str, word: str) -> str:

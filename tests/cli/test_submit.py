@@ -22,7 +22,7 @@ from dl2d.cli.submit import job_environment
 from dl2d.core.job_request import RequestRules
 from dl2d.core.jobs import Job, JobState
 from dl2d.core.store import JobChange, Store
-from dl2d.store.sql import SqlStore
+from dl2d.store.sql_store import SqlStore
 from dl2d.testing.builders import make_nodes
 
 JOB = {

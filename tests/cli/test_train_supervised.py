@@ -17,7 +17,7 @@ from dl2d.core.store import Slot
 from dl2d.core.tick_plan import Outcome, Plan
 from dl2d.learning.dl2_paper.demonstrations import recordings_of
 from dl2d.simulation.workload.format import read_workload
-from dl2d.store.sql import SqlStore
+from dl2d.store.sql_store import SqlStore
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from dl2d.policies.dl2.policy import with_checkpoint
 from dl2d.policies.dl2_paper.policy import Dl2Original
 from dl2d.policies.drf import Drf
 from dl2d.simulation.workload.sources import load_source
-from dl2d.store.sql import SqlStore
+from dl2d.store.sql_store import SqlStore
 
 #: Less than two days of one node.
 DAYS = "generator:poisson?nodes=1&jobs=24&rate=0.25&median_seconds=3000&most_gpus=4&slot_seconds=1200"

@@ -26,7 +26,7 @@ from dl2d.core.errors import AlreadyRunning, Dl2dError, PluginError, StoreUnavai
 from dl2d.core.jobs import JobState
 from dl2d.daemon import loop
 from dl2d.daemon.loop import Daemon
-from dl2d.store.sql import SqlStore
+from dl2d.store.sql_store import SqlStore
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from dl2d.experiments.definition import (
 )
 from dl2d.experiments.overrides import Scale, at_scale, changed
 from dl2d.experiments.participants import plain
-from dl2d.simulation.rule_presets import PresetName
+from dl2d.simulation.simulation_presets import PresetName
 
 PLAIN = {
     "name": "mine",

@@ -26,7 +26,7 @@ from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.simulation.speeds.realism_options import Realism
 from dl2d.simulation.workload.sources import load_source
-from dl2d.tick.context import GuardRules
+from dl2d.tick.tick_context import GuardRules
 
 GOOD = Conduct(decisions=100, guarded=10, slowest=0.1, problem="")
 

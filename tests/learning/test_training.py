@@ -19,7 +19,7 @@ from dl2d.learning.training import State, Trainer, TrainingSettings, load_state,
 from dl2d.policies.dl2.policy import Dl2
 from dl2d.policies.dl2.scoring import initial_weights
 from dl2d.simulation.replay import replay
-from dl2d.simulation.rule_presets import PresetName, preset
+from dl2d.simulation.simulation_presets import PresetName, preset
 from dl2d.simulation.workload.format import Workload, read_workload
 from dl2d.throughput.gaussian_process import GaussianProcess
 from dl2d.throughput.observations import by_kind

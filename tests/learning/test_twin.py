@@ -16,7 +16,6 @@ from recorded_site import MONDAY, a_site, record
 
 from dl2d.core.cluster import Node, NodeState
 from dl2d.core.errors import WorkloadError
-from dl2d.core.history import History, Sight
 from dl2d.core.jobs import (
     NO_LAUNCH,
     Allocation,
@@ -31,12 +30,13 @@ from dl2d.core.jobs import (
 )
 from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.resources import Resources
+from dl2d.core.site_history import History, Sight
 from dl2d.core.store import RuntimePlan
 from dl2d.learning.train_test_split import split_history
 from dl2d.learning.twin import DAY_SECONDS, Speeds, costs_of, days_of, resampled, thinned, workload_of
 from dl2d.policies.drf import Drf
 from dl2d.simulation.workload.format import describe_workload, read_workload, to_request
-from dl2d.store.sql import SqlStore
+from dl2d.store.sql_store import SqlStore
 from dl2d.testing import make_request
 from dl2d.throughput.gaussian_process import GaussianProcess
 from dl2d.throughput.observations import by_kind

@@ -14,7 +14,7 @@ from pslite.job.job_spec import MAX_SHARDS, SGD, JobSpec, Mean, Part, Segment
 from pslite.numeric.gradient_sums import Contribution, GradientSums
 from pslite.testing import pace
 from pslite.worker.connect import open_session
-from pslite.worker.session import StartState
+from pslite.worker.training_session import StartState
 
 
 def main():

@@ -38,7 +38,7 @@ from pslite.server import Server
 from pslite.storage.coordinator_log import CoordinatorLog
 from pslite.worker.allreduce.worker import AllReduceWorker
 from pslite.worker.ps.worker import Worker
-from pslite.worker.session import SingleSession
+from pslite.worker.training_session import SingleSession
 
 QUICK = Settings(grace=5.0, start=10.0, settle=0.01, verdict=0.05, look=0.01, heartbeat=0.05, lease=20.0)
 #: seconds within which the next version must come, however busy the machine is

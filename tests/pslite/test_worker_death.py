@@ -12,10 +12,10 @@ import pytest
 from pslite_jobs import LEASE, KillAt, Kills, Replace, command, schedules, static_digest
 from rehearsal import job
 
-from pslite.job.assignment import ranges
 from pslite.job.reduction_tree import cover
+from pslite.job.shard_assignment import ranges
 from pslite.testing import Resize, run_local
-from pslite.worker.session import Share
+from pslite.worker.training_session import Share
 
 SLOW = ("--step-seconds", "0.02", "--epochs", "20")
 

@@ -15,11 +15,11 @@ from dl2d.core.tick_plan import Start
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
-from dl2d.store.sql import SqlStore
-from dl2d.tick.context import Context, Deciders, GuardRules, Timeouts
-from dl2d.tick.state import TickState
+from dl2d.store.sql_store import SqlStore
 from dl2d.tick.task_specs import Credentials, Launcher
 from dl2d.tick.tick import tick
+from dl2d.tick.tick_context import Context, Deciders, GuardRules, Timeouts
+from dl2d.tick.tick_state import TickState
 
 #: Of the thousand jobs in Slurm, this many are anchors and this many tasks; the rest is none of our business.
 ANCHORS, TASKS, OTHERS = 200, 400, 400

@@ -9,7 +9,7 @@ from migrated import sqlite_store
 from postgres_server import PostgresMissing, PostgresServer
 
 from dl2d.core.store import TickStore
-from dl2d.store.sql import SqlStore
+from dl2d.store.sql_store import SqlStore
 from dl2d.testing import MemoryStore
 
 _POSTGRES = pytest.param("postgresql", marks=pytest.mark.postgres)

@@ -16,7 +16,7 @@ from dl2d.core.jobs import Allocation, Architecture, Consistency, JobKey, JobSta
 from dl2d.core.measured_speeds import MAX_LOSSES, JobSpeeds, LossPoint, MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.store import JobChange, ResizeEvent, RuntimePlan, TaskChange, TaskReport
 from dl2d.core.tick_plan import Start
-from dl2d.store.sql import SqlStore
+from dl2d.store.sql_store import SqlStore
 
 
 class TestJobs:

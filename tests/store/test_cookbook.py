@@ -15,7 +15,7 @@ from dl2d.core.errors import RequestError
 from dl2d.store import schema
 from dl2d.store.database import Database, Place
 from dl2d.store.mapping import Base
-from dl2d.store.query import ask
+from dl2d.store.read_only_query import ask
 from dl2d.store.views import views
 
 QUESTIONS = cookbook()

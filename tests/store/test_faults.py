@@ -19,7 +19,7 @@ from dl2d.core.errors import AlreadyRunning, SchemaOutdated, StoreError, StoreUn
 from dl2d.core.jobs import Job, Progress
 from dl2d.core.store import TaskChange
 from dl2d.store import database, schema
-from dl2d.store.sql import SqlStore
+from dl2d.store.sql_store import SqlStore
 
 
 @pytest.fixture(params=["memory", "file"])

@@ -14,11 +14,11 @@ from store.samples import a_job
 
 from dl2d.core.errors import AlreadyRunning, StoreUnavailable
 from dl2d.store import schema
-from dl2d.store.sql import SqlStore
+from dl2d.store.sql_store import SqlStore
 
 _HOLD = """
 import sys
-from dl2d.store.sql import SqlStore
+from dl2d.store.sql_store import SqlStore
 store = SqlStore(sys.argv[1])
 store.acquire(sys.argv[2])
 print("held", flush=True)

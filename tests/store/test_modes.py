@@ -11,7 +11,7 @@ from dl2d.core.daemon_mode import Mode, ModeChange
 from dl2d.core.jobs import Progress
 from dl2d.core.resources import NO_RESOURCES
 from dl2d.core.store import JobChange, TaskChange
-from dl2d.store.sql import SqlStore
+from dl2d.store.sql_store import SqlStore
 
 
 def test_every_change_of_mode_is_kept_and_no_change_is_none(store: SqlStore) -> None:

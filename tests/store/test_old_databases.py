@@ -24,7 +24,7 @@ from dl2d.core.policy_registry import RunState, TrialCase, VersionState
 from dl2d.core.store import JobChange
 from dl2d.store import schema
 from dl2d.store.database import Database, Place
-from dl2d.store.sql import SqlStore
+from dl2d.store.sql_store import SqlStore
 
 _T0 = 1_700_000_000
 _DUMP = Path(__file__).with_name("database_0006.sql")

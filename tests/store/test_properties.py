@@ -18,7 +18,7 @@ from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.jobs import Allocation, JobState, Progress
 from dl2d.core.store import JobChange, Slot, TaskChange
 from dl2d.core.tick_plan import Outcome
-from dl2d.store.sql import SqlStore
+from dl2d.store.sql_store import SqlStore
 
 # The store may be shared by examples, because each makes a job of its own.
 _EXAMPLES = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])

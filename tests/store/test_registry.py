@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dl2d.core.errors import RegistryError
 from dl2d.core.policy_registry import RunState, Trial, TrialCase, Version, VersionState
-from dl2d.store.sql import SqlStore
+from dl2d.store.sql_store import SqlStore
 
 
 def a_version(letter: str, policy: str = "dl2", **fields: Any) -> Version:

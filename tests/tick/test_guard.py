@@ -23,10 +23,10 @@ from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.tick import policy_call
-from dl2d.tick.context import Deciders, GuardRules
 from dl2d.tick.decide import decide
 from dl2d.tick.guard import LastResize, ResizeHistory, check_decision, guard
 from dl2d.tick.policy_call import Deadline
+from dl2d.tick.tick_context import Deciders, GuardRules
 
 WHY = Reason(Constraint.SATISFIED, "because")
 BIG = cluster(1, cpu=999, gpu=999)

@@ -9,9 +9,9 @@ from policies.snapshots import a_job, a_snapshot, cluster
 from dl2d.core.decision import Constraint
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.fifo import Fifo
-from dl2d.tick.context import Deciders
 from dl2d.tick.decide import decide
 from dl2d.tick.policy_call import Deadline, gc_paused
+from dl2d.tick.tick_context import Deciders
 
 
 class Watching(Fifo):

@@ -15,11 +15,11 @@ from dl2d.core.resource_manager import RmJob, RmJobState, RmSnapshot
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange
 from dl2d.testing.builders import make_job
-from dl2d.tick.context import Timeouts
 from dl2d.tick.observe import LiveJobs
 from dl2d.tick.reconcile import Changes, compare, update_calling_since
-from dl2d.tick.state import StartFailures
 from dl2d.tick.task_specs import ANCHOR
+from dl2d.tick.tick_context import Timeouts
+from dl2d.tick.tick_state import StartFailures
 
 KEY = JobKey("here", "1", 1000)
 NOW = 10_000.0

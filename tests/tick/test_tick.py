@@ -26,10 +26,10 @@ from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.policies.optimus import Optimus
 from dl2d.testing.builders import make_nodes
-from dl2d.tick.context import GuardRules, Timeouts
 from dl2d.tick.decide import decide
 from dl2d.tick.record import inputs_hash
-from dl2d.tick.state import TickState
+from dl2d.tick.tick_context import GuardRules, Timeouts
+from dl2d.tick.tick_state import TickState
 
 
 @pytest.fixture

@@ -17,14 +17,14 @@ from dl2d.core.policy import NO_EVIDENCE, Policy
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
-from dl2d.store.sql import SqlStore
+from dl2d.store.sql_store import SqlStore
 from dl2d.testing import PromptCoordinator, ScriptedManager
 from dl2d.testing.builders import make_job, make_nodes
-from dl2d.tick.context import Context, Deciders, GuardRules, Timeouts
 from dl2d.tick.record import Report
-from dl2d.tick.state import TickState
 from dl2d.tick.task_specs import Credentials, Launcher
 from dl2d.tick.tick import tick
+from dl2d.tick.tick_context import Context, Deciders, GuardRules, Timeouts
+from dl2d.tick.tick_state import TickState
 
 
 class GivesNothing:

@@ -14,7 +14,7 @@ from dl2d.core.policy import Policy
 from dl2d.core.policy_registry import Registry, SiteStore, Version, VersionState
 from dl2d.plugins import Given, load_placement, load_policy, takes_checkpoint
 from dl2d.policies.common.checkpoint import DIGITS, Checkpoint, checkpoint_in, read_checkpoint, write_checkpoint
-from dl2d.tick.start_check import site_start_check
+from dl2d.tick.policy_start_check import site_start_check
 
 log = structlog.get_logger()
 
@@ -29,7 +29,7 @@ class ActiveVersion:
     Of a policy that learns, it is the live version in the registry. Where none is live, it is the checkpoint of the
     configuration, or the one that comes with dl2d, which is then registered as the live version, so that what decided
     can always be found again. So is a checkpoint that the configuration names and the registry does not know, if it
-    passes the start check (``dl2d.tick.start_check``).
+    passes the start check (``dl2d.tick.policy_start_check``).
 
     Raises
     ------

@@ -24,7 +24,7 @@ from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.policies.dl2_paper.sizing import Sizing
 from dl2d.simulation.policy_lookup import find_policy
 from dl2d.simulation.replay import replay
-from dl2d.simulation.rule_presets import PresetName, preset
+from dl2d.simulation.simulation_presets import PresetName, preset
 from dl2d.simulation.workload.format import Workload
 
 _WORKER, _PS, _BUNDLE = range(3)

@@ -34,7 +34,7 @@ from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.policies.dl2_paper.policy import Dl2Original
 from dl2d.policies.drf import Drf
 from dl2d.simulation.policy_lookup import replay_by_name
-from dl2d.simulation.rule_presets import PresetName, preset
+from dl2d.simulation.simulation_presets import PresetName, preset
 from dl2d.simulation.vectorized.workload_arrays import Library
 from dl2d.simulation.workload.format import Workload
 

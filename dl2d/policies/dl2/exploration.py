@@ -8,7 +8,7 @@ from dl2d.core.cluster import Snapshot
 from dl2d.core.jobs import Job, JobKey
 from dl2d.core.measured_speeds import TrainingKind
 from dl2d.policies.dl2.checkpoint_contents import Parameters
-from dl2d.throughput.kind_relabelling import Relabelling
+from dl2d.throughput.mislabelled_jobs import Relabelling
 from dl2d.throughput.remaining_work import samples_left
 
 #: Optimism of an exploring job, as a multiple of that of other jobs.

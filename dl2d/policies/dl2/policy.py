@@ -2,7 +2,7 @@
 
 As in Peng et al., "DL2: A deep learning-driven scheduler for deep learning clusters" (arXiv:1909.06040), a learned
 policy decides the workers and parameter servers of all jobs in each slot. The method of deciding is different
-(``dl2d.policies.dl2.size_steps``); ``dl2d.policies.dl2_paper`` has the paper's design.
+(``dl2d.policies.dl2.size_search``); ``dl2d.policies.dl2_paper`` has the paper's design.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from dl2d.policies.dl2.pareto_frontier import (
 )
 from dl2d.policies.dl2.predictions import CheckpointSpeeds, Predictions
 from dl2d.policies.dl2.scoring import MIN_WORK_LEFT, ClusterJobs, Floats, Ints, describe_steps, score
-from dl2d.policies.dl2.size_steps import choose_sizes
+from dl2d.policies.dl2.size_search import choose_sizes
 from dl2d.throughput.gaussian_process import GaussianProcess
 from dl2d.throughput.remaining_work import samples_left
 

@@ -19,7 +19,7 @@ from dl2d.policies.dl2.exploration import job_optimism
 from dl2d.policies.dl2.locality import Locality, largest_requests, min_worker_seconds
 from dl2d.policies.dl2.scoring import Floats
 from dl2d.throughput.gaussian_process import GaussianProcess
-from dl2d.throughput.kind_relabelling import Relabelling
+from dl2d.throughput.mislabelled_jobs import Relabelling
 from dl2d.throughput.observations import (
     Points,
     by_kind,

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, TypeAdapter
 
+from dl2d.core.error_wording import did_you_mean, shown
 from dl2d.core.errors import WorkloadError
 from dl2d.core.jobs import Architecture, Consistency
-from dl2d.core.message_text import did_you_mean, shown
-from dl2d.core.validation import Flag, Items, Number, Record, Whole, bad, not_one_of, read, to_plain
+from dl2d.core.user_input import Flag, Items, Number, Record, Whole, bad, not_one_of, read, to_plain
 
 Grid = NDArray[np.float64]
 N = TypeVar("N", float, Grid)

@@ -15,11 +15,11 @@ from pydantic import AfterValidator, PlainValidator, TypeAdapter
 
 from dl2d.atomic_file import write_atomically
 from dl2d.core.cluster import Node
+from dl2d.core.error_wording import did_you_mean, printable, shown
 from dl2d.core.errors import WorkloadError
 from dl2d.core.jobs import Architecture, JobRequest
-from dl2d.core.message_text import did_you_mean, printable, shown
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d.core.validation import (
+from dl2d.core.user_input import (
     NAME,
     Demand,
     Items,

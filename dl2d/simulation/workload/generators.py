@@ -22,8 +22,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from dl2d.core.error_wording import did_you_mean
 from dl2d.core.errors import WorkloadError
-from dl2d.core.message_text import did_you_mean
 from dl2d.simulation.options import one_of, within
 from dl2d.simulation.speeds.model_profiles import load_profile, profile_names
 from dl2d.simulation.speeds.speed_models import MAX_TASKS

@@ -10,8 +10,8 @@ from urllib.parse import unquote
 
 import numpy as np
 
+from dl2d.core.error_wording import did_you_mean, printable, shown
 from dl2d.core.errors import WorkloadError
-from dl2d.core.message_text import did_you_mean, printable, shown
 from dl2d.simulation.workload.format import Workload, read_workload
 from dl2d.simulation.workload.generators import GENERATORS, generate
 from dl2d.simulation.workload.kind_sampling import KindsSettings, draw_kinds

@@ -18,8 +18,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NoReturn, TextIO
 
+from dl2d.core.error_wording import shown
 from dl2d.core.errors import WorkloadError
-from dl2d.core.message_text import shown
 from dl2d.simulation.options import within
 from dl2d.simulation.workload.conversion import PastJob, Settings, convert
 from dl2d.simulation.workload.format import MAX_JOBS, Workload

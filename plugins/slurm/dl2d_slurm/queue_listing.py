@@ -17,9 +17,9 @@ from msgspec.structs import replace
 from dl2d.core.cluster import Node, NodeState, parse_tag
 from dl2d.core.resource_manager import RmJob, RmJobState
 from dl2d.core.resources import NO_RESOURCES, Resources
+from dl2d_slurm.observed_jobs import WATCH_FIELDS, WatchRule, hosts, static_job
 from dl2d_slurm.output_fields import count, parse_gres, present, seconds
 from dl2d_slurm.states import job_state, node_state
-from dl2d_slurm.static_jobs import WATCH_FIELDS, WatchRule, hosts, static_job
 
 #: Names are those of ``squeue --Format`` and ``sinfo --Format``; the last one of each is free text, and so is ``Name``
 #: where something comes after it.

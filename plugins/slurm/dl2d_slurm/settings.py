@@ -10,8 +10,8 @@ from typing import Annotated, ClassVar, Final
 from pydantic import AfterValidator, BeforeValidator, TypeAdapter
 
 from dl2d.core.errors import ConfigError
-from dl2d.core.validation import Items, Number, Record, Text, Whole, bad, read
-from dl2d_slurm.static_jobs import WatchRule
+from dl2d.core.user_input import Items, Number, Record, Text, Whole, bad, read
+from dl2d_slurm.observed_jobs import WatchRule
 
 _PREFIX = "resource_manager.slurm"
 _PARTITION = r"[A-Za-z0-9_][A-Za-z0-9_.-]*(,[A-Za-z0-9_][A-Za-z0-9_.-]*)*"

@@ -19,7 +19,7 @@ from dl2d.core.policy_registry import VersionState
 from dl2d.daemon.models.active_version import ActiveVersion, keep_version
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
 from dl2d.policies.dl2.policy import with_checkpoint
-from dl2d.store.sql import SqlStore
+from dl2d.store.sql_store import SqlStore
 
 
 def another(number: int) -> Checkpoint:

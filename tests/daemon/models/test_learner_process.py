@@ -32,7 +32,7 @@ from dl2d.daemon.models.learner_process import Learner
 from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.policies.dl2.policy import with_checkpoint
 from dl2d.store import schema
-from dl2d.store.sql import SqlStore
+from dl2d.store.sql_store import SqlStore
 
 
 @pytest.fixture

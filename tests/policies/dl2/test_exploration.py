@@ -8,14 +8,14 @@ import pytest
 from policies.dl2.checkpoints import policy
 from policies.snapshots import given
 from throughput.test_gaussian_process import SMOOTH, SPREAD, of_model
-from throughput.test_kind_relabelling import KNOWN, TRUE, job_of, own, with_speeds
+from throughput.test_mislabelled_jobs import KNOWN, TRUE, job_of, own, with_speeds
 
 from dl2d.core.jobs import Job
 from dl2d.core.measured_speeds import SpeedPoint
 from dl2d.policies.dl2.exploration import exploring_jobs
 from dl2d.policies.dl2.policy import Dl2
 from dl2d.throughput.gaussian_process import GaussianProcess
-from dl2d.throughput.kind_relabelling import Relabelling
+from dl2d.throughput.mislabelled_jobs import Relabelling
 from dl2d.throughput.observations import by_kind
 
 A = own(((4, 4), TRUE["a"][4, 4]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pslite.coordinator.job import Job
+from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import JobState, MemberState
 from pslite.coordinator.settings import Settings
 from pslite.job.job_spec import SGD, JobSpec, Part, Segment

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from jobs import job, member
 
 from pslite.coordinator import Coordinator
-from pslite.coordinator.job import Job
+from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import JobState
 from pslite.coordinator.log_writer import LogWriter, decode, encode
 from pslite.launch.mxnet_launcher import OpenMembership

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from rehearsal import QUICK, Event, Rehearsal, job, static_digest
 
 from pslite.errors import UsageError
-from pslite.job.assignment import assign, dealt
 from pslite.job.blocks import cut
 from pslite.job.job_spec import SGD, Part, Segment, block_bytes_for
 from pslite.job.load_balancing import LoadBalancer, Rule, WorkDivision, deal, loads, longest
-from pslite.job.measurements import StepTimes, Throughput, ThroughputMeter
+from pslite.job.member_measurements import StepTimes, Throughput, ThroughputMeter
 from pslite.job.membership_plan import Member, make_plan, reduction
 from pslite.job.reduction_tree import span
+from pslite.job.shard_assignment import assign, dealt
 from pslite.launch.task_environment import balance_of
-from pslite.worker.session import Share
+from pslite.worker.training_session import Share
 
 costs = st.lists(st.floats(1e-4, 1e2), min_size=1, max_size=12)
 

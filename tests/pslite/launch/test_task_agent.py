@@ -18,7 +18,7 @@ from pslite_jobs import command, environment, static_digest
 
 from pslite.coordinator import Coordinator, Settings
 from pslite.job.job_status import Cause, Reply
-from pslite.job.measurements import Usage
+from pslite.job.member_measurements import Usage
 from pslite.launch.exit_status import OomKills
 from pslite.launch.task_agent import TaskAgent
 from pslite.net.authentication import Identity

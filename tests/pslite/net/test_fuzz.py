@@ -35,7 +35,7 @@ from pslite.net.framing import Channel
 from pslite.net.framing import frame as message_frame
 from pslite.net.messages import PROTOCOL, FromMember, Hello, Join
 from pslite.worker.allreduce.state_transfer import Giving, Taking
-from pslite.worker.session import Session
+from pslite.worker.training_session import Session
 
 #: of everything in this process; what is announced has up to 4 GiB
 MOST_BYTES = 32 << 20

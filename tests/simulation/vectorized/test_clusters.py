@@ -14,7 +14,7 @@ from simulation.drawn import drawn
 
 from dl2d.core.errors import WorkloadError
 from dl2d.simulation.replay import replay
-from dl2d.simulation.rule_presets import PresetName, preset
+from dl2d.simulation.simulation_presets import PresetName, preset
 from dl2d.simulation.speeds.speed_models import PsSync
 from dl2d.simulation.vectorized.clusters import Clusters, in_bundles
 from dl2d.simulation.vectorized.workload_arrays import Library

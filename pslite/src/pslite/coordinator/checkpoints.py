@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from pslite.coordinator.job import Job
+from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import ROLES, JobState, MemberState
 from pslite.coordinator.status import current_epoch
 from pslite.errors import CheckpointError

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from pslite.coordinator import checkpoints, group_repair, job_completion, plans
+from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.failure_detector import examine
-from pslite.coordinator.job import Job
 from pslite.coordinator.job_state import MemberState, ServerFailover
 from pslite.coordinator.status import how_it_ended
 from pslite.coordinator.work_reassignment import lose_worker, stop_waiting_for

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from pslite.coordinator.job import Job
+from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import MemberState
 from pslite.coordinator.status import how_it_ended
 from pslite.net.messages import AgentExit

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pslite.coordinator.job import Job
+from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import MemberState
 from pslite.net.messages import Clip, Norm, Trust
 from pslite.numeric.norms import Tensors

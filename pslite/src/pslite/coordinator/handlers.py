@@ -16,7 +16,7 @@ from pslite.coordinator import (
     status,
     work_reassignment,
 )
-from pslite.coordinator.job import Job
+from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import MemberState
 from pslite.net.messages import (
     AtBarrier,

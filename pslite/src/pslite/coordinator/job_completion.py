@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from pslite.coordinator import plans
-from pslite.coordinator.job import Job
+from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import JobState, MemberState
 from pslite.coordinator.work_reassignment import lose_worker
 from pslite.job.blocks import digest_of

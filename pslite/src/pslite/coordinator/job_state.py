@@ -11,7 +11,7 @@ import msgspec
 from pslite.job.blocks import Block, cut
 from pslite.job.job_spec import JobSpec
 from pslite.job.job_status import PlanReport, Reply, Result
-from pslite.job.measurements import StepTimes
+from pslite.job.member_measurements import StepTimes
 from pslite.job.membership_plan import Member, Plan
 from pslite.net.messages import AgentExit, Exit, Moved
 from pslite.net.reliable_channel import ReliableChannel
@@ -172,7 +172,7 @@ class ServerFailover:
 class JobState(msgspec.Struct, kw_only=True, dict=True):
     """What a coordinator knows of its job and writes to its log, and what follows from that alone.
 
-    Not in it: connections, measurements, and what members repeat (`pslite.coordinator.job.Job`).
+    Not in it: connections, measurements, and what members repeat (`pslite.coordinator.coordinator_context.Job`).
 
     Who writes which field, beside `begin_again` (a job that goes back to a checkpoint):
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from pslite.coordinator.job import Job
+from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import JobState
 from pslite.errors import LogError
 from pslite.net.messages import Clip, FromCoordinator, Message, Trust

@@ -21,8 +21,8 @@ from pslite.coordinator import (
     status,
     work_reassignment,
 )
+from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.handlers import DUE, FROM_ANYBODY, HANDLERS
-from pslite.coordinator.job import Job
 from pslite.coordinator.job_state import JobState, MemberState
 from pslite.coordinator.log_writer import LogWriter
 from pslite.coordinator.settings import Settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from pslite.coordinator.job import Job
+from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import ROLES, JobState, MemberState
 from pslite.job.job_spec import JobSpec, Sum, differences
 from pslite.net.messages import AtBarrier, BarrierOpen, Describe, Finished, Hello, Join, Refused, Seat

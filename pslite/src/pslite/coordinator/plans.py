@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from pslite.coordinator.job import Job
+from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import JobState, MemberState, PendingPlan
 from pslite.coordinator.settings import Settings
 from pslite.job.job_status import PlanReport, Suspension

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-from pslite.coordinator.job import Job
+from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import MemberState
 from pslite.job.job_status import Cause, MemberReport, Status, signal_in_words
-from pslite.job.measurements import Usage
+from pslite.job.member_measurements import Usage
 from pslite.net.messages import AgentExit, Alive, Beat
 
 #: the window over which speed is measured

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection
 
 from pslite.coordinator import checkpoints, plans
-from pslite.coordinator.job import Job
+from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import JobState, MemberState, Reassignment
 from pslite.job.membership_plan import Plan, reduction
 from pslite.net.messages import TakenOver, TakeOver

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from pslite.job.load_balancing import Straggler
-from pslite.job.measurements import StepTimes, Usage
+from pslite.job.member_measurements import StepTimes, Usage
 
 
 class Cause(enum.StrEnum):

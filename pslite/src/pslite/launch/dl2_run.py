@@ -123,8 +123,8 @@ def _run(options: argparse.Namespace, environ: dict[str, str], say: Callable[[st
 
 
 def with_hooks(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which a script that imports mxnet gets ours with it; see hooks/sitecustomize.py."""
-    hooks = str(Path(__file__).parents[1] / "hooks")
+    """Return an environment in which a script that imports mxnet gets ours with it; see mxnet_hook/sitecustomize.py."""
+    hooks = str(Path(__file__).parents[1] / "mxnet_hook")
     before = environ.get("PYTHONPATH", "")
     places = [place for place in before.split(os.pathsep) if place and place != hooks]
     return {**environ, "PYTHONPATH": os.pathsep.join([hooks, *places])}

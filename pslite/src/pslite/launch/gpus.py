@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pslite.job.measurements import GpuUsage
+from pslite.job.member_measurements import GpuUsage
 
 #: variables that say which devices a task has; the first one that is set counts. Slurm and container runtimes set them
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")

@@ -18,10 +18,10 @@ import msgspec
 
 from pslite.coordinator import Coordinator, Settings
 from pslite.errors import UsageError
+from pslite.launch.coordinator_supervisor import LogLocation, Supervisor, locate_log
+from pslite.launch.daemon_membership import DaemonClient
 from pslite.launch.local_tasks import LocalTasks
-from pslite.launch.membership_source import DaemonClient
 from pslite.launch.mxnet_launcher import OpenMembership, launched_listener
-from pslite.launch.supervisor import LogLocation, Supervisor, locate_log
 from pslite.launch.task_environment import balance_of, job_encryption, need
 from pslite.net.authentication import TOKEN_BYTES, parse_token
 from pslite.net.framing import listen

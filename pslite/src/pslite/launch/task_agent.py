@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 import psutil
 
 from pslite.job.job_status import Cause
-from pslite.job.measurements import Usage, in_words
+from pslite.job.member_measurements import Usage, in_words
 from pslite.launch.agent_connection import AgentConnection
 from pslite.launch.exit_status import ExitStatus, OomKills, classify, oom_kills
 from pslite.launch.gpus import open_gpus
-from pslite.launch.process_monitor import ProcessMonitor, family
+from pslite.launch.resource_usage import ProcessMonitor, family
 from pslite.launch.signals import ENDING, OWN, from_terminal, handled, wait_for
 from pslite.net.authentication import Identity
 from pslite.net.messages import AgentExit, AgentUsage

@@ -27,7 +27,7 @@ from pslite.mxnet.sparse import STYPE, dense, lazy, numbers_of, put, same_dense
 from pslite.mxnet.step_exchange import StepExchange
 from pslite.numeric.gradient_sums import Contribution, GradientSums
 from pslite.worker.connect import open_session
-from pslite.worker.session import OpenSession
+from pslite.worker.training_session import OpenSession
 
 
 class ElasticKVStore(KVStore):  # type: ignore[misc]

@@ -12,7 +12,7 @@ import numpy as np
 from pslite.errors import CheckpointError
 from pslite.mxnet.keys import Array, KeyTensor
 from pslite.numeric.optimizers import slots
-from pslite.worker.session import OpenSession, StartState
+from pslite.worker.training_session import OpenSession, StartState
 
 _FORMAT = "pslite optimizer states 1"
 

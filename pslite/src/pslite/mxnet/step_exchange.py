@@ -14,7 +14,7 @@ from pslite.mxnet.arrays import gather, memory, near, write
 from pslite.mxnet.keys import Key, KeyTensor
 from pslite.mxnet.sparse import rows_of
 from pslite.numeric.gradient_sums import Bundle
-from pslite.worker.session import OpenSession
+from pslite.worker.training_session import OpenSession
 
 
 class StepExchange:

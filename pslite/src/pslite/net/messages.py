@@ -8,7 +8,7 @@ import msgspec
 
 from pslite.job.job_spec import JobSpec
 from pslite.job.job_status import Cause
-from pslite.job.measurements import StepTimes, Throughput, Usage
+from pslite.job.member_measurements import StepTimes, Throughput, Usage
 from pslite.job.membership_plan import Member, Plan
 
 PROTOCOL = 2

@@ -10,7 +10,7 @@ from pslite.errors import ProtocolError
 from pslite.fault_points import FaultPoints
 from pslite.job.blocks import Block, cut
 from pslite.job.job_spec import JobSpec
-from pslite.job.measurements import ThroughputMeter
+from pslite.job.member_measurements import ThroughputMeter
 from pslite.job.membership_plan import Plan, Reduction
 from pslite.net.data_frames import STATE, Header, Link
 from pslite.net.messages import Message

@@ -10,7 +10,7 @@ from pslite.errors import UsageError
 from pslite.job.job_spec import JobSpec
 from pslite.launch.task_environment import TaskEnvironment, role_of, task_environment
 from pslite.worker.ps.worker import Worker
-from pslite.worker.session import OpenSession, Session, SingleSession
+from pslite.worker.training_session import OpenSession, Session, SingleSession
 
 
 def session_for(spec: JobSpec, environ: Mapping[str, str] | None = None) -> Session:

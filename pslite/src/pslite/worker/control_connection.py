@@ -13,7 +13,7 @@ from typing import Required, TypedDict
 from pslite.errors import JobFailed, PsliteError
 from pslite.fault_points import FaultHook, FaultPoint, FaultPoints
 from pslite.job.job_spec import JobSpec
-from pslite.job.measurements import MAX_STEPS, StepTimes, ThroughputMeter
+from pslite.job.member_measurements import MAX_STEPS, StepTimes, ThroughputMeter
 from pslite.net.authentication import Identity
 from pslite.net.coordinator_client import CoordinatorClient
 from pslite.net.messages import (
@@ -29,8 +29,8 @@ from pslite.net.messages import (
     RollBack,
 )
 from pslite.worker.script_process import Host, ScriptProcess
-from pslite.worker.session import Drained
-from pslite.worker.version_progress import Progress
+from pslite.worker.training_session import Drained
+from pslite.worker.weights_version import Progress
 
 #: the least time between two progress reports of a fast loop
 _PROGRESS_SECONDS = 0.1

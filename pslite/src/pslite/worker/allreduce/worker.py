@@ -63,7 +63,7 @@ from pslite.worker.allreduce.state_transfer import Giving, Taking
 from pslite.worker.allreduce.summing import Summing, room
 from pslite.worker.control_connection import MemberOptions, Membership
 from pslite.worker.model_replica import ModelReplica
-from pslite.worker.session import Share, Stopwatch
+from pslite.worker.training_session import Share, Stopwatch
 
 _LOOK_SECONDS = 1.0
 #: how long the end of a process may wait until a group's threads have ended
@@ -89,7 +89,7 @@ class _Stage:
 
 
 class AllReduceWorker(Membership):
-    """One worker of an elastic all-reduce job; see `pslite.worker.session.Session`.
+    """One worker of an elastic all-reduce job; see `pslite.worker.training_session.Session`.
 
     Parameters
     ----------

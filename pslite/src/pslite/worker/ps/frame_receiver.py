@@ -32,7 +32,7 @@ from pslite.worker.ps.initial_state import InitialState
 from pslite.worker.ps.known_plans import PlanTable
 from pslite.worker.ps.model_buffers import ModelBuffers
 from pslite.worker.ps.state_fetch import StateFetch
-from pslite.worker.version_progress import Progress
+from pslite.worker.weights_version import Progress
 
 
 class FrameReceiver:

@@ -13,7 +13,7 @@ from pslite.numeric.gradient_sums import Bundle, Contribution
 from pslite.worker.ps.data_plane import DataPlane
 from pslite.worker.ps.known_plans import PlanTable
 from pslite.worker.ps.model_buffers import ModelBuffers
-from pslite.worker.version_progress import Progress
+from pslite.worker.weights_version import Progress
 
 
 class GradientSender:

@@ -13,8 +13,8 @@ from pslite.worker.model_replica import ModelReplica
 from pslite.worker.ps.data_plane import DataPlane
 from pslite.worker.ps.known_plans import PlanTable
 from pslite.worker.ps.model_buffers import ModelBuffers
-from pslite.worker.session import StartState
-from pslite.worker.version_progress import Progress
+from pslite.worker.training_session import StartState
+from pslite.worker.weights_version import Progress
 
 
 class InitialState:

@@ -29,14 +29,14 @@ from pslite.worker.ps.known_plans import PlanTable, PreparedPlan
 from pslite.worker.ps.model_buffers import ModelBuffers
 from pslite.worker.ps.recovery import Recovery
 from pslite.worker.ps.state_fetch import StateFetch
-from pslite.worker.session import Share, StartState, Stopwatch
+from pslite.worker.training_session import Share, StartState, Stopwatch
 
 #: how long a broken data connection may take to be there again, or the coordinator to say why it will not
 _VERDICT_SECONDS = 10.0
 
 
 class Worker(Membership):
-    """One worker of an elastic job; see `pslite.worker.session.Session`.
+    """One worker of an elastic job; see `pslite.worker.training_session.Session`.
 
     Parameters
     ----------

@@ -12,7 +12,7 @@ from dl2d.daemon.health import Health
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.testing.builders import make_nodes
-from dl2d.tick.context import GuardRules
+from dl2d.tick.tick_context import GuardRules
 
 
 def test_jobs_that_wait_beside_room_are_seen_and_after_a_while_the_fallback_starts_them(build) -> None:

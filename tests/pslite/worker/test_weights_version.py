@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pslite.worker.version_progress import Progress
+from pslite.worker.weights_version import Progress
 
 
 def test_a_block_is_at_the_version_before_until_the_awaited_one_comes():

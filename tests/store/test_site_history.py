@@ -10,7 +10,7 @@ from dl2d.core.cluster import Node, TaskState
 from dl2d.core.jobs import NO_LAUNCH, Allocation, JobState, Progress
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, RuntimePlan, TaskChange
-from dl2d.store.sql import SqlStore
+from dl2d.store.sql_store import SqlStore
 
 BEGIN, END = 1_000_000.0, 1_010_000.0
 

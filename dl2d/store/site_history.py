@@ -10,13 +10,13 @@ from typing import Final
 from sqlalchemy import Connection, select
 
 from dl2d.core.cluster import Node, Snapshot, TaskState, in_submit_order
-from dl2d.core.history import History, Sight
 from dl2d.core.jobs import NO_LAUNCH
 from dl2d.core.measured_speeds import TrainingKind
 from dl2d.core.resources import Resources
+from dl2d.core.site_history import History, Sight
 from dl2d.store.jobs import JobRow, job_of
 from dl2d.store.mapping import columns
-from dl2d.store.slots import SlotRow, snapshot
+from dl2d.store.slot_records import SlotRow, snapshot
 from dl2d.store.speeds import speeds
 from dl2d.store.tasks import GROW, ResizeEventRow, RuntimePlanRow, runtime_plan_of
 

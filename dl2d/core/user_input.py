@@ -26,8 +26,8 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
+from dl2d.core.error_wording import MAX_SHOWN, did_you_mean, is_meant, printable, shown
 from dl2d.core.errors import RequestError
-from dl2d.core.message_text import MAX_SHOWN, did_you_mean, is_meant, printable, shown
 from dl2d.core.resources import Resources, parse_resources
 
 T = TypeVar("T")

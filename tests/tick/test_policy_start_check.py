@@ -19,7 +19,7 @@ from dl2d.placement.load_balance import LoadBalance
 from dl2d.placement.optimus import Optimus
 from dl2d.plugins import load_policy
 from dl2d.policies.drf import Drf
-from dl2d.tick.start_check import start_check
+from dl2d.tick.policy_start_check import start_check
 
 BUILT_IN = ("dl2", "drf", "fifo", "lookahead", "optimus", "srtf", "tetris")
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pslite.job.measurements import StepTimes, Usage, in_words, size_in_words
+from pslite.job.member_measurements import StepTimes, Usage, in_words, size_in_words
 from pslite.launch.gpus import open_gpus
-from pslite.launch.process_monitor import MAX_SHARE, ProcessMonitor, family
+from pslite.launch.resource_usage import MAX_SHARE, ProcessMonitor, family
 
 MIB = 1 << 20
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from pslite.job.measurements import Usage
+from pslite.job.member_measurements import Usage
 from pslite.launch.gpus import Gpus
 
 #: share of a core that sampling may take: the next sample is delayed accordingly

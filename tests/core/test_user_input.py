@@ -12,7 +12,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from dl2d.core.resources import Resources
-from dl2d.core.validation import (
+from dl2d.core.user_input import (
     Demand,
     Flag,
     Items,

@@ -10,7 +10,7 @@ from dl2d.core.decision import Decision
 from dl2d.core.jobs import JobKey
 from dl2d.core.policy import Policy
 from dl2d.tick.guard import ResizeHistory
-from dl2d.tick.idle_cluster import IdleWaiting
+from dl2d.tick.waiting_on_idle_cluster import IdleWaiting
 
 
 class StartFailures(NamedTuple):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from dl2d.policies.dl2.pareto_frontier import ParetoFrontier, ParetoFrontiers, SizeGrid, pareto_frontiers
 from dl2d.policies.dl2.scoring import ClusterJobs, Floats, Ints, describe_steps, score, weight_count
-from dl2d.policies.dl2.size_steps import choose_sizes
+from dl2d.policies.dl2.size_search import choose_sizes
 
 
 def a_frontier(rng: np.random.Generator, capacity: list[int]) -> ParetoFrontier | None:

@@ -9,7 +9,7 @@ from typing import Literal
 from pslite.coordinator.job_state import JobState, MemberState
 from pslite.coordinator.settings import Settings
 from pslite.job.load_balancing import LoadBalancer
-from pslite.job.measurements import Usage
+from pslite.job.member_measurements import Usage
 from pslite.net.messages import Clip, JobEnded, Message, Trust
 from pslite.net.tls import Encryption
 from pslite.numeric.norms import Squares

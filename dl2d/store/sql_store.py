@@ -14,9 +14,9 @@ from sqlalchemy import Connection, event, select
 from dl2d.core.cluster import Task
 from dl2d.core.daemon_mode import Mode, ModeChange
 from dl2d.core.errors import AlreadyRunning, SchemaOutdated
-from dl2d.core.history import History
 from dl2d.core.jobs import Job, JobKey, Progress
 from dl2d.core.measured_speeds import JobSpeeds, MeasuredLoss, MeasuredSpeeds, TrainingKind
+from dl2d.core.site_history import History
 from dl2d.core.store import (
     DecisionEntry,
     JobChange,
@@ -31,14 +31,14 @@ from dl2d.core.tick_plan import Start
 from dl2d.store import jobs as job_queries
 from dl2d.store import modes as mode_queries
 from dl2d.store import schema
-from dl2d.store import slots as slot_queries
+from dl2d.store import slot_records as slot_queries
 from dl2d.store import speeds as speed_queries
 from dl2d.store import tasks as task_queries
 from dl2d.store.database import Database, Place
-from dl2d.store.history import read_history
 from dl2d.store.lease import FileLease, Lease, LeaseRow, NoLease, ServerLease
 from dl2d.store.mapping import upsert
 from dl2d.store.policy_versions import SqlRegistry
+from dl2d.store.site_history import read_history
 
 _LEASE = "daemon"
 
