@@ -158,7 +158,7 @@ def test_check_tells_of_a_checkpoint_that_cannot_be_read(dl2d: Dl2d, tmp_path: P
     )
     config = write_config(tmp_path, policy={"name": "drf"}, learning={"enabled": True}, **here)
     assert findings(dl2d, config)["learning.enabled"] == (
-        False, "policy 'drf' does not learn from a site; set policy.name: dl2"
+        False, "policy 'drf' does not learn from a site; set policy.name: dl2 or dl2-original"
     )  # fmt: skip
 
 
