@@ -140,7 +140,6 @@ class Parts:
         )
         assert isinstance(prepared, PreparedPlan), prepared
         self.state.plans[plan.number] = prepared
-        self.state.current_plan = self.state.current_plan or plan.number
         self.replica_store.expect(prepared.replicas)
         for task in plan.tasks() - {self.state.task}:
             self.connections.accepted.setdefault(task, FakeLink(task))

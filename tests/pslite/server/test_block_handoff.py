@@ -130,6 +130,24 @@ def test_a_worker_that_is_in_no_plan_does_not_set_the_version_of_an_expected_blo
     assert not [message for message in receiver.messages if isinstance(message, Failed)]
 
 
+def test_a_state_of_another_version_than_the_pushed_gradients_ends_the_job_and_is_not_acknowledged():
+    parts, leaves = moved()
+    parts.handoff.send()
+    ((header, payload),) = parts.connections.opened["ps-1"].take()
+    receiver = Parts(parts.state.spec, "ps-1")
+    receiver.prepare(parts.state.plans[2].plan, parts.state.plans[1].plan)
+    receiver.connections.accepted["ps-0"] = FakeLink("ps-0")
+    receiver.push(0, 1, 3, 4.0, block=leaves, plan=2, first=3)
+    receiver.take("ps-0", header, payload)
+    (failed,) = receiver.messages
+    assert failed == Failed(
+        reason=f"the state of block {leaves} arrived at version 2, but workers push gradients for version 3"
+    )
+    assert not receiver.state.owned
+    assert receiver.connections.accepted["ps-0"].sent == []
+    assert receiver.answers("worker-0") == []
+
+
 def test_a_state_with_a_wrong_checksum_ends_the_job():
     parts, leaves = moved()
     parts.handoff.send()

@@ -120,18 +120,23 @@ class Handoff:
 
     # --- receiving ------------------------------------------------------------------------------------------------
 
-    def receive(self, block: BlockState, header: Header) -> None:
-        """Become the owner of a block whose state has arrived."""
+    def receive(self, block: BlockState, header: Header) -> bool:
+        """Become the owner of a block whose state has arrived.
+
+        Return False, and fail the job, if it has another version than the gradients that workers have pushed to it.
+        """
         if block.version not in (-1, header.version):
             reason = (
                 f"the state of block {header.block} arrived at version {header.version}, "
                 f"but workers push gradients for version {block.version}"
             )
             self.state.send(Failed(reason=reason))
+            return False
         block.state_arrived(header)
         block.progress.highest = header.version
         self.state.version = max(self.state.version, block.version)
         self.own(block)
+        return True
 
     def own(self, block: BlockState) -> None:
         """Become the owner of a block that its plan gives to this server."""

@@ -178,7 +178,8 @@ class FrameHandlers:
         if self._buffers.pop(link, None) is not None:
             return
         block = self.state.block_for_state(link, header)
-        self.handoff.receive(block, header)
+        if not self.handoff.receive(block, header):
+            return
         self.rounds.answer_requests()
         self.handoff.assign_backup(block, moved=False)
         self.rounds.answer_workers(block)
@@ -215,6 +216,8 @@ class FrameHandlers:
         block = self.state.block_for_state(link, header)
         crc = zlib.crc32(block.whole)
         if crc != header.crc:
+            # The former owner does not send it a second time: the job cannot go on.  A damaged seed
+            # (`ReplicaStore.take_seed`) only closes the connection, as the job can go on without the replica.
             self.state.send(
                 Failed(
                     reason=f"the state of block {header.block} was damaged on its way from {link.task}: "
@@ -222,8 +225,9 @@ class FrameHandlers:
                 )
             )
             return
+        if not self.handoff.receive(block, header):
+            return
         link.send(header.reply(STATE_ACK))
-        self.handoff.receive(block, header)
         self.rounds.answer_requests()
         self.handoff.assign_backup(block, moved=True)
         self.rounds.proceed(block)

@@ -231,8 +231,12 @@ class Server:
         self._connections.report_broken(self._control)
 
     def _is_needed(self, link: Link) -> bool:
-        """Return whether a connection is needed: to a member of the plan in force, and used for training or a move."""
-        prepared = self._state.plans.get(self._state.current_plan)
+        """Return whether a connection is needed: used for training or a move, to a member of the oldest known plan.
+
+        That is the completed plan, or the first plan of this server until that is completed.
+        """
+        plans = self._state.plans
+        prepared = plans.get(min(plans, default=0))
         used = link.role != "ps" or self._handoff.moving or self._connections.opened.get(link.task) is link
         return used and prepared is not None and link.task in prepared.plan.tasks()
 
@@ -271,7 +275,6 @@ class Server:
         self._state.plans[number] = prepared
         self._state.faults.reached(FaultPoint.PLAN_STAGED, prepared.plan)
         self._replica_store.expect(prepared.replicas)
-        self._state.current_plan = self._state.current_plan or number
         self._state.send(Ready(plan=number))
 
     def _finish_checkpoints(self) -> None:
@@ -336,7 +339,7 @@ class Server:
         former_members = {task for plan in state.known_plans() for task in plan.tasks()}
         for earlier in [n for n in state.plans if n < number]:
             self._drop_plan(earlier)
-        state.current_plan = state.completed_plan = number
+        state.completed_plan = number
         self._handoff.plan_done(number)
         state.activation.plan_in_force(number)
         prepared = state.plans[number]

@@ -64,7 +64,6 @@ class ServerState:
     spec ... lengths what follows from the job's description       `set_spec`
     saver            writer of checkpoints                         loop
     plans            prepared plans, by number                     loop, failover
-    current_plan     number of the plan in force                   loop
     completed_plan   the last plan that all members have moved to  loop
     owned            blocks that this server owns                  block_handoff, failover
     frozen           blocks to which no step is applied            failover
@@ -99,9 +98,7 @@ class ServerState:
     #: None if the job has no checkpoints
     saver: Saver | None = None
     plans: dict[int, PreparedPlan] = field(default_factory=dict)
-    #: 0 before the first plan
-    current_plan: int = 0
-    #: 0 before the first plan
+    #: 0 until this server has moved to a plan together with all other members
     completed_plan: int = 0
     owned: dict[int, BlockState] = field(default_factory=dict)
     #: numbers of blocks whose versions were reported after a `Census`: they must not change until `Promote`
@@ -215,7 +212,5 @@ class ServerState:
     def drop_plan(self, number: int) -> None:
         """Drop a plan; its connections stay open, as the next plan probably needs them."""
         self.plans.pop(number, None)
-        if self.current_plan == number:
-            self.current_plan = 0
         if not self.plans:
             self.frozen.clear()  # this server is in no plan: no `Promote` will come
