@@ -85,12 +85,12 @@ class Harness(ABC):
         deadline = time.monotonic() + self.patience
         while not predicate():
             if time.monotonic() > deadline:
-                raise AssertionError(f"{what} did not come within {self.patience:g} s; {self.manager.snapshot()}")
+                raise AssertionError(f"{what} did not come within {self.patience:g} s; {self.manager.listing()}")
             time.sleep(0.02)
 
     def job_of(self, handle: str) -> RmJob:
         """The job with this handle as the manager lists it."""
-        found = [job for job in self.manager.snapshot().jobs if job.handle == handle]
+        found = [job for job in self.manager.listing().jobs if job.handle == handle]
         assert len(found) == 1, f"{handle} is listed {len(found)} times"
         return found[0]
 
@@ -118,7 +118,7 @@ class Harness(ABC):
     def node(self, name: str | None = None) -> Node:
         """A node as the manager lists it."""
         wanted = self.nodes[0] if name is None else name
-        return next(node for node in self.manager.snapshot().nodes if node.name == wanted)
+        return next(node for node in self.manager.listing().nodes if node.name == wanted)
 
     def processes(self) -> list[psutil.Process]:
         """Every living process of this test's tasks, whatever the manager says."""
@@ -140,11 +140,11 @@ class Harness(ABC):
 
     def end_all(self) -> None:
         """Stop every job that still runs, and check that nothing is left."""
-        self.manager.stop([job.handle for job in self.manager.snapshot().jobs if not job.state.ended], 0)
+        self.manager.stop([job.handle for job in self.manager.listing().jobs if not job.state.ended], 0)
         try:
-            self.wait_until(lambda: all(job.state.ended for job in self.manager.snapshot().jobs), "the end of all jobs")
+            self.wait_until(lambda: all(job.state.ended for job in self.manager.listing().jobs), "the end of all jobs")
             assert not self.processes(), "processes are left although all jobs have ended"
-            assert all(node.used == NO_RESOURCES for node in self.manager.snapshot().nodes)
+            assert all(node.used == NO_RESOURCES for node in self.manager.listing().nodes)
         finally:
             for process in self.processes():
                 process.send_signal(signal.SIGKILL)

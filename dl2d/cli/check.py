@@ -23,7 +23,7 @@ from dl2d.core.errors import Dl2dError
 from dl2d.core.job_request import RequestRules
 from dl2d.core.policy import Policy
 from dl2d.core.policy_registry import Version
-from dl2d.core.resource_manager import RmSnapshot
+from dl2d.core.resource_manager import RmListing
 from dl2d.daemon.api.admission import check_feasible
 from dl2d.daemon.credentials import load_credentials
 from dl2d.daemon.loop import manager_settings
@@ -277,7 +277,7 @@ def _nodes(settings: Settings) -> tuple[Node, ...]:
 def _job_file(path: Path, rules: RequestRules, nodes: tuple[Node, ...]) -> Finding:
     try:
         request = read_batch_script(path, rules) if is_batch_script(path) else JobFile.read(path).checked(rules)
-        check_feasible(request, RmSnapshot(0.0, nodes, ()))
+        check_feasible(request, RmListing(0.0, nodes, ()))
     except Dl2dError as error:
         return Finding(str(path), False, str(error).removeprefix(f"{path}: "))
     bounds = f"{request.min_workers} to {request.max_workers} workers, {request.min_ps} to {request.max_ps} PSs"

@@ -259,7 +259,7 @@ class _Site:
         manager = load_manager("local", manager_settings(self.settings), time.time)
 
         def running() -> list[str]:
-            return [job.handle for job in manager.snapshot().jobs if not job.state.ended]
+            return [job.handle for job in manager.listing().jobs if not job.state.ended]
 
         try:
             handles = running()

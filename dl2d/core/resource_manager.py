@@ -96,9 +96,10 @@ class RmJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
-class RmSnapshot:
-    """Answer of a resource manager to one batched query."""
+class RmListing:
+    """Nodes and jobs that a resource manager lists, at one time."""
 
+    #: When it was asked, seconds since 1970.
     at: float
     nodes: tuple[Node, ...]
     jobs: tuple[RmJob, ...]
@@ -154,8 +155,8 @@ class ResourceManager(Protocol):
         """What this manager can do; asked once."""
         ...
 
-    def snapshot(self) -> RmSnapshot:
-        """Nodes and jobs at this moment: a number of queries that does not grow with the jobs.
+    def listing(self) -> RmListing:
+        """The nodes and jobs now, read by a number of queries that does not grow with the number of jobs.
 
         Jobs that ended stay listed for at least ten minutes or until the manager forgets them by its own rule.
         """

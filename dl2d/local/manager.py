@@ -25,7 +25,7 @@ from dl2d import __version__
 from dl2d.core.cluster import Node, NodeState
 from dl2d.core.errors import AlreadyRunning, ConfigError, Denied, NotFound, Rejected, Unavailable
 from dl2d.core.jobs import JobKey
-from dl2d.core.resource_manager import Anchor, Capabilities, RmJob, RmJobState, RmSnapshot, TaskSpec
+from dl2d.core.resource_manager import Anchor, Capabilities, RmJob, RmJobState, RmListing, TaskSpec
 from dl2d.core.resources import Resources
 from dl2d.local import task_supervisor
 from dl2d.local.settings import LocalSettings
@@ -99,7 +99,7 @@ class LocalManager:
             name="local", cluster=self._cluster, version=__version__, starts_anchors=True, other_users=False
         )
 
-    def snapshot(self) -> RmSnapshot:
+    def listing(self) -> RmListing:
         now = self._clock()
         jobs: list[RmJob] = []
         used: dict[str, list[Resources]] = {}
@@ -112,7 +112,7 @@ class LocalManager:
             jobs.append(job)
             if not job.state.ended:
                 used.setdefault(seen.node, []).append(seen.resources)
-        return RmSnapshot(now, self._nodes(used), tuple(jobs))
+        return RmListing(now, self._nodes(used), tuple(jobs))
 
     def submit(self, task: TaskSpec) -> str:
         self._check(task)
@@ -285,7 +285,7 @@ class LocalManager:
             raise Rejected(f"{task.tag}: working folder {task.launch.cwd!r} is not an absolute path")
 
     def _choose_node(self, task: TaskSpec) -> str:
-        nodes = {node.name: node for node in self.snapshot().nodes}
+        nodes = {node.name: node for node in self.listing().nodes}
         if not task.node:
             for node in nodes.values():
                 if node.state is NodeState.UP and task.demand.fits_in(node.capacity.minus(node.used)):
@@ -339,7 +339,7 @@ class LocalManager:
             return
         present = self._records.get(handle)
         if not word and present is not None and present.supervisor is not None and present.ended is None:
-            # It died between letting the task go and saying so: the record is the truth, snapshot() clears it up.
+            # It died between letting the task go and saying so: the record is the truth, listing() clears it up.
             raise Unavailable(f"{record.tag}: its supervisor vanished")
         self._records.remove(handle)
         if word == task_supervisor.REFUSED:

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from dl2d.core.cluster import Node, NodeState
 from dl2d.core.errors import Denied, NotFound, Rejected
-from dl2d.core.resource_manager import Anchor, Capabilities, RmJob, RmJobState, RmSnapshot, TaskSpec
+from dl2d.core.resource_manager import Anchor, Capabilities, RmJob, RmJobState, RmListing, TaskSpec
 from dl2d.core.resources import Resources
 
 
@@ -75,7 +75,7 @@ class MemoryManager:
     cluster
         Name of the cluster.
     keep_ended
-        List ended tasks until ``forget``; otherwise they are listed in one snapshot and then forgotten.
+        List ended tasks until ``forget``; otherwise they are listed once and then forgotten.
     """
 
     def __init__(
@@ -98,13 +98,13 @@ class MemoryManager:
         """It starts anchors, like the local manager."""
         return Capabilities("memory", self._cluster, "1", starts_anchors=True, other_users=True)
 
-    def snapshot(self) -> RmSnapshot:
+    def listing(self) -> RmListing:
         """Nodes and tasks as they are."""
-        seen = RmSnapshot(self._clock(), self.nodes, tuple([entry.job for entry in self._entries.values()]))
+        listing = RmListing(self._clock(), self.nodes, tuple([entry.job for entry in self._entries.values()]))
         if not self._keep_ended:
             self.forget(self._ended)
             self._ended = []
-        return seen
+        return listing
 
     def submit(self, task: TaskSpec) -> str:
         """Start a task."""

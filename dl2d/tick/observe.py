@@ -12,7 +12,7 @@ from dl2d.core.cluster import Snapshot, Task, in_submit_order
 from dl2d.core.jobs import NO_LAUNCH, Job, JobKey, JobState, Progress
 from dl2d.core.measured_speeds import TrainingKind
 from dl2d.core.policy import Evidence
-from dl2d.core.resource_manager import ResourceManager, RmSnapshot
+from dl2d.core.resource_manager import ResourceManager, RmListing
 from dl2d.core.resources import Resources
 from dl2d.core.store import TickStore
 
@@ -35,7 +35,7 @@ class LiveJobs:
 class Observed:
     """What was read: the resource manager's listing, and the live jobs and tasks of the store."""
 
-    listing: RmSnapshot
+    listing: RmListing
     elastic: LiveJobs
     static: LiveJobs
 
@@ -48,7 +48,7 @@ def observe(store: TickStore, manager: ResourceManager) -> Observed:
     ResourceManagerError, StoreError
         The resource manager or the store does not answer.
     """
-    listing = manager.snapshot()
+    listing = manager.listing()
     elastic, static = live_jobs(store)
     return Observed(listing, elastic, static)
 
@@ -65,7 +65,7 @@ def live_jobs(store: TickStore) -> tuple[LiveJobs, LiveJobs]:
     )
 
 
-def take_snapshot(live: LiveJobs, listing: RmSnapshot, slot: int) -> Snapshot:
+def take_snapshot(live: LiveJobs, listing: RmListing, slot: int) -> Snapshot:
     """Join the resource manager's listing with the store's jobs and tasks, after they were reconciled.
 
     Resources of tasks that were asked for but do not run yet count as used, so that they are not given twice.

@@ -14,7 +14,7 @@ import structlog
 
 from dl2d.core.cluster import Snapshot, Task, TaskState, parse_tag, task_tag
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobState
-from dl2d.core.resource_manager import FAILURE_CAUSES, JOB_ENDS, RmJob, RmJobState, RmSnapshot
+from dl2d.core.resource_manager import FAILURE_CAUSES, JOB_ENDS, RmJob, RmJobState, RmListing
 from dl2d.core.store import JobChange, TaskChange, TickStore
 from dl2d.tick.apply import start_anchor
 from dl2d.tick.observe import LiveJobs, Observed, live_jobs, take_snapshot
@@ -184,7 +184,7 @@ class Changes:
 def compare(
     live: LiveJobs,
     ended_jobs: Iterable[Job],
-    listing: RmSnapshot,
+    listing: RmListing,
     *,
     cluster: str,
     timeouts: Timeouts,

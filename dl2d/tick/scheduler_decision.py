@@ -8,7 +8,7 @@ from typing import Final
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, Role
-from dl2d.core.resource_manager import RmSnapshot
+from dl2d.core.resource_manager import RmListing
 
 #: Policy name of such a decision; its policy version is the scheduler's name and version.
 OBSERVED: Final = "observed"
@@ -16,7 +16,7 @@ OBSERVED: Final = "observed"
 MAX_NODES_NAMED: Final = 8
 
 
-def observed_decision(snapshot: Snapshot, listing: RmSnapshot, scheduler: str) -> Decision:
+def observed_decision(snapshot: Snapshot, listing: RmListing, scheduler: str) -> Decision:
     """Each job's allocation now, and for jobs that have nothing the scheduler's own reason.
 
     ``scheduler`` is its name and version.

@@ -27,7 +27,7 @@ from dl2d.core.jobs import (
     JobState,
     Role,
 )
-from dl2d.core.resource_manager import FAILURE_CAUSES, JOB_ENDS, RmJob, RmSnapshot, StaticJob
+from dl2d.core.resource_manager import FAILURE_CAUSES, JOB_ENDS, RmJob, RmListing, StaticJob
 from dl2d.core.resources import NO_RESOURCES
 from dl2d.core.store import JobChange, TaskChange
 from dl2d.core.tick_plan import Start
@@ -96,7 +96,7 @@ class StaticChange:
     allocation: Allocation | None = None
 
 
-def new_static_jobs(listing: RmSnapshot, known: Iterable[Job], *, cluster: str, rules: RequestRules) -> tuple[Job, ...]:
+def new_static_jobs(listing: RmListing, known: Iterable[Job], *, cluster: str, rules: RequestRules) -> tuple[Job, ...]:
     """Static jobs that the resource manager lists and that are not among the known ones."""
     keys = {job.key for job in known}
     new = []
@@ -135,7 +135,7 @@ def request_of(static: StaticJob, rules: RequestRules) -> JobRequest:
 
 
 def compare_static(
-    jobs: Sequence[Job], tasks: Iterable[Task], listing: RmSnapshot, *, unseen_seconds: float
+    jobs: Sequence[Job], tasks: Iterable[Task], listing: RmListing, *, unseen_seconds: float
 ) -> tuple[StaticChange, ...]:
     """Compare the store's live static jobs with the resource manager's listing.
 

@@ -23,15 +23,15 @@ DEAF = "trap '' TERM; echo $$ >started; while :; do sleep 0.1; done"
 
 
 def test_nodes_are_empty_and_take_tasks_at_first(any_rm: Harness) -> None:
-    snapshot = any_rm.manager.snapshot()
-    listed = {node.name: node for node in snapshot.nodes}
+    listing = any_rm.manager.listing()
+    listed = {node.name: node for node in listing.nodes}
     assert set(any_rm.nodes) <= listed.keys()
     assert len(any_rm.nodes) >= 2
     for name in any_rm.nodes:
         assert listed[name].state is NodeState.UP
         assert listed[name].used == NO_RESOURCES
         assert listed[name].capacity.get("cpu") == 8
-    assert not [job for job in snapshot.jobs if not job.state.ended]
+    assert not [job for job in listing.jobs if not job.state.ended]
 
 
 def test_a_task_runs_on_the_named_node_and_counts_there_until_it_is_done(rm: Harness) -> None:
@@ -94,7 +94,7 @@ def test_a_restarted_manager_finds_tasks_by_their_tags_and_can_stop_them(rm: Har
     rm.wait_for_file("started")
     rm.wait_for_end(handles[1])
     rm.restart()
-    found = {job.tag: job for job in rm.manager.snapshot().jobs}
+    found = {job.tag: job for job in rm.manager.listing().jobs}
     assert found[running.tag].state is RmJobState.RUNNING
     assert found[running.tag].handle == handles[0]
     assert found[ended.tag].state is RmJobState.FAILED
@@ -168,7 +168,7 @@ def test_what_a_task_leaves_behind_dies_and_keeps_the_room_till_then(rm: Harness
     left = "(trap 'sleep 0.5; echo >saved; exit' TERM; echo >started; while :; do sleep 0.1; done) &"
     handle = rm.manager.submit(rm.spec(f"{left} while [ ! -e started ]; do sleep 0.05; done; exit 0"))
     rm.wait_until(lambda: rm.node().used == NO_RESOURCES, "free room")
-    # The snapshot came first: what runs now ran then.
+    # The listing came first: what runs now ran then.
     assert rm.processes() == []
     if rm.asks_what_is_left:
         assert rm.wait_for_file("saved") == "\n"
@@ -182,7 +182,7 @@ def test_room_is_free_only_when_the_task_has_really_ended(rm: Harness) -> None:
     rm.manager.stop([handle], 1)
     assert rm.node().used == full
     rm.wait_until(lambda: rm.node().used != full, "free room")
-    # The snapshot came first: what runs now ran then.
+    # The listing came first: what runs now ran then.
     assert rm.processes() == []
     again = rm.manager.submit(rm.spec("exit 0", demand=full))
     assert rm.wait_for_end(again).state is RmJobState.DONE
@@ -215,13 +215,13 @@ def test_a_demand_that_no_node_can_hold_is_refused_with_amounts(any_rm: Harness)
     with pytest.raises(Rejected, match="cpu") as caught:
         any_rm.manager.submit(any_rm.spec("exit 0", demand=Resources.of(cpu=9)))
     assert "9" in str(caught.value)
-    assert not [job for job in any_rm.manager.snapshot().jobs if not job.state.ended]
+    assert not [job for job in any_rm.manager.listing().jobs if not job.state.ended]
 
 
 def test_an_unknown_node_is_not_found(any_rm: Harness) -> None:
     with pytest.raises(NotFound, match="no-such-node"):
         any_rm.manager.submit(any_rm.spec("exit 0", node="no-such-node"))
-    assert not [job for job in any_rm.manager.snapshot().jobs if not job.state.ended]
+    assert not [job for job in any_rm.manager.listing().jobs if not job.state.ended]
 
 
 def test_a_job_of_somebody_elses_that_trains_is_told_of_and_a_task_is_none(rm: Harness) -> None:
@@ -256,7 +256,7 @@ def test_handles_differ(rm: Harness) -> None:
 def test_used_never_exceeds_what_a_node_has(any_rm: Harness) -> None:
     """Submits and stops at random, more than fit: refusing and queueing are both right, over-booking is not."""
     choose = random.Random(20)
-    capacity = {node.name: node.capacity for node in any_rm.manager.snapshot().nodes}
+    capacity = {node.name: node.capacity for node in any_rm.manager.listing().nodes}
     handles: list[str] = []
     for _ in range(14):
         task = any_rm.spec(FOREVER, demand=Resources.of(cpu=choose.randint(1, 4)), node=choose.choice(any_rm.nodes[:2]))
@@ -266,10 +266,10 @@ def test_used_never_exceeds_what_a_node_has(any_rm: Harness) -> None:
             assert "cpu" in str(refused)  # noqa: PT017  refusing is one of two right answers
         if handles and choose.random() < 0.3:
             any_rm.manager.stop([choose.choice(handles)], 0)
-        for node in any_rm.manager.snapshot().nodes:
+        for node in any_rm.manager.listing().nodes:
             assert node.used.fits_in(capacity[node.name])
     any_rm.wait_until(
-        lambda: any(job.state is RmJobState.RUNNING for job in any_rm.manager.snapshot().jobs), "a running task"
+        lambda: any(job.state is RmJobState.RUNNING for job in any_rm.manager.listing().jobs), "a running task"
     )
 
 
@@ -279,7 +279,7 @@ def test_an_anchor_takes_no_room(rm: Harness) -> None:
     task = rm.spec(FOREVER, role=Role.COORDINATOR, demand=NO_RESOURCES, node="")
     handle = rm.manager.submit(task)
     rm.wait_for(handle, RmJobState.RUNNING)
-    assert all(node.used == NO_RESOURCES for node in rm.manager.snapshot().nodes)
+    assert all(node.used == NO_RESOURCES for node in rm.manager.listing().nodes)
     full = rm.manager.submit(rm.spec("exit 0", demand=rm.node().capacity))
     assert rm.wait_for_end(full).state is RmJobState.DONE
 

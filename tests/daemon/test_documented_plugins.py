@@ -66,9 +66,9 @@ def test_the_documented_policy_answers_whatever_it_is_shown(snapshot: Any) -> No
 @pytest.mark.usefixtures("site")
 def test_the_documented_manager_and_placement_work_together() -> None:
     manager = load_manager("mine", {"nodes": {"a": {"cpu": 4}, "b": {"cpu": 8}}}, lambda: 5.0)
-    assert [node.capacity for node in manager.snapshot().nodes] == [Resources.of(cpu=4), Resources.of(cpu=8)]
+    assert [node.capacity for node in manager.listing().nodes] == [Resources.of(cpu=4), Resources.of(cpu=8)]
     assert manager.capabilities().cluster == "rehearsal"
-    world = World(cluster_nodes=list(manager.snapshot().nodes))
+    world = World(cluster_nodes=list(manager.listing().nodes))
     context = world.context()
     try:
         placement = load_placement("pack")

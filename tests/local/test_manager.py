@@ -145,7 +145,7 @@ def test_a_damaged_record_is_reported_and_kept_and_spoils_nothing(local: LocalHa
     with capture_logs() as logs:
         local.restart()
         for _ in range(3):
-            assert [job.handle for job in local.manager.snapshot().jobs] == [good]
+            assert [job.handle for job in local.manager.listing().jobs] == [good]
         local.manager.stop([bad], 0)
     reports = [entry for entry in logs if entry.get("path") == str(path)]
     assert [entry["log_level"] for entry in reports] == ["warning"]
@@ -168,7 +168,7 @@ def test_ended_tasks_are_listed_for_ten_minutes_and_then_forgotten(local: LocalH
     local.ahead = 590
     assert local.job_of(handle).state is RmJobState.CANCELLED
     local.ahead = 610
-    assert local.manager.snapshot().jobs == ()
+    assert local.manager.listing().jobs == ()
     assert list((local.state_dir / "tasks").iterdir()) == []
 
 
@@ -190,7 +190,7 @@ def test_a_task_on_a_node_that_left_the_config_is_still_counted(local: LocalHarn
         local.manager.submit(local.spec("exit 0", node="node-2", demand=NO_RESOURCES))
     local.manager.stop([handle], 0)
     local.wait_for_end(handle)
-    assert [node.name for node in local.manager.snapshot().nodes] == ["node-1"]
+    assert [node.name for node in local.manager.listing().nodes] == ["node-1"]
 
 
 # Starting
@@ -265,7 +265,7 @@ def change(task: TaskSpec, **launch: object) -> TaskSpec:
 def test_what_cannot_be_started_is_refused(local: LocalHarness, launch: dict[str, object], message: str) -> None:
     with pytest.raises(Rejected, match=message):
         local.manager.submit(change(local.spec("exit 0"), **launch))
-    assert local.manager.snapshot().jobs == ()
+    assert local.manager.listing().jobs == ()
     assert list((local.state_dir / "tasks").iterdir()) == []
 
 
@@ -278,7 +278,7 @@ def test_a_program_that_the_kernel_refuses_is_refused(local: LocalHarness) -> No
     program.write_text("neither script nor program\n")
     with pytest.raises(Rejected, match="Exec format error"):
         local.manager.submit(change(local.spec(""), argv=("./broken",)))
-    assert local.manager.snapshot().jobs == ()
+    assert local.manager.listing().jobs == ()
 
 
 def test_a_program_is_found_beside_its_folder_and_keeps_its_name(local: LocalHarness) -> None:
@@ -326,10 +326,10 @@ def test_a_state_folder_that_cannot_be_written_starts_nothing(local: LocalHarnes
         with pytest.raises(Unavailable, match="tasks"):
             local.manager.submit(local.spec("touch ran"))
         with pytest.raises(Unavailable, match="tasks"):
-            local.manager.snapshot()
+            local.manager.listing()
     finally:
         (local.state_dir / "away").rename(tasks)
-    assert local.manager.snapshot().jobs == ()
+    assert local.manager.listing().jobs == ()
     assert not (local.cwd / "ran").exists()
 
 
@@ -348,7 +348,7 @@ def test_running_tasks_do_not_hold_the_folder(local: LocalHarness) -> None:
     local.manager.submit(local.spec(FOREVER))
     local.wait_for_file("started")
     local.restart()
-    assert len(local.manager.snapshot().jobs) == 1
+    assert len(local.manager.listing().jobs) == 1
 
 
 def test_a_folder_that_others_may_write_is_refused(tmp_path: Path) -> None:
@@ -376,7 +376,7 @@ for name, script in given["tasks"]:
         tag=f"dl2:{job.slug}:{name}", job=job, role=Role.WORKER, name=name, demand=Resources.of(cpu=2), node="node-1",
         owner=Owner(*given["owner"]), launch=Launch(("sh", "-c", script), given["cwd"], tuple(given["env"].items())),
     ))
-stopped = [job.handle for job in manager.snapshot().jobs if job.tag.endswith("deaf")]
+stopped = [job.handle for job in manager.listing().jobs if job.tag.endswith("deaf")]
 manager.stop(stopped, 1.0)
 print("ready", flush=True)
 time.sleep(600)
@@ -415,7 +415,7 @@ def test_everything_is_found_again_after_kill_9_of_the_daemon(local: LocalHarnes
     while len(local.supervisors()) > 1:
         assert time.monotonic() < deadline
     local.manager = local.open()
-    jobs = {job.tag.rpartition(":")[2]: job for job in local.manager.snapshot().jobs}
+    jobs = {job.tag.rpartition(":")[2]: job for job in local.manager.listing().jobs}
     assert jobs["runs"].state is RmJobState.RUNNING
     assert (jobs["ends"].state, jobs["ends"].reason) == (RmJobState.FAILED, "exit status 7")
     assert jobs["deaf"].state is RmJobState.CANCELLED
@@ -449,7 +449,7 @@ def test_a_daemon_killed_at_any_moment_of_a_start_loses_and_doubles_nothing(loca
                 daemon.kill()
         local.manager = local.open()
         local.wait_until(lambda: settled(local), "an answer for each record")
-        running = [job for job in local.manager.snapshot().jobs if job.state is RmJobState.RUNNING]
+        running = [job for job in local.manager.listing().jobs if job.state is RmJobState.RUNNING]
         # One supervisor and one program each, as soon as the last has run its exec.
         wait_for_programs(local, len(running))
         local.manager.stop([job.handle for job in running], 0)
@@ -468,7 +468,7 @@ def test_a_daemon_killed_at_any_moment_of_a_start_loses_and_doubles_nothing(loca
 
 def settled(local: LocalHarness) -> bool:
     """Whether no supervisor is still on its way to let its task go."""
-    pending = {job.tag for job in local.manager.snapshot().jobs if job.state is RmJobState.PENDING}
+    pending = {job.tag for job in local.manager.listing().jobs if job.state is RmJobState.PENDING}
     living = set()
     for process in local.supervisors():
         with contextlib.suppress(psutil.NoSuchProcess):  # it may end while it is looked at

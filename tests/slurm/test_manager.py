@@ -36,69 +36,69 @@ GOOD = "STATUS:          0\nUID:             1001\nLENGTH:          7\n\ndl2d:12
 
 
 @pytest.mark.parametrize("jobs", [0, 1000])
-def test_a_snapshot_is_one_squeue_and_one_sinfo_however_many_jobs(
+def test_a_listing_is_one_squeue_and_one_sinfo_however_many_jobs(
     slurm: FakeSlurm, manager_on: Managers, jobs: int
 ) -> None:
     slurm.answer("squeue", rows=[job_row(number, Comment=f"dl2:fake.5.9:worker-{number}") for number in range(jobs)])
     manager = manager_on()
     for ticks in (1, 2, 3):
-        assert len(manager.snapshot().jobs) == jobs
+        assert len(manager.listing().jobs) == jobs
         assert [call.name for call in slurm.calls()] == ["squeue", "sinfo"] * ticks
 
 
-def test_a_snapshot_needs_no_more_queries_for_what_is_being_stopped(slurm: FakeSlurm, manager_on: Managers) -> None:
+def test_a_listing_needs_no_more_queries_for_what_is_being_stopped(slurm: FakeSlurm, manager_on: Managers) -> None:
     slurm.answer("squeue", rows=[job_row(number) for number in range(1000)])
     manager = manager_on()
     manager.stop([str(number) for number in range(1000)], 60)
     assert [call.name for call in slurm.calls()] == ["scancel"] * 4
     slurm.forget()
-    manager.snapshot()
+    manager.listing()
     assert [call.name for call in slurm.calls()] == ["squeue", "sinfo"]
 
 
-def test_a_snapshot_has_nodes_and_jobs(slurm: FakeSlurm, manager_on: Managers, clock: Clock) -> None:
+def test_a_listing_has_nodes_and_jobs(slurm: FakeSlurm, manager_on: Managers, clock: Clock) -> None:
     slurm.answer("squeue", rows=[job_row(5, Comment="dl2:fake.4.9:ps-0"), job_row(6, State="PENDING", NodeList="")])
     slurm.answer("sinfo", rows=[node_row("n1", CPUsState="1/7/0/8"), node_row("n2", StateLong="down*", Reason="dead")])
-    snapshot = manager_on().snapshot()
-    assert snapshot.at == clock.now
-    assert [(job.handle, job.state, job.tag) for job in snapshot.jobs] == [
+    listing = manager_on().listing()
+    assert listing.at == clock.now
+    assert [(job.handle, job.state, job.tag) for job in listing.jobs] == [
         ("5", RmJobState.RUNNING, "dl2:fake.4.9:ps-0"),
         ("6", RmJobState.PENDING, ""),
     ]
-    assert [(node.name, node.state) for node in snapshot.nodes] == [("n1", NodeState.UP), ("n2", NodeState.DOWN)]
-    assert snapshot.nodes[1].remark == "down, does not answer: dead"
+    assert [(node.name, node.state) for node in listing.nodes] == [("n1", NodeState.UP), ("n2", NodeState.DOWN)]
+    assert listing.nodes[1].remark == "down, does not answer: dead"
 
 
 def test_the_words_that_end_records_differ_from_query_to_query(slurm: FakeSlurm, manager_on: Managers) -> None:
     manager = manager_on()
-    manager.snapshot()
-    manager.snapshot()
+    manager.listing()
+    manager.listing()
     formats = [call.argv[-1] for call in slurm.calls("squeue")]
     assert formats[0] != formats[1]
 
 
 def test_only_the_partitions_nodes_are_seen_where_one_is_set(slurm: FakeSlurm, manager_on: Managers) -> None:
-    manager_on(partition="gpu").snapshot()
+    manager_on(partition="gpu").listing()
     assert "--partition=gpu" in slurm.calls("sinfo")[0].argv
     assert not [word for word in slurm.calls("squeue")[0].argv if "partition" in word]
 
 
-def test_a_young_snapshot_is_given_out_again_until_something_was_started_or_stopped(
+def test_a_young_listing_is_given_out_again_until_something_was_started_or_stopped(
     slurm: FakeSlurm, manager_on: Managers, clock: Clock
 ) -> None:
     manager = manager_on(poll_floor_seconds=10)
-    first = manager.snapshot()
+    first = manager.listing()
     clock.now += 9
-    assert manager.snapshot() is first
+    assert manager.listing() is first
     manager.submit(task())
-    assert manager.snapshot() is not first
+    assert manager.listing() is not first
     manager.stop(["77"], 0)
-    manager.snapshot()
+    manager.listing()
     clock.now += 11
-    manager.snapshot()
+    manager.listing()
     assert len(slurm.calls("squeue")) == 4
     clock.now -= 3600
-    manager.snapshot()
+    manager.listing()
     assert len(slurm.calls("squeue")) == 5
 
 
@@ -109,7 +109,7 @@ def test_strange_states_are_reported_once(
     slurm.answer("sinfo", rows=[node_row("n1", StateLong="floating")])
     manager = manager_on()
     for _ in range(3):
-        manager.snapshot()
+        manager.listing()
     said = capsys.readouterr().out
     assert said.count("DANCING") == 1
     assert said.count("floating") == 1
@@ -119,17 +119,17 @@ def test_strange_states_are_reported_once(
 @pytest.mark.parametrize(
     "said", ["slurm_load_jobs error: Unable to contact slurm controller (connect failure)", "?", ""]
 )
-def test_no_snapshot_without_an_answer(slurm: FakeSlurm, manager_on: Managers, command: str, said: str) -> None:
+def test_no_listing_without_an_answer(slurm: FakeSlurm, manager_on: Managers, command: str, said: str) -> None:
     slurm.answer(command, status=1, stderr=said)
     with pytest.raises(Unavailable, match=command) as caught:
-        manager_on().snapshot()
+        manager_on().listing()
     assert said in str(caught.value)
 
 
 def test_a_command_that_hangs_is_given_up(slurm: FakeSlurm, manager_on: Managers) -> None:
     slurm.answer("squeue", delay=60)
     with pytest.raises(Unavailable, match="squeue did not answer within 1 s"):
-        manager_on(command_timeout_seconds=1).snapshot()
+        manager_on(command_timeout_seconds=1).listing()
 
 
 def test_a_missing_command_is_named(slurm: FakeSlurm, manager_on: Managers) -> None:
@@ -144,7 +144,7 @@ def test_a_missing_command_is_named(slurm: FakeSlurm, manager_on: Managers) -> N
 def test_a_task_is_one_sbatch_with_its_secrets_in_the_script_only(slurm: FakeSlurm, manager_on: Managers) -> None:
     launch = Launch(("dl2-run", "python", "train.py"), "/home/alice", (("DL2_TOKEN", TOKEN), ("PATH", "/usr/bin")))
     manager = manager_on()
-    manager.snapshot()
+    manager.listing()
     slurm.forget()
     assert manager.submit(task(launch=launch)) == "77"
     (call,) = slurm.calls()
@@ -274,12 +274,12 @@ def test_stop_asks_first_and_cancels_when_the_grace_is_over(
     slurm.forget()
     manager.stop(["2", "1"], 30)
     clock.now += 29
-    manager.snapshot()
+    manager.listing()
     assert slurm.calls("scancel") == []
     clock.now += 2
     slurm.answer("squeue", rows=[job_row(2)])
-    manager.snapshot()
-    manager.snapshot()
+    manager.listing()
+    manager.listing()
     assert [call.argv for call in slurm.calls("scancel")] == [["scancel", "1", "2"]]
 
 
@@ -287,10 +287,10 @@ def test_deadlines_of_ended_jobs_are_forgotten(slurm: FakeSlurm, manager_on: Man
     manager = manager_on()
     manager.stop(["1", "2"], 30)
     slurm.answer("squeue", rows=[job_row(1), job_row(2, State="COMPLETED")])
-    manager.snapshot()
+    manager.listing()
     slurm.forget()
     clock.now += 31
-    manager.snapshot()
+    manager.listing()
     assert [call.argv for call in slurm.calls("scancel")] == [["scancel", "1"]]
 
 
@@ -304,7 +304,7 @@ def test_a_repeat_may_bring_the_end_forward_but_not_put_it_off(
     manager.stop(["1", "2"], 3600)
     slurm.forget()
     clock.now += 11
-    manager.snapshot()
+    manager.listing()
     assert [call.argv for call in slurm.calls("scancel")] == [["scancel", "1"]]
     clock.now += 20
     manager.stop([], 30)
@@ -316,7 +316,7 @@ def test_no_grace_is_one_plain_scancel(slurm: FakeSlurm, manager_on: Managers, c
     manager.stop(["1"], 0)
     manager.stop(["2"], -1)
     clock.now += 100
-    manager.snapshot()
+    manager.listing()
     assert [call.argv for call in slurm.calls("scancel")] == [["scancel", "1"], ["scancel", "2"]]
 
 
@@ -366,9 +366,9 @@ def test_an_unreachable_controller_is_told_and_the_deadline_kept(
     assert len(slurm.calls("scancel")) == 2, "it was not asked to end yet"
     clock.now += 31
     slurm.answer("scancel", status=1, stderr="scancel: error: Unable to contact slurm controller (connect failure)\n")
-    manager.snapshot()
+    manager.listing()
     slurm.answer("scancel")
-    manager.snapshot()
+    manager.listing()
     assert slurm.calls("scancel")[-1].argv == ["scancel", "1"]
 
 

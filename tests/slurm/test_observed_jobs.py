@@ -32,7 +32,7 @@ def seen(
     slurm: FakeSlurm, manager_on: Managers, *rows: dict[str, object], rules: object = RULES
 ) -> list[StaticJob | None]:
     slurm.answer("squeue", rows=list(rows))
-    return [job.static for job in manager_on(watch=rules).snapshot().jobs]
+    return [job.static for job in manager_on(watch=rules).listing().jobs]
 
 
 def test_what_is_told_of_a_job_that_runs(slurm: FakeSlurm, manager_on: Managers) -> None:
@@ -113,7 +113,7 @@ def test_gpus_however_they_were_asked_for(
 
 def test_names_and_comments_may_hold_anything(slurm: FakeSlurm, manager_on: Managers) -> None:
     slurm.answer("squeue", rows=[row(7, Name="bert-|x\ny|", Comment="a|b\n|c"), row(8)])
-    jobs = manager_on(watch=RULES).snapshot().jobs
+    jobs = manager_on(watch=RULES).listing().jobs
     assert [job.handle for job in jobs] == ["7", "8"]
     assert [job.static and job.static.name for job in jobs] == ["bert-|x?y|", "bert-large"]
     assert [job.reason for job in jobs] == ["", ""]
@@ -124,11 +124,11 @@ def test_nothing_more_is_asked_and_one_squeue_stays_one(slurm: FakeSlurm, manage
     slurm.answer("sinfo", rows=[node_row("n1"), node_row("n2")])
     manager = manager_on(watch=RULES)
     slurm.forget()
-    (job,) = manager.snapshot().jobs
+    (job,) = manager.listing().jobs
     assert [call.name for call in slurm.calls()] == ["squeue", "sinfo"]
     assert (job.node, job.state) == ("n1", RmJobState.RUNNING)
     slurm.forget()
-    assert [job.static for job in manager_on().snapshot().jobs] == [None]
+    assert [job.static for job in manager_on().listing().jobs] == [None]
     assert "NumTasks" not in " ".join(slurm.calls("squeue")[0].argv)
 
 

@@ -76,7 +76,7 @@ def alices(real: Real, script: str, **more: object) -> TaskSpec:
 
 
 def listed(manager: SlurmManager, handle: str) -> RmJob:
-    return next(job for job in manager.snapshot().jobs if job.handle == handle)
+    return next(job for job in manager.listing().jobs if job.handle == handle)
 
 
 def wait_for(real: Real, manager: SlurmManager, handle: str, *states: RmJobState) -> RmJob:
@@ -139,12 +139,12 @@ def test_a_task_goes_to_its_node_and_its_room_is_counted_there(real: Real, manag
     handle = manager.submit(alices(real, script, node="n3", demand=demand, env={"CUDA_VISIBLE_DEVICES": "7"}))
     wait_for_file(real, real.alice.home / "up")
     assert (real.alice.home / "where").read_text() == "0,1 n3\n"
-    snapshot = manager.snapshot()
+    listing = manager.listing()
     assert listed(manager, handle).node == "n3"
-    used = {node.name: node.used for node in snapshot.nodes}
+    used = {node.name: node.used for node in listing.nodes}
     assert used == {"n1": NO_RESOURCES, "n2": NO_RESOURCES, "n3": demand, "n4": NO_RESOURCES}
-    assert {node.capacity for node in snapshot.nodes} == {Resources.of(cpu=8, memory=4000, gpu=2)}
-    assert {node.state for node in snapshot.nodes} == {NodeState.UP}
+    assert {node.capacity for node in listing.nodes} == {Resources.of(cpu=8, memory=4000, gpu=2)}
+    assert {node.state for node in listing.nodes} == {NodeState.UP}
 
 
 def test_without_a_demand_for_gpus_there_are_none(real: Real, manager: SlurmManager) -> None:
@@ -205,7 +205,7 @@ def test_many_stops_are_few_commands(real: Real, manager: SlurmManager) -> None:
 def test_a_drained_node_takes_nothing_and_says_why(real: Real, manager: SlurmManager) -> None:
     reason = "disk | is\nbad"
     real.cluster.run("scontrol", "update", "nodename=n2", "state=drain", f"reason={reason}")
-    nodes = {node.name: node for node in manager.snapshot().nodes}
+    nodes = {node.name: node for node in manager.listing().nodes}
     assert nodes["n2"].state is NodeState.DRAINING
     assert nodes["n2"].remark == f"drained: {reason}"
     assert nodes["n1"].state is NodeState.UP
@@ -221,7 +221,7 @@ def test_a_lost_node_loses_its_tasks_and_they_are_not_started_again(real: Real, 
     try:
         real.cluster.run("scontrol", "update", "nodename=n4", "state=down", "reason=test")
         assert wait_for_end(real, manager, handle).state is RmJobState.LOST
-        lost = next(node for node in manager.snapshot().nodes if node.name == "n4")
+        lost = next(node for node in manager.listing().nodes if node.name == "n4")
         assert (lost.state, lost.remark.endswith(": test")) == (NodeState.DOWN, True)
     finally:
         real.cluster.start_node("n4")
@@ -264,7 +264,7 @@ def test_everything_is_found_again_after_a_restart(real: Real, manager: SlurmMan
     wait_for(real, manager, running, RmJobState.RUNNING)
     wait_for_end(real, manager, ended)
     again = manager_of(real.cluster)
-    found = {job.tag: job for job in again.snapshot().jobs if job.handle in (running, ended)}
+    found = {job.tag: job for job in again.listing().jobs if job.handle in (running, ended)}
     assert found[task_tag(JOB, "ps-0")].state is RmJobState.RUNNING
     assert found[task_tag(JOB, "worker-1")].state is RmJobState.FAILED
     again.stop([running], 0)
@@ -278,7 +278,7 @@ def test_other_peoples_jobs_with_any_comment_and_name_do_no_harm(real: Real, man
     handle = manager.submit(alices(real, FOREVER))
     odd = real.cluster.submit_as(real.bob, ANCHOR, f"--comment={comment}", "--job-name=a|b c\nUserId=root(0)")
     array = real.cluster.submit_as(real.bob, ANCHOR, "--array=1-5", "--hold")
-    jobs = {job.handle: job for job in manager.snapshot().jobs}
+    jobs = {job.handle: job for job in manager.listing().jobs}
     assert jobs[handle].tag == tag
     assert jobs[odd].tag == ""
     assert jobs[array].state is RmJobState.PENDING
@@ -351,7 +351,7 @@ def test_a_controller_that_is_down_is_unavailable_and_comes_back(real: Real, man
     real.cluster.stop_controller()
     try:
         for ask in (
-            impatient.snapshot,
+            impatient.listing,
             lambda: impatient.submit(alices(real, "true")),
             lambda: impatient.stop([handle], 600),
             lambda: impatient.authenticate(handle, proof(real, real.alice, handle)),

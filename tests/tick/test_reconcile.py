@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dl2d.core.cluster import Task, TaskState, task_tag
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobState, Progress, Role
-from dl2d.core.resource_manager import RmJob, RmJobState, RmSnapshot
+from dl2d.core.resource_manager import RmJob, RmJobState, RmListing
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange
 from dl2d.testing.builders import make_job
@@ -60,7 +60,7 @@ def see(
     live = [job] if job is not None and not job.state.ended else []
     ended = [job] if job is not None and job.state.ended else []
     return compare(
-        LiveJobs(tuple(live), tuple(tasks)), ended, RmSnapshot(NOW, (), tuple(rm_jobs)), cluster="here",
+        LiveJobs(tuple(live), tuple(tasks)), ended, RmListing(NOW, (), tuple(rm_jobs)), cluster="here",
         timeouts=TIMEOUTS, start_failures={KEY: StartFailures(failures, "exit status 1")},
         calling_since={} if told is None else {KEY: told},
     )  # fmt: skip

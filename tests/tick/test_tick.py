@@ -355,7 +355,7 @@ def test_capacity_is_never_exceeded_and_every_job_that_can_run_ends(arrivals, po
                     keys[number] = world.submit(worker=Resources.of(cpu=cpu, gpu=gpu), max_workers=most, max_ps=most)
                     left[keys[number]] = length
             world.tick(1.0)
-            for node in world.manager.snapshot().nodes:
+            for node in world.manager.listing().nodes:
                 assert node.used.fits_in(node.capacity), node
             for job in world.store.jobs(live=True):
                 if world.has(job.key).workers:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from dl2d.core.errors import RequestError
 from dl2d.core.job_request import RequestRules, parse_request, read_directives
 from dl2d.core.jobs import NO_LAUNCH, Consistency, Job, JobKey, JobRequest, Launch, Owner, Role
-from dl2d.core.resource_manager import Anchor, RmSnapshot
+from dl2d.core.resource_manager import Anchor, RmListing
 
 #: Maximum size of command and environment together, in bytes.
 MAX_LAUNCH_BYTES = 256 * 1024
@@ -21,7 +21,7 @@ class Admission:
     rules: RequestRules
 
     def submitted(
-        self, key: JobKey, request: Mapping[str, object], launch: Launch, owner: Owner, seen: RmSnapshot
+        self, key: JobKey, request: Mapping[str, object], launch: Launch, owner: Owner, listing: RmListing
     ) -> Job:
         """A job from ``dl2d submit``.
 
@@ -31,10 +31,10 @@ class Admission:
             A key of the request is unknown, missing or bad, or no node could ever run one of its tasks.
         """
         job = Job(key=key, request=parse_request(request, rules=self.rules), owner=owner, launch=launch)
-        self._check(job, seen)
+        self._check(job, listing)
         return job
 
-    def registered(self, anchor: Anchor, launch: Launch, seen: RmSnapshot) -> Job:
+    def registered(self, anchor: Anchor, launch: Launch, listing: RmListing) -> Job:
         """A job whose anchor the resource manager authenticates; its request is in the batch script.
 
         Raises
@@ -47,26 +47,26 @@ class Admission:
             raise RequestError("#DL2", "the batch script has no #DL2 lines: dl2d does not know what this job needs")
         request = parse_request({"name": anchor.name, **directives}, rules=self.rules, where="#DL2 lines")
         job = Job(key=anchor.key, request=request, owner=anchor.owner, launch=launch, anchor=anchor.key.id)
-        self._check(job, seen)
+        self._check(job, listing)
         return job
 
-    def registered_static(self, anchor: Anchor, launch: Launch, seen: RmSnapshot, address: str) -> Job:
+    def registered_static(self, anchor: Anchor, launch: Launch, listing: RmListing, address: str) -> Job:
         """The same where dl2d does not act: its coordinator, at ``address``, starts the tasks itself.
 
         Command and environment are not kept.
         """
-        job = self.registered(anchor, launch, seen)
+        job = self.registered(anchor, launch, listing)
         return replace(job, launch=NO_LAUNCH, static=True, address=address or "not told")
 
-    def _check(self, job: Job, seen: RmSnapshot) -> None:
+    def _check(self, job: Job, listing: RmListing) -> None:
         request = job.request
         if request.consistency is not Consistency.SYNC:
             raise RequestError("consistency", "this version trains with consistency=sync only")
-        check_feasible(request, seen)
+        check_feasible(request, listing)
         check_launch(job.launch)
 
 
-def check_feasible(request: JobRequest, seen: RmSnapshot) -> None:
+def check_feasible(request: JobRequest, listing: RmListing) -> None:
     """Check that an empty node could run a worker, and one a PS.
 
     Raises
@@ -76,9 +76,9 @@ def check_feasible(request: JobRequest, seen: RmSnapshot) -> None:
     """
     for role in (Role.WORKER, Role.PS):
         demand = request.demand(role)
-        if not seen.nodes or any(demand.fits_in(node.capacity) for node in seen.nodes):
+        if not listing.nodes or any(demand.fits_in(node.capacity) for node in listing.nodes):
             continue
-        nearest = min(seen.nodes, key=lambda node: (len(demand.shortfalls(node.capacity)), node.name))
+        nearest = min(listing.nodes, key=lambda node: (len(demand.shortfalls(node.capacity)), node.name))
         missing = "; ".join(map(str, demand.shortfalls(nearest.capacity)))
         raise RequestError(role.value, f"no node is large enough for one ({missing} on {nearest.name})")
 

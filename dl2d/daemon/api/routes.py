@@ -101,7 +101,7 @@ def register(body: Registration, services: Services = Depends(services_of)) -> d
 def _take_registration(
     body: Registration, anchor: Anchor, manager: ResourceManager, services: Services, *, known: Job | None, static: bool
 ) -> None:
-    listing, admission = manager.snapshot(), services.admission()
+    listing, admission = manager.listing(), services.admission()
     if static:
         job = admission.registered_static(anchor, body.launch, listing, body.address)
     else:
@@ -164,7 +164,7 @@ def submit(body: Submission, request: Request, services: Services = Depends(serv
     account = pwd.getpwuid(os.getuid())
     owner = Owner(account.pw_name, account.pw_uid, account.pw_gid)
     with services.manager.for_request() as manager:
-        listing = manager.snapshot()
+        listing = manager.listing()
     unnumbered = JobKey(services.cluster, "0", int(services.clock()))
     job = services.admission().submitted(unnumbered, body.request, body.launch, owner, listing)
     with request.app.state.submitting:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import structlog
 
 from dl2d.core.errors import Rejected, Unavailable
-from dl2d.core.resource_manager import Anchor, Capabilities, ResourceManager, RmSnapshot, TaskSpec
+from dl2d.core.resource_manager import Anchor, Capabilities, ResourceManager, RmListing, TaskSpec
 from dl2d.core.resources import Resources
 from dl2d_slurm.authentication import anchor, proven_uid
 from dl2d_slurm.commands import Commands, TokenBucket, failure
@@ -90,7 +90,7 @@ class SlurmManager:
         self._submit_rate = TokenBucket(settings.submit_rate_per_second, clock=clock, sleep=sleep)
         self._spelling: Mapping[str, str] = {}
         self._capacities: Mapping[str, Resources] = {}
-        self._last: RmSnapshot | None = None
+        self._last: RmListing | None = None
         self._reported: set[str] = set()
         self._cluster = settings.cluster
 
@@ -108,7 +108,7 @@ class SlurmManager:
             other_users=self._uid == 0,
         )
 
-    def snapshot(self) -> RmSnapshot:
+    def listing(self) -> RmListing:
         """One squeue and one sinfo, whatever the number of jobs; before them, one scancel if a grace is over."""
         if self._stopper.cancel_due():
             self._last = None
@@ -129,7 +129,7 @@ class SlurmManager:
         self._stopper.forget_all_but({job.handle for job in jobs.jobs if not job.state.ended})
         for remark in (*jobs.strange, *nodes.strange):
             self._report_once(remark)
-        self._last = RmSnapshot(now, with_held(nodes.nodes, jobs), jobs.jobs)
+        self._last = RmListing(now, with_held(nodes.nodes, jobs), jobs.jobs)
         return self._last
 
     def _ask(self, *argv: str) -> str:
@@ -145,7 +145,7 @@ class SlurmManager:
             log.warning("unexpected answer from Slurm", remark=remark)
 
     def submit(self, task: TaskSpec) -> str:
-        """One sbatch. After ``Unavailable`` the job may exist all the same: look for its tag in a snapshot."""
+        """One sbatch. After ``Unavailable`` the job may exist all the same: look for its tag in a listing."""
         self._check_fits(task)
         as_owner = self._uid == 0 or task.owner.uid != self._uid
         argv = options(task, self._settings, self._spelling, as_owner=as_owner)
@@ -166,7 +166,7 @@ class SlurmManager:
     def _check_fits(self, task: TaskSpec) -> None:
         """Refuse a demand that can never be met: Slurm would queue some of these for ever."""
         if not self._capacities:
-            self.snapshot()
+            self.listing()
         capacities = self._capacities
         if task.node:
             # A node that is not listed is Slurm's to refuse.

@@ -74,7 +74,7 @@ class Stopper:
 
     def cancel_due(self) -> bool:
         """Cancel what has outlived its grace; whether there was any. Trouble is logged: the next call tries again."""
-        # One at a time: the thread and a snapshot may come upon the same deadline.
+        # One at a time: the thread and a listing may come upon the same deadline.
         with self._cancelling:
             now = self._clock()
             with self._changed:
