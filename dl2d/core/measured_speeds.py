@@ -232,7 +232,8 @@ class KnownSpeeds(Protocol):
     def grid(self, job: Job) -> NDArray[np.float64]:
         """Samples per second at every size within the job's bounds, zeros where a count that the job needs is 0.
 
-        float64, shape (max_ps + 1, max_workers + 1): ``grid[ps, workers]``; for all-reduce jobs shape
-        (1, max_workers + 1). Equal jobs may share one array; callers must not write to it.
+        float64, shape (max_ps + 1, max_workers + 1): ``grid[ps, workers]``. The rows of an all-reduce job are equal,
+        and there may be the first one alone: shape (1, max_workers + 1). Equal jobs may share one array; callers must
+        not write to it.
         """
         ...

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dl2d.core.arrays import Bools, Floats, Ints
 from dl2d.core.jobs import Allocation, JobRequest
 from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.policies.dl2.pareto_frontier import (
@@ -24,7 +25,7 @@ from dl2d.policies.dl2.pareto_frontier import (
     pareto_frontiers,
     task_weight,
 )
-from dl2d.policies.dl2.scoring import MIN_WORK_LEFT, Bools, ClusterJobs, Floats, Ints
+from dl2d.policies.dl2.scoring import MIN_WORK_LEFT, ClusterJobs
 from dl2d.policies.dl2.size_search import choose_sizes
 from dl2d.simulation.vectorized.clusters import Clusters, SlotReport
 from dl2d.simulation.vectorized.workload_arrays import Library
@@ -100,7 +101,7 @@ class Ground:
         """What is believed of all groups, in their order."""
         grids = [
             SizeGrid(
-                belief.speeds(like.request, optimism),
+                belief.predict_speeds(like.request, optimism),
                 worker=amounts_of(like.request.worker, like.names),
                 ps=amounts_of(like.request.ps, like.names),
                 capacity=like.capacity,

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final
 
 import numpy as np
 
+from dl2d.core.arrays import Floats, Ints
 from dl2d.core.errors import CheckpointError
 from dl2d.core.measured_speeds import MeasuredSpeeds
 from dl2d.core.user_input import Flag, Items, Number, Record, Whole
@@ -22,7 +23,7 @@ from dl2d.learning.rollout import Ground, Measurements, measuring, play
 from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.policies.dl2.checkpoint_contents import as_arrays, from_arrays
 from dl2d.policies.dl2.pareto_frontier import ParetoFrontiers
-from dl2d.policies.dl2.scoring import FEATURES, Floats, Ints, initial_weights
+from dl2d.policies.dl2.scoring import FEATURES, initial_weights
 from dl2d.simulation.workload.format import Workload
 from dl2d.throughput.gaussian_process import GaussianProcess
 from dl2d.throughput.observations import by_kind

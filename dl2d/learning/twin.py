@@ -17,8 +17,8 @@ from types import MappingProxyType
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dl2d.core.arrays import Floats
 from dl2d.core.cluster import Node, NodeState
 from dl2d.core.jobs import Architecture, Job, JobRequest, JobState
 from dl2d.core.measured_speeds import MeasuredSpeeds, TrainingKind
@@ -28,8 +28,6 @@ from dl2d.simulation.speeds.realism_options import Realism
 from dl2d.simulation.speeds.speed_models import MAX_TASKS, Table
 from dl2d.simulation.workload.format import NodeGroup, SimulatedJob, Workload
 from dl2d.throughput.gaussian_process import GaussianProcess
-
-_Floats = NDArray[np.float64]
 
 DAY_SECONDS: Final = 86_400.0
 _HOUR_SECONDS: Final = 3600.0
@@ -150,7 +148,7 @@ class Speeds:
                 max_workers=min(max(before.max_workers, request.max_workers), MAX_TASKS),
                 max_ps=min(max(before.max_ps, request.max_ps), MAX_TASKS),
             )
-        self._known = {kind: belief.predict(largest[kind]) for kind in sorted(largest)}
+        self._known = {kind: belief.predict_log_speeds(largest[kind]) for kind in sorted(largest)}
         self._factors: dict[tuple[int, int], _Field] = {}
 
     def means(self) -> dict[TrainingKind, Table]:
@@ -171,7 +169,7 @@ class Speeds:
             tables[kind] = _table(kind, np.exp(mean + deviation * noise))
         return tables
 
-    def _field(self, shape: tuple[int, ...], rng: np.random.Generator) -> _Floats:
+    def _field(self, shape: tuple[int, ...], rng: np.random.Generator) -> Floats:
         rows, columns = shape
         if (rows, columns) not in self._factors:
             self._factors[rows, columns] = _Field(rows, columns)
@@ -190,13 +188,13 @@ class _Field:
         self._factor = np.linalg.cholesky(covariance)
         self._shape = rows, columns
 
-    def draw(self, rng: np.random.Generator) -> _Floats:
+    def draw(self, rng: np.random.Generator) -> Floats:
         field = (self._factor @ rng.normal(size=len(self._factor))).reshape(len(self._ps), len(self._workers))
         rows, columns = self._shape
         wanted = np.log2(np.maximum(np.arange(float(columns)), 1.0))
         wide = np.stack([np.interp(wanted, np.log2(self._workers), row) for row in field])
         wanted = np.log2(np.maximum(np.arange(float(rows)), 1.0))
-        whole: _Floats = np.stack([np.interp(wanted, np.log2(self._ps), column) for column in wide.T], axis=1)
+        whole: Floats = np.stack([np.interp(wanted, np.log2(self._ps), column) for column in wide.T], axis=1)
         return whole
 
 
@@ -347,7 +345,7 @@ def _names(kinds: Sequence[TrainingKind]) -> dict[TrainingKind, str]:
     }
 
 
-def _table(kind: TrainingKind, speeds: _Floats) -> Table:
+def _table(kind: TrainingKind, speeds: Floats) -> Table:
     collective = kind.architecture is Architecture.ALLREDUCE
     grid = speeds[:1] if collective else speeds[1:]
     first = 0 if collective else 1
@@ -360,7 +358,7 @@ def _table(kind: TrainingKind, speeds: _Floats) -> Table:
     return Table(points, kind.architecture, None, kind.consistency)
 
 
-def _counts(size: int) -> _Floats:
+def _counts(size: int) -> Floats:
     """Counts from 1 up to size - 1 that are drawn for themselves."""
     most = max(size - 1, 1)
     if most <= _MOST_COUNTS:

@@ -12,7 +12,7 @@ from dl2d.core.jobs import JobKey
 from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.policies.common.greedy import GreedyAllocation, serve_in_order
-from dl2d.throughput.remaining_work import measured_or_mean, samples_left
+from dl2d.throughput.remaining_work import measured_or_mean_speeds, samples_left
 
 
 class Srtf:
@@ -61,5 +61,5 @@ def _fractions(snapshot: Snapshot) -> dict[JobKey, float]:
 
 def _seconds(snapshot: Snapshot) -> dict[JobKey, float]:
     """Remaining time of each job, seconds."""
-    speeds = measured_or_mean(snapshot, lambda job: job.progress.samples_per_second)
+    speeds = measured_or_mean_speeds(snapshot, lambda job: job.progress.samples_per_second)
     return {job.key: samples_left(job) / speeds[job.key] for job in snapshot.jobs}

@@ -19,7 +19,7 @@ from dl2d.core.packing import Blocked, Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.core.resources import Resources, Shortfall
 from dl2d.policies.common.greedy import next_bundle
-from dl2d.throughput.remaining_work import measured_or_mean, samples_left
+from dl2d.throughput.remaining_work import measured_or_mean_speeds, samples_left
 
 _ROLES = (Role.WORKER, Role.PS)
 #: Largest amount of remaining work that is told apart, so that sums stay finite.
@@ -254,7 +254,7 @@ def _remaining_work(snapshot: Snapshot) -> dict[JobKey, float]:
         holding = machines(request.demand_of(Allocation(progress.workers, progress.ps)))
         return progress.samples_per_second * (bundle / holding if bundle and holding else 1.0)
 
-    speeds = measured_or_mean(snapshot, per_bundle)
+    speeds = measured_or_mean_speeds(snapshot, per_bundle)
     return {
         job.key: min(samples_left(job) / speeds[job.key] * machines(job.request.demand_of(_bundle(job))), _MAX_WORK)
         for job in snapshot.jobs

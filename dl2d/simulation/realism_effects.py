@@ -22,19 +22,19 @@ _JUST_BEFORE = 1e-6
 
 
 class LossCurve(NamedTuple):
-    """``loss = scale x (1 / (slope x epoch + offset) + floor)``: Optimus' curve (EuroSys 2018, section 3.1).
+    """``loss = scale x (1 / (slope x epoch + offset) + asymptote)``: Optimus' curve (EuroSys 2018, section 3.1).
 
     ``scale`` is the loss at epoch 0.
     """
 
     slope: float
     offset: float
-    floor: float
+    asymptote: float
     scale: float
 
     def at(self, epoch: float) -> float:
         """Loss after so many epochs."""
-        return self.scale * (1 / (self.slope * epoch + self.offset) + self.floor)
+        return self.scale * (1 / (self.slope * epoch + self.offset) + self.asymptote)
 
 
 class Resized(NamedTuple):

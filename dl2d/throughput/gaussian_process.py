@@ -10,28 +10,42 @@ of independent components, with s = (w, p):
     g(s)    shared by all kinds of one group (architecture, consistency): Matern-3/2, length 2, variance 0.5
     h_k(s)  of kind k alone: Matern-3/2, length 1.5, variance 0.12, plus a constant of variance 9, the kind's level
     r_k(s)  of kind k at this one size, independent from size to size (the nugget): standard deviation 0.1
-    noise   of a mean of m measurements: standard deviation 0.05 / sqrt(m), but at least 0.01
+    noise   of a mean of m measurements: standard deviation 0.05 / sqrt(m) (``_NOISE``), at least 0.01 (``_MIN_NOISE``)
 
-The kernels are in ``dl2d.throughput.kernel``.
+The kernels and the constants of the prior are in ``dl2d.throughput.kernel``.
 
 Inference. The covariance of all measurements is block-diagonal, except for that of g. The measured sizes of a group are
-U distinct ones (at most 64). Let K = L L' be the covariance of g there and g = L z with z ~ N(0, I). Kind k was
-measured at n sizes X_k (at most 40); S_k, of shape (n, U), selects them from the U, H_k is the covariance of h_k at
-them, N_k = diag(noise variances), and y_k = log y - t - c. Then
+U distinct ones (at most ``_MAX_SHARED_SIZES``). Let K = L L' be the covariance of g there and g = L z with z ~ N(0, I).
+Kind k was measured at n sizes X_k (at most ``_MAX_SIZES``); S_k, of shape (n, U), selects them from the U, H_k is the
+covariance of h_k at them, N_k = diag(noise variances), and y_k = log y - t - c. Then
 
     A_k = (H_k + 0.1^2 I + N_k)^-1                                     (n, n)
     P   = I + L' (sum_k S_k' A_k S_k) L                                (U, U), precision of z given all measurements
     m   = P^-1 L' sum_k S_k' A_k y_k                                   (U,), mean of z
 
-and for log y_k at N sizes X, with W = L^-1 K(U, X) and G = A_k H_k(X_k, X):
+and for f = c + t + g + h_k at N sizes X, with W = L^-1 K(U, X) and G = A_k H_k(X_k, X):
 
-    mean     = c + t(X) + W' m + G' (y_k - S_k L m)                                                             (N,)
-    variance = 0.5 - colsum(W * W) + 9.12 - colsum(G * H_k(X_k, X)) + colsum(V * V) + 0.1^2                     (N,)
-               where V = R (W - L' S_k' G) and R' R = P^-1
+    mean_f     = c + t(X) + W' m + G' (y_k - S_k L m)                                                           (N,)
+    variance_f = 0.5 - colsum(W * W) + 9.12 - colsum(G * H_k(X_k, X)) + colsum(V * V)                           (N,)
+                 where V = R (W - L' S_k' G) and R' R = P^-1; 0.5 and 9.12 are the prior variances of g and h_k
 
-This is the posterior of equations 2.25 and 2.26 of Rasmussen and Williams, with the inverse of the covariance of all
-measurements written by the matrix inversion lemma (A.9). Cost: K n^3 + U^3 for K kinds, instead of (K n)^3; n (n + U)
-for each size that is predicted.
+The predicted logarithm of speed is f + r_k:
+
+- At a size that was not measured, r_k has its prior: the mean is mean_f, the variance is variance_f + 0.1^2.
+- At a measured size, r_k is then conditioned on the measurement log y there, whose noise has variance v
+  (``_update_joint``). Given f, its mean is q (log y - f) and its variance q v, with q = 0.1^2 / (0.1^2 + v), so that
+
+      mean = mean_f + q (log y - mean_f)                  variance = (1 - q)^2 variance_f + q v
+
+- Where a kind was measured at more than ``_MAX_SIZES`` sizes, f is not conditioned on the measurements beyond these.
+  Each of them changes the prediction at its own size only (``_update_separate``): f + r_k, with its variance
+  u = variance_f + 0.1^2, is conditioned on it, with q = u / (u + v):
+
+      mean = mean_f + q (log y - mean_f)                  variance = (1 - q) u
+
+With at most ``_MAX_SIZES`` sizes this is the posterior of equations 2.25 and 2.26 of Rasmussen and Williams, with the
+inverse of the covariance of all measurements written by the matrix inversion lemma (A.9). Cost: K n^3 + U^3 for K
+kinds, instead of (K n)^3; n (n + U) for each size that is predicted.
 
 Sources: Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2006: section 2.2 (prediction), 4.2
 (Matern-3/2), 5.4.2 (leave-one-out residuals). Kinds with a shared component: Hensman, Lawrence and Rattray,
@@ -48,6 +62,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from dl2d.core.arrays import Bools, Floats, Ints
 from dl2d.core.jobs import JobRequest
 from dl2d.core.measured_speeds import SpeedPoint, TrainingKind
 from dl2d.throughput.kernel import (
@@ -60,7 +75,7 @@ from dl2d.throughput.kernel import (
     kind_covariance,
     shared_covariance,
 )
-from dl2d.throughput.observations import Bools, Floats, Ints, Points, as_points, sizes_of
+from dl2d.throughput.observations import Points, as_points, sizes_of
 
 #: Standard deviation of the logarithm of one measured speed, and the least one of a mean of several.
 _NOISE: Final = 0.05
@@ -131,7 +146,11 @@ class _Measurements:
         )  # fmt: skip
 
     def within(self, bounds: _Bounds, group: Group) -> tuple[Ints, Ints]:
-        """Indices of the sizes within bounds, and their indices among all sizes from (1, 1) on, workers last."""
+        """Indices of the sizes within bounds, and their indices among all sizes, flattened; both of shape (i,).
+
+        All sizes are a grid with a row for each count of PSs from 1 on (one row for all-reduce jobs) and a column for
+        each count of workers from 1 on; flattened, the index of a size is (ps - 1) * max_workers + (workers - 1).
+        """
         workers, ps = self.sizes.T
         (indices,) = np.nonzero((workers <= bounds.workers) & ((ps <= bounds.ps) | (not group.has_ps)))
         row = ps[indices] - 1 if group.has_ps else 0
@@ -176,14 +195,14 @@ class _SharedPosterior:
     inputs: Floats
     #: L^-1, shape (U, U).
     inverse_factor: Floats
-    #: m, shape (U,).
-    mean: Floats
-    #: R, shape (U, U).
-    root: Floats
+    #: m, the posterior mean of z, shape (U,).
+    z_mean: Floats
+    #: R, a root of the posterior covariance of z: z_root' z_root is P^-1; shape (U, U).
+    z_root: Floats
     #: L m, the posterior mean of g, shape (U,).
-    mean_at_sizes: Floats
-    #: R L', shape (U, U).
-    root_at_sizes: Floats
+    g_mean: Floats
+    #: R L', a root of the posterior covariance of g, shape (U, U).
+    g_root: Floats
 
     @classmethod
     def of(cls, inputs: Floats, members: Iterable[_GroupMember], centre: float) -> _SharedPosterior:
@@ -196,9 +215,9 @@ class _SharedPosterior:
             selected_precision = selection.T @ kind.precision
             information += selected_precision @ selection
             weighted_residuals += selected_precision @ (kind.joint.residuals - centre)
-        root = np.linalg.inv(np.linalg.cholesky(np.eye(count) + factor.T @ information @ factor))
-        mean = root.T @ (root @ (factor.T @ weighted_residuals))
-        return cls(inputs, np.linalg.inv(factor), mean, root, factor @ mean, root @ factor.T)
+        z_root = np.linalg.inv(np.linalg.cholesky(np.eye(count) + factor.T @ information @ factor))
+        z_mean = z_root.T @ (z_root @ (factor.T @ weighted_residuals))
+        return cls(inputs, np.linalg.inv(factor), z_mean, z_root, factor @ z_mean, z_root @ factor.T)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -209,10 +228,10 @@ class _PredictedSizes:
     inputs: Floats
     #: Prior trend, shape (N,).
     trend: Floats
-    #: W, shape (U, N); None where no kind of the group was measured.
-    weights: Floats | None = None
+    #: W, the covariance of z and of g at the N sizes, shape (U, N); None where no kind of the group was measured.
+    z_covariance: Floats | None = None
     #: R W, shape (U, N); None where no kind of the group was measured.
-    root_weights: Floats | None = None
+    rooted_covariance: Floats | None = None
 
 
 class GaussianProcess:
@@ -224,9 +243,10 @@ class GaussianProcess:
     A run that failed (speed 0) does not change the predictions for neighbouring sizes: in the DL2 authors' measurements
     those are as fast as others. Its own size is predicted to have speed 0.
 
-    The posterior is exact with up to 40 sizes a kind and 64 in all. Of more sizes of a kind, 40 are conditioned on
-    together, the fastest 20 and others that are far apart, and the remaining ones change the prediction at their own
-    size only. Of more than 64 sizes in all, close ones share one value of g.
+    The posterior is exact with up to 40 (``_MAX_SIZES``) sizes of each kind and 64 (``_MAX_SHARED_SIZES``) of a group.
+    Of more sizes of a kind, 40 are conditioned on together, the fastest 20 and others that are far apart, and the
+    remaining ones change the prediction at their own size only. Of more than 64 sizes of a group, close ones share one
+    value of g.
 
     Parameters
     ----------
@@ -270,7 +290,7 @@ class GaussianProcess:
             return None
         return member.conditioned
 
-    def speeds(
+    def predict_speeds(
         self, request: JobRequest, optimism: float = 0.0, own_measurements: tuple[SpeedPoint, ...] = ()
     ) -> Floats:
         """Upper confidence bound of samples/s: ``exp(mean + optimism * sqrt(variance - its least over all sizes))``.
@@ -282,16 +302,16 @@ class GaussianProcess:
         optimism
             Standard deviations that are added to the mean.
         own_measurements
-            As for ``predict``.
+            See ``predict_log_speeds``.
 
         Returns
         -------
-        Shape (max_ps + 1, max_workers + 1); zeros where a count that the job needs is 0, or a run failed. Equal jobs
-        share one read-only array.
+        Shape (max_ps + 1, max_workers + 1), with equal rows for all-reduce jobs; zeros where a count that the job needs
+        is 0, or a run failed. Equal jobs share one read-only array.
         """
         key = (TrainingKind.of(request), _Bounds(request.max_workers, request.max_ps), own_measurements, optimism)
         if key not in self._speeds:
-            mean, deviation = self.predict(request, own_measurements)
+            mean, deviation = self.predict_log_speeds(request, own_measurements)
             if optimism:
                 variance, trains = deviation**2, np.isfinite(mean)
                 least = variance.min(where=trains, initial=np.inf)
@@ -301,19 +321,22 @@ class GaussianProcess:
             self._speeds[key] = speeds
         return self._speeds[key]
 
-    def predict(self, request: JobRequest, own_measurements: tuple[SpeedPoint, ...] = ()) -> tuple[Floats, Floats]:
+    def predict_log_speeds(
+        self, request: JobRequest, own_measurements: tuple[SpeedPoint, ...] = ()
+    ) -> tuple[Floats, Floats]:
         """Mean and standard deviation of the logarithm of samples/s; callers must not write to them.
 
         Parameters
         ----------
         own_measurements
             All measurements of this one job, if its speeds are not those of its kind: then it is predicted from them
-            instead of its kind's. Sizes with speed 0 are predicted to fail in any case.
+            instead of its kind's, except where no kind of its group was measured: then they are ignored. Sizes with
+            speed 0 are predicted to fail in any case.
 
         Returns
         -------
-        Two arrays of shape (max_ps + 1, max_workers + 1); -inf and 0 where a count that the job needs is 0, or a run
-        failed.
+        Two arrays of shape (max_ps + 1, max_workers + 1), with equal rows for all-reduce jobs; -inf and 0 where a count
+        that the job needs is 0, or a run failed.
         """
         key = (TrainingKind.of(request), _Bounds(request.max_workers, request.max_ps), own_measurements)
         if key not in self._predicted:
@@ -347,7 +370,10 @@ class GaussianProcess:
         return mean, deviation
 
     def _job_as_member(self, measurements: _Measurements, group: Group) -> _GroupMember | None:
-        """Treat a job as a kind, if it was measured; the shared component stays as inferred from the other kinds."""
+        """Treat a job as a kind of its own; the shared component stays as inferred from the measured kinds.
+
+        None where the job was not measured, or no kind of its group was.
+        """
         shared = self._shared.get(group)
         if shared is None or not len(measurements.sizes):
             return None
@@ -355,7 +381,10 @@ class GaussianProcess:
         return _GroupMember(ConditionedKind.of(measurements), nearest)
 
     def _at_all_sizes(self, group: Group, member: _GroupMember | None, bounds: _Bounds) -> tuple[Floats, Floats]:
-        """Mean, and variance without nugget, at all sizes within bounds, from (1, 1) on, workers last."""
+        """``mean_f`` and ``variance_f`` of the module's docstring at all sizes within bounds.
+
+        Both are flattened as in ``_Measurements.within``.
+        """
         workers, ps = _counts(bounds.workers), _counts(bounds.ps) if group.has_ps else np.ones(1, dtype=np.int64)
         if (group, bounds) not in self._predicted_sizes:
             sizes = np.stack(np.meshgrid(workers, ps), axis=-1).reshape(-1, 2)
@@ -376,26 +405,26 @@ class GaussianProcess:
         shared, (inputs, trend) = self._shared.get(group), inputs_and_trend(sizes, group)
         if shared is None:
             return _PredictedSizes(inputs, trend)
-        weights = shared.inverse_factor @ shared_covariance(shared.inputs, inputs)
-        return _PredictedSizes(inputs, trend, weights, shared.root @ weights)
+        z_covariance = shared.inverse_factor @ shared_covariance(shared.inputs, inputs)
+        return _PredictedSizes(inputs, trend, z_covariance, shared.z_root @ z_covariance)
 
     def _at(self, group: Group, member: _GroupMember | None, sizes: _PredictedSizes) -> tuple[Floats, Floats]:
-        """Mean, and variance without nugget, by the formulas of the module's docstring; both of shape (N,)."""
+        """``mean_f`` and ``variance_f`` of the module's docstring, without nugget; both of shape (N,)."""
         mean = self._centre + sizes.trend
         variance = np.full(len(mean), PRIOR_VARIANCE)
-        shared, weights, root_weights = self._shared.get(group), sizes.weights, sizes.root_weights
-        if shared is None or weights is None or root_weights is None:
+        shared, z_covariance, rooted = self._shared.get(group), sizes.z_covariance, sizes.rooted_covariance
+        if shared is None or z_covariance is None or rooted is None:
             return mean, variance
-        mean += shared.mean @ weights
-        variance -= np.einsum("ij,ij->j", weights, weights)
+        mean += shared.z_mean @ z_covariance
+        variance -= np.einsum("ij,ij->j", z_covariance, z_covariance)
         if member is not None:
             kind, shared_sizes = member
             covariance = kind_covariance(kind.joint.inputs, sizes.inputs)
             gain = kind.precision @ covariance
-            mean += (kind.joint.residuals - self._centre - shared.mean_at_sizes[shared_sizes]) @ gain
+            mean += (kind.joint.residuals - self._centre - shared.g_mean[shared_sizes]) @ gain
             variance -= np.einsum("ij,ij->j", gain, covariance)
-            root_weights = root_weights - shared.root_at_sizes[:, shared_sizes] @ gain
-        variance += np.einsum("ij,ij->j", root_weights, root_weights)
+            rooted = rooted - shared.g_root[:, shared_sizes] @ gain  # V
+        variance += np.einsum("ij,ij->j", rooted, rooted)
         return mean, np.maximum(variance, 0.0)
 
 
@@ -447,7 +476,11 @@ def _with_noise_of_outliers(measurements: _Measurements) -> _Measurements:
 def _update_joint(measurements: _Measurements, bounds: _Bounds, group: Group, mean: Floats, variance: Floats) -> None:
     """Condition the nugget of each measured size on its measurement, in place.
 
-    The mean and the variance, shape (N,), are those of all sizes within bounds.
+    Parameters
+    ----------
+    mean, variance
+        Of the logarithm of speed at all sizes within bounds, with the nugget's prior variance in the latter; flattened
+        as in ``_Measurements.within``.
     """
     indices, targets = measurements.within(bounds, group)
     noise = measurements.noise[indices]
@@ -461,7 +494,10 @@ def _update_separate(
 ) -> None:
     """Condition each measured size on its own measurement alone, in place, with more noise for outliers.
 
-    The mean and the variance, shape (N,), are those of all sizes within bounds.
+    Parameters
+    ----------
+    mean, variance
+        See ``_update_joint``.
     """
     indices, targets = measurements.within(bounds, group)
     noise, prior = measurements.noise[indices], variance[targets]
@@ -512,7 +548,17 @@ def _counts(max_count: int) -> Ints:
 
 
 def _interpolated(values: Floats, workers: Ints, ps: Ints, bounds: _Bounds, group: Group) -> Floats:
-    """Values at all counts within bounds, bilinear in log2 of the counts; workers last."""
+    """Interpolate values to all sizes within bounds, bilinearly in log2 of the counts.
+
+    Parameters
+    ----------
+    values
+        Values at the sizes of ``ps`` (rows) and ``workers`` (columns), flattened.
+
+    Returns
+    -------
+    Values at all sizes, flattened as in ``_Measurements.within``.
+    """
     log_counts = np.log2(np.arange(1, bounds.workers + 1))
     rows = np.stack([np.interp(log_counts, np.log2(workers), row) for row in values.reshape(len(ps), len(workers))])
     if group.has_ps:

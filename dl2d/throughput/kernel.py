@@ -15,9 +15,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from dl2d.core.arrays import Floats, Ints
 from dl2d.core.jobs import Architecture, Consistency
 from dl2d.core.measured_speeds import TrainingKind
-from dl2d.throughput.observations import Floats, Ints
 
 #: Length and variance of the component that all kinds of a group share.
 _SHARED_LENGTH: Final = 2.0
@@ -64,6 +64,7 @@ def inputs_and_trend(sizes: Ints, group: Group) -> tuple[Floats, Floats]:
     Inputs of shape (n, 3), or (n, 1) for all-reduce jobs, and trend of shape (n,).
     """
     log_counts = np.log2(np.maximum(sizes, 1))
+    # An all-reduce job has the trend of a job with as many PSs as workers.
     doublings = log_counts.sum(axis=1) if group.has_ps else 2.0 * log_counts[:, 0]
     return kernel_inputs(log_counts, group), _TREND * float(np.log(2.0)) * doublings
 

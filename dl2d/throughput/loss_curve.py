@@ -1,6 +1,6 @@
 """Optimus' curve of training loss, fitted to the losses of jobs so far: predicts when a loss will have settled.
 
-    loss = 1 / (slope * epoch + offset) + floor        with slope, offset, floor >= 0
+    loss = 1 / (slope * epoch + offset) + asymptote        with slope, offset, asymptote >= 0
 
 Losses are fractions of the job's largest one. Source: Peng et al., "Optimus", EuroSys 2018, section 3.1.
 """
@@ -12,22 +12,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dl2d.core.arrays import Bools, Floats
 from dl2d.core.measured_speeds import LossPoint
 
-_Floats = NDArray[np.float64]
-_Bools = NDArray[np.bool_]
 #: Least number of points, since the curve has three coefficients.
 _MIN_POINTS = 3
 #: Number of points on either side that a loss is compared with.
 _NEIGHBOURS = 2
-#: Number of floors of the grid on which the floor of the curve is searched for.
-_FLOORS = 17
+#: Number of asymptotes of the grid on which that of the curve is searched for.
+_ASYMPTOTES = 17
 #: Number of grids, each spanning 2/16 of the one before: in the end 1e-8 of the first is left, below which sums of
 #: squares are equal.
 _GRIDS = 9
-#: Least distance between the floor and the least loss, as a fraction of the latter.
+#: Least distance between the asymptote and the least loss, as a fraction of the latter.
 _MIN_DISTANCE = 1e-9
 #: Number of jobs whose curves are fitted at once: enough to save time, few enough for the processor's cache.
 _BATCH = 32
@@ -35,11 +33,13 @@ _BATCH = 32
 
 @dataclass(frozen=True, slots=True)
 class LossFit:
-    """A fitted curve; see the module."""
+    """Coefficients of a fitted curve, as in the module's docstring; each is at least 0."""
 
+    #: Per epoch.
     slope: float
     offset: float
-    floor: float
+    #: Fraction of the largest loss.
+    asymptote: float
 
     def settling_epoch(self, threshold: float) -> int:
         """First whole epoch from which on each further epoch lowers the loss by less than ``threshold``.
@@ -57,15 +57,16 @@ class LossFit:
 def fit_losses(curves: Sequence[Sequence[LossPoint]]) -> list[LossFit | None]:
     """Fit the curve to the losses of each job, oldest first.
 
-    For a given floor, 1 / (loss - floor) is linear in the epoch, and slope and offset are found by non-negative least
-    squares, each residual weighted by the square of (loss - floor) so that it counts as a difference of losses. The
-    floor is the one for which the curve is nearest to the losses. Before the fit, each loss that lies outside the range
-    of its neighbours, two on either side, is replaced by their mean. Many jobs are fitted at once: about 0.1 ms each.
+    For a given asymptote, 1 / (loss - asymptote) is linear in the epoch, and slope and offset are found by non-negative
+    least squares, each residual weighted by the square of (loss - asymptote) so that it counts as a difference of
+    losses. The asymptote is the one for which the curve is nearest to the losses. Before the fit, each loss that lies
+    outside the range of its neighbours, two (``_NEIGHBOURS``) on either side, is replaced by their mean. Many jobs are
+    fitted at once: about 0.1 ms each.
 
     Returns
     -------
-    For each job its curve; None where there are fewer than three points, or losses that are not positive numbers or do
-    not fall.
+    For each job its curve; None where there are fewer than three points (``_MIN_POINTS``), or losses that are not
+    positive numbers or do not fall.
     """
     fits: list[LossFit | None] = [None] * len(curves)
     usable = [index for index, points in enumerate(curves) if _is_usable(points)]
@@ -90,24 +91,24 @@ def _fit_batch(curves: Sequence[Sequence[LossPoint]]) -> list[LossFit | None]:
         valid[row, : len(points)] = True
     losses = _without_outliers(losses, valid)
     losses /= losses.max(axis=1, keepdims=True)
-    # 1 / (loss - floor) has no value where the floor is the least loss itself.
-    max_floor = np.where(valid, losses, np.inf).min(axis=1) * (1 - _MIN_DISTANCE)
-    low, high = np.zeros_like(max_floor), max_floor
+    # 1 / (loss - asymptote) has no value where the asymptote is the least loss itself.
+    max_asymptote = np.where(valid, losses, np.inf).min(axis=1) * (1 - _MIN_DISTANCE)
+    low, high = np.zeros_like(max_asymptote), max_asymptote
     rows = np.arange(len(curves))
     for _ in range(_GRIDS):
-        floors = low[:, None] + (high - low)[:, None] * np.linspace(0.0, 1.0, _FLOORS)
-        slopes, offsets, errors = _fit_lines(epochs, losses, valid, floors)
+        asymptotes = low[:, None] + (high - low)[:, None] * np.linspace(0.0, 1.0, _ASYMPTOTES)
+        slopes, offsets, errors = _fit_lines(epochs, losses, valid, asymptotes)
         least = errors.argmin(axis=1)
-        best = np.stack([slopes[rows, least], offsets[rows, least], floors[rows, least], errors[rows, least]], axis=1)
-        step = (high - low) / (_FLOORS - 1)
-        low, high = np.maximum(best[:, 2] - step, 0.0), np.minimum(best[:, 2] + step, max_floor)
+        best = np.stack([values[rows, least] for values in (slopes, offsets, asymptotes, errors)], axis=1)
+        step = (high - low) / (_ASYMPTOTES - 1)
+        low, high = np.maximum(best[:, 2] - step, 0.0), np.minimum(best[:, 2] + step, max_asymptote)
     return [
-        LossFit(slope, offset, floor) if slope > 0 and math.isfinite(error) else None
-        for slope, offset, floor, error in best.tolist()
+        LossFit(slope, offset, asymptote) if slope > 0 and math.isfinite(error) else None
+        for slope, offset, asymptote, error in best.tolist()
     ]
 
 
-def _without_outliers(losses: _Floats, valid: _Bools) -> _Floats:
+def _without_outliers(losses: Floats, valid: Bools) -> Floats:
     """Losses with each one that lies outside the range of its neighbours replaced by their mean.
 
     The first and the last loss stay as they are, because a falling curve ends outside the range of the others. Both
@@ -125,52 +126,54 @@ def _without_outliers(losses: _Floats, valid: _Bools) -> _Floats:
     return np.where(inner & ((losses < least) | (losses > largest)), mean, losses)
 
 
-def _fit_lines(epochs: _Floats, losses: _Floats, valid: _Bools, floors: _Floats) -> tuple[_Floats, _Floats, _Floats]:
-    """Fit slope and offset for each floor.
+def _fit_lines(epochs: Floats, losses: Floats, valid: Bools, asymptotes: Floats) -> tuple[Floats, Floats, Floats]:
+    """Fit slope and offset for each asymptote.
 
     Parameters
     ----------
     epochs, losses, valid
         Shape (jobs, points).
-    floors
-        Shape (jobs, floors).
+    asymptotes
+        Shape (jobs, asymptotes).
 
     Returns
     -------
-    Slope, offset and sum of squared differences of losses, each of shape (jobs, floors); the last is infinite where
+    Slope, offset and sum of squared differences of losses, each of shape (jobs, asymptotes); the last is infinite where
     there is no finite fit.
     """
-    counts = valid[:, None, :].astype(np.float64)
+    mask = valid[:, None, :].astype(np.float64)
     # Degenerate cases end with an infinite error, which is never the least.
     with np.errstate(all="ignore"):
-        above = (losses[:, None, :] - floors[:, :, None]) * counts
+        above = (losses[:, None, :] - asymptotes[:, :, None]) * mask
+        # The line through x = epoch and y = 1 / above, with weights w = above^4.
         square = above * above
-        weight, weighted = square * square, square * above  # the latter is weight x 1 / above
-        # Normal equations of the weighted line through (epoch, 1 / above). Epochs count from that of the largest loss,
-        # which may outweigh all others: otherwise the contribution of those to the slope would be lost in rounding.
+        w, wy = square * square, square * above
+        # Epochs count from that of the largest loss, which may outweigh all others: otherwise the contribution of those
+        # to the slope would be lost in rounding.
         pivot = epochs[np.arange(len(epochs)), losses.argmax(axis=1)][:, None]
-        shifted = epochs - pivot
-        total, mean = weight.sum(axis=2), weighted.sum(axis=2)
-        first, second = _sums(weight, shifted), _sums(weight, shifted * shifted)
-        product = _sums(weighted, shifted)
-        determinant = total * second - first * first
-        slope = (total * product - first * mean) / determinant
-        offset = (second * mean - first * product) / determinant - slope * pivot
-        # With two coefficients, the constrained minimum lies on an edge wherever the free one is outside.
-        squares = _sums(weight, epochs * epochs)
-        through_origin = np.where(squares > 0, _sums(weighted, epochs) / squares, 0.0)
+        x = epochs - pivot
+        # Normal equations of the weighted line.
+        sum_w, sum_wy = w.sum(axis=2), wy.sum(axis=2)
+        sum_wx, sum_wxx, sum_wxy = _sums(w, x), _sums(w, x * x), _sums(wy, x)
+        determinant = sum_w * sum_wxx - sum_wx * sum_wx
+        slope = (sum_w * sum_wxy - sum_wx * sum_wy) / determinant
+        offset = (sum_wxx * sum_wy - sum_wx * sum_wxy) / determinant - slope * pivot
+        # If the unconstrained offset is negative, the constrained optimum has offset 0; its slope is that of the line
+        # through the origin. Likewise, if the slope is not positive, the optimum has slope 0.
+        squares = _sums(w, epochs * epochs)
+        through_origin = np.where(squares > 0, _sums(wy, epochs) / squares, 0.0)
         slope = np.where(offset < 0, through_origin, slope)
         offset = np.maximum(offset, 0.0)
         flat = ~(slope > 0)
-        slope, offset = np.where(flat, 0.0, slope), np.where(flat, mean / total, offset)
+        slope, offset = np.where(flat, 0.0, slope), np.where(flat, sum_wy / sum_w, offset)
         difference = 1 / (slope[:, :, None] * epochs[:, None, :] + offset[:, :, None]) - above
-        errors = _sums(difference * difference, counts[:, 0])
+        errors = _sums(difference * difference, mask[:, 0])
         # With an infinite slope the errors may be finite.
         finite = np.isfinite(errors) & np.isfinite(slope) & np.isfinite(offset)
     return slope, offset, np.where(finite, errors, np.inf)
 
 
-def _sums(values: _Floats, factors: _Floats) -> _Floats:
-    """Sums of products over the points; shapes (jobs, floors, points), (jobs, points) -> (jobs, floors)."""
-    sums: _Floats = (values @ factors[:, :, None])[:, :, 0]
+def _sums(values: Floats, factors: Floats) -> Floats:
+    """Sums of products over the points; shapes (jobs, asymptotes, points), (jobs, points) -> (jobs, asymptotes)."""
+    sums: Floats = (values @ factors[:, :, None])[:, :, 0]
     return sums

@@ -1,9 +1,10 @@
 """Relabelling: a job whose measured speeds contradict its declared model type is predicted as another kind.
 
 Each job of a snapshot is compared with the throughput model's prediction for its kind. It keeps its kind as long as
-four of five of its measurements are within three standard deviations, or 28 %, of the prediction, since a node may have
-been slow for a while. Otherwise it is predicted as the most likely other kind, among those for which all of its
-measurements are within two standard deviations; or, if there is none, from its own measurements alone.
+four of five (``_MAX_CONTRADICTING``) of its measurements are within three standard deviations (``_CONTRADICTS``), or
+28 % (``SAME_SPEED_LOG_RATIO``), of the prediction, since a node may have been slow for a while. Otherwise it is
+predicted as the most likely other kind, among those for which all of its measurements are within two standard
+deviations (``_AGREES``); or, if there is none, from its own measurements alone.
 """
 
 from __future__ import annotations
@@ -15,14 +16,13 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dl2d.core.arrays import Floats
 from dl2d.core.cluster import Snapshot
 from dl2d.core.jobs import Job, JobKey, JobRequest
 from dl2d.core.measured_speeds import SAME_SPEED_LOG_RATIO, SpeedPoint, TrainingKind
 from dl2d.throughput.gaussian_process import GaussianProcess
-
-_Floats = NDArray[np.float64]
+from dl2d.throughput.kernel import Group
 
 #: Standard deviations from the prediction for a kind beyond which a measurement contradicts the kind.
 _CONTRADICTS: Final = 3.0
@@ -46,6 +46,8 @@ class Relabelled(NamedTuple):
     request: JobRequest
     #: Measurements that hold for this job alone: failed sizes (speed 0), and all others if it is of no known kind.
     own_measurements: tuple[SpeedPoint, ...] = ()
+    #: Whether the job has the speeds of the kind of ``request``; otherwise of no known kind.
+    of_known_kind: bool = True
 
 
 class _Suspect(NamedTuple):
@@ -62,13 +64,13 @@ class _Misfits(NamedTuple):
     """Distances of the measurements of jobs from the predictions for kinds; all of shape (kinds, jobs)."""
 
     #: Largest distance at any size, in standard deviations.
-    distance: _Floats
+    distance: Floats
     #: Fraction of the measurements that contradict the kind.
-    contradicting: _Floats
+    contradicting: Floats
     #: Largest standard deviation of the prediction at any size.
-    uncertainty: _Floats
+    uncertainty: Floats
     #: Logarithm of the likelihood, up to a constant.
-    likelihood: _Floats
+    likelihood: Floats
 
 
 class Relabelling:
@@ -78,9 +80,9 @@ class Relabelling:
         self._model = model
         self._relabelled: dict[JobKey, Relabelled] = {}
         points_of_jobs = {speeds.job: speeds.points for speeds in snapshot.job_speeds}
-        # By architecture, consistency and bounds.
-        suspects: dict[tuple[object, ...], list[_Suspect]] = defaultdict(list)
-        means: dict[tuple[TrainingKind, int, int], _Floats] = {}
+        # By group and bounds.
+        suspects: dict[tuple[Group, int, int], list[_Suspect]] = defaultdict(list)
+        means: dict[tuple[TrainingKind, int, int], Floats] = {}
         for job in snapshot.jobs:
             request = job.request
             max_workers, max_ps = request.max_workers, request.max_ps
@@ -97,10 +99,10 @@ class Relabelling:
             key = kind, max_workers, max_ps
             mean = means.get(key)
             if mean is None:
-                mean = means[key] = model.predict(request)[0]
+                mean = means[key] = model.predict_log_speeds(request)[0]
             if not _all_near(mean, measured):
                 suspect = _Suspect(job, failed, tuple(map(_without_times, measured)))
-                suspects[kind[1:], max_workers, max_ps].append(suspect)
+                suspects[Group.of(kind), max_workers, max_ps].append(suspect)
         for comparable in suspects.values():
             self._relabel(comparable)
 
@@ -109,29 +111,30 @@ class Relabelling:
         return self._relabelled[job.key]
 
     def _relabel(self, suspects: Sequence[_Suspect]) -> None:
-        """Relabel jobs of one architecture, consistency and bounds where their measurements contradict their kind."""
+        """Relabel jobs of one group and equal bounds where their measurements contradict their kind."""
         declared = [TrainingKind.of(suspect.job.request) for suspect in suspects]
-        candidates = [kind for kind in self._model.kinds if kind[1:] == declared[0][1:]]
+        candidates = [kind for kind in self._model.kinds if Group.of(kind) == Group.of(declared[0])]
         kinds = list(dict.fromkeys([*candidates, *declared]))
         workers, ps = np.array([point.allocation for suspect in suspects for point in suspect.measured]).T
-        predicted = [self._model.predict(replace(suspects[0].job.request, model=kind.model)) for kind in kinds]
+        requests = [replace(suspects[0].job.request, model=kind.model) for kind in kinds]
+        predicted = [self._model.predict_log_speeds(request) for request in requests]
         means, deviations = (np.stack([grid[ps, workers] for grid in grids]) for grids in zip(*predicted, strict=True))
         misfits = _misfits(suspects, means, deviations)
         declared_index = np.array([kinds.index(kind) for kind in declared]), np.arange(len(suspects))
         contradicted = misfits.contradicting[declared_index] > _MAX_CONTRADICTING
         agrees = (misfits.distance <= _AGREES) & (misfits.uncertainty < _MAX_UNCERTAINTY)
-        agrees[len(candidates) :] = False
+        agrees[len(candidates) :] = False  # kinds that were never measured cannot be chosen
         likeliest = np.where(agrees, misfits.likelihood, -np.inf).argmax(axis=0)
         for index in np.flatnonzero(contradicted).tolist():
             (job, failed, measured), best = suspects[index], likeliest[index]
             self._relabelled[job.key] = (
                 Relabelled(replace(job.request, model=kinds[best].model), failed)
                 if agrees[best, index]
-                else Relabelled(job.request, failed + measured)
+                else Relabelled(job.request, failed + measured, of_known_kind=False)
             )
 
 
-def _misfits(suspects: Sequence[_Suspect], means: _Floats, deviations: _Floats) -> _Misfits:
+def _misfits(suspects: Sequence[_Suspect], means: Floats, deviations: Floats) -> _Misfits:
     """Compare measurements with predictions.
 
     Parameters
@@ -163,6 +166,6 @@ def _without_times(point: SpeedPoint) -> SpeedPoint:
     return SpeedPoint(point.allocation, point.samples_per_second, point.measurements)
 
 
-def _all_near(mean: _Floats, points: Iterable[SpeedPoint]) -> bool:
+def _all_near(mean: Floats, points: Iterable[SpeedPoint]) -> bool:
     """Whether all measurements are near the predicted mean: a quick check that most jobs pass."""
     return all(abs(math.log(speed) - mean.item(ps, workers)) < _NEAR for (workers, ps), speed, *_ in points)

@@ -1,12 +1,15 @@
-"""Training data of the throughput model: measured speeds as arrays, corrected for drift and joined with known ones.
+"""Training data of the throughput model: measured speeds as arrays, corrected for drift and joined with reference ones.
 
-Four steps lead from the measurements of a snapshot to those that the model is conditioned on, each a function of the
-points of one kind:
+Local points were measured on this cluster. Reference points were measured earlier, perhaps on another cluster: those of
+a policy's checkpoint. Each function of a step below takes the points of one kind:
 
-1. ``without_drift``: speeds that were measured before their kind became faster or slower are brought up to date.
-2. ``calibration``: the factor by which a kind is faster here than where the known speeds were measured.
-3. ``informative``: points within 5 % of what the model predicts from the known speeds alone are left out.
-4. ``merged``: the known speeds, calibrated, are joined with the informative points, which replace known ones.
+1. ``without_drift``: local speeds that were measured before their kind became faster or slower are brought up to date.
+2. ``calibration``: the factor by which a kind is faster here than where the reference points were measured.
+3. ``informative``: local points near what the model predicts from the reference points alone are left out.
+4. ``merged``: the reference points, calibrated, are joined with the informative local ones, which replace them.
+
+``dl2d.policies.dl2.predictions.merged_measurements`` takes all four steps. ``PredictedSpeeds`` of
+``dl2d.policies.common`` has no reference points and takes the first step alone.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from dl2d.core.arrays import Bools, Floats, Ints
 from dl2d.core.jobs import Allocation
 from dl2d.core.measured_speeds import (
     OTHER_KIND_LOG_RATIO,
@@ -26,9 +30,6 @@ from dl2d.core.measured_speeds import (
     TrainingKind,
 )
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 #: Structured array of ``POINT`` with a ``SpeedPoint`` in each element, in the order of workers, then PSs.
 Points = NDArray[np.void]
 
@@ -46,10 +47,12 @@ _MIN_POINTS: Final = 3
 _DISAGREEING: Final = 0.25
 #: Step to which the logarithm of a calibration is rounded.
 _CALIBRATION_STEP: Final = 0.02
-#: Difference in logarithms to the prediction below which a measured speed adds no information.
-_PREDICTED: Final = 0.05
-#: Difference in logarithms below which a measured speed equals the known one; logarithms are rounded to this step.
-_SAME: Final = 0.02
+#: Difference in logarithms to the prediction below which a local speed adds no information.
+_UNINFORMATIVE: Final = 0.05
+#: Difference in logarithms below which a local speed counts as equal to the reference.
+_SAME_AS_REFERENCE: Final = 0.02
+#: Step to which the logarithm of a local speed is rounded.
+_SPEED_STEP: Final = 0.02
 #: Number of jobs beyond which it makes no difference how many were measured.
 _MAX_JOBS: Final = 3.0
 
@@ -85,7 +88,7 @@ def sizes_of(points: Points) -> Ints:
 
 def speeds_at(grid: Floats, points: Points) -> Floats:
     """Look up the size of each point in a grid as of ``KnownSpeeds.grid``; shape (n,), 0 beyond the grid's bounds."""
-    # All-reduce jobs have one row, even if their points have PSs.
+    # The only row of a grid of all-reduce jobs holds for all numbers of PSs.
     workers, ps = points["workers"], points["ps"] if len(grid) > 1 else np.zeros(len(points), dtype=np.int64)
     inside = (ps < grid.shape[0]) & (workers < grid.shape[1])
     speeds = np.zeros(len(points))
@@ -117,30 +120,30 @@ def without_drift(points: Points) -> Points:
     return current
 
 
-def calibration(points: Points, predicted: Floats, known: Points) -> float:
+def calibration(local: Points, predicted: Floats, reference: Points) -> float:
     """Factor between measured and predicted speeds of a kind: 1 unless they differ by more than 28 % nearly everywhere.
 
-    It is the median factor over the sizes that are among the known ones (over all sizes where those are fewer than
-    three), if three quarters of them agree that it is beyond 28 %. Other hardware, or another unit of samples, makes
-    all sizes of a kind faster or slower alike; without the factor, sizes that were measured here would look better, or
-    worse, than all others.
+    28 % is ``SAME_SPEED_LOG_RATIO``. The factor is the median over the sizes that have a reference point too (over all
+    sizes where those are fewer than three, ``_MIN_POINTS``), if three quarters of them (all but ``_DISAGREEING``) agree
+    that it is beyond 28 %. Other hardware, or another unit of samples, makes all sizes of a kind faster or slower
+    alike; without the factor, sizes that were measured here would look better, or worse, than all others.
 
     Parameters
     ----------
-    points
-        Measurements on this cluster, shape (n,).
+    local
+        Shape (n,).
     predicted
-        Samples/s predicted for each point, shape (n,); 0 where there is no prediction.
-    known
-        Points that the predictions come from.
+        Samples/s that the reference points predict for each local point, shape (n,); 0 where there is no prediction.
+    reference
+        Shape (m,).
     """
-    comparable = (points["speed"] > 0) & (predicted > 0)
-    in_both = comparable & np.isin(_size_codes(points), _size_codes(known))
+    comparable = (local["speed"] > 0) & (predicted > 0)
+    in_both = comparable & np.isin(_size_codes(local), _size_codes(reference))
     if in_both.sum() >= _MIN_POINTS:
         comparable = in_both
     if comparable.sum() < _MIN_POINTS:
         return 1.0
-    factors = np.log(points["speed"][comparable] / predicted[comparable])
+    factors = np.log(local["speed"][comparable] / predicted[comparable])
     median = float(np.median(factors))
     agreed = np.quantile(np.sign(median) * factors, _DISAGREEING)
     if abs(median) <= SAME_SPEED_LOG_RATIO or agreed <= SAME_SPEED_LOG_RATIO:
@@ -155,41 +158,42 @@ def scaled(points: Points, factor: float) -> Points:
     return multiplied
 
 
-def informative(points: Points, predicted: Floats) -> Points:
-    """Points that differ by more than 5 % from the prediction, or have none.
+def informative(local: Points, predicted: Floats) -> Points:
+    """Points that differ by more than 5 % (``_UNINFORMATIVE``) from the prediction, or have none.
 
     Parameters
     ----------
     predicted
         Samples/s of each point, shape (n,); 0 where there is no prediction.
     """
-    return points[~_differ_less(points["speed"], predicted, _PREDICTED)]
+    return local[~_are_within(local["speed"], predicted, _UNINFORMATIVE)]
 
 
-def merged(known: Points, measured: Points) -> Points:
-    """Join known and measured points; of a size that both have, the measured one, unless they are within 2 %.
+def merged(reference: Points, local: Points) -> Points:
+    """Join reference and local points, in the order of sizes.
 
-    Measured speeds are rounded to 2 % and counts of measurements to powers of two, so that noise in them does not
-    change decisions.
+    Of a size that both have, the result has the local point, unless their speeds are within 2 %
+    (``_SAME_AS_REFERENCE``): then the reference point. Local speeds are rounded to 2 % (``_SPEED_STEP``) and their
+    counts of measurements to powers of two, so that noise in them does not change decisions.
     """
-    if not len(measured):
-        return known
-    _, in_known, in_measured = np.intersect1d(
-        _size_codes(known), _size_codes(measured), assume_unique=True, return_indices=True
+    if not len(local):
+        return reference
+    _, in_reference, in_local = np.intersect1d(
+        _size_codes(reference), _size_codes(local), assume_unique=True, return_indices=True
     )
-    known_speeds, measured_speeds = known["speed"][in_known], measured["speed"][in_measured]
-    same = (known_speeds == measured_speeds) | _differ_less(known_speeds, measured_speeds, _SAME)
-    joined = np.concatenate([np.delete(known, in_known[~same]), _rounded(np.delete(measured, in_measured[same]))])
+    reference_speeds, local_speeds = reference["speed"][in_reference], local["speed"][in_local]
+    same = (reference_speeds == local_speeds) | _are_within(reference_speeds, local_speeds, _SAME_AS_REFERENCE)
+    joined = np.concatenate([np.delete(reference, in_reference[~same]), _rounded(np.delete(local, in_local[same]))])
     return joined[np.argsort(_size_codes(joined), kind="stable")]
 
 
 def merged_kinds(
-    known: Mapping[TrainingKind, Points], measured: Mapping[TrainingKind, Points]
+    reference: Mapping[TrainingKind, Points], local: Mapping[TrainingKind, Points]
 ) -> dict[TrainingKind, Points]:
-    """Apply ``merged`` to each kind."""
+    """Apply ``merged`` to each kind that has reference or local points."""
     no_points = np.empty(0, dtype=POINT)
-    kinds = sorted({*known, *measured})
-    return {kind: merged(known.get(kind, no_points), measured.get(kind, no_points)) for kind in kinds}
+    kinds = sorted({*reference, *local})
+    return {kind: merged(reference.get(kind, no_points), local.get(kind, no_points)) for kind in kinds}
 
 
 def _size_codes(points: Points) -> Ints:
@@ -198,7 +202,7 @@ def _size_codes(points: Points) -> Ints:
     return codes
 
 
-def _differ_less(speeds_a: Floats, speeds_b: Floats, limit: float) -> Bools:
+def _are_within(speeds_a: Floats, speeds_b: Floats, limit: float) -> Bools:
     """Whether logarithms of speeds differ by less than a limit; False where a speed is 0."""
     positive = (speeds_a > 0) & (speeds_b > 0)
     ratio = np.divide(speeds_a, speeds_b, where=positive, out=np.ones_like(speeds_a))
@@ -207,10 +211,10 @@ def _differ_less(speeds_a: Floats, speeds_b: Floats, limit: float) -> Bools:
 
 
 def _rounded(points: Points) -> Points:
-    """Round speeds to 2 % and counts of measurements down to powers of two, and limit the number of jobs."""
+    """Round speeds to ``_SPEED_STEP`` and counts of measurements down to powers of two; limit the number of jobs."""
     rounded = points.copy()
     positive = rounded["speed"] > 0
-    rounded["speed"][positive] = np.exp(np.round(np.log(rounded["speed"][positive]) / _SAME) * _SAME)
+    rounded["speed"][positive] = np.exp(np.round(np.log(rounded["speed"][positive]) / _SPEED_STEP) * _SPEED_STEP)
     counted = rounded["measurements"] > 0
     rounded["measurements"][counted] = np.exp2(np.floor(np.log2(rounded["measurements"][counted])))
     np.minimum(rounded["jobs"], _MAX_JOBS, out=rounded["jobs"])

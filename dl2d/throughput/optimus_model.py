@@ -13,19 +13,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dl2d.core.arrays import Bools, Floats
 from dl2d.core.jobs import Allocation, Architecture, Consistency
 from dl2d.core.measured_speeds import SpeedPoint, TrainingKind
 
-_Floats = NDArray[np.float64]
 #: Fraction of the largest singular value, or of a vector's length, below which a number counts as 0.
 _TOLERANCE = 1e-6
 #: Seconds per sample at or below which a speed counts as unknown.
 _MIN_SECONDS = 1e-30
 
 
-def terms(kind: TrainingKind, workers: _Floats, ps: _Floats) -> _Floats:
+def terms(kind: TrainingKind, workers: Floats, ps: Floats) -> Floats:
     """Terms of the seconds per sample at n sizes, each of which has a fitted coefficient.
 
     With w workers and p parameter servers:
@@ -55,12 +54,10 @@ def terms(kind: TrainingKind, workers: _Floats, ps: _Floats) -> _Floats:
 
 def number_of_terms(kind: TrainingKind) -> int:
     """Number of terms of a kind, which is the least number of measured sizes for a fit."""
-    if kind.architecture is Architecture.ALLREDUCE:
-        return 3
-    return 4 if kind.consistency is Consistency.ASYNC else 5
+    return int(terms_at(kind, [Allocation(1, 1)]).shape[1])
 
 
-def terms_at(kind: TrainingKind, sizes: Sequence[Allocation]) -> _Floats:
+def terms_at(kind: TrainingKind, sizes: Sequence[Allocation]) -> Floats:
     """``terms`` of a sequence of sizes; shape (sizes, terms)."""
     counts = np.array(sizes, dtype=np.float64).reshape(-1, 2)
     return terms(kind, counts[:, 0], counts[:, 1])
@@ -70,7 +67,11 @@ def usable(kind: TrainingKind, points: Iterable[SpeedPoint]) -> tuple[SpeedPoint
     """Points that can be fitted: those of runs that did not fail (speed 0) and had the tasks that they need."""
     has_ps = kind.architecture is Architecture.PS
     return tuple(
-        [point for point in points if 0.0 < point[1] < math.inf and point[0][0] > 0 and (point[0][1] > 0 or not has_ps)]
+        point
+        for point in points
+        if 0.0 < point.samples_per_second < math.inf
+        and point.allocation.workers > 0
+        and (point.allocation.ps > 0 or not has_ps)
     )
 
 
@@ -82,10 +83,11 @@ class SpeedFit:
     #: Coefficient of each term.
     theta: tuple[float, ...]
 
-    def grid(self, max_workers: int, max_ps: int) -> _Floats:
+    def grid(self, max_workers: int, max_ps: int) -> Floats:
         """Samples per second at all sizes, as of ``dl2d.core.measured_speeds.KnownSpeeds.grid``: ``grid[ps, workers]``.
 
-        0 where a count that the job needs is 0, and where all terms with a coefficient vanish.
+        Shape (max_ps + 1, max_workers + 1), with equal rows for all-reduce jobs; 0 where a count that the job needs is
+        0, and where all terms with a coefficient vanish.
         """
         has_ps = self.kind.architecture is Architecture.PS
         speeds = np.zeros((max_ps + 1, max_workers + 1))
@@ -120,22 +122,20 @@ def fit_speed(kind: TrainingKind, points: Iterable[SpeedPoint]) -> SpeedFit | No
     return SpeedFit(kind, tuple((scaled / lengths).tolist()))
 
 
-def adds_information(
-    kind: TrainingKind, sizes: Sequence[Allocation], candidates: Sequence[Allocation]
-) -> NDArray[np.bool_]:
+def adds_information(kind: TrainingKind, sizes: Sequence[Allocation], candidates: Sequence[Allocation]) -> Bools:
     """Whether terms at each candidate are linearly independent of those at ``sizes``; shape (candidates,).
 
     Measuring such a candidate adds information to a fit that ``sizes`` cannot give, however often they are measured. As
     an example, where all sizes have as many workers as PSs, w/p is always 1 and cannot be told from the fixed term.
     """
+    if not sizes:
+        return np.ones(len(candidates), dtype=bool)
     rows = terms_at(kind, candidates)
     scale = np.abs(rows).max(axis=0, initial=0.0)
     scale[scale == 0] = 1.0
     rows = rows / scale
-    if not sizes:
-        return np.ones(len(candidates), dtype=bool)
     _, singular_values, directions = np.linalg.svd(terms_at(kind, sizes) / scale)
     rank = int((singular_values > _TOLERANCE * singular_values[0]).sum())
     outside = np.linalg.norm(rows @ directions[rank:].T, axis=1)
-    independent: NDArray[np.bool_] = outside > _TOLERANCE * np.linalg.norm(rows, axis=1)
+    independent: Bools = outside > _TOLERANCE * np.linalg.norm(rows, axis=1)
     return independent

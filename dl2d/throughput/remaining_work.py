@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from dl2d.core.cluster import Snapshot
-from dl2d.core.jobs import Job, JobKey
+from dl2d.core.jobs import Job, JobKey, JobRequest
 from dl2d.throughput.loss_curve import LossFit
 
 
@@ -23,13 +23,19 @@ class Remaining(NamedTuple):
 
 
 def samples_left(job: Job, epochs: float | None = None) -> float:
-    """Samples that are left until a number of epochs is complete, by default the declared one; at least 0.
+    """Samples that are left until a number of epochs is complete, by default the declared one; at least 0."""
+    epochs = job.request.epochs if epochs is None else epochs
+    return max(epochs - job.progress.epoch, 0.0) * _samples_per_epoch(job.request)
 
-    Where neither samples per epoch nor the batch size were declared, an update counts as one sample.
-    """
-    request = job.request
-    per_epoch = request.samples_per_epoch or (request.steps_per_epoch or 1.0) * (request.batch or 1)
-    return max((request.epochs if epochs is None else epochs) - job.progress.epoch, 0.0) * per_epoch
+
+def declared_samples(job: Job) -> float:
+    """Samples of all declared epochs."""
+    return job.request.epochs * _samples_per_epoch(job.request)
+
+
+def _samples_per_epoch(request: JobRequest) -> float:
+    """Samples of an epoch; where neither they nor the batch size were declared, an update counts as one sample."""
+    return request.samples_per_epoch or (request.steps_per_epoch or 1.0) * (request.batch or 1)
 
 
 def until_settled(job: Job, fit: LossFit | None, threshold: float) -> Remaining:
@@ -51,24 +57,24 @@ def until_settled(job: Job, fit: LossFit | None, threshold: float) -> Remaining:
     return Remaining(samples_left(job, epoch), f"estimated until epoch {epoch}, when its loss is predicted to settle")
 
 
-def measured_or_mean(snapshot: Snapshot, measurement: Callable[[Job], float | None]) -> dict[JobKey, float]:
-    """Measured value of each job, such as its speed, or an estimate where the job has none.
+def measured_or_mean_speeds(snapshot: Snapshot, measured_speed: Callable[[Job], float | None]) -> dict[JobKey, float]:
+    """Measured speed of each job, or an estimate where the job was not measured.
 
     The estimate is the mean over the jobs of its model type; if none of them was measured, the mean over all jobs; if
     none at all, 1.
 
     Parameters
     ----------
-    measurement
-        Value of a job; None, or one that is not a positive number, where it was not measured.
+    measured_speed
+        Speed of a job, in any unit; None, or one that is not a positive number, where it was not measured.
     """
     measured: dict[JobKey, float] = {}
     by_type: dict[str, list[float]] = defaultdict(list)
     for job in snapshot.jobs:
-        value = measurement(job)
-        if value is not None and 0.0 < value < math.inf:
-            measured[job.key] = value
-            by_type[job.request.model].append(value)
-    means = {model: statistics.fmean(values) for model, values in by_type.items()}
+        speed = measured_speed(job)
+        if speed is not None and 0.0 < speed < math.inf:
+            measured[job.key] = speed
+            by_type[job.request.model].append(speed)
+    means = {model: statistics.fmean(speeds) for model, speeds in by_type.items()}
     overall = statistics.fmean(measured.values()) if measured else 1.0
     return {job.key: measured.get(job.key) or means.get(job.request.model, overall) for job in snapshot.jobs}

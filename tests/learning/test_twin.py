@@ -247,7 +247,7 @@ class TestDraws:
         (kind,) = speeds.means()
         rng = np.random.default_rng(0)
         logs = np.log([speeds.draw(rng)[kind].grid(4, 4)[1:, 1:] for _ in range(800)])
-        mean, deviation = (each[1:, 1:] for each in belief.predict(request))
+        mean, deviation = (each[1:, 1:] for each in belief.predict_log_speeds(request))
         assert logs.mean(axis=0) == pytest.approx(mean, abs=4.5 * deviation.max() / np.sqrt(800))
         assert logs.std(axis=0) == pytest.approx(deviation, rel=0.12)
         assert deviation[0, 0] < deviation[0, 3]

@@ -49,7 +49,7 @@ def of_model(name: str, model: SpeedModel, sizes: list[tuple[int, int]]) -> Meas
 def test_it_recovers_surfaces_from_a_few_sizes_spread_over_the_range() -> None:
     belief = fitted([of_model(name, model, SPREAD) for name, model in SMOOTH.items()])
     for name, model in SMOOTH.items():
-        believed, true = belief.speeds(a_request(name))[1:, 1:], model.grid(16, 16)[1:, 1:]
+        believed, true = belief.predict_speeds(a_request(name))[1:, 1:], model.grid(16, 16)[1:, 1:]
         wrong = np.abs(np.log(believed / true))
         assert wrong.mean() < 0.1
         assert wrong.max() < 0.5
@@ -84,7 +84,7 @@ def test_it_agrees_with_conditioning_a_normal_distribution_by_hand() -> None:
     centre = (logs[:2].mean() + logs[2]) / 2
     known = np.array([[covariance(one, other) for other in points] for one in points]) + 0.0025 * np.eye(3)
     for kind in ("a", "b", "new"):
-        mean, deviation = belief.predict(a_request(kind))
+        mean, deviation = belief.predict_log_speeds(a_request(kind))
         for workers, ps in [(1, 1), (2, 2), (16, 3), (2, 8)]:
             asked = (kind, float(workers), float(ps))
             cross = np.array([covariance(asked, point) for point in points])
@@ -95,21 +95,21 @@ def test_it_agrees_with_conditioning_a_normal_distribution_by_hand() -> None:
 
 def test_what_was_never_measured_has_the_shape_that_others_share() -> None:
     belief = fitted([of_model(name, model, SPREAD) for name, model in SMOOTH.items()])
-    new = belief.speeds(a_request("new"))
+    new = belief.predict_speeds(a_request("new"))
     assert new[1:, 1:].min() > 0
-    others = [np.log(belief.speeds(a_request(name))[1:, 1:]) for name in SMOOTH]
+    others = [np.log(belief.predict_speeds(a_request(name))[1:, 1:]) for name in SMOOTH]
     like = np.corrcoef(np.log(new[1:, 1:]).ravel(), np.mean(others, axis=0).ravel())[0, 1]
     assert like > 0.95
     # Nothing is known of its level, and that is no reason to prefer a size.
-    _, deviation = belief.predict(a_request("new"))
+    _, deviation = belief.predict_log_speeds(a_request("new"))
     assert deviation[1:, 1:].min() > 2.9
-    hoped = belief.speeds(a_request("new"), optimism=1.0)[1:, 1:] / new[1:, 1:]
+    hoped = belief.predict_speeds(a_request("new"), optimism=1.0)[1:, 1:] / new[1:, 1:]
     assert hoped.min() == pytest.approx(1.0)
     assert hoped.max() < 4
 
 
 def test_with_nothing_measured_at_all_larger_is_a_little_faster() -> None:
-    grid = fitted([]).speeds(a_request("m"), optimism=2.0)
+    grid = fitted([]).predict_speeds(a_request("m"), optimism=2.0)
     assert grid[1, 1] == pytest.approx(1.0)
     assert grid[16, 16] == pytest.approx(4.0)
     assert not grid[0].any()
@@ -120,7 +120,7 @@ def test_more_measurements_leave_less_doubt_and_a_mean_nearer_to_them() -> None:
     doubts, apart = [], []
     for times in (1, 4, 16):
         belief = fitted([told("m", {(2, 2): 20.0, (2, 3): 10.0}, times)])
-        mean, deviation = belief.predict(a_request("m"))
+        mean, deviation = belief.predict_log_speeds(a_request("m"))
         doubts.append(deviation[2, 2])
         apart.append(abs(mean[2, 2] - np.log(20.0)))
     assert doubts == sorted(doubts, reverse=True)
@@ -129,21 +129,21 @@ def test_more_measurements_leave_less_doubt_and_a_mean_nearer_to_them() -> None:
 
 
 def test_doubt_grows_with_the_distance_from_what_was_measured() -> None:
-    _, deviation = fitted([told("m", {(1, 1): 3.0})]).predict(a_request("m"))
+    _, deviation = fitted([told("m", {(1, 1): 3.0})]).predict_log_speeds(a_request("m"))
     along = [deviation[count, count] for count in (1, 2, 4, 8, 16)]
     assert along == sorted(along)
-    hoped = fitted([told("m", {(1, 1): 3.0})]).speeds(a_request("m"), optimism=1.0)
+    hoped = fitted([told("m", {(1, 1): 3.0})]).predict_speeds(a_request("m"), optimism=1.0)
     assert hoped[1, 1] == pytest.approx(3.0)
     assert hoped[16, 16] > hoped[2, 2] > hoped[1, 1]
 
 
 def test_a_size_at_which_runs_failed_is_a_hole_and_says_nothing_of_others() -> None:
     speeds = {(1, 1): 3.0, (2, 2): 5.0, (4, 4): 7.0}
-    with_hole = fitted([told("m", {**speeds, (3, 3): 0.0})]).speeds(a_request("m"), optimism=1.0)
-    without = fitted([told("m", speeds)]).speeds(a_request("m"), optimism=1.0)
+    with_hole = fitted([told("m", {**speeds, (3, 3): 0.0})]).predict_speeds(a_request("m"), optimism=1.0)
+    without = fitted([told("m", speeds)]).predict_speeds(a_request("m"), optimism=1.0)
     assert with_hole[3, 3] == 0.0
     np.testing.assert_allclose(np.delete(with_hole.ravel(), 3 * 17 + 3), np.delete(without.ravel(), 3 * 17 + 3))
-    only = fitted([told("m", {(1, 1): 0.0})]).speeds(a_request("m"))
+    only = fitted([told("m", {(1, 1): 0.0})]).predict_speeds(a_request("m"))
     assert only[1, 1] == 0.0
     assert only[2, 2] > 0
 
@@ -153,24 +153,26 @@ def test_all_reduce_jobs_go_by_workers_and_share_nothing_with_others() -> None:
     kind = {"architecture": Architecture.ALLREDUCE}
     seen = told("ring", {(count, 0): ring.samples_per_second(count, 0) for count in (1, 2, 4, 8, 16)}, 8, **kind)
     asked = a_request("ring", **kind, max_ps=0, min_ps=0)
-    alone = fitted([seen]).speeds(asked)
+    alone = fitted([seen]).predict_speeds(asked)
     assert alone.shape == (1, 17)
     assert alone[0, 0] == 0
     np.testing.assert_allclose(alone[0, 1:], ring.grid(16, 0)[0, 1:], rtol=0.1)
     beside = fitted([seen, of_model("a", SMOOTH["a"], SPREAD)])
-    np.testing.assert_allclose(beside.predict(asked)[1], fitted([seen]).predict(asked)[1], atol=1e-9)
+    np.testing.assert_allclose(
+        beside.predict_log_speeds(asked)[1], fitted([seen]).predict_log_speeds(asked)[1], atol=1e-9
+    )
     # The level of the others is where this one starts from; it is forgotten after one measurement.
-    np.testing.assert_allclose(beside.speeds(asked), alone, rtol=1e-3)
+    np.testing.assert_allclose(beside.predict_speeds(asked), alone, rtol=1e-3)
     # PSs that such a job is said to have make no difference.
-    np.testing.assert_array_equal(fitted([seen]).speeds(a_request("ring", **kind))[7], alone[0])
+    np.testing.assert_array_equal(fitted([seen]).predict_speeds(a_request("ring", **kind))[7], alone[0])
 
 
 def test_wide_bounds_are_interpolated_and_measured_sizes_kept() -> None:
     belief = fitted([told("m", {(1, 1): 1.0, (77, 131): 50.0, (300, 300): 20.0}, 8)])
-    wide = belief.speeds(a_request("m", max_workers=300, max_ps=300))
+    wide = belief.predict_speeds(a_request("m", max_workers=300, max_ps=300))
     assert wide.shape == (301, 301)
     assert wide[131, 77] == pytest.approx(50.0, rel=0.02)
-    narrow = belief.speeds(a_request("m"))
+    narrow = belief.predict_speeds(a_request("m"))
     np.testing.assert_allclose(wide[:17, :17], narrow, rtol=1e-9)
 
 
@@ -179,7 +181,7 @@ def test_very_many_sizes_are_taken_together() -> None:
     sizes = [(workers, ps) for workers in range(1, 41) for ps in range(1, 41)]
     belief = fitted([of_model("a", model, sizes), *(of_model(f"m{n}", SMOOTH["b"], sizes[n::7]) for n in range(7))])
     true = model.grid(16, 16)[1:, 1:]
-    assert np.abs(np.log(belief.speeds(a_request("a"))[1:, 1:] / true)).mean() < 0.1
+    assert np.abs(np.log(belief.predict_speeds(a_request("a"))[1:, 1:] / true)).mean() < 0.1
 
 
 def test_of_very_many_sizes_each_still_has_the_speed_that_it_had() -> None:
@@ -188,7 +190,10 @@ def test_of_very_many_sizes_each_still_has_the_speed_that_it_had() -> None:
     speeds = {(w, p): float(np.exp(rough.normal(0, 0.1))) for w in range(1, 17) for p in range(1, 9)}
     belief = fitted([told("m", speeds, 8)])
     for bounds in ({}, {"max_workers": 100, "max_ps": 300}):
-        grid, (_, deviation) = belief.speeds(a_request("m", **bounds)), belief.predict(a_request("m", **bounds))
+        grid, (_, deviation) = (
+            belief.predict_speeds(a_request("m", **bounds)),
+            belief.predict_log_speeds(a_request("m", **bounds)),
+        )
         for (workers, ps), speed in speeds.items():
             assert grid[ps, workers] == pytest.approx(speed, rel=0.05)
             assert deviation[ps, workers] < 0.03
@@ -197,13 +202,13 @@ def test_of_very_many_sizes_each_still_has_the_speed_that_it_had() -> None:
 def test_equal_measurements_give_equal_beliefs_in_any_order() -> None:
     seen = [of_model(name, model, SPREAD) for name, model in SMOOTH.items()]
     for name in SMOOTH:
-        one, other = (fitted(order).speeds(a_request(name), optimism=0.5) for order in (seen, seen[::-1]))
+        one, other = (fitted(order).predict_speeds(a_request(name), optimism=0.5) for order in (seen, seen[::-1]))
         np.testing.assert_allclose(one, other, rtol=1e-12)
-        assert one.tobytes() == fitted(seen).speeds(a_request(name), optimism=0.5).tobytes()
+        assert one.tobytes() == fitted(seen).predict_speeds(a_request(name), optimism=0.5).tobytes()
     belief = fitted(seen)
-    assert belief.speeds(a_request("a"), 0.5) is belief.speeds(a_request("a"), 0.5)
+    assert belief.predict_speeds(a_request("a"), 0.5) is belief.predict_speeds(a_request("a"), 0.5)
     with pytest.raises(ValueError, match="read-only"):
-        belief.speeds(a_request("a"))[1, 1] = 0.0
+        belief.predict_speeds(a_request("a"))[1, 1] = 0.0
 
 
 def test_predictions_do_not_depend_on_what_is_taken_over_from_another_model() -> None:
@@ -215,7 +220,9 @@ def test_predictions_do_not_depend_on_what_is_taken_over_from_another_model() ->
     assert after.conditioned_on(*a) is before.conditioned_on(*a) is not None
     assert before.conditioned_on(*b) is None
     for model in ("a", "b", "c"):
-        assert np.array_equal(after.predict(a_request(model)), fitted([same, new]).predict(a_request(model)))
+        assert np.array_equal(
+            after.predict_log_speeds(a_request(model)), fitted([same, new]).predict_log_speeds(a_request(model))
+        )
 
 
 _sizes = st.tuples(st.integers(1, 30), st.integers(1, 30))
@@ -236,7 +243,7 @@ def test_whatever_was_measured_speeds_are_finite_and_positive(
     belief = fitted([told(f"m{number}", speeds, times) for number, speeds in enumerate(surfaces)])
     for number in range(len(surfaces) + 1):
         request = a_request(f"m{number}", max_workers=workers, max_ps=ps)
-        grid = belief.speeds(request, optimism)
+        grid = belief.predict_speeds(request, optimism)
         assert grid.shape == (ps + 1, workers + 1)
         assert np.isfinite(grid).all()
         assert not grid[0].any()
@@ -244,7 +251,7 @@ def test_whatever_was_measured_speeds_are_finite_and_positive(
         holes = surfaces[number].items() if number < len(surfaces) else ()
         failed = {size for size, speed in holes if speed == 0 and size[0] <= workers and size[1] <= ps}
         assert int((grid[1:, 1:] == 0).sum()) == len(failed)
-        deviation = belief.predict(request)[1]
+        deviation = belief.predict_log_speeds(request)[1]
         assert (deviation >= 0).all()
         assert deviation.max() < 3.2
 

@@ -16,27 +16,27 @@ def fit_loss(points: list[LossPoint]) -> LossFit | None:
 
 def loss_at(fit: LossFit, epoch: float) -> float:
     """Loss after so many epochs, as a fraction of the largest."""
-    return 1 / (fit.slope * epoch + fit.offset) + fit.floor
+    return 1 / (fit.slope * epoch + fit.offset) + fit.asymptote
 
 
-def curve(slope: float, offset: float, floor: float, epochs) -> list[LossPoint]:
-    return [LossPoint(epoch, 1 / (slope * epoch + offset) + floor) for epoch in epochs]
+def curve(slope: float, offset: float, asymptote: float, epochs) -> list[LossPoint]:
+    return [LossPoint(epoch, 1 / (slope * epoch + offset) + asymptote) for epoch in epochs]
 
 
 @pytest.mark.parametrize(
-    ("slope", "offset", "floor"),
+    ("slope", "offset", "asymptote"),
     [(0.5, 0.25, 0.3), (0.5, 0.25, 0.0), (0.01, 2.0, 0.05), (3.0, 0.1, 4.0), (1.0, 0.0, 0.1)],
 )
-def test_an_exact_curve_comes_back(slope, offset, floor) -> None:
-    points = curve(slope, offset, floor, range(1, 31))
+def test_an_exact_curve_comes_back(slope, offset, asymptote) -> None:
+    points = curve(slope, offset, asymptote, range(1, 31))
     fit = fit_loss(points)
     assert fit is not None
-    # Losses are fractions of the largest one: 1 / (largest x (slope x epoch + offset)) + floor / largest.
+    # Losses are fractions of the largest one: 1 / (largest x (slope x epoch + offset)) + asymptote / largest.
     largest = points[0].loss
-    assert (fit.slope, fit.offset, fit.floor) == pytest.approx(
-        (slope * largest, offset * largest, floor / largest), rel=1e-5, abs=1e-6
+    assert (fit.slope, fit.offset, fit.asymptote) == pytest.approx(
+        (slope * largest, offset * largest, asymptote / largest), rel=1e-5, abs=1e-6
     )
-    assert loss_at(fit, 100) * largest == pytest.approx(1 / (slope * 100 + offset) + floor, rel=1e-6)
+    assert loss_at(fit, 100) * largest == pytest.approx(1 / (slope * 100 + offset) + asymptote, rel=1e-6)
 
 
 @pytest.mark.parametrize("outlier", [60, 0.1])
@@ -66,8 +66,8 @@ def test_where_it_settles_by_hand() -> None:
 
 
 def test_many_jobs_are_fitted_as_each_alone() -> None:
-    floors = [0.0, 0.1, 0.5, 2.0] * 40
-    curves = [curve(1.0, 0.1 * (n % 3), floor, range(1, 4 + n % 29)) for n, floor in enumerate(floors)]
+    asymptotes = [0.0, 0.1, 0.5, 2.0] * 40
+    curves = [curve(1.0, 0.1 * (n % 3), asymptote, range(1, 4 + n % 29)) for n, asymptote in enumerate(asymptotes)]
     curves[5] = curves[5][:2]
     fits = fit_losses(curves)
     assert fits[5] is None
@@ -110,7 +110,7 @@ def test_whatever_the_losses_a_curve_falls_and_settles_just_then(points, thresho
         return
     assert fit.slope > 0
     assert fit.offset >= 0
-    assert 0 <= fit.floor < 1
+    assert 0 <= fit.asymptote < 1
     epoch = fit.settling_epoch(threshold)
     step = lambda at: 1 / (fit.slope * at + fit.offset) - 1 / (fit.slope * (at + 1) + fit.offset)
     assert step(epoch) < threshold * (1 + 1e-6)

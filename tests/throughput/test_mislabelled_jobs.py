@@ -67,24 +67,26 @@ def test_a_job_like_no_other_is_believed_what_it_showed_and_the_shape_that_all_s
     job = job_of(1, "a")
     said = own(((4, 4), 100 * TRUE["a"].max()))
     [shown] = labels([job], {0: said})
-    assert shown == Relabelled(job.request, (SpeedPoint(Allocation(4, 4), said[0].samples_per_second, 1),))
+    assert shown == Relabelled(
+        job.request, (SpeedPoint(Allocation(4, 4), said[0].samples_per_second, 1),), of_known_kind=False
+    )
     belief = fitted(KNOWN)
-    grid = belief.speeds(shown.request, own_measurements=shown.own_measurements)
+    grid = belief.predict_speeds(shown.request, own_measurements=shown.own_measurements)
     assert grid[4, 4] == pytest.approx(said[0].samples_per_second, rel=0.05)
-    new = belief.speeds(a_request("new"))
+    new = belief.predict_speeds(a_request("new"))
     alike = np.corrcoef(np.log(grid[1:, 1:]).ravel(), np.log(new[1:, 1:]).ravel())[0, 1]
     assert alike > 0.9
     # Its kind is believed what it was.
-    np.testing.assert_array_equal(belief.speeds(job.request), fitted(KNOWN).speeds(job.request))
+    np.testing.assert_array_equal(belief.predict_speeds(job.request), fitted(KNOWN).predict_speeds(job.request))
 
 
 def test_a_size_at_which_a_job_stood_still_is_a_hole_for_it_alone() -> None:
     jobs = [job_of(1, "a"), job_of(2, "a")]
     [first, second] = labels(jobs, {0: own(((4, 4), 0.0), ((2, 2), TRUE["a"][2, 2]))})
     belief = fitted(KNOWN)
-    with_hole = belief.speeds(first.request, own_measurements=first.own_measurements)
+    with_hole = belief.predict_speeds(first.request, own_measurements=first.own_measurements)
     assert with_hole[4, 4] == 0
-    whole = belief.speeds(second.request, own_measurements=second.own_measurements)
+    whole = belief.predict_speeds(second.request, own_measurements=second.own_measurements)
     np.testing.assert_array_equal(np.delete(with_hole.ravel(), 4 * 17 + 4), np.delete(whole.ravel(), 4 * 17 + 4))
     assert whole[4, 4] > 0
 
@@ -115,7 +117,7 @@ def test_what_two_jobs_showed_far_from_all_else_is_doubted_until_another_shows_i
             else each
             for each in seen.points
         ]
-        return float(fitted([MeasuredSpeeds(seen.kind, tuple(points))]).speeds(a_request("m"))[4, 4])
+        return float(fitted([MeasuredSpeeds(seen.kind, tuple(points))]).predict_speeds(a_request("m"))[4, 4])
 
     assert believed(1) == pytest.approx(true, rel=0.3)
     assert believed(2) == pytest.approx(true, rel=0.3)

@@ -121,9 +121,9 @@ def test_after_a_night_one_size_tells_of_all_and_the_best_stays_the_best() -> No
         else each
         for each in seen.points
     ]
-    grid = fitted(mended(MeasuredSpeeds(seen.kind, tuple(slower)))).speeds(a_request("m"))
+    grid = fitted(mended(MeasuredSpeeds(seen.kind, tuple(slower)))).predict_speeds(a_request("m"))
     assert grid[best.allocation.ps, best.allocation.workers] == pytest.approx(grid.max(), rel=0.05)
-    believed = fitted([MeasuredSpeeds(seen.kind, tuple(slower))]).speeds(a_request("m"))
+    believed = fitted([MeasuredSpeeds(seen.kind, tuple(slower))]).predict_speeds(a_request("m"))
     assert believed[best.allocation.ps, best.allocation.workers] < 0.85 * believed.max()
     assert mended(told("m", dict.fromkeys(SPREAD, 1.0)))[0].points[0].measurements == 1
 

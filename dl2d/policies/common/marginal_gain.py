@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dl2d.core.arrays import Floats
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Constraint, Reason
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobRequest, Role
@@ -21,8 +21,6 @@ from dl2d.policies.common.greedy import GreedyAllocation
 from dl2d.policies.common.sizes_to_measure import Sampling, candidates
 from dl2d.throughput.optimus_model import SpeedFit, fit_speed, number_of_terms, usable
 
-_Floats = NDArray[np.float64]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobGroup:
@@ -31,7 +29,7 @@ class JobGroup:
     #: One of the jobs.
     job: Job
     #: Seconds per sample, ``seconds[ps, workers]``, infinite where nothing is trained; (max_ps + 1, max_workers + 1).
-    seconds: _Floats
+    seconds: Floats
     #: Capacity of the whole cluster.
     capacity: Resources
 
@@ -60,7 +58,7 @@ class _KindSpeeds:
     #: Sizes to sample next, by the number of sizes in ``sampling`` and the bounds of a job.
     sizes_to_sample: dict[tuple[object, ...], list[Allocation]] = field(default_factory=dict)
 
-    def grid(self, request: JobRequest) -> _Floats:
+    def grid(self, request: JobRequest) -> Floats:
         """Samples per second at each size: as measured, otherwise as fitted; shape (max_ps + 1, max_workers + 1)."""
         shape = (request.max_ps + 1, request.max_workers + 1)
         speeds = np.zeros(shape) if self.fit is None else self.fit.grid(request.max_workers, request.max_ps)
@@ -121,7 +119,7 @@ class GrowingJobs:
         self._kinds = {} if known is not None else _kinds(snapshot, sample_sizes)
         self._groups: dict[tuple[object, ...], JobGroup] = {}
         #: Arrays of known speeds, kept alive since their ids are in the keys of groups.
-        self._known_grids: list[_Floats] = []
+        self._known_grids: list[Floats] = []
         #: Group of each job; None for one that did not start or whose speeds are unknown.
         self.groups = [self._group(job) if job.key not in self.allocation.reasons else None for job in self.jobs]
         self._sample()
@@ -191,7 +189,7 @@ class GrowingJobs:
             self._groups[key] = self._new_group(job, kind.grid(request))
         return self._groups[key]
 
-    def _new_group(self, job: Job, grid: _Floats) -> JobGroup:
+    def _new_group(self, job: Job, grid: Floats) -> JobGroup:
         # Grids of all-reduce jobs have one row, even if the bounds of the job include PSs.
         speeds = np.broadcast_to(grid, (job.request.max_ps + 1, job.request.max_workers + 1))
         return JobGroup(job, seconds_per_sample(speeds), self._capacity)
@@ -253,7 +251,7 @@ class GrowingJobs:
         return self._kinds[TrainingKind.of(self.jobs[index].request)]
 
 
-def seconds_per_sample(speeds: _Floats) -> _Floats:
+def seconds_per_sample(speeds: Floats) -> Floats:
     """1 / samples per second, infinite where nothing is trained."""
     seconds = np.full(speeds.shape, np.inf)
     np.divide(1.0, speeds, out=seconds, where=speeds > 0)

@@ -44,7 +44,7 @@ class PredictedSpeeds:
     def grid(self, job: Job) -> NDArray[np.float64]:
         """See ``KnownSpeeds.grid``."""
         relabelled, held = self._relabelling.of(job), self._held[job.key]
-        speeds = self._model.speeds(relabelled.request, self._optimism, relabelled.own_measurements)
+        speeds = self._model.predict_speeds(relabelled.request, self._optimism, relabelled.own_measurements)
         if (id(speeds), held) not in self._grids:
             self._grids[id(speeds), held] = speeds_in_next_slot(speeds, held, self._lost)
         return self._grids[id(speeds), held]

@@ -14,12 +14,13 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from dl2d.core.arrays import Floats
 from dl2d.core.errors import CheckpointError
 from dl2d.core.jobs import Allocation, Architecture, Consistency
 from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.policies.common.checkpoint import Checkpoint, Settings
 from dl2d.policies.common.predicted_speeds import DEFAULT_OPTIMISM
-from dl2d.policies.dl2.scoring import FEATURES, Floats, weight_count
+from dl2d.policies.dl2.scoring import FEATURES, weight_count
 
 NAME: Final = "dl2"
 #: Name of the one design of scorers that this version reads: scores of size steps.

@@ -47,7 +47,6 @@ def exploring_jobs(snapshot: Snapshot, relabelling: Relabelling) -> frozenset[Jo
         if job.key not in measured:
             continue
         relabelled = relabelling.of(job)
-        of_no_kind = any(point.samples_per_second > 0 for point in relabelled.own_measurements)
-        if relabelled.request.model == job.request.model and not of_no_kind:
+        if relabelled.of_known_kind and relabelled.request.model == job.request.model:
             confirmed.setdefault(TrainingKind.of(job.request), []).append(job)
     return frozenset(max(jobs, key=samples_left).key for jobs in confirmed.values() if len(jobs) >= _MIN_JOBS)

@@ -20,14 +20,12 @@ from dataclasses import replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dl2d.core.arrays import Floats
 from dl2d.core.cluster import Node, NodeState, Snapshot
 from dl2d.core.jobs import Architecture, JobRequest
 from dl2d.core.measured_speeds import JobSpeeds, MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.resources import NO_RESOURCES, Resources
-
-_Floats = NDArray[np.float64]
 
 #: Prior mean and standard deviation of ``saved``. Synchronising on one node takes 0.08 to 0.42 of the time across nodes
 #: (medians of six models; Qiao et al., "Pollux", OSDI 2021, placement profiles).
@@ -60,7 +58,7 @@ class Locality:
         self,
         snapshot: Snapshot,
         min_worker_seconds_of_known: Mapping[TrainingKind, float],
-        known_apart: Callable[[JobRequest], _Floats],
+        known_apart: Callable[[JobRequest], Floats],
     ) -> None:
         self._snapshot = snapshot
         self._node = _usual_capacity(snapshot.nodes)
@@ -93,7 +91,7 @@ class Locality:
             ),
         )
 
-    def together(self, request: JobRequest, speeds: _Floats) -> _Floats:
+    def together(self, request: JobRequest, speeds: Floats) -> Floats:
         """Convert samples/s on different nodes to samples/s on as few nodes as possible.
 
         Parameters
@@ -118,7 +116,7 @@ class Locality:
             for point in points
         )
 
-    def _most_likely_saved(self, apart: Mapping[TrainingKind, _Floats]) -> float:
+    def _most_likely_saved(self, apart: Mapping[TrainingKind, Floats]) -> float:
         """Return the most likely value of ``saved``, from measurements of kinds with known speeds on different nodes.
 
         A kind may be faster or slower on this cluster, at all sizes alike, than where its known speeds were measured.
@@ -142,7 +140,7 @@ class Locality:
             deviance += of_sizes.sum(axis=1) + (common / _KIND_DEVIATION) ** 2
         return float(_CANDIDATES[deviance.argmin()])
 
-    def _inside(self, request: JobRequest) -> _Floats:
+    def _inside(self, request: JobRequest) -> Floats:
         return share_inside(
             request.architecture, request.worker, request.ps, self._node, request.max_workers, request.max_ps
         )
@@ -157,7 +155,7 @@ def min_worker_seconds(points: Iterable[SpeedPoint]) -> float:
 @functools.lru_cache(maxsize=256)
 def share_inside(
     architecture: Architecture, worker: Resources, ps: Resources, node: Resources, max_workers: int, max_ps: int
-) -> _Floats:
+) -> Floats:
     """Fraction of a job's communication that stays within nodes if its tasks are spread evenly over the fewest nodes.
 
     With parameter servers it is the fraction of worker-server pairs; for all-reduce jobs, of neighbours in the ring.
@@ -230,9 +228,9 @@ def _apart(point: SpeedPoint, computing: float, saved: float) -> SpeedPoint:
     return point._replace(samples_per_second=speed_apart, previous_speed=point.previous_speed * speed_apart / speed)
 
 
-def _is_known(point: SpeedPoint, known: _Floats) -> bool:
+def _is_known(point: SpeedPoint, known: Floats) -> bool:
     return point.samples_per_second > 0 and _within(point, known) and bool(known[point.allocation[::-1]] > 0)
 
 
-def _within(point: SpeedPoint, grid: _Floats) -> bool:
+def _within(point: SpeedPoint, grid: Floats) -> bool:
     return bool(point.allocation.ps < grid.shape[0] and point.allocation.workers < grid.shape[1])

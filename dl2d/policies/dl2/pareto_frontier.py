@@ -16,13 +16,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from dl2d.core.arrays import Bools, Floats, Ints
 from dl2d.core.jobs import Architecture, JobRequest
 from dl2d.core.measured_speeds import TrainingKind
 from dl2d.core.resources import Resources
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 #: Least speed-up of a step.
 _MIN_SPEED_UP: Final = 1.01

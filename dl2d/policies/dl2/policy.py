@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from dl2d.core.arrays import Floats, Ints
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Alternative, Constraint, Decision, Reason
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobRequest
@@ -37,10 +38,10 @@ from dl2d.policies.dl2.pareto_frontier import (
     task_weight,
 )
 from dl2d.policies.dl2.predictions import CheckpointSpeeds, Predictions
-from dl2d.policies.dl2.scoring import MIN_WORK_LEFT, ClusterJobs, Floats, Ints, describe_steps, score
+from dl2d.policies.dl2.scoring import MIN_WORK_LEFT, ClusterJobs, describe_steps, score
 from dl2d.policies.dl2.size_search import choose_sizes
 from dl2d.throughput.gaussian_process import GaussianProcess
-from dl2d.throughput.remaining_work import samples_left
+from dl2d.throughput.remaining_work import declared_samples, samples_left
 
 #: Folder of the checkpoint that comes with dl2d.
 DEFAULT_CHECKPOINT: Final = Path(__file__).parent / "default"
@@ -339,8 +340,7 @@ def _give_least(allocation: GreedyAllocation, job: Job) -> None:
 
 def _work_left(job: Job) -> float:
     """Samples that are left, but at least a fraction of the declared ones."""
-    declared = samples_left(job, job.progress.epoch + job.request.epochs)
-    return max(samples_left(job), MIN_WORK_LEFT * declared, 1e-9)
+    return max(samples_left(job), MIN_WORK_LEFT * declared_samples(job), 1e-9)
 
 
 def from_checkpoint(folder: str | os.PathLike[str]) -> Dl2:

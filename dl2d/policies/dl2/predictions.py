@@ -11,13 +11,13 @@ from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
+from dl2d.core.arrays import Floats
 from dl2d.core.cluster import Snapshot
 from dl2d.core.jobs import JobRequest
 from dl2d.core.measured_speeds import SpeedPoint, TrainingKind
 from dl2d.policies.dl2.checkpoint_contents import Parameters
 from dl2d.policies.dl2.exploration import job_optimism
 from dl2d.policies.dl2.locality import Locality, largest_requests, min_worker_seconds
-from dl2d.policies.dl2.scoring import Floats
 from dl2d.throughput.gaussian_process import GaussianProcess
 from dl2d.throughput.mislabelled_jobs import Relabelling
 from dl2d.throughput.observations import (
@@ -43,7 +43,7 @@ class CheckpointSpeeds:
 
     def predicted(self, request: JobRequest) -> Floats:
         """Predicted samples/s, shape (max_ps + 1, max_workers + 1)."""
-        return self._model.speeds(request)
+        return self._model.predict_speeds(request)
 
     @cached_property
     def _model(self) -> GaussianProcess:
@@ -89,15 +89,16 @@ class Predictions:
         #: Throughput model that the predictions come from.
         self.model = GaussianProcess(merged_measurements(snapshot, known), previous=previous)
         relabelling = Relabelling(snapshot, self.model)
+        relabelled, optimism = map(relabelling.of, snapshot.jobs), job_optimism(snapshot, relabelling, parameters)
         #: Inputs of each job, in the order of the snapshot.
         self.inputs = [
-            PredictionInputs(*relabelling.of(job), optimism)
-            for job, optimism in zip(snapshot.jobs, job_optimism(snapshot, relabelling, parameters), strict=True)
+            PredictionInputs(job.request, job.own_measurements, added)
+            for job, added in zip(relabelled, optimism, strict=True)
         ]
 
     def speeds(self, inputs: PredictionInputs) -> Floats:
         """Predicted samples/s, shape (max_ps + 1, max_workers + 1)."""
-        speeds = self.model.speeds(inputs.request, inputs.optimism, inputs.own_measurements)
+        speeds = self.model.predict_speeds(inputs.request, inputs.optimism, inputs.own_measurements)
         return speeds if self._locality is None else self._locality.together(inputs.request, speeds)
 
 

@@ -13,13 +13,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dl2d.core.arrays import Bools, Floats, Ints
 from dl2d.policies.dl2.pareto_frontier import ParetoFrontiers
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 #: Features of a step. Each is the product of a factor of the size that the step leads to and a factor of the job and
 #: its cluster, either of which may be 1. Times are in slots, amounts are fractions of the whole cluster, logarithms are

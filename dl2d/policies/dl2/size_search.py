@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dl2d.core.arrays import Bools, Floats, Ints
 from dl2d.policies.dl2.pareto_frontier import ParetoFrontiers
-from dl2d.policies.dl2.scoring import Bools, ClusterJobs, Floats, Ints, describe_steps, score
+from dl2d.policies.dl2.scoring import ClusterJobs, describe_steps, score
 
 
 def choose_sizes(

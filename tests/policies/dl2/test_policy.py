@@ -9,6 +9,7 @@ from msgspec import structs
 from policies.dl2.checkpoints import checkpoint, measured, policy
 from policies.snapshots import NO_PS, a_job, a_snapshot, ask, cluster, given, snapshots
 
+from dl2d.core.arrays import Floats
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Constraint
 from dl2d.core.errors import CheckpointError
@@ -22,7 +23,6 @@ from dl2d.policies.dl2.policy import Dl2, with_checkpoint
 from dl2d.policies.dl2.scoring import (
     FEATURES,
     ClusterJobs,
-    Floats,
     StepFactors,
     describe_steps,
     initial_weights,
