@@ -1,0 +1,3 @@
+"""The Hadoop YARN resource manager of dl2d, through the Services REST interface; see docs/yarn.md."""
+
+from __future__ import annotations

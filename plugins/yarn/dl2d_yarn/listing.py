@@ -1,0 +1,263 @@
+"""Reads the ResourceManager's lists of applications and nodes, and the description of one service."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, TypeVar
+
+import msgspec
+
+from dl2d.core.cluster import Node, NodeState
+from dl2d.core.errors import Unavailable
+from dl2d.core.resource_manager import RmJobState
+from dl2d.core.resources import Resources
+from dl2d_yarn.rest_client import RestClient
+from dl2d_yarn.states import (
+    COMPONENT_STATES,
+    CONTAINER_STATES,
+    SERVICE_STATES,
+    ServiceUse,
+    application_state,
+    node_state,
+)
+
+V = TypeVar("V")
+
+SERVICE_TYPE: Final = "yarn-service"
+APPS_PATH: Final = "/ws/v1/cluster/apps"
+NODES_PATH: Final = "/ws/v1/cluster/nodes"
+SERVICES_PATH: Final = "/app/v1/services"
+#: Sections of an application that dl2d does not read; they are nine tenths of the answer.
+_DESELECTED: Final = "resourceRequests,timeouts,resourceInfo,appNodeLabelExpression,amNodeLabelExpression"
+_RESOURCE: Final = re.compile(r"[a-z][a-z0-9_.:/-]{0,63}")
+#: YARN's names of resources, with dl2d's.
+_NAMES: Final = {"memory-mb": "memory", "vcores": "cpu", "yarn.io/gpu": "gpu"}
+#: Units of ``UnitsConversionUtil``, as multiples of 1.
+_UNITS: Final = {
+    "p": 1e-12, "n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15,
+    "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50,
+}  # fmt: skip
+_MAX_AMOUNT: Final = 1e12
+
+
+class _App(msgspec.Struct, rename="camel"):
+    id: str
+    user: str
+    name: str
+    state: str
+    final_status: str
+    started_time: int
+    diagnostics: str = ""
+    application_type: str = ""
+
+
+class _Apps(msgspec.Struct):
+    #: The applications under the key ``app``; no key at all where there are none.
+    apps: dict[Literal["app"], list[_App]] | None
+
+
+class _Amount(msgspec.Struct):
+    name: str
+    value: int
+    units: str = ""
+
+
+class _Amounts(msgspec.Struct, rename="camel"):
+    resource_information: list[_Amount]
+
+
+class _Vector(msgspec.Struct, rename="camel"):
+    resource_informations: _Amounts
+
+
+class _Node(msgspec.Struct, rename="camel"):
+    id: str
+    state: str
+    node_host_name: str
+    used_resource: _Vector
+    available_resource: _Vector
+    health_report: str = ""
+
+
+class _Nodes(msgspec.Struct):
+    #: The nodes under the key ``node``; no key at all where there are none.
+    nodes: dict[Literal["node"], list[_Node]] | None
+
+
+class _Container(msgspec.Struct):
+    id: str
+    state: str
+    component_instance_name: str = ""
+
+
+class _Component(msgspec.Struct):
+    name: str
+    number_of_containers: int = 0
+    state: str = "FLEXING"
+    containers: list[_Container] = []
+
+
+class _Service(msgspec.Struct):
+    state: str
+    id: str = ""
+    components: list[_Component] = []
+
+
+class _ClusterInfo(msgspec.Struct, rename="camel"):
+    hadoop_version: str
+    started_on: int = 0
+    ha_state: str = ""
+
+
+class _ClusterInfoAnswer(msgspec.Struct, rename="camel"):
+    cluster_info: _ClusterInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Application:
+    """A YARN service as the list of applications has it."""
+
+    id: str
+    name: str
+    user: str
+    state: RmJobState
+    #: Why it waits, or how it ended.
+    reason: str
+    #: Seconds since 1970.
+    started: int
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Applications and nodes of one moment, complete."""
+
+    applications: tuple[Application, ...]
+    nodes: tuple[Node, ...]
+    #: Name of each node by the id that its containers know (``host:port``).
+    node_names: Mapping[str, str]
+    #: What was not understood, in words for the log.
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Description of a running service."""
+
+    use: ServiceUse
+    #: Number of containers of each component, as was asked for last.
+    sizes: Mapping[str, int]
+    #: Ids of containers whose processes may run.
+    containers: frozenset[str]
+
+
+def read_listing(client: RestClient) -> Listing:
+    """Ask for all services and all nodes: two calls, whatever their number.
+
+    Applications first: a container that starts between the calls then counts in its node's use already.
+
+    Raises
+    ------
+    Unavailable
+        An answer did not come or is incomplete. Nothing may be concluded from what is missing.
+    Denied
+        The ResourceManager does not know or does not accept the daemon's user.
+    """
+    parameters = {"applicationTypes": SERVICE_TYPE, "deSelects": _DESELECTED}
+    apps = client.get(APPS_PATH, _Apps, parameters=parameters)
+    nodes = client.get(NODES_PATH, _Nodes)
+    applications, app_remarks = _applications(apps.apps["app"] if apps.apps else ())
+    read_nodes, names, node_remarks = _nodes(nodes.nodes["node"] if nodes.nodes else ())
+    return Listing(applications, read_nodes, names, (*app_remarks, *node_remarks))
+
+
+def _applications(apps: Iterable[_App]) -> tuple[tuple[Application, ...], list[str]]:
+    read, remarks = [], []
+    for app in apps:
+        if app.application_type not in ("", SERVICE_TYPE):
+            continue
+        state = application_state(app.state, app.final_status)
+        if state is None:
+            # It may hold resources, so nothing new is started in its place and it does not count as ended.
+            remarks.append(f"{app.id}: unknown state {app.state[:60]!r} with final status {app.final_status[:60]!r}")
+            state = RmJobState.RUNNING
+        reason = "" if state is RmJobState.RUNNING else " ".join(app.diagnostics.split())[:1000]
+        read.append(Application(app.id, app.name, app.user, state, reason, app.started_time // 1000))
+    return tuple(read), remarks
+
+
+def _nodes(nodes: Iterable[_Node]) -> tuple[tuple[Node, ...], dict[str, str], list[str]]:
+    """Nodes by host name, or by ``host:port`` where several NodeManagers run on a host."""
+    present, remarks = [], []
+    for node in nodes:
+        state, remark, known = node_state(node.state, " ".join(node.health_report.split())[:200])
+        if not known:
+            remarks.append(f"{node.id}: unknown node state {node.state[:60]!r}; it gets no new tasks")
+        present.append((node, state, remark))
+    # After a restart on another port a node is listed twice: what is down does not count.
+    hosts = Counter(node.node_host_name for node, state, _ in present if state is not NodeState.DOWN)
+    read: dict[str, Node] = {}
+    names = {}
+    for node, state, remark in present:
+        name = node.id if hosts[node.node_host_name] > 1 else node.node_host_name
+        names[node.id] = name
+        used, strange = _resources(node.used_resource)
+        available, _ = _resources(node.available_resource)
+        remarks.extend(f"{node.id}: {words}" for words in strange)
+        if name not in read or read[name].state is NodeState.DOWN:
+            read[name] = Node(name=name, capacity=used + available, used=used, state=state, remark=remark)
+    return tuple(read.values()), names, remarks
+
+
+def _resources(vector: _Vector) -> tuple[Resources, list[str]]:
+    """A node's amounts under dl2d's names, and what was not understood of them."""
+    amounts: dict[str, float] = {}
+    strange = []
+    for entry in vector.resource_informations.resource_information:
+        name = _NAMES.get(entry.name, entry.name.lower())
+        scale = _UNITS.get(entry.units)
+        if scale is None or not _RESOURCE.fullmatch(name):
+            strange.append(f"cannot read resource {entry.name[:80]!r} in unit {entry.units[:20]!r}; ignored")
+            continue
+        if name == "memory":
+            scale /= _UNITS["Mi"]
+        # After a reduction of its capacity a node has less than nothing available.
+        amounts[name] = min(max(entry.value * scale, 0.0), _MAX_AMOUNT)
+    return Resources.of({name: amount for name, amount in amounts.items() if amount >= 0.001}), strange
+
+
+def read_service(client: RestClient, name: str, *, do_as: str = "") -> Service:
+    """Ask for the description of one service.
+
+    Raises
+    ------
+    Unavailable
+        There is no complete answer, or a state in it is unknown.
+    NotFound
+        There is no service of this name.
+    """
+    service = client.get(f"{SERVICES_PATH}/{name}", _Service, do_as=do_as)
+    alive = set()
+    for component in service.components:
+        runs = _known(COMPONENT_STATES, component.state, f"component {component.name} of {name}")
+        for container in component.containers:
+            if _known(CONTAINER_STATES, container.state, container.id) and runs:
+                alive.add(container.id)
+    return Service(
+        use=_known(SERVICE_STATES, service.state, f"service {name}"),
+        sizes={component.name: component.number_of_containers for component in service.components},
+        containers=frozenset(alive),
+    )
+
+
+def _known(table: Mapping[str, V], state: str, what: str) -> V:
+    if state not in table:
+        raise Unavailable(f"{what}: unknown state {state[:60]!r}, from which nothing can be concluded")
+    return table[state]
+
+
+def read_version(client: RestClient) -> str:
+    """Version of Hadoop that the active ResourceManager runs. Raises as ``RestClient.get``."""
+    return client.get("/ws/v1/cluster/info", _ClusterInfoAnswer).cluster_info.hadoop_version

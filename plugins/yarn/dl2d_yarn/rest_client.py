@@ -1,0 +1,210 @@
+"""HTTP client of the ResourceManager: bounded in time and size, follows a fail-over, and raises typed errors."""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Final, Literal, NoReturn, Self, TypeVar
+
+import httpx2
+import msgspec
+
+from dl2d.core.errors import Denied, NotFound, Rejected, Unavailable
+
+Method = Literal["GET", "POST", "PUT", "DELETE"]
+T = TypeVar("T")
+
+#: Maximum size of an answer: 10,000 nodes take about 30 MB.
+MAX_ANSWER_BYTES: Final = 128 * 1024 * 1024
+#: Maximum number of redirects of one call: a standby names the active ResourceManager, which may have changed since.
+MAX_REDIRECTS: Final = 3
+_MAX_SAID: Final = 500
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+
+
+class _RemoteException(msgspec.Struct):
+    message: str = ""
+    exception: str = ""
+
+
+class _Problem(msgspec.Struct):
+    """An error as the Services interface (``diagnostics``) or the ResourceManager (``RemoteException``) reports it."""
+
+    diagnostics: str = ""
+    remote: _RemoteException = msgspec.field(name="RemoteException", default_factory=_RemoteException)
+
+
+class RestClient:
+    """Calls to the active one of some ResourceManagers; a context manager.
+
+    Parameters
+    ----------
+    addresses
+        Base URLs, such as ``http://rm1:8088``. The one that answered last is tried first.
+    user
+        User of simple authentication; "" sends none.
+    timeout_seconds
+        Maximum duration of one request with its answer.
+    ca_file
+        Certificate authorities that sign the servers' certificates; "" for the system's.
+    max_answer_bytes
+        Maximum size of an answer.
+    timer
+        Seconds on a monotonic clock.
+    transport
+        Replaces the network in tests.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        user: str,
+        timeout_seconds: float,
+        ca_file: str = "",
+        max_answer_bytes: int = MAX_ANSWER_BYTES,
+        timer: Callable[[], float] = time.monotonic,
+        transport: httpx2.BaseTransport | None = None,
+    ) -> None:
+        self._addresses = [address.rstrip("/") for address in addresses]
+        self._user = user
+        self._timeout_seconds = timeout_seconds
+        self._max_answer_bytes = max_answer_bytes
+        self._timer = timer
+        # The proxy and the .netrc file of the daemon's environment are not meant for the ResourceManager.
+        self._client = httpx2.Client(
+            timeout=timeout_seconds, trust_env=False, transport=transport, verify=_tls(ca_file), follow_redirects=False
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._client.close()
+
+    def get(self, path: str, answer: type[T], *, parameters: Mapping[str, str] | None = None, do_as: str = "") -> T:
+        """Ask for a path and decode the JSON answer.
+
+        Raises
+        ------
+        Unavailable
+            No ResourceManager answers in time, or the answer is too large, cut off, no JSON, or of another form.
+        Denied, NotFound, Rejected
+            The ResourceManager refuses, or knows no such thing.
+        """
+        body = self._call("GET", path, None, parameters or {}, do_as)
+        try:
+            return msgspec.json.decode(body, type=answer)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise Unavailable(
+                f"GET {path}: the ResourceManager's answer of {len(body)} bytes cannot be read",
+                said=f"{error}; it begins with {body[:80]!r}",
+            ) from None
+
+    def send(self, method: Method, path: str, content: object = None, *, do_as: str = "") -> bytes:
+        """Change something; returns the answer as it came. Raises as ``get``.
+
+        It is sent again only where no connection was made or a standby redirects: never after it may have been heard.
+        """
+        return self._call(method, path, content, {}, do_as)
+
+    def _call(self, method: Method, path: str, content: object, parameters: Mapping[str, str], do_as: str) -> bytes:
+        identity = {"user.name": self._user, "doAs": do_as if do_as != self._user else ""}
+        query = {**parameters, **{name: value for name, value in identity.items() if value}}
+        problems: list[str] = []
+        for address in tuple(self._addresses):
+            url = httpx2.URL(address + path).copy_merge_params(query)
+            try:
+                status, body = self._follow(method, url, content)
+            except httpx2.ConnectError as error:
+                problems.append(f"{address}: {error or type(error).__name__}")
+                continue
+            except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+                what = f"{type(error).__name__} {error}".strip()
+                if method == "GET":
+                    problems.append(f"{address}: {what}")
+                    continue
+                raise Unavailable(
+                    f"{method} {path}: no complete answer; it may have been carried out", said=what
+                ) from None
+            if 200 <= status < 300:
+                self._prefer(address)
+                return body
+            if status in (502, 503, 504) and method == "GET":
+                problems.append(f"{address}: HTTP status {status}")
+                continue
+            self._prefer(address)
+            _refuse(f"{method} {path}", status, body)
+        raise Unavailable(f"{method} {path}: no ResourceManager answers", said="; ".join(problems))
+
+    def _prefer(self, address: str) -> None:
+        """Try this address first from now on."""
+        if self._addresses[0] != address:
+            self._addresses.sort(key=lambda other: other != address)
+
+    def _follow(self, method: Method, url: httpx2.URL, content: object) -> tuple[int, bytes]:
+        """Send a request, and again to where a standby redirects it; returns the status and the body."""
+        deadline = self._timer() + self._timeout_seconds
+        for _ in range(1 + MAX_REDIRECTS):
+            body = None if content is None else msgspec.json.encode(content)
+            headers = {"Accept": "application/json", **({"Content-Type": "application/json"} if body else {})}
+            with self._client.stream(method, url, content=body, headers=headers) as response:
+                if response.status_code not in _REDIRECTS:
+                    return response.status_code, self._read(response, deadline)
+                target = url.join(response.headers.get("Location", ""))
+            if target.scheme not in ("http", "https") or (url.scheme == "https" and target.scheme != "https"):
+                raise httpx2.TooManyRedirects(f"redirected to {target}, which is refused")
+            url = target
+        raise httpx2.TooManyRedirects(f"redirected more than {MAX_REDIRECTS} times, at last to {url}")
+
+    def _read(self, response: httpx2.Response, deadline: float) -> bytes:
+        """The body, unless it is larger or comes later than allowed."""
+        body = bytearray()
+        for chunk in response.iter_bytes():
+            body += chunk
+            if len(body) > self._max_answer_bytes:
+                raise httpx2.DecodingError(f"the answer is larger than {self._max_answer_bytes} bytes")
+            if self._timer() > deadline:
+                raise httpx2.ReadTimeout(f"the answer took longer than {self._timeout_seconds:g} s")
+        return bytes(body)
+
+
+def _tls(ca_file: str) -> ssl.SSLContext | bool:
+    """What httpx2 verifies certificates with: the system's authorities, or one file."""
+    return ssl.create_default_context(cafile=ca_file) if ca_file else True
+
+
+def _refuse(call: str, status: int, body: bytes) -> NoReturn:
+    """Raise the error that an answer with another status than success stands for."""
+    said = f"HTTP status {status}: {_words(body)}"
+    if status in (401, 403):
+        raise Denied(f"{call}: the ResourceManager does not allow this", said=said)
+    if status == 404:
+        raise NotFound(f"{call}: unknown to the ResourceManager", said=said)
+    # The Services interface answers 500 to requests that can never be carried out, with the reason.
+    if status in (400, 405, 406, 409, 413, 415) or (status == 500 and _diagnostics(body)):
+        raise Rejected(f"{call}: refused", said=said)
+    raise Unavailable(f"{call}: failed", said=said)
+
+
+def _diagnostics(body: bytes) -> str:
+    try:
+        problem = msgspec.json.decode(body, type=_Problem)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return ""
+    return problem.diagnostics or problem.remote.message or problem.remote.exception
+
+
+def _words(body: bytes) -> str:
+    """What an answer says, in one short line."""
+    words = _diagnostics(body) or body[: 4 * _MAX_SAID].decode(errors="replace")
+    line = " ".join("".join(char if char.isprintable() else " " for char in words).split())
+    return line[:_MAX_SAID] or "no reason given"

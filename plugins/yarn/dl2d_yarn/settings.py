@@ -1,0 +1,57 @@
+"""Settings of the YARN resource manager: ``resource_manager.yarn`` in the config file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Final
+
+from pydantic import TypeAdapter
+
+from dl2d.core.errors import ConfigError
+from dl2d.core.user_input import Items, Number, Record, Text, Whole, read
+
+_PREFIX = "resource_manager.yarn"
+AbsolutePath = Annotated[str, Text(4096, r"/[^\x00]*", "an absolute path")]
+_Address = Annotated[str, Text(300, r"https?://[A-Za-z0-9.\[\]:_-]+/?", "an address such as http://rm1:8088")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class YarnSettings(Record):
+    """Checked settings of the YARN resource manager."""
+
+    #: Name of the cluster, the first part of its jobs' keys.
+    cluster: Annotated[str, Text(64, "[A-Za-z0-9_-]+", "up to 64 letters, digits, _ or -")] = "yarn"
+    #: Web addresses of the ResourceManagers; a standby's answers lead to the active one.
+    addresses: Annotated[tuple[_Address, ...], Items(16)]
+    #: User name that is sent where the cluster has simple authentication; "" is the account of the daemon.
+    user: Annotated[str, Text(64, "[A-Za-z_][A-Za-z0-9_.-]*", "a user name")] = ""
+    #: Certificate authorities that sign the ResourceManagers' certificates; "" for the system's.
+    ca_file: AbsolutePath = ""
+    #: Maximum duration of one call to the ResourceManager, seconds.
+    timeout_seconds: Annotated[float, Number(600, least=0.1)] = 30.0
+    #: Queue in which services run.
+    queue: Annotated[str, Text(200, "[A-Za-z0-9_.-]+", "a queue's name")] = "default"
+    #: Path of dl2-run on the nodes; "" is where the job's own PATH has it on this machine.
+    runner: AbsolutePath = ""
+    #: Resources of the container of a job's coordinator.
+    coordinator_memory_mib: Annotated[int, Whole(64, 2**20)] = 512
+    #: Time between two reports of a container to the daemon, seconds; a task is asked to stop this much later.
+    report_seconds: Annotated[float, Number(60, least=0.1)] = 3.0
+
+    ignored_keys: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def parse(cls, given: Mapping[str, object]) -> YarnSettings:
+        """Check settings as they come from the config file; the keys are this record's fields.
+
+        Raises
+        ------
+        ConfigError
+            A key is unknown or missing, or has a bad value; names the key in full.
+        """
+        there = {key: value for key, value in given.items() if value is not None and value != ""}
+        return read(_SETTINGS, there, lambda key, problem: ConfigError(f"{_PREFIX}.{key}: {problem}"))
+
+
+_SETTINGS: Final = TypeAdapter(YarnSettings)

@@ -1,0 +1,119 @@
+"""What YARN's states mean for scaling: total tables over the enumerations of Hadoop 3.3 and 3.4."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from dl2d.core.cluster import NodeState
+from dl2d.core.resource_manager import RmJobState
+
+#: ``YarnApplicationState``. A finished application is in ``FINAL_STATUSES``, by its final status.
+APPLICATION_STATES: Final[Mapping[str, RmJobState]] = MappingProxyType(
+    {
+        "NEW": RmJobState.PENDING,
+        "NEW_SAVING": RmJobState.PENDING,
+        "SUBMITTED": RmJobState.PENDING,
+        "ACCEPTED": RmJobState.PENDING,  # also for some time after a fail-over: it is not gone
+        "RUNNING": RmJobState.RUNNING,
+        "FINISHED": RmJobState.DONE,
+        "FAILED": RmJobState.FAILED,
+        "KILLED": RmJobState.CANCELLED,
+    }
+)
+#: ``FinalApplicationStatus`` of an application in state FINISHED.
+FINAL_STATUSES: Final[Mapping[str, RmJobState]] = MappingProxyType(
+    {
+        "SUCCEEDED": RmJobState.DONE,
+        "FAILED": RmJobState.FAILED,
+        "KILLED": RmJobState.CANCELLED,
+        "ENDED": RmJobState.CANCELLED,  # stopped by a user: nothing says that it had done its work
+        "UNDEFINED": RmJobState.FAILED,  # its master went away without a word
+    }
+)
+
+#: ``NodeState``, with what the state means in words.
+NODE_STATES: Final[Mapping[str, tuple[NodeState, str]]] = MappingProxyType(
+    {
+        "NEW": (NodeState.DOWN, "has not registered completely"),
+        "RUNNING": (NodeState.UP, ""),
+        "UNHEALTHY": (NodeState.DRAINING, "fails its health check"),
+        "DECOMMISSIONING": (NodeState.DRAINING, "is being decommissioned"),
+        "DECOMMISSIONED": (NodeState.DOWN, "is decommissioned"),
+        "LOST": (NodeState.DOWN, "sends no heartbeats"),
+        "REBOOTED": (NodeState.DOWN, "has restarted"),
+        "SHUTDOWN": (NodeState.DOWN, "was shut down"),
+    }
+)
+
+
+class ServiceUse(enum.StrEnum):
+    """What can be done with a service: wait until it is ready, change its size, or nothing since it has ended."""
+
+    WAIT = "wait"
+    FLEX = "flex"
+    ENDED = "ended"
+
+
+#: ``ServiceState``.
+SERVICE_STATES: Final[Mapping[str, ServiceUse]] = MappingProxyType(
+    {
+        "ACCEPTED": ServiceUse.WAIT,  # also while its master is restarted, and after a fail-over
+        "STARTED": ServiceUse.FLEX,
+        "STABLE": ServiceUse.FLEX,
+        "FLEX": ServiceUse.FLEX,
+        "UPGRADING": ServiceUse.WAIT,
+        "UPGRADING_AUTO_FINALIZE": ServiceUse.WAIT,
+        "EXPRESS_UPGRADING": ServiceUse.WAIT,
+        "CANCEL_UPGRADING": ServiceUse.WAIT,
+        "STOPPED": ServiceUse.ENDED,
+        "FAILED": ServiceUse.ENDED,
+        "SUCCEEDED": ServiceUse.ENDED,
+    }
+)
+
+#: ``ComponentState``: whether its containers may run.
+COMPONENT_STATES: Final[Mapping[str, bool]] = MappingProxyType(
+    {
+        "FLEXING": True,
+        "STABLE": True,
+        "NEEDS_UPGRADE": True,
+        "UPGRADING": True,
+        "CANCEL_UPGRADING": True,
+        "SUCCEEDED": False,
+        "FAILED": False,
+    }
+)
+
+#: ``ContainerState`` of the Services interface: whether its processes may run.
+CONTAINER_STATES: Final[Mapping[str, bool]] = MappingProxyType(
+    {
+        "RUNNING_BUT_UNREADY": True,
+        "READY": True,
+        "NEEDS_UPGRADE": True,
+        "UPGRADING": True,
+        "STOPPED": False,
+        "SUCCEEDED": False,
+        "FAILED": False,
+        "FAILED_UPGRADE": False,
+    }
+)
+
+
+def application_state(state: str, final_status: str) -> RmJobState | None:
+    """Meaning of an application's state and final status; None where a table lacks one of them."""
+    meaning = APPLICATION_STATES.get(state)
+    return FINAL_STATUSES.get(final_status) if meaning is RmJobState.DONE else meaning
+
+
+def node_state(state: str, health: str) -> tuple[NodeState, str, bool]:
+    """Meaning of a node's state, a remark for people, and whether the table has the state.
+
+    A node in a state that the table lacks takes no new tasks; ``health`` is the node's health report.
+    """
+    meaning, words = NODE_STATES.get(state, (NodeState.DRAINING, "is in a state that dl2d does not know"))
+    known = state in NODE_STATES
+    remark = "" if meaning is NodeState.UP else f"{state}: {words}"
+    return meaning, f"{remark} ({health})" if remark and health else remark, known

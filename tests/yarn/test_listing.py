@@ -1,0 +1,173 @@
+"""How the lists of applications and nodes and a service's description are read; nothing broken gets through."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import httpx2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from yarn.rm_answers import app, client_of, client_of_lists, lists, node, service
+
+from dl2d.core.cluster import NodeState
+from dl2d.core.errors import ResourceManagerError, Unavailable
+from dl2d.core.resource_manager import RmJobState
+from dl2d.core.resources import Resources
+from dl2d_yarn.listing import read_listing, read_service, read_version
+from dl2d_yarn.states import ServiceUse
+
+
+def test_an_idle_cluster() -> None:
+    listing = read_listing(client_of_lists(lists()))
+    assert (listing.applications, listing.nodes, listing.remarks) == ((), (), ())
+
+
+def test_applications_and_nodes() -> None:
+    apps = [app(1), app(2, "FINISHED", "FAILED", diagnostics="coordinator-0\n failed"), app(3, "ACCEPTED")]
+    listing = read_listing(client_of_lists(lists(apps, [node(1, used=(1024, 3, 1)), node(2, "UNHEALTHY")])))
+    assert [(each.state, each.reason) for each in listing.applications] == [
+        (RmJobState.RUNNING, ""),
+        (RmJobState.FAILED, "coordinator-0 failed"),
+        (RmJobState.PENDING, ""),
+    ]
+    assert listing.applications[0].started == 1795581713
+    first, second = listing.nodes
+    assert (first.name, first.capacity) == ("node1", Resources.of(cpu=8, gpu=2, memory=4096))
+    assert first.used == Resources.of(cpu=3, gpu=1, memory=1024)
+    assert (second.state, second.remark) == (NodeState.DRAINING, "UNHEALTHY: fails its health check")
+    assert listing.node_names["node1:45001"] == "node1"
+
+
+def test_several_node_managers_of_a_host_are_several_nodes_and_a_restarted_one_is_one() -> None:
+    nodes = [node(1, host="a"), node(2, host="a"), node(3, "LOST", host="b"), node(4, host="b")]
+    listing = read_listing(client_of_lists(lists([], nodes)))
+    assert {each.name: each.state for each in listing.nodes} == {
+        "a:45001": NodeState.UP,
+        "a:45002": NodeState.UP,
+        "b": NodeState.UP,
+    }
+
+
+def test_unknown_states_and_units_are_reported() -> None:
+    strange = node(1, "QUIESCED")
+    strange["usedResource"]["resourceInformations"]["resourceInformation"].append(
+        {"name": "yarn.io/fpga", "value": 1, "units": "dozen"}
+    )
+    listing = read_listing(client_of_lists(lists([app(1, "HIBERNATING")], [strange])))
+    assert listing.nodes[0].state is NodeState.DRAINING
+    assert not listing.applications[0].state.ended
+    assert len(listing.remarks) == 3
+    assert "'HIBERNATING'" in listing.remarks[0]
+
+
+def test_a_service() -> None:
+    client = client_of(lambda _request: httpx2.Response(200, content=json.dumps(service(worker=2, ps=1))))
+    read = read_service(client, "dl2-1-1795581700")
+    assert (read.use, read.sizes) == (ServiceUse.FLEX, {"worker": 2, "ps": 1})
+    assert len(read.containers) == 2  # the test's ids are alike in both components
+
+
+def test_a_service_in_an_unknown_state_tells_nothing() -> None:
+    client = client_of(lambda _request: httpx2.Response(200, content=json.dumps(service("DREAMING"))))
+    with pytest.raises(Unavailable, match="DREAMING"):
+        read_service(client, "s")
+
+
+def test_the_version() -> None:
+    assert read_version(client_of_lists(lists())) == "3.4.2"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Paths to everything inside a JSON value."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(found for key, inner in items for found in paths(inner, (*path, key)))]
+
+
+@st.composite
+def spoiled(draw: st.DrawFn, answer: Any) -> Any:
+    """An answer in which something is missing or something else stands."""
+    answer = json.loads(json.dumps(answer))
+    path = draw(st.sampled_from(paths(answer)))
+    if not path:
+        return draw(JSON)
+    inner = answer
+    for key in path[:-1]:
+        inner = inner[key]
+    if draw(st.booleans()):
+        del inner[path[-1]]
+    else:
+        inner[path[-1]] = draw(JSON)
+    return answer
+
+
+GOOD = lists([app(1), app(2, "FINISHED", "SUCCEEDED")], [node(1), node(2, "LOST")])
+BODIES = {path: json.dumps(answer).encode() for path, answer in GOOD.items()}
+
+
+@given(path=st.sampled_from(sorted(GOOD)[:1] + sorted(GOOD)[2:]), data=st.data())
+def test_a_spoiled_list_is_either_read_in_full_or_not_at_all(path: str, data: st.DataObject) -> None:
+    broken = data.draw(spoiled(GOOD[path]))
+    try:
+        listing = read_listing(client_of_lists({**GOOD, path: broken}))
+    except ResourceManagerError:
+        return
+    kept = broken.get(path.rpartition("/")[2])
+    entries = next(iter(kept.values())) if kept else []
+    read = listing.applications if path.endswith("apps") else listing.node_names
+    if path.endswith("nodes"):
+        assert len(read) == len({entry["id"] for entry in entries})
+    else:
+        wanted = [entry for entry in entries if entry.get("applicationType", "") in ("", "yarn-service")]
+        assert [each.id for each in read] == [entry["id"] for entry in wanted]
+
+
+@given(path=st.sampled_from(["/ws/v1/cluster/apps", "/ws/v1/cluster/nodes"]), data=st.data())
+def test_truncated_lists_and_noise_are_incomplete(path: str, data: st.DataObject) -> None:
+    whole = BODIES[path]
+    cut = data.draw(st.integers(0, len(whole) - 1).map(lambda size: whole[:size]) | st.binary(max_size=50))
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(200, content=cut if request.url.path == path else BODIES[request.url.path])
+
+    with pytest.raises(Unavailable):
+        read_listing(client_of(answer))
+
+
+@pytest.mark.parametrize("body", [b"[" * 100_000, b'{"apps":' * 50_000, b"<html>", b"\xff\xfe", b"null", b"0", b'"x"'])
+def test_nonsense_is_unavailable(body: bytes) -> None:
+    with pytest.raises(Unavailable, match="cannot be read"):
+        read_listing(client_of(lambda _request: httpx2.Response(200, content=body)))
+
+
+@given(data=st.data())
+def test_a_spoiled_service_never_raises_anything_else(data: st.DataObject) -> None:
+    broken = json.dumps(data.draw(spoiled(service(coordinator=1, worker=2, ps=1))))
+    try:
+        read_service(client_of(lambda _request: httpx2.Response(200, content=broken)), "s")
+    except ResourceManagerError:
+        pass
+
+
+def test_a_large_cluster_is_read_in_two_calls_and_two_seconds() -> None:
+    answers = lists([app(number) for number in range(1000)], [node(number) for number in range(4000)])
+    bodies = {path: json.dumps(answer).encode() for path, answer in answers.items()}
+    calls = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        calls.append(request.url.path)
+        return httpx2.Response(200, content=bodies[request.url.path])
+
+    begin = time.monotonic()
+    listing = read_listing(client_of(answer))
+    assert time.monotonic() - begin < 2.0
+    assert (len(listing.applications), len(listing.nodes), len(calls)) == (1000, 4000, 2)

@@ -1,0 +1,147 @@
+"""The client of the ResourceManager: fail-over, limits of time and size, and errors."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import httpx2
+import pytest
+from yarn.rm_answers import client_of, raw_server
+
+from dl2d.core.errors import Denied, NotFound, Rejected, ResourceManagerError, Unavailable
+from dl2d_yarn.rest_client import MAX_REDIRECTS, RestClient
+
+TWO = ["http://rm1:8088", "http://rm2:8088"]
+
+
+def test_identity_is_sent_and_the_body_is_json() -> None:
+    seen: list[httpx2.Request] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        seen.append(request)
+        return httpx2.Response(202, content=b"{}")
+
+    client = client_of(answer)
+    client.send("PUT", "/app/v1/services/s", {"state": "FLEX"}, do_as="ml")
+    client.get("/x", dict, parameters={"a": "b&c"}, do_as="dl2d")
+    assert dict(seen[0].url.params) == {"user.name": "dl2d", "doAs": "ml"}
+    assert json.loads(seen[0].content) == {"state": "FLEX"}
+    assert dict(seen[1].url.params) == {"user.name": "dl2d", "a": "b&c"}
+
+
+def test_a_standby_redirects_and_the_body_is_sent_again() -> None:
+    bodies = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        if request.url.host == "rm1":
+            return httpx2.Response(307, headers={"Location": str(request.url.copy_with(host="rm2"))})
+        bodies.append((request.method, request.content, request.url.params["user.name"]))
+        return httpx2.Response(202)
+
+    client_of(answer, addresses=TWO).send("POST", "/app/v1/services", {"name": "s"})
+    assert bodies == [("POST", b'{"name":"s"}', "dl2d")]
+
+
+def test_the_address_that_answered_is_asked_first_next_time() -> None:
+    asked = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        asked.append(request.url.host)
+        if request.url.host == "rm1":
+            raise httpx2.ConnectError("refused", request=request)
+        return httpx2.Response(200, content=b"{}")
+
+    client = client_of(answer, addresses=TWO)
+    for _ in range(2):
+        client.get("/x", dict)
+    assert asked == ["rm1", "rm2", "rm2"]
+
+
+def test_a_change_that_may_have_been_heard_is_not_sent_twice() -> None:
+    asked = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        asked.append(request.url.host)
+        raise httpx2.ReadTimeout("slow", request=request)
+
+    with pytest.raises(Unavailable, match="may have been carried out"):
+        client_of(answer, addresses=TWO).send("POST", "/app/v1/services", {})
+    assert asked == ["rm1"]
+
+
+@pytest.mark.parametrize(
+    "location", ["http://rm:8088/again", "", "ftp://rm/x", "http://", "http://[::bad", "https://rm:99999999/"]
+)
+def test_redirects_end(location: str) -> None:
+    asked = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        asked.append(request)
+        return httpx2.Response(307, headers={"Location": location})
+
+    with pytest.raises(Unavailable):
+        client_of(answer).get("/x", dict)
+    assert len(asked) <= 1 + MAX_REDIRECTS
+
+
+def test_tls_is_not_given_up_by_a_redirect() -> None:
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(307, headers={"Location": "http://rm2/x"})
+
+    with pytest.raises(Unavailable, match="refused"):
+        client_of(answer, addresses=["https://rm1:8090"]).get("/x", dict)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "error", "said"),
+    [
+        (401, b"<html>Authentication required</html>", Denied, "Authentication required"),
+        (403, b'{"RemoteException":{"message":"dl2d is not allowed to impersonate root"}}', Denied, "impersonate root"),
+        (404, b'{"diagnostics":"Service s not found","code":404004}', NotFound, "Service s not found"),
+        (400, b'{"diagnostics":"Invalid character"}', Rejected, "Invalid character"),
+        (500, b'{"diagnostics":"unknown queue"}', Rejected, "unknown queue"),
+        (500, b"<html>NullPointerException\x1b[31m</html>", Unavailable, "NullPointerException [31m"),
+        (503, b"", Unavailable, "503"),
+        (299, b"nonsense", Unavailable, "cannot be read"),
+    ],
+)  # fmt: skip
+def test_errors_say_what_the_resource_manager_said(
+    status: int, body: bytes, error: type[ResourceManagerError], said: str
+) -> None:
+    with pytest.raises(error) as caught:
+        client_of(lambda _request: httpx2.Response(status, content=body)).get("/x", dict)
+    assert said in str(caught.value)
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "options"),
+    [
+        (HEAD % 100 + b'{"apps":', {}),  # cut off
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\n{}", {}),
+        (b"\x15\x03\x01\x00\x02\x02", {}),  # TLS
+        (b"", {}),
+        (b"", {"pause": 3.0}),  # nothing comes
+        (HEAD % 400 + b" " * 400, {"pause": 0.05, "step": 10}),  # so slow that no single read takes too long
+        (HEAD % 200_000 + b" " * 200_000, {}),  # too large
+    ],
+)
+def test_broken_answers_are_no_answers(answer: bytes, options: dict[str, Any]) -> None:
+    with raw_server(answer, **options) as address:
+        client = RestClient([address], user="dl2d", timeout_seconds=0.4, max_answer_bytes=100_000)
+        begin = time.monotonic()
+        with client, pytest.raises(Unavailable):
+            client.get("/ws/v1/cluster/apps", dict)
+        assert time.monotonic() - begin < 2.0
+
+
+def test_a_dead_address_is_unavailable() -> None:
+    with (
+        RestClient(["http://127.0.0.1:1"], user="dl2d", timeout_seconds=1) as client,
+        pytest.raises(Unavailable, match="no ResourceManager answers"),
+    ):
+        client.get("/x", dict)
