@@ -167,8 +167,8 @@ class _Diary:
 
 #: fault points that a diary keeps
 _TOLD = {
-    FaultPoint.COORDINATOR_MESSAGE, FaultPoint.MESSAGE, FaultPoint.PLAN_STAGED, FaultPoint.CONNECTED,
-    FaultPoint.RECONNECT, FaultPoint.RESUMED, FaultPoint.STAMPED, FaultPoint.TAKE_BLOCK, FaultPoint.ENTER_PLAN,
+    FaultPoint.COORDINATOR_MESSAGE, FaultPoint.MESSAGE, FaultPoint.PLAN_KNOWN, FaultPoint.CONNECTED,
+    FaultPoint.RECONNECT, FaultPoint.RESUMED, FaultPoint.PLAN_ANNOUNCED, FaultPoint.TAKE_BLOCK, FaultPoint.ENTER_PLAN,
 }  # fmt: skip
 
 #: block, version

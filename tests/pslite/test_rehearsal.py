@@ -37,7 +37,7 @@ from pslite.errors import PeerLost, Unreachable, UsageError
 from pslite.fault_points import FaultPoint
 from pslite.net.data_frames import INIT, PUSH, REPLICATED, RESTORE
 from pslite.net.framing import cut_off
-from pslite.net.messages import Abort, AtBarrier, Commit, DigestRequest, Exit, PlanDone, Promote, TakeOver
+from pslite.net.messages import Abort, AtBarrier, Commit, DigestRequest, Exit, PlanDone, Promote, Reassign
 from pslite.net.reliable_channel import counts
 
 #: a member that dies unseen while there is no coordinator is given up so many seconds later
@@ -206,7 +206,7 @@ def test_the_only_server_dies_when_it_has_said_which_plan_comes(milliseconds, tm
         threading.Timer(milliseconds / 1e3, moment.rehearsal.happen, (Event(0, kill="ps"),)).start()
 
     Scenario(
-        [Fault(FaultPoint.STAMPED, soon, task="ps-0")], workers=3, servers=1, events=[Event(20, workers=1)],
+        [Fault(FaultPoint.PLAN_ANNOUNCED, soon, task="ps-0")], workers=3, servers=1, events=[Event(20, workers=1)],
         killed=["ps-0"],
     ).play(tmp_path)  # fmt: skip
 
@@ -423,7 +423,7 @@ SCENARIOS = {
             Fault(FaultPoint.PREPARED, sleep(0.05), task="worker-1", always=True),
             Fault(FaultPoint.CONNECTION_OPENED, flag("connected"), task="worker-1"),
             Fault(FaultPoint.WAIT, sleep(0.3), task="worker-1", after="connected", until="staged", always=True),
-            Fault(FaultPoint.PLAN_STAGED, flag("staged"), task="worker-1"),
+            Fault(FaultPoint.PLAN_KNOWN, flag("staged"), task="worker-1"),
         ],
         workers=3,
         servers=1,
@@ -542,7 +542,7 @@ SCENARIOS = {
         [
             Fault(FaultPoint.ENTER_PLAN, die, task="worker-2", when=plan_is(2)),
             Fault(FaultPoint.MESSAGE, die, task="ps-0", when=is_a(Exit)),
-            Fault(FaultPoint.MESSAGE, drop, task="ps-0", when=is_a(TakeOver), always=True),
+            Fault(FaultPoint.MESSAGE, drop, task="ps-0", when=is_a(Reassign), always=True),
         ],
         workers=3,
         events=[Event(10, servers=1, oldest=True)],
@@ -600,7 +600,7 @@ def test_two_plans_that_are_made_ready_at_a_time_share_connections_and_the_first
         Fault(FaultPoint.MESSAGE, flag("given up"), task="worker-0", when=is_a(Abort)),
         # what was late is there before anything moves
         Fault(FaultPoint.MESSAGE, [flag("committed"), lambda _: late[0].join()], task="ps-0", when=is_a(Commit)),
-        Fault(FaultPoint.PLAN_STAGED, lambda moment: staged.append((moment.task, moment.subject.number)), always=True),
+        Fault(FaultPoint.PLAN_KNOWN, lambda moment: staged.append((moment.task, moment.subject.number)), always=True),
         Fault("version", wait("committed"), when=subject_is(9), always=True),
     ]  # fmt: skip
     Scenario(faults, servers=1, events=[Event(5, servers=2)], says=["^plan 3 done"]).play(tmp_path)

@@ -31,8 +31,8 @@ class FaultPoint(Enum):
     PREPARE = "prepare"
     #: it has memory and connections for a plan, which its loop does not know yet [plan]
     PREPARED = "prepared"
-    #: it knows of a plan for which it has made ready [plan]
-    PLAN_STAGED = "plan staged"
+    #: its loop knows a plan that is prepared [plan]
+    PLAN_KNOWN = "plan known"
     #: before it connects to a server, in any thread [server]
     CONNECT = "connect"
     #: it has a new connection to a server, which its loop does not know yet [connection]
@@ -72,7 +72,7 @@ class FaultPoint(Enum):
     #: before it becomes the owner of a block whose owner has died [number of the block]
     TAKE_BLOCK = "take block"
     #: it has announced the first version of a plan [plan]
-    STAMPED = "stamped"
+    PLAN_ANNOUNCED = "plan announced"
     #: before it checks whether a seed can be sent; True holds seeds back [plan]
     REPLICA_DUE = "replica due"
     #: before it sends a seed, the state of a block for a new replica [plan]

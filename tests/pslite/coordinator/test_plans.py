@@ -12,7 +12,7 @@ from jobs import JOINED, job, sent, spec
 
 from pslite.coordinator import plans
 from pslite.coordinator.job_state import PendingPlan, Reassignment
-from pslite.net.messages import Drained, Moved, Nack, Pushed, Ready, Stamped
+from pslite.net.messages import Announced, Drained, Moved, Nack, Pushed, Ready
 
 W0, W1, W2, P0, P1 = "worker-0", "worker-1", "worker-2", "ps-0", "ps-1"
 
@@ -122,7 +122,7 @@ def test_a_plan_is_prepared_committed_and_done():
     plans.commit(a_job, pending)
     assert sent(a_job, P0) == ["Prepare", "Commit"]
     assert state.members[W1].state == "active"
-    plans.take(a_job, state.members[P0], Stamped(plan=2, first=5))
+    plans.take(a_job, state.members[P0], Announced(plan=2, first=5))
     plans.take(a_job, state.members[P0], Moved(plan=2, sent_bytes=0, move_ms=1.0))
     plans.take(a_job, state.members[W0], Pushed(plan=2, suspension_ms=0.5))
     assert plans.follow(a_job, pending) is None

@@ -90,11 +90,11 @@ def test_which_blocks_ask_others():
     spec = spec_of([3, 20, 2, 4], LAMB())  # blocks of 16 elements: 3 + 13 | 7 + 2 + 4
     tensors = Tensors(spec, cut(spec))
     assert [tuple(pieces) for pieces in tensors.pieces] == [((0, 3), (1, 13)), ((1, 7), (2, 2), (3, 4))]
-    assert tensors.asking == {0, 1}
+    assert tensors.blocks_sharing_tensors == {0, 1}
     spec = spec_of([16, 16, 5], LAMB())
-    assert not Tensors(spec, cut(spec)).asking
+    assert not Tensors(spec, cut(spec)).blocks_sharing_tensors
     spec = spec_of([40], Mean(), dtype="float64")
-    assert not Tensors(spec, cut(spec)).asking
+    assert not Tensors(spec, cut(spec)).blocks_sharing_tensors
 
 
 def test_without_its_factors_nothing_is_applied():

@@ -15,7 +15,7 @@ from parts import FakeLink, Parts, a_job, a_plan
 
 from pslite.errors import ProtocolError
 from pslite.net.data_frames import PARAM, STATE, STATE_ACK
-from pslite.net.messages import Failed, Moved, Stamped
+from pslite.net.messages import Announced, Failed, Moved
 
 
 def step(parts, version, plan=1):
@@ -41,7 +41,7 @@ def test_a_plan_is_announced_with_weights_of_block_0_and_takes_effect_with_the_n
     parts.state.activation.commit(2)
     parts.forget_sent()
     step(parts, 1)
-    assert [message for message in parts.messages if isinstance(message, Stamped)] == [Stamped(plan=2, first=3)]
+    assert [message for message in parts.messages if isinstance(message, Announced)] == [Announced(plan=2, first=3)]
     announced = {
         header.block: (header.next_plan, header.next_first) for header, _ in parts.connections.accepted["worker-0"].sent
     }
@@ -55,7 +55,7 @@ def test_a_plan_that_is_committed_too_late_gets_no_first_version():
     parts, *_ = growing()
     parts.state.activation.commit(2)
     parts.state.activation.announce(parts.state.spec.total_versions)
-    assert parts.messages[-1] == Stamped(plan=2, first=-1)
+    assert parts.messages[-1] == Announced(plan=2, first=-1)
     assert parts.state.activation.announced is None
 
 
@@ -79,9 +79,9 @@ def test_a_block_is_sent_after_the_answers_to_workers_and_reported_when_it_is_ac
     parts, leaves = moved()
     worker, peer = parts.connections.accepted["worker-0"], parts.connections.opened["ps-1"]
     worker.unsent = True
-    assert not parts.handoff.can_send
+    assert not parts.handoff.can_send()
     worker.unsent = False
-    assert parts.handoff.can_send
+    assert parts.handoff.can_send()
     parts.handoff.send()
     ((header, payload),) = peer.take()
     assert (header.kind, header.block, header.version, header.crc) == (STATE, leaves, 2, zlib.crc32(payload))

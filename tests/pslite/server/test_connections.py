@@ -62,8 +62,8 @@ def test_a_connection_that_stays_broken_is_reported_once(server):
     server.serve(link)
     assert not link.open
     assert server.connections.opened == {}
-    server.connections.report_broken(server.control)
-    server.connections.report_broken(server.control)
+    server.connections.check_timeouts(server.control)
+    server.connections.check_timeouts(server.control)
     assert server.messages == [Severed(task="ps-1", reason="ps-0: ps-1 closed its connection")]
 
 
@@ -72,7 +72,7 @@ def test_a_broken_connection_that_is_not_needed_is_not_reported():
     link, theirs = server.peer()
     theirs.close()
     server.serve(link)
-    server.connections.report_broken(server.control)
+    server.connections.check_timeouts(server.control)
     assert server.messages == []
     server.close()
 
@@ -82,7 +82,7 @@ def test_a_connection_to_a_dead_member_is_not_reported_and_the_member_not_accept
     server.connections.drop_dead(["ps-1"])
     assert not link.open
     server.connections.note_missing("ps-1")
-    server.connections.report_broken(server.control)
+    server.connections.check_timeouts(server.control)
     assert server.messages == []
     hello = {"protocol": PROTOCOL, "role": "ps", "incarnation": "y", "nonce": b""}
     refusal = server.connections._refusal

@@ -32,14 +32,14 @@ def two():
     for parts in servers:
         parts.begin(plan, weights=10.0)
     for a, b in (servers, servers[::-1]):
-        while a.handoff.can_send:
+        while a.handoff.can_send():
             a.handoff.send()
             kinds = [header.kind for header, _ in a.connections.opened[b.state.task].sent]
             assert kinds == [SEED]
             deliver(a, b)
     for parts in servers:
         parts.state.completed_plan = 1
-        parts.state.activation.plan_in_force(1)
+        parts.state.activation.forget_announcement(1)
         parts.forget_sent()
     return servers
 

@@ -12,7 +12,7 @@ from parts import Parts, a_job, a_plan
 
 from pslite.errors import ProtocolError
 from pslite.job.job_spec import LAMB, Part, Segment
-from pslite.net.data_frames import FETCH, PARAM, RESEND, WHOLE, WRONG_OWNER, Header
+from pslite.net.data_frames import FETCH, PARAM, REFUSED, RESEND, WHOLE, Header
 from pslite.net.messages import Clip, Norm, Trust
 
 
@@ -59,7 +59,7 @@ def test_a_push_for_a_block_of_another_server_is_refused():
     (other,) = plan.blocks_of("ps-1")
     parts.push(0, 2, 0, 1.0, block=other)
     ((header, _),) = parts.connections.accepted["worker-0"].take()
-    assert (header.kind, header.block, header.node) == (WRONG_OWNER, other, 2)
+    assert (header.kind, header.block, header.node) == (REFUSED, other, 2)
     assert parts.lines == [
         f"refused the gradient of worker-0 for step 0 of block {other}, plan 1: ps-0 does not own that block"
     ]
@@ -85,7 +85,7 @@ def test_a_clipped_step_waits_for_the_norm_over_all_servers():
     assert parts.answers("worker-0") == []
     parts.rounds.take_factors(Clip(version=0, factor=0.5))
     assert parts.answers("worker-0") == [(PARAM, 1, 9.0)]
-    # a coordinator that has taken over may send an old factor
+    # a new coordinator may send an old factor
     parts.rounds.take_factors(Clip(version=-1, factor=0.1))
     assert parts.state.owned[0].version == 1
 

@@ -23,7 +23,7 @@ def add(job: Job, _member: MemberState, message: Norm) -> None:
         job.tell(servers, known)
         return
     tensors = Tensors(state.spec, state.blocks) if message.of == "update" else None
-    if len(squares) < (len(state.blocks) if tensors is None else len(tensors.asking)):
+    if len(squares) < (len(state.blocks) if tensors is None else len(tensors.blocks_sharing_tensors)):
         return
     del job.squares[step]
     if tensors is not None:

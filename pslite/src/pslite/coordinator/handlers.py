@@ -19,6 +19,7 @@ from pslite.coordinator import (
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import MemberState
 from pslite.net.messages import (
+    Announced,
     AtBarrier,
     Beat,
     Broken,
@@ -37,11 +38,10 @@ from pslite.net.messages import (
     Publish,
     Pushed,
     Ready,
+    Reassigned,
     Restored,
     Saved,
     Severed,
-    Stamped,
-    TakenOver,
 )
 
 #: by kind, what takes a member's message; only the first ones are taken of members that are in no plan
@@ -64,8 +64,8 @@ HANDLERS: Final[dict[type, Callable[[Job, MemberState, Any], None]]] = {
     Restored: checkpoints.restored,
     Saved: checkpoints.saved,
     Severed: failover.severed,
-    TakenOver: work_reassignment.taken_over,
-    **dict.fromkeys((Ready, Publish, Nack, Stamped, Pushed, Drained, Moved), plans.take),
+    Reassigned: work_reassignment.taken_over,
+    **dict.fromkeys((Ready, Publish, Nack, Announced, Pushed, Drained, Moved), plans.take),
 }
 
 #: what is looked at in each turn of the loop, in that order, as long as the job has not ended

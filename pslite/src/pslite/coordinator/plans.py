@@ -14,6 +14,7 @@ from pslite.job.job_status import PlanReport, Suspension
 from pslite.job.membership_plan import Plan, make_plan, next_members
 from pslite.net.messages import (
     Abort,
+    Announced,
     Begin,
     Commit,
     Drained,
@@ -27,13 +28,12 @@ from pslite.net.messages import (
     Pushed,
     Ready,
     Resume,
-    Stamped,
 )
 
 #: how long the next plan waits after one was given up: the first, doubled with each, up to the second
 _RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.1, 30.0
 
-PlanMessage = Ready | Publish | Nack | Stamped | Pushed | Drained | Moved
+PlanMessage = Ready | Publish | Nack | Announced | Pushed | Drained | Moved
 
 
 # --- which plan is next -----------------------------------------------------------------------------------------------
@@ -221,9 +221,9 @@ def take(job: Job, member: MemberState, message: PlanMessage) -> None:
             job.tell({m.task for m in pending.plan.workers} - {member.task}, published)
         case Nack():
             _refused(job, pending, member, message)
-        case Stamped() if message.first < 0:
+        case Announced() if message.first < 0:
             abort(job, pending, "the job ends before the plan could take effect")
-        case Stamped():
+        case Announced():
             pending.first = message.first
         case Pushed():
             pending.pushed[member.task] = message.suspension_ms
@@ -271,8 +271,8 @@ def commit(job: Job, pending: PendingPlan) -> None:
         _put_in_force(job, plan)
         state.state = "running"
     elif not pending.recover:
-        pacer = previous.owner(0) if previous.servers else previous.workers[0]
-        job.tell({pacer.task}, Commit(plan=plan.number))
+        announcer = previous.owner(0) if previous.servers else previous.workers[0]
+        job.tell({announcer.task}, Commit(plan=plan.number))
 
 
 def _put_in_force(job: Job, plan: Plan) -> None:

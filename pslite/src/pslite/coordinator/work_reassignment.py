@@ -9,7 +9,7 @@ from pslite.coordinator import checkpoints, plans
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import JobState, MemberState, Reassignment
 from pslite.job.membership_plan import Plan, reduction
-from pslite.net.messages import TakenOver, TakeOver
+from pslite.net.messages import Reassign, Reassigned
 
 
 def lose_worker(job: Job, member: MemberState, text: str) -> None:
@@ -51,7 +51,7 @@ def lose_worker(job: Job, member: MemberState, text: str) -> None:
     state.reassignment = Reassignment(state.reassignments, servers)
     job.tell(
         servers,
-        TakeOver(
+        Reassign(
             number=state.reassignments,
             gone=tuple(state.dead),
             nodes={number: tuple(nodes) for number, nodes in given.items()},
@@ -122,7 +122,7 @@ def share_out(state: JobState, plan: Plan, before: dict[int, str]) -> dict[int, 
     return given
 
 
-def taken_over(job: Job, member: MemberState, message: TakenOver) -> None:
+def taken_over(job: Job, member: MemberState, message: Reassigned) -> None:
     """A server accepts reassigned nodes."""
     current = job.state.reassignment
     if current is not None and message.number == current.number:  # else another worker has died since
@@ -147,4 +147,4 @@ def _tell_workers(job: Job) -> None:
             plan: tuple(node for node, other in given.items() if other == task)
             for plan, given in state.reassigned.items()
         }
-        job.tell({task}, TakeOver(number=current.number, gone=tuple(state.dead), nodes=nodes))
+        job.tell({task}, Reassign(number=current.number, gone=tuple(state.dead), nodes=nodes))

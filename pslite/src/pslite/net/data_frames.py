@@ -30,8 +30,8 @@ STATE = 3
 STATE_ACK = 4
 #: first worker -> server: initial weights
 INIT = 5
-#: server -> worker: a push was refused, not applied
-WRONG_OWNER = 6
+#: server -> worker: a push was refused, as the server does not own the block or expects another step
+REFUSED = 6
 #: first worker -> server: state from a checkpoint of `version`
 RESTORE = 7
 #: worker -> server, server -> worker: descriptor of the sender's shared memory number `place`; about no block
@@ -59,7 +59,7 @@ RESEND = 24
 NEED_FIRST_STATE = 25
 KINDS = frozenset(
     (
-        PUSH, PARAM, STATE, STATE_ACK, INIT, WRONG_OWNER, RESTORE, REGION, PARAM_ROWS, FETCH, WHOLE, REPLICATE,
+        PUSH, PARAM, STATE, STATE_ACK, INIT, REFUSED, RESTORE, REGION, PARAM_ROWS, FETCH, WHOLE, REPLICATE,
         REPLICATED, SEED, SEEDED, FIRST_STATE, RESEND, NEED_FIRST_STATE,
     )
 )  # fmt: skip

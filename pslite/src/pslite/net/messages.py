@@ -17,7 +17,7 @@ MAX_CONTROL_BYTES = 8 << 20
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of all messages; the tag is the class name."""
+    """Base of all messages; the tag is the class name, or an earlier name of the class where one is given."""
 
 
 # --- handshake, on every connection -------------------------------------------------------------------------------
@@ -132,8 +132,11 @@ class Nack(Message, frozen=True):
     about: str = ""
 
 
-class Stamped(Message, frozen=True):
-    """Pacer: that plan takes effect at version `first`; `first` < 0 says that the job ends before it could."""
+class Announced(Message, frozen=True, tag="Stamped"):
+    """Owner of block 0 (all-reduce: first worker): that plan takes effect at version `first`.
+
+    `first` < 0: the job ends before it could.
+    """
 
     plan: int
     first: int
@@ -160,8 +163,8 @@ class Moved(Message, frozen=True):
     move_ms: float
 
 
-class TakenOver(Message, frozen=True):
-    """Server: from now on I take the nodes of that `TakeOver` from anybody."""
+class Reassigned(Message, frozen=True, tag="TakenOver"):
+    """Server: from now on I take the nodes of that `Reassign` from anybody."""
 
     number: int
 
@@ -314,8 +317,8 @@ class BarrierOpen(Message, frozen=True):
 class Prepare(Message, frozen=True):
     """Open and allocate what plan needs, then answer Ready or Nack; nothing takes effect yet.
 
-    `previous` is the plan in force: its servers send a joining worker its first weights.  With `recover` the plan in
-    force is broken, and this one takes its place as soon as it is ready (all-reduce).
+    `previous` is the last completed plan: its servers send a joining worker its first weights.  With `recover` the
+    process group of that plan is broken, and this plan replaces it as soon as it is ready (all-reduce).
     """
 
     plan: Plan
@@ -344,7 +347,7 @@ class Begin(Message, frozen=True):
 
 
 class Commit(Message, frozen=True):
-    """Pacer: let that plan take effect as soon as possible."""
+    """Owner of block 0 (all-reduce: first worker): let that plan take effect as soon as possible."""
 
     plan: int
 
@@ -361,7 +364,7 @@ class PlanDone(Message, frozen=True):
     plan: int
 
 
-class TakeOver(Message, frozen=True):
+class Reassign(Message, frozen=True, tag="TakeOver"):
     """Workers are gone, and others do their part: by plan, the tree nodes that anybody of the plan may push (to a
     server), or that you push from now on beside your own (to a worker).
     """
@@ -383,7 +386,7 @@ class Census(Message, frozen=True):
 
 
 class Promote(Message, frozen=True):
-    """Servers are gone, and under every plan in force others own their blocks."""
+    """Servers are gone, and under every plan that is prepared others own their blocks."""
 
     number: int
     gone: tuple[str, ...]
@@ -459,11 +462,11 @@ FromMember = (
     | Beat
     | Ready
     | Nack
-    | Stamped
+    | Announced
     | Pushed
     | Drained
     | Moved
-    | TakenOver
+    | Reassigned
     | Copies
     | Promoted
     | Restored
@@ -493,7 +496,7 @@ FromCoordinator = (
     | Commit
     | Resume
     | PlanDone
-    | TakeOver
+    | Reassign
     | Census
     | Promote
     | Clip

@@ -45,7 +45,7 @@ class Tensors:
                 place += part.size
             self.pieces.append(tuple(found))
         #: blocks that hold a piece of a tensor of which others hold pieces too, if that matters
-        self.asking = frozenset(
+        self.blocks_sharing_tensors = frozenset(
             block.number
             for block in blocks
             if isinstance(block.optimizer, LAMB)

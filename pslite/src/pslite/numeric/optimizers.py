@@ -113,7 +113,7 @@ class Updater:
         self.apply(optimizer, part, gradient.values.reshape(-1), samples, version, clip)
         rows[:, gradient.numbers] = part.reshape(state.shape[0], -1, width)
 
-    def lengths(
+    def squares(
         self,
         rule: LAMB,
         state: Array,

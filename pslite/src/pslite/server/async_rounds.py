@@ -21,15 +21,15 @@ class AsynchronousRounds(Rounds):
 
     def _is_awaited(self, link: Link, header: Header, block: BlockState) -> bool:
         # A worker that is ahead may have passed the first version of the coming plan already.
-        plan = self.state.activation.plan_at(block, header.version)
+        plan = self.server.activation.plan_at(block, header.version)
         if header.plan != plan or self._is_duplicate(header, block):
             return False
-        if self.state.plans[plan].pushers.get(header.node) != link.task:
+        if self.server.plans[plan].pushers.get(header.node) != link.task:
             raise ProtocolError(
                 f"{link.task} pushed tree node {header.node} under plan {plan}, "
                 "which that plan assigns to another worker"
             )
-        staleness = self.state.spec.staleness
+        staleness = self.server.spec.staleness
         if header.version - block.version > staleness:
             raise ProtocolError(
                 f"{link.task} pushed a gradient for step {header.version} of block {block.number}, but step "
@@ -38,19 +38,19 @@ class AsynchronousRounds(Rounds):
         return True
 
     def _is_still_awaited(self, link: Link, header: Header) -> bool:  # noqa: ARG002
-        return True
+        return True  # asynchronous jobs have no replicas: no failover sets blocks back
 
     def _add(self, link: Link, header: Header, block: BlockState, gradient: Array | Rows) -> None:
-        assert not isinstance(gradient, Rows)
+        assert not isinstance(gradient, Rows)  # asynchronous jobs have no sparse blocks
         block.progress.received.setdefault(header.version, set()).add(header.node)
         block.progress.staged.append((link.task, header.version, gradient))
         self.proceed(block)
 
-    def refuse(self, link: Link, header: Header) -> None:
-        """Answer a duplicate push; tell a worker that another push was not admitted."""
-        block = self.state.find(header)
+    def not_admitted(self, link: Link, header: Header) -> None:
+        """Answer the push if it is a duplicate; otherwise handle it as `Rounds.not_admitted` does."""
+        block = self.server.find(header)
         if block is None or not self._is_duplicate(header, block):
-            super().refuse(link, header)
+            super().not_admitted(link, header)
             return
         # The worker has pushed it again because the server that should have answered has died.
         block.progress.waiting.append((link.task, header.version + 1))
@@ -66,11 +66,11 @@ class AsynchronousRounds(Rounds):
         """Apply the gradients of a block that have arrived, if its state is here."""
         if not block.has_state:
             return
-        leaves = self.state.plan_of(block).reduction.leaves
+        leaves = self.server.plan_of(block).reduction.leaves
         for task, version, gradient in block.progress.staged:
-            divisor = self.state.spec.divisor(block.definition.optimizer, version, leaves)
+            divisor = self.server.spec.divisor(block.definition.optimizer, version, leaves)
             self.steps.apply(block, Step(gradient, divisor), version)
-            self.state.pool.give(gradient)
+            self.server.pool.give(gradient)
             block.progress.waiting.append((task, version + 1))
         block.progress.staged.clear()
         self._advance(block)
@@ -79,21 +79,21 @@ class AsynchronousRounds(Rounds):
         """Count the versions to which all workers have contributed, and answer the workers that waited for that."""
         progress = block.progress
         while True:
-            nodes = self.state.plan_of(block).pushers.keys()
+            nodes = self.server.plan_of(block).pushers.keys()
             if not nodes or not progress.received.get(block.version, set()) >= nodes:
                 break
             del progress.received[block.version]
             block.version += 1
-            self.state.version_reached(block)
+            self.server.version_reached(block)
             plan = block.plan
             self.handoff.activate_due_plan(block)
             if block.plan != plan:
-                progress.waiting += [(task, block.version) for task in self.state.plan_of(block).newcomers]
+                progress.waiting += [(task, block.version) for task in self.server.plan_of(block).newcomers]
         self._answer_waiting(block)
 
     def _answer_waiting(self, block: BlockState) -> None:
         """Answer the workers that are not too far ahead."""
-        spec, progress = self.state.spec, block.progress
+        spec, progress = self.server.spec, block.progress
         waiting, progress.waiting = progress.waiting, []
         for task, version in waiting:
             # all workers end with the same last version, so nobody gets it before it is complete
@@ -105,12 +105,12 @@ class AsynchronousRounds(Rounds):
 
     def _answer(self, block: BlockState, link: Link, version: int) -> None:
         """Send a worker the present weights, as its version `version`."""
-        activation, progress = self.state.activation, block.progress
+        activation, progress = self.server.activation, block.progress
         if block.number == 0 and activation.is_due(block):
-            # The worker that is farthest ahead has `highest` or gets it now, and pushes the step from it next: the
-            # plan can start with the version after that step's at the earliest.
+            # A worker may have version `highest` already, without the announcement.  It receives that with version
+            # `highest` + 1, and a plan starts after the version with which a worker receives its announcement.
             activation.announce(progress.highest + 2)
-        # A worker whose version is beyond the first one of the plan was told before, although others were not.
+        # A worker that gets a version after the plan's first one has received the announcement before.
         announced = activation.announced
         if block.number or announced is None or block.plan == announced.plan or version > announced.first:
             announced = NO_ANNOUNCEMENT
@@ -119,7 +119,7 @@ class AsynchronousRounds(Rounds):
         self.send_weights(link, header, block)
 
     def _resend(self, link: Link, header: Header, block: BlockState) -> None:
-        wants_first = header.version < 0 and link.task in self.state.plan_of(block).newcomers
+        wants_first = header.version < 0 and link.task in self.server.plan_of(block).newcomers
         version = block.first if wants_first else header.version
         # If its push has not arrived or is not applied, the answer is still to come.
         if version >= 0 and (wants_first or self._has_pushed(block, link.task, version - 1)):
@@ -128,14 +128,14 @@ class AsynchronousRounds(Rounds):
 
     def _has_pushed(self, block: BlockState, task: str, version: int) -> bool:
         """Return whether all tree nodes that a worker pushes for a version of a block have arrived."""
-        pushers = self.state.plans[self.state.activation.plan_at(block, version)].pushers
+        pushers = self.server.plans[self.server.activation.plan_at(block, version)].pushers
         nodes = {node for node, pusher in pushers.items() if pusher == task}
         return version < block.version or nodes <= block.progress.received.get(version, set())
 
     def workers_lost(self, nodes: Mapping[int, Collection[int]]) -> None:
         """Do not wait for these tree nodes (by plan number) any more."""
-        for number in nodes.keys() & self.state.plans.keys():
+        for number in nodes.keys() & self.server.plans.keys():
             for node in nodes[number]:
-                self.state.plans[number].pushers.pop(node, None)
-        for block in list(self.state.owned.values()):
+                self.server.plans[number].pushers.pop(node, None)
+        for block in list(self.server.owned.values()):
             self._advance(block)

@@ -33,7 +33,10 @@ def state_bytes(definition: Block) -> int:
 
 
 class BufferPool:
-    """Pool of gradient buffers by type and size: each is allocated (and its memory touched) once and then reused."""
+    """Pool of gradient buffers by type and size.
+
+    `reserve` allocates them, and touches their memory, when a plan is prepared; then they are reused.
+    """
 
     def __init__(self) -> None:
         self._free: dict[tuple[str, int], list[Array]] = {}
@@ -45,7 +48,11 @@ class BufferPool:
         return free.pop() if free else np.zeros(key[1], dtype=key[0])
 
     def give(self, buffer: Array | Rows) -> None:
-        """Take a buffer back; rows (their sizes differ) and a worker's shared memory are not kept."""
+        """Take a buffer back for reuse.
+
+        Not kept are rows and the bytes in which rows arrived (uint8), as their sizes differ, and a worker's shared
+        memory, which is read-only.
+        """
         if isinstance(buffer, Rows) or not buffer.flags.writeable or buffer.dtype == np.uint8:
             return
         self._free.setdefault((buffer.dtype.name, buffer.size), []).append(buffer)
@@ -93,7 +100,7 @@ class BlockState:
     """
 
     definition: Block
-    #: the plan in force at `version`
+    #: number of the plan that the block has entered, or will be under when its state arrives
     plan: int
     #: leaves of the reduction tree under that plan
     leaves: InitVar[int]
@@ -163,7 +170,7 @@ class BlockState:
         self.step_rows = self.step_rows[1] if self.step_rows is not None else None, total.numbers
 
     def changed_rows(self) -> Rows | None:
-        """Return the rows that the last two steps changed: all that a worker lacks which keeps two versions of weights.
+        """Return the rows that the last two steps changed: all that a worker lacks if it has the weights before them.
 
         None if that may be everything: in the first two versions of a plan, since workers that the plan added have no
         earlier weights, and as long as this server does not know both steps.

@@ -65,7 +65,7 @@ class Steps:
     coordinator, which adds them up over all servers and sends the factors.
     """
 
-    state: ServerState
+    server: ServerState
     #: block number -> sums of squares that are not reported yet, by vector
     _squares: dict[Vector, dict[int, Squares]] = field(default_factory=lambda: {"gradient": {}, "update": {}})
     #: all that has been reported of the last step, by vector
@@ -77,7 +77,7 @@ class Steps:
 
     @cached_property
     def _updater(self) -> Updater:
-        return Updater(self.state.spec.clip_value)
+        return Updater(self.server.spec.clip_value)
 
     def make(self, block: BlockState, total: Array | Rows) -> Step | None:
         """Return the step of a block whose gradient sum is complete.
@@ -85,10 +85,10 @@ class Steps:
         If a factor has not come from the coordinator yet, return None and keep the sums of squares that the
         coordinator needs for it; `report` sends them.
         """
-        spec, number, version = self.state.spec, block.number, block.version
+        spec, number, version = self.server.spec, block.number, block.version
         optimizer = block.definition.optimizer
-        divisor = spec.divisor(optimizer, version, self.state.plan_of(block).reduction.leaves)
-        if self.state.sums_only:
+        divisor = spec.divisor(optimizer, version, self.server.plan_of(block).reduction.leaves)
+        if self.server.sums_only:
             return Step(total, divisor)
         values = total.values if isinstance(total, Rows) else total
         clip = 1.0
@@ -99,13 +99,13 @@ class Steps:
             clip = self._clip[1]
         if not isinstance(optimizer, LAMB):
             return Step(total, divisor, clip)
-        tensors = self.state.tensors
-        shares_tensor = number in tensors.asking
+        tensors = self.server.tensors
+        shares_tensor = number in tensors.blocks_sharing_tensors
         if shares_tensor and self._trust[0] == version:
             trust = self._trust[1]
         else:
             sizes = [piece.size for piece in tensors.pieces[number]]
-            squares = {number: self._updater.lengths(optimizer, block.state, values, divisor, version, clip, sizes)}
+            squares = {number: self._updater.squares(optimizer, block.state, values, divisor, version, clip, sizes)}
             if shares_tensor:
                 self._squares["update"].update(squares)
                 return None
@@ -125,18 +125,18 @@ class Steps:
             the version from which the optimizer counts; None for the block's own.
 
         """
-        self.state.faults.reached(FaultPoint.APPLY, block, step)
+        self.server.faults.reached(FaultPoint.APPLY, block, step)
         for squares in self._squares.values():
-            # A coordinator that took over may send a factor again; then the squares were computed again, in vain.
+            # A new coordinator may send a factor again; then the squares were computed again, in vain.
             squares.pop(block.number, None)
         optimizer, total = block.definition.optimizer, step.total
         version = block.version if version is None else version
-        self.state.meter.add(block.definition.nbytes)
+        self.server.meter.add(block.definition.nbytes)
         if isinstance(total, Rows):
             self._updater.apply_rows(optimizer, block.state, total, step.divisor, version, step.clip)
             block.note_rows(total)
         else:
-            pieces = self.state.tensors.pieces[block.number] if step.factors else ()
+            pieces = self.server.tensors.pieces[block.number] if step.factors else ()
             factors = tuple((piece.size, factor) for piece, factor in zip(pieces, step.factors, strict=True))
             self._updater.apply(optimizer, block.state, total, step.divisor, version, step.clip, factors)
 
@@ -144,7 +144,7 @@ class Steps:
         """Take factors from the coordinator; return False if they belong to a step that is done."""
         known_version = self._clip[0] if isinstance(message, Clip) else self._trust[0]
         if message.version < known_version:
-            return False  # a coordinator that took over has sent them again
+            return False  # a new coordinator has sent them again
         if isinstance(message, Clip):
             self._clip = message.version, message.factor
         else:
@@ -155,14 +155,15 @@ class Steps:
         """Send the coordinator the sums of squares that were computed since the last call."""
         for vector, squares in self._squares.items():
             if squares:
-                version = next(self.state.owned[number].version for number in squares)
+                # The blocks have the same version: none completes a step before the coordinator has the squares of all.
+                version = next(self.server.owned[number].version for number in squares)
                 last = self._reported.get(vector)
                 reported = last.squares if last is not None and last.version == version else {}
                 self._reported[vector] = Norm(version=version, squares={**reported, **squares}, of=vector)
-                self.state.send(Norm(version=version, squares=dict(squares), of=vector))
+                self.server.send(Norm(version=version, squares=dict(squares), of=vector))
                 squares.clear()
 
     def report_again(self) -> None:
-        """Repeat the reports of the present step to a coordinator that has taken over and does not have them."""
+        """Repeat the reports of the present step to a new coordinator, which does not have them."""
         for norm in self._reported.values():
-            self.state.send(norm)
+            self.server.send(norm)

@@ -28,7 +28,7 @@ BROKEN_SECONDS = 3.0
 class Connections:
     """The open data connections, served by the loop's selector; those that stay broken are reported."""
 
-    state: ServerState
+    server: ServerState
     #: the loop's selector; the data of a connection's key is its `Link`
     selector: selectors.BaseSelector
     #: of this server, with the job's token
@@ -60,12 +60,12 @@ class Connections:
     _severed: bool = False
 
     def __post_init__(self, on_opened: Callable[[Link], None]) -> None:
-        self.connector = ServerConnections(on_opened, self.state.faults)
+        self.connector = ServerConnections(on_opened, self.server.faults)
         listeners, self.local = open_listeners()
         self.port = int(listeners[0].getsockname()[1])
         self._listeners = [
             HandshakeListener(
-                self.selector, listener, acceptor=self._acceptor, welcome=self._accept, say=self.state.say
+                self.selector, listener, acceptor=self._acceptor, welcome=self._accept, say=self.server.say
             )
             for listener in listeners
         ]
@@ -103,7 +103,7 @@ class Connections:
         if earlier is not None:
             self.drop(earlier)
         links[link.task] = link
-        self.state.faults.reached(FaultPoint.CONNECTION_OPENED, link)
+        self.server.faults.reached(FaultPoint.CONNECTION_OPENED, link)
         self._all.add(link)
         self.selector.register(link.sock, selectors.EVENT_READ, link)
         if self._severed:
@@ -163,7 +163,7 @@ class Connections:
         except PeerLost as error:
             self._lose(link, str(error))
         except ProtocolError as error:
-            self.state.say(f"closed the connection of {link.task}, which violated the protocol: {error}")
+            self.server.say(f"closed the connection of {link.task}, which violated the protocol: {error}")
             self._violators.add(link.task)
             self._lose(link, f"{link.task} violated the protocol: {error}")
 
@@ -182,24 +182,24 @@ class Connections:
                 (self._writing.add if link.unsent else self._writing.discard)(link)
 
     def _lose(self, link: Link, reason: str) -> None:
-        """Close a broken connection; `report_broken` reports it later if it is needed and stays broken."""
+        """Close a broken connection; `check_timeouts` reports it later if it is needed and stays broken."""
         needed = self.is_needed(link)
         self.drop(link)
         if needed and link.task not in self.gone:
             # If the peer has died, the coordinator finds out by itself, with the cause; until then nothing is reported.
-            self._broken[link.task] = (time.monotonic(), f"{self.state.task}: {reason}")
+            self._broken[link.task] = (time.monotonic(), f"{self.server.task}: {reason}")
 
-    def note_missing(self, server: str) -> None:
+    def note_missing(self, task: str) -> None:
         """Note that there is no connection to a server to which something has to be sent."""
-        if server not in self.gone:
-            self._broken.setdefault(server, (time.monotonic(), f"{self.state.task} has no connection to {server}"))
+        if task not in self.gone:
+            self._broken.setdefault(task, (time.monotonic(), f"{self.server.task} has no connection to {task}"))
 
     def forget_broken(self) -> None:
         """Report none of the connections that are broken now: a plan was completed without them."""
         self._broken.clear()
 
-    def report_broken(self, control: CoordinatorClient) -> None:
-        """Report connections that have stayed broken to the coordinator; end handshakes that take too long."""
+    def check_timeouts(self, control: CoordinatorClient) -> None:
+        """End handshakes that take too long; report connections that have stayed broken to the coordinator."""
         now = time.monotonic()
         for listener in self._listeners:
             listener.expire(now)

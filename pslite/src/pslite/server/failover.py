@@ -7,11 +7,12 @@ The coordinator asks every server which versions of these blocks it has (`Census
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from pslite.errors import PeerLost, ProtocolError
 from pslite.fault_points import FaultPoint
+from pslite.job.membership_plan import Member
 from pslite.net.data_frames import Receiver
 from pslite.net.messages import Census, Copies, Promote, Promoted
 from pslite.server.block_handoff import Handoff
@@ -27,7 +28,7 @@ from pslite.server.server_state import ServerState
 class Failover:
     """Reports this server's copies of blocks of dead servers, and makes it the owner of those it is given."""
 
-    state: ServerState
+    server: ServerState
     connections: Connections
     replica_sender: ReplicaSender
     replica_store: ReplicaStore
@@ -42,13 +43,13 @@ class Failover:
         """
         self._receive_remaining(message.gone, receiver)
         self.connections.drop_dead(message.gone)
-        blocks = [*self.state.owned.values(), *self.handoff.unacknowledged.values()]
+        blocks = [*self.server.owned.values(), *self.handoff.unacknowledged.values()]
         for block in self.replica_sender.servers_lost(message.gone, blocks):
             self.rounds.answer_workers(block)
-        self.state.frozen.update(message.blocks)
+        self.server.frozen.update(message.blocks)
         copies = {number: self._newest_copy(number) for number in message.blocks}
         versions = {number: block.version for number, block in copies.items() if block is not None}
-        self.state.send(Copies(number=message.number, versions=versions))
+        self.server.send(Copies(number=message.number, versions=versions))
         self.handoff.report()
 
     def _receive_remaining(self, gone: Collection[str], receiver: Receiver) -> None:
@@ -61,65 +62,65 @@ class Failover:
 
     def _newest_copy(self, number: int) -> BlockState | None:
         """Return the newest copy of a block: owned, handed off but not acknowledged, or a replica."""
-        holders = (self.state.owned, self.handoff.unacknowledged, self.replica_store.kept)
+        holders = (self.server.owned, self.handoff.unacknowledged, self.replica_store.kept)
         copies = (blocks[number] for blocks in holders if number in blocks)
         return max(copies, key=lambda block: block.version, default=None)
 
     def promote(self, message: Promote) -> None:
         """Give blocks new owners under every plan; own those that this server is given."""
-        state = self.state
+        server = self.server
         for number in message.owners:
-            owners = {plan.owner(number).task for plan in state.known_plans()}
-            state.former_owners.setdefault(number, set()).update(owners)
-        for prepared in state.plans.values():
+            owners = {plan.owner(number).task for plan in server.known_plans()}
+            server.former_owners.setdefault(number, set()).update(owners)
+        for prepared in server.plans.values():
             prepared.plan = prepared.plan.without(message.gone, message.owners)
             prepared.previous = prepared.previous and prepared.previous.without(message.gone, message.owners)
             # A plan that is not completed may have more to move now; it is reported again.
-            prepared.reported = prepared.plan.number <= state.completed_plan
+            prepared.reported = prepared.plan.number <= server.completed_plan
         # before any `Moved`, which must refer to the new owners
-        state.send(Promoted(number=message.number))
-        taken = []
+        server.send(Promoted(number=message.number))
+        promoted = []
         for number, owner in message.owners.items():
             newest = self._newest_copy(number)
-            owned = state.owned.pop(number, None)
+            owned = server.owned.pop(number, None)
             if owned is not None:
                 self.replica_sender.release(owned)
             self.handoff.withdraw(number)
             self.replica_store.remove(number)
-            if owner.task == state.task:
+            if owner.task == server.task:
                 assert newest is not None
-                taken.append(newest)
-        # all of them before `_take_over`, which reports `Moved` when every owned block has entered the plan
-        state.owned.update({block.number: block for block in taken})
-        for block in taken:
-            self._take_over(block)
-        self._unfreeze(set(message.owners))
+                promoted.append(newest)
+        # all of them before `_become_owner`, which reports `Moved` when every owned block has entered the plan
+        server.owned.update({block.number: block for block in promoted})
+        for block in promoted:
+            self._become_owner(block)
+        self._unfreeze(message.owners)
         self.rounds.answer_requests()
         self.handoff.report()
 
-    def _take_over(self, block: BlockState) -> None:
+    def _become_owner(self, block: BlockState) -> None:
         """Continue with a block as its new owner, at the version that is here."""
-        self.state.faults.reached(FaultPoint.TAKE_BLOCK, block.number)
-        state, activation = self.state, self.state.activation
+        self.server.faults.reached(FaultPoint.TAKE_BLOCK, block.number)
+        server, activation = self.server, self.server.activation
         plan, first = block.announced
-        if activation.announced is None and plan > state.completed_plan and plan in state.plans:
+        if activation.announced is None and plan > server.completed_plan and plan in server.plans:
             activation.announced = Announcement(plan, first)
         block.step_rows = None  # workers need all rows, since they may have missed answers of the former owner
-        prepared = state.plan_of(block)
-        if block.plan > state.completed_plan:
+        prepared = server.plan_of(block)
+        if block.plan > server.completed_plan:
             prepared.note_entered()
         block.begin_step(prepared.reduction.leaves)
         self.handoff.activate_due_plan(block)
         self.rounds.answer_workers(block)
 
-    def _unfreeze(self, taken_over: set[int]) -> None:
-        """Unfreeze all blocks, and continue with those that have not been taken over.
+    def _unfreeze(self, new_owners: Mapping[int, Member]) -> None:
+        """Unfreeze all blocks, and continue with those that have no new owner (`new_owners`: by block number).
 
         A block was frozen and keeps its owner if the only plan that would have given it to a dead server was aborted.
         """
-        state = self.state
-        unfrozen, state.frozen = state.frozen - taken_over, set()
-        gained = [block for prepared in state.plans.values() for block in prepared.gained.values()]
-        for block in [*state.owned.values(), *gained]:
+        server = self.server
+        unfrozen, server.frozen = server.frozen - new_owners.keys(), set()
+        gained = [block for prepared in server.plans.values() for block in prepared.gained.values()]
+        for block in [*server.owned.values(), *gained]:
             if block.number in unfrozen:
                 self.rounds.proceed(block)

@@ -55,7 +55,7 @@ class _Handler(NamedTuple):
 class FrameHandlers:
     """The `Receiver` of a server's data connections."""
 
-    state: ServerState
+    server: ServerState
     connections: Connections
     replica_sender: ReplicaSender
     replica_store: ReplicaStore
@@ -88,20 +88,20 @@ class FrameHandlers:
 
     def payload(self, link: Link, header: Header) -> memoryview:
         """Return the memory for the payload of a frame; raise ProtocolError to refuse the peer."""
-        if header.kind == RESEND and not self.state.has_spec:
+        if header.kind == RESEND and not self.server.has_spec:
             return memoryview(b"")  # the worker knows the job's description before this server does: nothing is here
-        if header.block >= len(self.state.blocks):
+        if header.block >= len(self.server.blocks):
             raise ProtocolError(
-                f"{link.task} sent a frame about block {header.block}, but the job has {len(self.state.blocks)} blocks"
+                f"{link.task} sent a frame about block {header.block}, but the job has {len(self.server.blocks)} blocks"
             )
         handler = self._handlers.get(header.kind)
         if handler is None:
             raise ProtocolError(f"{link.task} sent a frame of kind {header.kind}, which no server accepts")
-        return handler.payload(link, header, self.state.blocks[header.block])
+        return handler.payload(link, header, self.server.blocks[header.block])
 
     def arrived(self, link: Link, header: Header) -> None:
         """Take a frame whose payload is complete."""
-        if not self.state.faults.reached(FaultPoint.FRAME, link, header):
+        if not self.server.faults.reached(FaultPoint.FRAME, link, header):
             self._handlers[header.kind].arrived(link, header)
 
     def shared(self, link: Link, header: Header) -> None:
@@ -121,63 +121,63 @@ class FrameHandlers:
                 )
             link.regions[header.place] = MappedMemory(link.descriptor())
             return
-        region, state = link.regions.get(header.place), self.state
-        if header.kind != PUSH or region is None or header.block >= len(state.blocks):
+        region, server = link.regions.get(header.place), self.server
+        if header.kind != PUSH or region is None or header.block >= len(server.blocks):
             raise ProtocolError(
                 f"{link.task} sent a frame of kind {header.kind} about block {header.block} in shared memory number "
                 f"{header.place}, which is not allowed: shared memory must have been sent before, and contains only "
                 f"gradients (kind {PUSH}) of the job's blocks"
             )
-        definition = state.blocks[header.block]
-        if header.length != definition.nbytes or definition.row or region.nbytes != state.layout.nbytes:
+        definition = server.blocks[header.block]
+        if header.length != definition.nbytes or definition.row or region.nbytes != server.layout.nbytes:
             raise ProtocolError(
                 f"{link.task} sent a gradient of {header.length} bytes of block {header.block} in shared memory of "
-                f"{region.nbytes} bytes; {definition.nbytes} and {state.layout.nbytes} bytes are right, "
+                f"{region.nbytes} bytes; {definition.nbytes} and {server.layout.nbytes} bytes are right, "
                 "and gradients of sparse blocks are not shared"
             )
         if self.rounds.admit(link, header):
             # The worker does not write to it until it has the next version of every block.
-            self._buffers[link] = region.array(definition, state.layout.blocks[definition.number])
+            self._buffers[link] = region.array(definition, server.layout.blocks[definition.number])
         self.arrived(link, header)
 
     # --- gradients and requests -----------------------------------------------------------------------------------
 
     def _push_payload(self, link: Link, header: Header, definition: Block) -> memoryview:
-        number, state = header.block, self.state
-        length = checked_length(definition, header.length) if definition.row else state.lengths[number]
+        number, server = header.block, self.server
+        length = checked_length(definition, header.length) if definition.row else server.wire_lengths[number]
         if not self.rounds.admit(link, header):
             return _dropped(length)
         if definition.row:
             return self._new_buffer(link, length)
-        encoding = state.encodings[number]
-        buffer = state.pool.take(definition, encoding.dtype if encoding is not None else "")
+        encoding = server.encodings[number]
+        buffer = server.pool.take(definition, encoding.dtype if encoding is not None else "")
         self._buffers[link] = buffer
         return buffer.data.cast("B")
 
     def _push_arrived(self, link: Link, header: Header) -> None:
         buffer = self._buffers.pop(link, None)
         if buffer is None:
-            self.rounds.refuse(link, header)
+            self.rounds.not_admitted(link, header)
         else:
             self.rounds.push(link, header, buffer)
 
     def _request_arrived(self, link: Link, header: Header) -> None:
-        if self.state.has_spec:
+        if self.server.has_spec:
             self.rounds.take_request(link, header)
 
     # --- initial weights of the job, first weights of a worker ----------------------------------------------------
 
     def _weights_payload(self, link: Link, header: Header, definition: Block) -> memoryview:
-        if header.block in self.state.owned and self.state.is_first_worker(link, header.plan):
+        if header.block in self.server.owned and self.server.is_first_worker(link, header.plan):
             # They have arrived before: the worker sends them again because its connection broke.
             return self._new_buffer(link, definition.nbytes if header.kind == INIT else state_bytes(definition))
-        block = self.state.block_for_state(link, header)
+        block = self.server.block_for_state(link, header)
         return block.weights if header.kind == INIT else block.whole
 
     def _weights_arrived(self, link: Link, header: Header) -> None:
         if self._buffers.pop(link, None) is not None:
             return
-        block = self.state.block_for_state(link, header)
+        block = self.server.block_for_state(link, header)
         if not self.handoff.receive(block, header):
             return
         self.rounds.answer_requests()
@@ -186,8 +186,8 @@ class FrameHandlers:
         self.handoff.report()
 
     def _first_state_payload(self, link: Link, header: Header, definition: Block) -> memoryview:
-        prepared = self.state.plans.get(header.plan)
-        if not self.state.sums_only or prepared is None or prepared.plan.worker_index(link.task) < 0:
+        prepared = self.server.plans.get(header.plan)
+        if not self.server.sums_only or prepared is None or prepared.plan.worker_index(link.task) < 0:
             raise ProtocolError(
                 f"{link.task} sent a state of block {header.block} for new workers of plan {header.plan}: only workers "
                 "of a plan that is prepared here may, in a job whose workers apply the optimizer"
@@ -201,24 +201,24 @@ class FrameHandlers:
 
     def _first_state_arrived(self, link: Link, header: Header) -> None:
         """Forward a worker's weights and optimizer slots to the workers that the plan adds (`sums_only`)."""
-        state = self._buffers.pop(link).data
-        for task in self.state.plans[header.plan].newcomers - {link.task}:
+        payload = self._buffers.pop(link).data
+        for task in self.server.plans[header.plan].newcomers - {link.task}:
             newcomer = self.connections.accepted.get(task)
             if newcomer is not None:
-                newcomer.send(header, state)
+                newcomer.send(header, payload)
 
     # --- blocks that move -----------------------------------------------------------------------------------------
 
     def _state_payload(self, link: Link, header: Header, definition: Block) -> memoryview:  # noqa: ARG002
-        return self.state.block_for_state(link, header).whole
+        return self.server.block_for_state(link, header).whole
 
     def _state_arrived(self, link: Link, header: Header) -> None:
-        block = self.state.block_for_state(link, header)
+        block = self.server.block_for_state(link, header)
         crc = zlib.crc32(block.whole)
         if crc != header.crc:
             # The former owner does not send it a second time: the job cannot go on.  A damaged seed
             # (`ReplicaStore.take_seed`) only closes the connection, as the job can go on without the replica.
-            self.state.send(
+            self.server.send(
                 Failed(
                     reason=f"the state of block {header.block} was damaged on its way from {link.task}: "
                     f"its checksum is {crc:08x}, not {header.crc:08x}"
@@ -236,16 +236,19 @@ class FrameHandlers:
     def _state_acknowledged(self, link: Link, header: Header) -> None:
         if header.block in self.handoff.unacknowledged:
             self.handoff.acknowledged(header.block)
-        elif not self.state.replicated:  # with replicas, `_replica` may have counted the block as acknowledged
+        elif not self.server.replicated:  # with replicas, `_note_acknowledged` may have been called before
             raise ProtocolError(f"{link.task} acknowledged block {header.block}, which it was not sent")
         self.handoff.report()
 
     # --- replicas -------------------------------------------------------------------------------------------------
 
+    def _note_acknowledged(self, link: Link, header: Header) -> None:
+        """Take a seed or step of a block that this server has handed off as the new owner's acknowledgement."""
+        if header.block in self.handoff.unacknowledged and self.server.owns(link, header.block):
+            self.handoff.acknowledged(header.block)
+
     def _replica(self, link: Link, header: Header) -> BlockState | None:
         """Return the replica that a seed or step is for; None if the frame is to be dropped.
-
-        A frame of the owner also acknowledges the block, if this server has just handed it off to that owner.
 
         Raises
         ------
@@ -253,18 +256,15 @@ class FrameHandlers:
             the peer has never owned the block, or the replica is at another version.
 
         """
-        if not self.state.check_owner(link, header.block):
-            return None
-        if header.block in self.handoff.unacknowledged:
-            self.handoff.acknowledged(header.block)
-        return self.replica_store.find(link, header)
+        return self.replica_store.find(link, header) if self.server.check_owner(link, header.block) else None
 
     def _seed_payload(self, link: Link, header: Header, definition: Block) -> memoryview:
+        self._note_acknowledged(link, header)
         replica = self._replica(link, header)
         return replica.whole if replica is not None else _dropped(state_bytes(definition))
 
     def _seed_arrived(self, link: Link, header: Header) -> None:
-        if self.state.owns(link, header.block) and self.replica_store.find(link, header) is not None:
+        if self.server.owns(link, header.block) and self.replica_store.find(link, header) is not None:
             self.replica_store.take_seed(link, header)
             # A former owner's seed that is still arriving would overwrite the replica.
             for other_link in self.connections.except_link(link):
@@ -273,12 +273,13 @@ class FrameHandlers:
                     other_link.divert()
 
     def _seed_acknowledged(self, link: Link, header: Header) -> None:
-        self.replica_sender.seed_acknowledged(link, header, self.state.owned.get(header.block))
+        self.replica_sender.seed_acknowledged(link, header, self.server.owned.get(header.block))
         self.handoff.report()
 
     def _step_payload(self, link: Link, header: Header, definition: Block) -> memoryview:
+        self._note_acknowledged(link, header)
         replica = self._replica(link, header)
-        buffer = self.replica_store.buffer(definition, header, len(self.state.tensors.pieces[header.block]))
+        buffer = self.replica_store.buffer(definition, header, len(self.server.tensors.pieces[header.block]))
         if replica is not None:
             self._buffers[link] = buffer
         return buffer.data
@@ -286,7 +287,7 @@ class FrameHandlers:
     def _step_arrived(self, link: Link, header: Header) -> None:
         buffer = self._buffers.pop(link, None)
         # while the payload arrived, a failover may have given the block another owner
-        if buffer is not None and self.state.owns(link, header.block) and self.replica_store.find(link, header):
+        if buffer is not None and self.server.owns(link, header.block) and self.replica_store.find(link, header):
             self.replica_store.take_step(link, header, buffer)
 
     def _step_acknowledged(self, link: Link, header: Header) -> None:

@@ -42,11 +42,11 @@ from pslite.net.messages import (
     Prepare,
     Promote,
     Ready,
+    Reassign,
+    Reassigned,
     Refused,
     RollBack,
     Saved,
-    TakenOver,
-    TakeOver,
     Trust,
 )
 from pslite.server.async_rounds import AsynchronousRounds
@@ -139,8 +139,8 @@ class Server:
             Prepare: self._prepare,
             Abort: self._abort,
             Commit: lambda message: state.activation.commit(message.plan),
-            PlanDone: self._plan_done,
-            TakeOver: self._take_over,
+            PlanDone: self._plan_completed,
+            Reassign: self._workers_lost,
             Census: lambda message: self._failover.report_copies(message, self._frames),
             Promote: self._failover.promote,
             Clip: self._take_factors,
@@ -182,7 +182,7 @@ class Server:
         try:
             # even after `Exit`, until the coordinator has confirmed all messages of this server
             while self._status is None or not self._control.settled:
-                wait = 0 if self._handoff.can_send else min(_CONTROL_SECONDS, self._control.heartbeat)
+                wait = 0 if self._handoff.can_send() else min(_CONTROL_SECONDS, self._control.heartbeat)
                 meter.end()
                 ready = self._selector.select(wait)
                 meter.begin()
@@ -228,7 +228,7 @@ class Server:
             self._state.send(Beat(version=self._state.version, pace=self._state.meter.take()))
         if now - self._control_read_at >= _CONTROL_SECONDS:
             self._read_control()
-        self._connections.report_broken(self._control)
+        self._connections.check_timeouts(self._control)
 
     def _is_needed(self, link: Link) -> bool:
         """Return whether a connection is needed: used for training or a move, to a member of the oldest known plan.
@@ -273,7 +273,7 @@ class Server:
     def _take_prepared(self, prepared: PreparedPlan) -> None:
         number = prepared.plan.number
         self._state.plans[number] = prepared
-        self._state.faults.reached(FaultPoint.PLAN_STAGED, prepared.plan)
+        self._state.faults.reached(FaultPoint.PLAN_KNOWN, prepared.plan)
         self._replica_store.expect(prepared.replicas)
         self._state.send(Ready(plan=number))
 
@@ -333,20 +333,20 @@ class Server:
         self._state.drop_plan(plan)
         self._state.activation.plan_aborted(plan)
 
-    def _plan_done(self, message: PlanDone) -> None:
+    def _plan_completed(self, message: PlanDone) -> None:
         """Drop everything that belongs to the plans before one to which all members have moved."""
         state, connections, number = self._state, self._connections, message.plan
         former_members = {task for plan in state.known_plans() for task in plan.tasks()}
         for earlier in [n for n in state.plans if n < number]:
             self._drop_plan(earlier)
         state.completed_plan = number
-        self._handoff.plan_done(number)
-        state.activation.plan_in_force(number)
+        self._handoff.plan_completed(number)
+        state.activation.forget_announcement(number)
         prepared = state.plans[number]
         plan, owned = prepared.plan, list(state.owned.values())
-        self._replica_store.plan_done(plan.replicas_of(state.task), number)
+        self._replica_store.plan_completed(plan.replicas_of(state.task), number)
         backups = {block.number: server.task for block in owned if (server := plan.backup(block.number)) is not None}
-        for block in self._replica_sender.plan_done(owned, backups):
+        for block in self._replica_sender.plan_completed(owned, backups):
             self._rounds.answer_workers(block)
         # A member that is in no known plan stays connected: it may belong to the next one and have heard of it first.
         left = former_members - plan.tasks()
@@ -358,12 +358,12 @@ class Server:
         needed = [(block.definition, copies) for block in owned]
         state.pool.trim(needed + [(block.definition, 1) for block in self._replica_store.kept.values()])
 
-    def _take_over(self, message: TakeOver) -> None:
+    def _workers_lost(self, message: Reassign) -> None:
         """Continue without workers that have died: others push their tree nodes; what they have pushed counts."""
         self._connections.drop_dead(message.gone)
         if self._state.has_spec:
             self._rounds.workers_lost(message.nodes)
-        self._state.send(TakenOver(number=message.number))
+        self._state.send(Reassigned(number=message.number))
 
     def _take_factors(self, message: Clip | Trust) -> None:
         if self._state.has_spec:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from pslite.errors import ProtocolError
 from pslite.fault_points import FaultPoint, FaultPoints
-from pslite.net.messages import Message, Stamped
+from pslite.net.messages import Announced, Message
 from pslite.server.block_state import BlockState
 
 
@@ -29,12 +29,12 @@ NO_ANNOUNCEMENT = Announcement(0, 0)
 
 @dataclass(eq=False)
 class PlanActivation:
-    """The announcement that a server knows of; on the owner of block 0, also the choice of the first version."""
+    """The announcement that a server knows; on the owner of block 0, also the choice of the first version."""
 
     #: sends a message to the coordinator
     send: Callable[[Message], None]
     faults: FaultPoints
-    #: None from the time when the announced plan has taken effect until another one is announced
+    #: None before the first announcement, and from when this server has moved to the announced plan until the next one
     announced: Announcement | None = None
     #: number of versions of the job
     total_versions: int = 0
@@ -44,10 +44,13 @@ class PlanActivation:
     def commit(self, plan: int) -> None:
         """Have a plan announced with the next step of block 0."""
         if self.announced is not None and self.announced.plan == plan:
-            # Block 0 had another owner, which announced the plan and died: it may not have told the coordinator.
-            self.send(Stamped(plan=plan, first=self.announced.first))
+            self._repeat_announcement(self.announced)
         else:
             self._committed = plan
+
+    def _repeat_announcement(self, announced: Announcement) -> None:
+        """Tell the coordinator what the former owner of block 0 has announced: it may have died before it did so."""
+        self.send(Announced(plan=announced.plan, first=announced.first))
 
     def is_due(self, block: BlockState) -> bool:
         """Return whether a committed plan is still to be announced with block 0."""
@@ -57,11 +60,11 @@ class PlanActivation:
         """Announce the committed plan for version `first`, unless the job ends before, and tell the coordinator."""
         plan, self._committed = self._committed, 0
         if first >= self.total_versions:
-            first = -1
+            first = -1  # says that the job ends before
         else:
             self.announced = Announcement(plan, first)
-        self.send(Stamped(plan=plan, first=first))
-        self.faults.reached(FaultPoint.STAMPED, plan)
+        self.send(Announced(plan=plan, first=first))
+        self.faults.reached(FaultPoint.PLAN_ANNOUNCED, plan)
 
     def announce_if_due(self, block: BlockState) -> None:
         """Announce a committed plan with the version that the next step of block 0 makes, for the version after it.
@@ -71,8 +74,7 @@ class PlanActivation:
         """
         if self.is_due(block):
             if self.announced is not None and self.announced.plan == self._committed:
-                # a former owner of block 0, which has died, announced it to workers
-                self.commit(self._committed)
+                self._repeat_announcement(self.announced)
                 self._committed = 0
             else:
                 self.announce(block.version + 2)
@@ -98,9 +100,10 @@ class PlanActivation:
     def for_replica(self, block: BlockState) -> Announcement:
         """Return the announcement that a block's replica has to know with the step that is about to be applied.
 
-        For block 0 that is so from the step on with which the plan is announced to workers; for other blocks when
-        every worker certainly knows it.  If a replica knew it earlier and the owner died, the replica would act on an
-        announcement that no worker has received.
+        A plan with first version v+2 is announced to workers with version v+1 of block 0, the result of step v: the
+        replica of block 0 gets the announcement with step v.  Workers that push step v+1 have received it, so the
+        replicas of other blocks get it with step v+1.  If a replica had it earlier and the owner died, the replica
+        would act on an announcement that no worker has received.
         """
         announced, ahead = self.announced, 2 if block.number == 0 else 1
         return announced if announced is not None and announced.first <= block.version + ahead else NO_ANNOUNCEMENT
@@ -117,7 +120,7 @@ class PlanActivation:
         if self._committed == plan:
             self._committed = 0
 
-    def plan_in_force(self, plan: int) -> None:
-        """Drop the announcement of a plan that has taken effect for all blocks here; that of a later plan stays."""
+    def forget_announcement(self, plan: int) -> None:
+        """Drop the announcement of a plan to which this server has moved, or an earlier one; a later plan's stays."""
         if self.announced is not None and self.announced.plan <= plan:
             self.announced = None

@@ -25,7 +25,7 @@ _MAX_REGION_NUMBER = (1 << 16) - 1
 
 def prepare(
     message: Prepare,
-    state: ServerState,
+    server: ServerState,
     owned: Collection[int],
     replicas: Collection[int],
     *,
@@ -38,8 +38,8 @@ def prepare(
     ----------
     message
         the plan, and the one that it follows.
-    state
-        of the server; only what follows from the job's description is read, and buffers are reserved.
+    server
+        the server; only what follows from the job's description is read, and buffers are reserved.
     owned
         numbers of the blocks that the server owns.
     replicas
@@ -57,16 +57,18 @@ def prepare(
     """
     plan, previous = message.plan, message.previous
     try:
-        state.faults.reached(FaultPoint.PREPARE, plan)
+        server.faults.reached(FaultPoint.PREPARE, plan)
         tree = reduction(message.spec, len(plan.workers), plan.shares)
         pushers = {node: worker.task for worker, nodes in zip(plan.workers, tree.nodes, strict=True) for node in nodes}
-        planned = set(plan.blocks_of(state.task))
-        gained = _gained_blocks(state, plan, sorted(planned.difference(owned)), tree.leaves)
+        planned = set(plan.blocks_of(server.task))
+        gained = _gained_blocks(server, plan, sorted(planned.difference(owned)), tree.leaves)
         # A block that is owned here now, or is already a replica, needs no other memory for its replica.
-        kept = [state.blocks[n] for n in plan.replicas_of(state.task) if n not in replicas and n not in owned]
-        replica_memory = {definition.number: BlockState(definition, plan.number, tree.leaves) for definition in kept}
-        state.pool.reserve([block.definition for block in gained.values()], len(plan.workers))
-        state.pool.reserve(kept, 1)
+        new_replicas = [server.blocks[n] for n in plan.replicas_of(server.task) if n not in replicas and n not in owned]
+        replica_memory = {
+            definition.number: BlockState(definition, plan.number, tree.leaves) for definition in new_replicas
+        }
+        server.pool.reserve([block.definition for block in gained.values()], len(plan.workers))
+        server.pool.reserve(new_replicas, 1)
         receivers = [plan.owner(number) for number in owned if number not in planned]
         receivers += [backup for number in planned if (backup := plan.backup(number)) is not None]
         for member in {member.task: member for member in receivers}.values():
@@ -74,17 +76,17 @@ def prepare(
         # In the first plan, the first worker has the initial weights: it is no newcomer.
         present = previous.workers if previous is not None else plan.workers[:1]
         newcomers = {member.task for member in plan.workers} - {member.task for member in present}
-        state.faults.reached(FaultPoint.PREPARED, plan)
+        server.faults.reached(FaultPoint.PREPARED, plan)
     except (PsliteError, MemoryError, ValueError) as error:
         about = error.task if isinstance(error, Unreachable) else ""
         return Nack(plan=plan.number, reason=str(error) or type(error).__name__, about=about)
     return PreparedPlan(plan, previous, tree, pushers, gained, newcomers, replica_memory)
 
 
-def _gained_blocks(state: ServerState, plan: Plan, numbers: Collection[int], leaves: int) -> dict[int, BlockState]:
+def _gained_blocks(server: ServerState, plan: Plan, numbers: Collection[int], leaves: int) -> dict[int, BlockState]:
     """Return the blocks that a plan gives to this server, in memory that workers of this machine may read."""
-    definitions = [state.blocks[number] for number in numbers]
-    if state.sums_only:
+    definitions = [server.blocks[number] for number in numbers]
+    if server.sums_only:
         # the workers have the optimizer: no slots here, and no state to wait for
         definitions = [replace(definition, optimizer=Sum()) for definition in definitions]
     arena = None
@@ -94,5 +96,5 @@ def _gained_blocks(state: ServerState, plan: Plan, numbers: Collection[int], lea
             arena = None  # there is no shared memory on this machine
     blocks = {definition.number: BlockState(definition, plan.number, leaves, arena) for definition in definitions}
     for block in blocks.values():
-        block.has_state = state.sums_only
+        block.has_state = server.sums_only
     return blocks

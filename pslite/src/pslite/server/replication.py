@@ -1,4 +1,4 @@
-"""Replicas of blocks: the owner sends each step to another server, the backup, which can take over from it.
+"""Replicas of blocks: the owner sends each step to another server, the backup, which becomes the owner if it dies.
 
 Owner and backup apply the same gradient sum, so their states have the same bits, optimizer slots included.  Workers are
 answered when the backup has acknowledged the step: a replica is never older than the weights that a worker has, and no
@@ -41,7 +41,7 @@ class _UnacknowledgedStep:
 class ReplicaSender:
     """Owner's side of replication: sends seeds and steps of owned blocks to their backups."""
 
-    #: task -> connection to another server
+    #: task -> open connection to another server
     links: Mapping[str, Link]
     pool: BufferPool
     faults: FaultPoints
@@ -77,7 +77,7 @@ class ReplicaSender:
         header = block.header(REPLICATE, nbytes, node=2 + len(step.factors), announced=announced)
         for task in tasks:
             link = self.links.get(task)
-            if link is not None and link.open:
+            if link is not None:
                 link.send(header, *views)
         self._steps[block.number] = _UnacknowledgedStep(block, block.version, step.total, tasks)
 
@@ -124,11 +124,11 @@ class ReplicaSender:
         if self.faults.reached(FaultPoint.SEND_REPLICA, block.plan):
             return
         link = self.links.get(task)
-        if link is None or not link.open:
+        if link is None:
             return  # the server has died; the next plan names another backup
         # copied, because the next step may change the block before all of it is sent
-        state = np.array(block.state).reshape(-1).data.cast("B")
-        link.send(block.header(SEED, state.nbytes, crc=zlib.crc32(state)), state)
+        payload = np.array(block.state).reshape(-1).data.cast("B")
+        link.send(block.header(SEED, payload.nbytes, crc=zlib.crc32(payload)), payload)
         self._sent_seeds[block.number] = task
         if block.backup:
             block.next_backup = task
@@ -144,7 +144,7 @@ class ReplicaSender:
 
     # --- removal of backups ---------------------------------------------------------------------------------------
 
-    def plan_done(self, owned: Collection[BlockState], backups: Mapping[int, str]) -> list[BlockState]:
+    def plan_completed(self, owned: Collection[BlockState], backups: Mapping[int, str]) -> list[BlockState]:
         """Keep only the backups that a completed plan names; return the blocks whose workers can be answered now.
 
         A server that is a backup no more may have left before it acknowledged a step.  The new backup has received the
@@ -160,7 +160,8 @@ class ReplicaSender:
         """
         answerable = []
         for block in owned:
-            # also a block whose former backup has left with the plan before, and whose new one has died
+            # `backup` may also name a server that left with the previous plan, if the receiver of the block's seed died
+            # before it acknowledged the seed.
             if block.backup and block.backup != backups.get(block.number):
                 if block.awaits_backup:
                     answerable.append(block)
@@ -225,7 +226,7 @@ class ReplicaStore:
         self._expected.pop(number, None)
         self.kept.pop(number, None)
 
-    def plan_done(self, numbers: Collection[int], plan: int) -> None:
+    def plan_completed(self, numbers: Collection[int], plan: int) -> None:
         """Drop the replicas of all blocks except `numbers`, as all members have moved to `plan`."""
         for number in [number for number in self.kept if number not in numbers]:
             self.remove(number)
@@ -235,7 +236,7 @@ class ReplicaStore:
             self._enter_completed_plan(block)
 
     def _enter_completed_plan(self, block: BlockState) -> None:
-        """Put a replica that has received no step under the completed plan yet under that plan."""
+        """Put a replica under the completed plan if it is under an older one."""
         if block.plan < self._completed_plan:
             block.plan, block.first = self._completed_plan, block.version
 

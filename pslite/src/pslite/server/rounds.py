@@ -22,9 +22,9 @@ from pslite.net.data_frames import (
     NEED_FIRST_STATE,
     PARAM,
     PARAM_ROWS,
+    REFUSED,
     RESEND,
     WHOLE,
-    WRONG_OWNER,
     Header,
     Link,
     region_header,
@@ -44,7 +44,7 @@ from pslite.server.server_state import ANY_WORKER, ServerState
 class Rounds(ABC):
     """Receives pushes, and sends workers their weights; when a gradient is applied is left to the subclasses."""
 
-    state: ServerState
+    server: ServerState
     connections: Connections
     steps: Steps
     handoff: Handoff
@@ -66,11 +66,11 @@ class Rounds(ABC):
             another worker has to push that tree node, or the sender is no worker of the plan.
 
         """
-        block = self.state.find(header)
+        block = self.server.find(header)
         if block is None:
             return False
         if block.version < 0:
-            if self.state.plan_of(block).plan.worker_index(link.task) < 0:
+            if self.server.plan_of(block).plan.worker_index(link.task) < 0:
                 raise ProtocolError(
                     f"{link.task} pushed a gradient of block {header.block} under plan {block.plan}, "
                     "of which it is no worker"
@@ -85,18 +85,18 @@ class Rounds(ABC):
     def push(self, link: Link, header: Header, buffer: Array) -> None:
         """Add an admitted gradient, which has arrived in `buffer`."""
         plan = header.next_plan
-        self.state.activation.learn(plan, header.next_first, prepared=plan in self.state.plans)
-        block = self.state.find(header)
+        self.server.activation.learn(plan, header.next_first, prepared=plan in self.server.plans)
+        block = self.server.find(header)
         if block is None or not self._is_still_awaited(link, header):
             # while it arrived, a failover has set the block back to another version: the worker pushes it again
-            self.state.pool.give(buffer)
+            self.server.pool.give(buffer)
             return
         gradient: Array | Rows = parse(block.definition, buffer.data) if block.definition.row else buffer
-        encoding = self.state.encodings[header.block]
+        encoding = self.server.encodings[header.block]
         if encoding is not None and buffer.dtype == encoding.dtype:
-            gradient = self.state.pool.take(block.definition)
+            gradient = self.server.pool.take(block.definition)
             encoding.unpack(buffer, gradient)
-            self.state.pool.give(buffer)
+            self.server.pool.give(buffer)
         self._add(link, header, block, gradient)
 
     @abstractmethod
@@ -107,32 +107,32 @@ class Rounds(ABC):
     def _add(self, link: Link, header: Header, block: BlockState, gradient: Array | Rows) -> None:
         """Add a gradient, whose memory is the callee's from now on."""
 
-    def refuse(self, link: Link, header: Header) -> None:
-        """Tell a worker that its push was not admitted, unless it was late or a duplicate."""
-        block = self.state.find(header)
+    def not_admitted(self, link: Link, header: Header) -> None:
+        """Handle a push that was not admitted: refuse it, unless it was late or a duplicate."""
+        block = self.server.find(header)
         if block is None:
-            refused, problem = not self.state.owned_under_plan(header), "does not own that block"
+            refused, problem = not self.server.owned_under_plan(header), "does not own that block"
         else:
             refused = header.version >= block.version and header.node not in block.received
             problem = f"expects step {block.version} under plan {block.plan}"
         if refused:
             push = f"the gradient of {link.task} for step {header.version} of block {header.block}, plan {header.plan}"
-            self.state.say(f"refused {push}: {self.state.task} {problem}")
-            link.send(header.reply(WRONG_OWNER))
+            self.server.say(f"refused {push}: {self.server.task} {problem}")
+            link.send(header.reply(REFUSED))
 
     # --- answers ---------------------------------------------------------------------------------------------------
 
     def answer_header(self, block: BlockState) -> Header:
         """Return the header of a frame with a block's present weights."""
-        return block.header(PARAM, block.definition.nbytes, announced=self.state.activation.for_workers(block))
+        return block.header(PARAM, block.definition.nbytes, announced=self.server.activation.for_workers(block))
 
     def answer_workers(self, block: BlockState) -> None:
         """Send a block's weights to every worker of the plan that the block is under."""
         header = self.answer_header(block)
         rows = block.changed_rows()
-        prepared = self.state.plan_of(block)
+        prepared = self.server.plan_of(block)
         for worker in prepared.plan.workers:
-            if self.state.sums_only and block.version == block.first and worker.task in prepared.newcomers:
+            if self.server.sums_only and block.version == block.first and worker.task in prepared.newcomers:
                 continue  # it has no weights yet to which it could apply the sum
             link = self.connections.accepted.get(worker.task)
             if link is None or link.incarnation != worker.incarnation:
@@ -141,10 +141,10 @@ class Rounds(ABC):
 
     def send_weights(self, link: Link, header: Header, block: BlockState, rows: Rows | None = None) -> None:
         """Send a worker a block's weights, or only the rows that have changed if `rows` is given."""
-        self.state.faults.reached(FaultPoint.SEND_WEIGHTS, link, header)
+        self.server.faults.reached(FaultPoint.SEND_WEIGHTS, link, header)
         # Shared memory only for owned blocks: their weights stay as they are until all workers have pushed again.  The
         # memory of a block that leaves is freed, perhaps before the worker has read it.
-        owned = block.number in self.state.owned
+        owned = block.number in self.server.owned
         if rows is not None:
             link.send(replace(header, kind=PARAM_ROWS, length=rows.nbytes), *rows.views())
         elif owned and block.arena is not None and self._share_region(link, block.arena):
@@ -172,7 +172,7 @@ class Rounds(ABC):
     def answer_requests(self) -> None:
         """Answer the requests about blocks whose state is here; the others wait until it arrives."""
         for key, header in list(self.requests.items()):
-            link, block = key[0], self.state.owned.get(header.block) or self.handoff.released.get(header.block)
+            link, block = key[0], self.server.owned.get(header.block) or self.handoff.released.get(header.block)
             if not link.open or (block is not None and block.has_state and self._answer_request(link, header, block)):
                 del self.requests[key]
 
@@ -181,7 +181,7 @@ class Rounds(ABC):
         if header.kind == RESEND:
             self._resend(link, header, block)
             return True
-        if not self.state.spec.asynchronous and block.version != header.version:
+        if not self.server.spec.asynchronous and block.version != header.version:
             return False
         whole = block.whole
         link.send(Header(WHOLE, header.plan, header.block, 0, whole.nbytes, header.version, block.first), whole)
@@ -200,7 +200,7 @@ class Rounds(ABC):
     def take_factors(self, message: Clip | Trust) -> None:
         """Continue the steps that waited for these factors of the coordinator."""
         if self.steps.take_factors(message):
-            for block in list(self.state.owned.values()):
+            for block in list(self.server.owned.values()):
                 if block.version == message.version:
                     self.proceed(block)
 
@@ -218,7 +218,7 @@ class SynchronousRounds(Rounds):
     def _is_awaited(self, link: Link, header: Header, block: BlockState) -> bool:
         if header.version != block.version or header.plan != block.plan or header.node in block.received:
             return False
-        if self.state.plan_of(block).pushers.get(header.node) not in (link.task, ANY_WORKER):
+        if self.server.plan_of(block).pushers.get(header.node) not in (link.task, ANY_WORKER):
             raise ProtocolError(
                 f"{link.task} pushed tree node {header.node} under plan {header.plan}, "
                 "which that plan assigns to another worker"
@@ -232,7 +232,7 @@ class SynchronousRounds(Rounds):
         block.received.add(header.node)
         # Exact mode rounds each partial sum as workers do that push one for several shards.  In fast mode the tree
         # depends on the number of workers anyway, so partial sums need not be rounded.
-        rounding = self.state.encodings[block.number] if self.state.spec.mode == "exact" else None
+        rounding = self.server.encodings[block.number] if self.server.spec.mode == "exact" else None
         root = block.sums.add(header.node, gradient, lambda left, right: self._combine(left, right, rounding))
         if root is not None:
             block.total = root[1]
@@ -244,7 +244,7 @@ class SynchronousRounds(Rounds):
             assert isinstance(left, Rows)
             assert isinstance(right, Rows)
             return left.plus(right)
-        pool = self.state.pool
+        pool = self.server.pool
         if not left.flags.writeable:
             left, right = right, left  # addition is commutative
         out = left if left.flags.writeable else pool.take(left)
@@ -256,10 +256,11 @@ class SynchronousRounds(Rounds):
 
     def proceed(self, block: BlockState) -> None:
         """Apply a block's step if its sum is complete, its state is here and its factors are known."""
-        state = self.state
-        if block.total is None or not block.has_state or block.number in state.frozen:
+        server = self.server
+        if block.total is None or not block.has_state or block.number in server.frozen:
             return
-        if state.sums_only and block.number not in state.owned:
+        if server.sums_only and block.number not in server.owned:
+            # Such a job's servers have no state that could arrive: a block is owned from its first complete sum on.
             self.handoff.own(block)
             self.answer_requests()
         step = self.steps.make(block, block.total)
@@ -267,22 +268,22 @@ class SynchronousRounds(Rounds):
             return
         self.steps.apply(block, step)
         if block.number == 0:
-            state.activation.announce_if_due(block)
-        self.handoff.replica_sender.send_step(block, step, state.activation.for_replica(block))
+            server.activation.announce_if_due(block)
+        self.handoff.replica_sender.send_step(block, step, server.activation.for_replica(block))
         block.total = None
         block.received.clear()
         block.version += 1
-        state.version_reached(block)
+        server.version_reached(block)
         self.handoff.activate_due_plan(block)
         if not block.awaits_backup:
             self.answer_workers(block)
-        if state.sums_only:
+        if server.sums_only:
             self.handoff.report()
 
     def _resend(self, link: Link, header: Header, block: BlockState) -> None:
-        prepared = self.state.plan_of(block)
+        prepared = self.server.plan_of(block)
         wants_first = header.version < 0 and link.task in prepared.newcomers
-        if self.state.sums_only and wants_first:
+        if self.server.sums_only and wants_first:
             # the first weights of a new worker come from the other workers
             for worker in self.connections.accepted.values():
                 if worker.role == "worker" and worker.task not in prepared.newcomers:
@@ -294,5 +295,5 @@ class SynchronousRounds(Rounds):
 
     def workers_lost(self, nodes: Mapping[int, Collection[int]]) -> None:
         """Let every worker of a plan push these tree nodes (by plan number); what was pushed counts."""
-        for number in nodes.keys() & self.state.plans.keys():
-            self.state.plans[number].pushers.update(dict.fromkeys(nodes[number], ANY_WORKER))
+        for number in nodes.keys() & self.server.plans.keys():
+            self.server.plans[number].pushers.update(dict.fromkeys(nodes[number], ANY_WORKER))

@@ -30,7 +30,7 @@ class PreparedPlan:
     """A plan for which this server has allocated memory and opened connections."""
 
     plan: Plan
-    #: the plan in force when this one was made; None for the first plan
+    #: the last completed plan when this one was made; None for the first plan
     previous: Plan | None
     #: the reduction tree of the plan
     reduction: Reduction
@@ -61,15 +61,19 @@ class ServerState:
     ================ ============================================= ========================
     field            contents                                      written by
     ================ ============================================= ========================
-    spec ... lengths what follows from the job's description       `set_spec`
+    spec ...         what follows from the job's description       `set_spec`
+    wire_lengths
     saver            writer of checkpoints                         loop
     plans            prepared plans, by number                     loop, failover
     completed_plan   the last plan that all members have moved to  loop
     owned            blocks that this server owns                  block_handoff, failover
-    frozen           blocks to which no step is applied            failover
+    frozen           blocks to which no step is applied            failover, `drop_plan`
     former_owners    owners of blocks before failovers             failover
-    version          the highest version of an owned block         rounds, block_handoff
+    version          the highest version of an owned block         `version_reached`,
+                                                                   block_handoff
     ================ ============================================= ========================
+
+    Other modules hold it in their attribute `server`.  A block's `state` is its weights and optimizer slots.
     """
 
     #: the server's id
@@ -94,7 +98,7 @@ class ServerState:
     #: for each block, the encoding of its gradients if they travel in 16 bits
     encodings: list[Encoding | None] = field(default_factory=list)
     #: for each block, the bytes of a gradient as it travels
-    lengths: list[int] = field(default_factory=list)
+    wire_lengths: list[int] = field(default_factory=list)
     #: None if the job has no checkpoints
     saver: Saver | None = None
     plans: dict[int, PreparedPlan] = field(default_factory=dict)
@@ -123,7 +127,7 @@ class ServerState:
         self.replicated = spec.durability == "durable"
         encoding = encoding_of(spec)
         self.encodings = [encoding if narrow(spec, definition) else None for definition in self.blocks]
-        self.lengths = [wire_bytes(spec, definition) for definition in self.blocks]
+        self.wire_lengths = [wire_bytes(spec, definition) for definition in self.blocks]
 
     @property
     def has_spec(self) -> bool:

@@ -82,7 +82,7 @@ class ModelReplica:
         )
         clip = clip_factor(spec.clip_norm, squares)
         lengths = {
-            block.number: self._updater.lengths(
+            block.number: self._updater.squares(
                 block.optimizer, state, part, count, version, clip,
                 [piece.size for piece in self._tensors.pieces[block.number]],
             )

@@ -34,6 +34,7 @@ from pslite.job.reduction_tree import held
 from pslite.net.authentication import Identity
 from pslite.net.messages import (
     Abort,
+    Announced,
     Broken,
     Commit,
     Complete,
@@ -50,7 +51,6 @@ from pslite.net.messages import (
     Pushed,
     Ready,
     Restored,
-    Stamped,
 )
 from pslite.net.messages import (
     Drained as DrainedMessage,
@@ -318,7 +318,7 @@ class AllReduceWorker(Membership):
         self._settle(group, plan)
         if stamp:
             if group.rank == 0:
-                self._send(Stamped(plan=stamp, first=self.version))
+                self._send(Announced(plan=stamp, first=self.version))
             stage = self._stages[stamp]
             if stage.group is None:
                 self._leave(stamp)
@@ -407,7 +407,7 @@ class AllReduceWorker(Membership):
                 self._take_state(plan)
             behind = []
         if group.rank == self._giver:
-            self._send(Stamped(plan=plan.number, first=self.version))
+            self._send(Announced(plan=plan.number, first=self.version))
         self._divide(group, [rank for rank in range(group.size) if rank not in behind])
 
     def _versions(self, group: Group) -> list[int]:

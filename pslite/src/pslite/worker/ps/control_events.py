@@ -23,9 +23,9 @@ from pslite.net.messages import (
     Prepare,
     Promote,
     Ready,
+    Reassign,
     Resume,
     Seat,
-    TakeOver,
 )
 from pslite.worker.ps.data_plane import DataPlane
 from pslite.worker.ps.initial_state import InitialState
@@ -35,7 +35,7 @@ from pslite.worker.ps.recovery import Recovery
 
 #: messages that the script's thread takes up; connections and prepared plans come from threads that make them
 Event = (
-    PreparedPlan | Link | Abort | Begin | TakeOver | Promote | PlanDone | Seat | BarrierOpen | Resume | Complete
+    PreparedPlan | Link | Abort | Begin | Reassign | Promote | PlanDone | Seat | BarrierOpen | Resume | Complete
 )  # fmt: skip
 
 
@@ -78,7 +78,7 @@ class ControlEvents:
             Link: self._opened,
             Abort: self._aborted,
             Begin: self._begin,
-            TakeOver: self._workers_died,
+            Reassign: self._workers_died,
             Promote: self._servers_died,
             PlanDone: self._plan_done,
             Seat: self._seated,
@@ -155,7 +155,7 @@ class ControlEvents:
 
     def _prepared(self, prepared: PreparedPlan) -> None:
         if self._plans.add(prepared):
-            self._faults.reached(FaultPoint.PLAN_STAGED, prepared.plan)
+            self._faults.reached(FaultPoint.PLAN_KNOWN, prepared.plan)
             self.plane.reopen_missing()
 
     def _opened(self, link: Link) -> None:
@@ -170,7 +170,7 @@ class ControlEvents:
         self._faults.reached(FaultPoint.FIRST_WEIGHTS)
         self.initial.begin(message.plan, message.checkpoint)
 
-    def _workers_died(self, message: TakeOver) -> None:
+    def _workers_died(self, message: Reassign) -> None:
         # in async mode a dead worker's samples are left out until a plan gives them to others
         self._plans.lose_workers(message.gone, {} if self.model.spec.asynchronous else message.nodes)
         self.initial.send_to_newcomers()

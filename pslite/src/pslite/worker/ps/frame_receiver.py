@@ -18,9 +18,9 @@ from pslite.net.data_frames import (
     NEED_FIRST_STATE,
     PARAM,
     PARAM_ROWS,
+    REFUSED,
     REGION,
     WHOLE,
-    WRONG_OWNER,
     Header,
     Link,
 )
@@ -237,7 +237,7 @@ _HANDLERS = {
     PARAM_ROWS: _WEIGHTS,
     WHOLE: _Handler(FrameReceiver._fetched_place, FrameReceiver._fetched_arrived),  # noqa: SLF001
     FIRST_STATE: _Handler(FrameReceiver._first_state_place, FrameReceiver._first_state_arrived),  # noqa: SLF001
-    WRONG_OWNER: _Handler(FrameReceiver._nothing, FrameReceiver._refused, of_block=False),  # noqa: SLF001
+    REFUSED: _Handler(FrameReceiver._nothing, FrameReceiver._refused, of_block=False),  # noqa: SLF001
     NEED_FIRST_STATE: _Handler(FrameReceiver._nothing, FrameReceiver._first_state_needed, of_block=False),  # noqa: SLF001
 }
 
