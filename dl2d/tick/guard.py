@@ -10,35 +10,23 @@ from dataclasses import dataclass, field, replace
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.errors import PolicyError
-from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey
+from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobRequest
 from dl2d.core.resources import Resources
 from dl2d.tick.tick_context import GuardRules
-
-
-@dataclass(frozen=True, slots=True)
-class LastResize:
-    """When a job was last resized; seconds since 1970."""
-
-    #: When it was last decided to grow.
-    up: float = float("-inf")
-    #: When it was last decided to shrink.
-    down: float = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
 class ResizeHistory:
     """When each job was last resized, which the guard needs for its cool-downs."""
 
-    resized: Mapping[JobKey, LastResize] = field(default_factory=dict)
+    #: When another allocation than the job had was last decided, seconds since 1970. A job's start counts as well.
+    resized_at: Mapping[JobKey, float] = field(default_factory=dict)
 
     def after(self, decision: Decision, at: float) -> ResizeHistory:
-        """The history after a decision was carried out at time ``at``, without jobs that are gone."""
-        resized = {}
-        for decided in decision.jobs:
-            last = self.resized.get(decided.job, LastResize())
-            grows, shrinks = _direction(decided.previous, decided.allocation)
-            resized[decided.job] = LastResize(at if grows else last.up, at if shrinks else last.down)
-        return ResizeHistory(resized)
+        """The history after a decision was made at time ``at``, without jobs that are gone."""
+        changed = {entry.job: at for entry in decision.jobs if entry.allocation != entry.previous}
+        kept = {entry.job: self.resized_at[entry.job] for entry in decision.jobs if entry.job in self.resized_at}
+        return ResizeHistory(kept | changed)
 
 
 def check_decision(decision: Decision, snapshot: Snapshot) -> None:
@@ -92,7 +80,7 @@ def guard(
         _keep_silent(entry, jobs[entry.job], snapshot.at) if entry.job in silent else entry for entry in decision.jobs
     ]
     entries = _limit_users(entries, jobs, snapshot, rules)
-    entries = [_cool_down(entry, history.resized.get(entry.job), snapshot.at, rules) for entry in entries]
+    entries = [_cool_down(entry, history.resized_at.get(entry.job), snapshot.at, rules) for entry in entries]
     entries = _limit_churn(entries, rules)
     return replace(decision, jobs=tuple(entries))
 
@@ -109,7 +97,6 @@ def _limit_users(
 ) -> list[JobDecision]:
     if not rules.per_user.thousandths:
         return entries
-    limited = {name for name, _ in rules.per_user.thousandths}
     floors = dict(snapshot.floors)
     given: dict[str, Resources] = defaultdict(Resources)
     result = []
@@ -118,8 +105,8 @@ def _limit_users(
         user = job.owner.user
         allocation = entry.allocation
         floor = floors.get(entry.job, NOTHING)
-        while not _within(given[user] + job.request.demand_of(allocation), rules.per_user, limited):
-            smaller = _smaller(job, allocation, floor)
+        while exceeded := _exceeded(given[user] + job.request.demand_of(allocation), rules.per_user):
+            smaller = _smaller(job.request, allocation, floor, exceeded)
             if smaller is None:
                 break
             allocation = smaller
@@ -131,25 +118,50 @@ def _limit_users(
     return result
 
 
-def _within(demand: Resources, limit: Resources, limited: set[str]) -> bool:
-    return all(short.resource not in limited for short in demand.shortfalls(limit))
+def _exceeded(demand: Resources, limit: Resources) -> set[str]:
+    """The resources of which a demand is more than a limit, which limits only the resources that it names."""
+    return {name for name, _ in limit.thousandths} & {short.resource for short in demand.shortfalls(limit)}
 
 
-def _smaller(job: Job, allocation: Allocation, floor: Allocation) -> Allocation | None:
-    """The next smaller allocation that the job may have; None if there is none above its floor."""
-    request = job.request
-    workers = request.largest_allowed(allocation.workers - 1)
-    ps = min(allocation.ps, max(workers, request.min_ps, floor.ps))
-    if workers < max(floor.workers, 1):
-        return NOTHING if floor == NOTHING and allocation != NOTHING else None
-    return Allocation(workers, ps)
+def _smaller(
+    request: JobRequest, allocation: Allocation, floor: Allocation, exceeded: Collection[str]
+) -> Allocation | None:
+    """The next smaller allocation within the job's bounds and not below its floor; None if there is none.
+
+    Tasks of roles that need an exceeded resource are taken away, in this order:
+
+    1. while there are more PSs than workers, a PS;
+    2. as many workers as it takes to the next allowed number of workers, and with them the PSs beyond that number;
+    3. if there can be no fewer workers, a PS;
+    4. if there can be no fewer tasks and the job has no floor, all tasks.
+    """
+    if allocation == NOTHING:
+        return None
+    workers, ps = request.largest_allowed(allocation.workers - 1), max(request.min_ps, floor.ps)
+    fewer_workers = _needs(request.worker, exceeded) and workers >= max(floor.workers, 1)
+    fewer_ps = _needs(request.ps, exceeded) and allocation.ps > ps
+    if fewer_ps and (allocation.ps > allocation.workers or not fewer_workers):
+        return Allocation(allocation.workers, allocation.ps - 1)
+    if fewer_workers:
+        return Allocation(workers, min(allocation.ps, max(workers, ps)))
+    return NOTHING if floor == NOTHING else None
 
 
-def _cool_down(entry: JobDecision, last: LastResize | None, at: float, rules: GuardRules) -> JobDecision:
-    if last is None or entry.previous == NOTHING:
+def _needs(demand: Resources, resources: Collection[str]) -> bool:
+    return any(name in resources for name, _ in demand.thousandths)
+
+
+def _cool_down(entry: JobDecision, resized_at: float | None, at: float, rules: GuardRules) -> JobDecision:
+    """The entry, with the job's previous allocation if the job was resized too recently. A start is never delayed.
+
+    A resize that adds tasks of one role and removes tasks of the other has to wait for both cool-downs.
+    """
+    before, after = entry.previous, entry.allocation
+    if resized_at is None or before == NOTHING:
         return entry
-    grows, shrinks = _direction(entry.previous, entry.allocation)
-    elapsed = at - max(last.up, last.down)
+    grows = after.workers > before.workers or after.ps > before.ps
+    shrinks = after.workers < before.workers or after.ps < before.ps
+    elapsed = at - resized_at
     for applies, seconds, verb in ((grows, rules.cooldown_up, "grow"), (shrinks, rules.cooldown_down, "shrink")):
         if applies and elapsed < seconds:
             text = f"was resized {elapsed:.0f} s ago and may {verb} again after {seconds:g} s"
@@ -173,10 +185,3 @@ def _limit_churn(entries: list[JobDecision], rules: GuardRules) -> list[JobDecis
             starts_left = max(starts_left - starts, 0)
             result.append(entry)
     return result
-
-
-def _direction(before: Allocation, after: Allocation) -> tuple[bool, bool]:
-    """Whether a resize adds tasks of a role, and whether it removes tasks of a role; it may do both."""
-    grows = after.workers > before.workers or after.ps > before.ps
-    shrinks = after.workers < before.workers or after.ps < before.ps
-    return grows, shrinks

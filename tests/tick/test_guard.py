@@ -24,7 +24,7 @@ from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.tick import policy_call
 from dl2d.tick.decide import decide
-from dl2d.tick.guard import LastResize, ResizeHistory, check_decision, guard
+from dl2d.tick.guard import ResizeHistory, check_decision, guard
 from dl2d.tick.policy_call import Deadline
 from dl2d.tick.tick_context import Deciders, GuardRules
 
@@ -99,6 +99,42 @@ def test_a_limit_never_breaks_a_floor() -> None:
 
 
 @pytest.mark.parametrize(
+    ("has", "wanted", "limit", "gets"),
+    [
+        # A floor of 4 workers and 1 PS: only PSs can go.
+        ((4, 1), (4, 8), {"cpu": 11}, (4, 3)),
+        ((4, 1), (4, 8), {"cpu": 1}, (4, 1)),
+        ((4, 1), (4, 8), {"gpu": 1}, (4, 8)),  # its PSs need no GPU
+        # Without a floor
+        (None, (4, 8), {"cpu": 13}, (4, 5)),
+        (None, (4, 8), {"cpu": 11}, (4, 3)),
+        (None, (4, 8), {"cpu": 8}, NOTHING),
+        (None, (4, 4), {"gpu": 3}, NOTHING),
+    ],
+)
+def test_in_which_order_a_limit_takes_tasks_away(has, wanted, limit, gets) -> None:
+    job = a_job(1, min_workers=4, max_ps=8)
+    snapshot = a_snapshot([job], BIG, held={0: Allocation(*has)} if has else {})
+    assert guarded(snapshot, wanted, per_user=Resources.of(**limit))[0][0] == gets
+
+
+@pytest.mark.parametrize(
+    ("wanted", "limit", "gets"),
+    [
+        ((4, 4), {"cpu": 11}, (3, 3)),
+        ((4, 3), {"cpu": 10}, (3, 3)),
+        ((4, 4), {"memory": 2}, (4, 2)),
+        ((4, 4), {"memory": 1, "gpu": 2}, (2, 1)),
+        ((1, 4), {"cpu": 4}, (1, 2)),
+        ((1, 4), {"cpu": 2}, NOTHING),
+    ],
+)
+def test_a_limit_takes_away_tasks_that_need_what_is_limited(wanted, limit, gets) -> None:
+    snapshot = a_snapshot([a_job(1, ps=Resources.of(cpu=1, memory=1))], BIG)
+    assert guarded(snapshot, wanted, per_user=Resources.of(**limit))[0][0] == gets
+
+
+@pytest.mark.parametrize(
     ("wanted", "up", "down", "expected"),
     [
         ((4, 4), 100, 0, [((2, 2), [Constraint.COOLDOWN])]),
@@ -112,7 +148,7 @@ def test_a_limit_never_breaks_a_floor() -> None:
 )
 def test_cool_downs(wanted, up, down, expected) -> None:
     snapshot = a_snapshot([a_job(1)], BIG, held={0: Allocation(2, 2)})
-    history = ResizeHistory({snapshot.jobs[0].key: LastResize(up=snapshot.at - 50)})
+    history = ResizeHistory({snapshot.jobs[0].key: snapshot.at - 50})
     assert guarded(snapshot, wanted, history=history, cooldown_up=up, cooldown_down=down) == expected
 
 
@@ -142,9 +178,9 @@ def test_a_job_whose_coordinator_is_silent_stays_as_it_is() -> None:
 def test_what_is_gone_is_forgotten() -> None:
     snapshot = a_snapshot([a_job(1), a_job(2)], BIG)
     history = ResizeHistory().after(a_decision(snapshot, (1, 1), (1, 1)), 5.0)
-    assert set(history.resized) == {job.key for job in snapshot.jobs}
+    assert set(history.resized_at) == {job.key for job in snapshot.jobs}
     left = replace(snapshot, jobs=snapshot.jobs[:1])
-    assert set(history.after(a_decision(left, (1, 1)), 6.0).resized) == {snapshot.jobs[0].key}
+    assert set(history.after(a_decision(left, (1, 1)), 6.0).resized_at) == {snapshot.jobs[0].key}
 
 
 _rules = st.builds(
@@ -159,7 +195,7 @@ _rules = st.builds(
 @given(snapshots, _rules, st.floats(0, 200), st.booleans())
 def test_what_the_guard_lets_through_is_still_a_decision(snapshot, rules, ago, silent) -> None:
     """And it never adds to what the policy gave a job that can be reached, nor takes below the floor."""
-    history = ResizeHistory({job.key: LastResize(up=snapshot.at - ago) for job in snapshot.jobs})
+    history = ResizeHistory({job.key: snapshot.at - ago for job in snapshot.jobs})
     proposed = ask(Drf(), snapshot)
     keys = {job.key for job in snapshot.jobs} if silent else set()
     decision = guard(proposed, snapshot, rules, history, silent=keys)

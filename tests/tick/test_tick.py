@@ -463,7 +463,7 @@ def test_nothing_is_carried_on_of_jobs_that_are_gone(world: World) -> None:
         world.settle(15)
     world.tick(400.0)
     state = world.state
-    assert (state.start_failures, state.stops_asked, state.calling_since, state.resizes.resized) == ({}, {}, {}, {})
+    assert (state.start_failures, state.stops_asked, state.calling_since, state.resizes.resized_at) == ({}, {}, {}, {})
 
 
 def test_equal_worlds_have_equal_histories(build) -> None:
