@@ -223,6 +223,10 @@ class TickStore(Protocol):
         """Jobs in submit order: those that have not ended, or (``live=False``) all; the newest ``limit`` of them."""
         ...
 
+    def last_ended(self, limit: int) -> tuple[Job, ...]:
+        """The elastic jobs that ended last, at most ``limit`` of them; the one that ended last comes first."""
+        ...
+
     def change_job(self, key: JobKey, change: JobChange, at: float) -> Job:
         """Apply a change and return the job. An ended job keeps its state, its end reason and digest.
 

@@ -38,6 +38,8 @@ class MemoryStore:
     def __init__(self) -> None:
         self._jobs: dict[JobKey, Job] = {}
         self._live: dict[JobKey, Job] = {}
+        #: Ended jobs, in the order in which they ended.
+        self._ended: dict[JobKey, Job] = {}
         #: Whether jobs came in submit order, so that they need not be sorted.
         self._ordered = True
         self._tasks: dict[tuple[JobKey, str], Task] = {}
@@ -67,6 +69,10 @@ class MemoryStore:
         """Live jobs, or the newest of all."""
         found = list(self._live.values()) if live else [*islice(reversed(self._jobs.values()), limit)][::-1]
         return tuple(found) if self._ordered else in_submit_order(found)
+
+    def last_ended(self, limit: int) -> tuple[Job, ...]:
+        """The elastic jobs that ended last, at most ``limit`` of them; the one that ended last comes first."""
+        return tuple(islice((job for job in reversed(self._ended.values()) if not job.static), limit))
 
     def change_job(self, key: JobKey, change: JobChange, at: float) -> Job:
         """See ``Store.change_job``."""
@@ -201,6 +207,7 @@ class MemoryStore:
     def _keep(self, job: Job) -> None:
         self._jobs[job.key] = job
         if job.state.ended:
+            self._ended[job.key] = job
             self._live.pop(job.key, None)
             self._losses.pop(job.key, None)
             self._own.pop(job.key, None)

@@ -77,7 +77,7 @@ class JobRow(_Reported, Base):
     """A job, and the last report of its coordinator."""
 
     __tablename__ = "jobs"
-    __table_args__ = (Index(None, "state"), Index(None, "submitted"), Index(None, "id"), Index(None, "name"))
+    __table_args__ = tuple(Index(None, name) for name in ("state", "submitted", "id", "name", "ended_at"))
 
     number: Mapped[int] = mapped_column(NUMBER, primary_key=True, comment="dl2d's own number of the job")
     slug: Mapped[str] = mapped_column(unique=True, comment="cluster.id.submitted, unique")
@@ -257,6 +257,13 @@ def jobs(connection: Connection, *, live: bool, limit: int | None) -> tuple[Job,
         # Longer numbers are greater, as in the order of the result.
         query = query.order_by(JobRow.submitted.desc(), func.length(JobRow.id).desc(), JobRow.id.desc()).limit(limit)
     return _in_submit_order(connection, query)
+
+
+def last_ended(connection: Connection, limit: int) -> tuple[Job, ...]:
+    """See ``Store.last_ended``."""
+    ended = _jobs().where(JobRow.ended_at.is_not(None), JobRow.static.is_(False))
+    query = ended.order_by(JobRow.ended_at.desc(), JobRow.number.desc()).limit(limit)
+    return tuple(map(job_of, connection.execute(query)))
 
 
 def _in_submit_order(connection: Connection, query: Select[Any]) -> tuple[Job, ...]:

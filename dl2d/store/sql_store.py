@@ -152,6 +152,11 @@ class SqlStore:
         with self._database.reading("listing jobs") as connection:
             return job_queries.jobs(connection, live=live, limit=limit)
 
+    def last_ended(self, limit: int) -> tuple[Job, ...]:
+        """See ``Store.last_ended``."""
+        with self._database.reading("listing ended jobs") as connection:
+            return job_queries.last_ended(connection, limit)
+
     def change_job(self, key: JobKey, change: JobChange, at: float) -> Job:
         """See ``Store.change_job``."""
         with self._database.writing(f"changing job {key.slug}") as connection:

@@ -25,8 +25,8 @@ from dl2d.tick.tick_state import StartFailures, TickState
 
 log = structlog.get_logger()
 
-#: Number of newest jobs that are searched for ended ones whose anchor or tasks may still run.
-_RECENT_JOBS = 200
+#: Number of jobs, those that ended last, whose anchor is stopped if it still runs.
+_MAX_ENDED_JOBS = 200
 _NO_FAILURES = StartFailures()
 
 
@@ -39,11 +39,11 @@ class Reconciled:
     jobs: Mapping[JobKey, Job]
     #: Elastic jobs whose coordinator has not called for ``Timeouts.silent_seconds``.
     silent: frozenset[JobKey]
-    #: Next value of the field of ``TickState``.
+    #: Failed attempts to start tasks, of jobs that have any.
     start_failures: Mapping[JobKey, StartFailures]
-    #: Next value of the field of ``TickState``.
+    #: Since when each job's coordinator has called without a gap; without silent ones.
     calling_since: Mapping[JobKey, float]
-    #: Next value of the field of ``TickState``.
+    #: When each handle was last asked to stop.
     stops_asked: Mapping[str, float]
 
 
@@ -107,10 +107,12 @@ def _apply_changes(store: TickStore, before: LiveJobs, changes: Changes, at: flo
 def _stop(
     context: Context, stops: Sequence[tuple[str, str]], asked: Mapping[str, float], at: float
 ) -> Mapping[str, float]:
-    """Have the resource manager stop handles, except those that it was asked to stop a short while ago.
+    """Have the resource manager stop handles, except those that it was asked to stop recently.
 
     ``stops`` are handles with the reason, ``asked`` says when each was last asked. Returns the next value of ``asked``.
     """
+    # A handle that was asked is killed after the grace period. It is asked again only if it still runs long after that,
+    # since the resource manager may have lost the request.
     again_after = 2 * context.grace_seconds + context.timeouts.end_seconds
     recent = {handle: asked[handle] for handle, _ in stops if 0 <= at - asked.get(handle, -math.inf) < again_after}
     due = [(handle, reason) for handle, reason in stops if handle not in recent]
@@ -124,8 +126,7 @@ def _stop(
 def _ended_jobs(store: TickStore, live: LiveJobs) -> tuple[Job, ...]:
     """Elastic jobs that have ended but may have left an anchor or tasks running."""
     live_keys = {job.key for job in live.jobs}
-    newest = store.jobs(live=False, limit=_RECENT_JOBS)
-    ended = {job.key: job for job in newest if job.state.ended and not job.static}
+    ended = {job.key: job for job in store.last_ended(_MAX_ENDED_JOBS)}
     for task in live.tasks:
         if task.job not in live_keys and task.job not in ended:
             job = store.job(task.job)
@@ -198,7 +199,7 @@ def compare(
     live
         Elastic jobs and tasks of the store that have not ended.
     ended_jobs
-        Elastic jobs that have ended and still have live tasks, or ended a short while ago.
+        Elastic jobs that have ended: those that still have live tasks, and the last ``_MAX_ENDED_JOBS`` others.
     cluster
         Name of this cluster; tags of other clusters are ignored.
     start_failures
@@ -207,19 +208,20 @@ def compare(
         Since when each coordinator has called without a gap (see ``update_calling_since``). A task's time to drain
         begins no earlier, since its coordinator was not told to drain it before.
     """
-    by_handle = {job.handle: job for job in listing.jobs}
+    by_handle = {listed.handle: listed for listed in listing.jobs}
     known = {job.key: job for job in (*ended_jobs, *live.jobs)}
     known_handles = {task.handle for task in live.tasks} | {job.anchor for job in known.values()}
-    unknown = [job for job in listing.jobs if job.handle not in known_handles and job.tag]
+    unknown = [listed for listed in listing.jobs if listed.handle not in known_handles and listed.tag]
     by_tag = _by_tag(unknown)
 
     job_changes: list[tuple[JobKey, JobChange]] = []
     stops: dict[str, str] = {}
-    ending: set[JobKey] = set()
+    #: States of the jobs that have ended, and of those that end in this tick.
+    ended_states: dict[JobKey, JobState] = {}
     for job in known.values():
         anchor = by_handle.get(job.anchor) if job.anchor else by_tag.get(task_tag(job.key, ANCHOR))
         if job.state.ended:
-            ending.add(job.key)
+            ended_states[job.key] = job.state
             if anchor is not None and not anchor.state.ended and _must_stop_anchor(job, listing.at, timeouts):
                 stops[anchor.handle] = f"job {job.key.id} is {job.state}"
             continue
@@ -227,7 +229,7 @@ def compare(
         if change is not None:
             job_changes.append((job.key, change))
             if change.state is not None and change.state.ended:
-                ending.add(job.key)
+                ended_states[job.key] = change.state
 
     task_changes: list[TaskChange] = []
     matched: set[str] = set()
@@ -237,25 +239,25 @@ def compare(
             matched.add(listed.handle)
         task_change, stop_reason = _task_change(
             task, listed, listing.at, timeouts,
-            job_ends=task.job in ending, calling_since=calling_since.get(task.job),
+            ended_as=ended_states.get(task.job), calling_since=calling_since.get(task.job),
         )  # fmt: skip
         if task_change is not None:
             task_changes.append(task_change)
         if stop_reason and listed is not None:
             stops[listed.handle] = stop_reason
 
-    unmatched = [job for job in unknown if job.handle not in matched and not job.state.ended]
+    unmatched = [listed for listed in unknown if listed.handle not in matched and not listed.state.ended]
     remarks = _stop_unknown_tasks(unmatched, live.tasks, known, by_handle, cluster, stops)
     return Changes(tuple(job_changes), tuple(task_changes), tuple(stops.items()), remarks)
 
 
-def _by_tag(jobs: Iterable[RmJob]) -> dict[str, RmJob]:
+def _by_tag(rm_jobs: Iterable[RmJob]) -> dict[str, RmJob]:
     """The resource manager's jobs by tag; of several with the same tag, preferably one that has not ended."""
     by_tag: dict[str, RmJob] = {}
-    for job in jobs:
-        first = by_tag.setdefault(job.tag, job)
-        if first.state.ended and not job.state.ended:
-            by_tag[job.tag] = job
+    for listed in rm_jobs:
+        first = by_tag.setdefault(listed.tag, listed)
+        if first.state.ended and not listed.state.ended:
+            by_tag[listed.tag] = listed
     return by_tag
 
 
@@ -329,34 +331,37 @@ def _task_change(
     at: float,
     timeouts: Timeouts,
     *,
-    job_ends: bool,
+    ended_as: JobState | None,
     calling_since: float | None,
 ) -> tuple[TaskChange | None, str]:
     """The task's change of state (None for no change), and why it has to be stopped ("" if it does not).
 
+    ``ended_as`` is the state in which its job has ended, or None. The cases are, in this order:
+
     1. The resource manager does not list it: it has ended, or was never started.
     2. The resource manager says that it has ended.
-    3. It is wanted, but its job ends: it drains, and is stopped when that takes long.
+    3. It is wanted, but its job has ended: it drains, and has ``end_seconds`` from now on to end by itself. A task of a
+       cancelled job is stopped at once.
     4. It leaves: it is stopped if it has not begun, or takes long.
     5. It waits for resources: it is given up when that takes long.
     6. It runs.
     """
     elapsed = at - task.since
     if listed is None:
-        return _unlisted(task, elapsed, timeouts, job_ends=job_ends), ""
+        return _unlisted(task, elapsed, timeouts, job_ended=ended_as is not None), ""
 
     def change_to(state: TaskState, note: str) -> TaskChange:
         cause = FAILURE_CAUSES.get(listed.state) if state is TaskState.FAILED else None
         return TaskChange(job=task.job, task=task.id, state=state, handle=listed.handle, note=note, cause=cause)
 
     if listed.state.ended:
-        failed = task.state.wanted and not job_ends and listed.state is not RmJobState.DONE
+        failed = task.state.wanted and ended_as is None and listed.state is not RmJobState.DONE
         return change_to(TaskState.FAILED if failed else TaskState.RELEASED, listed.reason), ""
-    if task.state.wanted and job_ends:
-        reason = "its job has ended"
-        return change_to(TaskState.DRAINING, reason), reason if elapsed > timeouts.end_seconds else ""
+    if task.state.wanted and ended_as is not None:
+        stop_reason = "its job was cancelled" if ended_as is JobState.CANCELLED else ""
+        return change_to(TaskState.DRAINING, stop_reason or "its job has ended"), stop_reason
     if not task.state.wanted:
-        return None, _why_stop_leaving(task, listed, at, timeouts, job_ends=job_ends, calling_since=calling_since)
+        return None, _why_stop_leaving(task, listed, at, timeouts, ended_as=ended_as, calling_since=calling_since)
     if listed.state is RmJobState.PENDING:
         if elapsed > timeouts.start_seconds:
             note = f"not started in {timeouts.start_seconds:g} s: {listed.reason}"
@@ -366,13 +371,13 @@ def _task_change(
     return (change_to(TaskState.GRANTED, "") if task.state is TaskState.ASKED else None), ""
 
 
-def _unlisted(task: Task, elapsed: float, timeouts: Timeouts, *, job_ends: bool) -> TaskChange | None:
+def _unlisted(task: Task, elapsed: float, timeouts: Timeouts, *, job_ended: bool) -> TaskChange | None:
     """The change of state of a task that the resource manager does not list; None for no change.
 
     ``elapsed``: seconds since the task entered its state.
     """
     if task.handle:  # the resource manager had accepted it
-        state = TaskState.FAILED if task.state.wanted and not job_ends else TaskState.RELEASED
+        state = TaskState.FAILED if task.state.wanted and not job_ended else TaskState.RELEASED
         note = "the resource manager does not list it any more"
         return TaskChange(task.job, task.id, state, note=note, cause=FailureCause.NOT_LISTED)
     if elapsed <= timeouts.unseen_seconds:
@@ -382,12 +387,14 @@ def _unlisted(task: Task, elapsed: float, timeouts: Timeouts, *, job_ends: bool)
 
 
 def _why_stop_leaving(
-    task: Task, listed: RmJob, at: float, timeouts: Timeouts, *, job_ends: bool, calling_since: float | None
+    task: Task, listed: RmJob, at: float, timeouts: Timeouts, *, ended_as: JobState | None, calling_since: float | None
 ) -> str:
     """Why a task that leaves has to be stopped; empty while it may take its time."""
     if listed.state is RmJobState.PENDING:
         return "is not wanted any more"
-    if job_ends or task.state is TaskState.DRAINED:
+    if ended_as is JobState.CANCELLED:
+        return "its job was cancelled"
+    if ended_as is not None or task.state is TaskState.DRAINED:
         return f"did not end in {timeouts.end_seconds:g} s" if at - task.since > timeouts.end_seconds else ""
     # It may still hold weights of the job, so its coordinator gets the whole time from when it was told to drain it.
     if calling_since is None or at - max(task.since, calling_since) <= timeouts.drain_seconds:

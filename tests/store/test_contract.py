@@ -68,6 +68,14 @@ class TestJobs:
             any_store.add_job(a_job(number, submitted=7))
         assert [job.key.id for job in any_store.jobs(live=False, limit=3)] == ["10", "11", "12"]
 
+    def test_the_elastic_jobs_that_ended_last_whenever_they_were_submitted(self, any_store):
+        for number in range(1, 6):
+            any_store.add_job(a_job(number, submitted=number, static=number == 2))
+        for at, number in enumerate([3, 1, 2, 5]):
+            any_store.change_job(JobKey("main", str(number), number), JobChange(state=JobState.FINISHED), 100.0 + at)
+        assert [job.key.id for job in any_store.last_ended(2)] == ["5", "1"]
+        assert [job.key.id for job in any_store.last_ended(9)] == ["5", "1", "3"]
+
     def test_an_unknown_job(self, store):
         key = JobKey("main", "404", 1)
         assert store.job(key) is None

@@ -14,7 +14,9 @@ from dl2d.core.jobs import FailureCause, Job, JobKey, JobState, Progress, Role
 from dl2d.core.resource_manager import RmJob, RmJobState, RmListing
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange
+from dl2d.simulation.in_memory_store import MemoryStore
 from dl2d.testing.builders import make_job
+from dl2d.tick import reconcile
 from dl2d.tick.observe import LiveJobs
 from dl2d.tick.reconcile import Changes, compare, update_calling_since
 from dl2d.tick.task_specs import ANCHOR
@@ -165,10 +167,26 @@ def test_tasks_that_never_join_end_their_job_in_the_end() -> None:
 
 def test_an_ended_jobs_tasks_get_time_to_end_and_are_then_stopped() -> None:
     running = [an_rm_job(R.RUNNING)]
-    early = see(a_job(J.FINISHED), [a_task()], running)
+    early = see(a_job(J.FINISHED), [a_task(since=NOW - 3600)], running)
     assert ([change.state for change in early.tasks], early.stops) == ([T.DRAINING], ())
     late = see(a_job(J.FINISHED), [a_task(T.DRAINING, since=NOW - 11)], running, told=None)
     assert dict(late.stops) == {"h0": "did not end in 10 s"}
+
+
+@pytest.mark.parametrize("state", [T.CONFIRMED, T.DRAINING])
+def test_a_cancelled_jobs_tasks_are_stopped_at_once(state: TaskState) -> None:
+    found = see(a_job(J.CANCELLED), [a_task(state)], [an_rm_job(R.RUNNING)])
+    assert dict(found.stops) == {"h0": "its job was cancelled"}
+
+
+def test_a_job_that_ended_last_is_found_however_many_jobs_were_submitted_after_it() -> None:
+    store = MemoryStore()
+    first, *others = (make_job(number, submitted=number) for number in range(1, 300))
+    for job in (first, *others):
+        store.add_job(job)
+    for job in (*others[:250], first):
+        store.change_job(job.key, JobChange(state=J.FINISHED), NOW)
+    assert first.key in [job.key for job in reconcile._ended_jobs(store, LiveJobs())]
 
 
 @pytest.mark.parametrize(
