@@ -16,8 +16,8 @@ from dl2d.core.arrays import Bools, Floats, Ints
 from dl2d.core.jobs import Allocation, JobRequest
 from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.policies.dl2.pareto_frontier import (
+    FrontierArrays,
     ParetoFrontier,
-    ParetoFrontiers,
     SizeGrid,
     allowed_sizes,
     amounts_of,
@@ -97,7 +97,7 @@ class Ground:
                     self._groups.append(_Like(request, names, capacity))
                 self.group[number, place] = places[key]
 
-    def surfaces(self, belief: GaussianProcess, optimism: float) -> ParetoFrontiers:
+    def surfaces(self, belief: GaussianProcess, optimism: float) -> FrontierArrays:
         """What is believed of all groups, in their order."""
         grids = [
             SizeGrid(
@@ -114,7 +114,7 @@ class Ground:
             if one is None:
                 raise ValueError(f"a job of {like.request.model} is larger than the cluster")
             made.append(one)
-        return ParetoFrontiers(made)
+        return FrontierArrays(made)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,7 +129,7 @@ class Played:
 
 def play(
     ground: Ground,
-    surfaces: ParetoFrontiers,
+    surfaces: FrontierArrays,
     workloads: Ints,
     weights: Floats,
     *,
@@ -173,7 +173,7 @@ def play(
     return Played(np.where(real, times, 0.0).sum(axis=1) / real.sum(axis=1), completion)
 
 
-def fill(clusters: Clusters, surfaces: ParetoFrontiers, group: Ints, which: Ints, weights: Floats) -> None:
+def fill(clusters: Clusters, surfaces: FrontierArrays, group: Ints, which: Ints, weights: Floats) -> None:
     """Choose and give all sizes of a slot, in the clusters ``which``, shape (k,), with weights (k, weights)."""
     present = clusters.present[which]
     width = int(present.sum(axis=1).max())
@@ -203,7 +203,7 @@ def fill(clusters: Clusters, surfaces: ParetoFrontiers, group: Ints, which: Ints
 
 
 def _give(
-    clusters: Clusters, surfaces: ParetoFrontiers, crowd: ClusterJobs, which: Ints, order: Ints, states: Ints
+    clusters: Clusters, surfaces: FrontierArrays, crowd: ClusterJobs, which: Ints, order: Ints, states: Ints
 ) -> Bools:
     """Place what was chosen beyond what is there, as the policy does where tasks go to the least used node or nowhere.
 

@@ -22,7 +22,7 @@ from dl2d.learning.evolution_strategy import Search, Step, advance
 from dl2d.learning.rollout import Ground, Measurements, measuring, play
 from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.policies.dl2.checkpoint_contents import as_arrays, from_arrays
-from dl2d.policies.dl2.pareto_frontier import ParetoFrontiers
+from dl2d.policies.dl2.pareto_frontier import FrontierArrays
 from dl2d.policies.dl2.scoring import FEATURES, initial_weights
 from dl2d.simulation.workload.format import Workload
 from dl2d.throughput.gaussian_process import GaussianProcess
@@ -185,7 +185,7 @@ class Trainer:
         )
 
     def _iterate(
-        self, search: Search, surfaces: ParetoFrontiers, rng: np.random.Generator, measurements: Measurements
+        self, search: Search, surfaces: FrontierArrays, rng: np.random.Generator, measurements: Measurements
     ) -> tuple[Search, Floats]:
         workloads = self._draw(self.settings.batch, rng)
         seeds = rng.integers(2**62, size=len(workloads)).tolist()
@@ -209,7 +209,7 @@ class Trainer:
         return drawn
 
     def _play(
-        self, surfaces: ParetoFrontiers, workloads: Ints, weights: Floats, rng: np.random.Generator, into: Measurements
+        self, surfaces: FrontierArrays, workloads: Ints, weights: Floats, rng: np.random.Generator, into: Measurements
     ) -> None:
         play(
             self._ground, surfaces, workloads, weights, seeds=rng.integers(2**62, size=len(workloads)).tolist(),

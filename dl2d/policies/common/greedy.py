@@ -67,7 +67,7 @@ class GreedyAllocation:
             # The tasks of a floor run already, so the job has them even if they do not fit into the packing again.
             if floor != NOTHING:
                 packing.add(job, floor)
-                self._give(job, floor)
+                self.give(job, floor)
 
     def next_bundle(self, job: Job) -> Allocation | None:
         """Tasks that ``grow`` would add, whether there is room for them or not."""
@@ -86,14 +86,22 @@ class GreedyAllocation:
         """Give the job tasks, all or none; returns why nodes have no room for them, None if it got them."""
         blocked = self._packing.add(job, step)
         if blocked is None:
-            self._give(job, step)
+            self.give(job, step)
         return blocked
+
+    def give(self, job: Job, step: Allocation) -> None:
+        """Give the job tasks that are in the packing already."""
+        key = job.key
+        workers, ps = self.allocations[key]
+        more, more_ps = step
+        self.allocations[key] = Allocation(workers + more, ps + more_ps)
+        self.actions.append((key, step))
 
     def keep(self, sizes: Sequence[tuple[Job, Allocation]]) -> None:
         """Give jobs tasks that they have already, on their nodes: of each job all, or none if one does not fit."""
         for (job, size), stays in zip(sizes, self._packing.stay([(job.key, size) for job, size in sizes]), strict=True):
             if stays:
-                self._give(job, size)
+                self.give(job, size)
 
     def refuse(self, job: Job, reason: Reason) -> Reason:
         """Set the reason why a job gets no more, unless it has one already; returns the given reason."""
@@ -137,13 +145,6 @@ class GreedyAllocation:
             actions=tuple(self.actions),
             nodes=tuple(nodes),
         )
-
-    def _give(self, job: Job, step: Allocation) -> None:
-        key = job.key
-        workers, ps = self.allocations[key]
-        more, more_ps = step
-        self.allocations[key] = Allocation(workers + more, ps + more_ps)
-        self.actions.append((key, step))
 
 
 def serve_in_order(allocation: GreedyAllocation, jobs: Iterable[Job], why_first: Callable[[Job], str]) -> None:

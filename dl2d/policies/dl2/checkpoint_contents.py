@@ -1,8 +1,8 @@
 """Contents of a dl2 checkpoint: weights of the scorer, measured speeds and settings; read and checked.
 
-Settings: ``design`` ("jumps"), ``features`` (names, in the order of the weights), ``hidden`` (number of hidden units),
-``slot_seconds``, ``optimism``, ``resize_seconds`` and ``kinds`` (of the measured speeds). Arrays: ``scorer``, the
-weights, and those of ``as_arrays``.
+Settings: ``design`` (``_DESIGN``), ``features`` (names, in the order of the weights), ``hidden`` (number of hidden
+units), ``slot_seconds``, ``optimism``, ``resize_seconds`` and ``kinds`` (of the measured speeds). Arrays: ``scorer``,
+the weights, and those of ``as_arrays``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dl2d.policies.common.predicted_speeds import DEFAULT_OPTIMISM
 from dl2d.policies.dl2.scoring import FEATURES, weight_count
 
 NAME: Final = "dl2"
-#: Name of the one design of scorers that this version reads: scores of size steps.
+#: Name in checkpoints of the one design of scorers that this version reads: scores of size steps, once called jumps.
 _DESIGN: Final = "jumps"
 
 
@@ -34,8 +34,8 @@ class Parameters:
     #: Weights of the scorer, shape (1, weights).
     weights: Floats
     #: Speeds that were measured when the checkpoint was trained.
-    known: tuple[MeasuredSpeeds, ...]
-    #: Standard deviations added to predicted speeds of kinds in ``known``.
+    checkpoint_speeds: tuple[MeasuredSpeeds, ...]
+    #: Standard deviations added to predicted speeds of kinds in ``checkpoint_speeds``.
     optimism: float
     #: Standard deviations added to predicted speeds of other kinds.
     optimism_of_unknown: float
@@ -59,9 +59,9 @@ class Parameters:
             optimism = float(settings["optimism"])
             parameters = cls(
                 weights=np.asarray(checkpoint.weights["scorer"], dtype=np.float64)[None],
-                known=from_arrays(checkpoint.weights, settings["kinds"]),
+                checkpoint_speeds=from_arrays(checkpoint.weights, settings["kinds"]),
                 optimism=optimism,
-                # Kinds that the checkpoint does not know need exploration, unless the site sets the optimism.
+                # Kinds without checkpoint speeds need exploration, unless the site sets the optimism.
                 optimism_of_unknown=max(optimism, DEFAULT_OPTIMISM) if overrides.get("optimism") is None else optimism,
                 resize_seconds=float(settings["resize_seconds"]),
                 slot_seconds=float(settings["slot_seconds"]),

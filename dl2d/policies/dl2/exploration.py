@@ -13,19 +13,19 @@ from dl2d.throughput.remaining_work import samples_left
 
 #: Optimism of an exploring job, as a multiple of that of other jobs.
 EXPLORATION_FACTOR: Final = 2.0
-#: Least number of confirmed jobs of a kind for one of them to explore. At least two others then run at sizes with known
-#: speeds, so that a change of all speeds is noticed.
+#: Least number of confirmed jobs of a kind for one of them to explore. At least two others then run at sizes that were
+#: measured before, so that a change of all speeds is noticed.
 _MIN_JOBS: Final = 3
 
 
 def job_optimism(snapshot: Snapshot, relabelling: Relabelling, parameters: Parameters) -> list[float]:
     """Compute the standard deviations to add to the predicted speeds of each job, in the order of the snapshot."""
-    known = {speeds.kind for speeds in parameters.known}
+    checkpoint_kinds = {speeds.kind for speeds in parameters.checkpoint_speeds}
     exploring = exploring_jobs(snapshot, relabelling) if parameters.optimism_of_unknown > 0 else frozenset()
     return [
         (
             parameters.optimism
-            if TrainingKind.of(relabelling.of(job).request) in known
+            if TrainingKind.of(relabelling.of(job).request) in checkpoint_kinds
             else parameters.optimism_of_unknown
         )
         * (EXPLORATION_FACTOR if job.key in exploring else 1.0)
@@ -34,7 +34,7 @@ def job_optimism(snapshot: Snapshot, relabelling: Relabelling, parameters: Param
 
 
 def exploring_jobs(snapshot: Snapshot, relabelling: Relabelling) -> frozenset[JobKey]:
-    """Select, of each kind with at least three confirmed jobs, the confirmed job with the most samples left.
+    """Select, of each kind with at least three (``_MIN_JOBS``) confirmed jobs, the one with the most samples left.
 
     A job is confirmed if it was measured and its speeds are those of the kind that its user declares. Its measurements
     count for all jobs of the kind, so it is enough that one of them runs at sizes that may turn out to be slow.

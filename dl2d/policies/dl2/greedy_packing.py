@@ -15,7 +15,7 @@ import numpy as np
 from dl2d.core.arrays import Floats, Ints
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, Role
 from dl2d.core.packing import Blocked, Packing
-from dl2d.policies.common.greedy import GreedyAllocation, next_bundle
+from dl2d.policies.common.greedy import GreedyAllocation
 
 _ROLES = (Role.WORKER, Role.PS)
 
@@ -44,7 +44,7 @@ class GreedyPacking:
             Weight of a worker and of a PS of each job, by which tasks are sorted, shape (jobs, 2).
         """
         wanted = sizes.tolist()
-        self._keep(jobs, wanted)
+        self._keep_running(jobs, wanted)
         blocked = self._start(jobs, sizes, weights)
         for role_index, index in _in_order(self._sign * weights):
             if index in blocked and self._allocation.allocations[jobs[index].key] == NOTHING:
@@ -54,17 +54,16 @@ class GreedyPacking:
                 blocked.setdefault(index, stopped)
         return blocked
 
-    def _keep(self, jobs: Sequence[Job], sizes: Sequence[Sequence[int]]) -> None:
-        """Give jobs those tasks of their sizes (workers, PSs) that they have already, if they may run with these."""
+    def _keep_running(self, jobs: Sequence[Job], sizes: Sequence[Sequence[int]]) -> None:
+        """Give jobs those tasks of their sizes (workers, PSs) that run already, if the job may run with these alone."""
         kept = []
         for job, size in zip(jobs, sizes, strict=True):
             workers, ps = map(min, self._allocation.held[job.key], size)
-            has = self._allocation.allocations[job.key]
-            if has == NOTHING:
-                minimum = next_bundle(job, NOTHING)
-                if minimum is None or minimum.workers > workers or minimum.ps > ps:
-                    continue
-            more = Allocation(max(workers - has.workers, 0), max(ps - has.ps, 0))
+            allocated = self._allocation.allocations[job.key]
+            minimum = job.request.min_size
+            if allocated == NOTHING and (minimum.workers > workers or minimum.ps > ps):
+                continue
+            more = Allocation(max(workers - allocated.workers, 0), max(ps - allocated.ps, 0))
             if more != NOTHING:
                 kept.append((job, more))
         self._allocation.keep(kept)
@@ -110,8 +109,8 @@ def _starts(
     """Indices and minimum sizes of jobs that have nothing and shall get tasks; the largest minimum size first."""
     starts = []
     for index, job in enumerate(jobs):
-        minimum = next_bundle(job, NOTHING)
-        if minimum is not None and allocation.allocations[job.key] == NOTHING and sizes[index].any():
+        minimum = job.request.min_size
+        if allocation.allocations[job.key] == NOTHING and sizes[index].any():
             starts.append((-float((weights[index] * np.array(minimum)).sum()), index, minimum))
     return [(index, minimum) for _, index, minimum in sorted(starts)]
 
@@ -161,7 +160,7 @@ class HeadOnlyPacking:
             waiting = {index for index in blocked if self._allocated(jobs[index]) == NOTHING}
             additions = [added for added in self._additions(jobs, sizes, order) if added.job not in waiting]
             placed = self._place(jobs, additions, blocked)
-        self._keep(jobs, placed)
+        self._commit(jobs, placed)
         return blocked
 
     def _start(self, jobs: Sequence[Job], sizes: Ints, weights: Floats) -> dict[int, Blocked]:
@@ -173,7 +172,7 @@ class HeadOnlyPacking:
             if index in blocked:
                 self._remove(jobs, placed)
             else:
-                self._keep(jobs, placed)
+                self._commit(jobs, placed)
         return blocked
 
     def _additions(self, jobs: Sequence[Job], sizes: Ints, order: Iterable[tuple[int, int]]) -> list[_Addition]:
@@ -189,7 +188,17 @@ class HeadOnlyPacking:
     def _place(
         self, jobs: Sequence[Job], additions: Iterable[_Addition], blocked: dict[int, Blocked]
     ) -> dict[int, list[tuple[Role, str]]]:
-        """Place tasks, of each addition as many as nodes have room for; returns roles and nodes by index of the job."""
+        """Place tasks, of each addition as many as nodes have room for.
+
+        Parameters
+        ----------
+        blocked
+            Jobs of which tasks are not placed are added to it, with the reason, unless they are in it.
+
+        Returns
+        -------
+        Role and node of each placed task, by the index of its job.
+        """
         placed: dict[int, list[tuple[Role, str]]] = {}
         for index, role, count in additions:
             demand, tasks = jobs[index].request.demand(role), placed.setdefault(index, [])
@@ -201,9 +210,9 @@ class HeadOnlyPacking:
 
     def _is_below_minimum(self, job: Job, tasks: Sequence[tuple[Role, str]]) -> bool:
         """Whether the job would have no more than these tasks, and fewer than its minimum size has."""
-        minimum = next_bundle(job, NOTHING)
-        if minimum is None or self._allocated(job) != NOTHING:
+        if self._allocated(job) != NOTHING:
             return False
+        minimum = job.request.min_size
         roles = Counter(role for role, _ in tasks)
         return any(roles[role] < minimum.count(role) for role in _ROLES)
 
@@ -212,13 +221,12 @@ class HeadOnlyPacking:
             for role, node in tasks:
                 self._packing.remove(node, jobs[index].request.demand(role))
 
-    def _keep(self, jobs: Sequence[Job], placed: dict[int, list[tuple[Role, str]]]) -> None:
-        """Give the jobs the placed tasks; workers beyond a count that a job may have are removed."""
+    def _commit(self, jobs: Sequence[Job], placed: dict[int, list[tuple[Role, str]]]) -> None:
+        """Give the jobs the placed tasks; workers beyond a count that a job may have are removed from the packing."""
         for index, tasks in placed.items():
             job, roles = jobs[index], Counter(role for role, _ in tasks)
-            present = self._allocated(job)
-            workers = roles[Role.WORKER]
-            while workers and not job.request.allows(present.workers + workers):
+            present, workers = self._allocated(job).workers, roles[Role.WORKER]
+            while workers and not job.request.allows(present + workers):
                 workers -= 1
             excess = roles[Role.WORKER] - workers
             removed = [task for task in tasks if task[0] is Role.WORKER][-excess:] if excess else []
@@ -226,11 +234,7 @@ class HeadOnlyPacking:
             for task in removed:
                 tasks.remove(task)
             if tasks:
-                added = Allocation(workers, roles[Role.PS])
-                self._allocation.allocations[job.key] = Allocation(
-                    present.workers + added.workers, present.ps + added.ps
-                )
-                self._allocation.actions.append((job.key, added))
+                self._allocation.give(job, Allocation(workers, roles[Role.PS]))
                 self.nodes += [(job.key, role, node) for role, node in tasks]
 
     def _allocated(self, job: Job) -> Allocation:

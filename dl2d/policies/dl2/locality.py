@@ -5,10 +5,10 @@ latter:
 
     seconds per sample = computing / workers + communication * (1 - saved * share inside)
 
-``computing`` is the least number of worker-seconds per sample at any known size; half of that with parameter servers,
-since with these even a single worker communicates. ``share inside`` is the fraction of a job's communication that stays
-within nodes if its tasks are spread evenly over the fewest nodes (``share_inside``). ``saved`` is one number for the
-whole cluster, estimated in tenths from kinds whose speeds on different nodes are known.
+``computing`` is the least number of worker-seconds per sample at any measured size; half of that with parameter
+servers, since with these even a single worker communicates. ``share inside`` is the fraction of a job's communication
+that stays within nodes if its tasks are spread evenly over the fewest nodes (``share_inside``). ``saved`` is one number
+for the whole cluster, estimated in tenths from kinds whose speeds on different nodes the checkpoint predicts.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _PRIOR: Final = (0.7, 0.3)
 _CANDIDATES: Final = np.arange(10) / 10
 #: Fraction of the least worker-seconds per sample that is computing, with parameter servers.
 _COMPUTING_WITH_PS: Final = 0.5
-#: Standard deviation, over kinds, of the logarithm of measured over known speed that is common to all sizes of a kind.
+#: Usual difference between kinds in the logarithm of (measured speed / checkpoint's speed), a standard deviation.
 _KIND_DEVIATION: Final = 0.3
-#: Standard deviation, over sizes of a kind, of the remaining logarithm of measured over known speed.
-_SIZE_DEVIATION: Final = 0.1
-#: Limit on the latter, so that outliers count little.
+#: Usual difference in this logarithm between one size and the median of its kind, an absolute value.
+_SIZE_SCALE: Final = 0.1
+#: Limit on the difference of one size, so that outliers count little.
 _MAX_DIFFERENCE: Final = 0.5
 
 
@@ -47,51 +47,57 @@ class Locality:
 
     Parameters
     ----------
-    min_worker_seconds_of_known
-        Least worker-seconds per sample of the kinds that ``known_apart`` predicts; those of other kinds come from the
+    checkpoint_worker_seconds
+        Least worker-seconds per sample of the kinds with checkpoint speeds; those of other kinds come from the
         measurements in the snapshot.
-    known_apart
-        Samples per second with all tasks on different nodes, as of ``KnownSpeeds.grid``.
+    checkpoint_speeds
+        Predicts samples per second with all tasks on different nodes, in the shape of ``KnownSpeeds.grid``, for a job
+        of one of these kinds.
     """
 
     def __init__(
         self,
         snapshot: Snapshot,
-        min_worker_seconds_of_known: Mapping[TrainingKind, float],
-        known_apart: Callable[[JobRequest], Floats],
+        checkpoint_worker_seconds: Mapping[TrainingKind, float],
+        checkpoint_speeds: Callable[[JobRequest], Floats],
     ) -> None:
         self._snapshot = snapshot
         self._node = _usual_capacity(snapshot.nodes)
         self._requests = largest_requests(snapshot)
         worker_seconds = {speeds.kind: min_worker_seconds(speeds.points) for speeds in snapshot.speeds}
-        worker_seconds |= min_worker_seconds_of_known
+        worker_seconds |= checkpoint_worker_seconds
         self._computing = {
             kind: seconds * (_COMPUTING_WITH_PS if kind.architecture is Architecture.PS else 1.0)
             for kind, seconds in worker_seconds.items()
         }
-        known = {kind: request for kind, request in self._requests.items() if kind in min_worker_seconds_of_known}
-        self._saved = self._most_likely_saved({kind: known_apart(request) for kind, request in known.items()})
+        self._saved = self._most_likely_saved(
+            {
+                kind: checkpoint_speeds(request)
+                for kind, request in self._requests.items()
+                if kind in checkpoint_worker_seconds
+            }
+        )
 
-    def apart(self) -> Snapshot:
+    def to_different_nodes(self) -> Snapshot:
         """Return the snapshot with measured speeds converted to those with all tasks on different nodes."""
         kinds, jobs = self._requests, {job.key: job.request for job in self._snapshot.jobs}
         return replace(
             self._snapshot,
             speeds=tuple(
-                MeasuredSpeeds(speeds.kind, self._points_apart(kinds[speeds.kind], speeds.points))
+                MeasuredSpeeds(speeds.kind, self._convert_points(kinds[speeds.kind], speeds.points))
                 if speeds.kind in kinds
                 else speeds
                 for speeds in self._snapshot.speeds
             ),
             job_speeds=tuple(
-                JobSpeeds(speeds.job, self._points_apart(jobs[speeds.job], speeds.points))
+                JobSpeeds(speeds.job, self._convert_points(jobs[speeds.job], speeds.points))
                 if speeds.job in jobs
                 else speeds
                 for speeds in self._snapshot.job_speeds
             ),
         )
 
-    def together(self, request: JobRequest, speeds: Floats) -> Floats:
+    def to_few_nodes(self, request: JobRequest, speeds: Floats) -> Floats:
         """Convert samples/s on different nodes to samples/s on as few nodes as possible.
 
         Parameters
@@ -106,39 +112,48 @@ class Locality:
         communication = (seconds - computing) * (1.0 - self._saved * self._inside(request))
         return np.where(trains, 1.0 / (computing + communication), 0.0)
 
-    def _points_apart(self, request: JobRequest, points: Sequence[SpeedPoint]) -> tuple[SpeedPoint, ...]:
-        """Convert points on as few nodes as possible to those on different nodes: the inverse of ``together``."""
+    def _convert_points(self, request: JobRequest, points: Sequence[SpeedPoint]) -> tuple[SpeedPoint, ...]:
+        """Convert points on as few nodes as possible to those on different nodes: the inverse of ``to_few_nodes``."""
         inside, computing = self._inside(request), self._computing.get(TrainingKind.of(request), 0.0)
         return tuple(
-            _apart(point, computing / point.allocation.workers, self._saved * float(inside[point.allocation[::-1]]))
+            _convert_point(
+                point, computing / point.allocation.workers, self._saved * float(inside[point.allocation[::-1]])
+            )
             if point.samples_per_second > 0 and _within(point, inside)
             else point
             for point in points
         )
 
-    def _most_likely_saved(self, apart: Mapping[TrainingKind, Floats]) -> float:
-        """Return the most likely value of ``saved``, from measurements of kinds with known speeds on different nodes.
+    def _most_likely_saved(self, predicted: Mapping[TrainingKind, Floats]) -> float:
+        """Return the most likely value of ``saved``: that with which measurements differ least from predictions.
 
-        A kind may be faster or slower on this cluster, at all sizes alike, than where its known speeds were measured.
+        A kind may be faster or slower on this cluster, at all sizes alike, than where the checkpoint's speeds were
+        measured.
+
+        Parameters
+        ----------
+        predicted
+            Samples per second with all tasks on different nodes, of kinds with checkpoint speeds.
         """
         mean, deviation = _PRIOR
-        # Minus twice the logarithm of the posterior density of each candidate, up to a constant.
-        deviance = ((_CANDIDATES - mean) / deviation) ** 2
+        # A robust criterion, lowest for the best candidate: it has squares of the differences from the prior and of the
+        # difference common to a kind, and absolute values of the differences of single sizes.
+        criterion = ((_CANDIDATES - mean) / deviation) ** 2
         for speeds in self._snapshot.speeds:
-            known = apart.get(speeds.kind)
-            points = () if known is None else [point for point in speeds.points if _is_known(point, known)]
-            if known is None or not points:
+            grid = predicted.get(speeds.kind)
+            points = () if grid is None else [point for point in speeds.points if _is_comparable(point, grid)]
+            if grid is None or not points:
                 continue
             workers, ps = np.array([point.allocation for point in points]).T
-            seconds = 1 / known[ps, workers]
+            seconds = 1 / grid[ps, workers]
             computing = np.minimum(self._computing[speeds.kind] / workers, seconds)
             inside = self._inside(self._requests[speeds.kind])[ps, workers]
             seconds = computing + (seconds - computing) * (1 - _CANDIDATES[:, None] * inside)
             differences = np.log(np.array([point.samples_per_second for point in points]) * seconds)
             common = np.median(differences, axis=1)
-            of_sizes = np.minimum(np.abs(differences - common[:, None]), _MAX_DIFFERENCE) / _SIZE_DEVIATION
-            deviance += of_sizes.sum(axis=1) + (common / _KIND_DEVIATION) ** 2
-        return float(_CANDIDATES[deviance.argmin()])
+            of_sizes = np.minimum(np.abs(differences - common[:, None]), _MAX_DIFFERENCE) / _SIZE_SCALE
+            criterion += of_sizes.sum(axis=1) + (common / _KIND_DEVIATION) ** 2
+        return float(_CANDIDATES[criterion.argmin()])
 
     def _inside(self, request: JobRequest) -> Floats:
         return share_inside(
@@ -211,8 +226,8 @@ def _bounds(request: JobRequest) -> tuple[int, int, int]:
     return request.max_workers + request.max_ps, request.max_workers, request.max_ps
 
 
-def _apart(point: SpeedPoint, computing: float, saved: float) -> SpeedPoint:
-    """Convert a point to tasks on different nodes.
+def _convert_point(point: SpeedPoint, computing: float, saved: float) -> SpeedPoint:
+    """Convert a point on as few nodes as possible to one on different nodes.
 
     Parameters
     ----------
@@ -224,12 +239,12 @@ def _apart(point: SpeedPoint, computing: float, saved: float) -> SpeedPoint:
     speed = point.samples_per_second
     seconds = 1 / speed
     computing = min(computing, seconds)
-    speed_apart = 1 / (computing + (seconds - computing) / (1 - saved))
-    return point._replace(samples_per_second=speed_apart, previous_speed=point.previous_speed * speed_apart / speed)
+    new_speed = 1 / (computing + (seconds - computing) / (1 - saved))
+    return point._replace(samples_per_second=new_speed, previous_speed=point.previous_speed * new_speed / speed)
 
 
-def _is_known(point: SpeedPoint, known: Floats) -> bool:
-    return point.samples_per_second > 0 and _within(point, known) and bool(known[point.allocation[::-1]] > 0)
+def _is_comparable(point: SpeedPoint, grid: Floats) -> bool:
+    return point.samples_per_second > 0 and _within(point, grid) and bool(grid[point.allocation[::-1]] > 0)
 
 
 def _within(point: SpeedPoint, grid: Floats) -> bool:

@@ -1,8 +1,8 @@
 """Pareto frontiers: the sizes of a job for which no other size takes no more of any resource and is at least as fast.
 
-A size step leads from one size on a job's frontier to another. A size is addressed by its position: 0 is the size that
-the job starts with, 1 the fastest size, and speeds fall from there on. Of large frontiers, ``_MAX_SIZES`` sizes are
-kept.
+The base of a job is the size with which its sizing begins in each slot, and below which it is not sized: its floor, or
+nothing. A size step leads from one size on a job's frontier to another. A size is addressed by its position: 0 is the
+base, 1 the fastest size, and speeds fall from there on. Of large frontiers, ``_MAX_SIZES`` sizes are kept.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from dl2d.core.measured_speeds import TrainingKind
 from dl2d.core.resources import Resources
 
 #: Least speed-up of a step.
-_MIN_SPEED_UP: Final = 1.01
-#: Speed of a job without tasks, as a fraction of its best one, so that the gain of a start is finite.
+MIN_SPEED_UP: Final = 1.01
+#: Speed of a job without tasks, as a fraction of its best one, so that the gain of its first step is finite.
 _SPEED_OF_WAITING: Final = 1e-3
 #: Maximum number of counts of a role that are considered.
 _MAX_COUNTS: Final = 24
@@ -49,27 +49,27 @@ class SizeGrid:
     capacity: Sequence[int]
     #: Whether the job may have each size; shape of ``speeds``.
     allowed: Bools
-    #: Workers and PSs that the job starts with and keeps.
-    start: tuple[int, int] = (0, 0)
+    #: Workers and PSs of the base; no smaller size is on the frontier.
+    base: tuple[int, int] = (0, 0)
     #: Workers and PSs that the job has now: a size that is on the frontier in any case; None where it has none.
     current: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ParetoFrontier:
-    """C sizes of a job by position: the one that it starts with, then the others, the fastest first."""
+    """C sizes of a job by position: the base, then the others, the fastest first."""
 
     #: Workers and PSs, shape (C, 2).
     sizes: Ints
     #: Logarithm of samples per second, shape (C,).
     log_speed: Floats
-    #: Amounts of resources beyond those of the start, shape (C, R).
+    #: Amounts of resources beyond those of the base, shape (C, R).
     need: Ints
     #: Amounts of resources of the whole cluster, shape (R,).
     capacity: Ints
     #: Dominant share of the fastest size.
     best_share: float
-    #: Whether the job starts with nothing.
+    #: Whether the base is no tasks.
     from_nothing: bool
 
 
@@ -109,24 +109,26 @@ def _frontiers_of_batch(grids: Sequence[SizeGrid]) -> list[ParetoFrontier | None
     # After sorting, a size can be dominated only by those before it.
     order = _fastest_first(grid_of, speed, taken)
     ps, workers, speed, taken = ps[order], workers[order], speed[order], taken.take(order, axis=1)
-    unit = np.maximum(np.gcd(worker, server), 1)
-    units = _compact(workers * (worker // unit).take(grid_of, axis=1) + ps * (server // unit).take(grid_of, axis=1))
+    # Amounts are only compared with each other, so they are divided by their greatest common divisor to fit in 16 bits.
+    divisor = np.maximum(np.gcd(worker, server), 1)
+    divided = workers * (worker // divisor).take(grid_of, axis=1) + ps * (server // divisor).take(grid_of, axis=1)
+    divided = _compact(divided)
     dominated = np.zeros(len(grid_of), dtype=np.bool_)
     for sizes in _slices(grid_of, len(grids)):
         if sizes.start < sizes.stop:
-            dominated[sizes] = _dominated(units[:, sizes])
+            dominated[sizes] = _dominated(divided[:, sizes])
     for index, grid in enumerate(grids):
         if grid.current is not None:
             dominated &= (grid_of != index) | (workers != grid.current[0]) | (ps != grid.current[1])
     kept = _thinned(np.flatnonzero(~dominated), grid_of, len(grids))
     kept_sizes = np.stack([workers[kept], ps[kept]], axis=1)
-    return _with_starts(grids, grid_of[kept], kept_sizes, speed[kept], taken.take(kept, axis=1).T)
+    return _with_bases(grids, grid_of[kept], kept_sizes, speed[kept], taken.take(kept, axis=1).T)
 
 
-def _with_starts(
+def _with_bases(
     grids: Sequence[SizeGrid], grid_of: Ints, sizes: Ints, speed: Floats, taken: Ints
 ) -> list[ParetoFrontier | None]:
-    """Make frontiers of the kept sizes of each grid, with the start before them.
+    """Make frontiers of the kept sizes of each grid, with the base before them.
 
     Parameters
     ----------
@@ -135,32 +137,33 @@ def _with_starts(
         (n, 2), (n,) and (n, R).
     """
     slices, count, resources = _slices(grid_of, len(grids)), len(grids) + len(grid_of), taken.shape[1]
-    starts = np.array([grid.start for grid in grids], dtype=np.int64)
+    bases = np.array([grid.base for grid in grids], dtype=np.int64)
     demand = np.array([(grid.worker, grid.ps) for grid in grids], dtype=np.int64)
     capacity = np.array([grid.capacity for grid in grids], dtype=np.int64)
-    at_starts = np.array([kept.start for kept in slices]) + np.arange(len(grids))
-    at_others = np.arange(len(grid_of)) + grid_of + 1
+    # Rows of the bases and of the kept sizes among both: those of each grid together, its base first.
+    base_rows = np.array([kept.start for kept in slices]) + np.arange(len(grids))
+    kept_rows = np.arange(len(grid_of)) + grid_of + 1
     all_sizes, need = np.empty((count, 2), np.int64), np.zeros((count, resources), np.int64)
     log_speed = np.zeros(count)
-    all_sizes[at_starts], all_sizes[at_others] = starts, sizes
-    need[at_others] = taken - (starts[:, :, None] * demand).sum(axis=1)[grid_of]
-    log_speed[at_others] = np.log(speed)
+    all_sizes[base_rows], all_sizes[kept_rows] = bases, sizes
+    need[kept_rows] = taken - (bases[:, :, None] * demand).sum(axis=1)[grid_of]
+    log_speed[kept_rows] = np.log(speed)
     frontiers: list[ParetoFrontier | None] = []
     for index, (grid, kept) in enumerate(zip(grids, slices, strict=True)):
         if kept.start == kept.stop:
             frontiers.append(None)
             continue
-        with_start = slice(kept.start + index, kept.stop + index + 1)
+        rows = slice(kept.start + index, kept.stop + index + 1)
         least_speed = _SPEED_OF_WAITING * float(speed[kept.start])
-        log_speed[with_start.start] = math.log(max(_speed_at_start(grid), least_speed))
+        log_speed[rows.start] = math.log(max(_speed_at_base(grid), least_speed))
         frontiers.append(
             ParetoFrontier(
-                all_sizes[with_start],
-                log_speed[with_start],
-                need[with_start],
+                all_sizes[rows],
+                log_speed[rows],
+                need[rows],
                 capacity[index],
-                _dominant_share(taken[kept.start].tolist(), grid.capacity),
-                not any(grid.start),
+                best_share=float(_shares(taken[kept.start], capacity[index]).max()),
+                from_nothing=not any(grid.base),
             )
         )
     return frontiers
@@ -186,19 +189,22 @@ def _ps_for_worker(worker: Ints, ps: Ints) -> Ints:
 
 
 def _candidates(grids: Sequence[SizeGrid], speeds: Floats, ps_for_worker: Ints) -> Bools:
-    """Sizes that may be on the frontier, shape (G, P, W) as ``speeds``; see ``_undominated``."""
+    """Sizes that may be on the frontier, shape (G, P, W) as ``speeds``; see ``_maybe_undominated``."""
     possible = np.array([grid.allowed for grid in grids])
     possible &= speeds > 0
     possible &= np.isfinite(speeds)
-    if any(any(grid.start) for grid in grids):
-        workers, ps = np.array([grid.start for grid in grids]).T[:, :, None, None]
-        possible &= np.arange(speeds.shape[1])[:, None] >= ps
-        possible &= np.arange(speeds.shape[2]) >= workers
-    for role, axis in ((1, 1), (0, 2)):
-        if speeds.shape[axis] > _MAX_COUNTS + 1:
-            counts = np.array([_considered(speeds.shape[axis], grid.current and grid.current[role]) for grid in grids])
-            possible &= np.expand_dims(counts, 3 - axis)
-    candidates = possible & _undominated(np.where(possible, speeds, -np.inf), ps_for_worker)
+    ps_counts, worker_counts = speeds.shape[1:]
+    if any(any(grid.base) for grid in grids):
+        workers, ps = np.array([grid.base for grid in grids]).T[:, :, None, None]
+        possible &= np.arange(ps_counts)[:, None] >= ps
+        possible &= np.arange(worker_counts) >= workers
+    if ps_counts > _MAX_COUNTS + 1:
+        considered = np.array([_considered(ps_counts, grid.current and grid.current[1]) for grid in grids])
+        possible &= considered[:, :, None]
+    if worker_counts > _MAX_COUNTS + 1:
+        considered = np.array([_considered(worker_counts, grid.current and grid.current[0]) for grid in grids])
+        possible &= considered[:, None, :]
+    candidates = possible & _maybe_undominated(np.where(possible, speeds, -np.inf), ps_for_worker)
     for index, grid in enumerate(grids):
         if grid.current is not None:
             workers, ps = grid.current
@@ -225,11 +231,18 @@ def _spread(count: int) -> Ints:
     return np.unique(np.linspace(0, count - 1, _MAX_SIZES).round().astype(np.int64))
 
 
-def _undominated(speeds: Floats, ps_for_worker: Ints) -> Bools:
-    """Sizes faster than all with no more workers and no more PSs, ``speeds[grid, ps, workers]``.
+def _maybe_undominated(speeds: Floats, ps_for_worker: Ints) -> Bools:
+    """Sizes that a cheap check does not find dominated, so that fewer are left to be compared pair by pair.
 
-    They must also be no slower than those with one worker fewer and ``ps_for_worker`` more PSs, shape (G,), which take
-    no more than that worker. It is a cheap necessary condition: fewer sizes are left to be compared pair by pair.
+    They are faster than all sizes with no more workers and no more PSs, and no slower than those with one worker fewer
+    and ``ps_for_worker`` more PSs, which take no more than that worker.
+
+    Parameters
+    ----------
+    speeds
+        ``speeds[grid, ps, workers]``, as is the result.
+    ps_for_worker
+        Shape (G,).
     """
     best = np.maximum.accumulate(np.maximum.accumulate(speeds, axis=1), axis=2)
     undominated = np.ones(speeds.shape, dtype=np.bool_)
@@ -241,26 +254,26 @@ def _undominated(speeds: Floats, ps_for_worker: Ints) -> Bools:
     return undominated
 
 
-def _compact(units: Ints) -> NDArray[np.integer[Any]]:
+def _compact(amounts: Ints) -> NDArray[np.integer[Any]]:
     """Convert numbers to 16 bits where they fit, which are compared faster."""
-    return units.astype(np.int16) if units.max(initial=0) < _INT16_END else units
+    return amounts.astype(np.int16) if amounts.max(initial=0) < _INT16_END else amounts
 
 
-def _dominated(units: NDArray[np.integer[Any]]) -> Bools:
-    """Whether each size takes no less of anything than one before it; shape (R, sizes) -> (sizes,)."""
-    no_less = np.greater_equal.outer(units[0], units[0])
-    for taken in units[1:]:
+def _dominated(amounts: NDArray[np.integer[Any]]) -> Bools:
+    """Whether each size takes no less of any resource than one before it; shape (R, sizes) -> (sizes,)."""
+    no_less = np.greater_equal.outer(amounts[0], amounts[0])
+    for taken in amounts[1:]:
         no_less &= np.greater_equal.outer(taken, taken)
     # The first size than which a size takes no less is either itself or dominates it.
     dominated: Bools = no_less.argmax(axis=1) < np.arange(len(no_less))
     return dominated
 
 
-def _speed_at_start(grid: SizeGrid) -> float:
-    """Speed of a job at its start; 0 where that is nothing or not in the grid."""
-    workers, ps = grid.start
+def _speed_at_base(grid: SizeGrid) -> float:
+    """Speed of a job at its base; 0 where that is nothing or not in the grid."""
+    workers, ps = grid.base
     inside = ps < grid.speeds.shape[0] and workers < grid.speeds.shape[1]
-    return float(grid.speeds[ps, workers]) if inside and any(grid.start) else 0.0
+    return float(grid.speeds[ps, workers]) if inside and any(grid.base) else 0.0
 
 
 def _considered(length: int, current: int | None) -> Bools:
@@ -273,15 +286,15 @@ def _considered(length: int, current: int | None) -> Bools:
     return considered
 
 
-def _dominant_share(amounts: Sequence[int], capacity: Sequence[int]) -> float:
-    """Largest fraction of any resource; both of shape (R,)."""
-    return max(taken / (total if total > 0 else 1e-9) for taken, total in zip(amounts, capacity, strict=True))
+def _shares(amounts: Ints, capacity: Ints) -> Floats:
+    """Fractions of the capacity; those of a resource that the cluster lacks are 0, as are the amounts in any size."""
+    shares: Floats = amounts / np.maximum(capacity, 1)
+    return shares
 
 
 def _shares_of_steps(need: Ints, capacity: Ints) -> Floats:
-    """Dominant share that each step takes, from a size (row) to another (column); (G, C, R), (G, R) -> (G, C, C)."""
-    positive_capacity = np.where(capacity > 0, capacity, 1e-9)
-    by_resource = np.ascontiguousarray(np.moveaxis(need / positive_capacity[:, None], 2, 0))
+    """Dominant share that each step takes, from a size (row) to another (column); (F, C, R), (F, R) -> (F, C, C)."""
+    by_resource = np.ascontiguousarray(np.moveaxis(_shares(need, capacity[:, None]), 2, 0))
     shares: Floats = by_resource[0][:, None] - by_resource[0][:, :, None]
     for share in by_resource[1:]:
         np.maximum(shares, share[:, None] - share[:, :, None], out=shares)
@@ -318,7 +331,7 @@ def _allowed_sizes(
 
 
 def frontier_key(request: JobRequest) -> tuple[object, ...]:
-    """Everything that determines the frontier of a job, except its speeds, its start and the cluster."""
+    """Everything that determines the frontier of a job, except its speeds, its base and the cluster."""
     return (
         TrainingKind.of(request), request.min_workers, request.max_workers, request.min_ps, request.max_ps,
         request.allowed_workers, request.worker, request.ps,
@@ -333,26 +346,26 @@ def amounts_of(resources: Resources, names: Sequence[str]) -> list[int]:
 
 def task_weight(demand: Ints, capacity: Ints) -> Floats:
     """Sum over resources of the fractions of the capacity that a task takes; (..., R), (..., R) -> (...)."""
-    shares = demand / np.where(capacity > 0, capacity, 1)
+    shares = _shares(demand, capacity)
     total: Floats = shares[..., 0].copy()
     for resource in range(1, shares.shape[-1]):
         total += shares[..., resource]
     return total
 
 
-class ParetoFrontiers:
+class FrontierArrays:
     """F frontiers as arrays, padded to C sizes, and the steps between sizes of each."""
 
     def __init__(self, frontiers: Sequence[ParetoFrontier]) -> None:
         counts = np.array([len(frontier.sizes) for frontier in frontiers])
         count, max_sizes, resources = len(frontiers), int(counts.max()), frontiers[0].need.shape[1]
-        exists = np.arange(max_sizes) < counts[:, None]
-        flat = np.flatnonzero(exists)
+        is_size = np.arange(max_sizes) < counts[:, None]  # otherwise padding
+        flat = np.flatnonzero(is_size)
         #: Workers and PSs, shape (F, C, 2).
         self.sizes: Ints = np.zeros((count, max_sizes, 2), dtype=np.int64)
         #: Logarithm of samples per second, shape (F, C).
         self.log_speed: Floats = np.zeros((count, max_sizes))
-        #: Amounts of resources beyond those of the start, shape (F, C, R).
+        #: Amounts of resources beyond those of the base, shape (F, C, R).
         self.need: Ints = np.zeros((count, max_sizes, resources), dtype=np.int64)
         self.sizes.reshape(-1, 2)[flat] = np.concatenate([frontier.sizes for frontier in frontiers])
         self.log_speed.reshape(-1)[flat] = np.concatenate([frontier.log_speed for frontier in frontiers])
@@ -360,21 +373,22 @@ class ParetoFrontiers:
         shares = _shares_of_steps(self.need, np.array([frontier.capacity for frontier in frontiers]))
         gains = self.log_speed[:, None] - self.log_speed[:, :, None]
         #: Whether a step leads from one size (row) to another (column); shape (F, C, C).
-        self.exists: Bools = gains > np.log(_MIN_SPEED_UP)
-        self.exists &= shares > 0
-        self.exists &= exists[:, None] & exists[:, :, None]
-        self.exists[:, :, 0] = False
-        #: Logarithm of the dominant share that each step takes, 0 where there is no step; shape (F, C, C).
-        self.cost: Floats = shares
-        #: Logarithm of the logarithm of the speed-up of each step, 0 where there is no step; shape (F, C, C).
-        self.gain: Floats = gains
-        no_step = np.logical_not(self.exists)
-        for values in (self.cost, self.gain):
+        self.is_step: Bools = gains > np.log(MIN_SPEED_UP)
+        self.is_step &= shares > 0
+        self.is_step &= is_size[:, None] & is_size[:, :, None]
+        self.is_step[:, :, 0] = False
+        no_step = np.logical_not(self.is_step)
+        # In place, since these arrays are the largest.
+        for values in (shares, gains):
             np.copyto(values, 1.0, where=no_step)
             np.log(values, out=values)
+        #: Logarithm of the dominant share that each step takes, 0 where there is no step; shape (F, C, C).
+        self.cost: Floats = shares
+        #: Logarithm of ln(new speed / old speed) of each step, 0 where there is no step; shape (F, C, C).
+        self.gain: Floats = gains
         #: Logarithm of the speed of the fastest size, shape (F,).
         self.log_best_speed: Floats = self.log_speed[:, 1]
         #: Dominant share of the fastest size, shape (F,).
         self.best_share: Floats = np.array([frontier.best_share for frontier in frontiers])
-        #: 1 where the job starts with nothing, otherwise 0; shape (F,).
+        #: 1 where the base is no tasks, otherwise 0; shape (F,).
         self.from_nothing: Floats = np.array([float(frontier.from_nothing) for frontier in frontiers])

@@ -28,8 +28,9 @@ from dl2d.policies.common.predicted_speeds import can_keep, speeds_in_next_slot
 from dl2d.policies.dl2.checkpoint_contents import NAME, Parameters
 from dl2d.policies.dl2.greedy_packing import GreedyPacking, HeadOnlyPacking
 from dl2d.policies.dl2.pareto_frontier import (
+    MIN_SPEED_UP,
+    FrontierArrays,
     ParetoFrontier,
-    ParetoFrontiers,
     SizeGrid,
     allowed_sizes,
     amounts_of,
@@ -57,7 +58,7 @@ class Dl2:
     1. Speeds of each job at each size are predicted (``predictions``).
     2. Of the sizes that a job may have, those on its Pareto frontier are kept (``pareto_frontier``).
     3. Within the total resources of the cluster, jobs are enlarged step by step; the step with the highest score is
-       made next (``size_steps``).
+       made next (``size_search``, ``scoring``).
     4. The tasks are packed on the nodes (``greedy_packing``). Tasks that fit on no node are dropped, and stages 3 and 4
        are done once more for the other jobs.
 
@@ -67,7 +68,7 @@ class Dl2:
         Learned weights and measured speeds.
     optimism
         Standard deviations that are added to predicted speeds; by default the checkpoint's setting, and at least 0.5
-        for kinds that the checkpoint does not know.
+        for kinds without checkpoint speeds.
     resize_seconds
         Time for which a job does not train when it is resized: a size is changed only where it saves more. By default
         the checkpoint's setting.
@@ -92,7 +93,7 @@ class Dl2:
         #: Learned weights and measured speeds.
         self.checkpoint = checkpoint
         self._parameters = Parameters.of(checkpoint, overrides)
-        self._known = CheckpointSpeeds(self._parameters)
+        self._checkpoint_speeds = CheckpointSpeeds(self._parameters)
         self._version = version_of(checkpoint, overrides)
         #: Model of the previous decision. Only the time of a decision depends on it: results that would be the same are
         #: not computed again.
@@ -119,30 +120,30 @@ class Dl2:
         allocation = GreedyAllocation(snapshot, packing)  # gives jobs their floors
         cluster = _Cluster.of(snapshot)
         predictions = Predictions(
-            snapshot, self._known, self._parameters, gathers=packing.gathers, previous=self._last_model
+            snapshot, self._checkpoint_speeds, self._parameters, gathers=packing.gathers, previous=self._last_model
         )
         self._last_model = predictions.model
         frontiers, frontier_of_jobs = self._frontiers(snapshot, allocation, cluster, predictions)
         sized = []
         for job, frontier in zip(snapshot.jobs, frontier_of_jobs, strict=True):
             if frontier is None:
-                _give_least(allocation, job)
+                _give_minimum(allocation, job)
             else:
                 sized.append((job, frontier))
         nothing_runs = all(size == NOTHING for size in allocation.held.values())
-        head_only = HeadOnlyPacking(allocation, packing) if packing.head_only and nothing_runs else None
-        packer = head_only or GreedyPacking(allocation, smallest_first=packing.head_only)
+        head_only_packing = HeadOnlyPacking(allocation, packing) if packing.head_only and nothing_runs else None
+        packer = head_only_packing or GreedyPacking(allocation, smallest_first=packing.head_only)
         alternatives = {}
         if sized:
             jobs, frontier_of = [job for job, _ in sized], np.array([frontier for _, frontier in sized])
-            together = ParetoFrontiers(frontiers)
-            alternatives = self._size(allocation, packing, packer, cluster, together, jobs, frontier_of)
+            frontier_arrays = FrontierArrays(frontiers)
+            alternatives = self._size(allocation, packing, packer, cluster, frontier_arrays, jobs, frontier_of)
         return allocation.decision(
             self.name,
             self.version,
             measure="score of the next step",
             alternatives=alternatives,
-            nodes=() if head_only is None else head_only.nodes,
+            nodes=() if head_only_packing is None else head_only_packing.nodes,
         )
 
     def _frontiers(
@@ -185,7 +186,7 @@ class Dl2:
             ps=amounts_of(request.ps, cluster.names),
             capacity=cluster.capacity.tolist(),
             allowed=allowed_sizes(request),
-            start=floor,
+            base=floor,
             current=held if can_keep(speeds, held) else None,
         )
 
@@ -195,7 +196,7 @@ class Dl2:
         packing: Packing,
         packer: GreedyPacking | HeadOnlyPacking,
         cluster: _Cluster,
-        frontiers: ParetoFrontiers,
+        frontiers: FrontierArrays,
         jobs: Sequence[Job],
         frontier_of: Ints,
     ) -> dict[JobKey, tuple[Alternative, ...]]:
@@ -209,14 +210,16 @@ class Dl2:
         cluster_jobs = ClusterJobs.of(
             frontiers, frontier_of[None], present, samples[None], np.array([self._parameters.slot_seconds])
         )
-        start, weights = np.zeros((1, len(jobs)), dtype=np.int64), self._parameters.weights
-        positions = choose_sizes(frontiers, cluster_jobs, start, cluster.left(packing), weights)
+        bases, weights = np.zeros((1, len(jobs)), dtype=np.int64), self._parameters.weights
+        positions = choose_sizes(frontiers, cluster_jobs, bases, cluster.left(packing), weights)
         blocked = packer.give(jobs, frontiers.sizes[frontier_of, positions[0]], task_weights)
         if blocked:
             unblocked = present.copy()
             unblocked[0, list(blocked)] = False
+            # The features load and relative stay those of all jobs, so that scores do not change between the rounds.
             others = replace(cluster_jobs, present=unblocked)
             positions = choose_sizes(frontiers, others, positions, cluster.left(packing), weights, only_larger=True)
+            # Size 0: blocked jobs get no more tasks.
             sizes = np.where(unblocked[0][:, None], frontiers.sizes[frontier_of, positions[0]], 0)
             blocked |= packer.give(jobs, sizes, task_weights)
         steps, left = _NextSteps.of(frontiers, cluster_jobs, positions[0], weights), cluster.left(packing)[0]
@@ -259,7 +262,7 @@ class _Cluster(NamedTuple):
 class _NextSteps(NamedTuple):
     """Possible further steps from the chosen sizes, whether there are resources for them or not."""
 
-    frontiers: ParetoFrontiers
+    frontiers: FrontierArrays
     #: Index of each job's frontier, shape (jobs,).
     frontier_of: Ints
     #: Position of each job's chosen size on its frontier, shape (jobs,).
@@ -270,38 +273,46 @@ class _NextSteps(NamedTuple):
     best: Ints
 
     @classmethod
-    def of(cls, frontiers: ParetoFrontiers, cluster_jobs: ClusterJobs, positions: Ints, weights: Floats) -> _NextSteps:
+    def of(cls, frontiers: FrontierArrays, cluster_jobs: ClusterJobs, positions: Ints, weights: Floats) -> _NextSteps:
         """Score the steps of all jobs."""
         clusters, jobs = np.nonzero(cluster_jobs.present)
         frontier_of = cluster_jobs.frontier[0]
         scores = score(weights, describe_steps(frontiers, cluster_jobs, clusters, jobs, positions))
-        scores = np.where(frontiers.exists[frontier_of, positions], scores, -np.inf)
+        scores = np.where(frontiers.is_step[frontier_of, positions], scores, -np.inf)
         best = np.argsort(-scores, axis=1, kind="stable")[:, :_MAX_ALTERNATIVES]
         return cls(frontiers, frontier_of, positions, scores, best)
 
-    def alternatives(self, job: int) -> tuple[Alternative, ...]:
-        """Steps of a job with the highest scores, by the index of the job."""
-        scores = self.scores[job]
-        existing = [position for position in self.best[job].tolist() if np.isfinite(scores[position])]
-        return tuple(Alternative(self._size(job, position), float(scores[position])) for position in existing)
+    def alternatives(self, index: int) -> tuple[Alternative, ...]:
+        """Steps of the job at an index with the highest scores."""
+        scores = self.scores[index]
+        positions = [position for position in self.best[index].tolist() if np.isfinite(scores[position])]
+        return tuple(Alternative(self._size(index, position), float(scores[position])) for position in positions)
 
-    def _size(self, job: int, position: int) -> Allocation:
-        return Allocation(*self.frontiers.sizes[self.frontier_of[job], position].tolist())
+    def _size(self, index: int, position: int) -> Allocation:
+        return Allocation(*self.frontiers.sizes[self.frontier_of[index], position].tolist())
 
-    def first(self, job: int) -> tuple[Allocation, float, Ints]:
-        """Step of a job with the highest score: its new size, the relative speed-up, and the resources, shape (R,)."""
-        frontier, before, after = self.frontier_of[job], self.positions[job], int(self.best[job, 0])
+    def best_step(self, index: int) -> tuple[Allocation, float, Ints]:
+        """Step of the job at an index with the highest score.
+
+        Returns
+        -------
+        Its new size, its relative speed-up, and the resources that it takes, shape (R,).
+        """
+        frontier, before, after = self.frontier_of[index], self.positions[index], int(self.best[index, 0])
         log_speed, need = self.frontiers.log_speed[frontier], self.frontiers.need[frontier]
-        return self._size(job, after), float(np.expm1(log_speed[after] - log_speed[before])), need[after] - need[before]
+        speed_up = float(np.expm1(log_speed[after] - log_speed[before]))
+        return self._size(index, after), speed_up, need[after] - need[before]
 
 
 def _reason(
-    steps: _NextSteps, job: int, size: Allocation, blocked: Blocked | None, cluster: _Cluster, left: Ints
+    steps: _NextSteps, index: int, size: Allocation, blocked: Blocked | None, cluster: _Cluster, left: Ints
 ) -> Reason:
-    """Reason why a job, given by its index, is not enlarged beyond its size.
+    """Reason why a job is not enlarged beyond its size.
 
     Parameters
     ----------
+    index
+        Index of the job.
     blocked
         Reason why tasks of the job could not be placed; None where all were.
     left
@@ -310,9 +321,10 @@ def _reason(
     if blocked is not None:
         text = f"cannot start: {blocked}" if size == NOTHING else f"cannot be enlarged beyond {size}: {blocked}"
         return Reason(blocked.constraint, text, blocked.shortfalls)
-    if not np.isfinite(steps.scores[job]).any():
-        return Reason(Constraint.SATISFIED, f"no larger size is predicted to be 1 % faster than {size}")
-    larger, speed_up, need = steps.first(job)
+    if not np.isfinite(steps.scores[index]).any():
+        percent = f"{100 * (MIN_SPEED_UP - 1):.0f} %"
+        return Reason(Constraint.SATISFIED, f"no larger size is predicted to be {percent} faster than {size}")
+    larger, speed_up, need = steps.best_step(index)
     shortfalls = tuple(
         Shortfall(name, wanted / 1000, max(had, 0) / 1000)
         for name, wanted, had in zip(cluster.names, need.tolist(), left.tolist(), strict=True)
@@ -328,7 +340,7 @@ def _reason(
     return Reason(Constraint.CAPACITY, f"{gain}; the cluster has too few free resources ({lacking})", shortfalls)
 
 
-def _give_least(allocation: GreedyAllocation, job: Job) -> None:
+def _give_minimum(allocation: GreedyAllocation, job: Job) -> None:
     """Give a job for which no size is possible its minimum size, if there is room for it."""
     size = allocation.allocations[job.key]
     no_size = "no size that fits in the cluster has a predicted speed above 0"

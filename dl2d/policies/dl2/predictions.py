@@ -19,6 +19,7 @@ from dl2d.policies.dl2.checkpoint_contents import Parameters
 from dl2d.policies.dl2.exploration import job_optimism
 from dl2d.policies.dl2.locality import Locality, largest_requests, min_worker_seconds
 from dl2d.throughput.gaussian_process import GaussianProcess
+from dl2d.throughput.kernel import Group
 from dl2d.throughput.mislabelled_jobs import Relabelling
 from dl2d.throughput.observations import (
     Points,
@@ -37,9 +38,11 @@ class CheckpointSpeeds:
 
     def __init__(self, parameters: Parameters) -> None:
         #: Measured speeds of each kind.
-        self.points = by_kind(parameters.known)
+        self.points = by_kind(parameters.checkpoint_speeds)
         #: Least worker-seconds per sample of each kind.
-        self.min_worker_seconds = {speeds.kind: min_worker_seconds(speeds.points) for speeds in parameters.known}
+        self.min_worker_seconds = {
+            speeds.kind: min_worker_seconds(speeds.points) for speeds in parameters.checkpoint_speeds
+        }
 
     def predicted(self, request: JobRequest) -> Floats:
         """Predicted samples/s, shape (max_ps + 1, max_workers + 1)."""
@@ -66,8 +69,6 @@ class Predictions:
 
     Parameters
     ----------
-    known
-        Measurements of the checkpoint.
     gathers
         Whether the placement places each job on as few nodes as possible.
     previous
@@ -77,17 +78,18 @@ class Predictions:
     def __init__(
         self,
         snapshot: Snapshot,
-        known: CheckpointSpeeds,
+        checkpoint_speeds: CheckpointSpeeds,
         parameters: Parameters,
         *,
         gathers: bool,
         previous: GaussianProcess | None = None,
     ) -> None:
-        self._locality = Locality(snapshot, known.min_worker_seconds, known.predicted) if gathers else None
-        if self._locality is not None:
-            snapshot = self._locality.apart()
+        self._locality = None
+        if gathers:
+            self._locality = Locality(snapshot, checkpoint_speeds.min_worker_seconds, checkpoint_speeds.predicted)
+            snapshot = self._locality.to_different_nodes()
         #: Throughput model that the predictions come from.
-        self.model = GaussianProcess(merged_measurements(snapshot, known), previous=previous)
+        self.model = GaussianProcess(merged_measurements(snapshot, checkpoint_speeds), previous=previous)
         relabelling = Relabelling(snapshot, self.model)
         relabelled, optimism = map(relabelling.of, snapshot.jobs), job_optimism(snapshot, relabelling, parameters)
         #: Inputs of each job, in the order of the snapshot.
@@ -99,24 +101,28 @@ class Predictions:
     def speeds(self, inputs: PredictionInputs) -> Floats:
         """Predicted samples/s, shape (max_ps + 1, max_workers + 1)."""
         speeds = self.model.predict_speeds(inputs.request, inputs.optimism, inputs.own_measurements)
-        return speeds if self._locality is None else self._locality.together(inputs.request, speeds)
+        return speeds if self._locality is None else self._locality.to_few_nodes(inputs.request, speeds)
 
 
-def merged_measurements(snapshot: Snapshot, known: CheckpointSpeeds) -> dict[TrainingKind, Points]:
-    """Merge the checkpoint's measurements, calibrated for this cluster, with informative ones made on the cluster."""
+def merged_measurements(snapshot: Snapshot, checkpoint_speeds: CheckpointSpeeds) -> dict[TrainingKind, Points]:
+    """Merge the checkpoint's measurements, calibrated for this cluster, with informative ones made on the cluster.
+
+    The steps are those of ``dl2d.throughput.observations``; the checkpoint's points are the reference.
+    """
     requests = largest_requests(snapshot)
-    # By architecture and consistency.
-    requests_of_groups = {kind[1:]: request for kind, request in requests.items()}
-    points = dict(known.points)
-    measured = {kind: without_drift(kind_points) for kind, kind_points in by_kind(snapshot.speeds).items()}
-    for kind in measured.keys() & points.keys():
+    requests_of_groups = {Group.of(kind): request for kind, request in requests.items()}
+    reference = dict(checkpoint_speeds.points)
+    local = {kind: without_drift(points) for kind, points in by_kind(snapshot.speeds).items()}
+    for kind in local.keys() & reference.keys():
         # The predictions need bounds: if no job of this kind is present, those of another kind of its group.
-        request = requests.get(kind) or requests_of_groups.get(kind[1:])
+        request = requests.get(kind) or requests_of_groups.get(Group.of(kind))
         if request is None:
             continue
-        predicted = speeds_at(known.predicted(replace(request, model=kind.model)), measured[kind])
-        factor = calibration(measured[kind], predicted, points[kind])
-        points[kind] = scaled(points[kind], factor)
+        predicted = speeds_at(checkpoint_speeds.predicted(replace(request, model=kind.model)), local[kind])
+        factor = calibration(local[kind], predicted, reference[kind])
+        reference[kind] = scaled(reference[kind], factor)
+        # Uninformative points are left out so that noise in new measurements does not change decisions. A kind without
+        # a job gets no new ones, so all its points stay, unless the factor explains them.
         if kind in requests or factor != 1.0:
-            measured[kind] = informative(measured[kind], factor * predicted)
-    return merged_kinds(points, measured)
+            local[kind] = informative(local[kind], factor * predicted)
+    return merged_kinds(reference, local)

@@ -1,6 +1,6 @@
 """Scores of size steps: dimensionless features of a step, and a linear function or small network over them.
 
-A step enlarges one job from a size on its Pareto frontier to another. Its score is the same function of its features
+A step leads one job from a size on its Pareto frontier to a faster one. Its score is the same function of its features
 for all jobs, so that one set of weights fits any jobs and any cluster. Everything here works on the jobs of N clusters
 at once, each cluster with weights of its own: the policy has one, its trainer hundreds.
 
@@ -15,20 +15,27 @@ from typing import Final
 import numpy as np
 
 from dl2d.core.arrays import Bools, Floats, Ints
-from dl2d.policies.dl2.pareto_frontier import ParetoFrontiers
+from dl2d.policies.dl2.pareto_frontier import FrontierArrays
 
-#: Features of a step. Each is the product of a factor of the size that the step leads to and a factor of the job and
-#: its cluster, either of which may be 1. Times are in slots, amounts are fractions of the whole cluster, logarithms are
-#: natural.
+#: The 15 features of a step. Each is the product of a factor of the size that the step leads to and a factor of the job
+#: and its cluster, either of which may be 1.
+#:
+#: Factors of the size, with times in slots and natural logarithms:
 #:
 #: - cost: log of the dominant share that the step takes
-#: - gain: log of the log of the speed-up
+#: - gain: log of ln(new speed / old speed)
 #: - left: log of the slots until the job ends at the new size
 #: - left_beyond_slot: the same, at least 0
 #: - speed: log of the new speed over the job's best speed
-#: - start: 1 where the job has nothing, otherwise 0
+#:
+#: Factors of the job and its cluster:
+#:
+#: - start: 1 where the job has no tasks, otherwise 0
 #: - relative: log of the slots until the job ends at its best size, less the mean of this over all jobs
 #: - load: log of the sum of the dominant shares of all jobs at their best sizes
+#: - start_load, start_relative, relative_load: products of two of these
+#:
+#: Without hidden units, "load" alone adds the same to all steps in a cluster, so its weight changes no choice.
 _PRODUCTS: Final = {
     "cost": ("cost", "1"),
     "gain": ("gain", "1"),
@@ -50,13 +57,20 @@ FEATURES: Final = tuple(_PRODUCTS)
 _COUNT: Final = len(FEATURES)
 #: Least fraction of its declared work that a job counts as having left, since its user may have declared too little.
 MIN_WORK_LEFT: Final = 0.01
+#: Lower limit on the factor "left": jobs that end within about a thousandth of a slot count alike.
+_MIN_LEFT: Final = -7.0
+#: Added to the sum of dominant shares before its logarithm is taken, so that "load" is finite in an empty cluster.
+_MIN_LOAD: Final = 1e-3
+#: Added to the slots until a job ends at its best size before their logarithm is taken, so that a job that has almost
+#: ended changes the mean of "relative" little.
+_MIN_SLOTS: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClusterJobs:
     """Jobs of N clusters, at most J in each, with the features of each job."""
 
-    #: Frontier of each job, as an index in ``ParetoFrontiers``, shape (N, J).
+    #: Frontier of each job, as an index in ``FrontierArrays``, shape (N, J).
     frontier: Ints
     #: Whether each job counts, shape (N, J); the others are padding.
     present: Bools
@@ -69,14 +83,15 @@ class ClusterJobs:
 
     @classmethod
     def of(
-        cls, frontiers: ParetoFrontiers, frontier: Ints, present: Bools, samples: Floats, slot_seconds: Floats
+        cls, frontiers: FrontierArrays, frontier: Ints, present: Bools, samples: Floats, slot_seconds: Floats
     ) -> ClusterJobs:
         """Compute the features from the samples that are left, (N, J), and the length of each cluster's slots, (N,)."""
         with np.errstate(divide="ignore"):
             log_left = np.log(np.where(present, samples, 1.0) / slot_seconds[:, None])
         share = np.where(present, frontiers.best_share[frontier], 0.0)
-        load = np.log(share.sum(axis=1) + 1e-3)
-        log_slots = np.where(present, np.logaddexp(log_left - frontiers.log_best_speed[frontier], np.log(1e-3)), 0.0)
+        load = np.log(share.sum(axis=1) + _MIN_LOAD)
+        log_slots = np.logaddexp(log_left - frontiers.log_best_speed[frontier], np.log(_MIN_SLOTS))
+        log_slots = np.where(present, log_slots, 0.0)
         mean = log_slots.sum(axis=1) / np.maximum(present.sum(axis=1), 1)
         return cls(frontier, present, log_left, load, log_slots - mean[:, None])
 
@@ -92,7 +107,7 @@ class StepFactors:
 
 
 def describe_steps(
-    frontiers: ParetoFrontiers, cluster_jobs: ClusterJobs, clusters: Ints, jobs: Ints, positions: Ints
+    frontiers: FrontierArrays, cluster_jobs: ClusterJobs, clusters: Ints, jobs: Ints, positions: Ints
 ) -> StepFactors:
     """Compute the factors of all steps of K jobs.
 
@@ -109,7 +124,7 @@ def describe_steps(
     of_size = {
         "cost": frontiers.cost[frontier, positions],
         "gain": frontiers.gain[frontier, positions],
-        "left": np.maximum(log_slots, -7.0),
+        "left": np.maximum(log_slots, _MIN_LEFT),
         "left_beyond_slot": np.maximum(log_slots, 0.0),
         "speed": log_speed - frontiers.log_best_speed[frontier][:, None],
     }

@@ -1,11 +1,9 @@
 """Size steps: which job is enlarged next, and to which size, by scores with learned weights.
 
-In each slot all sizes are chosen anew. Every job starts from nothing, or from its floor. Then, again and again, one job
-makes a step to a size at which it is faster: the step with the highest score (``score``) of all jobs' steps for which
-the cluster, taken as a whole, has resources left. It ends when there is none. The score is a small function of
-dimensionless features, the same for all jobs, so that one set of weights fits any jobs and any cluster.
-
-Everything here works on N clusters at once, each with weights of its own: the policy has one, its trainer hundreds.
+In each slot all sizes are chosen anew. Every job begins with its base: nothing, or its floor. Then, again and again,
+one job makes a step to a size at which it is faster: the step with the highest score (``dl2d.policies.dl2.scoring``) of
+all jobs' steps for which the cluster, taken as a whole, has resources left. It ends when there is none. Sizes are
+chosen in N clusters at once.
 """
 
 from __future__ import annotations
@@ -15,12 +13,12 @@ from typing import NamedTuple
 import numpy as np
 
 from dl2d.core.arrays import Bools, Floats, Ints
-from dl2d.policies.dl2.pareto_frontier import ParetoFrontiers
+from dl2d.policies.dl2.pareto_frontier import FrontierArrays
 from dl2d.policies.dl2.scoring import ClusterJobs, describe_steps, score
 
 
 def choose_sizes(
-    frontiers: ParetoFrontiers,
+    frontiers: FrontierArrays,
     cluster_jobs: ClusterJobs,
     positions: Ints,
     free: Ints,
@@ -33,7 +31,7 @@ def choose_sizes(
     Parameters
     ----------
     positions
-        Size of each job to begin with, as its position on the frontier, shape (N, J).
+        Size of each job before the first step, as its position on the frontier, shape (N, J).
     free
         Resources that each cluster has left, shape (N, R).
     weights
@@ -73,15 +71,16 @@ class _Steps(NamedTuple):
 class _Search:
     """State of the choice of sizes.
 
-    As long as resources are sufficient, jobs do not compete: each makes its own best steps one after the other, and in
-    the order of scores a step comes right after an earlier one of the same job with a lower score. So steps of all jobs
-    are planned ahead, and made in the order of ``least_score`` up to the first for which resources are lacking; then
-    all jobs whose next step lacks resources plan anew, with those that are left.
+    A step can be made only after the earlier steps of its job. Its turn is therefore decided by the lowest score up to
+    and including its own (``_Steps.least_score``). As long as resources suffice, steps of different jobs do not affect
+    one another. So the steps of all jobs are planned ahead, and made in the order of ``least_score`` up to the first
+    for which resources are lacking; then all jobs whose next step lacks resources plan anew, with the resources that
+    are left.
     """
 
     def __init__(
         self,
-        frontiers: ParetoFrontiers,
+        frontiers: FrontierArrays,
         cluster_jobs: ClusterJobs,
         positions: Ints,
         free: Ints,
@@ -145,7 +144,7 @@ class _Search:
         weights = self._weights if len(self._weights) == 1 else self._weights[clusters]
         steps = describe_steps(frontiers, self._cluster_jobs, clusters, self._jobs[jobs], position)
         scores = score(weights, steps)
-        possible = frontiers.exists[frontier, position]
+        possible = frontiers.is_step[frontier, position]
         available = self._free[clusters] + frontiers.need[frontier, position]
         for resource in range(available.shape[1]):
             possible &= frontiers.need[frontier, :, resource] <= available[:, resource, None]

@@ -65,7 +65,7 @@ def test_speeds_apart_are_those_together_less_what_talk_was_spared() -> None:
     """A sample takes a worker 1 s, half of which counts as computing; 0.7 of the talk on a node is spared."""
     here = seen(SpeedPoint(Allocation(1, 1), 1.0, 5), SpeedPoint(Allocation(4, 4), 2.0, 5, 1, 9.0, 8.0, 1.0))
     layouts = Locality(here, {}, lambda request: np.zeros((request.max_ps + 1, request.max_workers + 1)))
-    apart = layouts.apart()
+    apart = layouts.to_different_nodes()
     one, four = apart.speeds[0].points
     assert one.samples_per_second == pytest.approx(1 / (0.5 + 0.5 / (1 - 0.7)))
     assert four.samples_per_second == pytest.approx(1 / (0.125 + 0.375 / (1 - 0.35)))
@@ -73,7 +73,7 @@ def test_speeds_apart_are_those_together_less_what_talk_was_spared() -> None:
     assert apart.job_speeds[0].points == (one, four)
     rates = np.zeros((9, 9))
     rates[1, 1], rates[4, 4] = one.samples_per_second, four.samples_per_second
-    together = layouts.together(here.jobs[0].request, rates)
+    together = layouts.to_few_nodes(here.jobs[0].request, rates)
     assert (together[1, 1], together[4, 4]) == pytest.approx((1.0, 2.0))
     assert np.count_nonzero(together) == 2
 
@@ -87,10 +87,10 @@ def test_apart_and_together_are_inverse(speeds: dict[tuple[int, int], float]) ->
     here = seen(*(SpeedPoint(Allocation(*size), speed, 1) for size, speed in sorted(speeds.items())))
     layouts = Locality(here, {}, lambda request: np.zeros((request.max_ps + 1, request.max_workers + 1)))
     rates = np.zeros((9, 9))
-    within = [point for point in layouts.apart().speeds[0].points if max(point.allocation) < 9]
+    within = [point for point in layouts.to_different_nodes().speeds[0].points if max(point.allocation) < 9]
     for point in within:
         rates[point.allocation.ps, point.allocation.workers] = point.samples_per_second
-    together = layouts.together(here.jobs[0].request, rates)
+    together = layouts.to_few_nodes(here.jobs[0].request, rates)
     for point in within:
         was = speeds[point.allocation]
         assert together[point.allocation.ps, point.allocation.workers] == pytest.approx(was, rel=1e-6)
@@ -109,7 +109,7 @@ def test_how_much_is_spared_shows_in_how_the_sizes_of_a_known_kind_differ(spared
     measured = tuple(MeasuredSpeeds(kind, points(level * slow_talk(1.5, 1.5, spared), *sizes)) for kind in kinds)
     snapshot = replace(a_snapshot(jobs, cluster(4, cpu=6)), speeds=measured)
     layouts = Locality(snapshot, dict.fromkeys(kinds, least), lambda _: known)
-    rates = layouts.together(jobs[0].request, known)
+    rates = layouts.to_few_nodes(jobs[0].request, known)
     assert 1 / rates[4, 4] == pytest.approx(1.5 / 4 + 1.5 * (1 - spared / 2), abs=1.5 * 0.11 / 2)  # it goes in tenths
 
 
@@ -123,9 +123,9 @@ def test_nodes_that_are_down_do_not_count() -> None:
 
     request = here.jobs[0].request
     rates = slow_talk(1.0, 1.0, 0.0)
-    expected = Locality(here, {}, nothing).together(request, rates)
-    assert Locality(both, {}, nothing).together(request, rates) == pytest.approx(expected)
-    assert Locality(replace(here, nodes=()), {}, nothing).together(request, rates) == pytest.approx(rates)
+    expected = Locality(here, {}, nothing).to_few_nodes(request, rates)
+    assert Locality(both, {}, nothing).to_few_nodes(request, rates) == pytest.approx(expected)
+    assert Locality(replace(here, nodes=()), {}, nothing).to_few_nodes(request, rates) == pytest.approx(rates)
 
 
 def asked(chosen: Policy, snapshot: Snapshot, placement: LoadBalance | Optimus) -> Decision:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dl2d.policies.dl2.pareto_frontier import ParetoFrontier, ParetoFrontiers, SizeGrid, pareto_frontiers
+from dl2d.policies.dl2.pareto_frontier import FrontierArrays, ParetoFrontier, SizeGrid, pareto_frontiers
 
 
 def a_grid(rng: np.random.Generator) -> SizeGrid:
@@ -22,7 +22,7 @@ def a_grid(rng: np.random.Generator) -> SizeGrid:
         ps=server,
         capacity=(rng.integers(1, 120, resources) * unit).tolist(),
         allowed=(workers > 0) & (rng.random(shape) < rng.choice([0.5, 1.0])),
-        start=(0, 0) if rng.random() < 0.5 else tuple(rng.integers(0, 4, 2).tolist()),
+        base=(0, 0) if rng.random() < 0.5 else tuple(rng.integers(0, 4, 2).tolist()),
         current=None if rng.random() < 0.5 else (int(rng.integers(shape[1])), int(rng.integers(shape[0]))),
     )
 
@@ -37,7 +37,7 @@ def by_hand(grid: SizeGrid) -> list[tuple[int, int]]:
     sizes = [
         (w, p)
         for w, p in zip(workers.tolist(), ps.tolist(), strict=True)
-        if w >= grid.start[0] and p >= grid.start[1]
+        if w >= grid.base[0] and p >= grid.base[1]
         if all(amount <= whole for amount, whole in zip(taken((w, p)), grid.capacity, strict=True))
     ]
     sizes.sort(key=lambda size: (-grid.speeds[size[1], size[0]], sum(taken(size)), size[1], size[0]))
@@ -71,14 +71,14 @@ def test_a_frontier_has_the_sizes_that_are_kept_by_hand_and_its_start(seed: int)
     kept = by_hand(grid)
     assert (made is None) == (not kept)
     if made is not None:
-        assert [tuple(size) for size in made.sizes.tolist()] == [grid.start, *kept]
+        assert [tuple(size) for size in made.sizes.tolist()] == [grid.base, *kept]
         demand = np.array([grid.worker, grid.ps])
-        np.testing.assert_array_equal(made.need, (made.sizes - grid.start) @ demand)
+        np.testing.assert_array_equal(made.need, (made.sizes - grid.base) @ demand)
         rates = [grid.speeds[ps, workers] for workers, ps in kept]
         np.testing.assert_array_equal(made.log_speed[1:], np.log(rates))
         shares = np.array(kept[0]) @ demand / grid.capacity
         assert made.best_share == pytest.approx(shares.max())
-        assert made.from_nothing == (grid.start == (0, 0))
+        assert made.from_nothing == (grid.base == (0, 0))
         if made.from_nothing:
             assert made.log_speed[0] == pytest.approx(np.log(1e-3 * rates[0]))
 
@@ -114,15 +114,15 @@ def test_there_is_a_step_wherever_a_size_is_faster_and_takes_more(seed: int) -> 
     made = [one for one in made if np.isfinite(one.log_speed[0])]
     if not made:
         return
-    together = ParetoFrontiers(made)
+    together = FrontierArrays(made)
     for number, one in enumerate(made):
         count = len(one.sizes)
         gain = one.log_speed[None] - one.log_speed[:, None]
         more = (one.need[None] - one.need[:, None]) / np.maximum(one.capacity, 1e-9)
         there = (gain > np.log(1.01)) & (more.max(axis=2) > 0) & (np.arange(count) > 0)
-        np.testing.assert_array_equal(together.exists[number, :count, :count], there)
-        assert together.exists[number].sum() == there.sum()
+        np.testing.assert_array_equal(together.is_step[number, :count, :count], there)
+        assert together.is_step[number].sum() == there.sum()
         np.testing.assert_allclose(together.cost[number, :count, :count][there], np.log(more.max(axis=2)[there]))
         np.testing.assert_allclose(together.gain[number, :count, :count][there], np.log(gain[there]))
-    assert not together.cost[~together.exists].any()
-    assert not together.gain[~together.exists].any()
+    assert not together.cost[~together.is_step].any()
+    assert not together.gain[~together.is_step].any()

@@ -18,7 +18,7 @@ from dl2d.core.json_codec import encode
 from dl2d.core.measured_speeds import TrainingKind
 from dl2d.core.resources import Resources
 from dl2d.policies.dl2.checkpoint_contents import as_arrays, from_arrays
-from dl2d.policies.dl2.pareto_frontier import ParetoFrontiers, SizeGrid, pareto_frontiers
+from dl2d.policies.dl2.pareto_frontier import FrontierArrays, SizeGrid, pareto_frontiers
 from dl2d.policies.dl2.policy import Dl2, with_checkpoint
 from dl2d.policies.dl2.scoring import (
     FEATURES,
@@ -160,7 +160,7 @@ def test_features_by_hand() -> None:
     (one,) = pareto_frontiers([SizeGrid(rates, worker=[2000], ps=[1000], capacity=[10000], allowed=rates > 0)])
     assert one is not None
     assert one.sizes.tolist() == [[0, 0], [2, 1], [1, 1]]
-    both = ParetoFrontiers([one])
+    both = FrontierArrays([one])
     crowd = ClusterJobs.of(both, np.zeros((1, 1), int), np.ones((1, 1), bool), np.array([[240.0]]), np.array([60.0]))
     here = np.zeros(1, int)
     of_start = describe_steps(both, crowd, here, here, here)
@@ -181,7 +181,7 @@ def test_scores_are_sums_of_weighed_features_and_of_hidden_units() -> None:
     rates = np.array([[0.0, 0.0, 0.0], [0.0, 1.0, 2.0]])
     (one,) = pareto_frontiers([SizeGrid(rates, worker=[2000], ps=[1000], capacity=[10000], allowed=rates > 0)])
     assert one is not None
-    both = ParetoFrontiers([one])
+    both = FrontierArrays([one])
     samples = np.array([[240.0, 500.0]])
     crowd = ClusterJobs.of(both, np.zeros((1, 2), int), np.ones((1, 2), bool), samples, np.array([60.0]))
     seen = describe_steps(both, crowd, np.zeros(2, int), np.arange(2), np.array([0, 2]))

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dl2d.core.arrays import Floats, Ints
-from dl2d.policies.dl2.pareto_frontier import ParetoFrontier, ParetoFrontiers, SizeGrid, pareto_frontiers
+from dl2d.policies.dl2.pareto_frontier import FrontierArrays, ParetoFrontier, SizeGrid, pareto_frontiers
 from dl2d.policies.dl2.scoring import ClusterJobs, describe_steps, score, weight_count
 from dl2d.policies.dl2.size_search import choose_sizes
 
@@ -28,7 +28,7 @@ def test_sizes_are_faster_and_have_room(seed: int, hidden: int, only_larger: boo
     made = [found for _ in range(3) if (found := a_frontier(rng, capacity)) is not None]
     if not made:
         return
-    together, clusters, count = ParetoFrontiers(made), 2, 6
+    together, clusters, count = FrontierArrays(made), 2, 6
     of = rng.integers(0, len(made), (clusters, count))
     present, samples = rng.random((clusters, count)) < 0.8, np.exp(rng.normal(5, 2, (clusters, count)))
     crowd = ClusterJobs.of(together, of, present, samples, np.array([100.0, 900.0]))
@@ -44,10 +44,10 @@ def test_sizes_are_faster_and_have_room(seed: int, hidden: int, only_larger: boo
         which, now = of[row, job], states[row, job]
         fits = (together.need[which] - together.need[which, now] <= free[row]).all(axis=1)
         fits &= (together.sizes[which] >= together.sizes[which, now]).all(axis=1)
-        assert not (together.exists[which, now] & fits).any()
+        assert not (together.is_step[which, now] & fits).any()
 
 
-def plainly(together: ParetoFrontiers, crowd: ClusterJobs, states: Ints, free: Ints, weights: Floats) -> list[int]:
+def plainly(together: FrontierArrays, crowd: ClusterJobs, states: Ints, free: Ints, weights: Floats) -> list[int]:
     """Positions in one cluster after steps one by one, each the best that has room by then, the first of equals."""
     states, left = states[0].copy(), free[0].copy()
     (present,) = np.nonzero(crowd.present[0])
@@ -57,7 +57,7 @@ def plainly(together: ParetoFrontiers, crowd: ClusterJobs, states: Ints, free: I
             which, now = crowd.frontier[0, job], states[job]
             found = score(weights, describe_steps(together, crowd, *(np.array([place]) for place in (0, job, now))))[0]
             fits = (together.need[which] - together.need[which, now] <= left).all(axis=1)
-            found = np.where(together.exists[which, now] & fits, found, -np.inf)
+            found = np.where(together.is_step[which, now] & fits, found, -np.inf)
             if found.max() > best:
                 best, step = found.max(), (job, int(found.argmax()))
         if step is None:
@@ -75,7 +75,7 @@ def test_each_step_is_the_best_that_has_room(seed: int, hidden: int, count: int,
     made = [found for _ in range(3) if (found := a_frontier(rng, [room * 1000])) is not None]
     if not made:
         return
-    together, others = ParetoFrontiers(made), 3
+    together, others = FrontierArrays(made), 3
     of, samples = rng.integers(0, len(made), (others, count)), np.exp(rng.normal(5, 2, (others, count)))
     present, slots = rng.random((others, count)) < 0.8, np.full(others, 300.0)
     weights = rng.normal(0, 1, (others, weight_count(hidden)))
