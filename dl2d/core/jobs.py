@@ -52,6 +52,7 @@ class Role(enum.StrEnum):
 
     WORKER = "worker"
     PS = "ps"
+    #: Role of a job's anchor, which is started like a task but counted in no allocation.
     COORDINATOR = "coordinator"
 
 

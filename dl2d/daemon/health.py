@@ -62,7 +62,7 @@ class Health:
 
     def completed(self, report: Report) -> None:
         """A tick was completed."""
-        waiting, seconds = len(report.idle.jobs), report.idle.seconds
+        waiting, seconds = len(report.needless_wait.jobs), report.needless_wait.seconds
         problems = []
         if report.set_aside is not None:
             problems.append(

@@ -37,7 +37,7 @@ from dl2d.daemon.systemd import ServiceManager
 from dl2d.plugins import load_manager, load_placement, load_policy
 from dl2d.tick.policy_call import Deadline
 from dl2d.tick.record import Report
-from dl2d.tick.task_specs import Launcher
+from dl2d.tick.task_specs import TaskSpecs
 from dl2d.tick.tick import tick
 from dl2d.tick.tick_context import Context, Deciders, GuardRules, Timeouts
 from dl2d.tick.tick_state import SetAside, TickState
@@ -112,7 +112,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             self._starts_anchors = capabilities.starts_anchors
             self._cluster = capabilities.cluster
             self._scheduler = f"{capabilities.name} {capabilities.version}".strip()
-            self._launcher = Launcher(self.url, credentials)
+            self._task_specs = TaskSpecs(self.url, credentials)
             self._manager_access = ManagerAccess(self._manager)
             self._admission = Admission(settings.jobs.rules)
             #: Held to replace the context; a tick works with the one that it began with.
@@ -294,11 +294,11 @@ class Daemon(AbstractContextManager["Daemon"]):
 
     def _log_idle(self, report: Report) -> None:
         """Log that jobs wait although they fit: when it begins, and when the fallback decides because of it."""
-        if report.idle.jobs and not report.idle.seconds:
+        if report.needless_wait.jobs and not report.needless_wait.seconds:
             log.warning(
                 "jobs wait although there is room for every one of them",
-                jobs=[key.id for key in report.idle.jobs[:_MAX_JOBS_NAMED]],
-                count=len(report.idle.jobs),
+                jobs=[key.id for key in report.needless_wait.jobs[:_MAX_JOBS_NAMED]],
+                count=len(report.needless_wait.jobs),
                 policy=report.decision.policy,
                 fallback_after_seconds=self._context.idle_seconds,
             )
@@ -407,7 +407,7 @@ class Daemon(AbstractContextManager["Daemon"]):
                 placement=load_placement(settings.placement),
                 call=Deadline(settings.policy.timeout_seconds),
             ),
-            launcher=self._launcher,
+            task_specs=self._task_specs,
             guard_rules=guard_rules(settings),
             timeouts=Timeouts(
                 unseen_seconds=jobs.unseen_seconds,

@@ -28,7 +28,7 @@ from dl2d.simulation.realism_effects import Effects, reported_epoch, resized
 from dl2d.simulation.slot_time_series import SlotRecorder, SlotSeries
 from dl2d.simulation.speeds.realism_options import Realism, SeededRandom
 from dl2d.simulation.workload.format import SimulatedJob, Workload, to_request
-from dl2d.tick.task_specs import Credentials, Launcher
+from dl2d.tick.task_specs import Credentials, TaskSpecs
 from dl2d.tick.tick import tick
 from dl2d.tick.tick_context import Context, Deciders, GuardRules, Timeouts
 from dl2d.tick.tick_state import TickState
@@ -205,7 +205,7 @@ class _Run:
             manager=self._manager,
             store=self._store,
             deciders=deciders,
-            launcher=Launcher("http://simulated", Credentials(b"\0" * 32)),
+            task_specs=TaskSpecs("http://simulated", Credentials(b"\0" * 32)),
             guard_rules=GuardRules(),
             # Simulated coordinators neither call nor fall silent, and nothing is lost on the way.
             timeouts=Timeouts(
@@ -278,7 +278,7 @@ class _Run:
             if report.decided:
                 self.decision_ms.append((self._timer() - begin) * 1e3)
             self._settle()
-            self._idle = report.idle.jobs
+            self._idle = report.needless_wait.jobs
             plan = report.plan
             if not plan.starts and not plan.stops:
                 return

@@ -11,7 +11,7 @@ from dl2d.core.errors import ResourceManagerError, Unavailable
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobState
 from dl2d.core.store import JobChange, TaskChange
 from dl2d.core.tick_plan import Failure, Outcome, Plan
-from dl2d.tick.task_specs import JobLauncher
+from dl2d.tick.task_specs import JobTaskSpecs
 from dl2d.tick.tick_context import Context
 
 log = structlog.get_logger()
@@ -32,15 +32,15 @@ def apply(context: Context, plan: Plan, jobs: Mapping[JobKey, Job], at: float) -
     failures: list[Failure] = []
     changes: list[TaskChange] = []
     manager_answers = True
-    launchers: dict[JobKey, JobLauncher] = {}
+    task_specs: dict[JobKey, JobTaskSpecs] = {}
     for task in store.ask_tasks(plan.starts, at):
         if not manager_answers:
             note, cause = "the resource manager does not answer", FailureCause.NOT_STARTED
             changes.append(TaskChange(task.job, task.id, TaskState.FAILED, note=note, cause=cause))
             continue
-        if task.job not in launchers:
-            launchers[task.job] = context.launcher.job_launcher(jobs[task.job])
-        spec = launchers[task.job].task_spec(task)
+        if task.job not in task_specs:
+            task_specs[task.job] = context.task_specs.of_job(jobs[task.job])
+        spec = task_specs[task.job].task_spec(task)
         try:
             handle = context.manager.submit(spec)
         except Unavailable as error:
@@ -62,7 +62,7 @@ def apply(context: Context, plan: Plan, jobs: Mapping[JobKey, Job], at: float) -
 def start_anchor(context: Context, job: Job, at: float) -> None:
     """Start the anchor of a job that was submitted to the daemon; if the resource manager refuses it, the job ends."""
     try:
-        handle = context.manager.submit(context.launcher.anchor_spec(job))
+        handle = context.manager.submit(context.task_specs.anchor_spec(job))
     except Unavailable as error:
         log.warning("anchor not started, will be tried again", job=job.key.id, error=str(error))
     except ResourceManagerError as error:

@@ -20,7 +20,7 @@ from dl2d.tick.policy_call import gc_paused
 from dl2d.tick.reconcile import Reconciled
 from dl2d.tick.tick_context import Deciders
 from dl2d.tick.tick_state import SetAside
-from dl2d.tick.waiting_on_idle_cluster import IdleWaiting
+from dl2d.tick.waiting_on_idle_cluster import NeedlessWait
 
 log = structlog.get_logger()
 
@@ -84,10 +84,10 @@ def situation_digest(mode: Mode, reconciled: Reconciled, set_aside: SetAside | N
     return digest(mode, jobs, nodes, failures, silent, static_tasks, set_aside)
 
 
-def set_aside_if_idle(deciders: Deciders, idle: IdleWaiting, idle_seconds: float) -> SetAside | None:
-    """The policy, to be set aside since jobs have waited for ``idle_seconds`` although they fit; else None."""
+def set_aside_after_wait(deciders: Deciders, wait: NeedlessWait, max_seconds: float) -> SetAside | None:
+    """The policy, to be set aside since jobs have waited for ``max_seconds`` although they fit; else None."""
     policy = deciders.policy
-    if not idle.jobs or idle.seconds < idle_seconds or policy is deciders.fallback:
+    if not wait.jobs or wait.seconds < max_seconds or policy is deciders.fallback:
         return None
-    reason = f"left {len(idle.jobs)} jobs waiting for {idle.seconds:.0f} s although they fit into free resources"
+    reason = f"left {len(wait.jobs)} jobs waiting for {wait.seconds:.0f} s although they fit into free resources"
     return SetAside(policy.name, policy.version, reason)

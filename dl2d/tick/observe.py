@@ -83,9 +83,9 @@ def take_snapshot(live: LiveJobs, listing: RmListing, slot: int) -> Snapshot:
         else node
         for node in listing.nodes
     )
-    resizable = tuple(job for job in live.jobs if job.state in (JobState.READY, JobState.RUNNING))
-    just_started = _just_started(resizable, tasks, listing.at)
-    jobs = in_submit_order([_as_shown(job, listing.at, just_started=job.key in just_started) for job in resizable])
+    schedulable = tuple(job for job in live.jobs if job.state in (JobState.READY, JobState.RUNNING))
+    just_started = _just_started(schedulable, tasks, listing.at)
+    jobs = in_submit_order([_as_shown(job, listing.at, just_started=job.key in just_started) for job in schedulable])
     # A running job keeps its minimum size: its weights are in its servers, so it is never shrunk to nothing.
     floors = tuple(
         (job.key, job.request.min_size) for job in jobs if job.state is JobState.RUNNING and job.key not in just_started

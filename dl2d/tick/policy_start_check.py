@@ -23,7 +23,7 @@ from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.core.store import Store
 from dl2d.tick.guard import check_decision
 from dl2d.tick.place.place import place
-from dl2d.tick.waiting_on_idle_cluster import idle_jobs
+from dl2d.tick.waiting_on_idle_cluster import startable_waiting_jobs
 
 #: Number of slots that are simulated. A job may be left waiting in the first, since some policies choose at random.
 _SLOTS: Final = 2
@@ -33,7 +33,7 @@ _MAX_TICKS: Final = 8
 #: Maximum number of different requests that are tried.
 _MAX_REQUESTS: Final = 24
 #: Number of jobs that are submitted at once.
-_MAX_JOBS: Final = 16
+_JOBS_AT_ONCE: Final = 16
 #: Maximum number of jobs of a store whose requests are taken, newest first.
 _MAX_STORED_JOBS: Final = 200
 #: Nodes that are taken if those of the site are not known.
@@ -104,10 +104,13 @@ def site_start_check(policy: Policy, placement: Placement, store: Store) -> Star
 
 
 def _small_requests(nodes: Sequence[Node]) -> Iterator[JobRequest]:
-    """Small requests with and without parameter servers, of one bundle and of two."""
-    largest = max(nodes, key=lambda node: sum(amount for _, amount in node.capacity.thousandths)).capacity.thousandths
-    worker = Resources(tuple((name, min(amount, 1000)) for name, amount in sorted(largest) if name in ("cpu", "gpu")))
-    ps = Resources(tuple((name, min(amount, 1000)) for name, amount in sorted(largest) if name == "cpu"))
+    """Small requests with and without parameter servers, of one bundle and of two.
+
+    A worker needs a CPU, and a GPU if there are nodes that have one; a PS needs a CPU.
+    """
+    node = max(nodes, key=lambda node: (node.capacity.get("gpu"), node.capacity.get("cpu")))
+    cpu, gpu = (min(node.capacity.get(name), 1) for name in ("cpu", "gpu"))
+    worker, ps = Resources.of(cpu=cpu, gpu=gpu), Resources.of(cpu=cpu)
     plain = JobRequest(
         name="plain", model="other", epochs=10.0, samples_per_epoch=1000.0, steps_per_epoch=None, batch=None,
         worker=worker, ps=ps,
@@ -133,11 +136,11 @@ def _different(requests: Iterable[JobRequest], nodes: Sequence[Node], placement:
 
 
 def _workloads(requests: Sequence[JobRequest]) -> Iterator[Sequence[JobRequest]]:
-    """Each request alone; then ``_MAX_JOBS`` jobs at once, of as many requests as they can be."""
+    """Each request alone; then ``_JOBS_AT_ONCE`` jobs at once, repeating the requests until there are that many."""
     yield from ([request] for request in requests)
-    for start in range(0, len(requests), _MAX_JOBS):
-        together = list(requests[start : start + _MAX_JOBS])
-        yield (together * _MAX_JOBS)[:_MAX_JOBS]
+    for start in range(0, len(requests), _JOBS_AT_ONCE):
+        together = list(requests[start : start + _JOBS_AT_ONCE])
+        yield (together * _JOBS_AT_ONCE)[:_JOBS_AT_ONCE]
 
 
 def _left_waiting(
@@ -146,7 +149,7 @@ def _left_waiting(
     """Requests of the workload whose jobs are given nothing in the last slot although they have room."""
     jobs = tuple(_job(number, request) for number, request in enumerate(workload))
     tasks: list[Task] = []
-    idle: tuple[JobKey, ...] = ()
+    waiting: tuple[JobKey, ...] = ()
     task_count = 0
     for slot in range(1, _SLOTS + 1):
         snapshot = _snapshot(slot, nodes, jobs, tasks)
@@ -156,7 +159,7 @@ def _left_waiting(
         check_decision(decision, snapshot)
         for _ in range(_MAX_TICKS):
             plan = place(snapshot, decision, placement)
-            idle = idle_jobs(snapshot, decision, plan, placement)
+            waiting = startable_waiting_jobs(snapshot, decision, plan, placement)
             if not plan.starts and not plan.stops:
                 break
             stopped = {(stop.job, stop.task) for stop in plan.stops}
@@ -168,7 +171,7 @@ def _left_waiting(
                          demand=start.demand, state=TaskState.CONFIRMED)
                 )  # fmt: skip
             snapshot = _snapshot(slot, nodes, jobs, tasks)
-    return [job.request for job in jobs if job.key in idle]
+    return [job.request for job in jobs if job.key in waiting]
 
 
 def _snapshot(slot: int, nodes: Sequence[Node], jobs: tuple[Job, ...], tasks: Sequence[Task]) -> Snapshot:

@@ -14,7 +14,7 @@ from dl2d.tick.reconcile import Reconciled
 from dl2d.tick.scheduler_decision import OBSERVED
 from dl2d.tick.tick_context import Context
 from dl2d.tick.tick_state import PolicyFailures, SetAside, SlotDecision, TickState
-from dl2d.tick.waiting_on_idle_cluster import IdleWaiting
+from dl2d.tick.waiting_on_idle_cluster import NeedlessWait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +25,8 @@ class Report:
     slot_decision: SlotDecision
     plan: Plan
     outcome: Outcome
-    #: Jobs that wait on an idle cluster.
-    idle: IdleWaiting
+    #: Jobs that wait although they fit into free resources.
+    needless_wait: NeedlessWait
     #: The policy that is not asked any more: in the next tick the fallback decides.
     set_aside: SetAside | None
     #: Consecutive decisions of the policy that failed, up to this tick.
@@ -56,7 +56,7 @@ def record(context: Context, state: TickState, reconciled: Reconciled, report: R
         start_failures=reconciled.start_failures,
         stops_asked=reconciled.stops_asked,
         calling_since=reconciled.calling_since,
-        idle=report.idle,
+        needless_wait=report.needless_wait,
         set_aside=report.set_aside,
         policy_failures=report.policy_failures,
     )

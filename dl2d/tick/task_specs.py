@@ -49,15 +49,16 @@ class Credentials:
 
 
 @dataclass(frozen=True, slots=True)
-class Launcher:
-    """Makes task specifications."""
+class TaskSpecs:
+    """Makes the specifications of all jobs' tasks and anchors."""
 
-    #: URL of the job API, for coordinators.
+    #: URL of the job API, which coordinators call.
     url: str
+    #: Makes the secrets of the jobs.
     credentials: Credentials
 
-    def job_launcher(self, job: Job) -> JobLauncher:
-        """The launcher for the tasks of a job whose coordinator has called."""
+    def of_job(self, job: Job) -> JobTaskSpecs:
+        """What makes the specifications of a job's tasks, once its coordinator has called."""
         environment = (
             *_user_environment(job.launch),
             ("DL2_COORDINATOR", job.address),
@@ -65,7 +66,7 @@ class Launcher:
             ("DL2_JOB", job.key.slug),
             ("DL2_ARCHITECTURE", job.request.architecture.value),
         )
-        return JobLauncher(job, Launch(with_runner(job.launch), job.launch.cwd, environment), task_tag(job.key, ""))
+        return JobTaskSpecs(job, Launch(with_runner(job.launch), job.launch.cwd, environment), task_tag(job.key, ""))
 
     def anchor_spec(self, job: Job) -> TaskSpec:
         """Specification of the anchor of a job that was submitted to the daemon."""
@@ -90,11 +91,11 @@ class Launcher:
 
 
 @dataclass(frozen=True, slots=True)
-class JobLauncher:
+class JobTaskSpecs:
     """Makes the specifications of one job's tasks."""
 
     job: Job
-    #: What all tasks of the job have in common.
+    #: Command, folder and environment that all tasks of the job have in common.
     launch: Launch = field(repr=False)
     #: Tag of a task of the job without the task's id.
     tag_prefix: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.tick_plan import Outcome, Plan
 from dl2d.tick.apply import apply
-from dl2d.tick.decide import decide, set_aside_if_idle, situation_digest
+from dl2d.tick.decide import decide, set_aside_after_wait, situation_digest
 from dl2d.tick.guard import guard
 from dl2d.tick.observe import observe, with_evidence
 from dl2d.tick.place.place import place
@@ -14,7 +14,7 @@ from dl2d.tick.record import Report, record
 from dl2d.tick.scheduler_decision import observed_decision
 from dl2d.tick.tick_context import Context
 from dl2d.tick.tick_state import SlotDecision, TickState
-from dl2d.tick.waiting_on_idle_cluster import IdleWaiting, idle_jobs
+from dl2d.tick.waiting_on_idle_cluster import NeedlessWait, startable_waiting_jobs
 
 
 def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
@@ -34,7 +34,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
     mode, deciders = context.mode, context.deciders
     set_aside = state.set_aside if state.set_aside and state.set_aside.is_for(deciders.policy) else None
     policy_failures = state.policy_failures
-    plan, outcome, idle = Plan(), Outcome(), IdleWaiting()
+    plan, outcome, needless_wait = Plan(), Outcome(), NeedlessWait()
 
     # Observe and reconcile
     observed = observe(context.store, context.manager)
@@ -64,13 +64,14 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
     if mode is Mode.LIVE:
         plan = place(snapshot, slot_decision.in_force, deciders.placement, silent=silent)
         outcome = apply(context, plan, reconciled.jobs, snapshot.at)
-        waiting = idle_jobs(snapshot, slot_decision.in_force, plan, deciders.placement, silent=silent)
-        idle = state.idle.after(waiting, snapshot.at)
-        set_aside = set_aside or set_aside_if_idle(deciders, idle, context.idle_seconds)
+        waiting = startable_waiting_jobs(snapshot, slot_decision.in_force, plan, deciders.placement, silent=silent)
+        needless_wait = state.needless_wait.after(waiting, snapshot.at)
+        set_aside = set_aside or set_aside_after_wait(deciders, needless_wait, context.idle_seconds)
 
     # Record
     report = Report(
-        snapshot=snapshot, slot_decision=slot_decision, plan=plan, outcome=outcome, idle=idle, set_aside=set_aside,
-        policy_failures=policy_failures, decided=decided, seconds=context.timer() - begin, mode=mode,
+        snapshot=snapshot, slot_decision=slot_decision, plan=plan, outcome=outcome, needless_wait=needless_wait,
+        set_aside=set_aside, policy_failures=policy_failures, decided=decided, seconds=context.timer() - begin,
+        mode=mode,
     )  # fmt: skip
     return record(context, state, reconciled, report, situation), report

@@ -15,7 +15,7 @@ from dl2d.core.resource_manager import ResourceManager
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.core.store import TickStore
 from dl2d.tick.policy_call import call_directly
-from dl2d.tick.task_specs import Launcher
+from dl2d.tick.task_specs import TaskSpecs
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Context:
     manager: ResourceManager
     store: TickStore
     deciders: Deciders
-    launcher: Launcher
+    task_specs: TaskSpecs
     guard_rules: GuardRules
     timeouts: Timeouts
     #: Maximum age of a decision, in seconds.

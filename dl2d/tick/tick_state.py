@@ -10,7 +10,7 @@ from dl2d.core.decision import Decision
 from dl2d.core.jobs import JobKey
 from dl2d.core.policy import Policy
 from dl2d.tick.guard import ResizeHistory
-from dl2d.tick.waiting_on_idle_cluster import IdleWaiting
+from dl2d.tick.waiting_on_idle_cluster import NeedlessWait
 
 
 class StartFailures(NamedTuple):
@@ -86,8 +86,8 @@ class TickState:
     stops_asked: Mapping[str, float] = field(default_factory=dict)
     #: Since when each job's coordinator has called without a gap; without silent ones.
     calling_since: Mapping[JobKey, float] = field(default_factory=dict)
-    #: Jobs that wait on an idle cluster.
-    idle: IdleWaiting = field(default_factory=IdleWaiting)
+    #: Jobs that wait although they fit into free resources.
+    needless_wait: NeedlessWait = field(default_factory=NeedlessWait)
     #: The policy version that is set aside, or None.
     set_aside: SetAside | None = None
     policy_failures: PolicyFailures = PolicyFailures()

@@ -1,4 +1,4 @@
-"""Idle cluster: detects jobs that wait although each of them would fit into free resources. Pure.
+"""Waiting on an idle cluster: finds jobs that wait although each of them would fit into free resources. Pure.
 
 A policy that works leaves no such job waiting for long. A tick therefore reports them, and sets a policy aside that
 leaves them waiting for ``Context.idle_seconds``.
@@ -22,7 +22,7 @@ _GUARD_CONSTRAINTS = frozenset({Constraint.LIMIT, Constraint.COOLDOWN, Constrain
 
 
 @dataclass(frozen=True, slots=True)
-class IdleWaiting:
+class NeedlessWait:
     """Jobs that wait although they fit into free resources, and for how long there have been such jobs."""
 
     jobs: tuple[JobKey, ...] = ()
@@ -36,14 +36,14 @@ class IdleWaiting:
         """For how long there have been such jobs."""
         return self.at - self.since
 
-    def after(self, jobs: tuple[JobKey, ...], at: float) -> IdleWaiting:
+    def after(self, jobs: tuple[JobKey, ...], at: float) -> NeedlessWait:
         """The record after a tick at time ``at`` found ``jobs``. A clock that was set back starts the count anew."""
         if not jobs:
-            return IdleWaiting()
-        return IdleWaiting(jobs, self.since if self.jobs and self.since <= at else at, at)
+            return NeedlessWait()
+        return NeedlessWait(jobs, self.since if self.jobs and self.since <= at else at, at)
 
 
-def idle_jobs(
+def startable_waiting_jobs(
     snapshot: Snapshot,
     decision: Decision,
     plan: Plan,
@@ -53,8 +53,9 @@ def idle_jobs(
 ) -> tuple[JobKey, ...]:
     """Elastic jobs that have nothing and are given nothing although each would fit beside the plan's starts.
 
-    Empty if one of the waiting jobs waits for resources, since the others may then wait for their turn in a queue.
-    Jobs that are larger than the empty cluster, that the guard holds back or whose coordinator is silent do not count.
+    Empty if a job without tasks was given a size and is deferred, or if a waiting job would fit into the empty cluster
+    only: the other jobs may then wait for their turn in a queue. Jobs that are larger than the empty cluster, that the
+    guard holds back or whose coordinator is silent do not count.
     """
     given_nothing = {entry.job for entry in decision.jobs if entry.allocation == NOTHING and not _is_held_back(entry)}
     if not given_nothing:

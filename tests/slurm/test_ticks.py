@@ -16,7 +16,7 @@ from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.store.sql_store import SqlStore
-from dl2d.tick.task_specs import Credentials, Launcher
+from dl2d.tick.task_specs import Credentials, TaskSpecs
 from dl2d.tick.tick import tick
 from dl2d.tick.tick_context import Context, Deciders, GuardRules, Timeouts
 from dl2d.tick.tick_state import TickState
@@ -74,7 +74,7 @@ def test_a_tick_with_a_thousand_jobs_asks_slurm_once_for_jobs_and_once_for_nodes
         manager=manager_on(),
         store=store,
         deciders=Deciders(Drf(), Fifo(), LoadBalance()),
-        launcher=Launcher("http://127.0.0.1:1", Credentials(b"k" * 32)),
+        task_specs=TaskSpecs("http://127.0.0.1:1", Credentials(b"k" * 32)),
         guard_rules=GuardRules(),
         timeouts=Timeouts(),
         slot_seconds=300,

@@ -11,7 +11,7 @@ from tick.world import GivesNothing
 
 from dl2d.core.cluster import Node, NodeState
 from dl2d.core.decision import Alternative
-from dl2d.core.jobs import Allocation
+from dl2d.core.jobs import NOTHING, Allocation
 from dl2d.core.resources import Resources
 from dl2d.placement.best_fit import BestFit
 from dl2d.placement.dl2_paper import Dl2Paper
@@ -38,6 +38,21 @@ def test_one_that_gives_nothing_is_refused_with_numbers() -> None:
     done = start_check(GivesNothing(), LoadBalance(), cluster(2, cpu=8, gpu=2))
     assert len(done.waiting) == done.jobs
     assert done.problem.startswith(f"leaves {done.jobs} of {done.jobs} jobs waiting on an idle cluster (one asks for ")
+
+
+class GivesGpusToNoOne(GivesNothing):
+    """A policy that starts jobs that need no GPU, and leaves the others waiting."""
+
+    def decide(self, snapshot, packing, rng):
+        decision = Drf().decide(snapshot, packing, rng)
+        gpu = {job.key for job in snapshot.jobs if job.request.worker.get("gpu")}
+        jobs = (replace(entry, allocation=NOTHING) if entry.job in gpu else entry for entry in decision.jobs)
+        return replace(decision, jobs=tuple(jobs), actions=())
+
+
+def test_the_small_jobs_need_gpus_though_nodes_without_have_more_of_all_else() -> None:
+    nodes = [Node("large", Resources.of(cpu=64, memory=2**20)), Node("gpu", Resources.of(cpu=8, gpu=1, memory=2**12))]
+    assert start_check(GivesGpusToNoOne(), LoadBalance(), nodes).waiting
 
 
 class OnlyRings:

@@ -19,17 +19,20 @@ def test_jobs_that_wait_beside_room_are_seen_and_after_a_while_the_fallback_star
     world = build(policy=GivesNothing(), idle_seconds=50.0)
     keys = [world.ready(), world.ready()]
     report = world.tick(1.0)
-    assert (set(report.idle.jobs), report.idle.seconds) == (set(keys), 1.0)  # the first since the tick before
+    assert (set(report.needless_wait.jobs), report.needless_wait.seconds) == (
+        set(keys),
+        1.0,
+    )  # the first since the tick before
     world.beat()
     report = world.tick(48.0)
-    assert (report.idle.seconds, report.set_aside, report.decision.policy) == (49.0, None, "nothing")
+    assert (report.needless_wait.seconds, report.set_aside, report.decision.policy) == (49.0, None, "nothing")
     world.beat()
     report = world.tick(1.0)
     assert report.set_aside is not None
     assert report.set_aside.reason == "left 2 jobs waiting for 50 s although they fit into free resources"
     world.beat()
     report = world.tick(1.0)  # at once, though the standing decision would stand for minutes
-    assert (report.decided, report.decision.policy, report.idle.jobs) == (True, "fifo", ())
+    assert (report.decided, report.decision.policy, report.needless_wait.jobs) == (True, "fifo", ())
     entry = next(entry for entry in report.decision.jobs if entry.job == keys[0])
     assert entry.guarded[0].constraint is Constraint.FALLBACK
     assert entry.guarded[0].text.startswith("policy nothing is set aside: it left 2 jobs waiting for 50 s")
@@ -72,7 +75,7 @@ def test_jobs_that_wait_for_a_reason_are_not_idle(build, options, jobs) -> None:
     for _ in range(30):
         world.beat()
         report = world.tick(1.0)
-        assert report.idle.jobs == ()
+        assert report.needless_wait.jobs == ()
         assert report.set_aside is None
 
 
@@ -82,14 +85,14 @@ def test_a_clock_that_is_set_back_does_not_count_as_waiting(build) -> None:
     world.tick(1.0)
     world.beat()
     report = world.tick(-500.0)
-    assert (len(report.idle.jobs), report.idle.seconds, report.set_aside) == (1, 0.0, None)
+    assert (len(report.needless_wait.jobs), report.needless_wait.seconds, report.set_aside) == (1, 0.0, None)
 
 
 def test_a_silent_job_is_not_the_policys_fault(build) -> None:
     world = build(policy=GivesNothing(), idle_seconds=10.0)
     world.ready()
     report = world.tick(1000.0)  # its coordinator has not called since
-    assert (report.idle.jobs, report.set_aside) == ((), None)
+    assert (report.needless_wait.jobs, report.set_aside) == ((), None)
 
 
 def test_metrics_say_that_the_policy_is_set_aside(build) -> None:

@@ -21,7 +21,7 @@ from dl2d.store.sql_store import SqlStore
 from dl2d.testing import PromptCoordinator, ScriptedManager
 from dl2d.testing.builders import make_job, make_nodes
 from dl2d.tick.record import Report
-from dl2d.tick.task_specs import Credentials, Launcher
+from dl2d.tick.task_specs import Credentials, TaskSpecs
 from dl2d.tick.tick import tick
 from dl2d.tick.tick_context import Context, Deciders, GuardRules, Timeouts
 from dl2d.tick.tick_state import TickState
@@ -100,7 +100,7 @@ class World:
             manager=self.manager,
             store=self.store,
             deciders=Deciders(self.policy, Fifo(), LoadBalance()),
-            launcher=Launcher("http://127.0.0.1:1", Credentials(b"k" * 32)),
+            task_specs=TaskSpecs("http://127.0.0.1:1", Credentials(b"k" * 32)),
             guard_rules=self.rules,
             timeouts=self.timeouts,
             slot_seconds=self.slot_seconds,
