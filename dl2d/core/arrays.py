@@ -1,4 +1,4 @@
-"""Types of numpy arrays that the throughput model and the policies share."""
+"""Types of numpy arrays."""
 
 from __future__ import annotations
 

@@ -16,13 +16,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
-from numpy.typing import NDArray
 
+from dl2d.core.arrays import Floats
 from dl2d.experiments.participant_preparation import REFERENCE
 from dl2d.experiments.results import CaseSummary, Curve, PolicySummary, Timelines, by_unit, curves, read_timelines
 from dl2d.experiments.run import Run
-
-_Floats = NDArray[np.float64]
 
 #: Colours that people with any colour vision tell apart: Okabe and Ito, "Color Universal Design" (2008), without its
 #: yellow, which is lost on white. A policy has the same in every report.
@@ -286,12 +284,12 @@ def _same_scale(grid: Sequence[Any], most: float, end: float) -> None:
         axis.set_xlim(0, end)
 
 
-def _to_end(values: _Floats) -> _Floats:
+def _to_end(values: Floats) -> Floats:
     """With the last value once more, for the end of its step."""
     return np.append(values, values[-1:])
 
 
-def _all_times(each: PolicySummary) -> _Floats:
+def _all_times(each: PolicySummary) -> Floats:
     return np.sort(np.array([time for result in each.results.values() for time in result.jobs.values()]))
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dl2d.core.arrays import Floats
 from dl2d.experiments.cells import Result, Timings
 from dl2d.experiments.definition import Case, Claim
 from dl2d.experiments.participant_preparation import Preparation, Prepared, is_ideal
@@ -212,8 +212,6 @@ def by_unit(curves_: Sequence[Curve]) -> Mapping[str, list[Curve]]:
     return groups
 
 
-_Floats = NDArray[np.float64]
-
 #: Most points of a curve; more slots than that are averaged in groups.
 MAX_POINTS: Final = 120
 
@@ -223,9 +221,9 @@ class Timeline:
     """One policy on one workload: a value per group of slots in each array. Slots without a job count as 0."""
 
     #: Fraction of the case's resource that was held.
-    utilisation: _Floats
-    workers: _Floats
-    ps: _Floats
+    utilisation: Floats
+    workers: Floats
+    ps: Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,12 +231,12 @@ class Timelines:
     """All policies of a workload, on one axis."""
 
     #: Slots at which groups begin, and the end of the last one.
-    edges: _Floats
+    edges: Floats
     #: Slots in a group; the last one may have fewer.
     width: int
     policies: Mapping[str, Timeline]
     #: By policy, tasks of each job (row, in order of coming) in each group, for the seed that kept them.
-    by_job: Mapping[str, _Floats]
+    by_job: Mapping[str, Floats]
 
 
 def read_timelines(run: Run, case: CaseSummary) -> Timelines:
@@ -248,7 +246,7 @@ def read_timelines(run: Run, case: CaseSummary) -> Timelines:
     starts = np.arange(0, slots, width)
     edges = np.append(starts, slots).astype(np.float64)
     sizes = np.diff(edges)
-    sums: dict[str, list[_Floats]] = {}
+    sums: dict[str, list[Floats]] = {}
     counts: dict[str, int] = {}
     kept: dict[str, SlotSeries] = {}
     for cell in run.cells:
@@ -281,7 +279,7 @@ def read_timelines(run: Run, case: CaseSummary) -> Timelines:
     )
 
 
-def _tasks_by_job(series: SlotSeries, order: Mapping[str, int], width: int, sizes: _Floats) -> _Floats:
+def _tasks_by_job(series: SlotSeries, order: Mapping[str, int], width: int, sizes: Floats) -> Floats:
     tasks = np.zeros((len(order), len(sizes)))
     for slot, jobs in zip(series.slots, series.allocations, strict=True):
         for job, has in jobs.items():

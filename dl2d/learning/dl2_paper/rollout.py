@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from dl2d.core.arrays import Floats, Ints
 from dl2d.learning.dl2_paper.samples import Samples
 from dl2d.learning.dl2_paper.settings import Credit, Reward, Settings, TooFewSamples
 from dl2d.policies.dl2_paper.exploration import correcting_actions, explored
@@ -16,7 +17,7 @@ from dl2d.policies.dl2_paper.observation import dominant_share
 from dl2d.policies.dl2_paper.policy import Network, chosen
 from dl2d.simulation.vectorized.clusters import Clusters, SlotReport
 from dl2d.simulation.vectorized.stepwise_sizing import Windows
-from dl2d.simulation.vectorized.workload_arrays import Floats, Ints, Library
+from dl2d.simulation.vectorized.workload_arrays import Library
 
 #: Added to a rate before its logarithm is taken; the reward of a job without tasks is the logarithm of this.
 MIN_RATE: Final = 1e-3

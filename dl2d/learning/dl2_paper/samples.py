@@ -9,8 +9,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from dl2d.core.arrays import Ints
 from dl2d.learning.dl2_paper.settings import TooFewSamples
-from dl2d.simulation.vectorized.workload_arrays import Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,8 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from dl2d.core.arrays import Floats, Ints
+
 Observations = NDArray[np.float32]
 
 #: Features of a job behind its one-hot type: age, remaining epochs, dominant share, workers, PSs.

@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from dl2d.core.arrays import Floats, Ints
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Constraint, Reason
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey
@@ -21,8 +22,6 @@ from dl2d.core.packing import Blocked, Packing
 from dl2d.core.resources import Resources
 from dl2d.policies.common.greedy import GreedyAllocation
 from dl2d.policies.dl2_paper.observation import (
-    Floats,
-    Ints,
     Sight,
     dominant_share,
     job_features,

@@ -17,11 +17,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dl2d.simulation.vectorized.workload_arrays import NEVER, Floats, Ints, Library
-
-Bools = NDArray[np.bool_]
+from dl2d.core.arrays import Bools, Floats, Ints
+from dl2d.simulation.vectorized.workload_arrays import NEVER, Library
 
 #: What is placed as one: a worker, a PS, or one of both.
 _WORKER, _PS, _BUNDLE = range(3)

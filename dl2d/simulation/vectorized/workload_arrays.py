@@ -7,16 +7,13 @@ from dataclasses import dataclass, fields
 from typing import Final, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dl2d.core.arrays import Floats, Ints
 from dl2d.core.errors import WorkloadError
 from dl2d.core.jobs import Architecture
 from dl2d.core.resources import Resources
 from dl2d.simulation.speeds.speed_models import SpeedModel
 from dl2d.simulation.workload.format import Workload
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 #: A slot that never comes: when padding is submitted.
 NEVER: Final = 2**62

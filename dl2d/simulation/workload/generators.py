@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dl2d.core.arrays import Floats
 from dl2d.core.error_wording import did_you_mean
 from dl2d.core.errors import WorkloadError
 from dl2d.simulation.options import one_of, within
@@ -30,7 +30,6 @@ from dl2d.simulation.speeds.speed_models import MAX_TASKS
 from dl2d.simulation.workload.conversion import PastJob, Settings, convert
 from dl2d.simulation.workload.format import MAX_JOBS, MAX_NODES, MAX_SLOTS, Workload
 
-_Floats = NDArray[np.float64]
 _DAY_SECONDS = 86_400.0
 #: GPUs of a job and their shares, of ITP; the 0.6 % with more than 16 are left out.
 GPU_SHARES: Final[Mapping[int, float]] = {1: 0.832, 2: 0.021, 4: 0.034, 8: 0.101, 16: 0.006}
@@ -149,7 +148,7 @@ def bursty(settings: BurstySettings, random: np.random.Generator) -> Workload:
     share = settings.on_slots / (settings.on_slots + settings.off_slots)
     busy = _steady(settings, random) * share / settings.rate
     periods = max(16, int(2.0 * busy[-1] / settings.on_slots))
-    ends: _Floats = np.empty(0)
+    ends: Floats = np.empty(0)
     while not len(ends) or ends[-1] <= busy[-1]:
         more = np.cumsum(random.exponential(settings.on_slots, periods))
         ends = np.concatenate([ends, more + (ends[-1] if len(ends) else 0.0)])
@@ -213,18 +212,18 @@ def _pattern(index: int, cap: int) -> int:
     return min(cap, max(0, round(cap * share)))
 
 
-def _steady(settings: PoissonSettings, random: np.random.Generator) -> _Floats:
+def _steady(settings: PoissonSettings, random: np.random.Generator) -> Floats:
     """Arrival times of a Poisson process of one arrival per unit of time."""
     return np.cumsum(random.exponential(1.0, settings.jobs))
 
 
-def _lognormal(settings: PoissonSettings, random: np.random.Generator) -> _Floats:
+def _lognormal(settings: PoissonSettings, random: np.random.Generator) -> Floats:
     exponents = math.log(settings.median_seconds) + settings.sigma * random.standard_normal(settings.jobs)
     return np.exp(np.minimum(exponents, 50.0))
 
 
 def _drawn(
-    name: str, settings: PoissonSettings, random: np.random.Generator, submits: _Floats, seconds: _Floats
+    name: str, settings: PoissonSettings, random: np.random.Generator, submits: Floats, seconds: Floats
 ) -> Workload:
     """Draw GPUs and models to arrivals in slots and lengths in seconds."""
     sizes = [gpus for gpus in GPU_SHARES if gpus <= settings.most_gpus]
