@@ -57,8 +57,10 @@ def follow_static_jobs(context: Context, observed: Observed) -> LiveJobs:
     changes = compare_static(jobs, observed.static.tasks, listing, unseen_seconds=context.timeouts.unseen_seconds)
     if not changes:
         return LiveJobs(jobs, observed.static.tasks)
-    # Tasks before jobs: if the tick is interrupted, ``live_jobs`` takes a task whose static job has ended for elastic.
+    # Tasks first: if the tick were interrupted after the job had ended but before its tasks had, ``live_jobs`` would
+    # count these tasks as elastic.
     store.change_tasks([task_change for change in changes for task_change in change.ended_tasks], listing.at)
+    # New tasks run already; they are confirmed below.
     store.ask_tasks([start for change in changes for start in change.new_tasks], listing.at)
     for change in changes:
         if change.job_change is not None:
@@ -174,7 +176,7 @@ def _static_change(
         return None
     changed_at = at
     if job_change is not None and job_change.state is JobState.RUNNING and listed is not None and listed.static:
-        changed_at = min(listed.static.started, at) or at
+        changed_at = min(listed.static.started, at) or at  # 0: not known
     return StaticChange(job.key, new, tuple(ended_tasks), job_change, changed_at, allocation if changed else None)
 
 

@@ -19,10 +19,8 @@ def test_jobs_that_wait_beside_room_are_seen_and_after_a_while_the_fallback_star
     world = build(policy=GivesNothing(), idle_seconds=50.0)
     keys = [world.ready(), world.ready()]
     report = world.tick(1.0)
-    assert (set(report.needless_wait.jobs), report.needless_wait.seconds) == (
-        set(keys),
-        1.0,
-    )  # the first since the tick before
+    # The first job has waited since the tick before.
+    assert (set(report.needless_wait.jobs), report.needless_wait.seconds) == (set(keys), 1.0)
     world.beat()
     report = world.tick(48.0)
     assert (report.needless_wait.seconds, report.set_aside, report.decision.policy) == (49.0, None, "nothing")

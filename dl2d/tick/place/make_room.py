@@ -50,8 +50,9 @@ def make_room(
 ) -> RoomMade:
     """Choose the tasks that leave or move, for one waiting task after the other.
 
-    A waiting task gets the first node with room; else the node where the fewest surplus tasks have to leave, the newest
-    of equals; else that of a task that can move.
+    A waiting task gets the first node with room; else the node where the fewest surplus tasks have to leave; else that
+    of a task that can move. Of nodes where equally many have to leave, it gets the one where the lowest number among
+    these tasks is highest (``Task.number``, which counts the tasks of a job and role).
 
     Parameters
     ----------
@@ -64,8 +65,6 @@ def make_room(
     surplus
         How many tasks of a group have to leave in any case.
     """
-    if not waiting:
-        return RoomMade((), ())
     cluster = _Cluster(free, tasks, surplus)
     waiting_groups = {task.group for task in waiting}
     leaving: list[Task] = []
@@ -122,7 +121,7 @@ class _Cluster:
         return self._first(self._fitting(demand), 0)
 
     def fewest_leavers(self, demand: Resources) -> tuple[str, Sequence[Task]] | None:
-        """The node where the fewest surplus tasks have to leave, the newest of equals, and those tasks."""
+        """The node where the fewest surplus tasks have to leave (see ``make_room``), and those tasks."""
         if not self._leavable_nodes:
             return None
         cached = self._leavers.setdefault(demand, {})
@@ -247,8 +246,8 @@ class _Cluster:
                 if name in short:
                     short[name] -= amount
             short = {name: amount for name, amount in short.items() if amount > 0}
-        oldest = min([task.number for task in leavers], default=0)
-        return _Leavers(tuple(leavers), tuple(groups.items()), (len(leavers), -oldest))
+        lowest = min([task.number for task in leavers], default=0)
+        return _Leavers(tuple(leavers), tuple(groups.items()), (len(leavers), -lowest))
 
 
 @dataclass(frozen=True, slots=True)

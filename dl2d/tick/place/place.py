@@ -13,12 +13,12 @@ from dl2d.core.packing import Blocked, Packing
 from dl2d.core.placement import Placement
 from dl2d.core.resources import Resources
 from dl2d.core.tick_plan import Deferred, Move, Plan, Start, Stop
-from dl2d.tick.place.make_room import TaskGroup, WaitingTask, leaving_order, make_room
+from dl2d.tick.place.make_room import RoomMade, TaskGroup, WaitingTask, leaving_order, make_room
 from dl2d.tick.place.target_nodes import TargetNodes
 
 _ROLES = (Role.WORKER, Role.PS)
-#: Roles of tasks that a policy gave a job at once, workers and servers alternating.
-Increment = tuple[Role, ...]
+#: Roles of the new tasks that one action of a decision gives a job, workers and servers alternating.
+RoleSequence = tuple[Role, ...]
 
 
 def place(snapshot: Snapshot, decision: Decision, placement: Placement, *, silent: Collection[JobKey] = ()) -> Plan:
@@ -77,7 +77,7 @@ def place(snapshot: Snapshot, decision: Decision, placement: Placement, *, silen
         if (task.job, task.id) not in leaving_ids
     ]
     open_surplus = {group: count for group, count in surplus.items() if group not in targets.leaving}
-    room_made = make_room(waiting, targets.free_later() if waiting else {}, movable, open_surplus)
+    room_made = make_room(waiting, targets.free_later(), movable, open_surplus) if waiting else RoomMade((), ())
     moves = tuple(_moves(room_made.moving, packing))
 
     leaving = chain(leaving_targets, _leaving(groups, open_surplus, room_made.leaving))
@@ -113,7 +113,7 @@ def _moves(moving: Iterable[tuple[Task, str]], packing: Packing) -> Iterator[tup
 
 def _increments(
     snapshot: Snapshot, decision: Decision, held: Mapping[JobKey, Allocation]
-) -> Iterator[tuple[JobKey, Sequence[Increment]]]:
+) -> Iterator[tuple[JobKey, Sequence[RoleSequence]]]:
     """The tasks that jobs do not have yet, in the order in which they were decided; then those that the guard added.
 
     The first increments of a job that has nothing are collected until they reach its minimum size, and come as one;
@@ -130,7 +130,7 @@ def _increments(
     }
     min_sizes = {job.key: job.request.min_size for job in snapshot.jobs}
     #: Increments of jobs that have nothing and have not reached their minimum size.
-    collected: dict[JobKey, list[Increment]] = {key: [] for key, allocation in held.items() if allocation == NOTHING}
+    collected: dict[JobKey, list[RoleSequence]] = {key: [] for key, allocation in held.items() if allocation == NOTHING}
     not_in_actions = (
         (job.key, bundle)
         for job in snapshot.jobs
@@ -169,11 +169,13 @@ def _reaches(roles: Sequence[Role], size: Allocation) -> bool:
     return roles.count(Role.WORKER) >= size.workers and roles.count(Role.PS) >= size.ps
 
 
-def _split(increments: Sequence[Increment], size: Allocation) -> tuple[Sequence[Increment], Sequence[Increment]]:
+def _split(
+    increments: Sequence[RoleSequence], size: Allocation
+) -> tuple[Sequence[RoleSequence], Sequence[RoleSequence]]:
     """Split increments into the first tasks that make up a size, and the tasks beyond it."""
     missing = {role: size.count(role) for role in _ROLES}
-    first: list[Increment] = []
-    beyond: list[Increment] = []
+    first: list[RoleSequence] = []
+    beyond: list[RoleSequence] = []
     for increment in increments:
         needed: list[Role] = []
         more: list[Role] = []
@@ -187,18 +189,19 @@ def _split(increments: Sequence[Increment], size: Allocation) -> tuple[Sequence[
 
 def _start_gathered(
     placer: _Placer,
-    increments: Iterable[tuple[JobKey, Sequence[Increment]]],
+    increments: Iterable[tuple[JobKey, Sequence[RoleSequence]]],
     allocations: Mapping[JobKey, Allocation],
     groups: Mapping[TaskGroup, Sequence[Task]],
 ) -> None:
     """Start the new tasks of a job together, the smallest job first; one by one if they cannot be gathered."""
-    by_job: dict[JobKey, list[Sequence[Increment]]] = defaultdict(list)
+    by_job: dict[JobKey, list[Sequence[RoleSequence]]] = defaultdict(list)
     for key, job_increments in increments:
         by_job[key].append(job_increments)
     for key in sorted(by_job, key=lambda key: sum(allocations[key])):  # stable: equal ones in the order of the decision
         workers, ps = (Counter(task.node for task in groups.get((key, role), ())) for role in _ROLES)
         running = {node: Allocation(workers[node], ps[node]) for node in chain(workers, ps)}
-        if not placer.gather(key, list(chain(*chain(*by_job[key]))), running):
+        roles = [role for job_increments in by_job[key] for sequence in job_increments for role in sequence]
+        if not placer.gather(key, roles, running):
             for job_increments in by_job[key]:
                 placer.start(key, job_increments)
 
@@ -252,10 +255,10 @@ class _Placer:
             self.starts.append(Start(key, role, node, request.demand(role)))
         return True
 
-    def start(self, key: JobKey, increments: Sequence[Increment]) -> None:
+    def start(self, key: JobKey, increments: Sequence[RoleSequence]) -> None:
         """Start the tasks of increments that have room; all or none if the job has nothing yet."""
-        place = self._place if key in self._started else self._place_first
-        starts, blocked_tasks = place(key, increments)
+        place_tasks = self._place if key in self._started else self._place_unstarted
+        starts, blocked_tasks = place_tasks(key, increments)
         self.starts += starts
         for role, blocked in blocked_tasks:
             count, first_blocked = self._waiting.get((key, role), (0, blocked))
@@ -268,12 +271,13 @@ class _Placer:
             for (key, role), (count, blocked) in self._waiting.items()
         ]
 
-    def _place_first(
-        self, key: JobKey, increments: Sequence[Increment]
+    def _place_unstarted(
+        self, key: JobKey, increments: Sequence[RoleSequence]
     ) -> tuple[list[Start], list[tuple[Role, Blocked]]]:
-        """Place the first tasks of a job, all or none: in the decided order, or else the larger ones first.
+        """Place tasks of a job that has none, all or none: in the decided order, or else the larger ones first.
 
-        In the decided order, a small task may take the only room that a larger one has.
+        In the decided order, a small task may take the only room that a larger one has. Tasks beyond the minimum size
+        of a job for whose minimum size there is no room wait as well.
         """
         request = self._requests[key]
         orders = [increments]
@@ -295,7 +299,7 @@ class _Placer:
         blocked = self._start_blocked.setdefault(key, blocked_tasks[0][1])
         return [], [(role, blocked) for role in chain(*increments) if role is blocked.role]
 
-    def _place(self, key: JobKey, increments: Sequence[Increment]) -> tuple[list[Start], list[tuple[Role, Blocked]]]:
+    def _place(self, key: JobKey, increments: Sequence[RoleSequence]) -> tuple[list[Start], list[tuple[Role, Blocked]]]:
         """Place tasks one after the other; returns those that have room, and what the others wait for."""
         request = self._requests[key]
         starts: list[Start] = []
@@ -307,14 +311,14 @@ class _Placer:
             if blocked is None and (key, role) in self._waiting:
                 _, blocked = self._waiting[key, role]
             demand = request.demand(role) if len(unit) == 1 else self._packing.bundle(request)
-            node = blocked or self._find((key, role), demand)
-            if isinstance(node, Blocked):
-                blocked_tasks += [(role, node) for role in unit]
+            found = blocked or self._find((key, role), demand)
+            if isinstance(found, Blocked):
+                blocked_tasks += [(role, found) for role in unit]
             else:
-                starts += [Start(key, role, node, request.demand(role)) for role in unit]
+                starts += [Start(key, role, found, request.demand(role)) for role in unit]
         return starts, blocked_tasks
 
-    def _units(self, key: JobKey, roles: Increment) -> Sequence[tuple[Role, ...]]:
+    def _units(self, key: JobKey, roles: RoleSequence) -> Sequence[tuple[Role, ...]]:
         """Tasks that go to one node together: bundles if the placement keeps them and no node is named, else single."""
         if not self._keeps_bundles or self._targets.has_nodes_for(key):
             return [(role,) for role in roles]

@@ -66,6 +66,7 @@ class TargetNodes:
 
     def reserve(self, node: str, demand: Resources) -> None:
         """Take resources off what will be free on a node, for a task that starts or waits there."""
+        # Before it is computed, nothing needs noting: ``packing.room()`` already counts placed tasks.
         if self._free_later is not None and node in self._free_later:
             self._free_later[node] = self._free_later[node].minus(demand)
 
