@@ -35,7 +35,7 @@ from rehearsal import (
 
 from pslite.errors import PeerLost, Unreachable, UsageError
 from pslite.fault_points import FaultPoint
-from pslite.net.data_frames import INIT, PUSH, REPLICATED, RESTORE
+from pslite.net.data_frames import INIT, PUSH, REPLICATED, RESTORE, STATE
 from pslite.net.framing import cut_off
 from pslite.net.messages import Abort, AtBarrier, Commit, DigestRequest, Exit, PlanDone, Promote, Reassign
 from pslite.net.reliable_channel import counts
@@ -562,6 +562,22 @@ SCENARIOS = {
         events=[Event(0, workers=3, servers=2), Event(1, servers=3)],
         spec={"epochs": 30},
         how={"step_seconds": 0.01},
+    ),
+    # only the leaving server can report it: the completed plan lacks the new one, the next plan lacks the leaving one
+    "a state is lost with the connection from a server that leaves to one that joins": Scenario(
+        [
+            # one plan has both changes
+            Fault("version", flag("changes"), when=subject_is(9)),
+            Fault(FaultPoint.CONSIDER_PLAN, drop, after="changes", until="joined", always=True),
+            Fault(FaultPoint.TICK, flag("joined"), when=says("ps-2 on")),
+            Fault(
+                FaultPoint.FRAME, [break_this_connection, drop], task="ps-2",
+                when=lambda moment: moment.header.kind == STATE and moment.subject.task == "ps-0",
+            ),
+        ],
+        events=[Event(10, servers=3), Event(10, servers=2, oldest=True)],
+        says=["ps-2 .*cannot reach ps-0 .*although both live"],
+        fails=["ps-2"],
     ),
     # who comes in its place is sent the state later than it a sum
     "a backup that leaves need not acknowledge what the next one has": Scenario(

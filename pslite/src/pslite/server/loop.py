@@ -231,14 +231,20 @@ class Server:
         self._connections.check_timeouts(self._control)
 
     def _is_needed(self, link: Link) -> bool:
-        """Return whether a connection is needed: used for training or a move, to a member of the oldest known plan.
+        """Return whether a connection is needed: used for training or a move, to a member of a plan in use here.
 
-        That is the completed plan, or the first plan of this server until that is completed.
+        In use are plans that blocks have entered, and the oldest known plan: the completed one or, until there is one,
+        the first plan of this server.
         """
         plans = self._state.plans
-        prepared = plans.get(min(plans, default=0))
-        used = link.role != "ps" or self._handoff.moving or self._connections.opened.get(link.task) is link
-        return used and prepared is not None and link.task in prepared.plan.tasks()
+        if link.role == "ps" and not self._handoff.moving and self._connections.opened.get(link.task) is not link:
+            return False
+        oldest = min(plans, default=0)
+        return any(
+            link.task in prepared.plan.tasks()
+            for number, prepared in plans.items()
+            if number == oldest or prepared.entered_at
+        )
 
     # --- results of other threads ---------------------------------------------------------------------------------
 
