@@ -16,7 +16,7 @@ from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import JobState
 from pslite.coordinator.log_writer import LogWriter, decode, encode
 from pslite.launch.mxnet_launcher import OpenMembership
-from pslite.net.messages import Abort, Clip, Exit
+from pslite.net.messages import Abort, Announced, Clip, Exit, Reassign, Reassigned
 from pslite.net.reliable_channel import ReliableChannel
 from pslite.storage.coordinator_log import CoordinatorLog
 
@@ -66,6 +66,12 @@ def test_a_log_of_november_2026_loads():
     assert again["pending"]["plan"] == before["pending"]["plan"]
     assert state.failover.waits_for == {"ps-0"}
     assert (state.reassignments, state.failovers, state.checkpoint) == (3, 2, 7)
+
+
+def test_messages_that_have_other_names_now_keep_their_tags():
+    """A log may contain messages that wait for confirmation, and members may be older than their coordinator."""
+    messages = Announced(plan=1, first=2), Reassign(number=1, gone=(), nodes={}), Reassigned(number=1)
+    assert [msgspec.to_builtins(message)["type"] for message in messages] == ["Stamped", "TakeOver", "TakenOver"]
 
 
 def test_messages_to_several_stand_in_a_log_once():
