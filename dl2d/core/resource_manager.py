@@ -70,11 +70,11 @@ class StaticJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ps: int = 0
     #: Demand of each of its tasks.
     task: Resources
-    #: Node of each task while it runs, workers first; empty while it waits.
+    #: Node of each task, workers first; empty if it has not run.
     nodes: tuple[str, ...] = ()
     #: Longest time that it may run in seconds, or what the site's rules take where it has no limit.
     limit: float
-    #: When it began to run, seconds since 1970; 0 for not yet.
+    #: When it began to run, seconds since 1970; 0 if it has not.
     started: float = 0.0
 
 
@@ -91,6 +91,10 @@ class RmJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     reason: str = ""
     #: Seconds since 1970; 0 where the manager does not say.
     submitted: int = 0
+    #: When it ended, seconds since 1970; 0 if it has not, or where the manager does not say.
+    ended: float = 0.0
+    #: Id by which users know a task of a job array (``12_3``); empty for other jobs.
+    array_id: str = ""
     #: Of another's training job, where the site's rules recognise it; else None.
     static: StaticJob | None = None
 
@@ -103,6 +107,9 @@ class RmListing:
     at: float
     nodes: tuple[Node, ...]
     jobs: tuple[RmJob, ...]
+    #: Jobs that ended after the ``ended_since`` asked for and before this time are listed, seconds since 1970;
+    #: None if all are that the manager knows.
+    ended_until: float | None = None
 
 
 class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -143,6 +150,8 @@ class Anchor:
     name: str
     #: Text of the batch script with its ``#DL2`` lines.
     script: str
+    #: Its handle, where that is not the id in its key.
+    handle: str = ""
 
 
 class ResourceManager(Protocol):
@@ -155,10 +164,12 @@ class ResourceManager(Protocol):
         """What this manager can do; asked once."""
         ...
 
-    def listing(self) -> RmListing:
+    def listing(self, ended_since: float | None = None) -> RmListing:
         """The nodes and jobs now, read by a number of queries that does not grow with the number of jobs.
 
-        Jobs that ended stay listed for at least ten minutes or until the manager forgets them by its own rule.
+        Jobs that ended stay listed for at least ten minutes or until the manager forgets them by its own rule. Where it
+        has accounting, static jobs that ended after ``ended_since`` (seconds since 1970) are listed even if it has
+        forgotten them, up to the time ``ended_until`` of the answer; a job may be listed in several answers.
         """
         ...
 

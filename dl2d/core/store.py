@@ -195,6 +195,8 @@ class TaskChange(msgspec.Struct, frozen=True, gc=False):
     note: str | None = None
     #: For statistics, where ``state`` is ``failed``.
     cause: FailureCause | None = None
+    #: When the task entered the state, seconds since 1970; None for the time of the call.
+    at: float | None = None
 
     def applied(self, task: Task, at: float) -> Task:
         """The task after this change: its state moves forward or not at all."""
@@ -202,7 +204,7 @@ class TaskChange(msgspec.Struct, frozen=True, gc=False):
         return msgspec.structs.replace(
             task,
             state=self.state if forward else task.state,
-            since=at if forward else task.since,
+            since=task.since if not forward else at if self.at is None else self.at,
             handle=task.handle if self.handle is None else self.handle,
             note=task.note if self.note is None else self.note,
         )
@@ -217,6 +219,10 @@ class TickStore(Protocol):
 
     def job(self, key: JobKey) -> Job | None:
         """The job, ended or not."""
+        ...
+
+    def known_jobs(self, keys: Collection[JobKey]) -> frozenset[JobKey]:
+        """Those of these jobs that the store has, ended or not."""
         ...
 
     def jobs(self, *, live: bool, limit: int | None = None) -> tuple[Job, ...]:
@@ -320,7 +326,7 @@ class Store(TickStore, Protocol):
         ...
 
     def resizes(self, job: JobKey | None = None, *, limit: int = 1000) -> tuple[Resize, ...]:
-        """Resizes with their events, newest first."""
+        """Resizes of elastic jobs with their events, newest first."""
         ...
 
     def add_runtime_plans(self, job: JobKey, plans: Sequence[RuntimePlan]) -> None:

@@ -54,6 +54,8 @@ _MAX_JOBS_NAMED = 10
 #: A daemon does not start the learner before this time.
 _FIRST_LEARNING_SECONDS = 60.0
 #: Settings that are read once: sockets, files and managers are not exchanged under running jobs.
+#: A daemon that starts looks for static jobs that ended so long before the last slot, in case their ends were late.
+_LOOK_BACK_SECONDS = 3600.0
 _RESTART_ONLY = ("state_dir", "store", "resource_manager", "api")
 
 
@@ -134,7 +136,10 @@ class Daemon(AbstractContextManager["Daemon"]):
                 health=self._health,
                 wake=self.wake,
             )
-            self._state = TickState(slot=store.last_slot_number())
+            last = next(iter(store.slots(limit=1)), None)
+            self._state = TickState(
+                slot=store.last_slot_number(), ended_until=None if last is None else last.at - _LOOK_BACK_SECONDS
+            )
             self._learner = Learner(store.registry, learner, clock=clock)
             stack.callback(self._learner.close)
             self._opened = stack.pop_all()

@@ -99,7 +99,8 @@ class LocalManager:
             name="local", cluster=self._cluster, version=__version__, starts_anchors=True, other_users=False
         )
 
-    def listing(self) -> RmListing:
+    def listing(self, ended_since: float | None = None) -> RmListing:
+        del ended_since
         now = self._clock()
         jobs: list[RmJob] = []
         used: dict[str, list[Resources]] = {}

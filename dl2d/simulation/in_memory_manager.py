@@ -98,8 +98,9 @@ class MemoryManager:
         """It starts anchors, like the local manager."""
         return Capabilities("memory", self._cluster, "1", starts_anchors=True, other_users=True)
 
-    def listing(self) -> RmListing:
+    def listing(self, ended_since: float | None = None) -> RmListing:
         """Nodes and tasks as they are."""
+        del ended_since
         listing = RmListing(self._clock(), self.nodes, tuple([entry.job for entry in self._entries.values()]))
         if not self._keep_ended:
             self.forget(self._ended)
@@ -153,7 +154,7 @@ class MemoryManager:
         """End a task."""
         entry = self._entries[handle]
         self._hold(entry, -1)
-        entry.job = structs.replace(entry.job, state=state, reason=reason)
+        entry.job = structs.replace(entry.job, state=state, reason=reason, ended=self._clock())
         self._ended.append(handle)
 
     def forget(self, handles: Iterable[str]) -> None:

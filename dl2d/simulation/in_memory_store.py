@@ -65,6 +65,10 @@ class MemoryStore:
         """The job, ended or not."""
         return self._jobs.get(key)
 
+    def known_jobs(self, keys: Collection[JobKey]) -> frozenset[JobKey]:
+        """Those of these jobs that it has."""
+        return frozenset(keys) & self._jobs.keys()
+
     def jobs(self, *, live: bool, limit: int | None = None) -> tuple[Job, ...]:
         """Live jobs, or the newest of all."""
         found = list(self._live.values()) if live else [*islice(reversed(self._jobs.values()), limit)][::-1]

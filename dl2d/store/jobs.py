@@ -240,6 +240,13 @@ def job(connection: Connection, key: JobKey) -> Job | None:
     return None if row is None else job_of(row)
 
 
+def known_jobs(connection: Connection, keys: Collection[JobKey]) -> frozenset[JobKey]:
+    """See ``Store.known_jobs``."""
+    slugs = {key.slug: key for key in keys}
+    found = (connection.execute(select(JobRow.slug).where(JobRow.slug.in_(batch))) for batch in batches(slugs))
+    return frozenset(slugs[row.slug] for rows in found for row in rows)
+
+
 def find_jobs(connection: Connection, text: str) -> tuple[Job, ...]:
     """See ``Store.find_jobs``."""
     if "\0" in text:

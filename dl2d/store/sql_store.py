@@ -142,6 +142,11 @@ class SqlStore:
         with self._database.reading("looking up a job") as connection:
             return job_queries.job(connection, key)
 
+    def known_jobs(self, keys: Collection[JobKey]) -> frozenset[JobKey]:
+        """See ``Store.known_jobs``."""
+        with self._database.reading("looking up jobs") as connection:
+            return job_queries.known_jobs(connection, keys)
+
     def find_jobs(self, text: str) -> tuple[Job, ...]:
         """See ``Store.find_jobs``."""
         with self._database.reading("looking up a job") as connection:

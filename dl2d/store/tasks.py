@@ -346,9 +346,9 @@ def _reached(step: _Step) -> Iterable[str]:
 
 
 def resizes(connection: Connection, job: JobKey | None, limit: int) -> tuple[Resize, ...]:
-    """See ``Store.resizes``."""
+    """See ``Store.resizes``. Tasks of static jobs come and go with their job, which is no resize."""
     newest = select(ResizeRow, JobRow.cluster, JobRow.id.label("job_id"), JobRow.submitted).join(
-        JobRow, JobRow.number == ResizeRow.job_number
+        JobRow, and_(JobRow.number == ResizeRow.job_number, JobRow.static.is_(False))
     )
     if job is not None:
         newest = newest.where(JobRow.slug == job.slug)

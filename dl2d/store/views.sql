@@ -53,7 +53,9 @@ SELECT jobs.slug AS job, jobs.cluster, jobs.id AS job_id, jobs.name, jobs.user_n
        COALESCE(jobs.started_at, jobs.ended_at, {now}) - jobs.submitted AS waiting_seconds,
        COALESCE(jobs.ended_at, {now}) - jobs.started_at AS training_seconds,
        jobs.ended_at - jobs.submitted AS completion_seconds,
-       jobs.epochs, jobs.epoch AS epochs_done, jobs.workers, jobs.ps, jobs.max_workers, jobs.max_ps
+       CASE WHEN jobs.static AND jobs.address = '' THEN NULL ELSE jobs.epochs END AS epochs,
+       CASE WHEN jobs.static AND jobs.address = '' THEN NULL ELSE jobs.epoch END AS epochs_done,
+       jobs.workers, jobs.ps, jobs.max_workers, jobs.max_ps
 FROM jobs;
 
 COMMENT ON VIEW job_completion IS 'How long each job waited and trained, and how it ended.';
@@ -61,7 +63,8 @@ COMMENT ON COLUMN job_completion.days_ago IS 'days from its submission until now
 COMMENT ON COLUMN job_completion.waiting_seconds IS 'from its submission until it trained first, or until now';
 COMMENT ON COLUMN job_completion.training_seconds IS 'from when it trained first until it ended, or until now; NULL if it never trained';
 COMMENT ON COLUMN job_completion.completion_seconds IS 'from its submission until it ended; NULL if it has not';
-COMMENT ON COLUMN job_completion.epochs_done IS 'epochs completed, of a static job that reports nothing: hours';
+COMMENT ON COLUMN job_completion.epochs IS 'epochs that its user declared; NULL of a static job that reports nothing';
+COMMENT ON COLUMN job_completion.epochs_done IS 'epochs completed; NULL of a static job that reports nothing';
 
 CREATE VIEW utilization_hourly AS
 SELECT {hour slots.at} AS hour, ({now} - max(slots.at)) / 86400 AS days_ago, slot_resources.resource, count(*) AS slots,
@@ -90,9 +93,10 @@ SELECT jobs.slug AS job, jobs.cluster, jobs.id AS job_id, jobs.name, jobs.user_n
        {event released} AS released_at, {event failed} AS failed_at,
        resizes.granted_at - resizes.began_at AS granted_seconds, resizes.ended_at - resizes.began_at AS seconds
 FROM resizes
-JOIN jobs ON jobs.number = resizes.job_number;
+JOIN jobs ON jobs.number = resizes.job_number
+WHERE NOT jobs.static;
 
-COMMENT ON VIEW resize_log IS 'One row for each task that came or went, with the time of each state; NULL if it was not seen.';
+COMMENT ON VIEW resize_log IS 'One row for each task of an elastic job that came or went, with the time of each state; NULL if it was not seen.';
 COMMENT ON COLUMN resize_log.at IS 'when the resize began';
 COMMENT ON COLUMN resize_log.days_ago IS 'days from its beginning until now';
 COMMENT ON COLUMN resize_log.asked_at IS 'recorded, then submitted to the resource manager';

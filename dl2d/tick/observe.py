@@ -40,15 +40,15 @@ class Observed:
     static: LiveJobs
 
 
-def observe(store: TickStore, manager: ResourceManager) -> Observed:
-    """Ask the resource manager for its listing, then read the store.
+def observe(store: TickStore, manager: ResourceManager, ended_since: float | None) -> Observed:
+    """Ask the resource manager for its listing, with static jobs that ended after ``ended_since``; read the store.
 
     Raises
     ------
     ResourceManagerError, StoreError
         The resource manager or the store does not answer.
     """
-    listing = manager.listing()
+    listing = manager.listing(ended_since)
     elastic, static = live_jobs(store)
     return Observed(listing, elastic, static)
 

@@ -45,6 +45,8 @@ class Reconciled:
     calling_since: Mapping[JobKey, float]
     #: When each handle was last asked to stop.
     stops_asked: Mapping[str, float]
+    #: Next value of the field of ``TickState``.
+    ended_until: float
 
 
 def reconcile(context: Context, state: TickState, observed: Observed) -> Reconciled:
@@ -56,7 +58,7 @@ def reconcile(context: Context, state: TickState, observed: Observed) -> Reconci
         A change could not be made; the next tick makes it.
     """
     store, listing, acts = context.store, observed.listing, context.mode.acts
-    static = follow_static_jobs(context, observed)
+    static, ended_until = follow_static_jobs(context, observed)
     before, silent_seconds = observed.elastic, context.timeouts.silent_seconds
     calling_since = update_calling_since(state.calling_since, before.jobs, listing.at, silent_seconds)
     for job in before.jobs:
@@ -89,6 +91,7 @@ def reconcile(context: Context, state: TickState, observed: Observed) -> Reconci
         start_failures={key: failures for key, failures in start_failures.items() if key in present},
         calling_since=calling_since,
         stops_asked=stops_asked,
+        ended_until=ended_until,
     )
 
 

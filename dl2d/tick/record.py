@@ -56,6 +56,7 @@ def record(context: Context, state: TickState, reconciled: Reconciled, report: R
         start_failures=reconciled.start_failures,
         stops_asked=reconciled.stops_asked,
         calling_since=reconciled.calling_since,
+        ended_until=reconciled.ended_until,
         needless_wait=report.needless_wait,
         set_aside=report.set_aside,
         policy_failures=report.policy_failures,

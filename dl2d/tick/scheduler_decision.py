@@ -21,7 +21,7 @@ def observed_decision(snapshot: Snapshot, listing: RmListing, scheduler: str) ->
 
     ``scheduler`` is its name and version.
     """
-    reasons = {listed.handle: listed.reason for listed in listing.jobs}
+    reasons = {listed.array_id or listed.handle: listed.reason for listed in listing.jobs}
     held = snapshot.held()
     before = Counter((task.job, task.role) for task in snapshot.tasks if task.asked_at < snapshot.at)
     nodes: dict[JobKey, list[str]] = {job.key: [] for job in snapshot.jobs}
@@ -36,7 +36,7 @@ def observed_decision(snapshot: Snapshot, listing: RmListing, scheduler: str) ->
             return f"observed: what {scheduler} gave, on {', '.join(names[:MAX_NODES_NAMED])}{more}"
         if job.static and not job.unreported:
             return "observed: its coordinator has started no tasks yet"
-        wait_reason = reasons.get(job.anchor, "")
+        wait_reason = reasons.get(job.key.id) or reasons.get(job.anchor, "")
         return f"observed: {scheduler} gave nothing yet" + (f": {wait_reason}" if wait_reason else "")
 
     entries = tuple(

@@ -8,7 +8,7 @@ never resizes or stops them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
@@ -25,11 +25,12 @@ from dl2d.core.jobs import (
     JobKey,
     JobRequest,
     JobState,
+    Progress,
     Role,
 )
 from dl2d.core.resource_manager import FAILURE_CAUSES, JOB_ENDS, RmJob, RmListing, StaticJob
 from dl2d.core.resources import NO_RESOURCES
-from dl2d.core.store import JobChange, TaskChange
+from dl2d.core.store import JobChange, TaskChange, TickStore
 from dl2d.core.tick_plan import Start
 from dl2d.tick.observe import LiveJobs, Observed, live_jobs
 from dl2d.tick.tick_context import Context
@@ -37,8 +38,14 @@ from dl2d.tick.tick_context import Context
 log = structlog.get_logger()
 
 
-def follow_static_jobs(context: Context, observed: Observed) -> LiveJobs:
-    """Write to the store what became of static jobs, and new ones unless dl2d acts; returns the live static jobs.
+#: Number of jobs that came and went unseen that one tick records at most.
+MAX_NEW_ENDED = 500
+
+
+def follow_static_jobs(context: Context, observed: Observed) -> tuple[LiveJobs, float]:
+    """Write to the store what became of static jobs, and new ones unless dl2d acts.
+
+    Returns the live static jobs, and the time before which all ends of static jobs are in the store.
 
     Raises
     ------
@@ -46,71 +53,112 @@ def follow_static_jobs(context: Context, observed: Observed) -> LiveJobs:
         The store could not be read or written; the next tick writes the remainder.
     """
     store, listing, jobs = context.store, observed.listing, observed.static.jobs
+    ended_until = listing.at if listing.ended_until is None else listing.ended_until
     if not context.mode.acts:
-        known = (*jobs, *observed.elastic.jobs)
-        unknown = new_static_jobs(listing, known, cluster=context.cluster, rules=context.request_rules)
-        new = tuple(job for job in unknown if store.job(job.key) is None)
-        for job in new:
+        unknown = _unknown_jobs(store, listing, (*jobs, *observed.elastic.jobs), context.cluster)
+        ended = sorted((found for found in unknown if found[1].state.ended), key=lambda found: found[1].ended)
+        if len(ended) > MAX_NEW_ENDED:
+            ended_until = min(ended_until, ended[MAX_NEW_ENDED][1].ended)
+        for key, listed in (*(found for found in unknown if not found[1].state.ended), *ended[:MAX_NEW_ENDED]):
+            job = new_static_job(key, listed, listing.at, context.request_rules)
             store.add_job(job)
-            log.info("job watched", job=job.key.id, user=job.owner.user, name=job.request.name, model=job.request.model)
-        jobs = (*jobs, *new)
-    changes = compare_static(jobs, observed.static.tasks, listing, unseen_seconds=context.timeouts.unseen_seconds)
-    if not changes:
-        return LiveJobs(jobs, observed.static.tasks)
+            log.info("job watched", job=key.id, user=job.owner.user, name=job.request.name, model=job.request.model)
+            jobs = (*jobs, job)
+    listed_jobs = find_listed(jobs, listing)
+    # Jobs whose tasks were recorded and released by a tick that was interrupted before it recorded the job's end.
+    had_tasks = {
+        job.key
+        for job in observed.static.jobs
+        if (found := listed_jobs.get(job.key)) is not None
+        and found.state.ended
+        and store.tasks(live=False, job=job.key)
+    }
+    changes = compare_static(
+        jobs, observed.static.tasks, listing, listed_jobs, had_tasks, unseen_seconds=context.timeouts.unseen_seconds
+    )
+    asked = store.ask_tasks([start for change in changes for start in change.new_tasks], listing.at)
+    unconfirmed = [task for task in (*observed.static.tasks, *asked) if task.state is TaskState.ASKED]
+    if not changes and not unconfirmed:
+        return LiveJobs(jobs, observed.static.tasks), ended_until
+    granted_before = {task.job for task in observed.static.tasks if task.state is not TaskState.ASKED}
+    reported = {job.key for job in jobs if not job.unreported}
+    confirmed = []
+    for task in unconfirmed:
+        if (found := listed_jobs.get(task.job)) is not None:
+            began = listing.at if task.job in granted_before | reported else _started_at(found, listing.at)
+            confirmed.append(TaskChange(task.job, task.id, TaskState.CONFIRMED, handle=found.handle, at=began))
+    store.change_tasks(confirmed, listing.at)
     # Tasks first: if the tick were interrupted after the job had ended but before its tasks had, ``live_jobs`` would
     # count these tasks as elastic.
-    store.change_tasks([task_change for change in changes for task_change in change.ended_tasks], listing.at)
-    # New tasks run already; they are confirmed below.
-    store.ask_tasks([start for change in changes for start in change.new_tasks], listing.at)
+    ends = {change.job: change.ended_at for change in changes if change.ended_at is not None}
+    released = [task_change for change in changes for task_change in change.ended_tasks]
+    released += [
+        TaskChange(task.job, task.id, TaskState.RELEASED, at=ends[task.job]) for task in asked if task.job in ends
+    ]
+    store.change_tasks(released, listing.at)
     for change in changes:
-        if change.job_change is not None:
-            job = store.change_job(change.job, change.job_change, change.changed_at)
-            log.info("job", job=change.job.id, state=str(job.state), reason=job.end_reason)
         if change.allocation is not None and (stored := store.job(change.job)) is not None:
             workers, ps = change.allocation
             store.report_progress(change.job, replace(stored.progress, at=listing.at, workers=workers, ps=ps))
-    _, live = live_jobs(store)
-    handles = {job.key: job.anchor for job in live.jobs}
-    confirmed = [
-        TaskChange(task.job, task.id, TaskState.CONFIRMED, handle=handles[task.job])
-        for task in live.tasks
-        if task.state is TaskState.ASKED
-    ]
-    if confirmed and store.change_tasks(confirmed, listing.at):
-        _, live = live_jobs(store)
-    return live
+        for job_change, changed_at in change.job_changes:
+            job = store.change_job(change.job, job_change, changed_at)
+            log.info("job", job=change.job.id, state=str(job.state), reason=job.end_reason)
+    return live_jobs(store)[1], ended_until
 
 
 @dataclass(frozen=True, slots=True)
 class StaticChange:
-    """What the store has to change of a static job."""
+    """What the store has to change of a static job. Times are seconds since 1970."""
 
     job: JobKey
     #: Tasks that started since the last tick.
     new_tasks: tuple[Start, ...] = ()
     #: Releases of the tasks that ended since then.
     ended_tasks: tuple[TaskChange, ...] = ()
-    #: The job's new state, or None.
-    job_change: JobChange | None = None
-    #: When it entered that state, seconds since 1970.
-    changed_at: float = 0.0
+    #: Changes of the job, oldest first, each with its time.
+    job_changes: tuple[tuple[JobChange, float], ...] = ()
     #: The job's new allocation, if no coordinator reports it; else None.
     allocation: Allocation | None = None
+    #: When the job ended, or None.
+    ended_at: float | None = None
 
 
-def new_static_jobs(listing: RmListing, known: Iterable[Job], *, cluster: str, rules: RequestRules) -> tuple[Job, ...]:
-    """Static jobs that the resource manager lists and that are not among the known ones."""
-    keys = {job.key for job in known}
-    new = []
+def _unknown_jobs(
+    store: TickStore, listing: RmListing, live: Iterable[Job], cluster: str
+) -> tuple[tuple[JobKey, RmJob], ...]:
+    """Static jobs that the resource manager lists and the store does not have, ended ones too, with their keys."""
+    live_keys = {job.key for job in live}
+    # Earlier versions kept the tasks of a job array under their handles.
+    found = []
     for listed in listing.jobs:
-        if listed.static is None or listed.tag or listed.state.ended:
-            continue
-        key = JobKey(cluster, listed.handle, listed.submitted)
-        if key not in keys:
-            owner = listed.static.owner
-            request = request_of(listed.static, rules)
-            new.append(Job(key=key, request=request, owner=owner, launch=NO_LAUNCH, anchor=listed.handle, static=True))
-    return tuple(new)
+        if listed.static is not None and not listed.tag:
+            key = JobKey(cluster, listed.array_id or listed.handle, listed.submitted)
+            handle_key = JobKey(cluster, listed.handle, listed.submitted)
+            if key not in live_keys and handle_key not in live_keys:
+                found.append((key, handle_key, listed))
+    if not found:
+        return ()
+    known = store.known_jobs({key for keys in found for key in keys[:2]})
+    # The manager may list a job twice, as running and by its accounting.
+    return tuple({key: (key, listed) for key, handle_key, listed in found if not known & {key, handle_key}}.values())
+
+
+def new_static_job(key: JobKey, listed: RmJob, at: float, rules: RequestRules) -> Job:
+    """A job that the store does not have yet; one that has ended is kept as running first, with its size."""
+    static = listed.static
+    assert static is not None
+    job = Job(
+        key=key,
+        request=request_of(static, rules),
+        owner=static.owner,
+        launch=NO_LAUNCH,
+        anchor=listed.handle,
+        static=True,
+    )
+    if not listed.state.ended or not static.nodes:
+        return job
+    progress = Progress(at=at, workers=static.workers, ps=static.ps)
+    return replace(job, state=JobState.RUNNING, started_at=_started_at(listed, at), progress=progress)
 
 
 def request_of(static: StaticJob, rules: RequestRules) -> JobRequest:
@@ -136,48 +184,96 @@ def request_of(static: StaticJob, rules: RequestRules) -> JobRequest:
     )
 
 
-def compare_static(
-    jobs: Sequence[Job], tasks: Iterable[Task], listing: RmListing, *, unseen_seconds: float
-) -> tuple[StaticChange, ...]:
-    """Compare the store's live static jobs with the resource manager's listing.
+def find_listed(jobs: Iterable[Job], listing: RmListing) -> dict[JobKey, RmJob]:
+    """What the listing has of each job, by its id, or else by its anchor."""
+    by_id = {(listed.array_id or listed.handle, listed.submitted): listed for listed in listing.jobs}
+    by_handle = {listed.handle: listed for listed in listing.jobs}
+    listed_jobs = {}
+    for job in jobs:
+        listed = by_id.get((job.key.id, job.key.submitted)) or by_handle.get(job.anchor)
+        # Tasks of a job array that wait have one handle.
+        if listed is not None and (not listed.array_id or job.key.id in (listed.array_id, listed.handle)):
+            listed_jobs[job.key] = listed
+    return listed_jobs
 
-    A job that is not listed ``unseen_seconds`` after it was last heard of is lost.
+
+def compare_static(
+    jobs: Sequence[Job],
+    tasks: Iterable[Task],
+    listing: RmListing,
+    listed_jobs: Mapping[JobKey, RmJob],
+    had_tasks: Collection[JobKey],
+    *,
+    unseen_seconds: float,
+) -> tuple[StaticChange, ...]:
+    """Compare the store's live static jobs with what the resource manager lists of them (``listed_jobs``).
+
+    A job that is not listed ``unseen_seconds`` after it was last heard of is lost. Jobs in ``had_tasks`` get no new
+    tasks if they have ended.
     """
-    by_handle = {listed.handle: listed for listed in listing.jobs} if jobs else {}
     tasks_of: dict[JobKey, list[Task]] = {job.key: [] for job in jobs}
     for task in tasks:
         if task.job in tasks_of:
             tasks_of[task.job].append(task)
     changes = (
-        _static_change(job, tasks_of[job.key], by_handle.get(job.anchor), listing.at, unseen_seconds) for job in jobs
+        _static_change(
+            job, tasks_of[job.key], listed_jobs.get(job.key), listing, unseen_seconds, had_tasks=job.key in had_tasks
+        )
+        for job in jobs
     )
     return tuple(change for change in changes if change is not None)
 
 
 def _static_change(
-    job: Job, tasks: Sequence[Task], listed: RmJob | None, at: float, unseen_seconds: float
+    job: Job, tasks: Sequence[Task], listed: RmJob | None, listing: RmListing, unseen_seconds: float, *, had_tasks: bool
 ) -> StaticChange | None:
-    job_change = _job_change(job, listed, at, unseen_seconds)
-    ended = job_change is not None and job_change.state is not None and job_change.state.ended
-    holds = listed is not None and listed.state.holds_resources and not ended
-    running = Counter(_running_tasks(job, listed, tasks) if listed is not None and holds else ())
+    job_changes = _job_changes(job, listed, listing, unseen_seconds)
+    ended_at = next((at for change, at in job_changes if change.state is not None and change.state.ended), None)
+    running = Counter[tuple[Role, str]]()
+    if listed is not None and listed.state.holds_resources and ended_at is None:
+        running.update(_running_tasks(job, listed, tasks))
     stored = Counter((task.role, task.node) for task in tasks)
-    new = tuple(Start(job.key, role, node, job.request.demand(role)) for role, node in (running - stored).elements())
+    new = running - stored
+    allocation = _allocation(running)
+    if (
+        job.unreported
+        and ended_at is not None
+        and listed is not None
+        and listed.state.ended
+        and not (tasks or had_tasks)
+    ):
+        # It started and ended since the last tick.
+        new = Counter(_running_tasks(job, listed, tasks))
+        allocation = _allocation(new)
     surplus = stored - running
     ended_tasks = []
     for task in sorted(tasks, key=lambda task: task.number, reverse=True):
         if surplus[task.role, task.node] > 0:
             surplus[task.role, task.node] -= 1
-            ended_tasks.append(TaskChange(task.job, task.id, TaskState.RELEASED))
-    count = Counter(role for role, _ in running.elements())
-    allocation = Allocation(count[Role.WORKER], count[Role.PS])
-    changed = job.unreported and not ended and allocation != (job.progress.workers, job.progress.ps)
-    if job_change is None and not new and not ended_tasks and not changed:
+            ended_tasks.append(TaskChange(task.job, task.id, TaskState.RELEASED, at=ended_at))
+    changed = (
+        job.unreported and (ended_at is None or bool(new)) and allocation != (job.progress.workers, job.progress.ps)
+    )
+    if not job_changes and not new and not ended_tasks and not changed:
         return None
-    changed_at = at
-    if job_change is not None and job_change.state is JobState.RUNNING and listed is not None and listed.static:
-        changed_at = min(listed.static.started, at) or at  # 0: not known
-    return StaticChange(job.key, new, tuple(ended_tasks), job_change, changed_at, allocation if changed else None)
+    return StaticChange(
+        job.key,
+        tuple(Start(job.key, role, node, job.request.demand(role)) for role, node in new.elements()),
+        tuple(ended_tasks),
+        job_changes,
+        allocation if changed else None,
+        ended_at,
+    )
+
+
+def _allocation(tasks: Counter[tuple[Role, str]]) -> Allocation:
+    count = Counter(role for role, _ in tasks.elements())
+    return Allocation(count[Role.WORKER], count[Role.PS])
+
+
+def _started_at(listed: RmJob, at: float) -> float:
+    """When a listed job began to run, as far as the resource manager says; ``at`` otherwise."""
+    return (min(listed.static.started, at) if listed.static is not None else 0.0) or at
 
 
 def _running_tasks(job: Job, listed: RmJob, tasks: Sequence[Task]) -> tuple[tuple[Role, str], ...]:
@@ -193,23 +289,30 @@ def _running_tasks(job: Job, listed: RmJob, tasks: Sequence[Task]) -> tuple[tupl
     return tuple((role, listed.node) for role in roles)
 
 
-def _job_change(job: Job, listed: RmJob | None, at: float, unseen_seconds: float) -> JobChange | None:
-    """The change of the job's state that its state in the resource manager implies, or None."""
+def _job_changes(
+    job: Job, listed: RmJob | None, listing: RmListing, unseen_seconds: float
+) -> tuple[tuple[JobChange, float], ...]:
+    """Changes of the job's state that its state in the resource manager implies, oldest first, each with its time."""
+    at = listing.at
     if listed is None:
         last_heard = max(job.progress.at, float(job.key.submitted))
-        if at - last_heard <= unseen_seconds:
-            return None
+        if at - last_heard <= unseen_seconds or (listing.ended_until is not None and listing.ended_until < at):
+            return ()  # it may still be listed, or as ended
         reason = "the resource manager does not list it any more"
-        return JobChange(state=JobState.LOST, end_reason=reason, cause=FailureCause.NOT_LISTED)
+        return ((JobChange(state=JobState.LOST, end_reason=reason, cause=FailureCause.NOT_LISTED), at),)
     if listed.submitted and listed.submitted != job.key.submitted:
         # Slurm gives a requeued job a new submit time; dl2d takes that for another job.
         reason = "was requeued, or its number was given again"
-        return JobChange(state=JobState.LOST, end_reason=reason, cause=FailureCause.NOT_LISTED)
-    if listed.state.ended:
+        return ((JobChange(state=JobState.LOST, end_reason=reason, cause=FailureCause.NOT_LISTED), at),)
+    changes = []
+    ended = listed.state.ended
+    if job.unreported:  # otherwise its coordinator reports its state
+        ran = listed.state.holds_resources or (ended and listed.static is not None and bool(listed.static.nodes))
+        state = JobState.RUNNING if ran else JobState.READY
+        if state.rank > job.state.rank and (ran or not ended):
+            changes.append((JobChange(state=state, anchor=listed.handle), _started_at(listed, at) if ran else at))
+    if ended:
         reason, cause = listed.reason or str(listed.state), FAILURE_CAUSES.get(listed.state)
-        return JobChange(state=JOB_ENDS[listed.state], end_reason=reason, cause=cause)
-    if not job.unreported:
-        return None  # its coordinator reports its state
-    state = JobState.RUNNING if listed.state.holds_resources else JobState.READY
-    forward = job.state is JobState.SUBMITTED or (job.state is JobState.READY and state is JobState.RUNNING)
-    return JobChange(state=state) if forward and state is not job.state else None
+        ended_at = max(min(listed.ended, at) or at, *(began for _, began in changes), job.started_at or 0.0)
+        changes.append((JobChange(state=JOB_ENDS[listed.state], end_reason=reason, cause=cause), ended_at))
+    return tuple(changes)

@@ -37,7 +37,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
     plan, outcome, needless_wait = Plan(), Outcome(), NeedlessWait()
 
     # Observe and reconcile
-    observed = observe(context.store, context.manager)
+    observed = observe(context.store, context.manager, state.ended_until)
     reconciled = reconcile(context, state, observed)
     snapshot, silent = reconciled.snapshot, reconciled.silent
 

@@ -72,6 +72,8 @@ class TickState:
 
     #: Number of the last slot that was decided.
     slot: int = 0
+    #: Static jobs that ended before this time are in the store; None where dl2d has not looked on yet.
+    ended_until: float | None = None
     #: What was decided in it; None before the first slot.
     slot_decision: SlotDecision | None = None
     #: When it was decided.

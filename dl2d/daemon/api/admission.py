@@ -46,7 +46,9 @@ class Admission:
         if not directives:
             raise RequestError("#DL2", "the batch script has no #DL2 lines: dl2d does not know what this job needs")
         request = parse_request({"name": anchor.name, **directives}, rules=self.rules, where="#DL2 lines")
-        job = Job(key=anchor.key, request=request, owner=anchor.owner, launch=launch, anchor=anchor.key.id)
+        job = Job(
+            key=anchor.key, request=request, owner=anchor.owner, launch=launch, anchor=anchor.handle or anchor.key.id
+        )
         self._check(job, listing)
         return job
 

@@ -10,7 +10,7 @@ from dl2d.core.jobs import JobKey
 from dl2d.core.resource_manager import Anchor
 from dl2d_slurm.commands import Commands, failure
 from dl2d_slurm.output_fields import owner_of, seconds
-from dl2d_slurm.queue_listing import OWNER_FIELDS, TIMES_AS_SECONDS, format_option, records
+from dl2d_slurm.queue_listing import OWNER_FIELDS, TIMES_AS_SECONDS, array_id, format_option, records
 from dl2d_slurm.states import job_state
 
 _ID = re.compile(r"[0-9]{1,18}")
@@ -91,10 +91,11 @@ def anchor(commands: Commands, rm_id: str, uid: int, *, cluster: str) -> Anchor:
     if not submitted:
         raise Unavailable(f"squeue does not say when job {rm_id} was submitted", said=str(found)[:300])
     return Anchor(
-        key=JobKey(cluster, rm_id, submitted),
+        key=JobKey(cluster, array_id(found) or rm_id, submitted),
         owner=owner,
         name=found["Name"],
         script=_script(commands, rm_id),
+        handle=rm_id,
     )
 
 

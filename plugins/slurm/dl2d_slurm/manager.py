@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 import structlog
 
 from dl2d.core.errors import Rejected, Unavailable
-from dl2d.core.resource_manager import Anchor, Capabilities, ResourceManager, RmListing, TaskSpec
+from dl2d.core.resource_manager import Anchor, Capabilities, ResourceManager, RmJob, RmListing, TaskSpec
 from dl2d.core.resources import Resources
+from dl2d_slurm.accounting import Accounting
 from dl2d_slurm.authentication import anchor, proven_uid
 from dl2d_slurm.commands import Commands, TokenBucket, failure
 from dl2d_slurm.queue_listing import (
@@ -87,6 +88,7 @@ class SlurmManager:
             environment["SLURM_CONF"] = conf
         self._commands = Commands(environment, settings.command_timeout_seconds)
         self._stopper = Stopper(self._commands, clock)
+        self._accounting = Accounting(self._commands, settings.watch)
         self._submit_rate = TokenBucket(settings.submit_rate_per_second, clock=clock, sleep=sleep)
         self._spelling: Mapping[str, str] = {}
         self._capacities: Mapping[str, Resources] = {}
@@ -108,19 +110,29 @@ class SlurmManager:
             other_users=self._uid == 0,
         )
 
-    def listing(self) -> RmListing:
-        """One squeue and one sinfo, whatever the number of jobs; before them, one scancel if a grace is over."""
+    def listing(self, ended_since: float | None = None) -> RmListing:
+        """One squeue and one sinfo, whatever the number of jobs; before them, one scancel if a grace is over.
+
+        After them one sacct, where slurmctld may have forgotten jobs that ended after ``ended_since``.
+        """
         if self._stopper.cancel_due():
             self._last = None
         now = self._clock()
-        if self._last is not None and 0 <= now - self._last.at < self._settings.poll_floor_seconds:
+        ask_accounting = self._accounting.needed(ended_since, now)
+        if (
+            not ask_accounting
+            and self._last is not None
+            and 0 <= now - self._last.at < self._settings.poll_floor_seconds
+        ):
             return self._last
         word = secrets.token_hex(16)
         # Jobs first: a job that starts between the two queries then counts twice, as waiting and in its node's use,
         # which does no harm. The other way round it would count as started on a node that still looks free.
         rules = self._settings.watch
         fields = watched_fields() if rules else JOB_FIELDS
-        answer = self._ask("squeue", "--noheader", "--all", "--states=all", format_option(fields, word))
+        # Each task of an array that waits is a job of its own.
+        arrays = ("--array",) if rules else ()
+        answer = self._ask("squeue", "--noheader", "--all", "--states=all", *arrays, format_option(fields, word))
         jobs = parse_jobs(answer, word, fields=fields, rules=rules)
         chosen = (f"--partition={self._settings.partition}",) if self._settings.partition else ("--all",)
         nodes = parse_nodes(self._ask("sinfo", "--noheader", "--Node", *chosen, format_option(NODE_FIELDS, word)), word)
@@ -129,7 +141,12 @@ class SlurmManager:
         self._stopper.forget_all_but({job.handle for job in jobs.jobs if not job.state.ended})
         for remark in (*jobs.strange, *nodes.strange):
             self._report_once(remark)
-        self._last = RmListing(now, with_held(nodes.nodes, jobs), jobs.jobs)
+        ended: tuple[RmJob, ...] = ()
+        ended_until = now
+        if ask_accounting and ended_since is not None:
+            listed = {(job.handle, job.submitted) for job in jobs.jobs}
+            ended, ended_until = self._accounting.ended_jobs(ended_since, now, listed)
+        self._last = RmListing(now, with_held(nodes.nodes, jobs), (*jobs.jobs, *ended), ended_until)
         return self._last
 
     def _ask(self, *argv: str) -> str:

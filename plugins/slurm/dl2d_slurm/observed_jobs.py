@@ -21,7 +21,8 @@ WATCH_FIELDS: Final = (
     *("Partition", "UserID", "GroupID", "Account", "QOS"),
 )
 _RESOURCE: Final = r"[a-z][a-z0-9_.:/-]{0,63}"
-_TASKS: Final = "tasks"
+#: ``WatchRule.size`` of a rule that counts tasks.
+TASKS: Final = "tasks"
 _LIMIT: Final = re.compile(r"(?:(\d{1,6})-)?(\d{1,4})(?::(\d{1,2}))?(?::(\d{1,2}))?")
 #: Slurm shows a job without a limit, in a partition without one, as one of a year.
 _YEAR: Final = 365 * 86_400.0
@@ -43,7 +44,7 @@ class WatchRule(Record):
     #: Type of the model, as in ``jobs.models``.
     model: Annotated[str, Text(128, NAME, "a type of model such as bert")]
     #: What counts as a worker: a task, or a unit of a resource (``gpu``).
-    size: Annotated[str, Text(64, _RESOURCE, "tasks or a resource such as gpu")] = _TASKS
+    size: Annotated[str, Text(64, _RESOURCE, "tasks or a resource such as gpu")] = TASKS
     #: So many of them are parameter servers; 0: the workers exchange gradients among themselves.
     ps: Annotated[int, Whole(0, _MAX_TASKS)] = 0
     #: Fewest workers and parameter servers together.
@@ -71,14 +72,14 @@ def static_job(
     held
         All that the job holds, or asks for where it waits.
     started
-        Seconds since 1970; 0 for a job that does not run.
+        Seconds since 1970; 0 for a job that has not run.
     """
     partition, comment = record["Partition"], present(record["Comment"])
     rule = next((each for each in rules if each.takes(partition, record["Name"], comment)), None)
     tasks = int(record["NumTasks"]) if record["NumTasks"].isdecimal() else 0
     if rule is None or not tasks:
         return None
-    count = tasks if rule.size == _TASKS else int(held.get(rule.size))
+    count = tasks if rule.size == TASKS else int(held.get(rule.size))
     if count < max(rule.least, rule.ps + 1) or count > _MAX_TASKS:
         return None
     owner = owner_of(record)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from dl2d.core.jobs import Owner
 
-_ABSENT = frozenset({"", "(null)", "N/A", "n/a", "None", "none"})
+_ABSENT = frozenset({"", "(null)", "N/A", "n/a", "None", "none", "None assigned"})
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)", re.IGNORECASE)
 _FACTORS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 _PARENTHESES = re.compile(r"\([^()]*\)")

@@ -25,9 +25,12 @@ from dl2d_slurm.states import job_state, node_state
 #: where something comes after it.
 JOB_FIELDS = (
     *("JobID", "State", "SubmitTime", "exit_code", "UserName", "NodeList", "tres-alloc", "tres-per-node"),
-    *("Reason", "Comment"),
+    *("JobArrayID", "EndTime", "Reason", "Comment"),
 )
-OWNER_FIELDS = ("JobID", "State", "SubmitTime", "UserID", "GroupID", "UserName", "Account", "Partition", "QOS", "Name")
+OWNER_FIELDS = (
+    *("JobID", "JobArrayID", "State", "SubmitTime", "UserID", "GroupID", "UserName", "Account", "Partition", "QOS"),
+    "Name",
+)
 NODE_FIELDS = ("NodeList", "StateLong", "CPUsState", "Memory", "AllocMem", "Gres", "GresUsed", "Reason")
 #: Makes both commands print times as seconds since 1970.
 TIMES_AS_SECONDS: Mapping[str, str] = {"SLURM_TIME_FORMAT": "%s", "TZ": "UTC"}
@@ -35,6 +38,7 @@ TIMES_AS_SECONDS: Mapping[str, str] = {"SLURM_TIME_FORMAT": "%s", "TZ": "UTC"}
 _SEPARATOR = "|"
 _FREE = "Name"
 _TERMINATED = "signal 15"
+_ARRAY_TASK = re.compile(r"[0-9]{1,18}_[0-9]{1,18}")
 _RESOURCE = re.compile(r"[a-z][a-z0-9_.:/-]{0,63}")
 
 
@@ -102,33 +106,45 @@ def parse_jobs(text: str, word: str, *, fields: Sequence[str] = JOB_FIELDS, rule
         if isinstance(record, str) or not record["JobID"].isascii() or not record["JobID"].isdecimal():
             strange.append(f"squeue: cannot read {str(record)[:200]!r}")
             continue
-        placed = hosts(present(record["NodeList"]))
-        node = placed[0] if placed else ""
-        state, known = job_state(record["State"], placed=bool(node))
-        if state is RmJobState.FAILED and _exit(record["exit_code"]) == _TERMINATED:
-            # Nobody sends SIGTERM to himself: it was us, the user or an admin.
-            state = RmJobState.CANCELLED
-        if not known:
-            strange.append(f"squeue: unknown job state {record['State'][:60]!r}, taken as {state}")
-        if state is RmJobState.ENDING and len(placed) == 1:
-            ending.append((node, _held(record)))
-        comment = present(record["Comment"])
-        if state is RmJobState.RUNNING and len(placed) == 1 and parse_tag(comment) and record["State"] != "SUSPENDED":
-            running.append((node, _held(record)))
-        started = seconds(record["StartTime"]) if rules and state in (RmJobState.RUNNING, RmJobState.ENDING) else 0
-        jobs.append(
-            RmJob(
-                handle=record["JobID"],
-                state=state,
-                tag=comment if parse_tag(comment) else "",
-                user=record["UserName"],
-                node=node,
-                reason=_reason(record, state),
-                submitted=seconds(record["SubmitTime"]),
-                static=static_job(record, _held(record), rules, started) if rules else None,
-            )
-        )
+        job, placed = parse_job(record, rules)
+        if not job_state(record["State"], placed=bool(placed))[1]:
+            strange.append(f"squeue: unknown job state {record['State'][:60]!r}, taken as {job.state}")
+        if job.state is RmJobState.ENDING and len(placed) == 1:
+            ending.append((job.node, _held(record)))
+        if job.state is RmJobState.RUNNING and len(placed) == 1 and job.tag and record["State"] != "SUSPENDED":
+            running.append((job.node, _held(record)))
+        jobs.append(job)
     return Jobs(tuple(_without_forged_tags(jobs)), tuple(ending), tuple(running), tuple(strange))
+
+
+def parse_job(record: Mapping[str, str], rules: Sequence[WatchRule]) -> tuple[RmJob, tuple[str, ...]]:
+    """The job of one record, and the nodes that it has or had."""
+    placed = hosts(present(record["NodeList"]))
+    state, _ = job_state(record["State"], placed=bool(placed))
+    if state is RmJobState.FAILED and _exit(record["exit_code"]) == _TERMINATED:
+        # Nobody sends SIGTERM to himself: it was us, the user or an admin.
+        state = RmJobState.CANCELLED
+    comment = present(record["Comment"])
+    # Slurm gives a waiting job the start time that it plans, and one that was cancelled before it started a false one.
+    started = seconds(record["StartTime"]) if rules and placed and state is not RmJobState.PENDING else 0
+    job = RmJob(
+        handle=record["JobID"],
+        state=state,
+        tag=comment if parse_tag(comment) else "",
+        user=record["UserName"],
+        node=placed[0] if placed else "",
+        reason=_reason(record, state),
+        submitted=seconds(record["SubmitTime"]),
+        ended=float(seconds(record["EndTime"])) if state.ended else 0.0,
+        array_id=array_id(record),
+        static=static_job(record, _held(record), rules, started) if rules else None,
+    )
+    return job, placed
+
+
+def array_id(record: Mapping[str, str]) -> str:
+    """Id by which users know a task of a job array (``12_3``); empty for other jobs."""
+    return record["JobArrayID"] if _ARRAY_TASK.fullmatch(record["JobArrayID"]) else ""
 
 
 def _held(record: Mapping[str, str]) -> Resources:
@@ -189,7 +205,7 @@ def _used(node: Node, ending: Resources, running: Resources) -> Resources:
 def _without_forged_tags(jobs: Iterable[RmJob]) -> Iterator[RmJob]:
     """Anyone may write any comment on his own job: a mark counts only on jobs of the anchor's owner."""
     jobs = tuple(jobs)
-    users = {job.handle: job.user for job in jobs}
+    users = {job.array_id or job.handle: job.user for job in jobs}
     for job in jobs:
         mark = parse_tag(job.tag)
         forged = mark is not None and users.get(mark[0].id, job.user) != job.user
