@@ -28,6 +28,11 @@ with open(os.path.join(folder, name + ".json")) as file:
     answer = json.load(file)
 time.sleep(answer.get("delay", 0))
 rows = answer.get("rows")
+if rows is not None and name == "sacct":
+    options = dict(word.partition("=")[::2] for word in sys.argv)
+    for row in rows:
+        values = (str(row.get(field, "")) + options["--delimiter"] for field in options["--format"].split(","))
+        sys.stdout.write("".join(values) + "\\n")
 wanted = next((word for word in sys.argv if word.startswith("--Format=")), "")
 if rows is not None and wanted:
     fields = [column.partition(":") for column in wanted.partition("=")[2].split(",")]
@@ -58,12 +63,12 @@ class FakeSlurm:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir()
-        for name in ("squeue", "sinfo", "sbatch", "scancel", "scontrol", "unmunge"):
+        for name in ("squeue", "sinfo", "sbatch", "scancel", "scontrol", "sacct", "unmunge"):
             program = folder / name
             program.write_text(f"#!{sys.executable} -SE\n{PROGRAM}")
             program.chmod(0o755)
             self.answer(name)
-        self.answer("scontrol", stdout="Configuration data\nClusterName             = fake\n")
+        self.answer("scontrol", stdout="Configuration data\nClusterName             = fake\nMinJobAge   = 300 sec\n")
         self.answer("sinfo", rows=[node_row("n1"), node_row("n2")])
         self.answer("squeue", rows=[])
         self.answer("sbatch", stdout="77\n")
@@ -107,6 +112,7 @@ def job_row(number: int, **more: object) -> dict[str, object]:
     """A row of squeue: a running job."""
     row = {"JobID": number, "State": "RUNNING", "SubmitTime": 1795253932, "exit_code": 0, "UserName": "alice"}
     row |= {"NodeList": "n1", "tres-alloc": "cpu=1,mem=100M,node=1,billing=1", "tres-per-node": "N/A"}
+    row |= {"JobArrayID": number, "EndTime": "NONE"}
     return {**row, "Reason": "None", "Comment": "(null)", **more}
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from msgspec import structs
 
 from dl2d.core.cluster import Node
 from dl2d.core.errors import Denied, NotFound, ResourceManagerError
-from dl2d.core.resource_manager import Anchor, RmJob, RmJobState, StaticJob, TaskSpec
+from dl2d.core.resource_manager import Anchor, RmJob, RmJobState, RmListing, StaticJob, TaskSpec
 from dl2d.simulation.in_memory_manager import MemoryManager
 
 
@@ -24,8 +25,16 @@ class ScriptedManager(MemoryManager):
         self.stopped: list[str] = []
         #: Submitted tasks wait until ``run_pending``.
         self.pending = False
+        #: ``ended_until`` of the listing, and the ``ended_since`` that each listing was asked for.
+        self.ended_until: float | None = None
+        self.asked_since: list[float | None] = []
         #: Submissions fail with this error.
         self.refuse: ResourceManagerError | None = None
+
+    def listing(self, ended_since: float | None = None) -> RmListing:
+        """Nodes and jobs as they are; all that ended are listed until ``forget``."""
+        self.asked_since.append(ended_since)
+        return replace(super().listing(ended_since), ended_until=self.ended_until)
 
     def submit(self, task: TaskSpec) -> str:
         """Start a task, or have it wait (``pending``), or refuse it (``refuse``)."""
@@ -51,13 +60,21 @@ class ScriptedManager(MemoryManager):
         return self.anchors[rm_id]
 
     def set_static(
-        self, handle: str, static: StaticJob, state: RmJobState, *, submitted: int, reason: str = ""
+        self,
+        handle: str,
+        static: StaticJob,
+        state: RmJobState,
+        *,
+        submitted: int,
+        reason: str = "",
+        ended: float = 0.0,
+        array_id: str = "",
     ) -> None:
         """Add or change a job that another scheduler runs as ``static`` says."""
         first = static.nodes[0] if static.nodes else ""
         job = RmJob(
             handle=handle, state=state, user=static.owner.user, node=first, reason=reason, submitted=submitted,
-            static=static,
+            static=static, ended=ended, array_id=array_id,
         )  # fmt: skip
         self.put(job, tuple((node, static.task) for node in static.nodes))
 

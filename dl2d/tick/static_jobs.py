@@ -52,18 +52,9 @@ def follow_static_jobs(context: Context, observed: Observed) -> tuple[LiveJobs, 
     StoreError
         The store could not be read or written; the next tick writes the remainder.
     """
-    store, listing, jobs = context.store, observed.listing, observed.static.jobs
-    ended_until = listing.at if listing.ended_until is None else listing.ended_until
-    if not context.mode.acts:
-        unknown = _unknown_jobs(store, listing, (*jobs, *observed.elastic.jobs), context.cluster)
-        ended = sorted((found for found in unknown if found[1].state.ended), key=lambda found: found[1].ended)
-        if len(ended) > MAX_NEW_ENDED:
-            ended_until = min(ended_until, ended[MAX_NEW_ENDED][1].ended)
-        for key, listed in (*(found for found in unknown if not found[1].state.ended), *ended[:MAX_NEW_ENDED]):
-            job = new_static_job(key, listed, listing.at, context.request_rules)
-            store.add_job(job)
-            log.info("job watched", job=key.id, user=job.owner.user, name=job.request.name, model=job.request.model)
-            jobs = (*jobs, job)
+    store, listing = context.store, observed.listing
+    new, ended_until = ((), _ended_until(listing)) if context.mode.acts else _add_new_jobs(context, observed)
+    jobs = (*observed.static.jobs, *new)
     listed_jobs = find_listed(jobs, listing)
     # Jobs whose tasks were recorded and released by a tick that was interrupted before it recorded the job's end.
     had_tasks = {
@@ -76,6 +67,10 @@ def follow_static_jobs(context: Context, observed: Observed) -> tuple[LiveJobs, 
     changes = compare_static(
         jobs, observed.static.tasks, listing, listed_jobs, had_tasks, unseen_seconds=context.timeouts.unseen_seconds
     )
+    for change in changes:
+        if change.allocation is not None and (stored := store.job(change.job)) is not None:
+            workers, ps = change.allocation
+            store.report_progress(change.job, replace(stored.progress, at=listing.at, workers=workers, ps=ps))
     asked = store.ask_tasks([start for change in changes for start in change.new_tasks], listing.at)
     unconfirmed = [task for task in (*observed.static.tasks, *asked) if task.state is TaskState.ASKED]
     if not changes and not unconfirmed:
@@ -97,13 +92,36 @@ def follow_static_jobs(context: Context, observed: Observed) -> tuple[LiveJobs, 
     ]
     store.change_tasks(released, listing.at)
     for change in changes:
-        if change.allocation is not None and (stored := store.job(change.job)) is not None:
-            workers, ps = change.allocation
-            store.report_progress(change.job, replace(stored.progress, at=listing.at, workers=workers, ps=ps))
         for job_change, changed_at in change.job_changes:
             job = store.change_job(change.job, job_change, changed_at)
             log.info("job", job=change.job.id, state=str(job.state), reason=job.end_reason)
     return live_jobs(store)[1], ended_until
+
+
+def _ended_until(listing: RmListing) -> float:
+    return listing.at if listing.ended_until is None else listing.ended_until
+
+
+def _add_new_jobs(context: Context, observed: Observed) -> tuple[tuple[Job, ...], float]:
+    """Add static jobs that the store does not have, and return them; of ended ones the first ``MAX_NEW_ENDED``.
+
+    The second value is the time before which all that ended are in the store then.
+    """
+    store, listing = context.store, observed.listing
+    unknown = _unknown_jobs(store, listing, (*observed.static.jobs, *observed.elastic.jobs), context.cluster)
+    live = [(key, listed) for key, listed in unknown if not listed.state.ended]
+    ended = sorted(((key, listed) for key, listed in unknown if listed.state.ended), key=lambda item: item[1].ended)
+    ended_until = _ended_until(listing)
+    if len(ended) > MAX_NEW_ENDED:
+        ended_until = min(ended_until, ended[MAX_NEW_ENDED][1].ended)
+    new = [
+        new_static_job(key, listed, listing.at, context.request_rules)
+        for key, listed in (*live, *ended[:MAX_NEW_ENDED])
+    ]
+    for job in new:
+        store.add_job(job)
+        log.info("job watched", job=job.key.id, user=job.owner.user, name=job.request.name, model=job.request.model)
+    return tuple(new), ended_until
 
 
 @dataclass(frozen=True, slots=True)

@@ -396,6 +396,14 @@ def test_a_job_is_authenticated_with_three_commands(authentication: FakeSlurm, m
     assert not [word for call in authentication.calls() for word in call.argv if CREDENTIAL in word]
 
 
+def test_a_task_of_an_array_registers_under_the_id_that_users_know(
+    authentication: FakeSlurm, manager_on: Managers
+) -> None:
+    authentication.answer("squeue", rows=[OWNER_ROW | {"JobArrayID": "10_3"}])
+    anchor = manager_on(cluster="fake").authenticate("12", CREDENTIAL)
+    assert (anchor.key, anchor.handle) == (JOB._replace(id="10_3"), "12")
+
+
 def test_the_clusters_name_is_asked_for_once(slurm: FakeSlurm, manager_on: Managers) -> None:
     slurm.answer("sinfo", stdout="slurm-wlm 22.05.8\n")
     manager = manager_on()

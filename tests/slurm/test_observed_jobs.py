@@ -51,6 +51,28 @@ def test_what_is_told_of_a_job_that_runs(slurm: FakeSlurm, manager_on: Managers)
     ]
 
 
+def test_a_job_that_ended_says_when_and_where_it_ran(slurm: FakeSlurm, manager_on: Managers) -> None:
+    waited = row(8, State="CANCELLED", NodeList="", StartTime=1795254100, EndTime=1795254100)
+    slurm.answer("squeue", rows=[row(7, State="COMPLETED", EndTime=1795254000), waited])
+    done, cancelled = manager_on(watch=RULES).listing().jobs
+    assert (done.ended, cancelled.ended) == (1795254000.0, 1795254100.0)
+    assert done.static is not None
+    assert cancelled.static is not None
+    assert (done.static.started, done.static.nodes) == (1795253990.0, ("n1", "n1", "n2"))
+    assert (cancelled.static.started, cancelled.static.nodes) == (0.0, ())
+
+
+def test_each_task_of_an_array_is_a_job(slurm: FakeSlurm, manager_on: Managers) -> None:
+    tag = "dl2:fake.12_3.1795253932:worker-0"
+    forged = job_row(20, UserName="eve", Comment=tag)
+    slurm.answer("squeue", rows=[row(13, JobArrayID="12_3"), row(12, JobArrayID="12_4"), row(14, JobArrayID="14+1"),
+                                 forged, job_row(21, Comment=tag)])  # fmt: skip
+    jobs = manager_on(watch=RULES).listing().jobs
+    assert [job.array_id for job in jobs] == ["12_3", "12_4", "", "", ""]
+    assert [job.tag for job in jobs] == ["", "", "", "", tag]
+    assert "--array" in slurm.calls("squeue")[0].argv
+
+
 def test_a_job_that_waits_has_what_it_asks_for_and_no_nodes(slurm: FakeSlurm, manager_on: Managers) -> None:
     waiting = row(
         8, State="PENDING", NodeList="", StartTime=1826827974, TimeLimit="UNLIMITED", Partition="long,gpu",

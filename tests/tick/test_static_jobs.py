@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from msgspec import structs
+from sqlalchemy import text
 from tick.world import World
 
 from dl2d.core.cluster import TaskState
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Constraint
+from dl2d.core.errors import StoreError
 from dl2d.core.jobs import NOTHING, Allocation, Architecture, JobKey, JobState, Owner, Role
 from dl2d.core.resource_manager import RmJobState, StaticJob
 from dl2d.core.resources import Resources
 from dl2d.policies.fifo import Fifo
 from dl2d.testing.builders import make_nodes
+from dl2d.tick import static_jobs
 
 R = RmJobState
 EVE = Owner("eve", 1007, 1007, partition="gpu")
@@ -33,9 +38,9 @@ def a_static(*places: str, workers: int = 3, ps: int = 0, started: float = 0.0, 
     )  # fmt: skip
 
 
-def seen(world: World, handle: str, state: RmJobState, static: StaticJob, reason: str = "") -> JobKey:
+def seen(world: World, handle: str, state: RmJobState, static: StaticJob, reason: str = "", **more: Any) -> JobKey:
     submitted = 999_000
-    world.manager.set_static(handle, static, state, submitted=submitted, reason=reason)
+    world.manager.set_static(handle, static, state, submitted=submitted, reason=reason, **more)
     return JobKey("test", handle, submitted)
 
 
@@ -75,10 +80,11 @@ def test_a_users_job_is_recorded_from_waiting_to_its_end(world: World) -> None:
     assert (shown.request.epochs, shown.progress.samples_per_second, shown.progress.loss) == (24, None, None)
 
     world.manager.end("7", R.DONE)
+    ended = world.now
     report = world.tick()
     assert report.decision.jobs == ()
     job = world.job(key)
-    assert (job.state, job.end_reason, job.ended_at) == (JobState.FINISHED, "done", world.now)
+    assert (job.state, job.end_reason, job.ended_at) == (JobState.FINISHED, "done", ended)
     assert world.store.tasks(live=True) == ()
     assert {task.state for task in world.store.tasks(live=False, job=key)} == {TaskState.RELEASED}
     assert nothing_was_done(world)
@@ -232,3 +238,195 @@ def test_shadow_decides_for_them_as_if_they_were_elastic(build) -> None:
     assert {entry.previous for entry in slot.shadow.jobs if entry.job == key} == {Allocation(3, 0)}
     assert slot.plan.starts == slot.plan.stops == ()
     assert nothing_was_done(world)
+
+
+def rows(world: World, query: str) -> list[tuple[Any, ...]]:
+    with world.store._database.reading("test") as connection:
+        return [tuple(row) for row in connection.execute(text(query))]
+
+
+JOB_ROWS = "SELECT id, state, submitted, started_at, ended_at, workers, ps, end_reason FROM jobs ORDER BY number"
+TASK_ROWS = """
+    SELECT jobs.id, tasks.state, tasks.node, tasks.granted_at, tasks.ended_at
+    FROM tasks JOIN jobs ON jobs.number = tasks.job_number ORDER BY jobs.number, tasks.ordinal
+"""
+
+
+def test_a_job_that_came_and_went_between_two_ticks_is_recorded_once(world: World) -> None:
+    world.tick()
+    now = world.now
+    static = a_static("n1", "n2", workers=2, started=now + 3)
+    seen(world, "7", R.DONE, static, ended=now + 9.0)
+    seen(world, "8", R.FAILED, static, "FAILED, exit status 3", ended=now + 7.0)
+    seen(world, "9", R.CANCELLED, a_static(), "CANCELLED", ended=now + 5.0)  # while it waited
+    for _ in range(3):
+        assert world.tick(30).decision.jobs == ()
+    assert rows(world, JOB_ROWS) == [
+        ("9", "cancelled", 999_000, None, now + 5, 0, 0, "CANCELLED"),
+        ("8", "failed", 999_000, now + 3, now + 7, 2, 0, "FAILED, exit status 3"),
+        ("7", "finished", 999_000, now + 3, now + 9, 2, 0, "done"),
+    ]
+    assert rows(world, TASK_ROWS) == [
+        (job, "released", node, now + 3, ended)
+        for job, ended in (("8", now + 7), ("7", now + 9))
+        for node in ("n1", "n2")
+    ]
+    assert rows(world, "SELECT end_cause FROM jobs ORDER BY number") == [("cancelled",), ("failed",), ("",)]
+    assert nothing_was_done(world)
+
+
+def test_ends_that_come_together_have_their_own_times(world: World) -> None:
+    begin = world.now
+    for number in range(4):
+        seen(world, str(number), R.RUNNING, a_static("n1", workers=1, started=begin - number))
+    world.tick()
+    for number in range(3):
+        seen(world, str(number), R.DONE, a_static("n1", workers=1, started=begin - number), ended=begin + 12 + number)
+    world.manager.end("3", R.DONE)
+    seen(world, "3", R.DONE, a_static("n1", workers=1))  # when, its manager does not say
+    world.tick(25)
+    assert rows(world, "SELECT started_at, ended_at FROM jobs ORDER BY id") == [
+        *((begin - number, begin + 12 + number) for number in range(3)), (begin - 3, world.now)
+    ]  # fmt: skip
+    assert rows(world, "SELECT granted_at, ended_at FROM tasks ORDER BY granted_at DESC") == [
+        *((begin - number, begin + 12 + number) for number in range(3)), (begin - 3, world.now)
+    ]  # fmt: skip
+
+
+def test_a_job_that_waited_and_has_run_in_between(world: World) -> None:
+    key = seen(world, "7", R.PENDING, a_static())
+    world.tick()
+    began = world.now + 4
+    seen(world, "7", R.LOST, a_static("n1", "n1", "n2", started=began), "NODE_FAIL", ended=began + 30)
+    world.tick(60)
+    job = world.job(key)
+    assert (job.state, job.started_at, job.ended_at) == (JobState.LOST, began, began + 30)
+    assert (job.progress.workers, len(rows(world, TASK_ROWS))) == (3, 3)
+    assert {row[3:] for row in rows(world, TASK_ROWS)} == {(began, began + 30)}
+
+
+def test_starts_and_ends_are_no_resizes_and_hours_are_no_epochs(world: World) -> None:
+    seen(world, "7", R.RUNNING, a_static("n1", "n1", "n2"))
+    world.tick()
+    world.manager.end("7", R.DONE)
+    world.tick()
+    assert world.store.resizes() == ()
+    assert rows(world, "SELECT * FROM resize_log") == []
+    assert rows(world, "SELECT epochs, epochs_done, workers FROM job_completion") == [(None, None, 3)]
+
+
+def test_tasks_of_an_array_are_jobs_under_the_ids_that_users_know(world: World) -> None:
+    waiting = [seen(world, "12", R.PENDING, a_static(), f"why {task}", array_id=f"12_{task}") for task in (3, 4)]
+    # In a manager each of its waiting tasks is a record; the one in memory has one for each handle.
+    entries = world.manager._entries
+    entries["12 again"] = replace(entries["12"])
+    entries["12"].job = structs.replace(entries["12"].job, array_id="12_3", reason="why 3")
+    assert [key.id for key in waiting] == ["12", "12"]
+    keys = [JobKey("test", f"12_{task}", 999_000) for task in (3, 4)]
+    report = world.tick()
+    assert [entry.job for entry in report.decision.jobs] == keys
+    assert [entry.reason.text.rpartition(": ")[2] for entry in report.decision.jobs] == ["why 3", "why 4"]
+    # The first one runs, under a handle of its own.
+    del entries["12"]
+    seen(world, "13", R.RUNNING, a_static("n1", workers=1, started=world.now), array_id="12_3")
+    world.tick()
+    assert (world.has(keys[0]), world.has(keys[1])) == (Allocation(1, 0), NOTHING)
+    assert {task.handle for task in world.store.tasks(live=True)} == {"13"}
+    assert world.job(keys[0]).anchor == "13"
+    world.manager.end("13", R.DONE)
+    world.tick()
+    # The other is not taken for it when it is not listed any more.
+    world.manager.forget(["13"])
+    world.tick(600)
+    assert [world.job(key).state for key in keys] == [JobState.FINISHED, JobState.READY]
+    assert len(rows(world, JOB_ROWS)) == 2
+
+
+def test_an_end_may_still_come_from_the_accounting(world: World) -> None:
+    key = seen(world, "7", R.RUNNING, a_static("n1", "n1", "n2", started=world.now))
+    world.tick()
+    looked, began = world.now, world.now - 10
+    world.manager.forget(["7"])
+    world.manager.ended_until = looked
+    for _ in range(3):
+        world.tick(600)
+        assert world.job(key).state is JobState.RUNNING
+    assert world.manager.asked_since == [None, looked, looked, looked]
+    seen(world, "7", R.DONE, a_static("n1", "n1", "n2", started=began), ended=looked + 40)
+    world.manager.ended_until = world.now
+    world.tick()
+    assert (world.job(key).state, world.job(key).ended_at) == (JobState.FINISHED, looked + 40)
+    world.tick()
+    assert world.manager.asked_since[-1] == world.manager.ended_until
+
+
+def test_a_tick_records_some_unseen_jobs_and_the_next_ones_the_others(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(static_jobs, "MAX_NEW_ENDED", 2)
+    world.tick()
+    begin = world.now
+    for number in range(5):
+        seen(world, str(number), R.DONE, a_static("n1", workers=1, started=begin), ended=begin + 10 - number)
+    known = []
+    for _ in range(4):
+        world.tick(20)
+        known.append([row[0] for row in rows(world, "SELECT id FROM jobs ORDER BY ended_at")])
+    assert known == [["4", "3"], ["4", "3", "2", "1"], ["4", "3", "2", "1", "0"], ["4", "3", "2", "1", "0"]]
+    assert world.manager.asked_since[-4:] == [begin, begin + 8, begin + 10, begin + 60]
+
+
+WRITES = ("add_job", "ask_tasks", "change_tasks", "change_job", "report_progress")
+
+
+def test_a_tick_that_is_interrupted_at_any_write_loses_and_doubles_nothing(build) -> None:
+    def run(fails_at: int, after: bool) -> tuple[bool, list[tuple[Any, ...]], list[tuple[Any, ...]]]:
+        world = build(mode=Mode.OBSERVE)
+        seen(world, "1", R.PENDING, a_static(workers=2))
+        seen(world, "2", R.RUNNING, a_static("n1", "n2", workers=2, started=world.now))
+        world.tick()
+        begin = world.now
+        seen(world, "1", R.DONE, a_static("n1", "n1", workers=2, started=begin + 1), ended=begin + 5)
+        seen(world, "2", R.FAILED, a_static("n1", "n2", workers=2, started=begin - 10), "broke", ended=begin + 6)
+        seen(world, "3", R.DONE, a_static("n3", workers=1, started=begin + 2), ended=begin + 7)
+        seen(world, "4", R.RUNNING, a_static("n4", workers=1, started=begin + 3))
+        writes = 0
+
+        def interrupted(write):
+            def call(*args: object) -> object:
+                nonlocal writes
+                writes += 1
+                if writes == fails_at and not after:
+                    raise StoreError("before")
+                result = write(*args)
+                if writes == fails_at:
+                    raise StoreError("after")
+                return result
+
+            return call
+
+        with pytest.MonkeyPatch.context() as patch:
+            for name in WRITES:
+                patch.setattr(world.store, name, interrupted(getattr(world.store, name)))
+            try:
+                world.tick(20)
+                failed = False
+            except StoreError:
+                failed = True
+        world.tick(0)
+        world.tick(0)
+        return failed, rows(world, JOB_ROWS), rows(world, TASK_ROWS)
+
+    undisturbed = run(0, after=False)
+    assert not undisturbed[0]
+    assert len(undisturbed[1]) == 4
+    assert len(undisturbed[2]) == 6
+    count = 0
+    for after in (False, True):
+        for fails_at in range(1, 100):
+            failed, jobs, tasks = run(fails_at, after)
+            assert (sorted(jobs), sorted(tasks)) == (sorted(undisturbed[1]), sorted(undisturbed[2])), (fails_at, after)
+            if not failed:
+                break
+            count += 1
+    assert count > 20
