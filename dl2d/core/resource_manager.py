@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 import msgspec
 
@@ -125,6 +125,47 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     node: str
     owner: Owner
     launch: Launch
+    #: Of an anchor: the demand of each task that its job may have, for managers that reserve containers by role.
+    member_demands: tuple[tuple[Role, Resources], ...] = ()
+
+
+class ContainerReport(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Report of a container that runs one task of a job after the other, as they are given to it."""
+
+    job: JobKey
+    role: Role
+    #: Position among the containers of its role, from 0.
+    instance: int
+    #: Id of the container in the resource manager.
+    container: str
+    #: Different for each process that runs in the container.
+    incarnation: str
+    #: Node as the container knows it, ``host:port``.
+    node: str
+    #: Id of the task that it runs or has run; "" for none.
+    task: str = ""
+    #: Exit status of the task, the negative number of the signal that ended it, or None while it runs.
+    exit_code: int | None = None
+
+
+class ContainerOrder(msgspec.Struct, frozen=True, gc=False):
+    """Answer to a container's report."""
+
+    #: Seconds until the next report.
+    report_seconds: float
+    #: Id of the task to start; "" for none.
+    task: str = ""
+    #: The task that runs is asked to end, and killed after these seconds; None: it goes on.
+    grace: float | None = None
+
+
+@runtime_checkable
+class ContainerManager(Protocol):
+    """What a resource manager has besides where its containers ask which task to run (YARN). Thread-safe."""
+
+    def report_container(self, report: ContainerReport) -> ContainerOrder:
+        """Take a container's report; returns what it is to do. Does not ask the resource manager anything."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

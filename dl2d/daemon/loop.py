@@ -129,6 +129,7 @@ class Daemon(AbstractContextManager["Daemon"]):
                 manager=self._manager_access,
                 admission=lambda: self._admission,
                 credentials=credentials,
+                task_specs=self._task_specs,
                 clock=clock,
                 heartbeat_seconds=settings.api.heartbeat_seconds,
                 starts_anchors=capabilities.starts_anchors,

@@ -87,6 +87,7 @@ class TaskSpecs:
             node="",
             owner=job.owner,
             launch=Launch(with_runner(job.launch), job.launch.cwd, environment),
+            member_demands=tuple((role, job.request.demand(role)) for role in (Role.WORKER, Role.PS)),
         )
 
 

@@ -13,7 +13,7 @@ from dl2d.core.resource_manager import ResourceManager
 from dl2d.core.store import Store
 from dl2d.daemon.api.admission import Admission
 from dl2d.daemon.health import Health
-from dl2d.tick.task_specs import Credentials
+from dl2d.tick.task_specs import Credentials, TaskSpecs
 
 
 class ManagerAccess:
@@ -63,6 +63,8 @@ class Services:
     #: Checks requests as the present settings have it.
     admission: Callable[[], Admission]
     credentials: Credentials
+    #: Makes the commands and environments of tasks.
+    task_specs: TaskSpecs
     #: Seconds since 1970.
     clock: Callable[[], float]
     heartbeat_seconds: float

@@ -16,12 +16,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from dl2d import __version__
 from dl2d.core.cluster import TaskState
 from dl2d.core.errors import DuplicateJob
-from dl2d.core.jobs import Job, JobKey, JobState, Launch, Owner
-from dl2d.core.resource_manager import Anchor, ResourceManager
+from dl2d.core.jobs import Job, JobKey, JobState, Launch, Owner, Role
+from dl2d.core.resource_manager import Anchor, ContainerManager, ContainerReport, ResourceManager
 from dl2d.core.store import JobChange, Store, TaskChange
 from dl2d.daemon.api.authentication import authenticated_job, may_submit, services_of
 from dl2d.daemon.api.dependencies import Services
 from dl2d.daemon.api.heartbeat import Heartbeat, receive, targets
+from dl2d.tick.task_specs import ANCHOR
 
 log = structlog.get_logger()
 router = APIRouter()
@@ -151,6 +152,53 @@ def _change_job(job: Job, change: JobChange, store: Store, at: float) -> None:
         # Its coordinator has ended its tasks, and no tick looks at a job that has ended.
         own = store.tasks(live=True, job=job.key)
         store.change_tasks([TaskChange(job.key, task.id, TaskState.RELEASED) for task in own], at)
+
+
+class ContainerBody(BaseModel):
+    """Report of a container that asks which task of its job to run; see ``ContainerReport``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    role: Role
+    instance: Annotated[int, Field(ge=0, le=100_000)]
+    container: Annotated[str, Field(pattern=r"^[A-Za-z0-9_]{1,200}$")]
+    incarnation: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    node: Annotated[str, Field(pattern=r"^[A-Za-z0-9.:_-]{0,300}$")] = ""
+    task: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{0,128}$")] = ""
+    exit_code: Annotated[int, Field(ge=-255, le=255)] | None = None
+
+
+@router.post("/v1/jobs/{slug}/containers")
+def container(
+    body: ContainerBody, job: Job = Depends(authenticated_job), services: Services = Depends(services_of)
+) -> dict[str, object]:
+    """Take a container's report, and answer with the task that it is to start, or whether to end the one it runs."""
+    manager = services.manager.manager
+    if not isinstance(manager, ContainerManager):
+        raise HTTPException(409, "this cluster's resource manager starts each task itself, in a job of its own")
+    order = manager.report_container(ContainerReport(job=job.key, **body.model_dump()))
+    if body.exit_code is not None or order.task:
+        services.wake()
+    return {
+        "task": _launch_of(order.task, job, services),
+        "grace": order.grace,
+        "report_seconds": order.report_seconds,
+    }
+
+
+def _launch_of(task_id: str, job: Job, services: Services) -> dict[str, object] | None:
+    """Command of a task of a job that has not ended; None where there is no such task."""
+    if not task_id or job.state.ended:
+        return None
+    if task_id == ANCHOR:
+        spec = services.task_specs.anchor_spec(job)
+    else:
+        found = [task for task in services.store.tasks(live=True, job=job.key) if task.id == task_id]
+        if not found:
+            return None
+        spec = services.task_specs.of_job(job).task_spec(found[0])
+    launch = spec.launch
+    return {"id": task_id, "argv": launch.argv, "cwd": launch.cwd, "env": dict(launch.env)}
 
 
 @router.post("/v1/jobs", dependencies=[Depends(may_submit)])

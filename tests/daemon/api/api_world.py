@@ -20,7 +20,7 @@ from dl2d.daemon.api.dependencies import ManagerAccess, Services
 from dl2d.daemon.api.server import ApiServer
 from dl2d.daemon.health import Health
 from dl2d.testing.builders import OWNER
-from dl2d.tick.task_specs import Credentials
+from dl2d.tick.task_specs import Credentials, TaskSpecs
 
 JSON = {"Content-Type": "application/json"}
 RULES = RequestRules(frozenset({"resnet-50", "vgg-16"}), 16, 16)
@@ -59,6 +59,7 @@ class ApiWorld(World):
             manager=self.access,
             admission=lambda: Admission(self.request_rules),
             credentials=self.credentials,
+            task_specs=TaskSpecs("http://daemon", self.credentials),
             clock=lambda: self.now,
             heartbeat_seconds=1.5,
             starts_anchors=self.starts_anchors,

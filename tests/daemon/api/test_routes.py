@@ -5,6 +5,7 @@ import sqlite3
 from collections.abc import Iterator
 from typing import Any
 
+import httpx2
 import pytest
 from daemon.api.api_world import COMMAND, REQUEST, SCRIPT, SECRET_OF_THE_USER, ApiWorld, error
 from hypothesis import HealthCheck, given, settings
@@ -16,9 +17,10 @@ from dl2d.core.cluster import TaskState
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.errors import StoreUnavailable, Unavailable
 from dl2d.core.jobs import JobKey, JobState
-from dl2d.core.resource_manager import RmJobState, StaticJob
+from dl2d.core.resource_manager import ContainerOrder, ContainerReport, RmJobState, StaticJob
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, TaskChange, TaskReport
+from dl2d.testing import MemoryManager
 from dl2d.testing.builders import OWNER, make_nodes
 
 
@@ -702,3 +704,65 @@ def test_no_submission_breaks_the_daemon(shared, changes, whole) -> None:
     body = {"request": {**REQUEST, **changes}, **COMMAND} if whole is None else whole
     answer = world.post("/v1/jobs", body, world.credentials.for_submission())
     assert answer.status_code in (200, 409, 422), (body, answer.text)
+
+
+class TestContainers:
+    """Reports of containers, where the resource manager gives out tasks by them."""
+
+    def report(self, world: ApiWorld, key: JobKey, *, credential: str | None = None, **more: object) -> httpx2.Response:
+        shown = world.credentials.for_job(key) if credential is None else credential
+        body = {"role": "worker", "instance": 0, "container": "container_1_0001_01_000003", "incarnation": "a" * 32}
+        return world.post(f"/v1/jobs/{key.slug}/containers", {**body, "node": "n:1", **more}, shown)
+
+    def test_other_managers_start_each_task_themselves(self, world: ApiWorld) -> None:
+        answer = self.report(world, running(world))
+        assert (answer.status_code, "starts each task itself" in error(answer)) == (409, True)
+
+    def test_a_container_gets_the_command_of_its_task(self, world: ApiWorld) -> None:
+        key = running(world)
+        manager = GivesOut()
+        world.access.manager = manager
+        manager.task = "worker-1"
+        task = self.report(world, key).json()["task"]
+        assert (task["id"], task["cwd"], task["argv"][0]) == ("worker-1", "/home/ann", "dl2-run")
+        assert task["env"]["DL2_TOKEN"] == world.credentials.token(key)
+        assert task["env"]["DL2_TASK"] == "worker-1"
+        manager.task = "anchor"
+        assert self.report(world, key).json()["task"]["env"]["DL2_ROLE"] == "coordinator"
+        manager.task = "worker-99"
+        assert self.report(world, key).json()["task"] is None
+        manager.task = ""
+        manager.grace = 2.5
+        assert self.report(world, key, task="worker-1").json() == {"task": None, "grace": 2.5, "report_seconds": 3.0}
+        assert (manager.seen[-1].job, manager.seen[-1].task, manager.seen[-1].exit_code) == (key, "worker-1", None)
+
+    def test_only_the_job_itself_may_ask(self, world: ApiWorld) -> None:
+        key = running(world)
+        world.access.manager = GivesOut()
+        assert self.report(world, key, credential="wrong").status_code == 403
+        assert self.report(world, key._replace(id="999")).status_code == 404
+        for bad in ({"incarnation": "x"}, {"role": "king"}, {"instance": -1}, {"container": "a/b"}, {"more": 1}):
+            assert self.report(world, key, **bad).status_code == 422
+
+    def test_an_end_asks_for_a_tick(self, world: ApiWorld) -> None:
+        key = running(world)
+        world.access.manager = GivesOut()
+        woken = world.woken
+        self.report(world, key, task="worker-1")
+        assert world.woken == woken
+        self.report(world, key, task="worker-1", exit_code=-9)
+        assert world.woken == woken + 1
+
+
+class GivesOut(MemoryManager):
+    """A manager that gives a container one task."""
+
+    def __init__(self) -> None:
+        super().__init__([], lambda: 0.0)
+        self.task = ""
+        self.grace: float | None = None
+        self.seen: list[ContainerReport] = []
+
+    def report_container(self, report: ContainerReport) -> ContainerOrder:
+        self.seen.append(report)
+        return ContainerOrder(3.0, self.task, self.grace)

@@ -18,7 +18,8 @@ from pslite.net.tls import VARIABLE, Encryption
 
 _EPILOG = """\
 environment (set by the scheduler; without it a whole job runs on this machine):
-  DL2_ROLE         coordinator, worker or server
+  DL2_ROLE         coordinator, worker or server; or container: runs the tasks that the scheduler gives it (on YARN)
+  DL2_INSTANCE     role and number of a container, such as worker-0
   DL2_TASK         id of the task, such as worker-3
   DL2_COORDINATOR  host:port of the coordinator
   DL2_TOKEN        the job's token, 64 hexadecimal digits
@@ -105,6 +106,10 @@ def _run(options: argparse.Namespace, environ: dict[str, str], say: Callable[[st
             return launcher.launched(environ, say)
         environ.update(task_variables(environ))
     role = role_of(environ)
+    if role == "container":
+        from pslite.launch import container_agent  # noqa: PLC0415  (see below)
+
+        return container_agent.ContainerAgent(container_agent.container_environment(environ), environ, say=say).run()
     if role == "ps":
         return _task(role, [sys.executable, "-m", "pslite.launch.server_process"], environ, say)
     if not command:

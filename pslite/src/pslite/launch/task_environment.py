@@ -25,13 +25,13 @@ class TaskEnvironment:
     coordinator: str
 
 
-def role_of(environ: Mapping[str, str]) -> Literal["worker", "ps", "coordinator", "standalone"]:
+def role_of(environ: Mapping[str, str]) -> Literal["worker", "ps", "coordinator", "container", "standalone"]:
     """Return the role that the environment gives this process.
 
     Raises
     ------
     UsageError
-        DL2_ROLE is none of coordinator, worker, server, ps.
+        DL2_ROLE is none of coordinator, worker, server, ps, container.
 
     """
     text = environ.get("DL2_ROLE", "")
@@ -41,9 +41,11 @@ def role_of(environ: Mapping[str, str]) -> Literal["worker", "ps", "coordinator"
         return "coordinator"
     if text == "worker":
         return "worker"
+    if text == "container":
+        return "container"
     if text in ("ps", "server"):
         return "ps"
-    raise UsageError(f"DL2_ROLE is {text!r}: it must be coordinator, worker or server")
+    raise UsageError(f"DL2_ROLE is {text!r}: it must be coordinator, worker, server or container")
 
 
 def architecture_of(environ: Mapping[str, str]) -> Literal["ps", "allreduce"]:

@@ -1,0 +1,246 @@
+"""Container agent: runs, in a container of a job, the tasks that the scheduler gives to it, one after the other.
+
+A resource manager such as YARN starts containers of a role, not tasks: which task of the job a container runs, and when
+it ends, the scheduler says in its answers to the container's reports. A container without a task waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import psutil
+
+from pslite.errors import UsageError
+from pslite.launch.resource_usage import family
+from pslite.launch.signals import ENDING, handled
+from pslite.launch.task_environment import need
+
+_INSTANCE = re.compile(r"(coordinator|worker|ps)-([0-9]{1,6})")
+#: what the node manager puts into a container's environment and a task may need
+_OF_THE_NODE = ("CONTAINER_ID", "CUDA_VISIBLE_DEVICES", "HADOOP_", "LOCAL_DIRS", "LOG_DIRS", "NM_", "NVIDIA_")
+_REPORT_SECONDS = 3.0
+_HTTP_SECONDS = 10.0
+_MAX_REPLY = 1 << 22
+#: how long the scheduler may take to note how the job's own process ended
+_FINAL_SECONDS = 30.0
+#: how long processes that a task leaves behind may take to end
+_LEFT_SECONDS = 2.0
+_LOOK_SECONDS = 0.05
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass(frozen=True)
+class ContainerEnvironment:
+    """A container's place in its job, and how it reaches the scheduler."""
+
+    url: str
+    credential: str
+    role: str
+    instance: int
+    container: str
+    node: str
+
+
+def container_environment(environ: Mapping[str, str]) -> ContainerEnvironment:
+    """Read DL2_DAEMON, DL2_JOB, DL2_CREDENTIAL, DL2_INSTANCE and YARN's CONTAINER_ID, NM_HOST and NM_PORT.
+
+    Raises
+    ------
+    UsageError
+        one is missing or malformed.
+
+    """
+    instance = _INSTANCE.fullmatch(need(environ, "DL2_INSTANCE"))
+    if instance is None:
+        raise UsageError(f"DL2_INSTANCE is {environ['DL2_INSTANCE']!r}: it must be a role and a number, as in worker-0")
+    daemon = need(environ, "DL2_DAEMON")
+    if not daemon.startswith(("http://", "https://")):
+        raise UsageError(f"DL2_DAEMON is {daemon!r}: it must be an http:// or https:// URL")
+    node = ":".join(part for part in (environ.get("NM_HOST"), environ.get("NM_PORT")) if part)
+    return ContainerEnvironment(
+        url=f"{daemon.rstrip('/')}/v1/jobs/{need(environ, 'DL2_JOB')}/containers",
+        credential=need(environ, "DL2_CREDENTIAL"),
+        role=instance[1],
+        instance=int(instance[2]),
+        container=need(environ, "CONTAINER_ID"),
+        node=node,
+    )
+
+
+class _Task(msgspec.Struct):
+    id: str
+    argv: list[str]
+    cwd: str
+    env: dict[str, str]
+
+
+class _Order(msgspec.Struct):
+    report_seconds: float
+    task: _Task | None = None
+    grace: float | None = None
+
+
+class ContainerAgent:
+    """Reports to the scheduler, and runs what it is given.
+
+    Parameters
+    ----------
+    place
+        the container's place in its job.
+    environ
+        its environment.
+    say
+        takes lines for the user.
+
+    """
+
+    def __init__(self, place: ContainerEnvironment, environ: Mapping[str, str], *, say: Callable[[str], None]) -> None:
+        self._place = place
+        self._environ = {name: value for name, value in environ.items() if name.startswith(_OF_THE_NODE)}
+        self._say = say
+        self._incarnation = uuid.uuid4().hex
+        self._interval = _REPORT_SECONDS
+        self._ending = False
+
+    def run(self) -> int:
+        """Run tasks until the container is asked to end; a coordinator's ends with its task, with the same status."""
+        _adopt_orphans()
+        with handled(self._end, ENDING):
+            task, code = "", None
+            while not self._ending:
+                order = self._report(task, code)
+                if order is not None:
+                    task, code = "", None
+                if order is None or order.task is None:
+                    self._pause(self._interval)
+                    continue
+                task = order.task.id
+                code = self._run(order.task)
+                if self._place.role == "coordinator":
+                    return self._finish(task, code)
+        return 0
+
+    def _end(self, number: int) -> None:
+        del number
+        self._ending = True
+
+    def _pause(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not self._ending and time.monotonic() < until:
+            time.sleep(min(_LOOK_SECONDS, max(0.0, until - time.monotonic())))
+
+    def _finish(self, task: str, code: int) -> int:
+        """Report the end of the job's own process; returns the exit status."""
+        until = time.monotonic() + _FINAL_SECONDS
+        while self._report(task, code) is None and time.monotonic() < until:
+            time.sleep(min(self._interval, 1.0))
+        return code if code >= 0 else 128 - code
+
+    def _run(self, task: _Task) -> int:
+        """Run a task to its end, with what it leaves behind; returns its exit status, or minus the signal's number."""
+        self._say(f"{task.id} starts in {self._place.container}")
+        before = {process.pid for process in family(os.getpid())}
+        try:
+            # In the same process group: whoever ends the container reaches the task.
+            process = subprocess.Popen(
+                task.argv, cwd=task.cwd, env={**self._environ, **task.env}, stdin=subprocess.DEVNULL
+            )
+        except (OSError, ValueError) as error:
+            self._say(f"cannot start {task.id}: {error}")
+            return 127
+        deadline: float | None = None
+        due = time.monotonic() + self._interval
+        while process.poll() is None:
+            now = time.monotonic()
+            if deadline is not None and now >= deadline:
+                _kill(_descendants(before))
+            if now >= due:
+                order = self._report(task.id, None)
+                due = time.monotonic() + self._interval
+                if order is not None and order.grace is not None:
+                    if deadline is None and order.grace > 0:
+                        process.send_signal(signal.SIGTERM)
+                    until = time.monotonic() + order.grace
+                    deadline = until if deadline is None else min(deadline, until)
+            time.sleep(_LOOK_SECONDS)
+        self._clear(before, deadline)
+        self._say(f"{task.id} has ended: {process.returncode}")
+        return process.returncode
+
+    def _clear(self, before: set[int], deadline: float | None) -> None:
+        """End what a task left behind: asked first, killed after two seconds or at the task's deadline."""
+        left = _descendants(before)
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.terminate()
+        until = min(time.monotonic() + _LEFT_SECONDS, deadline or float("inf"))
+        while left and time.monotonic() < until:
+            psutil.wait_procs(left, timeout=_LOOK_SECONDS)
+            left = _descendants(before)
+        while left:
+            _kill(left)
+            psutil.wait_procs(left, timeout=_LOOK_SECONDS)
+            left = _descendants(before)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+    def _report(self, task: str, code: int | None) -> _Order | None:
+        """Report to the scheduler; None where it gives no order."""
+        place = self._place
+        body = {
+            "role": place.role,
+            "instance": place.instance,
+            "container": place.container,
+            "incarnation": self._incarnation,
+            "node": place.node,
+            "task": task,
+            "exit_code": code,
+        }
+        headers = {"Authorization": f"Bearer {place.credential}", "Content-Type": "application/json"}
+        request = urllib.request.Request(place.url, msgspec.json.encode(body), headers, method="POST")  # noqa: S310
+        try:
+            with urllib.request.urlopen(request, timeout=_HTTP_SECONDS) as response:  # noqa: S310  (checked)
+                order = msgspec.json.decode(response.read(_MAX_REPLY), type=_Order)
+        except urllib.error.HTTPError as error:
+            self._say(f"the scheduler answered {error.code} to a report of {place.container}")
+            error.close()
+            return None
+        except (OSError, msgspec.MsgspecError, ValueError) as error:
+            self._say(f"cannot report to the scheduler: {error}")
+            return None
+        self._interval = min(60.0, max(0.1, order.report_seconds))
+        return order
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of descendants whose parent ends (prctl(2)), so that none is lost."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _descendants(before: set[int]) -> list[psutil.Process]:
+    """Living descendants of this process that are none of those before."""
+    found = []
+    for process in family(os.getpid()):
+        with contextlib.suppress(psutil.Error):
+            if process.pid not in before and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def _kill(processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.kill()

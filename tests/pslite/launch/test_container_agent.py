@@ -1,0 +1,194 @@
+"""Container agent: runs what the scheduler gives it, ends it when asked, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pslite.errors import UsageError
+from pslite.launch.container_agent import container_environment
+
+FOREVER = "echo >started; while :; do sleep 0.05; done"
+ENVIRONMENT = {
+    "DL2_DAEMON": "http://head:1/",
+    "DL2_JOB": "yarn.1.2",
+    "DL2_CREDENTIAL": "secret",
+    "DL2_INSTANCE": "worker-3",
+    "CONTAINER_ID": "container_1_0001_01_000005",
+    "NM_HOST": "n1",
+    "NM_PORT": "45000",
+}
+
+
+class Scheduler:
+    """Gives out tasks in order; keeps all reports."""
+
+    def __init__(self, cwd: Path) -> None:
+        self.cwd = cwd
+        self.reports: list[dict[str, Any]] = []
+        self.tasks: list[dict[str, Any]] = []
+        self.grace: float | None = None
+        self.status = 200
+        scheduler = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                report = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                scheduler.reports.append({**report, "credential": self.headers["Authorization"], "path": self.path})
+                content = scheduler.order(report) if scheduler.status == 200 else b"{}"
+                self.send_response(scheduler.status)
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def order(self, report: dict[str, Any]) -> bytes:
+        runs = report["task"] and report["exit_code"] is None
+        task = self.tasks.pop(0) if self.tasks and not runs else None
+        return json.dumps({"report_seconds": 0.1, "task": task, "grace": self.grace if runs else None}).encode()
+
+    def give(self, name: str, script: str, **env: str) -> None:
+        argv = ["/bin/sh", "-c", script]
+        self.tasks.append({"id": name, "argv": argv, "cwd": str(self.cwd), "env": {"PATH": "/usr/bin:/bin", **env}})
+
+    def start(self, instance: str = "worker-0") -> subprocess.Popen[str]:
+        url = f"http://127.0.0.1:{self.server.server_port}"
+        environment = {**ENVIRONMENT, "DL2_ROLE": "container", "DL2_DAEMON": url, "DL2_INSTANCE": instance}
+        environment |= {"PATH": os.environ["PATH"], "SECRET_OF_THE_NODE": "x"}
+        return subprocess.Popen(
+            [sys.executable, "-m", "pslite.run"], env=environment, stderr=subprocess.PIPE, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+
+    def ended(self, task: str) -> int | None:
+        """Exit code that was reported of a task."""
+        return next(
+            (each["exit_code"] for each in self.reports if each["task"] == task and each["exit_code"] is not None), None
+        )
+
+
+def wait_until(predicate: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not predicate():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def scheduler(tmp_path: Path) -> Iterator[Scheduler]:
+    scheduler = Scheduler(tmp_path)
+    yield scheduler
+    scheduler.server.shutdown()
+    scheduler.server.server_close()
+
+
+@pytest.fixture
+def agent(scheduler: Scheduler) -> Iterator[subprocess.Popen[str]]:
+    process = scheduler.start()
+    yield process
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+def test_tasks_run_one_after_the_other_with_the_environment_that_is_given(
+    scheduler: Scheduler, agent: subprocess.Popen[str]
+) -> None:
+    wait_until(lambda: scheduler.reports)
+    scheduler.give("worker-1", "env >environment; exit 3", GIVEN="a 'b' $c")
+    scheduler.give("worker-2", "kill -9 $$")
+    wait_until(lambda: scheduler.ended("worker-2") is not None)
+    assert (scheduler.ended("worker-1"), scheduler.ended("worker-2")) == (3, -9)
+    lines = (scheduler.cwd / "environment").read_text().splitlines()
+    assert {"GIVEN=a 'b' $c", "CONTAINER_ID=container_1_0001_01_000005", "NM_HOST=n1"} <= set(lines)
+    assert not [line for line in lines if line.startswith(("SECRET_OF_THE_NODE", "DL2_"))]
+    first = scheduler.reports[0]
+    assert (first["role"], first["instance"], first["node"]) == ("worker", 0, "n1:45000")
+    assert (first["path"], first["credential"]) == ("/v1/jobs/yarn.1.2/containers", "Bearer secret")
+    assert len({report["incarnation"] for report in scheduler.reports}) == 1
+    agent.terminate()
+    assert agent.wait(20) == 0
+
+
+def test_a_task_that_cannot_start_has_failed(scheduler: Scheduler, agent: subprocess.Popen[str]) -> None:
+    scheduler.tasks.append({"id": "worker-1", "argv": ["no-such-program"], "cwd": "/", "env": {}})
+    wait_until(lambda: scheduler.ended("worker-1") == 127)
+    assert agent.poll() is None
+
+
+def test_a_stop_asks_first_and_kills_later(scheduler: Scheduler, agent: subprocess.Popen[str]) -> None:
+    scheduler.give("worker-1", f"trap 'echo >saved; exit 0' TERM; {FOREVER}")
+    wait_until((scheduler.cwd / "started").exists)
+    scheduler.grace = 60
+    wait_until(lambda: scheduler.ended("worker-1") == 0)
+    assert (scheduler.cwd / "saved").exists()
+    (scheduler.cwd / "started").unlink()
+    scheduler.grace = None
+    scheduler.give("worker-2", f"trap '' TERM; {FOREVER}")
+    wait_until((scheduler.cwd / "started").exists)
+    scheduler.grace = 0.5
+    wait_until(lambda: scheduler.ended("worker-2") == -9)
+    assert agent.poll() is None
+
+
+def test_what_a_task_leaves_behind_ends_before_its_end_is_reported(
+    scheduler: Scheduler, agent: subprocess.Popen[str]
+) -> None:
+    scheduler.give(
+        "worker-1", f"setsid sh -c \"trap '' TERM; {FOREVER}\" & while [ ! -e started ]; do sleep 0.05; done"
+    )
+    wait_until(lambda: scheduler.ended("worker-1") == 0)
+    assert psutil.Process(agent.pid).children(recursive=True) == []
+
+
+def test_a_task_goes_on_while_the_scheduler_is_away(scheduler: Scheduler, agent: subprocess.Popen[str]) -> None:
+    scheduler.give("worker-1", "echo >started; while [ ! -e go ]; do sleep 0.05; done; exit 5")
+    wait_until((scheduler.cwd / "started").exists)
+    scheduler.status = 503
+    (scheduler.cwd / "go").touch()
+    refused = len(scheduler.reports)
+    wait_until(lambda: len(scheduler.reports) > refused + 2)
+    scheduler.status = 200
+    scheduler.reports.clear()
+    wait_until(lambda: scheduler.ended("worker-1") == 5)
+    assert agent.poll() is None
+
+
+@pytest.mark.parametrize(("script", "status"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137)])
+def test_a_coordinators_container_ends_with_it(scheduler: Scheduler, script: str, status: int) -> None:
+    scheduler.give("anchor", script)
+    process = scheduler.start("coordinator-0")
+    process.communicate(timeout=20)
+    assert process.returncode == status
+    assert scheduler.ended("anchor") is not None
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"DL2_INSTANCE": "chief-0"}, "DL2_INSTANCE is 'chief-0'"),
+        ({"DL2_DAEMON": "ftp://head"}, "must be an http"),
+        ({"CONTAINER_ID": ""}, "CONTAINER_ID is not set"),
+        ({"DL2_CREDENTIAL": ""}, "DL2_CREDENTIAL is not set"),
+    ],
+)
+def test_a_bad_environment_is_told(changed: dict[str, str], said: str) -> None:
+    assert container_environment(ENVIRONMENT).url == "http://head:1/v1/jobs/yarn.1.2/containers"
+    with pytest.raises(UsageError, match=said):
+        container_environment({**ENVIRONMENT, **changed})
