@@ -159,6 +159,7 @@ class ResourceManagerSettings(_Section):
     name: str = "local"
     local: dict[str, Any] = Field(default_factory=dict)
     slurm: dict[str, Any] = Field(default_factory=dict)
+    yarn: dict[str, Any] = Field(default_factory=dict)
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -173,7 +174,7 @@ class ResourceManagerSettings(_Section):
     @property
     def chosen(self) -> dict[str, Any]:
         """The settings of the manager in charge."""
-        section = getattr(self, self.name, None) if self.name in ("local", "slurm") else None
+        section = getattr(self, self.name, None) if self.name in ("local", "slurm", "yarn") else None
         return dict(section if section is not None else (self.model_extra or {}).get(self.name, {}))
 
 

@@ -15,6 +15,7 @@ from dl2d.config.files import shipped
 from dl2d.config.settings import Settings, load_settings
 from dl2d.local.settings import LocalSettings
 from dl2d_slurm.settings import SlurmSettings
+from dl2d_yarn.settings import YarnSettings
 
 SAMPLE = shipped("etc/dl2d.yaml")
 
@@ -29,12 +30,12 @@ def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from keys_of(field.annotation, f"{prefix}{name}.")
-        elif prefix + name not in ("resource_manager.local", "resource_manager.slurm"):
+        elif prefix + name not in ("resource_manager.local", "resource_manager.slurm", "resource_manager.yarn"):
             yield prefix + name
 
 
 def plugin_keys() -> Iterator[str]:
-    for section, record in (("local", LocalSettings), ("slurm", SlurmSettings)):
+    for section, record in (("local", LocalSettings), ("slurm", SlurmSettings), ("yarn", YarnSettings)):
         for field in dataclasses.fields(record):
             yield f"resource_manager.{section}.{record.file_keys.get(field.name, field.name)}"
 
@@ -75,15 +76,20 @@ def test_the_sample_changes_nothing():
     assert sample.model_dump(exclude={"resource_manager"}) == defaults.model_dump(exclude={"resource_manager"})
     assert sample.resource_manager.name == defaults.resource_manager.name
     assert SlurmSettings.parse(sample.resource_manager.slurm) == SlurmSettings.parse({})
+    addresses = {"addresses": ["http://rm1:8088"]}
+    assert YarnSettings.parse({**sample.resource_manager.yarn, **addresses}) == YarnSettings.parse(addresses)
     folder = {"state_dir": "/var/lib/dl2d/local"}
     assert LocalSettings.parse({**sample.resource_manager.local, **folder}) == LocalSettings.parse(folder)
 
 
 def test_what_is_commented_out_is_good(tmp_path: Path):
-    text = re.sub(r"^(\s*)# ((?:state_dir|nodes): ?.*|  - \{name.*)$", r"\1\2", SAMPLE.read_text(), flags=re.MULTILINE)
+    text = re.sub(
+        r"^(\s*)# ((?:state_dir|nodes|addresses): ?.*|  - \{name.*)$", r"\1\2", SAMPLE.read_text(), flags=re.MULTILINE
+    )
     file = tmp_path / "dl2d.yaml"
     file.write_text(text)
     settings = load_settings(file)
     parsed = LocalSettings.parse(settings.resource_manager.local)
     assert [node.name for node in parsed.nodes] == ["node-1", "node-2", "node-3", "node-4"]
+    assert YarnSettings.parse(settings.resource_manager.yarn).addresses == ("http://rm1:8088",)
     assert set(yaml.safe_load(text)) == set(Settings.model_fields)

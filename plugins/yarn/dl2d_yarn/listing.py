@@ -131,7 +131,7 @@ class Application:
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class ClusterListing:
     """Applications and nodes of one moment, complete."""
 
     applications: tuple[Application, ...]
@@ -153,7 +153,7 @@ class Service:
     containers: frozenset[str]
 
 
-def read_listing(client: RestClient) -> Listing:
+def read_listing(client: RestClient) -> ClusterListing:
     """Ask for all services and all nodes: two calls, whatever their number.
 
     Applications first: a container that starts between the calls then counts in its node's use already.
@@ -170,7 +170,7 @@ def read_listing(client: RestClient) -> Listing:
     nodes = client.get(NODES_PATH, _Nodes)
     applications, app_remarks = _applications(apps.apps["app"] if apps.apps else ())
     read_nodes, names, node_remarks = _nodes(nodes.nodes["node"] if nodes.nodes else ())
-    return Listing(applications, read_nodes, names, (*app_remarks, *node_remarks))
+    return ClusterListing(applications, read_nodes, names, (*app_remarks, *node_remarks))
 
 
 def _applications(apps: Iterable[_App]) -> tuple[tuple[Application, ...], list[str]]:

@@ -36,6 +36,8 @@ class YarnSettings(Record):
     runner: AbsolutePath = ""
     #: Resources of the container of a job's coordinator.
     coordinator_memory_mib: Annotated[int, Whole(64, 2**20)] = 512
+    #: Memory of a task that demands none.
+    default_memory_mib: Annotated[int, Whole(64, 2**30)] = 1024
     #: Time between two reports of a container to the daemon, seconds; a task is asked to stop this much later.
     report_seconds: Annotated[float, Number(60, least=0.1)] = 3.0
 

@@ -1,0 +1,117 @@
+"""What ``dl2d check`` says of a YARN cluster: whether it answers, and which of its settings to change."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from dl2d.core.errors import NotFound, ResourceManagerError
+from dl2d_yarn.listing import SERVICES_PATH, read_listing, read_version
+from dl2d_yarn.rest_client import RestClient
+from dl2d_yarn.settings import YarnSettings
+
+_API_SERVICE: Final = "yarn.webapp.api-service.enable"
+_LONGEST_TIMEOUT_SECONDS: Final = 5.0
+
+
+class _Property(msgspec.Struct):
+    key: str
+    value: str = ""
+
+
+class _Configuration(msgspec.Struct):
+    properties: list[_Property]
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A setting of the cluster that is not as dl2d needs it where ``is_good`` refuses its value."""
+
+    key: str
+    is_good: Callable[[str], bool]
+    value: str
+    reason: str
+
+
+def _at_least(least: int) -> Callable[[str], bool]:
+    return lambda value: value.isdecimal() and int(value) >= least
+
+
+ADVICE: Final = (
+    Advice(
+        "yarn.resourcemanager.am.max-attempts",
+        _at_least(5),
+        "20",
+        "a service's master that crashes more often takes its job with it",
+    ),
+    Advice(
+        "yarn.resourcemanager.recovery.enabled",
+        lambda value: value == "true",
+        "true",
+        "without it a restart of the ResourceManager ends all jobs",
+    ),
+    Advice(
+        "yarn.service.framework.path",
+        bool,
+        "the path of service-dep.tar.gz",
+        "without it each submission uploads all jars",
+    ),
+    Advice(
+        "yarn.nodemanager.sleep-delay-before-sigkill.ms",
+        _at_least(2000),
+        "5000",
+        "processes have this time between SIGTERM and SIGKILL when a container is removed",
+    ),
+)
+
+
+def check_cluster(settings: YarnSettings, *, client: RestClient | None = None) -> Iterator[tuple[str, bool, str]]:
+    """Ask the cluster; yields item, whether it is good, and what was found or is to be changed."""
+    client = client or RestClient(
+        settings.addresses,
+        user=settings.user or getpass.getuser(),
+        timeout_seconds=min(settings.timeout_seconds, _LONGEST_TIMEOUT_SECONDS),
+        ca_file=settings.ca_file,
+    )
+    with client:
+        try:
+            version, listing = read_version(client), read_listing(client)
+        except ResourceManagerError as error:
+            yield "yarn cluster", False, str(error)
+            return
+        yield "yarn cluster", True, f"Hadoop {version}, {len(listing.nodes)} nodes"
+        for remark in listing.remarks:
+            yield "yarn cluster", False, remark
+        yield _api_service(client)
+        yield from _configured(client)
+
+
+def _api_service(client: RestClient) -> tuple[str, bool, str]:
+    try:
+        client.send("GET", f"{SERVICES_PATH}/version")
+    except ResourceManagerError as error:
+        # Hadoop 3.4 answers 500 where it is off: "API-Service is disabled", with the exceptions around it.
+        if isinstance(error, NotFound) or "API-Service" in error.said:
+            text = f"the interface is off: set {_API_SERVICE} to true in yarn-site.xml, restart the ResourceManager"
+            return "yarn services", False, text
+        return "yarn services", False, str(error)
+    return "yarn services", True, "the Services REST interface answers"
+
+
+def _configured(client: RestClient) -> Iterator[tuple[str, bool, str]]:
+    try:
+        read = client.get("/conf", _Configuration)
+    except ResourceManagerError as error:
+        yield "yarn settings", True, f"not checked, since the ResourceManager does not show them: {error}"
+        return
+    values: Mapping[str, str] = {entry.key: entry.value for entry in read.properties}
+    wrong = [advice for advice in ADVICE if not advice.is_good(values.get(advice.key, ""))]
+    for advice in wrong:
+        given = values.get(advice.key) or "not set"
+        yield advice.key, False, f"is {given}: {advice.reason}; set it to {advice.value} in yarn-site.xml"
+    if not wrong:
+        yield "yarn settings", True, "as dl2d needs them"

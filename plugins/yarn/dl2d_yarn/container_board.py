@@ -1,0 +1,279 @@
+"""Which container runs which task: tasks that wait for a container, assignments, ends, and sizes of components. No I/O.
+
+YARN starts containers of a component and numbers them; a shrinking component loses those with the highest numbers. A
+container asks for its task (``ContainerReport``), so tasks keep their own ids, which are never used again, whatever
+container or number they run in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from dl2d.core.cluster import task_tag
+from dl2d.core.jobs import JobKey, Role
+from dl2d.core.resource_manager import ContainerOrder, ContainerReport, RmJob, RmJobState
+
+#: Ended tasks stay listed for this long, seconds.
+KEEP_ENDED_SECONDS: Final = 900.0
+_NUMBERS: Final = re.compile(r"[0-9]+")
+
+
+@dataclass(slots=True)
+class Task:
+    """A task or anchor, from its submission on."""
+
+    job: JobKey
+    #: Id in its job: ``worker-3``.
+    id: str
+    role: Role
+    user: str
+    submitted: float
+    state: RmJobState = RmJobState.PENDING
+    #: Why it waits or how it ended.
+    reason: str = ""
+    #: Container, process in it, position in the component, and node; empty, or -1, until it has one.
+    container: str = ""
+    incarnation: str = ""
+    instance: int = -1
+    node: str = ""
+    #: When its container reported last.
+    reported: float = 0.0
+    #: When it is killed, where it was asked to stop.
+    deadline: float | None = None
+    ended: float | None = None
+
+    @property
+    def tag(self) -> str:
+        """Its tag, which is its handle too."""
+        return task_tag(self.job, self.id)
+
+    @property
+    def live(self) -> bool:
+        """Whether it has not ended."""
+        return not self.state.ended
+
+    @property
+    def order(self) -> tuple[int, str]:
+        """Sort key of tasks that wait: those with the lowest number first."""
+        numbers = _NUMBERS.findall(self.id)
+        return int(numbers[-1]) if numbers else 0, self.id
+
+    def end(self, state: RmJobState, reason: str, at: float) -> None:
+        """Note its end; ``CANCELLED`` where it had been asked to stop."""
+        if self.live:
+            stopped = self.deadline is not None and state in (RmJobState.FAILED, RmJobState.LOST)
+            self.state = RmJobState.CANCELLED if stopped else state
+            self.reason = reason
+            self.ended = at
+
+
+@dataclass(slots=True)
+class Component:
+    """Containers of one role of a job."""
+
+    #: Number of containers that there should be; those with a lower number may be given tasks.
+    wanted: int = 0
+    #: Number that YARN was asked for last; None where this is not known, as after a restart of the daemon.
+    asked: int | None = None
+    #: Newest container that reported from each position.
+    newest: dict[int, str] = field(default_factory=dict)
+    #: Containers that YARN was asked to remove.
+    removed: set[str] = field(default_factory=set)
+
+
+class ContainerBoard:
+    """Tasks and containers of all jobs. Not thread-safe.
+
+    Parameters
+    ----------
+    clock
+        Seconds since 1970.
+    report_seconds
+        Time between two reports of a container.
+    """
+
+    def __init__(self, clock: Callable[[], float], report_seconds: float) -> None:
+        self._clock = clock
+        self._report_seconds = report_seconds
+        self._tasks: dict[str, Task] = {}
+        self._components: dict[tuple[JobKey, Role], Component] = {}
+
+    def add(self, task: Task) -> None:
+        """Add a task that waits for a container."""
+        self._tasks[task.tag] = task
+
+    def get(self, tag: str) -> Task | None:
+        """The task with this tag."""
+        return self._tasks.get(tag)
+
+    def of_job(self, job: JobKey) -> list[Task]:
+        """All tasks of a job, its anchor included."""
+        return [task for task in self._tasks.values() if task.job == job]
+
+    def component(self, job: JobKey, role: Role) -> Component:
+        """The component of a role."""
+        return self._components.setdefault((job, role), Component())
+
+    def report(self, report: ContainerReport) -> ContainerOrder:
+        """Take a report of a container.
+
+        1. An older container than the one that reported last from its position: its node was lost and another one has
+           its place, so its task is killed.
+        2. Its task has ended: noted.
+        3. It runs a task: goes on, or is asked to stop. One that is unknown was given out by an earlier daemon.
+        4. It has no task, although one was given to it: that answer was lost, so it is given again.
+        5. It has no task: the first one that waits.
+        """
+        now = self._clock()
+        component = self.component(report.job, report.role)
+        if _age(report.container) < _age(component.newest.get(report.instance, "")):
+            return ContainerOrder(self._report_seconds, grace=0.0 if report.task else None)
+        component.newest[report.instance] = report.container
+        self._end_predecessors(report, now)
+        task = self._tasks.get(task_tag(report.job, report.task)) if report.task else None
+        if report.task and task is None:
+            task = self._adopt(report, now)
+        if task is not None and report.exit_code is not None:
+            if task.incarnation in ("", report.incarnation):
+                task.end(*_verdict(report.exit_code), now)
+        elif task is not None:
+            if not task.live or task.incarnation != report.incarnation:
+                return ContainerOrder(self._report_seconds, grace=0.0)
+            task.reported = now
+            return ContainerOrder(self._report_seconds, grace=_remaining(task, now))
+        return self._next_order(report, component, now)
+
+    def _next_order(self, report: ContainerReport, component: Component, now: float) -> ContainerOrder:
+        """What a container without a task is to do."""
+        given = next((task for task in self._of_container(report) if task.incarnation == report.incarnation), None)
+        if given is None:
+            given = self._first_waiting(report, component)
+        if given is not None and given.deadline is not None:
+            given.end(RmJobState.CANCELLED, "stopped before it had begun", now)
+            given = None
+        if given is None:
+            return ContainerOrder(self._report_seconds)
+        given.container, given.incarnation, given.node = report.container, report.incarnation, report.node
+        given.instance, given.reported, given.reason = report.instance, now, ""
+        given.state = RmJobState.RUNNING
+        return ContainerOrder(self._report_seconds, task=given.id)
+
+    def _first_waiting(self, report: ContainerReport, component: Component) -> Task | None:
+        if report.role is not Role.COORDINATOR and (
+            report.instance >= component.wanted or report.container in component.removed
+        ):
+            return None
+        waiting = [
+            task for task in self.of_job(report.job) if task.role is report.role and task.state is RmJobState.PENDING
+        ]
+        return min(waiting, key=lambda task: task.order, default=None)
+
+    def _of_container(self, report: ContainerReport) -> Iterable[Task]:
+        """Live tasks that were given to the container's position."""
+        for task in self.of_job(report.job):
+            if task.live and task.role is report.role and task.instance == report.instance:
+                yield task
+
+    def _end_predecessors(self, report: ContainerReport, now: float) -> None:
+        """End what ran in an earlier process of this position; a coordinator goes on in the new one."""
+        for task in self._of_container(report):
+            if task.incarnation == report.incarnation:
+                continue
+            if report.role is Role.COORDINATOR and task.deadline is None:
+                task.incarnation, task.container, task.node = report.incarnation, report.container, report.node
+            elif task.container == report.container:
+                task.end(RmJobState.FAILED, f"its process in {task.container} was killed", now)
+            else:
+                task.end(RmJobState.LOST, f"{task.container} was replaced by {report.container}", now)
+
+    def _adopt(self, report: ContainerReport, now: float) -> Task:
+        """Take up a task that an earlier daemon gave out."""
+        task = Task(
+            job=report.job, id=report.task, role=report.role, user="", submitted=now, state=RmJobState.RUNNING,
+            container=report.container, incarnation=report.incarnation, instance=report.instance, node=report.node,
+            reported=now,
+        )  # fmt: skip
+        self.add(task)
+        return task
+
+    def stop(self, task: Task, grace: float) -> None:
+        """Ask a task to end within some seconds. A repeat may shorten the time, never lengthen it."""
+        now = self._clock()
+        if task.state is RmJobState.PENDING:
+            task.end(RmJobState.CANCELLED, "stopped before it had a container", now)
+        elif task.live:
+            task.deadline = min(now + max(grace, 0.0), task.deadline if task.deadline is not None else float("inf"))
+            task.state = RmJobState.ENDING
+
+    def size_wanted(self, job: JobKey, role: Role) -> Component:
+        """Decide how many containers a component should have, and return it.
+
+        Enough for the highest position that is taken, plus one for each waiting task without a free position below.
+        """
+        component = self.component(job, role)
+        tasks = [task for task in self.of_job(job) if task.role is role and task.live]
+        taken = {task.instance for task in tasks if task.instance >= 0}
+        waiting = sum(task.state is RmJobState.PENDING for task in tasks)
+        size = max(taken, default=-1) + 1
+        size += max(0, waiting - (size - len(taken)))
+        if size < component.wanted:
+            component.removed.update(name for place, name in component.newest.items() if place >= size)
+        component.wanted = size
+        return component
+
+    def end_job(self, job: JobKey, state: RmJobState, reason: str) -> None:
+        """Note that all tasks of a job have ended, since its containers have."""
+        for task in self.of_job(job):
+            task.end(state, reason, self._clock())
+
+    def overdue(self, seconds: float) -> Mapping[JobKey, list[Task]]:
+        """Running tasks whose containers have not reported for this time, by job."""
+        limit = self._clock() - seconds
+        late: dict[JobKey, list[Task]] = {}
+        for task in self._tasks.values():
+            if task.live and task.container and task.reported < limit:
+                late.setdefault(task.job, []).append(task)
+        return late
+
+    def forget(self, present: Iterable[JobKey]) -> None:
+        """Forget tasks that ended long ago, and components of jobs that are not present any more."""
+        limit = self._clock() - KEEP_ENDED_SECONDS
+        self._tasks = {tag: task for tag, task in self._tasks.items() if task.ended is None or task.ended > limit}
+        kept = {*present, *(task.job for task in self._tasks.values())}
+        self._components = {key: component for key, component in self._components.items() if key[0] in kept}
+
+    def listed(self, names: Mapping[str, str]) -> Iterable[RmJob]:
+        """The tasks, without anchors, as a resource manager lists them; ``names`` has the nodes' names by their ids."""
+        for task in self._tasks.values():
+            if task.role is not Role.COORDINATOR:
+                yield RmJob(
+                    handle=task.tag,
+                    state=task.state,
+                    tag=task.tag,
+                    user=task.user,
+                    node=names.get(task.node, task.node),
+                    reason=task.reason,
+                    submitted=int(task.submitted),
+                )
+
+
+def _remaining(task: Task, now: float) -> float | None:
+    return None if task.deadline is None else max(0.0, task.deadline - now)
+
+
+def _age(container: str) -> tuple[int, ...]:
+    """Sort key of containers of one application: epoch, timestamp, application, attempt, number."""
+    numbers = tuple(int(number) for number in _NUMBERS.findall(container))
+    # Only ids of a ResourceManager that was restarted have an epoch: container_e17_...
+    return numbers if container.startswith("container_e") or not numbers else (0, *numbers)
+
+
+def _verdict(exit_code: int) -> tuple[RmJobState, str]:
+    """State and reason of a task that ended."""
+    if exit_code == 0:
+        return RmJobState.DONE, ""
+    how = f"exit status {exit_code}" if exit_code > 0 else f"killed by signal {-exit_code}"
+    return RmJobState.FAILED, how

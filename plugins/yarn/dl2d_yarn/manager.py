@@ -1,0 +1,378 @@
+"""The YARN resource manager: an elastic job as a YARN service with the components coordinator, ps and worker."""
+
+from __future__ import annotations
+
+import getpass
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, NoReturn
+
+import structlog
+
+from dl2d.core.cluster import Node, task_tag
+from dl2d.core.errors import Denied, NotFound, Rejected, ResourceManagerError, Unavailable
+from dl2d.core.jobs import JobKey, Role
+from dl2d.core.resource_manager import (
+    Anchor,
+    Capabilities,
+    ContainerOrder,
+    ContainerReport,
+    ResourceManager,
+    RmJob,
+    RmJobState,
+    RmListing,
+    TaskSpec,
+)
+from dl2d_yarn.container_board import ContainerBoard, Task
+from dl2d_yarn.listing import SERVICES_PATH, Application, ClusterListing, read_listing, read_service, read_version
+from dl2d_yarn.rest_client import RestClient
+from dl2d_yarn.service_file import TASK_ROLES, flex_request, job_of_service, service_description, service_name
+from dl2d_yarn.settings import YarnSettings
+
+log = structlog.get_logger(__name__)
+
+#: Id of a job's anchor in its tag.
+ANCHOR: Final = "anchor"
+_APPLICATION: Final = re.compile(r"application_[0-9]+_[0-9]+")
+#: Time between two looks of the thread that changes services, and from a failure to the next attempt, seconds.
+_LOOK_SECONDS: Final = 0.2
+_RETRY_SECONDS: Final = 1.0
+#: A container that has not reported for so many intervals, and seconds, is looked for.
+_OVERDUE_INTERVALS, _OVERDUE_SECONDS = 5, 15.0
+#: After a restart, so many intervals may pass until all containers have reported.
+_SETTLING_INTERVALS: Final = 3
+_MAX_REPORTED: Final = 1000
+
+
+def create(settings: Mapping[str, object], *, clock: Callable[[], float]) -> ResourceManager:
+    """Build the manager from ``resource_manager.yarn`` of the config file. Asks nothing of YARN yet.
+
+    Raises
+    ------
+    ConfigError
+        A setting is unknown or bad; names the key.
+    """
+    return YarnManager(YarnSettings.parse(settings), clock=clock)
+
+
+@dataclass(slots=True)
+class _Service:
+    """A job's service, as it was listed last."""
+
+    job: JobKey
+    name: str
+    #: Empty until it is listed.
+    application: str = ""
+    user: str = ""
+    state: RmJobState = RmJobState.PENDING
+    #: Its removal was asked for, since when; None: it is not to be removed.
+    remove_at: float | None = None
+    removed: bool = False
+    #: When the next attempt to change it is due.
+    retry_at: float = 0.0
+
+
+class YarnManager:
+    """YARN through REST; implements ``ResourceManager`` and ``ContainerManager``.
+
+    What runs is known from YARN and from the reports of the containers: after a restart of the daemon ``listing``
+    raises ``Unavailable`` until they have had the time to report. A thread changes sizes of services: one request for
+    all starts and stops of a job in a tick.
+
+    Parameters
+    ----------
+    settings
+        Checked settings.
+    clock
+        Seconds since 1970.
+    client
+        Replaces the client of the ResourceManager in tests.
+    """
+
+    def __init__(self, settings: YarnSettings, *, clock: Callable[[], float], client: RestClient | None = None) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._user = settings.user or getpass.getuser()
+        self._client = client or RestClient(
+            settings.addresses,
+            user=self._user,
+            timeout_seconds=settings.timeout_seconds,
+            ca_file=settings.ca_file,
+        )
+        #: Held while board and services are read or changed, never during a call.
+        self._lock = threading.Lock()
+        self._board = ContainerBoard(clock, settings.report_seconds)
+        self._services: dict[JobKey, _Service] = {}
+        self._nodes: tuple[Node, ...] = ()
+        self._settled_at: float | None = None
+        self._reported: set[str] = set()
+        self._closing = threading.Event()
+        self._changer: threading.Thread | None = None
+
+    def capabilities(self) -> Capabilities:
+        """One call: the version of Hadoop."""
+        return Capabilities(
+            name="yarn",
+            cluster=self._settings.cluster,
+            version=read_version(self._client),
+            starts_anchors=True,
+            other_users=False,
+        )
+
+    def listing(self) -> RmListing:
+        """Two calls, whatever the number of jobs.
+
+        Raises
+        ------
+        Unavailable
+            An answer is missing or incomplete, or containers may not have reported yet since the daemon's start.
+        """
+        now = self._clock()
+        listing = read_listing(self._client)
+        for remark in listing.remarks:
+            self._report_once(remark)
+        with self._lock:
+            self._nodes = listing.nodes
+            anchors = self._take(listing)
+            self._board.forget(self._services)
+            if self._settled_at is None:
+                running = any(not anchor.state.ended for anchor in anchors)
+                self._settled_at = now + _SETTLING_INTERVALS * self._settings.report_seconds if running else now
+            if now < self._settled_at:
+                raise Unavailable(
+                    f"containers of running jobs may not have reported yet; waiting {self._settled_at - now:.1f} s"
+                )
+            self._ensure_changer()
+            return RmListing(now, listing.nodes, (*anchors, *self._board.listed(listing.node_names)))
+
+    def _take(self, listing: ClusterListing) -> list[RmJob]:
+        """Note the services of a listing; returns their anchors as jobs."""
+        anchors = []
+        present = set()
+        for application in listing.applications:
+            job = job_of_service(application.name, self._settings.cluster)
+            if job is None:
+                continue
+            service = self._services.setdefault(job, _Service(job, application.name))
+            if application.state.ended and service.application not in ("", application.id):
+                continue
+            present.add(job)
+            service.application, service.user = application.id, application.user
+            service.state = application.state
+            if application.state.ended:
+                reason = f"{application.id} has ended: {application.reason}"
+                self._board.end_job(job, RmJobState.CANCELLED, reason)
+                # The name and the folder stay taken until the service is removed.
+                service.remove_at = service.remove_at if service.remove_at is not None else 0.0
+            anchors.append(self._anchor(application, job))
+        for job in [job for job, service in self._services.items() if service.application and job not in present]:
+            del self._services[job]
+        return anchors
+
+    def _anchor(self, application: Application, job: JobKey) -> RmJob:
+        """The anchor: its coordinator's own report of its end counts more than what became of the service."""
+        task = self._board.get(task_tag(job, ANCHOR))
+        state, reason = application.state, application.reason
+        if task is not None and task.state in (RmJobState.DONE, RmJobState.FAILED):
+            state, reason = task.state, task.reason
+        elif not state.ended and self._services[job].remove_at is not None:
+            state, reason = RmJobState.ENDING, "asked to stop"
+        return RmJob(
+            handle=application.id,
+            state=state,
+            tag=task_tag(job, ANCHOR),
+            user=application.user,
+            reason=reason,
+            submitted=application.started,
+        )
+
+    def _report_once(self, remark: str) -> None:
+        if remark not in self._reported and len(self._reported) < _MAX_REPORTED:
+            self._reported.add(remark)
+            log.warning("unexpected answer from YARN", remark=remark)
+
+    def submit(self, task: TaskSpec) -> str:
+        """Post the service of an anchor, or have a task wait for a container of its job's service.
+
+        YARN chooses the node of a container. After ``Unavailable`` an anchor may exist all the same: look for its tag
+        in a listing.
+        """
+        if task.role is Role.COORDINATOR:
+            return self._submit_anchor(task)
+        self._check_fits(task)
+        with self._lock:
+            service = self._services.get(task.job)
+            if service is None or service.state.ended or service.remove_at is not None:
+                raise NotFound(f"{task.name}: job {task.job.id} has no service that runs")
+            waiting = Task(task.job, task.name, task.role, service.user, self._clock())
+            waiting.reason = "waits for a container"
+            self._board.add(waiting)
+            self._ensure_changer()
+        return task.tag
+
+    def _check_fits(self, task: TaskSpec) -> None:
+        """Refuse a demand that can never be met, which YARN would queue, and a node that does not exist."""
+        if not self._nodes:
+            self._nodes = read_listing(self._client).nodes
+        if task.node and task.node not in {node.name for node in self._nodes}:
+            raise NotFound(f"{task.name} of job {task.job.id}: there is no node {task.node!r}")
+        missing = {node.name: task.demand.shortfalls(node.capacity) for node in self._nodes}
+        if missing and all(missing.values()):
+            nearest, short = min(missing.items(), key=lambda item: len(item[1]))
+            lacks = "; ".join(map(str, short))
+            raise Rejected(f"{task.name} of job {task.job.id} fits on no node: {nearest} has too little {lacks}")
+
+    def _submit_anchor(self, task: TaskSpec) -> str:
+        name = service_name(task.job)
+        description = service_description(task, self._settings)
+        with self._lock:
+            # Before the call: its coordinator may report before the answer comes.
+            anchor = Task(task.job, task.name, task.role, task.owner.user, self._clock())
+            self._board.add(anchor)
+        try:
+            answer = self._client.send("POST", SERVICES_PATH, description)
+        except Rejected as error:
+            if "already exist" not in error.said.lower() and "in use" not in error.said.lower():
+                raise
+            self._remove_remainder(name, error)
+        match = _APPLICATION.search(answer.decode(errors="replace"))
+        if match is None:
+            raise Unavailable(f"{name}: no application id in YARN's answer", said=repr(answer[:300]))
+        with self._lock:
+            service = self._services.setdefault(task.job, _Service(task.job, name))
+            service.user = self._user
+            for role in TASK_ROLES:
+                self._board.component(task.job, role).asked = 0
+            self._ensure_changer()
+        log.info("service posted", name=name, application=match[0])
+        return match[0]
+
+    def _remove_remainder(self, name: str, error: Rejected) -> NoReturn:
+        """Remove a service that was posted without ever becoming an application, whose name is taken."""
+        if name not in {application.name for application in read_listing(self._client).applications}:
+            self._client.send("DELETE", f"{SERVICES_PATH}/{name}")
+        raise Unavailable(f"{name}: was posted before; looking for it again", said=error.said)
+
+    def stop(self, handles: Sequence[str], grace: float) -> None:
+        """Note what is to end; containers hear of it when they report, services are removed after ``grace``."""
+        with self._lock:
+            by_application = {service.application: service for service in self._services.values()}
+            for handle in handles:
+                service = by_application.get(handle) if handle else None
+                task = self._board.get(task_tag(service.job, ANCHOR) if service is not None else handle)
+                if task is not None:
+                    self._board.stop(task, grace)
+                if service is not None and not service.state.ended:
+                    at = self._clock() + max(grace, 0.0)
+                    service.remove_at = at if service.remove_at is None else min(at, service.remove_at)
+            self._ensure_changer()
+
+    def report_container(self, report: ContainerReport) -> ContainerOrder:
+        """Take a container's report; see ``ContainerBoard.report``."""
+        with self._lock:
+            order = self._board.report(report)
+            if report.role is Role.COORDINATOR and report.exit_code is not None:
+                service = self._services.get(report.job)
+                if service is not None and report.exit_code != 0 and service.remove_at is None:
+                    service.remove_at = 0.0  # else YARN would start it again
+            return order
+
+    def authenticate(self, rm_id: str, proof: str) -> Anchor:
+        """Refuse: jobs come from ``dl2d submit`` only."""
+        del proof
+        raise Denied(f"{rm_id[:80]}: services that were posted without dl2d cannot register; use `dl2d submit`")
+
+    def close(self) -> None:
+        """End the thread that changes services; running jobs go on."""
+        self._closing.set()
+        if self._changer is not None:
+            self._changer.join()
+        self._client.close()
+
+    # Changing services: one thread
+
+    def _ensure_changer(self) -> None:
+        if self._changer is None and not self._closing.is_set():
+            self._changer = threading.Thread(target=self._change, name="dl2d-yarn-changer", daemon=True)
+            self._changer.start()
+
+    def _change(self) -> None:
+        """Bring services to the size that their tasks need, and remove those that have ended, until closed."""
+        looked_at = time.monotonic()
+        while not self._closing.wait(_LOOK_SECONDS):
+            with self._lock:
+                settled = self._settled_at is not None and self._clock() >= self._settled_at
+                due = [service for service in self._services.values() if service.retry_at <= self._clock()]
+            if not settled:
+                continue
+            for service in due:
+                self._attempt(service, self._remove if service.remove_at is not None else self._resize)
+            if time.monotonic() - looked_at > _OVERDUE_SECONDS / 3:
+                looked_at = time.monotonic()
+                self._find_overdue()
+
+    def _attempt(self, service: _Service, change: Callable[[_Service], None]) -> None:
+        try:
+            change(service)
+        except ResourceManagerError as error:
+            service.retry_at = self._clock() + _RETRY_SECONDS
+            with self._lock:
+                for task in self._board.of_job(service.job):
+                    if task.state is RmJobState.PENDING and task.role is not Role.COORDINATOR:
+                        task.reason = str(error)
+            self._report_once(f"{service.name}: {error}")
+
+    def _resize(self, service: _Service) -> None:
+        """Ask for the number of containers that each component needs, in one request."""
+        with self._lock:
+            if service.state.ended or not service.application:
+                return
+            components = {role: self._board.size_wanted(service.job, role) for role in TASK_ROLES}
+            wanted = {role: component.wanted for role, component in components.items()}
+            if all(component.wanted == component.asked for component in components.values()):
+                return
+        self._client.send("PUT", f"{SERVICES_PATH}/{service.name}", flex_request(wanted))
+        with self._lock:
+            for role, component in components.items():
+                component.asked = wanted[role]
+        log.info("service resized", name=service.name, **{role.value: size for role, size in wanted.items()})
+
+    def _remove(self, service: _Service) -> None:
+        """Remove a service, with all that runs in it, once its coordinator has had its time to end."""
+        anchor = task_tag(service.job, ANCHOR)
+        with self._lock:
+            task = self._board.get(anchor)
+            ended = service.state.ended or (task is not None and not task.live)
+            due = service.remove_at is not None and (ended or self._clock() >= service.remove_at)
+            if service.removed or not due:
+                return
+        try:
+            self._client.send("DELETE", f"{SERVICES_PATH}/{service.name}")
+        except NotFound:
+            pass
+        with self._lock:
+            service.removed = True
+        log.info("service removed", name=service.name)
+
+    def _find_overdue(self) -> None:
+        """Look for containers that do not report: what YARN does not list any more has ended."""
+        seconds = max(_OVERDUE_SECONDS, _OVERDUE_INTERVALS * self._settings.report_seconds)
+        with self._lock:
+            late = [(self._services.get(job), tasks) for job, tasks in self._board.overdue(seconds).items()]
+        for service, tasks in late:
+            if service is not None:
+                self._attempt(service, partial(self._end_gone, tasks))
+
+    def _end_gone(self, tasks: Iterable[Task], service: _Service) -> None:
+        present = read_service(self._client, service.name).containers
+        with self._lock:
+            for task in tasks:
+                if present and task.container not in present:
+                    task.end(RmJobState.LOST, f"{task.container} is gone", self._clock())
+
+
+__all__ = ["YarnManager", "create"]

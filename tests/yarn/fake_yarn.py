@@ -1,0 +1,72 @@
+"""A ResourceManager in memory that keeps services, answers as Hadoop does, and notes the calls."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx2
+from yarn.rm_answers import app, client_of, lists, node
+
+from dl2d_yarn.manager import YarnManager
+from dl2d_yarn.settings import YarnSettings
+
+
+class FakeYarn:
+    """Services by name; ``calls`` has method and path of each request, ``flexes`` the sizes that were asked for."""
+
+    def __init__(self, nodes: int = 2) -> None:
+        self.nodes = [node(number) for number in range(1, nodes + 1)]
+        self.apps: dict[str, dict[str, Any]] = {}
+        self.posted: dict[str, dict[str, Any]] = {}
+        self.containers: dict[str, list[str]] = {}
+        self.calls: list[str] = []
+        self.flexes: list[dict[str, int]] = []
+        #: Answers a request in place of this, where it returns one.
+        self.instead: Callable[[httpx2.Request], httpx2.Response | None] = lambda _request: None
+
+    def answer(self, request: httpx2.Request) -> httpx2.Response:
+        self.calls.append(f"{request.method} {request.url.path}")
+        other = self.instead(request)
+        if other is not None:
+            return other
+        path = request.url.path
+        if not path.startswith("/app/v1/services"):
+            return _json(200, lists(list(self.apps.values()), self.nodes)[path])
+        name = path.removeprefix("/app/v1/services").strip("/")
+        if request.method == "POST":
+            return self._post(json.loads(request.content))
+        if name not in self.posted:
+            return _json(404, {"diagnostics": f"Service {name} not found", "code": 404004})
+        if request.method == "DELETE":
+            del self.posted[name]
+            if name in self.apps and self.apps[name]["state"] == "RUNNING":
+                self.apps[name] |= {"state": "KILLED", "finalStatus": "KILLED"}
+            return _json(200, {"diagnostics": f"Successfully destroyed service {name}"})
+        if request.method == "PUT":
+            wanted = json.loads(request.content)["components"]
+            self.flexes.append({each["name"]: each["number_of_containers"] for each in wanted})
+            return _json(202, {"diagnostics": "Updating components"})
+        listed = [{"id": each, "state": "READY"} for each in self.containers.get(name, [])]
+        return _json(200, {"state": "STABLE", "components": [{"name": "worker", "containers": listed}]})
+
+    def _post(self, content: dict[str, Any]) -> httpx2.Response:
+        name = content["name"]
+        if name in self.posted:
+            return _json(400, {"diagnostics": f"Service Instance dir already exists: /services/{name}.json"})
+        self.posted[name] = content
+        self.apps[name] = app(len(self.apps) + 1, name=name, user="dl2d")
+        return _json(202, {"diagnostics": f"Application ID: {self.apps[name]['id']}", "state": "ACCEPTED"})
+
+    def end(self, name: str, final: str) -> None:
+        self.apps[name] |= {"state": "FINISHED", "finalStatus": final}
+
+    def manager(self, clock: Callable[[], float] = time.time, **more: object) -> YarnManager:
+        given = {"addresses": ["http://rm:8088"], "user": "dl2d", "runner": "/opt/dl2/bin/dl2-run", **more}
+        return YarnManager(YarnSettings.parse(given), clock=clock, client=client_of(self.answer))
+
+
+def _json(status: int, content: object) -> httpx2.Response:
+    return httpx2.Response(status, content=json.dumps(content))

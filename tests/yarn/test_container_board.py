@@ -1,0 +1,253 @@
+"""Which container gets which task, and how many containers a component needs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from dl2d.core.jobs import JobKey, Role
+from dl2d.core.resource_manager import ContainerOrder, ContainerReport, RmJobState
+from dl2d_yarn.container_board import KEEP_ENDED_SECONDS, ContainerBoard, Task
+
+JOB = JobKey("yarn", "1", 1_795_581_700)
+FIRST = "container_1795581702976_0001_01_%06d"
+
+
+class Board:
+    """A board with a clock, and short forms of what a test does with it."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.board = ContainerBoard(lambda: self.now, 3.0)
+
+    def add(self, *names: str) -> list[Task]:
+        tasks = []
+        for name in names:
+            role = Role.COORDINATOR if name == "anchor" else Role(name.partition("-")[0])
+            tasks.append(Task(JOB, name, role, "ml", self.now))
+            self.board.add(tasks[-1])
+        for role in (Role.WORKER, Role.PS):
+            self.board.size_wanted(JOB, role)
+        return tasks
+
+    def report(self, instance: int, number: int, *, role: Role = Role.WORKER, **more: Any) -> ContainerOrder:
+        """Report of process ``a`` in a container with this number."""
+        given = {"container": FIRST % number, "incarnation": "a", "node": "n:1", **more}
+        return self.board.report(ContainerReport(job=JOB, role=role, instance=instance, **given))
+
+    def size(self, role: Role = Role.WORKER) -> int:
+        return self.board.size_wanted(JOB, role).wanted
+
+
+@pytest.fixture
+def board() -> Board:
+    return Board()
+
+
+def test_tasks_are_given_in_order_and_only_to_their_role(board: Board) -> None:
+    board.add("worker-10", "worker-9", "ps-1")
+    assert board.report(1, 5).task == "worker-9"
+    assert board.report(0, 4).task == "worker-10"
+    assert board.report(2, 6).task == ""
+    assert board.report(0, 7, role=Role.PS).task == "ps-1"
+    assert (board.size(), board.size(Role.PS)) == (2, 1)
+
+
+def test_an_answer_that_was_lost_is_given_again(board: Board) -> None:
+    (task,) = board.add("worker-1")
+    assert board.report(0, 4).task == "worker-1"
+    assert board.report(0, 4).task == "worker-1"
+    assert board.report(0, 4, task="worker-1") == ContainerOrder(3.0)
+    assert (task.state, task.container, task.node) == (RmJobState.RUNNING, FIRST % 4, "n:1")
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "reason"),
+    [
+        (0, RmJobState.DONE, ""),
+        (3, RmJobState.FAILED, "exit status 3"),
+        (-9, RmJobState.FAILED, "killed by signal 9"),
+    ],
+)
+def test_an_end_is_noted_and_the_next_task_given(board: Board, code: int, state: RmJobState, reason: str) -> None:
+    first, _ = board.add("worker-1", "worker-2")
+    board.report(0, 4)
+    assert board.report(0, 4, task="worker-1", exit_code=code).task == "worker-2"
+    assert (first.state, first.reason) == (state, reason)
+
+
+def test_a_process_that_was_killed_takes_its_task_with_it(board: Board) -> None:
+    first, _ = board.add("worker-1", "worker-2")
+    board.report(0, 4)
+    assert board.report(0, 4, incarnation="b").task == "worker-2"
+    assert (first.state, first.reason) == (RmJobState.FAILED, f"its process in {FIRST % 4} was killed")
+
+
+def test_a_container_in_the_place_of_a_lost_one_fences_it(board: Board) -> None:
+    (task,) = board.add("worker-1")
+    board.report(0, 4)
+    assert board.report(0, 9, incarnation="b").task == ""
+    assert task.state is RmJobState.LOST
+    # The processes of the lost node live on, and come back.
+    assert board.report(0, 4, task="worker-1").grace == 0
+    assert board.report(0, 4).task == ""
+    # A second attempt of the service's master counts containers anew.
+    board.add("worker-2")
+    assert board.report(0, 2, container="container_1795581702976_0001_02_000002", incarnation="c").task == "worker-2"
+    assert board.report(0, 10).task == ""
+
+
+def test_a_coordinator_goes_on_in_a_new_process(board: Board) -> None:
+    (task,) = board.add("anchor")
+    assert board.report(0, 2, role=Role.COORDINATOR).task == "anchor"
+    assert board.report(0, 2, role=Role.COORDINATOR, incarnation="b").task == "anchor"
+    assert board.report(0, 7, role=Role.COORDINATOR, incarnation="c").task == "anchor"
+    assert board.report(0, 7, role=Role.COORDINATOR, incarnation="c", task="anchor", exit_code=1).task == ""
+    assert (task.state, task.reason) == (RmJobState.FAILED, "exit status 1")
+    assert board.report(0, 7, role=Role.COORDINATOR, incarnation="d").task == ""
+
+
+def test_stops(board: Board) -> None:
+    waiting, running = board.add("worker-2", "worker-1")
+    board.report(0, 4)
+    board.board.stop(waiting, 30)
+    board.board.stop(running, 30)
+    assert (waiting.state, running.state) == (RmJobState.CANCELLED, RmJobState.ENDING)
+    board.now += 10
+    assert board.report(0, 4, task="worker-1").grace == 20
+    board.board.stop(running, 5)
+    board.board.stop(running, 3600)
+    assert board.report(0, 4, task="worker-1").grace == 5
+    board.report(0, 4, task="worker-1", exit_code=-9)
+    assert running.state is RmJobState.CANCELLED
+    assert board.size() == 0
+
+
+def test_a_task_that_is_stopped_before_its_container_heard_of_it_never_starts(board: Board) -> None:
+    (task,) = board.add("worker-1")
+    board.report(0, 4)
+    board.board.stop(task, 30)
+    assert board.report(0, 4).task == ""
+    assert task.state is RmJobState.CANCELLED
+
+
+def test_a_hole_is_filled_before_a_component_grows_and_kept_until_then(board: Board) -> None:
+    tasks = board.add("worker-1", "worker-2", "worker-3")
+    for place in range(3):
+        board.report(place, 4 + place)
+    board.report(1, 5, task="worker-2", exit_code=0)
+    assert board.size() == 3  # YARN removes the highest positions only
+    board.add("worker-4")
+    assert board.size() == 3
+    assert board.report(1, 5).task == "worker-4"
+    for place, name in ((2, "worker-3"), (1, "worker-4")):
+        board.report(place, 4 + place, task=name, exit_code=0)
+    assert board.size() == 1
+    assert tasks[0].live
+
+
+def test_a_container_that_yarn_removes_gets_nothing_more(board: Board) -> None:
+    board.add("worker-1")
+    board.report(0, 4)
+    board.report(0, 4, task="worker-1", exit_code=0)
+    assert board.size() == 0
+    board.add("worker-2")
+    assert board.report(0, 4).task == ""
+    assert board.report(0, 5, incarnation="b").task == "worker-2"
+
+
+def test_a_task_of_an_earlier_daemon_is_taken_up(board: Board) -> None:
+    assert board.report(2, 6, task="worker-7") == ContainerOrder(3.0)
+    (task,) = board.board.of_job(JOB)
+    assert (task.id, task.state, board.size()) == ("worker-7", RmJobState.RUNNING, 3)
+    board.report(1, 5, task="worker-6", exit_code=4)
+    ended = board.board.get(f"dl2:{JOB.slug}:worker-6")
+    assert ended is not None
+    assert (ended.state, ended.reason) == (RmJobState.FAILED, "exit status 4")
+
+
+def test_ended_tasks_stay_listed_for_a_while(board: Board) -> None:
+    board.add("worker-1")
+    board.report(0, 4)
+    board.report(0, 4, task="worker-1", exit_code=0)
+    board.board.forget([])
+    (listed,) = board.board.listed({"n:1": "n"})
+    assert (listed.state, listed.node, listed.handle) == (RmJobState.DONE, "n", listed.tag)
+    board.now += KEEP_ENDED_SECONDS + 1
+    board.board.forget([])
+    assert list(board.board.listed({})) == []
+
+
+class Containers(RuleBasedStateMachine):
+    """Tasks come, containers come, die and report, answers are lost: no task runs twice that counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = Board()
+        self.serial = 0
+        self.number = 1
+        #: By position: container number, incarnation, task that runs.
+        self.containers: dict[int, tuple[int, str, str]] = {}
+        self.started: Counter[str] = Counter()
+
+    @rule()
+    def submit(self) -> None:
+        self.serial += 1
+        self.world.add(f"worker-{self.serial}")
+
+    @rule(place=st.integers(0, 4), fresh=st.booleans())
+    def container_starts(self, place: int, *, fresh: bool) -> None:
+        self.number += 1
+        old = self.containers.get(place)
+        number = self.number if fresh or old is None else old[0]
+        self.containers[place] = (number, f"i{self.number}", "")
+
+    @precondition(lambda self: self.containers)
+    @rule(data=st.data(), lost=st.booleans())
+    def container_reports(self, data: st.DataObject, *, lost: bool) -> None:
+        place = data.draw(st.sampled_from(sorted(self.containers)))
+        number, incarnation, task = self.containers[place]
+        order = self.world.report(place, number, incarnation=incarnation, task=task)
+        if order.task and not lost:
+            assert not task
+            self.started[order.task] += 1
+            self.containers[place] = (number, incarnation, order.task)
+
+    @precondition(lambda self: any(task for _, _, task in self.containers.values()))
+    @rule(data=st.data(), code=st.sampled_from([0, 1, -9]))
+    def task_ends(self, data: st.DataObject, code: int) -> None:
+        place = data.draw(st.sampled_from([place for place, (_, _, task) in self.containers.items() if task]))
+        number, incarnation, task = self.containers[place]
+        self.containers[place] = (number, incarnation, "")
+        self.world.report(place, number, incarnation=incarnation, task=task, exit_code=code)
+
+    @precondition(lambda self: self.serial)
+    @rule(data=st.data(), grace=st.sampled_from([0.0, 30.0]))
+    def stop(self, data: st.DataObject, grace: float) -> None:
+        serial = data.draw(st.integers(1, self.serial))
+        task = self.world.board.get(f"dl2:{JOB.slug}:worker-{serial}")
+        assert task is not None
+        self.world.board.stop(task, grace)
+        self.world.size()
+
+    @invariant()
+    def no_task_is_started_twice(self) -> None:
+        assert all(count == 1 for count in self.started.values())
+
+    @invariant()
+    def what_runs_has_a_place_of_its_own_below_the_size(self) -> None:
+        live = [task for task in self.world.board.of_job(JOB) if task.live and task.instance >= 0]
+        assert len({task.instance for task in live}) == len(live)
+        size = self.world.size()
+        assert all(task.instance < size for task in live)
+        waiting = sum(task.state is RmJobState.PENDING for task in self.world.board.of_job(JOB))
+        assert size <= max((task.instance for task in live), default=-1) + 1 + waiting
+
+
+TestContainers = Containers.TestCase
+TestContainers.settings = settings(max_examples=60, stateful_step_count=30)

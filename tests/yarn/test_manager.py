@@ -1,0 +1,300 @@
+"""The manager on a ResourceManager in memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import httpx2
+import pytest
+from yarn.fake_yarn import FakeYarn
+from yarn.rm_answers import app
+
+from dl2d.core.cluster import task_tag
+from dl2d.core.errors import ConfigError, Denied, NotFound, Rejected, Unavailable
+from dl2d.core.jobs import JobKey, Launch, Owner, Role
+from dl2d.core.resource_manager import ContainerManager, ContainerReport, RmJobState, TaskSpec
+from dl2d.core.resources import NO_RESOURCES, Resources
+from dl2d_yarn.manager import YarnManager, create
+
+JOB = JobKey("yarn", "7", 1_795_581_700)
+NAME = "dl2-7-1795581700"
+ENVIRONMENT = {"DL2_DAEMON": "http://head:8290", "DL2_JOB": JOB.slug, "DL2_CREDENTIAL": "ab" * 32, "API_KEY": "hunter2"}
+OWNER = Owner("dl2d", 990, 990)
+
+
+def anchor(**environment: str) -> TaskSpec:
+    demands = ((Role.WORKER, Resources.of(cpu=2, gpu=1, memory=2048)), (Role.PS, Resources.of(cpu=1)))
+    launch = Launch(("python", "train.py"), "/home/ml", tuple({**ENVIRONMENT, **environment}.items()))
+    return TaskSpec(
+        tag=task_tag(JOB, "anchor"), job=JOB, role=Role.COORDINATOR, name="anchor", demand=NO_RESOURCES, node="",
+        owner=OWNER, launch=launch, member_demands=demands,
+    )  # fmt: skip
+
+
+def task(name: str, *, node: str = "node1", demand: Resources | None = None) -> TaskSpec:
+    return TaskSpec(
+        tag=task_tag(JOB, name), job=JOB, role=Role(name.partition("-")[0]), name=name, node=node, owner=OWNER,
+        demand=Resources.of(cpu=1) if demand is None else demand, launch=Launch(("python",), "/", ()),
+    )  # fmt: skip
+
+
+def report(name: str, number: int, **more: object) -> ContainerReport:
+    role, _, instance = name.partition("-")
+    given = {"incarnation": "a", "node": "node1:45001", **more}
+    container = f"container_1795581702976_0001_01_{number:06}"
+    return ContainerReport(job=JOB, role=Role(role), instance=int(instance), container=container, **given)  # type: ignore[arg-type]
+
+
+def wait_until(predicate: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not predicate():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def yarn() -> FakeYarn:
+    return FakeYarn()
+
+
+@pytest.fixture
+def manager(yarn: FakeYarn) -> Iterator[YarnManager]:
+    manager = yarn.manager(report_seconds=0.1)
+    manager.listing()
+    yield manager
+    manager.close()
+
+
+def started(manager: YarnManager) -> str:
+    handle = manager.submit(anchor())
+    manager.listing()
+    return handle
+
+
+def test_a_job_is_a_service_and_its_secrets_are_not_in_it(yarn: FakeYarn, manager: YarnManager) -> None:
+    handle = started(manager)
+    service = yarn.posted[NAME]
+    assert "hunter2" not in str(service)
+    assert "train.py" not in str(service)
+    assert service["configuration"]["env"] == {
+        "DL2_DAEMON": "http://head:8290", "DL2_JOB": JOB.slug, "DL2_CREDENTIAL": "ab" * 32, "DL2_ROLE": "container",
+        "DL2_INSTANCE": "${COMPONENT_INSTANCE_NAME}",
+    }  # fmt: skip
+    coordinator, ps, worker = service["components"]
+    assert [each["number_of_containers"] for each in service["components"]] == [1, 0, 0]
+    assert (coordinator["name"], coordinator["restart_policy"], ps["restart_policy"]) == (
+        "coordinator",
+        "ON_FAILURE",
+        "ALWAYS",
+    )
+    assert worker["resource"] == {"cpus": 2, "memory": "2048", "additional": {"yarn.io/gpu": {"value": 1, "unit": ""}}}
+    assert ps["resource"] == {"cpus": 1, "memory": "1024", "additional": {}}
+    (listed,) = manager.listing().jobs
+    assert (listed.handle, listed.tag, listed.state) == (handle, task_tag(JOB, "anchor"), RmJobState.RUNNING)
+    assert handle == yarn.apps[NAME]["id"]
+
+
+def test_a_listing_takes_two_calls_whatever_the_number_of_jobs(yarn: FakeYarn, manager: YarnManager) -> None:
+    started(manager)
+    for name in ("worker-1", "worker-2"):
+        manager.submit(task(name))
+    yarn.apps |= {f"other-{number}": app(number, name=f"other-{number}") for number in range(50)}
+    wait_until(lambda: len(yarn.flexes) == 1)
+    yarn.calls.clear()
+    listing = manager.listing()
+    assert yarn.calls == ["GET /ws/v1/cluster/apps", "GET /ws/v1/cluster/nodes"]
+    assert len(listing.jobs) == 3  # services of others are none of ours
+
+
+def test_all_starts_of_a_tick_are_one_flex_and_all_stops_another(yarn: FakeYarn, manager: YarnManager) -> None:
+    started(manager)
+    handles = [manager.submit(task(name)) for name in ("worker-1", "ps-1", "worker-2")]
+    wait_until(lambda: len(yarn.flexes) == 1)
+    assert yarn.flexes == [{"ps": 1, "worker": 2}]
+    assert manager.report_container(report("worker-0", 3)).task == "worker-1"
+    assert manager.report_container(report("worker-1", 4)).task == "worker-2"
+    assert manager.report_container(report("ps-0", 5)).task == "ps-1"
+    manager.stop(handles[2:], 30)
+    assert manager.report_container(report("worker-1", 4, task="worker-2")).grace == pytest.approx(30, abs=1)
+    manager.report_container(report("worker-1", 4, task="worker-2", exit_code=0))
+    wait_until(lambda: len(yarn.flexes) == 2)
+    time.sleep(0.5)
+    assert yarn.flexes[1:] == [{"ps": 1, "worker": 1}]
+
+
+def test_what_is_not_granted_is_taken_back(yarn: FakeYarn, manager: YarnManager) -> None:
+    started(manager)
+    handle = manager.submit(task("worker-1"))
+    wait_until(lambda: yarn.flexes == [{"ps": 0, "worker": 1}])
+    manager.stop([handle], 30)
+    wait_until(lambda: yarn.flexes[1:] == [{"ps": 0, "worker": 0}])
+    states = {job.handle: job.state for job in manager.listing().jobs}
+    assert states[handle] is RmJobState.CANCELLED
+
+
+def test_a_flex_that_fails_is_repeated_and_told(yarn: FakeYarn, manager: YarnManager) -> None:
+    started(manager)
+    said = "flex can only be invoked when service is running"
+
+    def refuse(request: httpx2.Request) -> httpx2.Response | None:
+        return httpx2.Response(400, json={"diagnostics": said}) if request.method == "PUT" else None
+
+    yarn.instead = refuse
+    handle = manager.submit(task("worker-1"))
+    wait_until(lambda: any(said in job.reason for job in manager.listing().jobs if job.handle == handle))
+    yarn.instead = lambda _request: None
+    wait_until(lambda: yarn.flexes == [{"ps": 0, "worker": 1}])
+
+
+@pytest.mark.parametrize(("code", "state"), [(0, RmJobState.DONE), (1, RmJobState.FAILED)])
+def test_the_end_of_the_coordinator_ends_the_service(
+    yarn: FakeYarn, manager: YarnManager, code: int, state: RmJobState
+) -> None:
+    handle = started(manager)
+    manager.submit(task("worker-1"))
+    assert manager.report_container(report("coordinator-0", 2)).task == "anchor"
+    manager.report_container(report("coordinator-0", 2, task="anchor", exit_code=code))
+    assert {job.handle: job.state for job in manager.listing().jobs}[handle] is state
+    if code == 0:  # YARN ends it by itself
+        yarn.end(NAME, "SUCCEEDED")
+        manager.listing()
+    wait_until(lambda: NAME not in yarn.posted)
+    jobs = {job.handle: job for job in manager.listing().jobs}
+    assert jobs[handle].state is state
+    assert all(job.state.ended for job in jobs.values())
+
+
+def test_a_service_that_ended_otherwise_ends_its_tasks(yarn: FakeYarn, manager: YarnManager) -> None:
+    handle = started(manager)
+    worker = manager.submit(task("worker-1"))
+    wait_until(lambda: bool(yarn.flexes))
+    manager.report_container(report("worker-0", 3))
+    yarn.apps[NAME] |= {"state": "FAILED", "finalStatus": "FAILED", "diagnostics": "AM crashed"}
+    jobs = {job.handle: job for job in manager.listing().jobs}
+    assert (jobs[handle].state, jobs[handle].reason) == (RmJobState.FAILED, "AM crashed")
+    assert jobs[worker].state is RmJobState.CANCELLED
+    assert "AM crashed" in jobs[worker].reason
+
+
+def test_a_stopped_anchor_has_its_time_and_is_removed_then(yarn: FakeYarn) -> None:
+    now = [1_795_581_800.0]
+    manager = yarn.manager(lambda: now[0])
+    manager.listing()
+    handle = started(manager)
+    manager.report_container(report("coordinator-0", 2))
+    manager.stop([handle, "application_1_0001", "nonsense", ""], 60)
+    assert manager.report_container(report("coordinator-0", 2, task="anchor")).grace == 60
+    assert [job.state for job in manager.listing().jobs] == [RmJobState.ENDING]
+    time.sleep(0.5)
+    assert NAME in yarn.posted
+    now[0] += 61
+    wait_until(lambda: NAME not in yarn.posted)
+    assert [job.state for job in manager.listing().jobs] == [RmJobState.CANCELLED]
+    manager.close()
+
+
+def test_after_a_restart_nothing_is_said_until_the_containers_may_have_reported(
+    yarn: FakeYarn, manager: YarnManager
+) -> None:
+    handle = started(manager)
+    running = manager.submit(task("worker-1"))
+    wait_until(lambda: bool(yarn.flexes))
+    manager.report_container(report("worker-0", 3))
+    now = [1_795_581_800.0]
+    second = yarn.manager(lambda: now[0], report_seconds=3.0)
+    with pytest.raises(Unavailable, match="may not have reported yet"):
+        second.listing()
+    second.report_container(report("worker-0", 3, task="worker-1"))
+    flexes = len(yarn.flexes)
+    now[0] += 10
+    states = {job.handle: job.state for job in second.listing().jobs}
+    assert states == {handle: RmJobState.RUNNING, running: RmJobState.RUNNING}
+    wait_until(lambda: len(yarn.flexes) > flexes)  # the size that was asked for last is not known
+    assert yarn.flexes[-1] == {"ps": 0, "worker": 1}
+    second.close()
+
+
+@pytest.mark.parametrize("path", ["/ws/v1/cluster/apps", "/ws/v1/cluster/nodes"])
+def test_an_incomplete_list_ends_nothing(yarn: FakeYarn, manager: YarnManager, path: str) -> None:
+    started(manager)
+    worker = manager.submit(task("worker-1"))
+    wait_until(lambda: bool(yarn.flexes))
+    yarn.calls.clear()
+    yarn.instead = lambda request: httpx2.Response(200, content=b"{}") if request.url.path == path else None
+    with pytest.raises(Unavailable):
+        manager.listing()
+    time.sleep(0.5)
+    assert {call.partition(" ")[0] for call in yarn.calls} == {"GET"}
+    yarn.instead = lambda _request: None
+    assert worker in {job.handle for job in manager.listing().jobs if not job.state.ended}
+
+
+def test_a_container_that_is_gone_without_a_word_is_lost(yarn: FakeYarn) -> None:
+    now = [1_795_581_800.0]
+    manager = yarn.manager(lambda: now[0])
+    manager.listing()
+    started(manager)
+    handles = [manager.submit(task(name)) for name in ("worker-1", "worker-2")]
+    wait_until(lambda: bool(yarn.flexes))
+    manager.report_container(report("worker-0", 3))
+    manager.report_container(report("worker-1", 4))
+    yarn.containers[NAME] = ["container_1795581702976_0001_01_000003"]
+    now[0] += 60
+    manager._find_overdue()
+    states = {job.handle: job.state for job in manager.listing().jobs}
+    assert [states[handle] for handle in handles] == [RmJobState.RUNNING, RmJobState.LOST]
+    manager.close()
+
+
+def test_refusals(yarn: FakeYarn, manager: YarnManager) -> None:
+    with pytest.raises(NotFound, match="no service"):
+        manager.submit(task("worker-1"))
+    started(manager)
+    with pytest.raises(Rejected, match="cpu: wanted 9, had 8"):
+        manager.submit(task("worker-1", demand=Resources.of(cpu=9)))
+    with pytest.raises(NotFound, match="no-such-node"):
+        manager.submit(task("worker-1", node="no-such-node"))
+    with pytest.raises(Denied, match="dl2d submit"):
+        manager.authenticate("application_1_0001", "proof")
+    with pytest.raises(Rejected, match="DL2_DAEMON"):
+        manager.submit(anchor(DL2_DAEMON="http://head/$(reboot)"))
+    assert isinstance(manager, ContainerManager)
+
+
+def test_a_service_that_is_there_already_is_looked_for_and_a_remainder_removed(
+    yarn: FakeYarn, manager: YarnManager
+) -> None:
+    started(manager)
+    with pytest.raises(Unavailable, match="posted before"):
+        manager.submit(anchor())
+    assert NAME in yarn.posted
+    del yarn.apps[NAME]
+    with pytest.raises(Unavailable, match="posted before"):
+        manager.submit(anchor())
+    assert NAME not in yarn.posted
+    assert manager.submit(anchor())
+
+
+def test_what_yarn_says_to_a_submission_is_told(yarn: FakeYarn, manager: YarnManager) -> None:
+    said = "org.apache.hadoop.yarn.exceptions.YarnException: Application submitted to unknown queue: gold"
+    yarn.instead = lambda request: (
+        httpx2.Response(500, json={"diagnostics": said}) if request.method == "POST" else None
+    )
+    with pytest.raises(Rejected, match="unknown queue: gold"):
+        manager.submit(anchor())
+
+
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        ({}, "addresses: missing"),
+        ({"addresses": []}, "addresses"),
+        ({"addresses": ["rm:8088"]}, r"addresses\[0\]"),
+        ({"addresses": ["http://rm:8088"], "queu": "x"}, "queu: unknown key"),
+        ({"addresses": ["http://rm:8088"], "runner": "dl2-run"}, "runner"),
+    ],
+)
+def test_settings_name_the_key_at_fault(given: dict[str, object], key: str) -> None:
+    with pytest.raises(ConfigError, match=f"resource_manager.yarn.{key}"):
+        create(given, clock=time.time)
