@@ -9,8 +9,9 @@ import signal
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import psutil
 
@@ -34,6 +35,8 @@ class Harness(ABC):
     own_variables: tuple[str, ...] = ("DL2_",)
     #: Whether what a task leaves behind when it ends is asked to end before it is killed.
     asks_what_is_left: bool = True
+    #: Tests of the contract that this manager cannot pass, with the reason.
+    not_applicable: ClassVar[Mapping[str, str]] = {}
     #: A handle of the right form that was never given out.
     unknown_handle: str
 

@@ -7,17 +7,22 @@ from pathlib import Path
 
 import pytest
 import slurm_cluster
+import yarn_cluster
 from rm_harness import Harness, LocalHarness, MemoryHarness
 from slurm_harness import SlurmHarness
+from yarn_harness import YarnHarness, YarnService
 
 _NO_SLURM = slurm_cluster.why_not() or slurm_cluster.why_no_cgroups()
 _SLURM = (pytest.mark.slurm, pytest.mark.skipif(bool(_NO_SLURM), reason=_NO_SLURM))
+_NO_YARN = yarn_cluster.why_not()
+_YARN = (pytest.mark.yarn, pytest.mark.slow, pytest.mark.skipif(bool(_NO_YARN), reason=_NO_YARN))
 
 #: Makes a harness in a fresh folder; slow or privileged managers carry marks.
 HARNESSES: dict[str, tuple[Callable[[Path, pytest.FixtureRequest], Harness], tuple[pytest.MarkDecorator, ...]]] = {
     "memory": (lambda folder, _request: MemoryHarness(folder), ()),
     "local": (lambda folder, _request: LocalHarness(folder), ()),
     "slurm": (lambda _folder, request: SlurmHarness(*request.getfixturevalue("slurm_of_two_nodes")), _SLURM),
+    "yarn": (lambda folder, request: YarnHarness(request.getfixturevalue("yarn_service"), folder), _YARN),
 }
 
 
@@ -25,6 +30,12 @@ HARNESSES: dict[str, tuple[Callable[[Path, pytest.FixtureRequest], Harness], tup
 def slurm_of_two_nodes() -> Iterator[tuple[slurm_cluster.SlurmCluster, slurm_cluster.User]]:
     with slurm_cluster.SlurmCluster(nodes=2, cgroups=True) as cluster:
         yield cluster, cluster.add_user("alice")
+
+
+@pytest.fixture(scope="session")
+def yarn_service() -> Iterator[YarnService]:
+    with yarn_cluster.YarnCluster() as cluster, YarnService(cluster) as service:
+        yield service
 
 
 _MANAGERS = [pytest.param(name, marks=marks) for name, (_, marks) in HARNESSES.items()]
@@ -45,5 +56,8 @@ def rm(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Harness]:
 def _harness(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Harness]:
     make, _ = HARNESSES[request.param]
     harness = make(tmp_path, request)
+    if reason := harness.not_applicable.get(request.function.__name__):
+        harness.end_all()
+        pytest.skip(f"{request.param}: {reason}")
     yield harness
     harness.end_all()
