@@ -33,6 +33,8 @@ from dl2d.plugins import MANAGERS, PLACEMENTS, POLICIES, load_placement, load_po
 from dl2d.store import schema
 from dl2d.tick.policy_start_check import site_start_check, start_check
 from dl2d_slurm.settings import SlurmSettings
+from dl2d_yarn.cluster_check import check_cluster
+from dl2d_yarn.settings import YarnSettings
 
 _ANSWER_SECONDS = 3.0
 #: Nodes that are named in full.
@@ -200,6 +202,10 @@ def _manager(settings: Settings) -> Iterator[Finding]:
                 missing = [command for command in _SLURM_COMMANDS if shutil.which(command) is None]
                 text = f"not in PATH: {', '.join(missing)}; install them where the daemon runs"
                 yield Finding("slurm commands", not missing, text if missing else "all are in PATH")
+            case "yarn":
+                cluster = YarnSettings.parse(manager_settings(settings))
+                yield Finding(item, True, "settings are valid")
+                yield from (Finding(*found) for found in check_cluster(cluster))
             case _:
                 yield Finding(item, True, "its plug-in checks it when the daemon starts")
     except Dl2dError as error:

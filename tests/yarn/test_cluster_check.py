@@ -1,0 +1,85 @@
+"""What ``dl2d check`` says of a YARN cluster."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx2
+import pytest
+import yarn_cluster
+from yarn.rm_answers import client_of, lists, node
+
+from dl2d_yarn.cluster_check import check_cluster
+from dl2d_yarn.settings import YarnSettings
+
+GOOD = {
+    "yarn.resourcemanager.am.max-attempts": "20",
+    "yarn.resourcemanager.recovery.enabled": "true",
+    "yarn.service.framework.path": "hdfs:///apps/service-dep.tar.gz",
+    "yarn.nodemanager.sleep-delay-before-sigkill.ms": "5000",
+}
+
+
+def found(conf: dict[str, str], **answers: Any) -> dict[str, tuple[bool, str]]:
+    known = {
+        **lists([], [node(1)]),
+        "/app/v1/services/version": {"version": "3.4.2"},
+        "/conf": {"properties": [{"key": key, "value": value, "isFinal": False} for key, value in conf.items()]},
+        **answers,
+    }
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        content = known[request.url.path]
+        return content if isinstance(content, httpx2.Response) else httpx2.Response(200, content=json.dumps(content))
+
+    settings = YarnSettings.parse({"addresses": ["http://rm:8088"]})
+    return {item: (good, text) for item, good, text in check_cluster(settings, client=client_of(answer))}
+
+
+def test_a_good_cluster() -> None:
+    findings = found(GOOD)
+    assert all(good for good, _ in findings.values())
+    assert findings["yarn cluster"][1] == "Hadoop 3.4.2, 1 nodes"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("yarn.resourcemanager.am.max-attempts", "2", "is 2: a service's master that crashes more often"),
+        ("yarn.resourcemanager.recovery.enabled", "false", "set it to true in yarn-site.xml"),
+        ("yarn.service.framework.path", "", "is not set: without it each submission uploads all jars"),
+        ("yarn.nodemanager.sleep-delay-before-sigkill.ms", "250", "set it to 5000"),
+    ],
+)
+def test_settings_to_change_are_named(key: str, value: str, said: str) -> None:
+    good, text = found({**GOOD, key: value})[key]
+    assert (good, said in text) == (False, True)
+
+
+def test_the_services_interface_is_off() -> None:
+    good, text = found(GOOD, **{"/app/v1/services/version": httpx2.Response(404)})["yarn services"]
+    assert (good, "yarn.webapp.api-service.enable" in text) == (False, True)
+
+
+def test_a_cluster_that_hides_its_settings_or_does_not_answer() -> None:
+    good, text = found(GOOD, **{"/conf": httpx2.Response(403)})["yarn settings"]
+    assert (good, "not checked" in text) == (True, True)
+    down = found(GOOD, **{"/ws/v1/cluster/info": httpx2.Response(503)})
+    assert list(down) == ["yarn cluster"]
+    assert not down["yarn cluster"][0]
+
+
+@pytest.mark.slow
+@pytest.mark.yarn
+@pytest.mark.skipif(bool(yarn_cluster.why_not()), reason=yarn_cluster.why_not() or "YARN is there")
+def test_a_real_cluster() -> None:
+    settings = {"yarn.resourcemanager.am.max-attempts": "2", "yarn.webapp.api-service.enable": "false"}
+    with yarn_cluster.YarnCluster(nodes=1, properties=settings) as cluster:
+        parsed = YarnSettings.parse({"addresses": [cluster.address], "user": cluster.user})
+        findings = {item: (good, text) for item, good, text in check_cluster(parsed)}
+    assert findings["yarn cluster"] == (True, "Hadoop 3.4.2, 1 nodes")
+    assert findings["yarn services"][0] is False
+    assert "yarn.webapp.api-service.enable" in findings["yarn services"][1]
+    assert findings["yarn.resourcemanager.am.max-attempts"][0] is False
+    assert "yarn.resourcemanager.recovery.enabled" not in findings
