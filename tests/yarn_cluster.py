@@ -167,7 +167,8 @@ class YarnCluster:
         }
         command = [
             "java", f"-Xmx{memory}m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", *_OPEN_PACKAGES,
-            f"-Dhadoop.home.dir={self.folder}", "-Djava.net.preferIPv4Stack=true",
+            f"-Dhadoop.home.dir={self.folder}", "-Dzookeeper.admin.enableServer=false",
+            "-Djava.net.preferIPv4Stack=true",
             f"-Dlog4j.configuration=file:{self.folder}/logs/{name}.properties",
             "-cp", f"{folder}:{hadoop_lib()}/*", main, *arguments,
         ]  # fmt: skip

@@ -32,7 +32,7 @@ def slurm_of_two_nodes() -> Iterator[tuple[slurm_cluster.SlurmCluster, slurm_clu
         yield cluster, cluster.add_user("alice")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def yarn_service() -> Iterator[YarnService]:
     with yarn_cluster.YarnCluster() as cluster, YarnService(cluster) as service:
         yield service

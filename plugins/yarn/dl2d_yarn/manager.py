@@ -123,14 +123,15 @@ class YarnManager:
             other_users=False,
         )
 
-    def listing(self) -> RmListing:
-        """Two calls, whatever the number of jobs.
+    def listing(self, ended_since: float | None = None) -> RmListing:
+        """Two calls, whatever the number of jobs; ``ended_since`` is ignored, since no static jobs are listed.
 
         Raises
         ------
         Unavailable
             An answer is missing or incomplete, or containers may not have reported yet since the daemon's start.
         """
+        del ended_since
         now = self._clock()
         listing = read_listing(self._client)
         for remark in listing.remarks:
