@@ -142,3 +142,47 @@ exec dl2-run --workers 2 --servers 1 python "$HOME/train.py" --epochs 60 --optim
     assert set(cluster.running()) == {waits, other}
     assert daemon.stop() == 0
     assert set(cluster.running()) == {waits, other}
+
+
+def test_what_happened_while_nobody_looked_has_its_own_times(
+    cluster: SlurmCluster, alice: User, daemon: DaemonProcess
+) -> None:
+    options = ("--ntasks=2", "--nodes=1", "--time=60")
+    running = [cluster.submit_as(alice, PLAIN, "-J", f"bert-{number}", *options) for number in range(2)]
+    cluster.wait_until(lambda: set(cluster.running()) == set(running), "both run")
+    keys = [found(daemon, job) for job in running]
+    daemon.wait_until(lambda: [given(daemon, key) for key in keys] == [Allocation(2, 0)] * 2, "both are recorded")
+    assert daemon.stop() == 0
+
+    array = cluster.submit_as(alice, "#!/bin/sh\nexec sleep 2\n", "-J", "bert-array", "--array=3-4", *options)
+    failing = cluster.submit_as(alice, "#!/bin/sh\nexit 3\n", "-J", "bert-failing", *options)
+    never = cluster.submit_as(alice, PLAIN, "-J", "bert-never", "--hold", *options)
+    cluster.run("scancel", running[0], never, user=alice)
+    cluster.wait_until(lambda: cluster.running() == [running[1]], "all others have ended")
+    cluster.run("scancel", running[1], user=alice)
+    cluster.wait_until(lambda: not cluster.running(), "all have ended")
+    fields = "JobArrayID:|,SubmitTime:|,StartTime:|,EndTime:|,NodeList:"
+    said = cluster.run("squeue", "-h", "-t", "all", f"--Format={fields}", env={"SLURM_TIME_FORMAT": "%s"}).stdout
+    times = {words[0]: words for line in said.splitlines() if (words := [word.strip() for word in line.split("|")])}
+
+    daemon.start()
+    ids = (*running, f"{array}_3", f"{array}_4", failing, never)
+    daemon.wait_until(
+        lambda: all((jobs := daemon.store.find_jobs(job)) and jobs[0].state.ended for job in ids), "all are recorded"
+    )
+    jobs = [daemon.store.find_jobs(job)[0] for job in ids]
+    cancelled = JobState.CANCELLED
+    assert [job.state for job in jobs] == [
+        cancelled, cancelled, JobState.FINISHED, JobState.FINISHED, JobState.FAILED, cancelled
+    ]  # fmt: skip
+    for job in jobs:
+        _, submitted, started, ended, node = times[job.key.id]
+        assert (job.key.submitted, job.ended_at) == (int(submitted), float(ended))
+        assert job.started_at == (float(started) if node else None)
+        tasks = daemon.tasks(job.key, live=False)
+        assert [(task.node, task.since) for task in tasks] == [(node, float(ended))] * 2 * bool(node)
+    assert len({job.ended_at for job in jobs}) > 1
+    assert daemon.store.resizes() == ()
+    slot = daemon.store.last_slot_number()
+    daemon.wait_until(lambda: daemon.store.last_slot_number() > slot + 2, "it looks again")
+    assert [len(daemon.store.find_jobs(job)) for job in ids] == [1] * len(ids)

@@ -68,6 +68,14 @@ class TestJobs:
             any_store.add_job(a_job(number, submitted=7))
         assert [job.key.id for job in any_store.jobs(live=False, limit=3)] == ["10", "11", "12"]
 
+    def test_which_of_some_jobs_are_known(self, any_store):
+        jobs = [a_job(number) for number in range(1, 4)]
+        for job in jobs[:2]:
+            any_store.add_job(job)
+        any_store.change_job(jobs[0].key, JobChange(state=JobState.FINISHED), 1.0)
+        assert any_store.known_jobs([job.key for job in jobs]) == {jobs[0].key, jobs[1].key}
+        assert any_store.known_jobs([]) == any_store.known_jobs([jobs[2].key]) == set()
+
     def test_the_elastic_jobs_that_ended_last_whenever_they_were_submitted(self, any_store):
         for number in range(1, 6):
             any_store.add_job(a_job(number, submitted=number, static=number == 2))
@@ -181,6 +189,16 @@ class TestTasks:
         expected.remove((early.key, "worker-3"))
         assert [(task.job, task.id) for task in store.tasks(live=True)] == expected
         assert [task.id for task in store.tasks(live=True, job=late.key)] == ["worker-0", "ps-0"]
+
+    def test_each_change_may_have_a_time_of_its_own(self, any_store):
+        any_store.add_job(job := a_job())
+        any_store.ask_tasks(starts(job, workers=2), 10.0)
+        changes = [
+            TaskChange(job.key, "worker-0", TaskState.CONFIRMED, at=4.0),
+            TaskChange(job.key, "worker-1", TaskState.CONFIRMED),
+        ]
+        assert [task.since for task in any_store.change_tasks(changes, 11.0)] == [4.0, 11.0]
+        assert [task.since for task in any_store.tasks(live=True)] == [4.0, 11.0]
 
     def test_nothing_to_ask_or_change(self, any_store):
         assert any_store.ask_tasks([], 1.0) == any_store.change_tasks([], 1.0) == ()
