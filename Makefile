@@ -1,5 +1,5 @@
 # make run         the demo: three real training jobs, resized while they train, on this machine
-# make test        what proves the product, in at most fifteen minutes; it ends with what was skipped
+# make test        what proves the product, in about eight minutes; it ends with what was skipped
 # make test-deps   installs the Debian packages without which tests of Slurm, PostgreSQL and systemd are skipped (as root)
 # make lint        style, types, import rules
 # make references  the references of configuration and commands under docs/, from the code and etc/dl2d.yaml
