@@ -126,12 +126,15 @@ def network_of(weights: Mapping[str, NDArray[Any]], settings: Mapping[str, Any],
     Raises
     ------
     CheckpointError
-        Weights are missing, or their shapes are not those that the settings ask for.
+        Weights are missing, their shapes are not those that the settings ask for, or they overflow.
     """
     try:
         kind, sight = settings["network"], Sight.of(settings)
         made: Network = Dense(weights, name) if kind == "dense" else SharedJobs(weights, name, sight.width)
-        answer = made(np.zeros((1, sight.inputs), dtype=np.float32))
+        with np.errstate(over="raise", invalid="raise"):
+            answer = made(np.zeros((1, sight.inputs), dtype=np.float32))
+    except FloatingPointError as error:
+        raise CheckpointError(f"dl2-original: the weights are too large: {error}") from None
     except (KeyError, ValueError, IndexError, TypeError) as error:
         raise CheckpointError(f"dl2-original: weights and settings do not belong together: {error!r}") from None
     if answer.shape != (1, sight.void + 1):
@@ -196,6 +199,8 @@ class Dl2Original:
         sight = Sight.of(settings)
         #: How it is shown a snapshot.
         self.sight = sight if slot_seconds is None else replace(sight, slot_seconds=float(slot_seconds))
+        if "sampled" not in settings:
+            raise CheckpointError("dl2-original: the checkpoint has no setting 'sampled'")
         self._sampled = bool(settings["sampled"]) if sampled is None else sampled
         acting = "sampled" if self._sampled else "greedy"
         own = {"sampled": sampled, "slot_seconds": slot_seconds, "exploration": exploration}

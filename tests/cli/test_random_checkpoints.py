@@ -1,0 +1,129 @@
+"""Bad checkpoints of every kind, through promote and whole ticks: none ends a running job or starves a new one."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cli.conftest import Dl2d, new_store, store_url, write_config
+from policies.dl2_paper.test_policy import a_checkpoint
+from tick.world import World
+
+from dl2d.config.settings import load_settings
+from dl2d.core.jobs import NOTHING, JobState
+from dl2d.daemon.models.active_version import ActiveVersion
+from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
+from dl2d.policies.dl2.policy import with_checkpoint
+from dl2d.store.sql_store import SqlStore
+
+COUNT, IN_ONE_TEST, FAST = 1000, 20, 1
+FORCE = ("--force", "--reason", "to try it")
+
+
+def poisoned(weights: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    """Weights with one of the ways in which weights go wrong."""
+    made = {name: np.array(array) for name, array in weights.items()}
+    floats = [name for name, array in made.items() if array.dtype.kind == "f" and array.size]
+    way = rng.integers(6)
+    if way == 0:  # some that are no numbers
+        array = made[str(rng.choice(floats))]
+        array.flat[rng.integers(array.size)] = rng.choice([np.nan, np.inf, -np.inf])
+    elif way == 1:  # so large that they overflow
+        made = {name: array * array.dtype.type(10.0 ** rng.uniform(3, 30)) if name in floats else array
+                for name, array in made.items()}  # fmt: skip
+    elif way == 2:  # nothing was learned
+        made = {name: np.zeros_like(array) if name in floats else array for name, array in made.items()}
+    elif way == 3:  # another shape
+        name = str(rng.choice(floats))
+        made[name] = made[name][..., :-1]
+    elif way == 4 and "policy.void.bias" in made:  # gives nothing, or everything to workers
+        made["policy.void.bias"][:] = 1e6 * rng.choice([1.0, -1.0])
+        made["policy.job.bias"][:] = [1e6, 0.0, 0.0] if rng.random() < 0.5 else 0.0
+    else:  # one is missing
+        del made[str(rng.choice(floats))]
+    return made
+
+
+def a_bad_checkpoint(seed: int) -> Checkpoint:
+    rng = np.random.default_rng(seed)
+    if seed % 2:
+        base = with_checkpoint().checkpoint
+        weights = {name: np.array(array) for name, array in base.weights.items()}
+        if rng.random() < 0.5:
+            weights["scorer"] = rng.normal(size=np.shape(weights["scorer"])) * 10.0 ** rng.uniform(-3, 6)
+        settings = dict(base.settings)
+    else:
+        models = ["model-a"] if rng.random() < 0.7 else ["another", "cluster's"]
+        resources = ["cpu", "gpu", "memory"] if rng.random() < 0.7 else ["fpga"]
+        drawn = a_checkpoint(
+            seed, network=str(rng.choice(["dense", "shared"])), scale=10.0 ** rng.uniform(-3, 3), models=models,
+            resources=resources, sampled=bool(rng.random() < 0.5), first_bundles=bool(rng.random() < 0.7),
+        )  # fmt: skip
+        weights, settings = dict(drawn.weights), dict(drawn.settings)
+    if rng.random() < 0.6:
+        weights = poisoned(weights, rng)
+    if rng.random() < 0.2:
+        del settings[str(rng.choice(sorted(settings)))]
+    return Checkpoint(policy="dl2" if seed % 2 else "dl2-original", weights=weights, settings=settings, training={})
+
+
+def damaged(folder: Path, rng: np.random.Generator) -> None:
+    """Cut one of the files, or change a byte of it."""
+    file = sorted(folder.iterdir())[int(rng.integers(2))]
+    data = bytearray(file.read_bytes())
+    place = int(rng.integers(len(data)))
+    if rng.random() < 0.5:
+        file.write_bytes(data[:place])
+    else:
+        data[place] ^= 1 << int(rng.integers(8))
+        file.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(first, marks=[] if first < FAST * IN_ONE_TEST else pytest.mark.slow)
+        for first in range(0, COUNT, IN_ONE_TEST)
+    ],
+)
+def test_no_checkpoint_harms_a_job(dl2d: Dl2d, tmp_path: Path, first: int) -> None:
+    new_store(tmp_path)
+    outcomes = []
+    for seed in range(first, first + IN_ONE_TEST):
+        rng = np.random.default_rng([seed, 1])
+        made = a_bad_checkpoint(seed)
+        folder = tmp_path / f"c{seed}"
+        write_checkpoint(made, folder)
+        if rng.random() < 0.1:
+            damaged(folder, rng)
+        config = write_config(tmp_path, policy={"name": made.policy})
+        ran = dl2d("policy", "promote", folder, *FORCE, "-c", config)
+        outcomes.append(ran.status)
+        if ran.status:
+            (line,) = ran.err.splitlines()
+            assert (ran.status, line[:6]) == (1, "dl2d: "), line
+            continue
+        with closing(SqlStore(store_url(tmp_path))) as store:
+            policy = ActiveVersion(load_settings(config), store, lambda: 1.0).policy
+        harmless(World(policy=policy, idle_seconds=30.0), seed)
+    assert len(set(outcomes)) == 2  # some are refused, some are not
+
+
+def harmless(world: World, seed: int) -> None:
+    """A version that an administrator forced into a cluster with a running job and with one that comes."""
+    with closing(world):
+        forced, world.policy = world.policy, World().policy
+        running = world.ready()
+        world.settle()
+        assert world.has(running) > NOTHING
+        world.policy = forced
+        coming = world.submit(max_workers=2, max_ps=2)
+        for _ in range(10):
+            world.tick(20.0)
+            world.beat()
+            assert world.job(running).state is JobState.RUNNING, seed
+            assert world.has(running) >= world.job(running).request.min_size, seed
+        assert world.has(coming) > NOTHING, seed
