@@ -181,14 +181,21 @@ def test_weights_that_do_not_belong_to_the_settings_are_refused() -> None:
 def test_a_network_that_overflows_says_so_and_a_job_with_no_number_of_epochs_is_as_one_that_has_begun_none() -> None:
     """The daemon then asks the fallback, and every reason says why."""
     snapshot = a_snapshot([a_job(1), a_job(2)], cluster(2, cpu=8, gpu=4))
-    checkpoint = a_checkpoint(resources=["cpu", "gpu"], scale=1e25)
-    with np.errstate(all="ignore"), pytest.raises(PolicyError, match="what is no number"):
-        ask(Dl2Original(checkpoint), snapshot)
     policy = Dl2Original(a_checkpoint(resources=["cpu", "gpu"]))
+    network = policy.network
+    policy.network = lambda observations: network(observations) * np.float32(np.inf)
+    with np.errstate(all="ignore"), pytest.raises(PolicyError, match="what is no number"):
+        ask(policy, snapshot)
+    policy.network = network
     odd = replace(snapshot.jobs[1], progress=Progress(epoch=float("nan")))
     fresh = replace(snapshot.jobs[1], progress=Progress())
     decisions = [ask(policy, replace(snapshot, jobs=(snapshot.jobs[0], job))) for job in (odd, fresh)]
     assert decisions[0] == decisions[1]
+
+
+def test_weights_that_overflow_for_any_observation_are_refused() -> None:
+    with pytest.raises(CheckpointError, match="the weights are too large: overflow"):
+        Dl2Original(a_checkpoint(resources=["cpu", "gpu"], scale=1e25))
 
 
 @pytest.mark.parametrize("count", [0, 1, 9])
