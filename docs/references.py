@@ -72,6 +72,7 @@ def comments(text: str) -> dict[str, str]:
         match = re.fullmatch(r"( *)(?:# )?([a-z_]+):(?: .*)?", line)
         if match is None:
             comment = [*comment, line.strip(" #")] if line.strip().startswith("#") else []
+            last = last if line.strip() else ""
             continue
         indent = len(match[1])
         path = [(depth, key) for depth, key in path if depth < indent] + [(indent, match[2])]
