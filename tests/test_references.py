@@ -27,7 +27,7 @@ def test_defaults_ranges_and_comments_of_keys() -> None:
     (poll,) = (row for row in rows if "`schedule.poll_seconds`" in row)
     assert "| `15.0` | > 0, ≤ 3,600 |" in poll
     (pair,) = (row for row in rows if "`jobs.max_ps`" in row)
-    assert pair.endswith("of one job. |")  # the comment stands above the key before it
+    assert pair.endswith("of one job (0 to 10000). |")
 
 
 def test_every_command_and_its_options() -> None:

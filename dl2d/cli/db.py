@@ -32,7 +32,8 @@ def current(config: ConfigOption = DEFAULT_PATH, as_json: JsonOption = False) ->
     if as_json:
         typer.echo(json.dumps({"current": now, "head": head}))
     else:
-        typer.echo(f"schema is {f'at revision {now}' if now else 'empty'}; this version of dl2d needs {head}")
+        found = f"the database's schema is at revision {now}" if now else "the database has no schema"
+        typer.echo(f"{found}; this dl2d needs {head}" + ("" if now == head else ": run `dl2d db upgrade`"))
 
 
 @app.command()

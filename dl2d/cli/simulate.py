@@ -38,7 +38,10 @@ def simulate(
     ] = None,
     preset_name: Annotated[
         PresetName | None,
-        typer.Option("--preset", help="Rules of another simulator, or costs and failures as on a real cluster."),
+        typer.Option(
+            "--preset",
+            help="dl2-paper: rules of the DL2 authors' simulator. realistic: costs and failures as on a real cluster.",
+        ),
     ] = None,
     options: Annotated[
         list[str] | None,

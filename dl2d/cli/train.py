@@ -79,7 +79,9 @@ def train(
         ),
     ] = False,
     minutes: Annotated[float | None, typer.Option(min=0, help="Stop early after so many minutes.")] = None,
-    compare: Annotated[bool, typer.Option(help="Replay baselines on the validation workloads, too.")] = True,
+    compare: Annotated[
+        bool, typer.Option(help="Also show the baselines' completion times on the validation workloads.")
+    ] = True,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in the folder.")] = False,
     twin: Annotated[
         bool,

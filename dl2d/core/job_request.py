@@ -18,7 +18,7 @@ from dl2d.core.error_wording import did_you_mean, is_meant, shown
 from dl2d.core.errors import RequestError
 from dl2d.core.jobs import Architecture, Consistency, JobRequest
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d.core.user_input import NAME, Demand, Number, Record, Text, Whole, bad, read
+from dl2d.core.user_input import NAME, NAME_RULE, Demand, Number, Record, Text, Whole, bad, read
 
 MAX_EPOCHS = 1e6
 MAX_TASKS = 10_000
@@ -69,7 +69,7 @@ def _counts(given: object) -> tuple[int, ...] | str:
 
 
 _POWERS: Final = "powers-of-two"
-OwnName = Annotated[str, Text(128, NAME, "a name of up to 128 plain characters"), BeforeValidator(_text)]
+OwnName = Annotated[str, Text(128, NAME, NAME_RULE), BeforeValidator(_text)]
 Count = Annotated[int, Whole(1, MAX_TASKS), BeforeValidator(_number)]
 CountOrNone = Annotated[int, Whole(0, MAX_TASKS), BeforeValidator(_number)]
 

@@ -120,7 +120,7 @@ class Count(NamedTuple):
 
     #: The tally of the size; None where it had none and the measurement does not count.
     tally: Tally | None
-    #: Size at which a measurement of the job was set aside, while the job is quarantined.
+    #: Size at which a measurement of the job did not enter the mean, while the job is quarantined.
     quarantined: Allocation | None
     #: A job found to be of another kind than its user declares: speeds that were measured of it alone are removed.
     mislabelled: str | None = None
@@ -137,9 +137,9 @@ def count(
 ) -> Count:
     """Count the measured speed of a job at a size for its kind.
 
-    A job whose measurement at a size was set aside is quarantined: it counts at no other size until it agrees there
-    again, since it may be of another kind than its user declares, and at its next size no other job may have been
-    measured that could contradict it. A job that contradicts only itself is not quarantined.
+    A job whose measurement at a size did not enter the mean is quarantined: it counts at no other size until it
+    agrees there again, since it may be of another kind than its user declares, and at its next size no other job may
+    have been measured that could contradict it. A job that contradicts only itself is not quarantined.
 
     A job is mislabelled if it contradicts at least two others, or was the first at a size and is outvoted there, by
     more than a speed changes. Speeds that were measured of it alone are removed; otherwise a good size that looks slow

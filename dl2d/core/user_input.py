@@ -193,7 +193,7 @@ class Text:
         schema = core_schema.str_schema(
             strict=True, min_length=1, max_length=self.most, pattern=rf"^(?:{self.pattern})$"
         )
-        return _expecting(schema, self.expected or f"a text of up to {self.most} characters")
+        return _expecting(schema, self.expected or f"a text of 1 to {self.most} characters")
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +260,9 @@ def _sentence(value: object) -> object:
 
 #: A name of plain characters, in URLs, file names and tables alike.
 NAME: Final = r"[A-Za-z0-9][A-Za-z0-9_.+ /:-]{0,127}"
-Name = Annotated[str, Text(128, NAME, "a name of up to 128 plain characters")]
+#: What a message says of such names.
+NAME_RULE: Final = "a name of 1 to 128 characters (A-Z a-z 0-9 space _ . + / : -) that begins with a letter or digit"
+Name = Annotated[str, Text(128, NAME, NAME_RULE)]
 #: What a task asks for or a node has: ``{"cpu": 2, "gpu": 1}`` or ``"cpu:2,gpu:1,memory:4G"``; not nothing.
 Demand = Annotated[Resources, PlainValidator(_resources)]
 #: Put before ``Text``: line breaks and runs of spaces become one space.

@@ -22,7 +22,7 @@ class Drf:
 
     A job's dominant share is the largest fraction of the cluster's capacity that its tasks take of any one resource;
     equal shares are broken by submit order. The paper's algorithm ends when the chosen user's task does not fit; as its
-    tasks differ between users, others may still fit, so a job without room is set aside and filling goes on.
+    tasks differ between users, others may still fit, so a job without room is left out and filling goes on.
     Alternatives are scored by the dominant share that the job has with them.
 
     Parameters

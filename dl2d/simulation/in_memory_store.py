@@ -44,7 +44,7 @@ class MemoryStore:
         self._ordered = True
         self._tasks: dict[tuple[JobKey, str], Task] = {}
         self._speeds: dict[TrainingKind, dict[Allocation, Tally]] = defaultdict(dict)
-        #: Where what live jobs showed was set aside, and times and speeds that they reported.
+        #: By live job: the size at which it is quarantined; times and speeds that it reported.
         self._quarantined: dict[JobKey, Allocation] = {}
         self._own: dict[JobKey, dict[Allocation, deque[tuple[float, float]]]] = defaultdict(dict)
         self._losses: dict[JobKey, list[LossPoint]] = defaultdict(list)

@@ -105,11 +105,13 @@ class JobRow(_Reported, Base):
     )
     digest: Mapped[str] = mapped_column(comment="SHA-256 of the final weights")
     progress_at: Mapped[float] = mapped_column(comment="when the last report came, seconds since 1970; 0 for none")
-    series_at: Mapped[float | None] = mapped_column(comment="when the newest row of progress came, seconds since 1970")
-    quarantined_workers: Mapped[int | None] = mapped_column(comment="where its speed was set aside last")
-    quarantined_ps: Mapped[int | None] = mapped_column(comment="parameter servers at which its speed was set aside")
+    series_at: Mapped[float | None] = mapped_column(comment="time of its newest row in progress, seconds since 1970")
+    quarantined_workers: Mapped[int | None] = mapped_column(
+        comment="workers at which its speed is quarantined; or NULL"
+    )
+    quarantined_ps: Mapped[int | None] = mapped_column(comment="servers at which its speed is quarantined; or NULL")
     static: Mapped[bool] = mapped_column(
-        server_default=false(), comment="the scheduler in charge runs it at a fixed size; dl2d looks on"
+        server_default=false(), comment="a static job: the site's own scheduler runs it, dl2d only records it"
     )
     epochs: Mapped[float] = mapped_column(server_default=ZERO, comment="epochs that its user declared")
     max_workers: Mapped[int] = mapped_column(server_default=ZERO, comment="most workers that it may have")

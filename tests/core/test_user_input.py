@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 
 from dl2d.core.resources import Resources
 from dl2d.core.user_input import (
+    NAME_RULE,
     Demand,
     Flag,
     Items,
@@ -93,7 +94,7 @@ def test_a_record_described_is_read_again() -> None:
 
 WHOLE = "expected a whole number from 0 to 5, got "
 SHARE = "expected a number, more than 0 and at most 10, got "
-NAME = "expected a name of up to 128 plain characters, got "
+NAME = f"expected {NAME_RULE}, got "
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ print(json.dumps({group: [p.name for p in m.entry_points(group=group) if p.load(
     for group in ("dl2d.resource_managers", "dl2d.policies", "dl2d.placements")}))
 """
     found = json.loads(run(installed / "python", "-c", code, cwd=tmp_path))
-    assert found["dl2d.resource_managers"] == ["local", "slurm"]
+    assert found["dl2d.resource_managers"] == ["local", "slurm", "yarn"]
     assert set(found["dl2d.policies"]) >= {"fifo", "drf", "srtf", "optimus", "optimus-loss", "lookahead", "dl2"}
 
 
@@ -90,7 +90,8 @@ def test_a_daemon_schedules_by_the_default_policy(installed: Path, tmp_path: Pat
     config = tmp_path / "dl2d.yaml"
     config.write_text(yaml.safe_dump({**state, "schedule": {"poll_seconds": 0.5, "slot_seconds": 5}}))
     job = tmp_path / "job.yaml"
-    job.write_text("{model: other, epochs: 9, steps_per_epoch: 9, worker: {cpu: 1}, ps: {cpu: 1}, command: sleep 900}")
+    demand = "worker: {cpu: 1}, ps: {cpu: 1}"
+    job.write_text(f"{{name: job, model: other, epochs: 9, steps_per_epoch: 9, {demand}, command: sleep 900}}")
 
     def said(*command: str) -> Any:
         return json.loads(run(installed / "dl2d", *command, "--json", "--config", str(config), cwd=tmp_path))
@@ -104,6 +105,10 @@ def test_a_daemon_schedules_by_the_default_policy(installed: Path, tmp_path: Pat
                 time.sleep(0.2)
             run(installed / "dl2d", "submit", str(job), "--config", str(config), cwd=tmp_path)
             while not any(slot["changed"] for slot in said("history")["slots"]):
+                assert time.monotonic() < deadline
+                time.sleep(0.5)
+            run(installed / "dl2d", "cancel", "job", "--config", str(config), cwd=tmp_path)
+            while said("status")["jobs"]:
                 assert time.monotonic() < deadline
                 time.sleep(0.5)
         finally:

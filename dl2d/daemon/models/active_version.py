@@ -103,7 +103,10 @@ class ActiveVersion:
             earlier = self._registry.roll_back(self._name, at=self._clock(), by=_BY, reason=reason)
         except RegistryError as error:
             self._kept = self._digest
-            log.error("failing policy version stays live", policy=self._name, version=version, error=str(error))
+            log.error(
+                "failing policy version stays live, for none can replace it: promote another (dl2d policy promote)",
+                policy=self._name, version=version, reason=reason, error=str(error),
+            )  # fmt: skip
             text = f"{reason}; it stays live: {error}"
             self._try(lambda: self._registry.remark(self._name, self._digest, at=self._clock(), by=_BY, text=text))
             return False

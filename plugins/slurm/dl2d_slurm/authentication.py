@@ -82,7 +82,7 @@ def anchor(commands: Commands, rm_id: str, uid: int, *, cluster: str) -> Anchor:
         raise NotFound(f"Slurm knows no job {rm_id}")
     owner = owner_of(found)
     if owner is None:
-        raise Unavailable(f"squeue does not say whose job {rm_id} is", said=str(found)[:300])
+        raise Unavailable(f"squeue shows no numeric user and group id of job {rm_id}", said=str(found)[:300])
     if owner.uid != uid:
         raise Denied(f"the proof was made by user {uid}, but job {rm_id} belongs to user {owner.uid}")
     if job_state(found["State"], placed=True)[0].ended:
