@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import pwd
+import shutil
 import sys
 import tempfile
 import threading
@@ -166,6 +167,7 @@ class YarnService:
     ) -> None:
         self.manager.close()
         self.api.__exit__(kind, value, trace)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 _NODES = "YARN chooses the nodes, and the service's own containers hold room on them"

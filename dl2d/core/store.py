@@ -186,7 +186,7 @@ class JobChange:
 
 
 class TaskChange(msgspec.Struct, frozen=True, gc=False):
-    """A step of a task's state machine. ``handle`` and ``note`` are kept where None."""
+    """A step of a task's state machine. ``handle``, ``note`` and ``node`` are kept where None."""
 
     job: JobKey
     task: str
@@ -197,6 +197,8 @@ class TaskChange(msgspec.Struct, frozen=True, gc=False):
     cause: FailureCause | None = None
     #: When the task entered the state, seconds since 1970; None for the time of the call.
     at: float | None = None
+    #: Node on which the resource manager has put it, where that is not the one it was asked for.
+    node: str | None = None
 
     def applied(self, task: Task, at: float) -> Task:
         """The task after this change: its state moves forward or not at all."""
@@ -207,6 +209,7 @@ class TaskChange(msgspec.Struct, frozen=True, gc=False):
             since=task.since if not forward else at if self.at is None else self.at,
             handle=task.handle if self.handle is None else self.handle,
             note=task.note if self.note is None else self.note,
+            node=task.node if self.node is None else self.node,
         )
 
 

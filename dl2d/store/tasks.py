@@ -418,7 +418,7 @@ def runtime_plans(connection: Connection, job: JobKey) -> tuple[RuntimePlan, ...
 
 # Statements are built once: that takes longer than SQLite takes to run them.
 
-_CHANGING = ("state", "handle", "since", "note")
+_CHANGING = ("state", "handle", "node", "since", "note")
 
 
 @functools.cache

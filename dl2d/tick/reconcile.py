@@ -347,7 +347,7 @@ def _task_change(
        cancelled job is stopped at once.
     4. It leaves: it is stopped if it has not begun, or takes long.
     5. It waits for resources: it is given up when that takes long.
-    6. It runs.
+    6. It runs, perhaps on another node than the one it was asked for.
     """
     elapsed = at - task.since
     if listed is None:
@@ -355,7 +355,10 @@ def _task_change(
 
     def change_to(state: TaskState, note: str) -> TaskChange:
         cause = FAILURE_CAUSES.get(listed.state) if state is TaskState.FAILED else None
-        return TaskChange(job=task.job, task=task.id, state=state, handle=listed.handle, note=note, cause=cause)
+        node = listed.node if listed.node not in ("", task.node) else None
+        return TaskChange(
+            job=task.job, task=task.id, state=state, handle=listed.handle, note=note, cause=cause, node=node
+        )
 
     if listed.state.ended:
         failed = task.state.wanted and ended_as is None and listed.state is not RmJobState.DONE
@@ -371,7 +374,10 @@ def _task_change(
             return change_to(TaskState.DRAINING, note), "not started in time"
         same = listed.reason == task.note and task.handle
         return None if same else change_to(task.state, listed.reason), ""
-    return (change_to(TaskState.GRANTED, "") if task.state is TaskState.ASKED else None), ""
+    if task.state is TaskState.ASKED:
+        return change_to(TaskState.GRANTED, ""), ""
+    # Its coordinator may have reported it before it was listed as running.
+    return (change_to(task.state, task.note) if listed.node not in ("", task.node) else None), ""
 
 
 def _unlisted(task: Task, elapsed: float, timeouts: Timeouts, *, job_ended: bool) -> TaskChange | None:

@@ -217,6 +217,8 @@ class TestTasks:
         assert [task.state for task in store.change_tasks([change], 2.0)] == [TaskState.JOINED]
         late = TaskChange(job.key, "worker-0", TaskState.GRANTED, handle="4711", note="on n1\0")
         assert store.change_tasks([late], 3.0) == ()
+        store.change_tasks([TaskChange(job.key, "worker-0", TaskState.JOINED, node="n9")], 4.0)
+        assert [task.node for task in store.tasks(live=True) if task.id == "worker-0"] == ["n9"]
         (task,) = store.tasks(live=True)
         assert (task.state, task.since, task.handle, task.note) == (TaskState.JOINED, 2.0, "4711", "on n1\ufffd")
 

@@ -8,6 +8,7 @@ from itertools import product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace as replace_struct
 
 from dl2d.core.cluster import Task, TaskState, task_tag
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobState, Progress, Role
@@ -113,6 +114,15 @@ def test_why_a_task_waits_and_how_it_ended_are_kept() -> None:
     assert again.tasks == ()
     ended = see(a_job(), [a_task()], [ANCHOR_RUNS, an_rm_job(R.FAILED, reason="killed by signal 9 (SIGKILL)")])
     assert ended.tasks[0].note == "killed by signal 9 (SIGKILL)"
+
+
+@pytest.mark.parametrize("state", [T.ASKED, T.CONFIRMED])
+def test_the_node_is_the_one_that_the_resource_manager_chose(state: TaskState) -> None:
+    listed = replace_struct(an_rm_job(R.RUNNING), node="n2")
+    (change,) = see(a_job(), [a_task(state, note="kept")], [ANCHOR_RUNS, listed]).tasks
+    after = change.applied(a_task(state, note="kept"), NOW)
+    assert (after.node, after.state) == ("n2", T.GRANTED if state is T.ASKED else state)
+    assert see(a_job(), [after], [ANCHOR_RUNS, listed]).tasks == ()
 
 
 @pytest.mark.parametrize(
