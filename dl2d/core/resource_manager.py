@@ -95,6 +95,9 @@ class RmJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ended: float = 0.0
     #: Id by which users know a task of a job array (``12_3``); empty for other jobs.
     array_id: str = ""
+    #: Position of a task among those of its job and role, where the manager chooses the nodes and only stops the tasks
+    #: of the highest positions (YARN); else None.
+    position: int | None = None
     #: Of another's training job, where the site's rules recognise it; else None.
     static: StaticJob | None = None
 

@@ -62,7 +62,8 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
 
     # Place and apply
     if mode is Mode.LIVE:
-        plan = place(snapshot, slot_decision.in_force, deciders.placement, silent=silent)
+        positions = {job.tag: job.position for job in observed.listing.jobs if job.position is not None}
+        plan = place(snapshot, slot_decision.in_force, deciders.placement, silent=silent, positions=positions)
         outcome = apply(context, plan, reconciled.jobs, snapshot.at)
         waiting = startable_waiting_jobs(snapshot, slot_decision.in_force, plan, deciders.placement, silent=silent)
         needless_wait = state.needless_wait.after(waiting, snapshot.at)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, repeat
+from types import MappingProxyType
 
 from dl2d.core.cluster import Snapshot, Task
 from dl2d.core.decision import Decision
@@ -21,7 +24,14 @@ _ROLES = (Role.WORKER, Role.PS)
 RoleSequence = tuple[Role, ...]
 
 
-def place(snapshot: Snapshot, decision: Decision, placement: Placement, *, silent: Collection[JobKey] = ()) -> Plan:
+def place(
+    snapshot: Snapshot,
+    decision: Decision,
+    placement: Placement,
+    *,
+    silent: Collection[JobKey] = (),
+    positions: Mapping[str, int] = MappingProxyType({}),
+) -> Plan:
     """Plan the starts and stops that lead from what each job has to what was decided.
 
     - Tasks that stay keep their node. Of a job that shrinks, tasks whose resources a waiting task needs leave first,
@@ -32,7 +42,11 @@ def place(snapshot: Snapshot, decision: Decision, placement: Placement, *, silen
     - Tasks that have no room now are deferred. Resources of draining tasks are not free.
     - Where the decision names nodes, tasks on other nodes leave first, and new tasks start on the named nodes or wait
       for them. Tasks that will have no room there are placed like all others (``TargetNodes``).
+    - Where the resource manager only stops tasks of the highest position (``positions``, by tag) and chooses the nodes
+      itself, those leave, and neither named nodes nor moves count.
     """
+    if positions:
+        decision = replace(decision, nodes=())
     allocations = decision.allocations()
     groups: dict[TaskGroup, list[Task]] = defaultdict(list)
     for task in snapshot.tasks:
@@ -77,10 +91,12 @@ def place(snapshot: Snapshot, decision: Decision, placement: Placement, *, silen
         if (task.job, task.id) not in leaving_ids
     ]
     open_surplus = {group: count for group, count in surplus.items() if group not in targets.leaving}
-    room_made = make_room(waiting, targets.free_later(), movable, open_surplus) if waiting else RoomMade((), ())
+    room_made = RoomMade((), ())
+    if waiting and not positions:
+        room_made = make_room(waiting, targets.free_later(), movable, open_surplus)
     moves = tuple(_moves(room_made.moving, packing))
 
-    leaving = chain(leaving_targets, _leaving(groups, open_surplus, room_made.leaving))
+    leaving = chain(leaving_targets, _leaving(groups, open_surplus, room_made.leaving, positions))
     replacements = (Start(task.job, task.role, move.node, task.demand) for task, move in moves)
     return Plan(
         starts=(*placer.starts, *replacements),
@@ -91,13 +107,22 @@ def place(snapshot: Snapshot, decision: Decision, placement: Placement, *, silen
 
 
 def _leaving(
-    groups: Mapping[TaskGroup, list[Task]], surplus: Mapping[TaskGroup, int], making_room: Iterable[Task]
+    groups: Mapping[TaskGroup, list[Task]],
+    surplus: Mapping[TaskGroup, int],
+    making_room: Iterable[Task],
+    positions: Mapping[str, int],
 ) -> Iterator[Task]:
-    """The surplus tasks of each group: those that make room for waiting tasks first."""
+    """The surplus tasks of each group: those of the highest positions, or that make room for waiting tasks, first."""
     makes_room = set(making_room)
+
+    def order(task: Task) -> tuple[float, bool, bool, int]:
+        # A task without a position waits for a container.
+        position = positions.get(task.tag, math.inf) if positions else 0
+        return -position, task not in makes_room, *leaving_order(task)
+
     for group, count in surplus.items():
         if count:
-            yield from sorted(groups[group], key=lambda task: (task not in makes_room, *leaving_order(task)))[:count]
+            yield from sorted(groups[group], key=order)[:count]
 
 
 def _moves(moving: Iterable[tuple[Task, str]], packing: Packing) -> Iterator[tuple[Task, Move]]:

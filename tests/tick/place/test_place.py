@@ -57,6 +57,18 @@ def a_task(job: Job, role: Role, number: int, state: TaskState, node: str = "n0"
     return Task(job=job.key, id=f"{role}-{number}", role=role, node=node, demand=job.request.demand(role), state=state)
 
 
+def test_tasks_of_the_highest_positions_leave_where_the_manager_stops_no_others() -> None:
+    job = a_job(1)
+    tasks = [a_task(job, W, number, TaskState.CONFIRMED, node=f"n{number}") for number in range(4)]
+    snapshot = replace(a_snapshot([job], cluster(4)), tasks=tuple(tasks))
+    decision = Decision("test", "1", (JobDecision(job.key, Allocation(2, 0), WHY),))
+    # The third waits for a container, and the first is in the highest one.
+    positions = {tasks[0].tag: 3, tasks[1].tag: 1, tasks[3].tag: 0}
+    plan = place(snapshot, decision, LoadBalance(), positions=positions)
+    assert [stop.task for stop in plan.stops] == ["worker-2", "worker-0"]
+    assert [stop.task for stop in place(snapshot, decision, LoadBalance()).stops] == ["worker-3", "worker-2"]
+
+
 def test_nothing_is_done_where_everything_is_as_it_should_be() -> None:
     snapshot = a_snapshot([a_job(1)], cluster(2, cpu=8, gpu=2), held={0: Allocation(3, 2)})
     assert plan_for(snapshot, {1: (3, 2)}) == Plan()
