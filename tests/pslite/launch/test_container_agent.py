@@ -41,6 +41,7 @@ class Scheduler:
         self.tasks: list[dict[str, Any]] = []
         self.grace: float | None = None
         self.status = 200
+        self.registration: dict[str, Any] = {}
         scheduler = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -48,6 +49,8 @@ class Scheduler:
                 report = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 scheduler.reports.append({**report, "credential": self.headers["Authorization"], "path": self.path})
                 content = scheduler.order(report) if scheduler.status == 200 else b"{}"
+                if self.path == "/v1/register":
+                    content = json.dumps(scheduler.registration).encode()
                 self.send_response(scheduler.status)
                 self.end_headers()
                 self.wfile.write(content)
@@ -59,6 +62,8 @@ class Scheduler:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     def order(self, report: dict[str, Any]) -> bytes:
+        if "rm_id" in report:
+            return b""
         runs = report["task"] and report["exit_code"] is None
         task = self.tasks.pop(0) if self.tasks and not runs else None
         return json.dumps({"report_seconds": 0.1, "task": task, "grace": self.grace if runs else None}).encode()
@@ -179,6 +184,57 @@ def test_a_coordinators_container_ends_with_it(scheduler: Scheduler, script: str
     assert scheduler.ended("anchor") is not None
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_coordinators_container_that_is_lost_does_not_end_the_job(scheduler: Scheduler, number: int) -> None:
+    scheduler.give("anchor", f"trap 'echo >ended; exit 0' TERM; {FOREVER}")
+    process = scheduler.start("coordinator-0")
+    wait_until((scheduler.cwd / "started").exists)
+    task = psutil.Process(process.pid).children()[0]
+    os.killpg(process.pid, number)
+    process.communicate(timeout=20)
+    assert process.returncode == (143 if number == signal.SIGTERM else -9)
+    wait_until(lambda: not task.is_running() or task.status() == psutil.STATUS_ZOMBIE)
+    assert scheduler.ended("anchor") is None
+    assert not (scheduler.cwd / "ended").exists()
+
+
+REGISTRATION = {"job": "yarn.1_0001.2", "credential": "given", "token": "ab" * 32}
+
+
+def test_a_container_without_a_credential_registers_and_runs_its_own_command(scheduler: Scheduler) -> None:
+    scheduler.registration = REGISTRATION
+    scheduler.give("anchor", "exit 9", DL2_ROLE="worker", DL2_TASK="worker-0", DL2_TOKEN="x")
+    url = f"http://127.0.0.1:{scheduler.server.server_port}"
+    environment = {name: value for name, value in ENVIRONMENT.items() if name not in ("DL2_JOB", "DL2_CREDENTIAL")}
+    environment |= {"DL2_ROLE": "container", "DL2_DAEMON": url, "DL2_INSTANCE": "coordinator-0", "DL2_PROOF": "secret"}
+    process = subprocess.run(
+        [sys.executable, "-m", "pslite.run", "python", "train.py"], env=environment | {"OF_THE_USER": "y"},
+        cwd=scheduler.cwd, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    registered, *reports = scheduler.reports
+    assert registered["path"] == "/v1/register"
+    assert (registered["rm_id"], registered["proof"]) == ("application_1_0001", "secret")
+    assert (registered["argv"], registered["cwd"]) == (["python", "train.py"], str(scheduler.cwd))
+    assert reports[0]["path"] == "/v1/jobs/yarn.1_0001.2/containers"
+    assert {report["credential"] for report in reports} == {"Bearer given"}
+    # dl2-run itself was started, with the environment that the order has: a worker without a coordinator.
+    assert "DL2_COORDINATOR is not set" in process.stderr
+    assert process.returncode == 2
+
+
+def test_a_service_that_the_scheduler_only_observes_does_not_start(scheduler: Scheduler) -> None:
+    scheduler.registration = {**REGISTRATION, "static": True}
+    environment = {name: value for name, value in ENVIRONMENT.items() if name != "DL2_JOB"}
+    url = f"http://127.0.0.1:{scheduler.server.server_port}"
+    process = subprocess.run(
+        [sys.executable, "-m", "pslite.run", "python", "train.py"],
+        env=environment | {"DL2_ROLE": "container", "DL2_DAEMON": url, "DL2_PROOF": "secret"},
+        stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert process.returncode == 2
+    assert "only observes" in process.stderr
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
@@ -189,6 +245,6 @@ def test_a_coordinators_container_ends_with_it(scheduler: Scheduler, script: str
     ],
 )
 def test_a_bad_environment_is_told(changed: dict[str, str], said: str) -> None:
-    assert container_environment(ENVIRONMENT).url == "http://head:1/v1/jobs/yarn.1.2/containers"
+    assert container_environment(ENVIRONMENT).daemon == "http://head:1"
     with pytest.raises(UsageError, match=said):
         container_environment({**ENVIRONMENT, **changed})

@@ -2,6 +2,9 @@
 
 A resource manager such as YARN starts containers of a role, not tasks: which task of the job a container runs, and when
 it ends, the scheduler says in its answers to the container's reports. A container without a task waits.
+
+The containers of a service that its user posted have no credential: they register with the secret in the description of
+the service, and their tasks run dl2-run's own command in the container's own folder and environment.
 """
 
 from __future__ import annotations
@@ -12,17 +15,20 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import msgspec
 import psutil
 
 from pslite.errors import UsageError
+from pslite.launch.registration import register
 from pslite.launch.resource_usage import family
 from pslite.launch.signals import ENDING, handled
 from pslite.launch.task_environment import need
@@ -38,15 +44,21 @@ _FINAL_SECONDS = 30.0
 #: how long processes that a task leaves behind may take to end
 _LEFT_SECONDS = 2.0
 _LOOK_SECONDS = 0.05
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+#: exit status of a coordinator's container that was ended from outside: not 0, which would end the job
+_ENDED = 128 + signal.SIGTERM
 
 
 @dataclass(frozen=True)
 class ContainerEnvironment:
     """A container's place in its job, and how it reaches the scheduler."""
 
-    url: str
+    daemon: str
+    #: name of the job in the scheduler's URLs, and its credential; empty where the container has to register
+    job: str
     credential: str
+    #: secret of the service, to register with
+    proof: str
     role: str
     instance: int
     container: str
@@ -54,7 +66,7 @@ class ContainerEnvironment:
 
 
 def container_environment(environ: Mapping[str, str]) -> ContainerEnvironment:
-    """Read DL2_DAEMON, DL2_JOB, DL2_CREDENTIAL, DL2_INSTANCE and YARN's CONTAINER_ID, NM_HOST and NM_PORT.
+    """Read DL2_DAEMON, DL2_INSTANCE, DL2_JOB with DL2_CREDENTIAL or else DL2_PROOF, and YARN's own variables.
 
     Raises
     ------
@@ -69,9 +81,12 @@ def container_environment(environ: Mapping[str, str]) -> ContainerEnvironment:
     if not daemon.startswith(("http://", "https://")):
         raise UsageError(f"DL2_DAEMON is {daemon!r}: it must be an http:// or https:// URL")
     node = ":".join(part for part in (environ.get("NM_HOST"), environ.get("NM_PORT")) if part)
+    job = environ.get("DL2_JOB", "")
     return ContainerEnvironment(
-        url=f"{daemon.rstrip('/')}/v1/jobs/{need(environ, 'DL2_JOB')}/containers",
-        credential=need(environ, "DL2_CREDENTIAL"),
+        daemon=daemon.rstrip("/"),
+        job=job,
+        credential=need(environ, "DL2_CREDENTIAL") if job else "",
+        proof="" if job else need(environ, "DL2_PROOF"),
         role=instance[1],
         instance=int(instance[2]),
         container=need(environ, "CONTAINER_ID"),
@@ -101,22 +116,47 @@ class ContainerAgent:
         the container's place in its job.
     environ
         its environment.
+    command
+        the user's command, which the tasks of a container that registers run.
     say
         takes lines for the user.
 
     """
 
-    def __init__(self, place: ContainerEnvironment, environ: Mapping[str, str], *, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        place: ContainerEnvironment,
+        environ: Mapping[str, str],
+        command: Sequence[str] = (),
+        *,
+        say: Callable[[str], None],
+    ) -> None:
         self._place = place
         self._environ = {name: value for name, value in environ.items() if name.startswith(_OF_THE_NODE)}
+        #: Command and environment of all tasks, where the container registers.
+        self._own: tuple[list[str], dict[str, str]] | None = None
+        if not place.job:
+            kept = {name: value for name, value in environ.items() if not name.startswith("DL2_")}
+            # the programs of a packed environment are found by their names
+            kept["PATH"] = os.pathsep.join((str(Path(sys.executable).parent.absolute()), kept.get("PATH", "")))
+            self._own = [sys.executable, "-m", "pslite.run", "--", *command], kept
         self._say = say
         self._incarnation = uuid.uuid4().hex
         self._interval = _REPORT_SECONDS
         self._ending = False
 
     def run(self) -> int:
-        """Run tasks until the container is asked to end; a coordinator's ends with its task, with the same status."""
+        """Run tasks until the container is asked to end; a coordinator's ends with its task, with the same status.
+
+        Raises
+        ------
+        UsageError
+            the scheduler does not take the job that the container belongs to.
+
+        """
         _adopt_orphans()
+        if self._own is not None:
+            self._register(self._own[0][4:])
         with handled(self._end, ENDING):
             task, code = "", None
             while not self._ending:
@@ -129,8 +169,25 @@ class ContainerAgent:
                 task = order.task.id
                 code = self._run(order.task)
                 if self._place.role == "coordinator":
-                    return self._finish(task, code)
-        return 0
+                    return _ENDED if self._ending else self._finish(task, code)
+        return _ENDED if self._place.role == "coordinator" else 0
+
+    def _register(self, command: Sequence[str]) -> None:
+        """Find out which job the container belongs to."""
+        place = self._place
+        numbers = re.fullmatch(r"container_(?:e[0-9]+_)?([0-9]+_[0-9]+)_[0-9]+_[0-9]+", place.container)
+        if numbers is None:
+            raise UsageError(f"CONTAINER_ID is {place.container!r}, which is not the id of a container")
+        body = {
+            "rm_id": f"application_{numbers[1]}",
+            "proof": place.proof,
+            "argv": list(command) or ["dl2-run"],
+            "cwd": os.getcwd(),  # noqa: PTH109  (a string is what is wanted)
+        }
+        registration = register(place.daemon, lambda: body, self._say)
+        if registration.static:
+            raise UsageError("the scheduler only observes (its mode is not live): it starts no tasks of this service")
+        self._place = replace(place, job=registration.job, credential=registration.credential)
 
     def _end(self, number: int) -> None:
         del number
@@ -152,11 +209,18 @@ class ContainerAgent:
         """Run a task to its end, with what it leaves behind; returns its exit status, or minus the signal's number."""
         self._say(f"{task.id} starts in {self._place.container}")
         before = {process.pid for process in family(os.getpid())}
+        coordinates = self._place.role == "coordinator"
+        argv, cwd, environ = task.argv, task.cwd, self._environ
+        if self._own is not None:
+            (argv, environ), cwd = self._own, "."
         try:
-            # In the same process group: whoever ends the container reaches the task.
+            # Whoever ends the container reaches a task, which is in its process group, but not the coordinator: that
+            # would end the job, while its container may only be lost and another one take its place.
             process = subprocess.Popen(
-                task.argv, cwd=task.cwd, env={**self._environ, **task.env}, stdin=subprocess.DEVNULL
-            )
+                argv, cwd=cwd, env={**environ, **task.env}, stdin=subprocess.DEVNULL,
+                process_group=0 if coordinates else None,
+                preexec_fn=_end_with_parent if coordinates else None,  # noqa: PLW1509  (there is one thread)
+            )  # fmt: skip
         except (OSError, ValueError) as error:
             self._say(f"cannot start {task.id}: {error}")
             return 127
@@ -164,6 +228,8 @@ class ContainerAgent:
         due = time.monotonic() + self._interval
         while process.poll() is None:
             now = time.monotonic()
+            if self._ending and coordinates:
+                deadline = now
             if deadline is not None and now >= deadline:
                 _kill(_descendants(before))
             if now >= due:
@@ -210,7 +276,8 @@ class ContainerAgent:
             "exit_code": code,
         }
         headers = {"Authorization": f"Bearer {place.credential}", "Content-Type": "application/json"}
-        request = urllib.request.Request(place.url, msgspec.json.encode(body), headers, method="POST")  # noqa: S310
+        url = f"{place.daemon}/v1/jobs/{place.job}/containers"
+        request = urllib.request.Request(url, msgspec.json.encode(body), headers, method="POST")  # noqa: S310
         try:
             with urllib.request.urlopen(request, timeout=_HTTP_SECONDS) as response:  # noqa: S310  (checked)
                 order = msgspec.json.decode(response.read(_MAX_REPLY), type=_Order)
@@ -223,6 +290,11 @@ class ContainerAgent:
             return None
         self._interval = min(60.0, max(0.1, order.report_seconds))
         return order
+
+
+def _end_with_parent() -> None:
+    """Have this process killed when its parent is (prctl(2))."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _adopt_orphans() -> None:

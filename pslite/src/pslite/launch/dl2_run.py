@@ -20,6 +20,7 @@ _EPILOG = """\
 environment (set by the scheduler; without it a whole job runs on this machine):
   DL2_ROLE         coordinator, worker or server; or container: runs the tasks that the scheduler gives it (on YARN)
   DL2_INSTANCE     role and number of a container, such as worker-0
+  DL2_PROOF        secret of a YARN service that a user posted (containers)
   DL2_TASK         id of the task, such as worker-3
   DL2_COORDINATOR  host:port of the coordinator
   DL2_TOKEN        the job's token, 64 hexadecimal digits
@@ -109,7 +110,8 @@ def _run(options: argparse.Namespace, environ: dict[str, str], say: Callable[[st
     if role == "container":
         from pslite.launch import container_agent  # noqa: PLC0415  (see below)
 
-        return container_agent.ContainerAgent(container_agent.container_environment(environ), environ, say=say).run()
+        place = container_agent.container_environment(environ)
+        return container_agent.ContainerAgent(place, environ, command, say=say).run()
     if role == "ps":
         return _task(role, [sys.executable, "-m", "pslite.launch.server_process"], environ, say)
     if not command:

@@ -7,14 +7,9 @@ import re
 import secrets
 import socket
 import subprocess
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-
-import msgspec
 
 from pslite.coordinator import Coordinator, Settings
 from pslite.errors import UsageError
@@ -22,11 +17,11 @@ from pslite.launch.coordinator_supervisor import LogLocation, Supervisor, locate
 from pslite.launch.daemon_membership import DaemonClient
 from pslite.launch.local_tasks import LocalTasks
 from pslite.launch.mxnet_launcher import OpenMembership, launched_listener
+from pslite.launch.registration import Registration, register
 from pslite.launch.task_environment import balance_of, job_encryption, need
 from pslite.net.authentication import TOKEN_BYTES, parse_token
 from pslite.net.framing import listen
 
-_REGISTER_SECONDS = 300.0
 #: how long the tasks of a job that are started here may take to come: all of them, and the first of each role
 _GRACE_SECONDS, _START_SECONDS = 60.0, 300.0
 _JOB = re.compile(r"[A-Za-z0-9._-]+")
@@ -114,15 +109,6 @@ def _listen(location: LogLocation, host: str = "") -> socket.socket:
         ) from error
 
 
-class _Registration(msgspec.Struct):
-    job: str
-    credential: str
-    token: str
-    heartbeat_seconds: float = 1.0
-    #: the daemon looks on and starts no tasks: they are ours to start, beside the coordinator
-    static: bool = False
-
-
 def coordinate(tasks: Tasks, environ: Mapping[str, str], say: Callable[[str], None]) -> int:
     """Coordinate the job under dl2d that this batch job is, which registers itself if need be; returns the exit status.
 
@@ -138,7 +124,7 @@ def coordinate(tasks: Tasks, environ: Mapping[str, str], say: Callable[[str], No
     with _listen(location) as listener:
         address = f"{host}:{listener.getsockname()[1]}"
         if environ.get("DL2_CREDENTIAL"):
-            registration = _Registration(
+            registration = Registration(
                 job=need(environ, "DL2_JOB"), credential=environ["DL2_CREDENTIAL"], token=need(environ, "DL2_TOKEN")
             )
         else:
@@ -179,14 +165,13 @@ def _own_name() -> str:
 
 def _register(
     daemon: str, command: Sequence[str], address: str, environ: Mapping[str, str], say: Callable[[str], None]
-) -> _Registration:
+) -> Registration:
     """Make ourselves known to the daemon, as the anchor that a user's batch job is."""
     rm_id = need(environ, "SLURM_JOB_ID")
     kept = {k: v for k, v in environ.items() if not k.startswith(("SLURM_", "DL2_", "BASH_FUNC_"))}
-    deadline = time.monotonic() + _REGISTER_SECONDS
-    pause = 0.5
-    while True:
-        body = {
+
+    def body() -> dict[str, object]:
+        return {
             "rm_id": rm_id,
             "proof": _proof(rm_id, environ),
             "argv": list(command),
@@ -194,36 +179,8 @@ def _register(
             "env": kept,
             "address": address,
         }
-        request = urllib.request.Request(  # noqa: S310  (http or https: DaemonClient checks the same URL)
-            f"{daemon.rstrip('/')}/v1/register",
-            data=msgspec.json.encode(body),
-            headers={"Content-Type": "application/json"},
-            method="POST",
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=30) as response:  # noqa: S310
-                return msgspec.json.decode(response.read(1 << 20), type=_Registration)
-        except urllib.error.HTTPError as error:
-            text = _error_text(error)
-            if error.code != 503:
-                raise UsageError(f"the scheduler refused this job: {text}") from None
-            reason = text
-        except (OSError, msgspec.MsgspecError) as error:
-            reason = str(error)
-        if time.monotonic() + pause > deadline:
-            raise UsageError(f"the scheduler at {daemon} did not accept this job within 5 minutes: {reason}")
-        say(f"the scheduler at {daemon} is not available ({reason}); trying again")
-        time.sleep(pause)
-        pause = min(15.0, 2 * pause)
 
-
-def _error_text(error: urllib.error.HTTPError) -> str:
-    with error:
-        data = error.read(65536)
-    try:
-        return str(msgspec.json.decode(data, type=dict[str, object])["error"])
-    except (msgspec.MsgspecError, KeyError):
-        return f"{error.code} {error.reason}"
+    return register(daemon, body, say)
 
 
 def _proof(rm_id: str, environ: Mapping[str, str]) -> str:

@@ -1,0 +1,69 @@
+"""Registration of a job with the daemon, where the user started the job in the resource manager and not the daemon."""
+
+from __future__ import annotations
+
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from pslite.errors import UsageError
+
+_REGISTER_SECONDS = 300.0
+
+
+class Registration(msgspec.Struct):
+    """The daemon's answer: the job's name in its URLs, and the job's secrets."""
+
+    job: str
+    credential: str
+    token: str
+    heartbeat_seconds: float = 1.0
+    #: the daemon looks on and starts no tasks: they are ours to start, beside the coordinator
+    static: bool = False
+
+
+def register(daemon: str, body: Callable[[], Mapping[str, object]], say: Callable[[str], None]) -> Registration:
+    """Register with the daemon, trying for 5 minutes while it is not available; `body` makes each request.
+
+    Raises
+    ------
+    UsageError
+        the daemon refused the job, or did not answer in time.
+
+    """
+    deadline = time.monotonic() + _REGISTER_SECONDS
+    pause = 0.5
+    while True:
+        request = urllib.request.Request(  # noqa: S310  (http or https: the caller has checked)
+            f"{daemon.rstrip('/')}/v1/register",
+            data=msgspec.json.encode(body()),
+            headers={"Content-Type": "application/json"},
+            method="POST",
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=30) as response:  # noqa: S310
+                return msgspec.json.decode(response.read(1 << 20), type=Registration)
+        except urllib.error.HTTPError as error:
+            text = _error_text(error)
+            if error.code != 503:
+                raise UsageError(f"the scheduler refused this job: {text}") from None
+            reason = text
+        except (OSError, msgspec.MsgspecError) as error:
+            reason = str(error)
+        if time.monotonic() + pause > deadline:
+            raise UsageError(f"the scheduler at {daemon} did not accept this job within 5 minutes: {reason}")
+        say(f"the scheduler at {daemon} is not available ({reason}); trying again")
+        time.sleep(pause)
+        pause = min(15.0, 2 * pause)
+
+
+def _error_text(error: urllib.error.HTTPError) -> str:
+    with error:
+        data = error.read(65536)
+    try:
+        return str(msgspec.json.decode(data, type=dict[str, object])["error"])
+    except (msgspec.MsgspecError, KeyError):
+        return f"{error.code} {error.reason}"
