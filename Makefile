@@ -1,6 +1,6 @@
 # make run         the demo: three real training jobs, resized while they train, on this machine
 # make test        what proves the product, in about eight minutes; it ends with what was skipped
-# make test-deps   installs the Debian packages without which tests of Slurm, PostgreSQL and systemd are skipped (as root)
+# make test-deps   installs the Debian packages without which tests of Slurm, PostgreSQL, Kerberos and systemd are skipped (as root)
 # make lint        style, types, import rules
 # make references  the references of configuration and commands under docs/, from the code and etc/dl2d.yaml
 # All but test-deps set up their own virtual environment in .venv first.
@@ -13,6 +13,7 @@ BIN := $(VENV)/bin
 SPREAD ?= --numprocesses $$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 )) --dist worksteal
 STAMP := $(VENV)/.installed
 DEBIAN_PACKAGES := python3-venv munge slurmctld slurmd slurm-client postgresql systemd
+DEBIAN_PACKAGES += krb5-kdc krb5-admin-server libkrb5-dev gcc
 
 .PHONY: run test test-all test-deps lint format references clean
 
@@ -20,6 +21,7 @@ $(STAMP): pyproject.toml pslite/pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . --group dev
+	! command -v krb5-config >/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check gssapi
 	touch $@
 
 run: $(STAMP)

@@ -63,8 +63,12 @@ class YarnCluster:
         Number of NodeManagers.
     vcores, memory_mib, gpus
         Capacity of each.
-    properties
-        More properties of yarn-site.xml.
+    properties, core
+        More properties of yarn-site.xml and of core-site.xml.
+    krb5_conf
+        Configuration of Kerberos for the ResourceManager, or "".
+    fail_over
+        Whether there is a second ResourceManager, ``rm2``.
     """
 
     def __init__(
@@ -75,6 +79,9 @@ class YarnCluster:
         memory_mib: int = 8192,
         gpus: int = 2,
         properties: Mapping[str, str] | None = None,
+        core: Mapping[str, str] | None = None,
+        krb5_conf: str = "",
+        fail_over: bool = False,
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="dl2d-yarn-"))
         self._count = nodes
@@ -84,10 +91,17 @@ class YarnCluster:
             "yarn.nodemanager.resource-type.yarn.io/gpu": str(gpus),
         }
         self._more = dict(properties or {})
+        self._more_core = dict(core or {})
+        self._krb5_conf = krb5_conf
+        #: Authenticates the calls of this fixture itself.
+        self.auth: httpx2.Auth | None = None
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        ports = _free_ports(6 + _NODE_PORTS * nodes)
-        self._rm_ports, self._node_ports = ports[:6], ports[6:]
+        self._masters = ("rm", "rm2") if fail_over else ("rm",)
+        ports = _free_ports(11 + _NODE_PORTS * nodes)
+        self._rm_ports, self._rm2_ports, self._node_ports = ports[:6], ports[6:11], ports[11:]
         self.address = f"http://127.0.0.1:{self._rm_ports[4]}"
+        #: Address of the ``rm2``.
+        self.address2 = f"http://127.0.0.1:{self._rm2_ports[4]}"
         #: User that the tests act as.
         self.user = "dl2d"
 
@@ -95,7 +109,8 @@ class YarnCluster:
         try:
             self._configure()
             self.start("zookeeper")
-            self.start("rm")
+            for name in self._masters:
+                self.start(name)
             for number in range(self._count):
                 self.start(f"nm{number}")
             self.wait_for_nodes(self._count)
@@ -157,6 +172,7 @@ class YarnCluster:
                 (str(self._rm_ports[5]), str(self.folder / "zookeeper")),
             ),
             "rm": (f"{_YARN}.resourcemanager.ResourceManager", "conf", 512, ()),
+            "rm2": (f"{_YARN}.resourcemanager.ResourceManager", "conf2", 512, ()),
         }.get(name, (f"{_YARN}.nodemanager.NodeManager", f"{name}/conf", 256, ()))
         folder = self.folder / conf
         environment = {
@@ -169,6 +185,7 @@ class YarnCluster:
             "java", f"-Xmx{memory}m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", *_OPEN_PACKAGES,
             f"-Dhadoop.home.dir={self.folder}", "-Dzookeeper.admin.enableServer=false",
             "-Djava.net.preferIPv4Stack=true",
+            *([f"-Djava.security.krb5.conf={self._krb5_conf}"] if self._krb5_conf else []),
             f"-Dlog4j.configuration=file:{self.folder}/logs/{name}.properties",
             "-cp", f"{folder}:{hadoop_lib()}/*", main, *arguments,
         ]  # fmt: skip
@@ -179,6 +196,15 @@ class YarnCluster:
             self.processes[name] = subprocess.Popen(
                 command, env=environment, stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True
             )
+
+    @property
+    def node_managers(self) -> list[str]:
+        """Names of the NodeManagers."""
+        return [f"nm{number}" for number in range(self._count)]
+
+    def port_of(self, name: str) -> str:
+        """Port of a NodeManager, which is part of its node's id."""
+        return str(self._node_ports[_NODE_PORTS * int(name.removeprefix("nm"))])
 
     def kill(self, name: str) -> None:
         """Kill a daemon as a crash would."""
@@ -200,6 +226,8 @@ class YarnCluster:
                     params={"user.name": self.user},
                     timeout=5,
                     trust_env=False,
+                    auth=self.auth,
+                    follow_redirects=True,
                 )
                 said = answer.text
                 if answer.json()["clusterMetrics"]["activeNodes"] == count:
@@ -210,7 +238,7 @@ class YarnCluster:
         raise AssertionError(f"{count} nodes did not come within {_START_SECONDS:g} s; the last answer: {said[:500]}")
 
     def _configure(self) -> None:
-        for name in ("conf", "logs", "state", "services", "zookeeper"):
+        for name in ("conf", "conf2", "logs", "state", "services", "zookeeper"):
             (self.folder / name).mkdir()
         framework = self.folder / "framework.tar.gz"
         with tarfile.open(framework, "w:gz", compresslevel=0) as archive:
@@ -227,10 +255,12 @@ class YarnCluster:
                 "org.apache.hadoop.yarn.util.resource.DominantResourceCalculator"
             ),
         }
-        conf = self.folder / "conf"
-        _write(conf, {"core-site": core, "yarn-site": common, "resource-types": kinds, "capacity-scheduler": scheduler})
         master_log = _LOG4J.format(file="${LOG_DIR}/serviceam.log")
-        (conf / "yarnservice-log4j.properties").write_text(master_log)
+        others = {"core-site": core, "resource-types": kinds, "capacity-scheduler": scheduler}
+        for name, conf in zip(self._masters, (self.folder / "conf", self.folder / "conf2"), strict=False):
+            own = {"yarn.resourcemanager.ha.id": name} if len(self._masters) > 1 else {}
+            _write(conf, {"yarn-site": common | own, **others})
+            (conf / "yarnservice-log4j.properties").write_text(master_log)
         for number in range(self._count):
             folder = self.folder / f"nm{number}" / "conf"
             folder.mkdir(parents=True)
@@ -249,18 +279,34 @@ class YarnCluster:
             "hadoop.http.authentication.simple.anonymous.allowed": "false",
             f"{proxy}.hosts": "*",
             f"{proxy}.users": "*",
+            **self._more_core,
         }
 
     def _common(self, framework: Path) -> dict[str, str]:
         rm = "yarn.resourcemanager"
         names = ("address", "scheduler.address", "resource-tracker.address", "admin.address", "webapp.address")
         addresses = {f"{rm}.{name}": f"127.0.0.1:{port}" for name, port in zip(names, self._rm_ports, strict=False)}
+        if len(self._masters) > 1:
+            addresses = {
+                f"{rm}.{name}.{master}": f"127.0.0.1:{port}"
+                for master, ports in (("rm", self._rm_ports), ("rm2", self._rm2_ports))
+                for name, port in zip(names, ports, strict=False)
+            }
+            addresses |= {
+                f"{rm}.ha.enabled": "true",
+                f"{rm}.ha.rm-ids": "rm,rm2",
+                f"{rm}.cluster-id": "dl2d",
+                "hadoop.zk.address": f"127.0.0.1:{self._rm_ports[5]}",
+                f"{rm}.zk-timeout-ms": "4000",
+                "hadoop.zk.timeout-ms": "4000",
+            }
+        store = "ZKRMStateStore" if len(self._masters) > 1 else "FileSystemRMStateStore"
         return {
             **addresses,
             f"{rm}.hostname": "127.0.0.1",
             f"{rm}.bind-host": "127.0.0.1",
             f"{rm}.recovery.enabled": "true",
-            f"{rm}.store.class": ("org.apache.hadoop.yarn.server.resourcemanager.recovery.FileSystemRMStateStore"),
+            f"{rm}.store.class": f"org.apache.hadoop.yarn.server.resourcemanager.recovery.{store}",
             f"{rm}.fs.state-store.uri": f"file://{self.folder}/state/rm",
             f"{rm}.am.max-attempts": "20",
             f"{rm}.nodemanagers.heartbeat-interval-ms": "500",

@@ -57,6 +57,17 @@ class JobFile:
         """The request, checked as the daemon checks it. Raises ``RequestError``."""
         return parse_request(self.request, rules=rules, where=self.where)
 
+    def directives(self) -> dict[str, str]:
+        """Keys and values of the request as ``#DL2`` lines have them.
+
+        Raises
+        ------
+        RequestError
+            A value cannot stand in a ``#DL2`` line.
+        """
+        given = {key: value for key, value in self.request.items() if value is not None}
+        return {key: _directive(key, value, self.where) for key, value in given.items()}
+
     def as_batch_script(self, cwd: Path) -> str:
         """The job as a script for sbatch: ``#DL2`` lines, the environment, and the command run by ``dl2-run``.
 
@@ -69,9 +80,8 @@ class JobFile:
         name = self.request.get("name") or self.request.get("model")
         if name:
             lines.append(f"#SBATCH --job-name={re.sub(r'[^A-Za-z0-9_.-]', '_', str(name))}")
-        for key, value in self.request.items():
-            if value is not None:
-                lines.append(f"#DL2 {key}={_directive(key, value, self.where)}")
+        for key, text in self.directives().items():
+            lines.append(f'#DL2 {key}="{text}"' if re.search(r"\s", text) else f"#DL2 {key}={text}")
         lines += ["", f"cd -- {shlex.quote(str(cwd / self.cwd if self.cwd else cwd))} || exit"]
         lines += [f"export {key}={shlex.quote(value)}" for key, value in self.env.items()]
         runner = () if Path(self.argv[0]).name == "dl2-run" else ("dl2-run",)
@@ -188,4 +198,4 @@ def _directive(key: str, value: object, where: str) -> str:
         raise RequestError(
             key, f"{text!r} contains a quote or a line break, which is not allowed in a #DL2 line", where=where
         )
-    return f'"{text}"' if re.search(r"\s", text) else text
+    return text

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from dl2d.cli.daemon_client import DaemonClient
+from dl2d.cli.daemon_client import DaemonClient, daemon_url
 from dl2d.cli.follow_job import follow
 from dl2d.cli.job_file import JobFile, parse_override
 from dl2d.cli.options import ConfigOption, JobArgument, JsonOption, find_job, reading
@@ -21,6 +23,10 @@ from dl2d.cli.output import print_json
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.errors import ConfigError, RequestError, ResourceManagerError
 from dl2d.core.jobs import JobKey, JobState
+from dl2d_yarn.listing import SERVICES_PATH
+from dl2d_yarn.rest_client import RestClient
+from dl2d_yarn.service_file import Posted, application_id, posted_description
+from dl2d_yarn.settings import YarnSettings
 
 RUNNER = "dl2-run"
 
@@ -30,6 +36,18 @@ def submit(
     sbatch_options: Annotated[
         list[str] | None, typer.Argument(metavar="[-- SBATCH_OPTIONS...]", help="On Slurm: more options for sbatch.")
     ] = None,
+    rm: Annotated[
+        str | None,
+        typer.Option("--rm", metavar="yarn", help="Post the job's YARN service yourself, as your own user."),
+    ] = None,
+    archive: Annotated[
+        str, typer.Option(metavar="URI", help="With --rm yarn: archive of `dl2d pack`, which all containers get.")
+    ] = "",
+    files: Annotated[
+        list[str] | None,
+        typer.Option("--file", metavar="URI", help="With --rm yarn: a file that all containers get; may be repeated."),
+    ] = None,
+    show: Annotated[bool, typer.Option("--show", help="With --rm yarn: print the service file, post nothing.")] = False,
     sets: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Use this instead of the file's value.")
     ] = None,
@@ -41,6 +59,13 @@ def submit(
     settings = load_settings(config)
     job = JobFile.read(file, dict(map(parse_override, sets or ())))
     job.checked(settings.jobs.rules)
+    if rm not in (None, settings.resource_manager.name):
+        raise RequestError("--rm", f"is {rm}, but resource_manager.name is {settings.resource_manager.name}")
+    if rm == "yarn":
+        _to_yarn(job, settings, archive, files or [], show=show, as_json=as_json)
+        return
+    if archive or files or show:
+        raise RequestError("--archive, --file, --show", "are for --rm yarn")
     if settings.resource_manager.name == "slurm":
         _to_slurm(job, settings, sbatch_options or [], wait=wait, as_json=as_json)
         return
@@ -96,6 +121,35 @@ def job_environment(caller: Mapping[str, str], more: Mapping[str, str]) -> dict[
         folders = dict.fromkeys((sysconfig.get_path("scripts"), str(Path(sys.executable).parent)))
         kept["PATH"] = os.pathsep.join((path, *folders))
     return kept
+
+
+def _to_yarn(
+    job: JobFile, settings: Settings, archive: str, files: Sequence[str], *, show: bool, as_json: bool
+) -> None:
+    """Post the job's service as the calling user; its containers register with the daemon."""
+    yarn = YarnSettings.parse(settings.resource_manager.chosen)
+    request = job.checked(settings.jobs.rules)
+    posted = Posted(
+        name=request.name,
+        request=request,
+        directives=job.directives(),
+        argv=job.argv,
+        cwd=str(Path.cwd() / (job.cwd or "")),
+        env=job.env,
+    )
+    daemon = settings.api.advertise or daemon_url(settings)
+    service = posted_description(posted, yarn, daemon=daemon, archive=archive, files=files)
+    if show:
+        print_json(service)
+        return
+    # The tickets are the user's, not the daemon's.
+    with RestClient.of(replace(yarn, user="" if yarn.principal else getpass.getuser(), keytab="")) as client:
+        answer = client.send("POST", SERVICES_PATH, service)
+    application = application_id(answer)
+    if as_json:
+        print_json({"id": application.removeprefix("application_"), "name": request.name})
+    else:
+        typer.echo(f"posted service {request.name} ({application}); its job appears in `dl2d status` when it registers")
 
 
 def _to_slurm(job: JobFile, settings: Settings, options: list[str], *, wait: bool, as_json: bool) -> None:

@@ -306,3 +306,21 @@ def test_sbatch_options_without_slurm(dl2d: Dl2d, site: Site):
     ran = dl2d("submit", site.job(), "-c", site.config, "--", "--partition=gpu")
     assert ran.status == 2
     assert "are for Slurm, but resource_manager.name is local" in ran.err
+
+
+def test_a_yarn_service_is_posted_by_its_user(dl2d: Dl2d, folder: Path):
+    job = folder / "job.yaml"
+    job.write_text(
+        "name: digits\nmodel: resnet-50\nepochs: 20\nsteps_per_epoch: 9\nworker: {cpu: 1}\ncommand: python train.py\n"
+    )
+    yarn = {"addresses": ["http://127.0.0.1:9"], "runner": "/opt/dl2d/bin/dl2-run"}
+    config = write_config(
+        folder, resource_manager={"name": "yarn", "yarn": yarn}, api={"advertise": "http://head:8910"}
+    )
+    service = dl2d("submit", "--rm", "yarn", "--show", job, "-c", config).json
+    assert service["configuration"]["properties"]["dl2.model"] == "resnet-50"
+    assert service["components"][0]["launch_command"] == f"cd {folder} && exec /opt/dl2d/bin/dl2-run python train.py"
+    refused = dl2d("submit", "--rm", "yarn", job, "-c", config)
+    assert (refused.status, "no ResourceManager answers" in refused.err) == (1, True)
+    assert "--rm: is slurm" in dl2d("submit", "--rm", "slurm", job, "-c", config).err
+    assert "are for --rm yarn" in dl2d("submit", "--show", job, "-c", config).err

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx2
-from yarn.rm_answers import app, client_of, lists, node
+from yarn.rm_answers import app, client_of, lists, node, scheduler
 
 from dl2d_yarn.manager import YarnManager
 from dl2d_yarn.settings import YarnSettings
@@ -22,19 +22,24 @@ class FakeYarn:
         self.apps: dict[str, dict[str, Any]] = {}
         self.posted: dict[str, dict[str, Any]] = {}
         self.containers: dict[str, list[str]] = {}
+        #: More answers by path.
+        self.more: dict[str, Any] = {"/ws/v1/cluster/scheduler": scheduler()}
         self.calls: list[str] = []
+        #: User for whom each request was made, where that is not the daemon's.
+        self.acted_for: list[str] = []
         self.flexes: list[dict[str, int]] = []
         #: Answers a request in place of this, where it returns one.
         self.instead: Callable[[httpx2.Request], httpx2.Response | None] = lambda _request: None
 
     def answer(self, request: httpx2.Request) -> httpx2.Response:
         self.calls.append(f"{request.method} {request.url.path}")
+        self.acted_for.append(request.url.params.get("doAs", ""))
         other = self.instead(request)
         if other is not None:
             return other
         path = request.url.path
         if not path.startswith("/app/v1/services"):
-            return _json(200, lists(list(self.apps.values()), self.nodes)[path])
+            return _json(200, (lists(list(self.apps.values()), self.nodes) | self.more)[path])
         name = path.removeprefix("/app/v1/services").strip("/")
         if request.method == "POST":
             return self._post(json.loads(request.content))
@@ -50,7 +55,17 @@ class FakeYarn:
             self.flexes.append({each["name"]: each["number_of_containers"] for each in wanted})
             return _json(202, {"diagnostics": "Updating components"})
         listed = [{"id": each, "state": "READY"} for each in self.containers.get(name, [])]
-        return _json(200, {"state": "STABLE", "components": [{"name": "worker", "containers": listed}]})
+        posted = self.posted[name]
+        components = [{"name": each["name"], "resource": each["resource"]} for each in posted["components"]]
+        components[-1]["containers"] = listed
+        answer = {"state": "STABLE", "id": self.apps[name]["id"], "configuration": posted["configuration"]}
+        return _json(200, {**answer, "components": components})
+
+    def post(self, content: dict[str, Any], user: str) -> str:
+        """A user posts a service; returns the id of its application."""
+        self._post(content)
+        self.apps[content["name"]]["user"] = user
+        return str(self.apps[content["name"]]["id"])
 
     def _post(self, content: dict[str, Any]) -> httpx2.Response:
         name = content["name"]

@@ -30,14 +30,18 @@ def node(
     number: int, state: str = "RUNNING", *, host: str = "", used: tuple[int, int, int] = (0, 0, 0)
 ) -> dict[str, Any]:
     host = host or f"node{number}"
+    resources = {
+        "usedResource": amounts(*used),
+        "availableResource": amounts(4096 - used[0], 8 - used[1], 2 - used[2]),
+    }
     return {
         "rack": "/default-rack",
         "state": state,
         "id": f"{host}:{45000 + number}",
         "nodeHostName": host,
         "healthReport": "",
-        "usedResource": amounts(*used),
-        "availableResource": amounts(4096 - used[0], 8 - used[1], 2 - used[2]),
+        # As seen: a node that is lost has none.
+        **({} if state == "LOST" else resources),
     }
 
 
@@ -75,6 +79,30 @@ def service(state: str = "STABLE", **sizes: int) -> dict[str, Any]:
             for name, size in sizes.items()
         ],
     }  # fmt: skip
+
+
+def queue(
+    name: str,
+    most: tuple[int, int, int],
+    used: tuple[int, int, int],
+    *,
+    pending: tuple[int, int, int] = (0, 0, 0),
+    **more: Any,
+) -> dict[str, Any]:
+    """A queue of the capacity scheduler: maximum, used and pending memory, vcores and GPUs."""
+    usage = {"partitionName": "", "used": amounts(*used), "pending": amounts(*pending)}
+    capacity = {"partitionName": "", "effectiveMaxResource": amounts(*most), "absoluteMaxCapacity": 100.0}
+    return {
+        "queueName": name,
+        "capacities": {"queueCapacitiesByPartition": [capacity]},
+        "resources": {"resourceUsagesByPartition": [usage]},
+        **more,
+    }  # fmt: skip
+
+
+def scheduler(*queues: dict[str, Any], root: dict[str, Any] | None = None) -> dict[str, Any]:
+    top = root or queue("root", (8192, 16, 4), (0, 0, 0))
+    return {"scheduler": {"schedulerInfo": {"type": "capacityScheduler", **top, "queues": {"queue": list(queues)}}}}
 
 
 def lists(apps: list[Any] | None = None, nodes: list[Any] | None = None) -> dict[str, Any]:

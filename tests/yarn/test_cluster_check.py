@@ -18,6 +18,8 @@ GOOD = {
     "yarn.resourcemanager.recovery.enabled": "true",
     "yarn.service.framework.path": "hdfs:///apps/service-dep.tar.gz",
     "yarn.nodemanager.sleep-delay-before-sigkill.ms": "5000",
+    "hadoop.proxyuser.dl2d.hosts": "head",
+    "hadoop.proxyuser.dl2d.groups": "ml",
 }
 
 
@@ -33,7 +35,7 @@ def found(conf: dict[str, str], **answers: Any) -> dict[str, tuple[bool, str]]:
         content = known[request.url.path]
         return content if isinstance(content, httpx2.Response) else httpx2.Response(200, content=json.dumps(content))
 
-    settings = YarnSettings.parse({"addresses": ["http://rm:8088"]})
+    settings = YarnSettings.parse({"addresses": ["http://rm:8088"], "user": "dl2d"})
     return {item: (good, text) for item, good, text in check_cluster(settings, client=client_of(answer))}
 
 
@@ -55,6 +57,12 @@ def test_a_good_cluster() -> None:
 def test_settings_to_change_are_named(key: str, value: str, said: str) -> None:
     good, text = found({**GOOD, key: value})[key]
     assert (good, said in text) == (False, True)
+
+
+def test_a_user_that_may_not_act_for_others_is_told() -> None:
+    good, text = found({key: value for key, value in GOOD.items() if "groups" not in key})["hadoop.proxyuser.dl2d"]
+    assert not good
+    assert "set hadoop.proxyuser.dl2d.hosts and hadoop.proxyuser.dl2d.users" in text
 
 
 def test_the_services_interface_is_off() -> None:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 import httpx2
 import pytest
 from yarn.fake_yarn import FakeYarn
-from yarn.rm_answers import app
+from yarn.rm_answers import app, node
 
 from dl2d.core.cluster import task_tag
-from dl2d.core.errors import ConfigError, Denied, NotFound, Rejected, Unavailable
+from dl2d.core.errors import ConfigError, NotFound, Rejected, Unavailable
 from dl2d.core.jobs import JobKey, Launch, Owner, Role
 from dl2d.core.resource_manager import ContainerManager, ContainerReport, RmJobState, TaskSpec
 from dl2d.core.resources import NO_RESOURCES, Resources
@@ -247,6 +247,62 @@ def test_a_container_that_is_gone_without_a_word_is_lost(yarn: FakeYarn) -> None
     manager.close()
 
 
+def test_tasks_of_a_node_that_is_down_are_lost_and_what_is_left_of_them_ends(
+    yarn: FakeYarn, manager: YarnManager
+) -> None:
+    started(manager)
+    handle = manager.submit(task("worker-1"))
+    wait_until(lambda: bool(yarn.flexes))
+    assert manager.report_container(report("worker-0", 3)).task == "worker-1"
+    yarn.nodes[0] = node(1, "LOST")
+    (lost,) = [job for job in manager.listing().jobs if job.handle == handle]
+    assert (lost.state, lost.reason) == (RmJobState.LOST, "node1:45001 is down")
+    assert manager.report_container(report("worker-0", 3, task="worker-1")).grace == 0.0
+    (anchor_job,) = [job for job in manager.listing().jobs if job.handle != handle]
+    assert anchor_job.state is RmJobState.RUNNING
+
+
+def test_nodes_have_time_to_register_after_a_restart_of_the_resource_manager(yarn: FakeYarn) -> None:
+    now = [1_795_581_800.0]
+    manager = yarn.manager(lambda: now[0])
+    assert len(manager.listing().nodes) == 2
+    gone, yarn.nodes = yarn.nodes[1], yarn.nodes[:1]
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="1 nodes are not listed any more, such as node2:45002"):
+            manager.listing()
+        now[0] += 50
+    assert len(manager.listing().nodes) == 1
+    yarn.nodes.append(gone)
+    assert len(manager.listing().nodes) == 2
+    manager.close()
+
+
+def test_a_coordinator_of_a_lost_node_does_not_end_the_service(yarn: FakeYarn, manager: YarnManager) -> None:
+    started(manager)
+    assert manager.report_container(report("coordinator-0", 2)).task == "anchor"
+    assert manager.report_container(report("coordinator-0", 9, incarnation="b")).task == "anchor"
+    assert manager.report_container(report("coordinator-0", 2, task="anchor")).grace == 0.0
+    manager.report_container(report("coordinator-0", 2, task="anchor", exit_code=-9))
+    time.sleep(0.5)
+    assert NAME in yarn.posted
+    manager.report_container(report("coordinator-0", 9, incarnation="b", task="anchor", exit_code=1))
+    wait_until(lambda: NAME not in yarn.posted)
+
+
+def test_a_container_without_a_task_counts_as_free(yarn: FakeYarn, manager: YarnManager) -> None:
+    started(manager)
+    first, second = (manager.submit(task(name)) for name in ("worker-1", "worker-2"))
+    wait_until(lambda: yarn.flexes == [{"worker": 2, "ps": 0}])
+    yarn.nodes[0] = node(1, used=(1024, 3, 0))
+    manager.report_container(report("worker-0", 3))
+    manager.report_container(report("worker-1", 4))
+    assert manager.listing().nodes[0].used == Resources.of(cpu=3, memory=1024)
+    # YARN cannot remove the first container while the second one has a task.
+    manager.report_container(report("worker-0", 3, task="worker-1", exit_code=1))
+    assert manager.listing().nodes[0].used == Resources.of(cpu=2, memory=1024)
+    assert {first, second} <= {job.handle for job in manager.listing().jobs}
+
+
 def test_refusals(yarn: FakeYarn, manager: YarnManager) -> None:
     with pytest.raises(NotFound, match="no service"):
         manager.submit(task("worker-1"))
@@ -255,7 +311,7 @@ def test_refusals(yarn: FakeYarn, manager: YarnManager) -> None:
         manager.submit(task("worker-1", demand=Resources.of(cpu=9)))
     with pytest.raises(NotFound, match="no-such-node"):
         manager.submit(task("worker-1", node="no-such-node"))
-    with pytest.raises(Denied, match="dl2d submit"):
+    with pytest.raises(NotFound, match="no such service"):
         manager.authenticate("application_1_0001", "proof")
     with pytest.raises(Rejected, match="DL2_DAEMON"):
         manager.submit(anchor(DL2_DAEMON="http://head/$(reboot)"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -85,3 +86,37 @@ def test_a_node_in_an_unknown_state_takes_nothing_new() -> None:
     assert (state, known) == (NodeState.DRAINING, False)
     assert remark == "QUIESCED: is in a state that dl2d does not know (fine)"
     assert states.node_state("RUNNING", "warm") == (NodeState.UP, "", True)
+
+
+EXIT_STATUSES = {
+    "INVALID": -1000, "ABORTED": -100, "DISKS_FAILED": -101, "PREEMPTED": -102, "KILLED_EXCEEDED_VMEM": -103,
+    "KILLED_EXCEEDED_PMEM": -104, "KILLED_BY_APPMASTER": -105, "KILLED_BY_RESOURCEMANAGER": -106,
+    "KILLED_AFTER_APP_COMPLETION": -107, "KILLED_BY_CONTAINER_SCHEDULER": -108, "KILLED_FOR_EXCESS_LOGS": -109,
+}  # fmt: skip
+
+
+def test_every_exit_status_of_a_container_has_words() -> None:
+    assert states.EXIT_STATUSES.keys() == set(EXIT_STATUSES.values())
+
+
+@pytest.mark.skipif(shutil.which("javap") is None, reason="javap is not installed")
+@pytest.mark.skipif(not HADOOP_LIB.is_dir(), reason=f"no Hadoop jars in {HADOOP_LIB}: set DL2D_HADOOP_LIB")
+def test_the_exit_statuses_are_those_of_the_jars() -> None:
+    name = "org.apache.hadoop.yarn.api.records.ContainerExitStatus"
+    command = ["javap", "-constants", "-cp", f"{HADOOP_LIB}/*", name]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    constants = {match[1]: int(match[2]) for match in re.finditer(r"int ([A-Z_]+) = (-?[0-9]+);", text)}
+    assert constants == {**EXIT_STATUSES, "SUCCESS": 0}
+
+
+@pytest.mark.parametrize(
+    ("said", "meaning"),
+    [
+        ("AM Container exited with  exitCode: -104", "exitCode: -104 (used more memory than it had asked for)"),
+        ("exit status: -102 and more", "exit status: -102 (preempted by the scheduler) and more"),
+        ("exitCode: -777", "exitCode: -777 (an exit status that dl2d does not know)"),
+        ("exitCode: 1", "exitCode: 1"),
+    ],
+)
+def test_diagnostics_are_explained(said: str, meaning: str) -> None:
+    assert states.with_exit_status(said).endswith(meaning)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
-from dl2d.core.errors import NotFound, ResourceManagerError
+from dl2d.core.errors import ConfigError, NotFound, ResourceManagerError
 from dl2d_yarn.listing import SERVICES_PATH, read_listing, read_version
 from dl2d_yarn.rest_client import RestClient
 from dl2d_yarn.settings import YarnSettings
@@ -71,15 +70,16 @@ ADVICE: Final = (
 
 def check_cluster(settings: YarnSettings, *, client: RestClient | None = None) -> Iterator[tuple[str, bool, str]]:
     """Ask the cluster; yields item, whether it is good, and what was found or is to be changed."""
-    client = client or RestClient(
-        settings.addresses,
-        user=settings.user or getpass.getuser(),
-        timeout_seconds=min(settings.timeout_seconds, _LONGEST_TIMEOUT_SECONDS),
-        ca_file=settings.ca_file,
-    )
+    try:
+        client = client or RestClient.of(
+            settings, timeout_seconds=min(settings.timeout_seconds, _LONGEST_TIMEOUT_SECONDS)
+        )
+    except ConfigError as error:
+        yield "yarn cluster", False, str(error)
+        return
     with client:
         try:
-            version, listing = read_version(client), read_listing(client)
+            version, listing = read_version(client), read_listing(client, settings.partition)
         except ResourceManagerError as error:
             yield "yarn cluster", False, str(error)
             return
@@ -87,7 +87,7 @@ def check_cluster(settings: YarnSettings, *, client: RestClient | None = None) -
         for remark in listing.remarks:
             yield "yarn cluster", False, remark
         yield _api_service(client)
-        yield from _configured(client)
+        yield from _configured(client, settings.account)
 
 
 def _api_service(client: RestClient) -> tuple[str, bool, str]:
@@ -102,7 +102,7 @@ def _api_service(client: RestClient) -> tuple[str, bool, str]:
     return "yarn services", True, "the Services REST interface answers"
 
 
-def _configured(client: RestClient) -> Iterator[tuple[str, bool, str]]:
+def _configured(client: RestClient, user: str) -> Iterator[tuple[str, bool, str]]:
     try:
         read = client.get("/conf", _Configuration)
     except ResourceManagerError as error:
@@ -113,5 +113,9 @@ def _configured(client: RestClient) -> Iterator[tuple[str, bool, str]]:
     for advice in wrong:
         given = values.get(advice.key) or "not set"
         yield advice.key, False, f"is {given}: {advice.reason}; set it to {advice.value} in yarn-site.xml"
-    if not wrong:
+    proxy = f"hadoop.proxyuser.{user}"
+    if not (values.get(f"{proxy}.hosts") and (values.get(f"{proxy}.users") or values.get(f"{proxy}.groups"))):
+        text = f"services that users post cannot be resized: set {proxy}.hosts and {proxy}.users in core-site.xml"
+        yield proxy, False, text
+    elif not wrong:
         yield "yarn settings", True, "as dl2d needs them"

@@ -8,13 +8,14 @@ container or number they run in.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from dl2d.core.cluster import task_tag
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resource_manager import ContainerOrder, ContainerReport, RmJob, RmJobState
+from dl2d.core.resources import NO_RESOURCES, Resources
 
 #: Ended tasks stay listed for this long, seconds.
 KEEP_ENDED_SECONDS: Final = 900.0
@@ -82,6 +83,10 @@ class Component:
     newest: dict[int, str] = field(default_factory=dict)
     #: Containers that YARN was asked to remove.
     removed: set[str] = field(default_factory=set)
+    #: Node and time of the last report of the containers without a task, by position.
+    idle: dict[int, tuple[str, float]] = field(default_factory=dict)
+    #: Resources of each container, as far as a task was submitted since the daemon's start.
+    demand: Resources = NO_RESOURCES
 
 
 class ContainerBoard:
@@ -113,6 +118,18 @@ class ContainerBoard:
         """All tasks of a job, its anchor included."""
         return [task for task in self._tasks.values() if task.job == job]
 
+    def jobs(self) -> set[JobKey]:
+        """Jobs that have a task here."""
+        return {task.job for task in self._tasks.values()}
+
+    def waiting(self) -> list[Task]:
+        """Tasks, without anchors, that wait for a container."""
+        return [
+            task
+            for task in self._tasks.values()
+            if task.state is RmJobState.PENDING and task.role is not Role.COORDINATOR
+        ]
+
     def component(self, job: JobKey, role: Role) -> Component:
         """The component of a role."""
         return self._components.setdefault((job, role), Component())
@@ -132,9 +149,10 @@ class ContainerBoard:
         if _age(report.container) < _age(component.newest.get(report.instance, "")):
             return ContainerOrder(self._report_seconds, grace=0.0 if report.task else None)
         component.newest[report.instance] = report.container
+        component.idle.pop(report.instance, None)
         self._end_predecessors(report, now)
         task = self._tasks.get(task_tag(report.job, report.task)) if report.task else None
-        if report.task and task is None:
+        if report.task and (task is None or (task.state is RmJobState.PENDING and not task.container)):
             task = self._adopt(report, now)
         if task is not None and report.exit_code is not None:
             if task.incarnation in ("", report.incarnation):
@@ -155,6 +173,7 @@ class ContainerBoard:
             given.end(RmJobState.CANCELLED, "stopped before it had begun", now)
             given = None
         if given is None:
+            component.idle[report.instance] = report.node, now
             return ContainerOrder(self._report_seconds)
         given.container, given.incarnation, given.node = report.container, report.incarnation, report.node
         given.instance, given.reported, given.reason = report.instance, now, ""
@@ -199,6 +218,19 @@ class ContainerBoard:
         self.add(task)
         return task
 
+    def idle_room(self, seconds: float) -> Mapping[str, Resources]:
+        """Resources of containers that reported no task within this time, by the id of their node.
+
+        They wait for their job's next task, so for this they are free.
+        """
+        since = self._clock() - seconds
+        room: dict[str, list[Resources]] = {}
+        for component in self._components.values():
+            for position, (node, reported) in component.idle.items():
+                if position < component.wanted and reported >= since:
+                    room.setdefault(node, []).append(component.demand)
+        return {node: Resources.total(demands) for node, demands in room.items()}
+
     def stop(self, task: Task, grace: float) -> None:
         """Ask a task to end within some seconds. A repeat may shorten the time, never lengthen it."""
         now = self._clock()
@@ -229,6 +261,15 @@ class ContainerBoard:
         for task in self.of_job(job):
             task.end(state, reason, self._clock())
 
+    def end_on(self, nodes: Collection[str]) -> None:
+        """Note that the tasks on nodes (by id) that YARN has given up are lost; what is left of them is told to end.
+
+        An anchor goes on in the container that YARN starts in place of the lost one.
+        """
+        for task in self._tasks.values():
+            if task.node in nodes and task.role is not Role.COORDINATOR:
+                task.end(RmJobState.LOST, f"{task.node} is down", self._clock())
+
     def overdue(self, seconds: float) -> Mapping[JobKey, list[Task]]:
         """Running tasks whose containers have not reported for this time, by job."""
         limit = self._clock() - seconds
@@ -257,6 +298,7 @@ class ContainerBoard:
                     node=names.get(task.node, task.node),
                     reason=task.reason,
                     submitted=int(task.submitted),
+                    position=task.instance if task.instance >= 0 else None,
                 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal, TypeVar
 
 import msgspec
@@ -18,10 +18,12 @@ from dl2d_yarn.rest_client import RestClient
 from dl2d_yarn.states import (
     COMPONENT_STATES,
     CONTAINER_STATES,
+    CONTAINERS_LOST,
     SERVICE_STATES,
     ServiceUse,
     application_state,
     node_state,
+    with_exit_status,
 )
 
 V = TypeVar("V")
@@ -59,17 +61,21 @@ class _Apps(msgspec.Struct):
     apps: dict[Literal["app"], list[_App]] | None
 
 
-class _Amount(msgspec.Struct):
+class Amount(msgspec.Struct):
+    """Amount of one resource."""
+
     name: str
     value: int
     units: str = ""
 
 
 class _Amounts(msgspec.Struct, rename="camel"):
-    resource_information: list[_Amount]
+    resource_information: list[Amount]
 
 
-class _Vector(msgspec.Struct, rename="camel"):
+class Vector(msgspec.Struct, rename="camel"):
+    """Amounts of resources as YARN writes them."""
+
     resource_informations: _Amounts
 
 
@@ -77,9 +83,11 @@ class _Node(msgspec.Struct, rename="camel"):
     id: str
     state: str
     node_host_name: str
-    used_resource: _Vector
-    available_resource: _Vector
+    #: Absent on nodes that are lost.
+    used_resource: Vector | None = None
+    available_resource: Vector | None = None
     health_report: str = ""
+    node_labels: list[str] | None = None
 
 
 class _Nodes(msgspec.Struct):
@@ -93,17 +101,34 @@ class _Container(msgspec.Struct):
     component_instance_name: str = ""
 
 
+class _Additional(msgspec.Struct):
+    value: int
+
+
+class _Demand(msgspec.Struct):
+    cpus: int = 1
+    memory: str = "0"
+    additional: dict[str, _Additional] | None = None
+
+
 class _Component(msgspec.Struct):
     name: str
+    resource: _Demand = msgspec.field(default_factory=_Demand)
     number_of_containers: int = 0
     state: str = "FLEXING"
     containers: list[_Container] = []
+
+
+class _ServiceConfiguration(msgspec.Struct):
+    properties: dict[str, str] = {}
+    env: dict[str, str] = {}
 
 
 class _Service(msgspec.Struct):
     state: str
     id: str = ""
     components: list[_Component] = []
+    configuration: _ServiceConfiguration = msgspec.field(default_factory=_ServiceConfiguration)
 
 
 class _ClusterInfo(msgspec.Struct, rename="camel"):
@@ -138,6 +163,8 @@ class ClusterListing:
     nodes: tuple[Node, ...]
     #: Name of each node by the id that its containers know (``host:port``).
     node_names: Mapping[str, str]
+    #: Ids of nodes whose containers YARN has given up.
+    lost_nodes: frozenset[str] = frozenset()
     #: What was not understood, in words for the log.
     remarks: tuple[str, ...] = ()
 
@@ -151,10 +178,17 @@ class Service:
     sizes: Mapping[str, int]
     #: Ids of containers whose processes may run.
     containers: frozenset[str]
+    #: Id of its application.
+    application: str = ""
+    #: Demand of a container of each component, as directives have it.
+    demands: Mapping[str, str] = field(default_factory=dict)
+    #: Properties and environment that all components have.
+    properties: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_listing(client: RestClient) -> ClusterListing:
-    """Ask for all services and all nodes: two calls, whatever their number.
+def read_listing(client: RestClient, partition: str = "") -> ClusterListing:
+    """Ask for all services, and all nodes of a partition (node label): two calls, whatever their number.
 
     Applications first: a container that starts between the calls then counts in its node's use already.
 
@@ -169,8 +203,11 @@ def read_listing(client: RestClient) -> ClusterListing:
     apps = client.get(APPS_PATH, _Apps, parameters=parameters)
     nodes = client.get(NODES_PATH, _Nodes)
     applications, app_remarks = _applications(apps.apps["app"] if apps.apps else ())
-    read_nodes, names, node_remarks = _nodes(nodes.nodes["node"] if nodes.nodes else ())
-    return ClusterListing(applications, read_nodes, names, (*app_remarks, *node_remarks))
+    listed = nodes.nodes["node"] if nodes.nodes else []
+    listed = [node for node in listed if (node.node_labels or [""])[0] == partition]
+    read_nodes, names, node_remarks = _nodes(listed)
+    lost = frozenset(node.id for node in listed if node.state in CONTAINERS_LOST)
+    return ClusterListing(applications, read_nodes, names, lost, (*app_remarks, *node_remarks))
 
 
 def _applications(apps: Iterable[_App]) -> tuple[tuple[Application, ...], list[str]]:
@@ -183,7 +220,7 @@ def _applications(apps: Iterable[_App]) -> tuple[tuple[Application, ...], list[s
             # It may hold resources, so nothing new is started in its place and it does not count as ended.
             remarks.append(f"{app.id}: unknown state {app.state[:60]!r} with final status {app.final_status[:60]!r}")
             state = RmJobState.RUNNING
-        reason = "" if state is RmJobState.RUNNING else " ".join(app.diagnostics.split())[:1000]
+        reason = "" if state is RmJobState.RUNNING else with_exit_status(" ".join(app.diagnostics.split())[:1000])
         read.append(Application(app.id, app.name, app.user, state, reason, app.started_time // 1000))
     return tuple(read), remarks
 
@@ -201,6 +238,8 @@ def _nodes(nodes: Iterable[_Node]) -> tuple[tuple[Node, ...], dict[str, str], li
     read: dict[str, Node] = {}
     names = {}
     for node, state, remark in present:
+        if state is not NodeState.DOWN and (node.used_resource is None or node.available_resource is None):
+            raise Unavailable(f"{node.id}: in state {node.state} without resources; the list of nodes is incomplete")
         name = node.id if hosts[node.node_host_name] > 1 else node.node_host_name
         names[node.id] = name
         used, strange = _resources(node.used_resource)
@@ -211,12 +250,12 @@ def _nodes(nodes: Iterable[_Node]) -> tuple[tuple[Node, ...], dict[str, str], li
     return tuple(read.values()), names, remarks
 
 
-def _resources(vector: _Vector) -> tuple[Resources, list[str]]:
+def _resources(vector: Vector | None) -> tuple[Resources, list[str]]:
     """A node's amounts under dl2d's names, and what was not understood of them."""
     amounts: dict[str, float] = {}
     strange = []
-    for entry in vector.resource_informations.resource_information:
-        name = _NAMES.get(entry.name, entry.name.lower())
+    for entry in vector.resource_informations.resource_information if vector else ():
+        name = resource_name(entry)
         scale = _UNITS.get(entry.units)
         if scale is None or not _RESOURCE.fullmatch(name):
             strange.append(f"cannot read resource {entry.name[:80]!r} in unit {entry.units[:20]!r}; ignored")
@@ -226,6 +265,16 @@ def _resources(vector: _Vector) -> tuple[Resources, list[str]]:
         # After a reduction of its capacity a node has less than nothing available.
         amounts[name] = min(max(entry.value * scale, 0.0), _MAX_AMOUNT)
     return Resources.of({name: amount for name, amount in amounts.items() if amount >= 0.001}), strange
+
+
+def resource_name(amount: Amount) -> str:
+    """dl2d's name of a resource."""
+    return _NAMES.get(amount.name, amount.name.lower())
+
+
+def read_vector(vector: Vector | None) -> Resources:
+    """The amounts under dl2d's names; what is not understood is left out."""
+    return _resources(vector)[0]
 
 
 def read_service(client: RestClient, name: str, *, do_as: str = "") -> Service:
@@ -249,7 +298,17 @@ def read_service(client: RestClient, name: str, *, do_as: str = "") -> Service:
         use=_known(SERVICE_STATES, service.state, f"service {name}"),
         sizes={component.name: component.number_of_containers for component in service.components},
         containers=frozenset(alive),
+        application=service.id,
+        demands={component.name: _directive(component.resource) for component in service.components},
+        properties=service.configuration.properties,
+        environment=service.configuration.env,
     )
+
+
+def _directive(demand: _Demand) -> str:
+    """A component's demand as a ``#DL2`` line has it: ``cpu:2,memory:1024M,gpu:1``."""
+    others = (f",{_NAMES.get(name, name)}:{amount.value}" for name, amount in (demand.additional or {}).items())
+    return f"cpu:{demand.cpus},memory:{demand.memory}M{''.join(others)}"
 
 
 def _known(table: Mapping[str, V], state: str, what: str) -> V:

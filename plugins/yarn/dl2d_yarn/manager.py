@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import getpass
-import re
+import hmac
+import pwd
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,10 +12,11 @@ from functools import partial
 from typing import Final, NoReturn
 
 import structlog
+from msgspec import structs
 
 from dl2d.core.cluster import Node, task_tag
 from dl2d.core.errors import Denied, NotFound, Rejected, ResourceManagerError, Unavailable
-from dl2d.core.jobs import JobKey, Role
+from dl2d.core.jobs import JobKey, Owner, Role
 from dl2d.core.resource_manager import (
     Anchor,
     Capabilities,
@@ -29,15 +30,24 @@ from dl2d.core.resource_manager import (
 )
 from dl2d_yarn.container_board import ContainerBoard, Task
 from dl2d_yarn.listing import SERVICES_PATH, Application, ClusterListing, read_listing, read_service, read_version
+from dl2d_yarn.queue_limits import QueueLimits, read_pending_reason, read_queue_limits, within_limits
 from dl2d_yarn.rest_client import RestClient
-from dl2d_yarn.service_file import TASK_ROLES, flex_request, job_of_service, service_description, service_name
+from dl2d_yarn.service_file import (
+    PREFIX,
+    SECRET,
+    TASK_ROLES,
+    application_id,
+    flex_request,
+    job_of_service,
+    service_description,
+    service_name,
+)
 from dl2d_yarn.settings import YarnSettings
 
 log = structlog.get_logger(__name__)
 
 #: Id of a job's anchor in its tag.
 ANCHOR: Final = "anchor"
-_APPLICATION: Final = re.compile(r"application_[0-9]+_[0-9]+")
 #: Time between two looks of the thread that changes services, and from a failure to the next attempt, seconds.
 _LOOK_SECONDS: Final = 0.2
 _RETRY_SECONDS: Final = 1.0
@@ -46,6 +56,9 @@ _OVERDUE_INTERVALS, _OVERDUE_SECONDS = 5, 15.0
 #: After a restart, so many intervals may pass until all containers have reported.
 _SETTLING_INTERVALS: Final = 3
 _MAX_REPORTED: Final = 1000
+#: Number of services that are asked why their containers wait, each time.
+_MAX_ASKED: Final = 5
+_NOBODY: Final = 65534
 
 
 def create(settings: Mapping[str, object], *, clock: Callable[[], float]) -> ResourceManager:
@@ -96,25 +109,28 @@ class YarnManager:
     def __init__(self, settings: YarnSettings, *, clock: Callable[[], float], client: RestClient | None = None) -> None:
         self._settings = settings
         self._clock = clock
-        self._user = settings.user or getpass.getuser()
-        self._client = client or RestClient(
-            settings.addresses,
-            user=self._user,
-            timeout_seconds=settings.timeout_seconds,
-            ca_file=settings.ca_file,
-        )
+        self._user = settings.account
+        self._client = client or RestClient.of(settings)
         #: Held while board and services are read or changed, never during a call.
         self._lock = threading.Lock()
         self._board = ContainerBoard(clock, settings.report_seconds)
         self._services: dict[JobKey, _Service] = {}
         self._nodes: tuple[Node, ...] = ()
+        #: Ids of the nodes of the last listing, and since when some of them are missing.
+        self._node_ids: frozenset[str] = frozenset()
+        self._missing_since: float | None = None
+        #: Limits of the queue, where YARN tells them.
+        self._limits: QueueLimits | None = None
+        #: Services of the last listing, by id.
+        self._applications: Mapping[str, Application] = {}
         self._settled_at: float | None = None
         self._reported: set[str] = set()
         self._closing = threading.Event()
         self._changer: threading.Thread | None = None
 
     def capabilities(self) -> Capabilities:
-        """One call: the version of Hadoop."""
+        """Two calls: the version of Hadoop, and the limits of the queue."""
+        self._read_limits()
         return Capabilities(
             name="yarn",
             cluster=self._settings.cluster,
@@ -133,31 +149,40 @@ class YarnManager:
         """
         del ended_since
         now = self._clock()
-        listing = read_listing(self._client)
+        listing = read_listing(self._client, self._settings.partition)
+        self._check_nodes(listing, now)
         for remark in listing.remarks:
             self._report_once(remark)
         with self._lock:
             self._nodes = listing.nodes
             anchors = self._take(listing)
+            self._board.end_on(listing.lost_nodes)
             self._board.forget(self._services)
             if self._settled_at is None:
-                running = any(not anchor.state.ended for anchor in anchors)
+                running = any(not application.state.ended for application in listing.applications)
                 self._settled_at = now + _SETTLING_INTERVALS * self._settings.report_seconds if running else now
             if now < self._settled_at:
                 raise Unavailable(
                     f"containers of running jobs may not have reported yet; waiting {self._settled_at - now:.1f} s"
                 )
+            self._restart_anchors()
             self._ensure_changer()
-            return RmListing(now, listing.nodes, (*anchors, *self._board.listed(listing.node_names)))
+            return RmListing(now, self._with_idle_room(listing), (*anchors, *self._board.listed(listing.node_names)))
 
     def _take(self, listing: ClusterListing) -> list[RmJob]:
         """Note the services of a listing; returns their anchors as jobs."""
         anchors = []
         present = set()
+        #: Jobs whose containers reported, also if an earlier daemon registered them.
+        reporting = self._board.jobs()
+        self._applications = {application.id: application for application in listing.applications}
         for application in listing.applications:
-            job = job_of_service(application.name, self._settings.cluster)
+            job = job_of_service(application.name, self._settings.cluster) if application.user == self._user else None
+            posted = job is None
             if job is None:
-                continue
+                job = self._key(application)
+                if job not in self._services and job not in reporting:
+                    continue
             service = self._services.setdefault(job, _Service(job, application.name))
             if application.state.ended and service.application not in ("", application.id):
                 continue
@@ -169,12 +194,77 @@ class YarnManager:
                 self._board.end_job(job, RmJobState.CANCELLED, reason)
                 # The name and the folder stay taken until the service is removed.
                 service.remove_at = service.remove_at if service.remove_at is not None else 0.0
-            anchors.append(self._anchor(application, job))
+            anchors.append(self._anchor(application, job, tagged=not posted))
         for job in [job for job, service in self._services.items() if service.application and job not in present]:
             del self._services[job]
         return anchors
 
-    def _anchor(self, application: Application, job: JobKey) -> RmJob:
+    def _check_nodes(self, listing: ClusterListing, now: float) -> None:
+        """Refuse a list in which nodes are missing that were there, up or down: they register again after a restart.
+
+        Otherwise jobs would shrink to the nodes that come first.
+        """
+        missing = self._node_ids - listing.node_names.keys()
+        self._missing_since = (self._missing_since or now) if missing else None
+        if self._missing_since is not None and now - self._missing_since < self._settings.node_return_seconds:
+            raise Unavailable(
+                f"{len(missing)} nodes are not listed any more, such as {min(missing)}: "
+                "the ResourceManager has restarted, and they may still register"
+            )
+        self._node_ids = frozenset(listing.node_names) - listing.lost_nodes
+
+    def _with_idle_room(self, listing: ClusterListing) -> tuple[Node, ...]:
+        """The nodes as the queue's limits have them, on which containers without a task count as free."""
+        seconds = _OVERDUE_INTERVALS * self._settings.report_seconds
+        limits = self._limits
+        nodes = listing.nodes
+        if limits is not None:
+            nodes = within_limits(nodes, limits, leave_pending=self._settings.leave_pending)
+        room = {listing.node_names.get(node, node): free for node, free in self._board.idle_room(seconds).items()}
+        return tuple(
+            structs.replace(node, used=node.used.minus(room[node.name])) if node.name in room else node
+            for node in nodes
+        )
+
+    def _read_limits(self) -> None:
+        """Read what the queue allows; where YARN does not say, what was known before counts."""
+        settings = self._settings
+        try:
+            self._limits = read_queue_limits(self._client, settings.queue, self._user, partition=settings.partition)
+        except ResourceManagerError as error:
+            self._report_once(f"limits of queue {settings.queue}: {error}")
+
+    def _read_reasons(self) -> None:
+        """Ask YARN why containers wait, for each service that has waited for some."""
+        since = self._clock() - _OVERDUE_SECONDS / 3
+        with self._lock:
+            late = {task.job for task in self._board.waiting() if task.submitted < since}
+            services = [service for job, service in self._services.items() if job in late and service.application]
+        for service in services[:_MAX_ASKED]:
+            self._attempt(service, self._read_reason)
+
+    def _read_reason(self, service: _Service) -> None:
+        reason = read_pending_reason(self._client, service.application)
+        with self._lock:
+            for task in self._board.waiting():
+                if task.job == service.job and reason:
+                    task.reason = f"waits for a container: {reason}"
+
+    def _restart_anchors(self) -> None:
+        """Have anchors wait for a container where none has reported since the daemon's start: YARN starts another."""
+        for service in self._services.values():
+            if not service.state.ended and service.remove_at is None and service.application:
+                self._add_anchor(service.job, service.user)
+
+    def _add_anchor(self, job: JobKey, user: str) -> None:
+        if self._board.get(task_tag(job, ANCHOR)) is None:
+            self._board.add(Task(job, ANCHOR, Role.COORDINATOR, user, self._clock()))
+
+    def _key(self, application: Application) -> JobKey:
+        """Key of a job whose service its user posted."""
+        return JobKey(self._settings.cluster, application.id.removeprefix("application_"), application.started)
+
+    def _anchor(self, application: Application, job: JobKey, *, tagged: bool) -> RmJob:
         """The anchor: its coordinator's own report of its end counts more than what became of the service."""
         task = self._board.get(task_tag(job, ANCHOR))
         state, reason = application.state, application.reason
@@ -185,7 +275,7 @@ class YarnManager:
         return RmJob(
             handle=application.id,
             state=state,
-            tag=task_tag(job, ANCHOR),
+            tag=task_tag(job, ANCHOR) if tagged else "",
             user=application.user,
             reason=reason,
             submitted=application.started,
@@ -211,6 +301,7 @@ class YarnManager:
                 raise NotFound(f"{task.name}: job {task.job.id} has no service that runs")
             waiting = Task(task.job, task.name, task.role, service.user, self._clock())
             waiting.reason = "waits for a container"
+            self._board.component(task.job, task.role).demand = task.demand
             self._board.add(waiting)
             self._ensure_changer()
         return task.tag
@@ -218,7 +309,7 @@ class YarnManager:
     def _check_fits(self, task: TaskSpec) -> None:
         """Refuse a demand that can never be met, which YARN would queue, and a node that does not exist."""
         if not self._nodes:
-            self._nodes = read_listing(self._client).nodes
+            self._nodes = read_listing(self._client, self._settings.partition).nodes
         if task.node and task.node not in {node.name for node in self._nodes}:
             raise NotFound(f"{task.name} of job {task.job.id}: there is no node {task.node!r}")
         missing = {node.name: task.demand.shortfalls(node.capacity) for node in self._nodes}
@@ -240,21 +331,21 @@ class YarnManager:
             if "already exist" not in error.said.lower() and "in use" not in error.said.lower():
                 raise
             self._remove_remainder(name, error)
-        match = _APPLICATION.search(answer.decode(errors="replace"))
-        if match is None:
-            raise Unavailable(f"{name}: no application id in YARN's answer", said=repr(answer[:300]))
+        application = application_id(answer)
         with self._lock:
             service = self._services.setdefault(task.job, _Service(task.job, name))
             service.user = self._user
             for role in TASK_ROLES:
                 self._board.component(task.job, role).asked = 0
             self._ensure_changer()
-        log.info("service posted", name=name, application=match[0])
-        return match[0]
+        log.info("service posted", name=name, application=application)
+        return application
 
     def _remove_remainder(self, name: str, error: Rejected) -> NoReturn:
         """Remove a service that was posted without ever becoming an application, whose name is taken."""
-        if name not in {application.name for application in read_listing(self._client).applications}:
+        if name not in {
+            application.name for application in read_listing(self._client, self._settings.partition).applications
+        }:
             self._client.send("DELETE", f"{SERVICES_PATH}/{name}")
         raise Unavailable(f"{name}: was posted before; looking for it again", said=error.said)
 
@@ -276,16 +367,34 @@ class YarnManager:
         """Take a container's report; see ``ContainerBoard.report``."""
         with self._lock:
             order = self._board.report(report)
-            if report.role is Role.COORDINATOR and report.exit_code is not None:
-                service = self._services.get(report.job)
-                if service is not None and report.exit_code != 0 and service.remove_at is None:
-                    service.remove_at = 0.0  # else YARN would start it again
+            anchor = self._board.get(task_tag(report.job, ANCHOR)) if report.exit_code else None
+            service = self._services.get(report.job)
+            if anchor is not None and not anchor.live and service is not None and service.remove_at is None:
+                service.remove_at = 0.0  # else YARN would start it again
             return order
 
     def authenticate(self, rm_id: str, proof: str) -> Anchor:
-        """Refuse: jobs come from ``dl2d submit`` only."""
-        del proof
-        raise Denied(f"{rm_id[:80]}: services that were posted without dl2d cannot register; use `dl2d submit`")
+        """Check that a container knows the secret of the service that its user posted; see docs/yarn.md."""
+        application = self._applications.get(rm_id)
+        if application is None:
+            with self._lock:
+                self._take(read_listing(self._client, self._settings.partition))
+            application = self._applications.get(rm_id)
+        if application is None or application.state.ended:
+            raise NotFound(f"{rm_id[:80]}: YARN knows no such service that has not ended")
+        service = read_service(self._client, application.name, do_as=application.user)
+        secret = service.environment.get(SECRET, "")
+        if service.application != rm_id or not secret or not hmac.compare_digest(secret.encode(), proof.encode()):
+            raise Denied(f"{rm_id}: this is not the {SECRET} in the environment of service {application.name}")
+        request = {key.removeprefix(PREFIX): text for key, text in service.properties.items() if key.startswith(PREFIX)}
+        request |= {role.value: service.demands[role.value] for role in TASK_ROLES if role.value in service.demands}
+        job = self._key(application)
+        with self._lock:
+            self._services.setdefault(job, _Service(job, application.name, rm_id, application.user, application.state))
+            self._add_anchor(job, application.user)
+            self._ensure_changer()
+        script = "".join(f'#DL2 {key}="{text}"\n' for key, text in request.items())
+        return Anchor(key=job, owner=_owner(application.user), name=application.name, script=script, handle=rm_id)
 
     def close(self) -> None:
         """End the thread that changes services; running jobs go on."""
@@ -315,6 +424,8 @@ class YarnManager:
             if time.monotonic() - looked_at > _OVERDUE_SECONDS / 3:
                 looked_at = time.monotonic()
                 self._find_overdue()
+                self._read_limits()
+                self._read_reasons()
 
     def _attempt(self, service: _Service, change: Callable[[_Service], None]) -> None:
         try:
@@ -336,7 +447,8 @@ class YarnManager:
             wanted = {role: component.wanted for role, component in components.items()}
             if all(component.wanted == component.asked for component in components.values()):
                 return
-        self._client.send("PUT", f"{SERVICES_PATH}/{service.name}", flex_request(wanted))
+        path = f"{SERVICES_PATH}/{service.name}"
+        self._client.send("PUT", path, flex_request(wanted), do_as=service.user)
         with self._lock:
             for role, component in components.items():
                 component.asked = wanted[role]
@@ -352,9 +464,12 @@ class YarnManager:
             if service.removed or not due:
                 return
         try:
-            self._client.send("DELETE", f"{SERVICES_PATH}/{service.name}")
+            self._client.send("DELETE", f"{SERVICES_PATH}/{service.name}", do_as=service.user)
         except NotFound:
             pass
+        except Rejected as error:
+            if "doesn't exist" not in error.said:
+                raise
         with self._lock:
             service.removed = True
         log.info("service removed", name=service.name)
@@ -369,11 +484,20 @@ class YarnManager:
                 self._attempt(service, partial(self._end_gone, tasks))
 
     def _end_gone(self, tasks: Iterable[Task], service: _Service) -> None:
-        present = read_service(self._client, service.name).containers
+        present = read_service(self._client, service.name, do_as=service.user).containers
         with self._lock:
             for task in tasks:
                 if present and task.container not in present:
                     task.end(RmJobState.LOST, f"{task.container} is gone", self._clock())
+
+
+def _owner(user: str) -> Owner:
+    """The user's account; users need none on the daemon's machine."""
+    try:
+        account = pwd.getpwnam(user)
+    except KeyError:
+        return Owner(user, _NOBODY, _NOBODY)
+    return Owner(user, account.pw_uid, account.pw_gid)
 
 
 __all__ = ["YarnManager", "create"]

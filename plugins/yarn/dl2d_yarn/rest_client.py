@@ -12,6 +12,8 @@ import httpx2
 import msgspec
 
 from dl2d.core.errors import Denied, NotFound, Rejected, Unavailable
+from dl2d_yarn.settings import YarnSettings
+from dl2d_yarn.spnego import Spnego
 
 Method = Literal["GET", "POST", "PUT", "DELETE"]
 T = TypeVar("T")
@@ -49,6 +51,8 @@ class RestClient:
         Maximum duration of one request with its answer.
     ca_file
         Certificate authorities that sign the servers' certificates; "" for the system's.
+    auth
+        Authenticates the calls; None for simple authentication.
     max_answer_bytes
         Maximum size of an answer.
     timer
@@ -64,6 +68,7 @@ class RestClient:
         user: str,
         timeout_seconds: float,
         ca_file: str = "",
+        auth: httpx2.Auth | None = None,
         max_answer_bytes: int = MAX_ANSWER_BYTES,
         timer: Callable[[], float] = time.monotonic,
         transport: httpx2.BaseTransport | None = None,
@@ -75,7 +80,19 @@ class RestClient:
         self._timer = timer
         # The proxy and the .netrc file of the daemon's environment are not meant for the ResourceManager.
         self._client = httpx2.Client(
-            timeout=timeout_seconds, trust_env=False, transport=transport, verify=_tls(ca_file), follow_redirects=False
+            timeout=timeout_seconds, trust_env=False, transport=transport, verify=_tls(ca_file), auth=auth,
+            follow_redirects=False,
+        )  # fmt: skip
+
+    @classmethod
+    def of(cls, settings: YarnSettings, *, timeout_seconds: float | None = None) -> Self:
+        """A client as the settings have it. Raises ``ConfigError`` where they ask for Kerberos and it is missing."""
+        return cls(
+            settings.addresses,
+            user=settings.account,
+            timeout_seconds=timeout_seconds or settings.timeout_seconds,
+            ca_file=settings.ca_file,
+            auth=Spnego(settings.principal, settings.keytab) if settings.principal else None,
         )
 
     def __enter__(self) -> Self:
@@ -142,7 +159,7 @@ class RestClient:
                 problems.append(f"{address}: HTTP status {status}")
                 continue
             self._prefer(address)
-            _refuse(f"{method} {path}", status, body)
+            _refuse(f"{method} {path}", status, body, user=self._user, do_as=do_as)
         raise Unavailable(f"{method} {path}: no ResourceManager answers", said="; ".join(problems))
 
     def _prefer(self, address: str) -> None:
@@ -182,9 +199,15 @@ def _tls(ca_file: str) -> ssl.SSLContext | bool:
     return ssl.create_default_context(cafile=ca_file) if ca_file else True
 
 
-def _refuse(call: str, status: int, body: bytes) -> NoReturn:
+def _refuse(call: str, status: int, body: bytes, *, user: str, do_as: str) -> NoReturn:
     """Raise the error that an answer with another status than success stands for."""
     said = f"HTTP status {status}: {_words(body)}"
+    if status == 403 and do_as and "impersonate" in said:
+        raise Denied(
+            f"{call}: {user} may not act for {do_as}; set hadoop.proxyuser.{user}.hosts and "
+            f"hadoop.proxyuser.{user}.users (or .groups) in core-site.xml of the ResourceManager",
+            said=said,
+        )
     if status in (401, 403):
         raise Denied(f"{call}: the ResourceManager does not allow this", said=said)
     if status == 404:

@@ -1,15 +1,22 @@
-"""The YARN service of a job: its name, its description, and the description of a change of size."""
+"""The YARN service of a job: its name, its description by template, and the description of a change of size."""
 
 from __future__ import annotations
 
+import json
 import math
+import posixpath
 import re
+import secrets
+import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
 from typing import Any, Final
 
-from dl2d.core.errors import Rejected
-from dl2d.core.jobs import JobKey, Role
+from dl2d.core.errors import Rejected, Unavailable
+from dl2d.core.jobs import JobKey, JobRequest, Role
 from dl2d.core.resource_manager import TaskSpec
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d_yarn.settings import YarnSettings
@@ -23,8 +30,10 @@ _ASKING: Final = ("DL2_DAEMON", "DL2_JOB", "DL2_CREDENTIAL")
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_./:@%+=\[\]-]")
 #: YARN's names of dl2d's resources besides CPUs and memory.
 _NAMES: Final = {"gpu": "yarn.io/gpu"}
-#: Starts of a coordinator after which YARN gives the job up.
-_COORDINATOR_RETRIES: Final = "3"
+#: Start of the properties of a service in which its user's request is, and variable with the secret of its containers.
+PREFIX: Final = "dl2."
+SECRET: Final = "DL2_PROOF"  # noqa: S105  (a name)
+_POSTED_NAME: Final = re.compile(r"[a-z][a-z0-9-]*")
 
 
 def service_name(job: JobKey) -> str:
@@ -50,7 +59,7 @@ def job_of_service(name: str, cluster: str) -> JobKey | None:
 
 
 def service_description(anchor: TaskSpec, settings: YarnSettings) -> dict[str, Any]:
-    """The service of a job, as it is posted: one coordinator, and no container of the other roles yet.
+    """The service of a job, as the daemon posts it: one coordinator, and no container of the other roles yet.
 
     The job's secrets except its credential, its command and its environment are not in it: the containers ask for them.
 
@@ -68,38 +77,96 @@ def service_description(anchor: TaskSpec, settings: YarnSettings) -> dict[str, A
         if not value or _UNSAFE.search(value):
             # YARN writes it into a shell script.
             raise Rejected(f"{name} is {value!r}: only letters, digits and . / : @ % + = _ - may be in it")
-    demands = {Role.COORDINATOR: Resources.of(cpu=1, memory=settings.coordinator_memory_mib)} | dict(
-        anchor.member_demands
+    description = f"elastic job {anchor.job.slug} of dl2d"
+    return _filled(
+        service_name(anchor.job), description, asking, f"exec {runner}", dict(anchor.member_demands), settings
     )
-    return {
-        "name": service_name(anchor.job),
-        "version": "1",
-        "description": f"elastic job {anchor.job.slug} of dl2d",
-        "queue": settings.queue,
-        "configuration": {"env": {**asking, "DL2_ROLE": "container", "DL2_INSTANCE": "${COMPONENT_INSTANCE_NAME}"}},
-        "components": [
-            {
-                "name": role.value,
-                "number_of_containers": 1 if role is Role.COORDINATOR else 0,
-                "launch_command": f"exec {runner}",
-                "resource": _resource(demands.get(role, NO_RESOURCES), settings),
-                # Only components that are always restarted can change their size.
-                "restart_policy": "ON_FAILURE" if role is Role.COORDINATOR else "ALWAYS",
-                "configuration": {"properties": _properties(role)},
-            }
-            for role in (Role.COORDINATOR, *TASK_ROLES)
-        ],
-    }
 
 
-def _properties(role: Role) -> dict[str, str]:
-    if role is not Role.COORDINATOR:
-        return {}
-    return {
-        # The service ends with its coordinator, and as it does.
-        "yarn.service.container-state-report-as-service-state": "true",
-        "yarn.service.container-failure.retry.max": _COORDINATOR_RETRIES,
-    }
+def posted_description(
+    job: Posted, settings: YarnSettings, *, daemon: str, archive: str = "", files: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The service of a job as its user posts it, with the request in ``dl2.*`` properties and a new secret.
+
+    Parameters
+    ----------
+    daemon
+        URL of the job API.
+    archive
+        URI of an archive of ``dl2d pack``, which every container has as ``env``; "" for dl2-run of the settings.
+    files
+        URIs of files that every container has in its folder.
+
+    Raises
+    ------
+    Rejected
+        The job's name or a demand cannot be told to YARN, or dl2-run is not found.
+    """
+    if not _POSTED_NAME.fullmatch(job.name) or len(job.name) > _MAX_NAME:
+        raise Rejected(f"{job.name!r} cannot be the name of a YARN service (a-z, 0-9, -; {_MAX_NAME} at most)")
+    runner = "env/bin/dl2-run" if archive else settings.runner or shutil.which("dl2-run")
+    if runner is None:
+        raise Rejected("dl2-run is not in PATH: give --archive, or set resource_manager.yarn.runner")
+    command = f"exec {shlex.join((runner, *job.argv))}"
+    if not archive and not files:
+        command = f"cd {shlex.quote(job.cwd)} && {command}"
+    demands = {role: job.request.demand(role) for role in TASK_ROLES}
+    environment = {**job.env, "DL2_DAEMON": daemon, SECRET: secrets.token_hex(32)}
+    service = _filled(job.name, f"elastic job of dl2d: {job.name}", environment, command, demands, settings)
+    configuration = service["configuration"]
+    configuration["properties"] = {f"{PREFIX}{key}": value for key, value in job.directives.items()}
+    given = [{"type": "ARCHIVE", "src_file": archive, "dest_file": "env"}] if archive else []
+    given += [{"type": "STATIC", "src_file": uri, "dest_file": posixpath.basename(uri)} for uri in files]
+    configuration["files"] = given
+    return service
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Posted:
+    """A job that its user posts."""
+
+    name: str
+    request: JobRequest
+    #: Keys and values of the request as ``#DL2`` lines have them; demands are the resources of the components.
+    directives: Mapping[str, str]
+    argv: Sequence[str]
+    cwd: str
+    env: Mapping[str, str]
+
+
+def _filled(
+    name: str,
+    description: str,
+    environment: Mapping[str, str],
+    command: str,
+    demands: Mapping[Role, Resources],
+    settings: YarnSettings,
+) -> dict[str, Any]:
+    """The template with these values; what else a site has put into it stays."""
+    service = _template(settings.template)
+    service |= {"name": name, "description": description, "queue": settings.queue}
+    service["configuration"]["env"] |= environment
+    coordinator = Resources.of(cpu=1, memory=settings.coordinator_memory_mib)
+    for component in service["components"]:
+        role = Role(component["name"])
+        demand = coordinator if role is Role.COORDINATOR else demands.get(role, NO_RESOURCES)
+        component |= {"launch_command": command, "resource": _resource(demand, settings)}
+    return service
+
+
+def _template(path: str) -> dict[str, Any]:
+    file = Path(path) if path else resources.files("dl2d_yarn") / "templates" / "service.json"
+    try:
+        service: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        names = sorted(component["name"] for component in service["components"])
+        service["configuration"]["env"]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise Rejected(f"resource_manager.yarn.template: {file} cannot be used: {error!r}") from None
+    if names != ["coordinator", "ps", "worker"]:
+        raise Rejected(
+            f"resource_manager.yarn.template: {file} has the components {names}, not coordinator, ps, worker"
+        )
+    return service
 
 
 def _resource(demand: Resources, settings: YarnSettings) -> dict[str, Any]:
@@ -112,6 +179,20 @@ def _resource(demand: Resources, settings: YarnSettings) -> dict[str, Any]:
             raise Rejected(f"{name}={amount:g}: YARN gives such resources in whole numbers only")
         additional[_NAMES.get(name, name)] = {"value": int(amount), "unit": ""}
     return {"cpus": cpus, "memory": str(memory), "additional": additional}
+
+
+def application_id(answer: bytes) -> str:
+    """Id of the application in YARN's answer to a service that was posted.
+
+    Raises
+    ------
+    Unavailable
+        There is none in it.
+    """
+    match = re.search(r"application_[0-9]+_[0-9]+", answer.decode(errors="replace"))
+    if match is None:
+        raise Unavailable("no application id in YARN's answer to a service", said=repr(answer[:300]))
+    return match[0]
 
 
 def flex_request(sizes: Mapping[Role, int]) -> dict[str, Any]:

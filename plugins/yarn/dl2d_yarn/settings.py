@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Final
@@ -24,8 +26,13 @@ class YarnSettings(Record):
     cluster: Annotated[str, Text(64, "[A-Za-z0-9_-]+", "up to 64 letters, digits, _ or -")] = "yarn"
     #: Web addresses of the ResourceManagers; a standby's answers lead to the active one.
     addresses: Annotated[tuple[_Address, ...], Items(16)]
-    #: User name that is sent where the cluster has simple authentication; "" is the account of the daemon.
+    #: User name that is sent where the cluster has simple authentication; "" is the account of the daemon, or the first
+    #: part of the principal.
     user: Annotated[str, Text(64, "[A-Za-z_][A-Za-z0-9_.-]*", "a user name")] = ""
+    #: Kerberos principal of the daemon where the ResourceManager demands SPNEGO; "" for simple authentication.
+    principal: Annotated[str, Text(300, r"[^\s@/]+(/[^\s@/]+)?@[^\s@/]+", "a principal such as dl2d/head@REALM")] = ""
+    #: File with the keys of the principal; "" for the tickets of the daemon's account (``kinit``).
+    keytab: AbsolutePath = ""
     #: Certificate authorities that sign the ResourceManagers' certificates; "" for the system's.
     ca_file: AbsolutePath = ""
     #: Maximum duration of one call to the ResourceManager, seconds.
@@ -34,14 +41,27 @@ class YarnSettings(Record):
     queue: Annotated[str, Text(200, "[A-Za-z0-9_.-]+", "a queue's name")] = "default"
     #: Path of dl2-run on the nodes; "" is where the job's own PATH has it on this machine.
     runner: AbsolutePath = ""
+    #: Template of the services, in place of the one that comes with dl2d (Docker images, node labels ...).
+    template: AbsolutePath = ""
     #: Resources of the container of a job's coordinator.
     coordinator_memory_mib: Annotated[int, Whole(64, 2**20)] = 512
     #: Memory of a task that demands none.
     default_memory_mib: Annotated[int, Whole(64, 2**30)] = 1024
+    #: Partition (node label) of the nodes that the queue's services get; "" for the default one.
+    partition: Annotated[str, Text(255, "[A-Za-z0-9_-]*", "a node label")] = ""
+    #: Leave what applications in other queues wait for to them, instead of growing into it.
+    leave_pending: bool = False
+    #: Time that nodes have to register again after a restart of the ResourceManager, seconds; no decisions meanwhile.
+    node_return_seconds: Annotated[float, Number(3600, least=0)] = 60.0
     #: Time between two reports of a container to the daemon, seconds; a task is asked to stop this much later.
     report_seconds: Annotated[float, Number(60, least=0.1)] = 3.0
 
     ignored_keys: ClassVar[frozenset[str]] = frozenset()
+
+    @property
+    def account(self) -> str:
+        """User that YARN takes the daemon for."""
+        return self.user or re.split("[/@]", self.principal)[0] or getpass.getuser()
 
     @classmethod
     def parse(cls, given: Mapping[str, object]) -> YarnSettings:

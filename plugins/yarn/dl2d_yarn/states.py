@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
@@ -47,6 +48,8 @@ NODE_STATES: Final[Mapping[str, tuple[NodeState, str]]] = MappingProxyType(
         "SHUTDOWN": (NodeState.DOWN, "was shut down"),
     }
 )
+#: States of nodes in which YARN has given up their containers and will start others instead.
+CONTAINERS_LOST: Final = frozenset({"LOST", "DECOMMISSIONED", "SHUTDOWN"})
 
 
 class ServiceUse(enum.StrEnum):
@@ -100,6 +103,34 @@ CONTAINER_STATES: Final[Mapping[str, bool]] = MappingProxyType(
         "FAILED_UPGRADE": False,
     }
 )
+
+
+#: ``ContainerExitStatus``: why YARN ended a container. Other statuses are those of the container's process.
+EXIT_STATUSES: Final[Mapping[int, str]] = MappingProxyType(
+    {
+        -1000: "it has not ended",
+        -100: "released by its application, or its node was lost",
+        -101: "the disks of its node failed",
+        -102: "preempted by the scheduler",
+        -103: "used more virtual memory than it had asked for",
+        -104: "used more memory than it had asked for",
+        -105: "ended by its application",
+        -106: "ended by the ResourceManager",
+        -107: "ended since its application had ended",
+        -108: "ended by its node, to let a guaranteed container run",
+        -109: "wrote more logs than allowed",
+    }
+)
+
+
+def with_exit_status(diagnostics: str) -> str:
+    """Diagnostics, with the meaning of the exit status that is in them behind it."""
+
+    def explained(match: re.Match[str]) -> str:
+        words = EXIT_STATUSES.get(int(match[1]), "an exit status that dl2d does not know" if match[1][0] == "-" else "")
+        return f"{match[0]} ({words})" if words else match[0]
+
+    return re.sub(r"exit ?(?:code|status)[:= ]+(-?[0-9]{1,9})", explained, diagnostics, flags=re.IGNORECASE)
 
 
 def application_state(state: str, final_status: str) -> RmJobState | None:

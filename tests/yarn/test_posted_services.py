@@ -1,0 +1,168 @@
+"""Services that users post themselves, with ``dl2d submit --rm yarn`` or as a plain service file."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from yarn.fake_yarn import FakeYarn
+from yarn.test_manager import wait_until
+
+from dl2d.core.errors import Denied, NotFound, Rejected, Unavailable
+from dl2d.core.job_request import RequestRules, parse_request, read_directives
+from dl2d.core.jobs import JobKey, Launch, Role
+from dl2d.core.resource_manager import ContainerReport, RmJobState, TaskSpec
+from dl2d.core.resources import Resources
+from dl2d_yarn.manager import YarnManager
+from dl2d_yarn.service_file import Posted, posted_description
+from dl2d_yarn.settings import YarnSettings
+
+DIRECTIVES = {
+    "name": "digits",
+    "model": "resnet-50",
+    "epochs": "20",
+    "steps_per_epoch": "9",
+    "worker": "cpu:2,memory:1G,gpu:1",
+    "ps": "cpu:1",
+}
+REQUEST = parse_request(DIRECTIVES, rules=RequestRules())
+POSTED = Posted(
+    name="digits", request=REQUEST, directives=DIRECTIVES, argv=("python", "train.py", "--name", "a b"),
+    cwd="/home/alice", env={"OMP_NUM_THREADS": "1"},
+)  # fmt: skip
+SETTINGS = YarnSettings.parse({"addresses": ["http://rm:8088"], "user": "dl2d", "runner": "/opt/dl2d/bin/dl2-run"})
+
+
+@pytest.fixture
+def yarn() -> FakeYarn:
+    return FakeYarn()
+
+
+@pytest.fixture
+def manager(yarn: FakeYarn) -> Iterator[YarnManager]:
+    manager = yarn.manager()
+    manager.listing()
+    yield manager
+    manager.close()
+
+
+def report(job: JobKey, name: str, number: int, **more: object) -> ContainerReport:
+    role, _, instance = name.partition("-")
+    given = {"incarnation": "a", "node": "node1:45001", **more}
+    container = f"container_1795581702976_0001_01_{number:06}"
+    return ContainerReport(job=job, role=Role(role), instance=int(instance), container=container, **given)  # type: ignore[arg-type]
+
+
+def test_the_service_has_the_request_the_command_and_a_secret_and_not_the_daemons_part() -> None:
+    service = posted_description(POSTED, SETTINGS, daemon="http://head:8910", archive="hdfs:///env.tar.gz",
+                                 files=["hdfs:///home/alice/train.py"])  # fmt: skip
+    environment = service["configuration"]["env"]
+    assert len(environment["DL2_PROOF"]) == 64
+    assert environment["DL2_DAEMON"] == "http://head:8910"
+    assert environment["OMP_NUM_THREADS"] == "1"
+    assert service["configuration"]["properties"]["dl2.epochs"] == "20"
+    assert service["configuration"]["files"] == [
+        {"type": "ARCHIVE", "src_file": "hdfs:///env.tar.gz", "dest_file": "env"},
+        {"type": "STATIC", "src_file": "hdfs:///home/alice/train.py", "dest_file": "train.py"},
+    ]
+    coordinator, _, worker = service["components"]
+    assert worker["launch_command"] == "exec env/bin/dl2-run python train.py --name 'a b'"
+    assert worker["resource"] == {
+        "cpus": 2, "memory": "1024", "additional": {"yarn.io/gpu": {"value": 1, "unit": ""}}
+    }  # fmt: skip
+    assert coordinator["number_of_containers"] == 1
+    shared = posted_description(POSTED, SETTINGS, daemon="http://head:8910")
+    assert shared["components"][1]["launch_command"] == (
+        "cd /home/alice && exec /opt/dl2d/bin/dl2-run python train.py --name 'a b'"
+    )
+    with pytest.raises(Rejected, match="cannot be the name of a YARN service"):
+        posted_description(replace(POSTED, name="Big_Job"), SETTINGS, daemon="http://head:8910")
+
+
+def test_a_sites_template_is_kept(tmp_path: Path) -> None:
+    plain = posted_description(POSTED, SETTINGS, daemon="http://head:8910")
+    for component in plain["components"]:
+        component["artifact"] = {"id": "site/dl2d:1", "type": "DOCKER"}
+        component["placement_policy"] = {
+            "constraints": [{"type": "AFFINITY", "scope": "NODE", "node_partitions": ["gpu"], "target_tags": []}]
+        }
+    file = tmp_path / "service.json"
+    file.write_text(json.dumps(plain))
+    service = posted_description(POSTED, replace(SETTINGS, template=str(file)), daemon="http://head:8910")
+    assert service["components"][2]["artifact"] == {"id": "site/dl2d:1", "type": "DOCKER"}
+    assert service["components"][2]["placement_policy"]["constraints"][0]["node_partitions"] == ["gpu"]
+    file.write_text('{"components": []}')
+    with pytest.raises(Rejected, match=r"template: .*service\.json cannot be used"):
+        posted_description(POSTED, replace(SETTINGS, template=str(file)), daemon="http://head:8910")
+
+
+def test_it_registers_with_its_secret_and_is_resized_and_removed_as_its_user(
+    yarn: FakeYarn, manager: YarnManager
+) -> None:
+    service = posted_description(POSTED, SETTINGS, daemon="http://head:8910")
+    application = yarn.post(service, "alice")
+    secret = service["configuration"]["env"]["DL2_PROOF"]
+    for proof in ("", "0" * 64):
+        with pytest.raises(Denied, match="this is not the DL2_PROOF"):
+            manager.authenticate(application, proof)
+    anchor = manager.authenticate(application, secret)
+    assert anchor.key == JobKey("yarn", "1795581702976_0001", 1795581713)
+    assert (anchor.owner.user, anchor.handle, anchor.name) == ("alice", application, "digits")
+    request = parse_request({"name": anchor.name, **read_directives(anchor.script)}, rules=RequestRules())
+    assert (request.model, request.epochs) == (REQUEST.model, REQUEST.epochs)
+    # What a task gets is what its component has.
+    assert request.demand(Role.WORKER) == Resources.of(cpu=2, memory=1024, gpu=1)
+    assert manager.authenticate(application, secret) == anchor
+    assert manager.report_container(report(anchor.key, "coordinator-0", 2)).task == "anchor"
+    (listed,) = manager.listing().jobs
+    assert (listed.handle, listed.state, listed.user, listed.tag) == (application, RmJobState.RUNNING, "alice", "")
+    worker = TaskSpec(
+        tag=f"dl2:{anchor.key.slug}:worker-0", job=anchor.key, role=Role.WORKER, name="worker-0", node="",
+        owner=anchor.owner, demand=Resources.of(cpu=2), launch=Launch(("x",), "/", ()),
+    )  # fmt: skip
+    manager.submit(worker)
+    wait_until(lambda: yarn.flexes == [{"worker": 1, "ps": 0}])
+    assert yarn.acted_for[yarn.calls.index("PUT /app/v1/services/digits")] == "alice"
+    assert manager.report_container(report(anchor.key, "worker-0", 3)).task == "worker-0"
+    manager.report_container(report(anchor.key, "coordinator-0", 2, task="anchor", exit_code=0))
+    yarn.end("digits", "SUCCEEDED")
+    assert next(job for job in manager.listing().jobs if job.handle == application).state is RmJobState.DONE
+    wait_until(lambda: "digits" not in yarn.posted)
+    assert yarn.acted_for[yarn.calls.index("DELETE /app/v1/services/digits")] == "alice"
+
+
+def test_other_services_are_none_of_its_business(yarn: FakeYarn, manager: YarnManager) -> None:
+    plain = {"name": "web", "components": [{"name": "worker", "resource": {}}], "configuration": {}}
+    application = yarn.post(plain, "bob")
+    # A stranger's service that is called like one of the daemon's.
+    yarn.post({**plain, "name": "dl2-7-1795581700"}, "eve")
+    assert manager.listing().jobs == ()
+    with pytest.raises(Denied, match="DL2_PROOF"):
+        manager.authenticate(application, "")
+    time.sleep(0.5)
+    assert not yarn.flexes
+    yarn.end("web", "SUCCEEDED")
+    manager.listing()
+    with pytest.raises(NotFound, match="no such service that has not ended"):
+        manager.authenticate(application, "x")
+
+
+def test_after_a_restart_the_daemon_waits_for_the_reports_of_services_and_knows_them_by_these(yarn: FakeYarn) -> None:
+    now = [1_795_581_800.0]
+    service = posted_description(POSTED, SETTINGS, daemon="http://head:8910")
+    application = yarn.post(service, "alice")
+    manager = yarn.manager(lambda: now[0])
+    with pytest.raises(Unavailable, match="may not have reported yet"):
+        manager.listing()
+    key = JobKey("yarn", "1795581702976_0001", 1795581713)
+    # A new container registers before the coordinator, which an earlier daemon started, has reported.
+    assert manager.authenticate(application, service["configuration"]["env"]["DL2_PROOF"]).key == key
+    assert manager.report_container(report(key, "coordinator-0", 2, task="anchor")).grace is None
+    manager.report_container(report(key, "worker-0", 3, task="worker-4"))
+    now[0] += 60
+    assert {job.tag or job.handle for job in manager.listing().jobs} == {application, f"dl2:{key.slug}:worker-4"}
+    manager.close()
