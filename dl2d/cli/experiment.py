@@ -17,7 +17,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from dl2d.cli.options import JsonOption
 from dl2d.cli.output import print_json, print_tables, table
 from dl2d.core.errors import RequestError, WorkloadError
-from dl2d.experiments.cells import Finished
 from dl2d.experiments.definition import (
     Experiment,
     builtin_names,
@@ -32,6 +31,7 @@ from dl2d.experiments.overrides import Scale, at_scale, changed, names_kinds, on
 from dl2d.experiments.report import summary_json, write_report
 from dl2d.experiments.results import summarise
 from dl2d.experiments.run import Run, begin_run, check_experiment, read_run, run_cells
+from dl2d.experiments.simulation_runs import Finished
 
 app = typer.Typer(no_args_is_help=True, help="Compares policies over workloads and seeds, and writes a report.")
 

@@ -14,9 +14,9 @@ from dl2d.core.policy_registry import Registry, Trial, TrialCase, Version
 from dl2d.core.site_history import RecordingStore
 from dl2d.daemon.loop import guard_rules
 from dl2d.daemon.models.active_version import configured_checkpoint, given, read_version
+from dl2d.learning.digital_twin import DAY_SECONDS
 from dl2d.learning.promotion_gate import GateSettings, Verdict, compare
 from dl2d.learning.train_test_split import Split, split_history
-from dl2d.learning.twin import DAY_SECONDS
 from dl2d.plugins import Given, load_placement, load_policy
 from dl2d.policies.common.checkpoint import Checkpoint
 

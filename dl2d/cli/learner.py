@@ -62,7 +62,7 @@ def _learn(settings: Settings) -> Path:
     """Folder of the candidate."""
     # After the limits were set, for what is imported here takes time and memory.
     from dl2d.cli.options import reading  # noqa: PLC0415
-    from dl2d.cli.site_learning import TwinSettings, judged, learn  # noqa: PLC0415
+    from dl2d.cli.train_from_store import TwinSettings, judged, learn  # noqa: PLC0415
     from dl2d.daemon.models.candidates import write_candidate  # noqa: PLC0415
 
     told: dict[str, float] = {}

@@ -114,7 +114,7 @@ def train(
     )  # fmt: skip
     # Imported where they are run: PyTorch takes seconds, what reads a store half a second.
     if twin:
-        from dl2d.cli.train_twin import train_twin  # noqa: PLC0415
+        from dl2d.cli.train_in_digital_twin import train_twin  # noqa: PLC0415
 
         train_twin(_site(config, store), options, paper=design is Design.ORIGINAL)
     elif design is Design.ORIGINAL:

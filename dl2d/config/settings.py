@@ -21,9 +21,9 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.errors import ConfigError, RequestError
+from dl2d.core.input_validation import problems_of
 from dl2d.core.job_request import MAX_TASKS, RequestRules
 from dl2d.core.resources import Resources, parse_resources
-from dl2d.core.user_input import problems_of
 
 DEFAULT_PATH = Path("/etc/dl2d/dl2d.yaml")
 

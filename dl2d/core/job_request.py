@@ -16,9 +16,9 @@ from pydantic import BeforeValidator, PlainValidator, TypeAdapter
 
 from dl2d.core.error_wording import did_you_mean, is_meant, shown
 from dl2d.core.errors import RequestError
+from dl2d.core.input_validation import NAME, NAME_RULE, Demand, Number, Record, Text, Whole, bad, read
 from dl2d.core.jobs import Architecture, Consistency, JobRequest
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d.core.user_input import NAME, NAME_RULE, Demand, Number, Record, Text, Whole, bad, read
 
 MAX_EPOCHS = 1e6
 MAX_TASKS = 10_000

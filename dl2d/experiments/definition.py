@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, PlainValidator, TypeAdapter, model_validat
 
 from dl2d.core.error_wording import did_you_mean, printable, shown
 from dl2d.core.errors import WorkloadError
-from dl2d.core.user_input import (
+from dl2d.core.input_validation import (
     ONE_LINE,
     Flag,
     Items,

@@ -17,7 +17,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from dl2d.core.arrays import Floats
+from dl2d.core.array_types import Floats
 from dl2d.experiments.participant_preparation import REFERENCE
 from dl2d.experiments.results import CaseSummary, Curve, PolicySummary, Timelines, by_unit, curves, read_timelines
 from dl2d.experiments.run import Run

@@ -18,10 +18,10 @@ import numpy as np
 from dl2d.atomic_file import write_atomically
 from dl2d.core.error_wording import printable
 from dl2d.core.errors import Dl2dError, PluginError, WorkloadError
+from dl2d.core.input_validation import to_plain
 from dl2d.core.json_codec import as_plain, decode, encode
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
-from dl2d.core.user_input import to_plain
 from dl2d.experiments.definition import Case, with_content
 from dl2d.experiments.participants import (
     PLACEMENT,

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, TypeAdapter, model_validator
 
 from dl2d.core.error_wording import shown
 from dl2d.core.errors import WorkloadError
-from dl2d.core.user_input import Flag, Items, Kinds, Record, Text, Whole, bad, read, to_plain
+from dl2d.core.input_validation import Flag, Items, Kinds, Record, Text, Whole, bad, read, to_plain
 from dl2d.learning.dl2_paper.settings import PAPER, Settings
 from dl2d.learning.training import TrainingSettings
 from dl2d.simulation.workload.sources import is_drawn

@@ -28,16 +28,6 @@ import msgspec
 from dl2d.atomic_file import write_atomically
 from dl2d.core.errors import Dl2dError, PluginError
 from dl2d.core.json_codec import as_plain, decode, encode
-from dl2d.experiments.cells import (
-    Cell,
-    Finished,
-    Runner,
-    cells_of,
-    check_cell,
-    failed,
-    prepare_cell,
-    replay_cell,
-)
 from dl2d.experiments.definition import (
     Experiment,
     digest,
@@ -50,6 +40,16 @@ from dl2d.experiments.definition import (
 from dl2d.experiments.executors import Executor
 from dl2d.experiments.participant_preparation import Preparation, Prepared
 from dl2d.experiments.provenance import code_digest, environment
+from dl2d.experiments.simulation_runs import (
+    Cell,
+    Finished,
+    Runner,
+    cells_of,
+    check_cell,
+    failed,
+    prepare_cell,
+    replay_cell,
+)
 from dl2d.simulation.slot_time_series import SlotSeries
 from dl2d.simulation.workload.sources import named_file
 

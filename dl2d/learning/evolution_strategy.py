@@ -12,8 +12,8 @@ from typing import Annotated
 
 import numpy as np
 
-from dl2d.core.arrays import Floats
-from dl2d.core.user_input import Number, Record, Whole
+from dl2d.core.array_types import Floats
+from dl2d.core.input_validation import Number, Record, Whole
 
 _MEAN, _SQUARE, _TINY = 0.9, 0.99, 1e-3
 

@@ -23,7 +23,7 @@ from dl2d.simulation.replay import Rules, replay
 from dl2d.simulation.speeds.realism_options import Realism
 from dl2d.simulation.statistics import estimate
 from dl2d.simulation.workload.format import to_request
-from dl2d.tick.guard import ResizeHistory, check_decision, guard
+from dl2d.tick.guard_limits import ResizeHistory, check_decision, guard
 from dl2d.tick.policy_start_check import start_check
 from dl2d.tick.tick_context import GuardRules
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dl2d.core.arrays import Bools, Floats, Ints
+from dl2d.core.array_types import Bools, Floats, Ints
 from dl2d.core.jobs import Allocation, JobRequest
 from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.policies.dl2.pareto_frontier import (

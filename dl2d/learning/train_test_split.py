@@ -11,7 +11,7 @@ import numpy as np
 from dl2d.core.errors import WorkloadError
 from dl2d.core.measured_speeds import MeasuredSpeeds
 from dl2d.core.site_history import History
-from dl2d.learning.twin import Day, Speeds, costs_of, days_of, learnt_from, resampled, thinned, workload_of
+from dl2d.learning.digital_twin import Day, Speeds, costs_of, days_of, learnt_from, resampled, thinned, workload_of
 from dl2d.simulation.speeds.realism_options import Realism
 from dl2d.simulation.workload.format import Workload
 from dl2d.throughput.gaussian_process import GaussianProcess

@@ -13,10 +13,10 @@ from typing import Annotated, Any, Final
 
 import numpy as np
 
-from dl2d.core.arrays import Floats, Ints
+from dl2d.core.array_types import Floats, Ints
 from dl2d.core.errors import CheckpointError
+from dl2d.core.input_validation import Flag, Items, Number, Record, Whole
 from dl2d.core.measured_speeds import MeasuredSpeeds
-from dl2d.core.user_input import Flag, Items, Number, Record, Whole
 from dl2d.learning import training_state
 from dl2d.learning.evolution_strategy import Search, Step, advance
 from dl2d.learning.rollout import Ground, Measurements, measuring, play

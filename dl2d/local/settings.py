@@ -16,8 +16,8 @@ from pydantic import PlainValidator, TypeAdapter, model_validator
 from dl2d.core.cluster import Node
 from dl2d.core.error_wording import shown
 from dl2d.core.errors import ConfigError
+from dl2d.core.input_validation import Demand, Items, Record, Text, Whole, bad, read
 from dl2d.core.resources import Resources
-from dl2d.core.user_input import Demand, Items, Record, Text, Whole, bad, read
 
 MAX_NODES = 10_000
 _PREFIX = "resource_manager.local"

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from dl2d.core.error_wording import did_you_mean, shown
 from dl2d.core.errors import WorkloadError
-from dl2d.core.user_input import not_one_of
+from dl2d.core.input_validation import not_one_of
 
 _LONGEST_TEXT = 1000
 

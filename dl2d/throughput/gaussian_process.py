@@ -62,7 +62,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from dl2d.core.arrays import Bools, Floats, Ints
+from dl2d.core.array_types import Bools, Floats, Ints
 from dl2d.core.jobs import JobRequest
 from dl2d.core.measured_speeds import SpeedPoint, TrainingKind
 from dl2d.throughput.kernel import (

@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dl2d.core.arrays import Bools, Floats, Ints
+from dl2d.core.array_types import Bools, Floats, Ints
 from dl2d.core.jobs import Allocation
 from dl2d.core.measured_speeds import (
     OTHER_KIND_LOG_RATIO,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dl2d.core.arrays import Bools, Floats
+from dl2d.core.array_types import Bools, Floats
 from dl2d.core.jobs import Allocation, Architecture, Consistency
 from dl2d.core.measured_speeds import SpeedPoint, TrainingKind
 

@@ -15,12 +15,12 @@ from dl2d.core.json_codec import digest
 from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
-from dl2d.tick.guard import check_decision
+from dl2d.tick.guard_limits import check_decision
+from dl2d.tick.needless_wait import NeedlessWait
 from dl2d.tick.policy_call import gc_paused
 from dl2d.tick.reconcile import Reconciled
 from dl2d.tick.tick_context import Deciders
 from dl2d.tick.tick_state import SetAside
-from dl2d.tick.waiting_on_idle_cluster import NeedlessWait
 
 log = structlog.get_logger()
 

@@ -21,9 +21,9 @@ from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.core.store import Store
-from dl2d.tick.guard import check_decision
+from dl2d.tick.guard_limits import check_decision
+from dl2d.tick.needless_wait import startable_waiting_jobs
 from dl2d.tick.place.place import place
-from dl2d.tick.waiting_on_idle_cluster import startable_waiting_jobs
 
 #: Number of slots that are simulated. A job may be left waiting in the first, since some policies choose at random.
 _SLOTS: Final = 2

@@ -6,7 +6,8 @@ from dl2d.core.daemon_mode import Mode
 from dl2d.core.tick_plan import Outcome, Plan
 from dl2d.tick.apply import apply
 from dl2d.tick.decide import decide, set_aside_after_wait, situation_digest
-from dl2d.tick.guard import guard
+from dl2d.tick.guard_limits import guard
+from dl2d.tick.needless_wait import NeedlessWait, startable_waiting_jobs
 from dl2d.tick.observe import observe, with_evidence
 from dl2d.tick.place.place import place
 from dl2d.tick.reconcile import reconcile
@@ -14,7 +15,6 @@ from dl2d.tick.record import Report, record
 from dl2d.tick.scheduler_decision import observed_decision
 from dl2d.tick.tick_context import Context
 from dl2d.tick.tick_state import SlotDecision, TickState
-from dl2d.tick.waiting_on_idle_cluster import NeedlessWait, startable_waiting_jobs
 
 
 def tick(context: Context, state: TickState) -> tuple[TickState, Report]:

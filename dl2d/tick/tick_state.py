@@ -9,8 +9,8 @@ from typing import NamedTuple
 from dl2d.core.decision import Decision
 from dl2d.core.jobs import JobKey
 from dl2d.core.policy import Policy
-from dl2d.tick.guard import ResizeHistory
-from dl2d.tick.waiting_on_idle_cluster import NeedlessWait
+from dl2d.tick.guard_limits import ResizeHistory
+from dl2d.tick.needless_wait import NeedlessWait
 
 
 class StartFailures(NamedTuple):

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dl2d.core.errors import RequestError
+from dl2d.core.input_validation import NAME_RULE
 from dl2d.core.job_request import MAX_EPOCHS, RequestRules, parse_request, read_directives
 from dl2d.core.jobs import Architecture, Consistency, JobRequest
 from dl2d.core.resources import Resources
-from dl2d.core.user_input import NAME_RULE
 
 RULES = RequestRules(models=frozenset({"resnet-50", "vgg-16"}), max_workers=16, max_ps=8)
 LEAST = {"model": "resnet-50", "epochs": 90, "samples_per_epoch": 1000, "worker": {"cpu": 2, "gpu": 1}}

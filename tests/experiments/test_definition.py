@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dl2d.core.errors import WorkloadError
-from dl2d.experiments.cells import cells_of
 from dl2d.experiments.definition import (
     Case,
     Experiment,
@@ -23,6 +22,7 @@ from dl2d.experiments.definition import (
 )
 from dl2d.experiments.overrides import Scale, at_scale, changed
 from dl2d.experiments.participants import plain
+from dl2d.experiments.simulation_runs import cells_of
 from dl2d.simulation.simulation_presets import PresetName
 
 PLAIN = {

@@ -11,10 +11,10 @@ import psutil
 import pytest
 from experiments.runners import broken, deadly, endless, quick, spoiled
 
-from dl2d.experiments.cells import Cell, cells_of
 from dl2d.experiments.definition import Case, Experiment
 from dl2d.experiments.executors import Local, Ray
 from dl2d.experiments.participants import plain
+from dl2d.experiments.simulation_runs import Cell, cells_of
 
 
 def cells(seeds: int = 3, name: str = "case") -> tuple[Cell, ...]:

@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from dl2d.core.errors import WorkloadError
-from dl2d.experiments.cells import cells_of
 from dl2d.experiments.definition import (
     Claim,
     Experiment,
@@ -34,6 +33,7 @@ from dl2d.experiments.participants import (
     original_settings,
     plain,
 )
+from dl2d.experiments.simulation_runs import cells_of
 
 CLAIM = {
     "policy": "paper", "against": "drf", "change": -44.1, "says": "faster\nby far", "source": "a paper", "why": "luck",

@@ -14,11 +14,11 @@ import yaml
 from experiments.runners import quick, spoiled
 from experiments.test_run import Here
 
-from dl2d.experiments.cells import Cell, Finished, Runner
 from dl2d.experiments.definition import read_experiment
 from dl2d.experiments.report import command_line, summary_json, write_report
 from dl2d.experiments.results import read_timelines, summarise
 from dl2d.experiments.run import ExperimentError, Run, begin_run, read_run, run_cells
+from dl2d.experiments.simulation_runs import Cell, Finished, Runner
 
 HOSTILE = "<b>a|b</b> & `c`"
 

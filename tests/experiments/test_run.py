@@ -12,7 +12,6 @@ from experiments.runners import quick, spoiled
 
 from dl2d.core.errors import PluginError, WorkloadError
 from dl2d.experiments import provenance
-from dl2d.experiments.cells import Cell, Finished, Runner, attempt, replay_cell
 from dl2d.experiments.definition import Experiment, read_experiment
 from dl2d.experiments.provenance import code_digest, environment
 from dl2d.experiments.run import (
@@ -23,6 +22,7 @@ from dl2d.experiments.run import (
     read_series,
     run_cells,
 )
+from dl2d.experiments.simulation_runs import Cell, Finished, Runner, attempt, replay_cell
 
 JOB = {
     "id": "1", "model": "m", "submit_slot": 0, "epochs": 5.0, "samples_per_epoch": 100.0,

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from dl2d.core.arrays import Floats
+from dl2d.core.array_types import Floats
 from dl2d.core.jobs import Architecture
 from dl2d.simulation.speeds.speed_models import AllReduce, Physical, SpeedModel
 from dl2d.simulation.workload.format import Workload

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dl2d.core.arrays import Floats, Ints
+from dl2d.core.array_types import Floats, Ints
 from dl2d.learning.dl2_paper.samples import Samples
 from dl2d.learning.dl2_paper.settings import Credit, Reward, Settings, TooFewSamples
 from dl2d.policies.dl2_paper.exploration import correcting_actions, explored

@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from dl2d.core.arrays import Ints
+from dl2d.core.array_types import Ints
 from dl2d.learning.dl2_paper.settings import TooFewSamples
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Final, Self
 from pydantic import PlainValidator, model_validator
 
 from dl2d.core.errors import Dl2dError
-from dl2d.core.user_input import Flag, Number, Record, Whole, bad, not_one_of
+from dl2d.core.input_validation import Flag, Number, Record, Whole, bad, not_one_of
 
 
 class Teacher(enum.StrEnum):

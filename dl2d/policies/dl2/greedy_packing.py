@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dl2d.core.arrays import Floats, Ints
+from dl2d.core.array_types import Floats, Ints
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, Role
 from dl2d.core.packing import Blocked, Packing
 from dl2d.policies.common.greedy import GreedyAllocation

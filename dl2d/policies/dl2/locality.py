@@ -21,7 +21,7 @@ from typing import Final
 
 import numpy as np
 
-from dl2d.core.arrays import Floats
+from dl2d.core.array_types import Floats
 from dl2d.core.cluster import Node, NodeState, Snapshot
 from dl2d.core.jobs import Architecture, JobRequest
 from dl2d.core.measured_speeds import JobSpeeds, MeasuredSpeeds, SpeedPoint, TrainingKind

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dl2d.core.arrays import Bools, Floats, Ints
+from dl2d.core.array_types import Bools, Floats, Ints
 from dl2d.core.jobs import Architecture, JobRequest
 from dl2d.core.measured_speeds import TrainingKind
 from dl2d.core.resources import Resources

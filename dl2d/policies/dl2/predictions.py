@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
-from dl2d.core.arrays import Floats
+from dl2d.core.array_types import Floats
 from dl2d.core.cluster import Snapshot
 from dl2d.core.jobs import JobRequest
 from dl2d.core.measured_speeds import SpeedPoint, TrainingKind
@@ -20,7 +20,6 @@ from dl2d.policies.dl2.exploration import job_optimism
 from dl2d.policies.dl2.locality import Locality, largest_requests, min_worker_seconds
 from dl2d.throughput.gaussian_process import GaussianProcess
 from dl2d.throughput.kernel import Group
-from dl2d.throughput.mislabelled_jobs import Relabelling
 from dl2d.throughput.observations import (
     Points,
     by_kind,
@@ -31,6 +30,7 @@ from dl2d.throughput.observations import (
     speeds_at,
     without_drift,
 )
+from dl2d.throughput.wrong_model_types import Relabelling
 
 
 class CheckpointSpeeds:

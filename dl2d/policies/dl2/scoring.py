@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from dl2d.core.arrays import Bools, Floats, Ints
+from dl2d.core.array_types import Bools, Floats, Ints
 from dl2d.policies.dl2.pareto_frontier import FrontierArrays
 
 #: The 15 features of a step. Each is the product of a factor of the size that the step leads to and a factor of the job

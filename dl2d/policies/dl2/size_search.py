@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dl2d.core.arrays import Bools, Floats, Ints
+from dl2d.core.array_types import Bools, Floats, Ints
 from dl2d.policies.dl2.pareto_frontier import FrontierArrays
 from dl2d.policies.dl2.scoring import ClusterJobs, describe_steps, score
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dl2d.core.arrays import Floats, Ints
+from dl2d.core.array_types import Floats, Ints
 
 #: Ratio of workers to PSs, or of PSs to workers, beyond which a state is poor: the paper's.
 MAX_RATIO: Final = 10.0

@@ -16,8 +16,8 @@ from pydantic import PlainValidator, TypeAdapter, model_validator
 
 from dl2d.core.error_wording import did_you_mean, shown
 from dl2d.core.errors import WorkloadError
+from dl2d.core.input_validation import Demand, Items, Name, Number, Record, Text, Whole, bad, not_one_of, read
 from dl2d.core.jobs import Architecture
-from dl2d.core.user_input import Demand, Items, Name, Number, Record, Text, Whole, bad, not_one_of, read
 from dl2d.simulation.speeds.speed_models import Bandwidth, Seconds, SpeedModel, WorkerCount, parse_speed
 
 #: ``ps-sync``: Optimus' function. ``physical``: from hardware. ``allreduce``: ring. ``measured``: an all-reduce table.

@@ -17,8 +17,8 @@ from pydantic import AfterValidator, TypeAdapter
 
 from dl2d.core.error_wording import did_you_mean, shown
 from dl2d.core.errors import WorkloadError
+from dl2d.core.input_validation import Flag, Items, Number, Record, Whole, bad, not_one_of, read, to_plain
 from dl2d.core.jobs import Architecture, Consistency
-from dl2d.core.user_input import Flag, Items, Number, Record, Whole, bad, not_one_of, read, to_plain
 
 Grid = NDArray[np.float64]
 N = TypeVar("N", float, Grid)

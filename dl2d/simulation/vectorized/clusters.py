@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from dl2d.core.arrays import Bools, Floats, Ints
+from dl2d.core.array_types import Bools, Floats, Ints
 from dl2d.simulation.vectorized.workload_arrays import NEVER, Library
 
 #: What is placed as one: a worker, a PS, or one of both.

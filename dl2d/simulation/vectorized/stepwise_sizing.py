@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dl2d.core.arrays import Bools, Ints
+from dl2d.core.array_types import Bools, Ints
 from dl2d.policies.dl2_paper.observation import Layout, Observations, dominant_share, job_features, size_features
 from dl2d.simulation.vectorized.clusters import Clusters, SlotReport, in_bundles
 

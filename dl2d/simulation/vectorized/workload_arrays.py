@@ -8,7 +8,7 @@ from typing import Final, Self
 
 import numpy as np
 
-from dl2d.core.arrays import Floats, Ints
+from dl2d.core.array_types import Floats, Ints
 from dl2d.core.errors import WorkloadError
 from dl2d.core.jobs import Architecture
 from dl2d.core.resources import Resources

@@ -17,9 +17,7 @@ from dl2d.atomic_file import write_atomically
 from dl2d.core.cluster import Node
 from dl2d.core.error_wording import did_you_mean, printable, shown
 from dl2d.core.errors import WorkloadError
-from dl2d.core.jobs import Architecture, JobRequest
-from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d.core.user_input import (
+from dl2d.core.input_validation import (
     NAME,
     Demand,
     Items,
@@ -34,6 +32,8 @@ from dl2d.core.user_input import (
     read,
     to_plain,
 )
+from dl2d.core.jobs import Architecture, JobRequest
+from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.simulation.speeds.model_profiles import load_profile
 from dl2d.simulation.speeds.speed_models import MAX_INTERPOLATED, MAX_TASKS, SpeedModel, Table, parse_speed
 

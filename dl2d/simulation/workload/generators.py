@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from dl2d.core.arrays import Floats
+from dl2d.core.array_types import Floats
 from dl2d.core.error_wording import did_you_mean
 from dl2d.core.errors import WorkloadError
 from dl2d.simulation.options import one_of, within

@@ -10,9 +10,9 @@ from typing import Annotated, ClassVar, Final
 
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 
+from dl2d.core.input_validation import NAME, Number, Record, Text, Whole
 from dl2d.core.resource_manager import StaticJob
 from dl2d.core.resources import Resources
-from dl2d.core.user_input import NAME, Number, Record, Text, Whole
 from dl2d_slurm.output_fields import owner_of, present
 
 #: What is asked of squeue beside the rest where there are rules.

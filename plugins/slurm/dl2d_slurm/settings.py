@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Final
 from pydantic import AfterValidator, BeforeValidator, TypeAdapter
 
 from dl2d.core.errors import ConfigError
-from dl2d.core.user_input import Items, Number, Record, Text, Whole, bad, read
+from dl2d.core.input_validation import Items, Number, Record, Text, Whole, bad, read
 from dl2d_slurm.observed_jobs import WatchRule
 
 _PREFIX = "resource_manager.slurm"

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Final
 from pydantic import TypeAdapter
 
 from dl2d.core.errors import ConfigError
-from dl2d.core.user_input import Items, Number, Record, Text, Whole, read
+from dl2d.core.input_validation import Items, Number, Record, Text, Whole, read
 
 _PREFIX = "resource_manager.yarn"
 AbsolutePath = Annotated[str, Text(4096, r"/[^\x00]*", "an absolute path")]

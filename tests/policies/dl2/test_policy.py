@@ -9,7 +9,7 @@ from msgspec import structs
 from policies.dl2.checkpoints import checkpoint, measured, policy
 from policies.snapshots import NO_PS, a_job, a_snapshot, ask, cluster, given, snapshots
 
-from dl2d.core.arrays import Floats
+from dl2d.core.array_types import Floats
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Constraint
 from dl2d.core.errors import CheckpointError
@@ -29,7 +29,7 @@ from dl2d.policies.dl2.scoring import (
     score,
     weight_count,
 )
-from dl2d.tick.guard import check_decision
+from dl2d.tick.guard_limits import check_decision
 
 CPU = {"model": "m", "worker": Resources.of(cpu=2), "ps": Resources.of(cpu=1), "max_workers": 3, "max_ps": 3}
 #: Speed by (workers, PSs): a worker more helps, a PS more does not, except that 3w+2ps is best of all.

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dl2d.core.arrays import Floats, Ints
+from dl2d.core.array_types import Floats, Ints
 from dl2d.policies.dl2.pareto_frontier import FrontierArrays, ParetoFrontier, SizeGrid, pareto_frontiers
 from dl2d.policies.dl2.scoring import ClusterJobs, describe_steps, score, weight_count
 from dl2d.policies.dl2.size_search import choose_sizes

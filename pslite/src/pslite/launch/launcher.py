@@ -14,8 +14,8 @@ from functools import partial
 from pslite.coordinator import Coordinator, Settings
 from pslite.errors import UsageError
 from pslite.launch.coordinator_supervisor import LogLocation, Supervisor, locate_log
-from pslite.launch.daemon_membership import DaemonClient
 from pslite.launch.local_tasks import LocalTasks
+from pslite.launch.membership_from_daemon import DaemonClient
 from pslite.launch.mxnet_launcher import OpenMembership, launched_listener
 from pslite.launch.registration import Registration, register
 from pslite.launch.task_environment import balance_of, job_encryption, need

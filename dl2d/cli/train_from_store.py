@@ -23,10 +23,10 @@ from dl2d.core.policy_registry import Registry
 from dl2d.core.site_history import RecordingStore
 from dl2d.daemon.models.active_version import read_version, version_in
 from dl2d.daemon.models.candidates import Candidate
+from dl2d.learning.digital_twin import DAY_SECONDS
 from dl2d.learning.evolution_strategy import Step
 from dl2d.learning.train_test_split import Split
 from dl2d.learning.training import State, Trainer, TrainingSettings
-from dl2d.learning.twin import DAY_SECONDS
 from dl2d.plugins import load_placement
 from dl2d.policies.common.checkpoint import DIGITS, Checkpoint, settings_in, write_checkpoint
 from dl2d.policies.dl2.checkpoint_contents import from_arrays

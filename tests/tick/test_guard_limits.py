@@ -24,7 +24,7 @@ from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.tick import policy_call
 from dl2d.tick.decide import decide
-from dl2d.tick.guard import ResizeHistory, check_decision, guard
+from dl2d.tick.guard_limits import ResizeHistory, check_decision, guard
 from dl2d.tick.policy_call import Deadline
 from dl2d.tick.tick_context import Deciders, GuardRules
 

@@ -11,8 +11,7 @@ from typing import Annotated, Any, ClassVar
 import pytest
 from pydantic import TypeAdapter
 
-from dl2d.core.resources import Resources
-from dl2d.core.user_input import (
+from dl2d.core.input_validation import (
     NAME_RULE,
     Demand,
     Flag,
@@ -26,6 +25,7 @@ from dl2d.core.user_input import (
     read,
     to_plain,
 )
+from dl2d.core.resources import Resources
 
 
 class Colour(enum.StrEnum):

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from dl2d.core.arrays import Floats
+from dl2d.core.array_types import Floats
 from dl2d.core.cluster import Snapshot
 from dl2d.core.jobs import Job, JobKey, JobRequest
 from dl2d.core.measured_speeds import SAME_SPEED_LOG_RATIO, SpeedPoint, TrainingKind

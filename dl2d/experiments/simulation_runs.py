@@ -1,4 +1,4 @@
-"""Cells of an experiment: the simulation of one workload with one policy and one seed, and its result."""
+"""Simulation runs of an experiment: that of one workload with one policy and one seed, and its result."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from dl2d.core.arrays import Floats
+from dl2d.core.array_types import Floats
 from dl2d.core.cluster import Node, NodeState
 from dl2d.core.jobs import Architecture, Job, JobRequest, JobState
 from dl2d.core.measured_speeds import MeasuredSpeeds, TrainingKind

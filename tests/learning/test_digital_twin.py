@@ -32,8 +32,8 @@ from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.resources import Resources
 from dl2d.core.site_history import History, Sight
 from dl2d.core.store import RuntimePlan
+from dl2d.learning.digital_twin import DAY_SECONDS, Speeds, costs_of, days_of, resampled, thinned, workload_of
 from dl2d.learning.train_test_split import split_history
-from dl2d.learning.twin import DAY_SECONDS, Speeds, costs_of, days_of, resampled, thinned, workload_of
 from dl2d.policies.drf import Drf
 from dl2d.simulation.workload.format import describe_workload, read_workload, to_request
 from dl2d.store.sql_store import SqlStore
