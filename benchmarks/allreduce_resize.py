@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hot_scaling import describe
 from msgspec.structs import replace
+from resize_suspension import describe
 
 from pslite.coordinator import Settings
 from pslite.numeric.gradient_sums import GradientSums

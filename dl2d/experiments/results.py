@@ -16,7 +16,7 @@ from dl2d.experiments.definition import Case, Claim
 from dl2d.experiments.participant_preparation import Preparation, Prepared, is_ideal
 from dl2d.experiments.run import Run, read_series
 from dl2d.experiments.simulation_runs import Result, Timings
-from dl2d.simulation.slot_time_series import SlotSeries
+from dl2d.simulation.result_time_series import SlotSeries
 from dl2d.simulation.statistics import Estimate, estimate, paired_change, paired_difference
 
 

@@ -50,7 +50,7 @@ from dl2d.experiments.simulation_runs import (
     prepare_cell,
     replay_cell,
 )
-from dl2d.simulation.slot_time_series import SlotSeries
+from dl2d.simulation.result_time_series import SlotSeries
 from dl2d.simulation.workload.sources import named_file
 
 DEFINITION, RESULTS, TIMINGS, ENVIRONMENT = "definition.yaml", "results.json", "timings.json", "environment.json"

@@ -24,8 +24,8 @@ from dl2d.experiments.participant_preparation import (
 from dl2d.experiments.participants import Participant
 from dl2d.simulation.lower_bound import lower_bound
 from dl2d.simulation.replay import replay
+from dl2d.simulation.result_time_series import SlotSeries
 from dl2d.simulation.simulation_presets import Preset
-from dl2d.simulation.slot_time_series import SlotSeries
 from dl2d.simulation.workload.sources import load_source
 
 

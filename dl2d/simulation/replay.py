@@ -25,7 +25,7 @@ from dl2d.simulation.in_memory_manager import MemoryManager
 from dl2d.simulation.in_memory_store import MemoryStore
 from dl2d.simulation.outages import NodeEvent, Outages
 from dl2d.simulation.realism_effects import Effects, reported_epoch, resized
-from dl2d.simulation.slot_time_series import SlotRecorder, SlotSeries
+from dl2d.simulation.result_time_series import SlotRecorder, SlotSeries
 from dl2d.simulation.speeds.realism_options import Realism, SeededRandom
 from dl2d.simulation.workload.format import SimulatedJob, Workload, to_request
 from dl2d.tick.task_specs import Credentials, TaskSpecs

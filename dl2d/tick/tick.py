@@ -9,10 +9,10 @@ from dl2d.tick.decide import decide, set_aside_after_wait, situation_digest
 from dl2d.tick.guard_limits import guard
 from dl2d.tick.needless_wait import NeedlessWait, startable_waiting_jobs
 from dl2d.tick.observe import observe, with_evidence
+from dl2d.tick.observed_decision import observed_decision
 from dl2d.tick.place.place import place
 from dl2d.tick.reconcile import reconcile
 from dl2d.tick.record import Report, record
-from dl2d.tick.scheduler_decision import observed_decision
 from dl2d.tick.tick_context import Context
 from dl2d.tick.tick_state import SlotDecision, TickState
 

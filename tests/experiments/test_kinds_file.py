@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from experiments.test_run import Here
-from simulation.workload.test_kind_sampling import FASTER, SLOWER, kinds
+from simulation.workload.test_job_kind_sampling import FASTER, SLOWER, kinds
 
 from dl2d.core.errors import WorkloadError
 from dl2d.experiments.definition import Experiment, digest, files_of, find_experiment, read_experiment

@@ -25,7 +25,7 @@ from pslite.job.membership_plan import reduction
 from pslite.job.reduction_tree import ROOT, TreeSum
 from pslite.numeric.gradient_sums import Bundle
 from pslite.testing import Resize, run_local
-from pslite.worker.allreduce.slices import Division, add_slices
+from pslite.worker.allreduce.work_division import Division, add_slices
 
 TORCH = str(Path(__file__).with_name("torch_worker.py"))
 SLOW = ("--step-seconds", "0.02", "--epochs", "8")

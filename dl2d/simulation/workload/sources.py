@@ -14,7 +14,7 @@ from dl2d.core.error_wording import did_you_mean, printable, shown
 from dl2d.core.errors import WorkloadError
 from dl2d.simulation.workload.format import Workload, read_workload
 from dl2d.simulation.workload.generators import GENERATORS, generate
-from dl2d.simulation.workload.kind_sampling import KindsSettings, draw_kinds
+from dl2d.simulation.workload.job_kind_sampling import KindsSettings, draw_kinds
 from dl2d.simulation.workload.trace_readers import FORMATS, TraceSettings, read_trace, summary
 
 _PREFIX = re.compile(r"([a-z][a-z0-9-]+):(.*)", re.DOTALL)

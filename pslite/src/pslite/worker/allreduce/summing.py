@@ -11,7 +11,7 @@ from pslite.job.job_spec import JobSpec
 from pslite.net.shared_memory import SharedMemory
 from pslite.numeric.gradient_sums import Bundle, Contribution
 from pslite.worker.allreduce.process_group import Bytes, Group, Work
-from pslite.worker.allreduce.slices import Division, add_slices
+from pslite.worker.allreduce.work_division import Division, add_slices
 
 
 class Summing:

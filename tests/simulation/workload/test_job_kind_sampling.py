@@ -13,7 +13,7 @@ from dl2d.cli.train_options import training_workloads
 from dl2d.core.errors import WorkloadError
 from dl2d.simulation.workload.format import CapacityChange, NodeGroup, Workload, read_workload, write_workload
 from dl2d.simulation.workload.generators import generate
-from dl2d.simulation.workload.kind_sampling import KindsSettings, draw_kinds
+from dl2d.simulation.workload.job_kind_sampling import KindsSettings, draw_kinds
 from dl2d.simulation.workload.sources import load_source
 
 FASTER = {"table": [[1.0, 2.0, 2.2], [2.0, 4.0, 4.4]]}
