@@ -315,7 +315,11 @@ class YarnCluster:
             "yarn.scheduler.maximum-allocation-vcores": "64",
             "yarn.scheduler.maximum-allocation-mb": "65536",
             "yarn.acl.enable": "false",
-            "yarn.nm.liveness-monitor.expiry-interval-ms": "20000",
+            "yarn.nm.liveness-monitor.expiry-interval-ms": "12000",
+            # Masters and nodes find a ResourceManager that is back at once, instead of within half a minute.
+            f"{rm}.connect.retry-interval.ms": "500",
+            "yarn.client.failover-sleep-base-ms": "100",
+            "yarn.client.failover-sleep-max-ms": "1000",
             "yarn.service.framework.path": f"file://{framework}",
             "yarn.service.base.path": f"file://{self.folder}/services",
             "yarn.service.am.java.opts": f"-Xmx200m {' '.join(_OPEN_PACKAGES)}",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import os
 import re
 import subprocess
 import sys
@@ -10,8 +12,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+import yarn_cluster
 from daemon_process import DaemonProcess, free_port
 from slurm_cluster import SlurmCluster, User, why_not
+
+from dl2d.cli.job_file import JobFile
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
@@ -47,6 +52,71 @@ def test_a_job_on_one_machine(tmp_path: Path) -> None:
     assert list((tmp_path / "trial" / "state" / "local" / "output").glob("*/worker-0.log"))
 
 
+def job_of_the_yarn_guide(folder: Path) -> Path:
+    """The job file of the guide to YARN, beside its training script."""
+    text = next(text for _, text in section("yarn.md", "Install") if "train_digits.py" in text and "epochs" in text)
+    (folder / "train_digits.py").write_text((ROOT / "examples" / "train_digits.py").read_text())
+    file = folder / "job.yaml"
+    file.write_text(text.replace("/opt/dl2d/bin/python", sys.executable))
+    return file
+
+
+@pytest.mark.yarn
+@pytest.mark.skipif(bool(yarn_cluster.why_not()), reason=yarn_cluster.why_not() or "YARN is there")
+def test_the_first_job_on_yarn(tmp_path: Path) -> None:
+    settings, *commands = (text for language, text in section("yarn.md", "Install")[1:])
+    job_of_the_yarn_guide(tmp_path)
+    check, start, _, submit = commands
+    assert start.count("systemctl") == 2
+    user, port = getpass.getuser(), free_port()
+    proxy = {f"hadoop.proxyuser.{user}.hosts": "127.0.0.1", f"hadoop.proxyuser.{user}.users": "*"}
+    with yarn_cluster.YarnCluster(nodes=1, core=proxy) as cluster:
+        (tmp_path / "dl2d.yaml").write_text(
+            settings.replace("http://rm1:8088", cluster.address).replace(
+                "http://head.cluster:8910", f"http://127.0.0.1:{port}"
+            )
+        )
+        steps = [
+            "set -e",
+            check,
+            "echo END",
+            "dl2d run & until dl2d status; do sleep 0.5; done",
+            submit.replace("--watch", ""),
+        ]
+        steps += ["until dl2d status --all | grep -q finished; do sleep 1; done", "dl2d history", "kill %1", "wait"]
+        bin_folder = str(Path(sys.executable).parent)
+        script = (
+            "\n".join(steps)
+            .replace("/opt/dl2d/bin/", f"{bin_folder}/")
+            .replace("until dl2d", f"until {bin_folder}/dl2d")
+        )
+        environment = {
+            "PATH": f"{bin_folder}:/usr/bin:/bin", "HOME": str(tmp_path), "DL2D_CONFIG": str(tmp_path / "dl2d.yaml"),
+            "DL2D_API__PORT": str(port), "DL2D_STATE_DIR": str(tmp_path / "state"), "OMP_NUM_THREADS": "1",
+        }  # fmt: skip
+        done = subprocess.run(
+            ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300,
+            check=False,
+        )  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    checked = done.stdout.partition("END")[0]
+    assert {line.split()[0] for line in checked.splitlines() if line} == {"ok"}
+    assert "Services REST interface answers" in checked
+
+
+def test_the_job_file_of_the_yarn_guide_runs_on_this_machine(tmp_path: Path) -> None:
+    file = job_of_the_yarn_guide(tmp_path)
+    nodes = [{"name": "n", "count": 2, "resources": {"cpu": 4, "memory": "8G"}}]
+    local = {"name": "local", "local": {"state_dir": str(tmp_path / "local"), "nodes": nodes}}
+    with DaemonProcess(tmp_path, {"resource_manager": local}) as daemon:
+        command = [sys.executable, "-m", "dl2d.cli", "submit", "--wait", "-c", str(daemon.config), str(file)]
+        done = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr + daemon.said()
+
+
 @pytest.fixture
 def cluster() -> Iterator[SlurmCluster]:
     with SlurmCluster(nodes=2) as cluster:
@@ -71,6 +141,22 @@ def test_the_first_job_on_slurm(cluster: SlurmCluster, tmp_path: Path) -> None:
         directives, command = script.rsplit("\n", 2)[0], script.rsplit("\n", 2)[1]
         batch = f"#!/bin/sh\n{directives}\nexport {variable[1]}{daemon.url}\n{command}\n"
         number = cluster.submit_as(alice, batch)
+        daemon.wait_until(lambda: daemon.store.find_jobs(number), "the job is registered", timeout=120)
+        key = daemon.store.find_jobs(number)[0].key
+        daemon.wait_for_end(key, timeout=240)
+        assert daemon.job(key).state == "finished", daemon.job(key).end_reason
+
+
+@pytest.mark.slurm
+@pytest.mark.skipif(bool(why_not()), reason=why_not() or "Slurm is there")
+def test_the_job_file_of_the_yarn_guide_runs_on_slurm(cluster: SlurmCluster, tmp_path: Path) -> None:
+    alice: User = cluster.add_user("alice")
+    cluster.add_python(alice)
+    job = JobFile.read(job_of_the_yarn_guide(alice.home), {"command": ["python", "train_digits.py"]})
+    slurm = {"name": "slurm", "slurm": {"slurm_conf": str(cluster.conf), "munge_socket": str(cluster.munge_socket)}}
+    with DaemonProcess(tmp_path, {"resource_manager": slurm}) as daemon:
+        lines = job.as_batch_script(alice.home).splitlines()
+        number = cluster.submit_as(alice, "\n".join([lines[0], f"export DL2_DAEMON={daemon.url}", *lines[1:], ""]))
         daemon.wait_until(lambda: daemon.store.find_jobs(number), "the job is registered", timeout=120)
         key = daemon.store.find_jobs(number)[0].key
         daemon.wait_for_end(key, timeout=240)

@@ -93,7 +93,7 @@ class YarnDaemon(DaemonProcess):
 
     def containers(self, key: JobKey) -> Counter[str]:
         """Number of the service's containers in each state."""
-        components = self.service(key).json()["components"]
+        components = self.service(key).json().get("components", [])
         return Counter(container["state"] for component in components for container in component["containers"])
 
     def processes_of(self, key: JobKey, *words: str) -> list[psutil.Process]:
@@ -275,7 +275,8 @@ def test_a_job_whose_containers_are_all_lost_goes_on_from_its_checkpoint(
     daemon.kill()
     master.kill()
     daemon.start()
-    daemon.wait_until(lambda: daemon.service(key).json().get("state") == "STABLE", "YARN has another master")
+    daemon.wait_until(lambda: daemon.masters(key), "YARN has another master")
+    daemon.wait_until(lambda: daemon.containers(key) == {"READY": 4}, "the master has all containers")
     assert {task.id for task in daemon.tasks(key, live=True)} == before
     daemon.wait_until(lambda: daemon.job(key).progress.epoch > 4, "checkpoints are there")
     daemon.yarn.kill("rm")

@@ -53,10 +53,12 @@ class FakeYarn:
         if request.method == "PUT":
             wanted = json.loads(request.content)["components"]
             self.flexes.append({each["name"]: each["number_of_containers"] for each in wanted})
+            for component in self.posted[name]["components"]:
+                component["number_of_containers"] = self.flexes[-1].get(component["name"], 1)
             return _json(202, {"diagnostics": "Updating components"})
         listed = [{"id": each, "state": "READY"} for each in self.containers.get(name, [])]
         posted = self.posted[name]
-        components = [{"name": each["name"], "resource": each["resource"]} for each in posted["components"]]
+        components = [{key: each[key] for key in each.keys() & _LISTED} for each in posted["components"]]
         components[-1]["containers"] = listed
         answer = {"state": "STABLE", "id": self.apps[name]["id"], "configuration": posted["configuration"]}
         return _json(200, {**answer, "components": components})
@@ -81,6 +83,9 @@ class FakeYarn:
     def manager(self, clock: Callable[[], float] = time.time, **more: object) -> YarnManager:
         given = {"addresses": ["http://rm:8088"], "user": "dl2d", "runner": "/opt/dl2/bin/dl2-run", **more}
         return YarnManager(YarnSettings.parse(given), clock=clock, client=client_of(self.answer))
+
+
+_LISTED = {"name", "resource", "number_of_containers"}
 
 
 def _json(status: int, content: object) -> httpx2.Response:

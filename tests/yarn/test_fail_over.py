@@ -21,7 +21,7 @@ SLEEPER = {
     "name": "sleeper",
     "version": "1",
     "components": [
-        {"name": "sleeper", "number_of_containers": 1, "launch_command": "sleep 600",
+        {"name": "main", "number_of_containers": 1, "launch_command": "sleep 600",
          "resource": {"cpus": 1, "memory": "64"}},
     ],
 }  # fmt: skip

@@ -210,8 +210,22 @@ def test_after_a_restart_nothing_is_said_until_the_containers_may_have_reported(
     now[0] += 10
     states = {job.handle: job.state for job in second.listing().jobs}
     assert states == {handle: RmJobState.RUNNING, running: RmJobState.RUNNING}
-    wait_until(lambda: len(yarn.flexes) > flexes)  # the size that was asked for last is not known
-    assert yarn.flexes[-1] == {"ps": 0, "worker": 1}
+    # The size that was asked for last is not known: YARN is asked, and nothing changed where it is right.
+    wait_until(lambda: yarn.calls[-1] == f"GET /app/v1/services/{NAME}")
+    assert len(yarn.flexes) == flexes
+    second.close()
+
+
+def test_a_size_that_an_earlier_daemon_asked_for_is_corrected(yarn: FakeYarn, manager: YarnManager) -> None:
+    started(manager)
+    second = yarn.manager(report_seconds=0.1)
+    yarn.posted[NAME]["components"][2]["number_of_containers"] = 3
+    with pytest.raises(Unavailable):
+        second.listing()
+    second.report_container(report("worker-0", 3, task="worker-1"))
+    time.sleep(0.4)
+    second.listing()
+    wait_until(lambda: yarn.flexes == [{"ps": 0, "worker": 1}])
     second.close()
 
 

@@ -13,7 +13,7 @@ import msgspec
 from dl2d.core.cluster import Node, NodeState
 from dl2d.core.errors import Unavailable
 from dl2d.core.resource_manager import RmJobState
-from dl2d.core.resources import Resources
+from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d_yarn.rest_client import RestClient
 from dl2d_yarn.states import (
     COMPONENT_STATES,
@@ -33,7 +33,7 @@ APPS_PATH: Final = "/ws/v1/cluster/apps"
 NODES_PATH: Final = "/ws/v1/cluster/nodes"
 SERVICES_PATH: Final = "/app/v1/services"
 #: Sections of an application that dl2d does not read; they are nine tenths of the answer.
-_DESELECTED: Final = "resourceRequests,timeouts,resourceInfo,appNodeLabelExpression,amNodeLabelExpression"
+_DESELECTED: Final = "resourceRequests,timeouts,appNodeLabelExpression,amNodeLabelExpression"
 _RESOURCE: Final = re.compile(r"[a-z][a-z0-9_.:/-]{0,63}")
 #: YARN's names of resources, with dl2d's.
 _NAMES: Final = {"memory-mb": "memory", "vcores": "cpu", "yarn.io/gpu": "gpu"}
@@ -45,6 +45,14 @@ _UNITS: Final = {
 _MAX_AMOUNT: Final = 1e12
 
 
+class _PartitionUse(msgspec.Struct):
+    used: Vector | None = None
+
+
+class _ResourceInfo(msgspec.Struct, rename="camel"):
+    resource_usages_by_partition: list[_PartitionUse] = []
+
+
 class _App(msgspec.Struct, rename="camel"):
     id: str
     user: str
@@ -54,6 +62,11 @@ class _App(msgspec.Struct, rename="camel"):
     started_time: int
     diagnostics: str = ""
     application_type: str = ""
+    queue: str = ""
+    application_tags: str = ""
+    running_containers: int = 0
+    finished_time: int = 0
+    resource_info: _ResourceInfo | None = None
 
 
 class _Apps(msgspec.Struct):
@@ -143,7 +156,7 @@ class _ClusterInfoAnswer(msgspec.Struct, rename="camel"):
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """A YARN service as the list of applications has it."""
+    """An application as the list of applications has it."""
 
     id: str
     name: str
@@ -151,8 +164,15 @@ class Application:
     state: RmJobState
     #: Why it waits, or how it ended.
     reason: str
-    #: Seconds since 1970.
+    #: Seconds since 1970; ``ended`` is 0 while it has not.
     started: int
+    ended: float = 0.0
+    type: str = SERVICE_TYPE
+    queue: str = ""
+    tags: str = ""
+    #: Number of its containers, its master's included, and all their resources; without what is not asked for.
+    containers: int = 0
+    used: Resources = NO_RESOURCES
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +207,10 @@ class Service:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_listing(client: RestClient, partition: str = "") -> ClusterListing:
+def read_listing(client: RestClient, partition: str = "", *, all_types: bool = False) -> ClusterListing:
     """Ask for all services, and all nodes of a partition (node label): two calls, whatever their number.
+
+    With ``all_types`` for all applications, with their resources.
 
     Applications first: a container that starts between the calls then counts in its node's use already.
 
@@ -199,7 +221,9 @@ def read_listing(client: RestClient, partition: str = "") -> ClusterListing:
     Denied
         The ResourceManager does not know or does not accept the daemon's user.
     """
-    parameters = {"applicationTypes": SERVICE_TYPE, "deSelects": _DESELECTED}
+    parameters = {"deSelects": _DESELECTED}
+    if not all_types:
+        parameters = {"applicationTypes": SERVICE_TYPE, "deSelects": f"{_DESELECTED},resourceInfo"}
     apps = client.get(APPS_PATH, _Apps, parameters=parameters)
     nodes = client.get(NODES_PATH, _Nodes)
     applications, app_remarks = _applications(apps.apps["app"] if apps.apps else ())
@@ -213,15 +237,20 @@ def read_listing(client: RestClient, partition: str = "") -> ClusterListing:
 def _applications(apps: Iterable[_App]) -> tuple[tuple[Application, ...], list[str]]:
     read, remarks = [], []
     for app in apps:
-        if app.application_type not in ("", SERVICE_TYPE):
-            continue
         state = application_state(app.state, app.final_status)
         if state is None:
             # It may hold resources, so nothing new is started in its place and it does not count as ended.
             remarks.append(f"{app.id}: unknown state {app.state[:60]!r} with final status {app.final_status[:60]!r}")
             state = RmJobState.RUNNING
         reason = "" if state is RmJobState.RUNNING else with_exit_status(" ".join(app.diagnostics.split())[:1000])
-        read.append(Application(app.id, app.name, app.user, state, reason, app.started_time // 1000))
+        usages = app.resource_info.resource_usages_by_partition if app.resource_info else ()
+        read.append(
+            Application(
+                app.id, app.name, app.user, state, reason, app.started_time // 1000, app.finished_time / 1000,
+                app.application_type or SERVICE_TYPE, app.queue, app.application_tags, app.running_containers,
+                Resources.total(_resources(usage.used)[0] for usage in usages),
+            )
+        )  # fmt: skip
     return tuple(read), remarks
 
 

@@ -6,7 +6,7 @@ import hmac
 import pwd
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, NoReturn
@@ -29,7 +29,16 @@ from dl2d.core.resource_manager import (
     TaskSpec,
 )
 from dl2d_yarn.container_board import ContainerBoard, Task
-from dl2d_yarn.listing import SERVICES_PATH, Application, ClusterListing, read_listing, read_service, read_version
+from dl2d_yarn.listing import (
+    SERVICE_TYPE,
+    SERVICES_PATH,
+    Application,
+    ClusterListing,
+    read_listing,
+    read_service,
+    read_version,
+)
+from dl2d_yarn.observed_jobs import features_of, read_nodes, static_job
 from dl2d_yarn.queue_limits import QueueLimits, read_pending_reason, read_queue_limits, within_limits
 from dl2d_yarn.rest_client import RestClient
 from dl2d_yarn.service_file import (
@@ -43,6 +52,7 @@ from dl2d_yarn.service_file import (
     service_name,
 )
 from dl2d_yarn.settings import YarnSettings
+from dl2d_yarn.states import ServiceUse
 
 log = structlog.get_logger(__name__)
 
@@ -121,6 +131,8 @@ class YarnManager:
         self._missing_since: float | None = None
         #: Limits of the queue, where YARN tells them.
         self._limits: QueueLimits | None = None
+        #: Number of containers of watched applications, and the node of each except the master's.
+        self._nodes_of: dict[str, tuple[int, tuple[str, ...]]] = {}
         #: Services of the last listing, by id.
         self._applications: Mapping[str, Application] = {}
         self._settled_at: float | None = None
@@ -149,7 +161,7 @@ class YarnManager:
         """
         del ended_since
         now = self._clock()
-        listing = read_listing(self._client, self._settings.partition)
+        listing = read_listing(self._client, self._settings.partition, all_types=bool(self._settings.watch))
         self._check_nodes(listing, now)
         for remark in listing.remarks:
             self._report_once(remark)
@@ -159,7 +171,8 @@ class YarnManager:
             self._board.end_on(listing.lost_nodes)
             self._board.forget(self._services)
             if self._settled_at is None:
-                running = any(not application.state.ended for application in listing.applications)
+                services = [application for application in listing.applications if application.type == SERVICE_TYPE]
+                running = any(not application.state.ended for application in services)
                 self._settled_at = now + _SETTLING_INTERVALS * self._settings.report_seconds if running else now
             if now < self._settled_at:
                 raise Unavailable(
@@ -167,7 +180,8 @@ class YarnManager:
                 )
             self._restart_anchors()
             self._ensure_changer()
-            return RmListing(now, self._with_idle_room(listing), (*anchors, *self._board.listed(listing.node_names)))
+            jobs = (*anchors, *self._board.listed(listing.node_names), *self._watched(listing, anchors))
+            return RmListing(now, self._with_idle_room(listing), jobs)
 
     def _take(self, listing: ClusterListing) -> list[RmJob]:
         """Note the services of a listing; returns their anchors as jobs."""
@@ -177,6 +191,8 @@ class YarnManager:
         reporting = self._board.jobs()
         self._applications = {application.id: application for application in listing.applications}
         for application in listing.applications:
+            if application.type != SERVICE_TYPE:
+                continue
             job = job_of_service(application.name, self._settings.cluster) if application.user == self._user else None
             posted = job is None
             if job is None:
@@ -259,6 +275,42 @@ class YarnManager:
     def _add_anchor(self, job: JobKey, user: str) -> None:
         if self._board.get(task_tag(job, ANCHOR)) is None:
             self._board.add(Task(job, ANCHOR, Role.COORDINATOR, user, self._clock()))
+
+    def _watched(self, listing: ClusterListing, anchors: Iterable[RmJob]) -> Iterator[RmJob]:
+        """Applications that run without dl2d and train, as the site's rules say."""
+        own = {anchor.handle for anchor in anchors}
+        for application in listing.applications if self._settings.watch else ():
+            if application.id in own:
+                continue
+            _, ids = self._nodes_of.get(application.id, (0, ()))
+            nodes = [listing.node_names.get(node, node) for node in ids]
+            static = static_job(application, nodes, _owner(application.user), self._settings.watch)
+            if static is not None:
+                yield RmJob(
+                    handle=application.id.removeprefix("application_"), state=application.state, user=application.user,
+                    node=nodes[0] if nodes else "", reason=application.reason, submitted=application.started,
+                    ended=application.ended, static=static,
+                )  # fmt: skip
+
+    def _read_nodes_of(self) -> None:
+        """Ask on which nodes the containers of watched applications are, where their number has changed."""
+        watched = self._settings.watch
+        applications = self._applications
+        changed = [
+            application
+            for application in applications.values()
+            if application.state is RmJobState.RUNNING
+            and self._nodes_of.get(application.id, (0, ()))[0] != application.containers
+            and any(rule.takes(*features_of(application)) for rule in watched)
+        ]
+        for application in changed[:_MAX_ASKED]:
+            try:
+                nodes = read_nodes(self._client, application.id)
+            except ResourceManagerError as error:
+                self._report_once(f"{application.id}: {error}")
+            else:
+                self._nodes_of[application.id] = application.containers, nodes
+        self._nodes_of = {name: known for name, known in self._nodes_of.items() if name in applications}
 
     def _key(self, application: Application) -> JobKey:
         """Key of a job whose service its user posted."""
@@ -426,6 +478,7 @@ class YarnManager:
                 self._find_overdue()
                 self._read_limits()
                 self._read_reasons()
+                self._read_nodes_of()
 
     def _attempt(self, service: _Service, change: Callable[[_Service], None]) -> None:
         try:
@@ -445,8 +498,15 @@ class YarnManager:
                 return
             components = {role: self._board.size_wanted(service.job, role) for role in TASK_ROLES}
             wanted = {role: component.wanted for role, component in components.items()}
-            if all(component.wanted == component.asked for component in components.values()):
-                return
+            unknown = any(component.asked is None for component in components.values())
+        if unknown:  # as after a restart; a request that changes nothing would hold the service in state FLEX
+            found = read_service(self._client, service.name, do_as=service.user)
+            if found.use is not ServiceUse.FLEX:
+                raise Unavailable(f"{service.name} cannot be resized yet")
+            for role, component in components.items():
+                component.asked = found.sizes.get(role.value)
+        if all(component.asked == wanted[role] for role, component in components.items()):
+            return
         path = f"{SERVICES_PATH}/{service.name}"
         self._client.send("PUT", path, flex_request(wanted), do_as=service.user)
         with self._lock:

@@ -40,7 +40,7 @@ class Spnego(httpx2.Auth):
                 f"({error}); install dl2d[kerberos]"
             ) from None
         self._principal = principal
-        self._store = {"client_keytab": f"FILE:{keytab}", "ccache": "MEMORY:dl2d-yarn"} if keytab else None
+        self._store = {"client_keytab": f"FILE:{keytab}", "ccache": f"MEMORY:dl2d-{principal}"} if keytab else None
 
     def auth_flow(self, request: httpx2.Request) -> Generator[httpx2.Request, httpx2.Response, None]:
         """Send the request, and once more with a ticket where that is demanded."""
