@@ -63,8 +63,8 @@ class YarnCluster:
         Number of NodeManagers.
     vcores, memory_mib, gpus
         Capacity of each.
-    properties, core
-        More properties of yarn-site.xml and of core-site.xml.
+    properties, core, scheduler
+        More properties of yarn-site.xml, core-site.xml and capacity-scheduler.xml.
     krb5_conf
         Configuration of Kerberos for the ResourceManager, or "".
     fail_over
@@ -80,6 +80,7 @@ class YarnCluster:
         gpus: int = 2,
         properties: Mapping[str, str] | None = None,
         core: Mapping[str, str] | None = None,
+        scheduler: Mapping[str, str] | None = None,
         krb5_conf: str = "",
         fail_over: bool = False,
     ) -> None:
@@ -92,6 +93,7 @@ class YarnCluster:
         }
         self._more = dict(properties or {})
         self._more_core = dict(core or {})
+        self._more_scheduler = dict(scheduler or {})
         self._krb5_conf = krb5_conf
         #: Authenticates the calls of this fixture itself.
         self.auth: httpx2.Auth | None = None
@@ -197,6 +199,17 @@ class YarnCluster:
                 command, env=environment, stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True
             )
 
+    def command(self) -> str:
+        """Path of a ``yarn`` command of this cluster, as an installation of Hadoop has it."""
+        script = self.folder / "yarn"
+        client = "org.apache.hadoop.yarn.client.cli.ApplicationCLI"
+        script.write_text(
+            f"#!/bin/sh\nHADOOP_USER_NAME={self.user} exec java {' '.join(_OPEN_PACKAGES)} -cp "
+            f"'{self.folder}/conf:{hadoop_lib()}/*' {client} \"$@\"\n"
+        )
+        script.chmod(0o755)
+        return str(script)
+
     @property
     def node_managers(self) -> list[str]:
         """Names of the NodeManagers."""
@@ -254,6 +267,7 @@ class YarnCluster:
             "yarn.scheduler.capacity.resource-calculator": (
                 "org.apache.hadoop.yarn.util.resource.DominantResourceCalculator"
             ),
+            **self._more_scheduler,
         }
         master_log = _LOG4J.format(file="${LOG_DIR}/serviceam.log")
         others = {"core-site": core, "resource-types": kinds, "capacity-scheduler": scheduler}

@@ -70,11 +70,14 @@ def test_the_first_job_on_yarn(tmp_path: Path) -> None:
     assert start.count("systemctl") == 2
     user, port = getpass.getuser(), free_port()
     proxy = {f"hadoop.proxyuser.{user}.hosts": "127.0.0.1", f"hadoop.proxyuser.{user}.users": "*"}
-    with yarn_cluster.YarnCluster(nodes=1, core=proxy) as cluster:
+    page = (ROOT / "docs" / "yarn.md").read_text(encoding="utf-8")
+    table = dict(re.findall(r"^\| `(yarn\.[^`]+)`(?: \([^)]*\))? \| `([^`]+)`", page, re.MULTILINE))
+    assert table["yarn.nodemanager.sleep-delay-before-sigkill.ms"] == "5000"
+    with yarn_cluster.YarnCluster(nodes=1, core=proxy, properties=table) as cluster:
         (tmp_path / "dl2d.yaml").write_text(
-            settings.replace("http://rm1:8088", cluster.address).replace(
-                "http://head.cluster:8910", f"http://127.0.0.1:{port}"
-            )
+            settings.replace("/opt/dl2d/bin", str(Path(sys.executable).parent))
+            .replace("http://rm1:8088", cluster.address)
+            .replace("http://head.cluster:8910", f"http://127.0.0.1:{port}")
         )
         steps = [
             "set -e",

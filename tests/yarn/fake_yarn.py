@@ -22,6 +22,8 @@ class FakeYarn:
         self.apps: dict[str, dict[str, Any]] = {}
         self.posted: dict[str, dict[str, Any]] = {}
         self.containers: dict[str, list[str]] = {}
+        #: Ended container of the coordinator.
+        self.dead: dict[str, str] = {}
         #: More answers by path.
         self.more: dict[str, Any] = {"/ws/v1/cluster/scheduler": scheduler()}
         self.calls: list[str] = []
@@ -60,6 +62,8 @@ class FakeYarn:
         posted = self.posted[name]
         components = [{key: each[key] for key in each.keys() & _LISTED} for each in posted["components"]]
         components[-1]["containers"] = listed
+        if name in self.dead:
+            components[0]["containers"] = [{"id": self.dead[name], "state": "FAILED"}]
         answer = {"state": "STABLE", "id": self.apps[name]["id"], "configuration": posted["configuration"]}
         return _json(200, {**answer, "components": components})
 

@@ -151,6 +151,28 @@ def test_a_hole_is_filled_before_a_component_grows_and_kept_until_then(board: Bo
     assert tasks[0].live
 
 
+def test_a_container_that_is_long_without_a_task_may_be_given_up(board: Board) -> None:
+    board.add(*(f"worker-{number}" for number in range(3)))
+    assert board.size() == 3
+    for place in range(3):
+        assert board.report(place, place + 2).task == f"worker-{place}"
+    board.report(0, 2, task="worker-0", exit_code=1)
+    board.now += 20
+    board.report(0, 2)
+    assert board.board.surplus(30) == {}
+    board.now += 20
+    board.report(0, 2)
+    assert board.board.surplus(30) == {JOB: [(Role.WORKER, 0)]}
+    component = board.board.component(JOB, Role.WORKER)
+    component.decommissioned.add(0)
+    assert (board.size(), component.size) == (3, 2)
+    # The position is not used again, so two more tasks need five positions.
+    board.add("worker-3")
+    assert board.board.surplus(30) == {}
+    board.add("worker-4")
+    assert (board.size(), component.size) == (5, 4)
+
+
 def test_a_container_that_yarn_removes_gets_nothing_more(board: Board) -> None:
     board.add("worker-1")
     board.report(0, 4)

@@ -10,13 +10,14 @@ import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from yarn.rm_answers import app, client_of, client_of_lists, lists, node, service
+from yarn.rm_answers import app, client_of, client_of_lists, lists, node, queue, scheduler, service
 
 from dl2d.core.cluster import NodeState
 from dl2d.core.errors import ResourceManagerError, Unavailable
 from dl2d.core.resource_manager import RmJobState
 from dl2d.core.resources import Resources
 from dl2d_yarn.listing import read_listing, read_service, read_version
+from dl2d_yarn.queue_limits import read_pending_reason, read_queue_limits
 from dl2d_yarn.states import ServiceUse
 
 
@@ -127,8 +128,7 @@ def test_a_spoiled_list_is_either_read_in_full_or_not_at_all(path: str, data: st
     if path.endswith("nodes"):
         assert len(read) == len({entry["id"] for entry in entries})
     else:
-        wanted = [entry for entry in entries if entry.get("applicationType", "") in ("", "yarn-service")]
-        assert [each.id for each in read] == [entry["id"] for entry in wanted]
+        assert [each.id for each in read] == [entry["id"] for entry in entries]
 
 
 @given(path=st.sampled_from(["/ws/v1/cluster/apps", "/ws/v1/cluster/nodes"]), data=st.data())
@@ -156,6 +156,20 @@ def test_a_spoiled_service_never_raises_anything_else(data: st.DataObject) -> No
         read_service(client_of(lambda _request: httpx2.Response(200, content=broken)), "s")
     except ResourceManagerError:
         pass
+
+
+@given(data=st.data())
+def test_spoiled_queues_never_raise_anything_else(data: st.DataObject) -> None:
+    whole = scheduler(queue("default", (8192, 16, 4), (1024, 2, 0), pending=(512, 1, 0)))
+    broken = json.dumps(data.draw(spoiled(whole)))
+    client = client_of(lambda _request: httpx2.Response(200, content=broken))
+    try:
+        limits = read_queue_limits(client, "default", "dl2d")
+    except ResourceManagerError:
+        return
+    if limits is not None:
+        assert all(amount >= 0 for amount in limits.headroom.values())
+        assert read_pending_reason(client, "application_1_0001") == ""
 
 
 def test_a_large_cluster_is_read_in_two_calls_and_two_seconds() -> None:

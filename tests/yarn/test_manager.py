@@ -317,6 +317,23 @@ def test_a_container_without_a_task_counts_as_free(yarn: FakeYarn, manager: Yarn
     assert {first, second} <= {job.handle for job in manager.listing().jobs}
 
 
+def test_a_coordinator_that_cannot_start_fails(yarn: FakeYarn) -> None:
+    now = [1_795_581_800.0]
+    manager = yarn.manager(lambda: now[0])
+    manager.listing()
+    handle = started(manager)
+    yarn.dead[NAME] = "container_1795581702976_0001_01_000005"
+    manager._find_overdue()
+    assert manager.listing().jobs[0].state is RmJobState.RUNNING
+    now[0] += 70
+    manager._find_overdue()
+    (job,) = manager.listing().jobs
+    assert (job.handle, job.state) == (handle, RmJobState.FAILED)
+    assert "_000005 ended before it called; see its log in YARN" in job.reason
+    wait_until(lambda: NAME not in yarn.posted)
+    manager.close()
+
+
 def test_refusals(yarn: FakeYarn, manager: YarnManager) -> None:
     with pytest.raises(NotFound, match="no service"):
         manager.submit(task("worker-1"))

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import ssl
+import subprocess
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-from yarn.rm_answers import client_of, raw_server
+from yarn.rm_answers import client_of, lists, raw_server
 
 from dl2d.core.errors import Denied, NotFound, Rejected, ResourceManagerError, Unavailable
+from dl2d_yarn.listing import read_version
 from dl2d_yarn.rest_client import MAX_REDIRECTS, RestClient
 
 TWO = ["http://rm1:8088", "http://rm2:8088"]
@@ -145,3 +151,34 @@ def test_a_dead_address_is_unavailable() -> None:
         pytest.raises(Unavailable, match="no ResourceManager answers"),
     ):
         client.get("/x", dict)
+
+
+def test_https_is_verified_with_the_given_authority(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(lists()["/ws/v1/cluster/info"]).encode())
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = [f"https://localhost:{server.server_port}"]
+        with RestClient(address, user="dl2d", timeout_seconds=5, ca_file=str(certificate)) as client:
+            assert read_version(client) == "3.4.2"
+        with (
+            RestClient(address, user="dl2d", timeout_seconds=5) as client,
+            pytest.raises(Unavailable, match=r"(?i)certificate"),
+        ):
+            read_version(client)
+        server.shutdown()

@@ -72,21 +72,37 @@ class Task:
 
 
 @dataclass(slots=True)
+class Idle:
+    """A container without a task: its node, and when it was seen so first and last."""
+
+    node: str
+    since: float
+    reported: float
+
+
+@dataclass(slots=True)
 class Component:
     """Containers of one role of a job."""
 
-    #: Number of containers that there should be; those with a lower number may be given tasks.
+    #: Number of positions that there should be; containers at lower ones may be given tasks.
     wanted: int = 0
+    #: Positions that YARN was asked to give up, which it does not use again.
+    decommissioned: set[int] = field(default_factory=set)
     #: Number that YARN was asked for last; None where this is not known, as after a restart of the daemon.
     asked: int | None = None
     #: Newest container that reported from each position.
     newest: dict[int, str] = field(default_factory=dict)
     #: Containers that YARN was asked to remove.
     removed: set[str] = field(default_factory=set)
-    #: Node and time of the last report of the containers without a task, by position.
-    idle: dict[int, tuple[str, float]] = field(default_factory=dict)
+    #: Containers without a task, by position.
+    idle: dict[int, Idle] = field(default_factory=dict)
     #: Resources of each container, as far as a task was submitted since the daemon's start.
     demand: Resources = NO_RESOURCES
+
+    @property
+    def size(self) -> int:
+        """Number of containers that there should be."""
+        return self.wanted - sum(position < self.wanted for position in self.decommissioned)
 
 
 class ContainerBoard:
@@ -117,6 +133,11 @@ class ContainerBoard:
     def of_job(self, job: JobKey) -> list[Task]:
         """All tasks of a job, its anchor included."""
         return [task for task in self._tasks.values() if task.job == job]
+
+    def pending_anchors(self) -> list[Task]:
+        """Anchors that wait for a container."""
+        tasks = self._tasks.values()
+        return [task for task in tasks if task.role is Role.COORDINATOR and task.state is RmJobState.PENDING]
 
     def jobs(self) -> set[JobKey]:
         """Jobs that have a task here."""
@@ -149,7 +170,7 @@ class ContainerBoard:
         if _age(report.container) < _age(component.newest.get(report.instance, "")):
             return ContainerOrder(self._report_seconds, grace=0.0 if report.task else None)
         component.newest[report.instance] = report.container
-        component.idle.pop(report.instance, None)
+        was_idle = component.idle.pop(report.instance, None)
         self._end_predecessors(report, now)
         task = self._tasks.get(task_tag(report.job, report.task)) if report.task else None
         if report.task and (task is None or (task.state is RmJobState.PENDING and not task.container)):
@@ -162,7 +183,10 @@ class ContainerBoard:
                 return ContainerOrder(self._report_seconds, grace=0.0)
             task.reported = now
             return ContainerOrder(self._report_seconds, grace=_remaining(task, now))
-        return self._next_order(report, component, now)
+        order = self._next_order(report, component, now)
+        if was_idle is not None and report.instance in component.idle:
+            component.idle[report.instance].since = was_idle.since
+        return order
 
     def _next_order(self, report: ContainerReport, component: Component, now: float) -> ContainerOrder:
         """What a container without a task is to do."""
@@ -173,7 +197,7 @@ class ContainerBoard:
             given.end(RmJobState.CANCELLED, "stopped before it had begun", now)
             given = None
         if given is None:
-            component.idle[report.instance] = report.node, now
+            component.idle[report.instance] = Idle(report.node, now, now)
             return ContainerOrder(self._report_seconds)
         given.container, given.incarnation, given.node = report.container, report.incarnation, report.node
         given.instance, given.reported, given.reason = report.instance, now, ""
@@ -226,10 +250,22 @@ class ContainerBoard:
         since = self._clock() - seconds
         room: dict[str, list[Resources]] = {}
         for component in self._components.values():
-            for position, (node, reported) in component.idle.items():
-                if position < component.wanted and reported >= since:
-                    room.setdefault(node, []).append(component.demand)
+            for position, idle in component.idle.items():
+                if position < component.wanted and idle.reported >= since:
+                    room.setdefault(idle.node, []).append(component.demand)
         return {node: Resources.total(demands) for node, demands in room.items()}
+
+    def surplus(self, seconds: float) -> Mapping[JobKey, list[tuple[Role, int]]]:
+        """Containers that have had no task for this time, below busy ones, while no task of their role waits."""
+        now = self._clock()
+        waiting = {(task.job, task.role) for task in self.waiting()}
+        found: dict[JobKey, list[tuple[Role, int]]] = {}
+        for (job, role), component in self._components.items():
+            for position, idle in component.idle.items():
+                alive = now - idle.reported < seconds <= now - idle.since
+                if alive and position < component.wanted and (job, role) not in waiting:
+                    found.setdefault(job, []).append((role, position))
+        return found
 
     def stop(self, task: Task, grace: float) -> None:
         """Ask a task to end within some seconds. A repeat may shorten the time, never lengthen it."""
@@ -250,7 +286,11 @@ class ContainerBoard:
         taken = {task.instance for task in tasks if task.instance >= 0}
         waiting = sum(task.state is RmJobState.PENDING for task in tasks)
         size = max(taken, default=-1) + 1
-        size += max(0, waiting - (size - len(taken)))
+        given_up = component.decommissioned
+        missing = max(0, waiting - (size - len(taken | {position for position in given_up if position < size})))
+        while missing:
+            missing -= size not in given_up
+            size += 1
         if size < component.wanted:
             component.removed.update(name for place, name in component.newest.items() if place >= size)
         component.wanted = size

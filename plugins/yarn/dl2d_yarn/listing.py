@@ -128,6 +128,7 @@ class _Component(msgspec.Struct):
     name: str
     resource: _Demand = msgspec.field(default_factory=_Demand)
     number_of_containers: int = 0
+    decommissioned_instances: list[str] = []
     state: str = "FLEXING"
     containers: list[_Container] = []
 
@@ -198,6 +199,10 @@ class Service:
     sizes: Mapping[str, int]
     #: Ids of containers whose processes may run.
     containers: frozenset[str]
+    #: Ids of containers that have ended, of components that have no other ones.
+    dead: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    #: Positions of each component that were given up.
+    decommissioned: Mapping[str, set[int]] = field(default_factory=dict)
     #: Id of its application.
     application: str = ""
     #: Demand of a container of each component, as directives have it.
@@ -317,21 +322,32 @@ def read_service(client: RestClient, name: str, *, do_as: str = "") -> Service:
         There is no service of this name.
     """
     service = client.get(f"{SERVICES_PATH}/{name}", _Service, do_as=do_as)
-    alive = set()
+    alive: set[str] = set()
+    dead = {}
     for component in service.components:
         runs = _known(COMPONENT_STATES, component.state, f"component {component.name} of {name}")
         for container in component.containers:
             if _known(CONTAINER_STATES, container.state, container.id) and runs:
                 alive.add(container.id)
+        ids = tuple(container.id for container in component.containers)
+        if ids and alive.isdisjoint(ids):
+            dead[component.name] = ids
     return Service(
         use=_known(SERVICE_STATES, service.state, f"service {name}"),
         sizes={component.name: component.number_of_containers for component in service.components},
         containers=frozenset(alive),
+        dead=dead,
+        decommissioned={component.name: _positions(component) for component in service.components},
         application=service.id,
         demands={component.name: _directive(component.resource) for component in service.components},
         properties=service.configuration.properties,
         environment=service.configuration.env,
     )
+
+
+def _positions(component: _Component) -> set[int]:
+    numbers = (instance.rpartition("-")[2] for instance in component.decommissioned_instances)
+    return {int(number) for number in numbers if number.isdecimal()}
 
 
 def _directive(demand: _Demand) -> str:

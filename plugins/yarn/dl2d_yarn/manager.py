@@ -28,6 +28,7 @@ from dl2d.core.resource_manager import (
     RmListing,
     TaskSpec,
 )
+from dl2d_yarn.client_command import decommission
 from dl2d_yarn.container_board import ContainerBoard, Task
 from dl2d_yarn.listing import (
     SERVICE_TYPE,
@@ -63,10 +64,14 @@ _LOOK_SECONDS: Final = 0.2
 _RETRY_SECONDS: Final = 1.0
 #: A container that has not reported for so many intervals, and seconds, is looked for.
 _OVERDUE_INTERVALS, _OVERDUE_SECONDS = 5, 15.0
+#: A coordinator whose containers have all ended so many times later has failed.
+_START_INTERVALS: Final = 4
+#: A container below a busy one that has had no task for so long is given up, seconds.
+_IDLE_SECONDS: Final = 30.0
 #: After a restart, so many intervals may pass until all containers have reported.
 _SETTLING_INTERVALS: Final = 3
 _MAX_REPORTED: Final = 1000
-#: Number of services that are asked why their containers wait, each time.
+#: Number of services that are asked why their containers wait, or removed after their end, each time.
 _MAX_ASKED: Final = 5
 _NOBODY: Final = 65534
 
@@ -241,6 +246,27 @@ class YarnManager:
             structs.replace(node, used=node.used.minus(room[node.name])) if node.name in room else node
             for node in nodes
         )
+
+    def _decommission(self) -> None:
+        """Give up containers that have had no task for long, where the ``yarn`` command is configured."""
+        if not self._settings.yarn_command:
+            return
+        with self._lock:
+            surplus = {self._services.get(job): found for job, found in self._board.surplus(_IDLE_SECONDS).items()}
+        for service, containers in surplus.items():
+            if service is not None and service.remove_at is None:
+                self._attempt(service, partial(self._give_up, containers))
+
+    def _give_up(self, containers: Iterable[tuple[Role, int]], service: _Service) -> None:
+        for role, position in containers:
+            user = service.user if service.user != self._user else ""
+            decommission(self._settings.yarn_command, service.name, f"{role.value}-{position}", do_as=user)
+            with self._lock:
+                component = self._board.component(service.job, role)
+                component.decommissioned.add(position)
+                component.idle.pop(position, None)
+                component.asked = None if component.asked is None else component.asked - 1
+            log.info("container given up", name=service.name, instance=f"{role.value}-{position}")
 
     def _read_limits(self) -> None:
         """Read what the queue allows; where YARN does not say, what was known before counts."""
@@ -468,7 +494,14 @@ class YarnManager:
         while not self._closing.wait(_LOOK_SECONDS):
             with self._lock:
                 settled = self._settled_at is not None and self._clock() >= self._settled_at
-                due = [service for service in self._services.values() if service.retry_at <= self._clock()]
+                due = [
+                    service
+                    for service in self._services.values()
+                    if service.retry_at <= self._clock() and not service.removed
+                ]
+            # Of services that have ended, of which there may be many at the start, a few each time.
+            ended = [service for service in due if service.state.ended]
+            due = [service for service in due if not service.state.ended] + ended[:_MAX_ASKED]
             if not settled:
                 continue
             for service in due:
@@ -479,6 +512,7 @@ class YarnManager:
                 self._read_limits()
                 self._read_reasons()
                 self._read_nodes_of()
+                self._decommission()
 
     def _attempt(self, service: _Service, change: Callable[[_Service], None]) -> None:
         try:
@@ -497,7 +531,7 @@ class YarnManager:
             if service.state.ended or not service.application:
                 return
             components = {role: self._board.size_wanted(service.job, role) for role in TASK_ROLES}
-            wanted = {role: component.wanted for role, component in components.items()}
+            wanted = {role: component.size for role, component in components.items()}
             unknown = any(component.asked is None for component in components.values())
         if unknown:  # as after a restart; a request that changes nothing would hold the service in state FLEX
             found = read_service(self._client, service.name, do_as=service.user)
@@ -505,6 +539,8 @@ class YarnManager:
                 raise Unavailable(f"{service.name} cannot be resized yet")
             for role, component in components.items():
                 component.asked = found.sizes.get(role.value)
+                component.decommissioned |= found.decommissioned.get(role.value, set())
+                wanted[role] = component.size
         if all(component.asked == wanted[role] for role, component in components.items()):
             return
         path = f"{SERVICES_PATH}/{service.name}"
@@ -539,9 +575,28 @@ class YarnManager:
         seconds = max(_OVERDUE_SECONDS, _OVERDUE_INTERVALS * self._settings.report_seconds)
         with self._lock:
             late = [(self._services.get(job), tasks) for job, tasks in self._board.overdue(seconds).items()]
+            since = self._clock() - _START_INTERVALS * seconds
+            unstarted = [
+                self._services[anchor.job]
+                for anchor in self._board.pending_anchors()
+                if anchor.submitted < since and anchor.job in self._services
+            ]
         for service, tasks in late:
             if service is not None:
                 self._attempt(service, partial(self._end_gone, tasks))
+        for service in unstarted:
+            if service.state is RmJobState.RUNNING and service.remove_at is None:
+                self._attempt(service, self._end_unstarted)
+
+    def _end_unstarted(self, service: _Service) -> None:
+        """End a job whose coordinator's containers end before they report: YARN may wait for another node for ever."""
+        dead = read_service(self._client, service.name, do_as=service.user).dead.get(Role.COORDINATOR.value)
+        anchor = self._board.get(task_tag(service.job, ANCHOR))
+        if dead and anchor is not None:
+            with self._lock:
+                reason = f"its coordinator's container {dead[-1]} ended before it called; see its log in YARN"
+                anchor.end(RmJobState.FAILED, reason, self._clock())
+                service.remove_at = 0.0
 
     def _end_gone(self, tasks: Iterable[Task], service: _Service) -> None:
         present = read_service(self._client, service.name, do_as=service.user).containers

@@ -75,6 +75,8 @@ class YarnSettings(Record):
     queue: Annotated[str, Text(200, "[A-Za-z0-9_.-]+", "a queue's name")] = "default"
     #: Path of dl2-run on the nodes; "" is where the job's own PATH has it on this machine.
     runner: AbsolutePath = ""
+    #: Path of Hadoop's ``yarn`` command on the daemon's machine, which can remove a chosen container; "" without it.
+    yarn_command: AbsolutePath = ""
     #: Template of the services, in place of the one that comes with dl2d (Docker images, node labels ...).
     template: AbsolutePath = ""
     #: Resources of the container of a job's coordinator.
