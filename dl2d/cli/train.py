@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Final
@@ -11,20 +10,11 @@ import typer
 
 from dl2d.cli.optional_packages import require_extra
 from dl2d.cli.options import ConfigOption, JsonOption
-from dl2d.cli.train_options import TrainOptions
+from dl2d.cli.train_options import Design, TrainOptions, refuse_inapplicable, site_settings
 from dl2d.cli.train_supervised import supervised
-from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
+from dl2d.config.settings import DEFAULT_PATH
 from dl2d.learning.dl2_paper.settings import Teacher
 from dl2d.simulation.workload.sources import source_forms
-
-
-class Design(enum.StrEnum):
-    """What is trained."""
-
-    JUMPS = "jumps"
-    #: The DL2 paper's own (docs/internals/dl2-paper.md).
-    ORIGINAL = "original"
-
 
 _PAPERS_OPTIONS: Final = ("teacher", "start", "offline")
 _TWINS_OPTIONS: Final = ("days", "gate", "store", "config")
@@ -101,7 +91,8 @@ def train(
     """
     if context.invoked_subcommand is not None:
         return
-    _refuse_inapplicable(context, "--twin" if twin else f"--design {design}")
+    way = "--twin" if twin else f"--design {design}"
+    refuse_inapplicable(context, _INAPPLICABLE[way], way)
     if not twin and not workload:
         raise typer.BadParameter("give one or more workloads to train on", param_hint="--workload")
     if teacher is not None and start is not None:
@@ -116,7 +107,7 @@ def train(
     if twin:
         from dl2d.cli.train_in_digital_twin import train_twin  # noqa: PLC0415
 
-        train_twin(_site(config, store), options, paper=design is Design.ORIGINAL)
+        train_twin(site_settings(None if store else config, store), options, paper=design is Design.ORIGINAL)
     elif design is Design.ORIGINAL:
         from dl2d.cli.train_dl2_paper import train_original  # noqa: PLC0415
 
@@ -125,23 +116,3 @@ def train(
         from dl2d.cli.train_dl2 import train_dl2  # noqa: PLC0415
 
         train_dl2(options)
-
-
-def _refuse_inapplicable(context: typer.Context, way: str) -> None:
-    """Exit status 2 where an option was given that would be ignored."""
-    given = [name for name in _INAPPLICABLE[way] if _is_given(context, name)]
-    if given:
-        names = ", ".join(f"--{name}" for name in given)
-        raise typer.BadParameter(f"{names} cannot be used with {way}")
-
-
-def _is_given(context: typer.Context, parameter: str) -> bool:
-    source = context.get_parameter_source(parameter)
-    return source is not None and source.name == "COMMANDLINE"
-
-
-def _site(config: Path, store: str) -> Settings:
-    """The settings of a site: its configuration's, or with a store alone the defaults. Raises ``ConfigError``."""
-    if store:
-        return Settings.model_validate({"policy": {"name": "dl2"}, "store": {"url": store}})
-    return load_settings(config)

@@ -25,6 +25,7 @@ from dl2d.daemon.models.active_version import read_version, version_in
 from dl2d.daemon.models.candidates import Candidate
 from dl2d.learning.digital_twin import DAY_SECONDS
 from dl2d.learning.evolution_strategy import Step
+from dl2d.learning.recorded_slots import Recording
 from dl2d.learning.train_test_split import Split
 from dl2d.learning.training import State, Trainer, TrainingSettings
 from dl2d.plugins import load_placement
@@ -175,7 +176,6 @@ def _learn_dl2_paper(
 
 def _live_slots(settings: Settings, store: RecordingStore) -> list[LiveSlot]:
     """The newest slots that versions of the paper's policy decided, unchanged by the guard, oldest first."""
-    from dl2d.learning.dl2_paper.demonstrations import Recording  # noqa: PLC0415 - torch takes seconds
     from dl2d.learning.dl2_paper.live_samples import LiveSlot  # noqa: PLC0415
 
     placement = load_placement(settings.placement)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import glob
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.errors import WorkloadError
 from dl2d.simulation.workload.format import Workload
 from dl2d.simulation.workload.sources import is_drawn, load_source
@@ -22,6 +24,14 @@ from dl2d.simulation.workload.sources import is_drawn, load_source
 _VALIDATION_SEEDS: Final = 1_000_000
 #: Exit status after Ctrl-C, as shells have it.
 _INTERRUPTED: Final = 130
+
+
+class Design(enum.StrEnum):
+    """What is trained."""
+
+    JUMPS = "jumps"
+    #: The DL2 paper's own (docs/internals/dl2-paper.md).
+    ORIGINAL = "original"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,3 +108,29 @@ def interruptible(remark: Callable[[], str]) -> Iterator[None]:
     except KeyboardInterrupt:
         typer.echo(f"stopped: {remark()}", err=True)
         raise typer.Exit(_INTERRUPTED) from None
+
+
+def refuse_inapplicable(context: typer.Context, names: Iterable[str], way: str) -> None:
+    """Exit status 2 where one of these options was given, which would be ignored."""
+    given = [name for name in names if _is_given(context, name)]
+    if given:
+        options = ", ".join(f"--{name}" for name in given)
+        raise typer.BadParameter(f"{options} cannot be used with {way}")
+
+
+def _is_given(context: typer.Context, parameter: str) -> bool:
+    source = context.get_parameter_source(parameter)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def site_settings(config: Path | None, store: str | None) -> Settings:
+    """The settings of a site, with ``store`` as the URL of its store; without a configuration, the defaults.
+
+    Without both, the configuration is the one at its usual place. Raises ``ConfigError``.
+    """
+    if config is None and store:
+        return Settings.model_validate({"policy": {"name": "dl2"}, "store": {"url": store}})
+    settings = load_settings(config or DEFAULT_PATH)
+    if not store:
+        return settings
+    return settings.model_copy(update={"store": settings.store.model_copy(update={"url": store})})

@@ -5,33 +5,42 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from dl2d.cli.options import JsonOption
+from dl2d.cli.imitation_report import comparison_lines, start_problem, write_imitation_report
+from dl2d.cli.options import JsonOption, reading
 from dl2d.cli.output import print_json
-from dl2d.cli.train_options import interruptible, progress_bars, training_workloads
-from dl2d.config.settings import DEFAULT_PATH, load_settings
-from dl2d.core.errors import CheckpointError, GateRefused, RequestError
+from dl2d.cli.train_options import (
+    Design,
+    interruptible,
+    progress_bars,
+    refuse_inapplicable,
+    site_settings,
+    training_workloads,
+)
+from dl2d.config.settings import Settings as SiteSettings
+from dl2d.core.errors import GateRefused, RequestError
 from dl2d.learning.dl2_paper.settings import NetworkKind, Settings, SupervisedLoss, Teacher
+from dl2d.learning.recorded_slots import Recording
 from dl2d.plugins import load_placement
 from dl2d.policies.common.checkpoint import write_checkpoint
 from dl2d.policies.dl2_paper.policy import Dl2Original
 from dl2d.simulation.workload.sources import source_forms
-from dl2d.tick.policy_start_check import start_check
 
+#: Options that do not apply to --design jumps.
+_NOT_FOR_DL2: Final = ("teacher", "workload", "validate", "loss", "updates", "network", "window", "draws")
 _UPDATES_FROM_TEACHER, _MAX_UPDATES_FROM_STORE = 100, 400
 
 if TYPE_CHECKING:
-    from dl2d.learning.dl2_paper.demonstrations import Recording
     from dl2d.learning.dl2_paper.supervised import Imitation
 
 
 def supervised(
+    context: typer.Context,
     from_store: Annotated[
         bool, typer.Option("--from-store", help="Learn from the slots that the daemon recorded, whoever decided.")
     ] = False,
@@ -39,6 +48,9 @@ def supervised(
         Path | None, typer.Option("--config", "-c", help="Configuration that names the store and the placement.")
     ] = None,
     store: Annotated[str | None, typer.Option(help="URL of the store, instead of the configuration's.")] = None,
+    design: Annotated[
+        Design, typer.Option(help="What is trained: original, the paper's network, or with --from-store jumps, dl2.")
+    ] = Design.ORIGINAL,
     slots: Annotated[int, typer.Option(min=2, max=100_000, help="Newest slots of the store that are read.")] = 2000,
     policy: Annotated[str | None, typer.Option(help="Only slots in which this policy decided.")] = None,
     teacher: Annotated[Teacher | None, typer.Option(help="A built-in policy to learn from, on workloads.")] = None,
@@ -69,10 +81,20 @@ def supervised(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of checkpoint and report.")] = Path("dl2-out"),
     as_json: JsonOption = False,
 ) -> None:
-    """Train the paper's network to decide as the present scheduler does.
+    """Train a policy to decide as the present scheduler does.
 
-    The checkpoint is for policy dl2-original, and for dl2d train --design original --start to go on from.
+    The checkpoint is for policy dl2-original, and for dl2d train --design original --start to go on from; with --design
+    jumps it is for policy dl2, with fitted weights if jobs of recorded days end sooner with them than with dl2d's own.
     """
+    if design is Design.JUMPS:
+        refuse_inapplicable(context, _NOT_FOR_DL2, "--design jumps")
+        if not from_store:
+            raise typer.BadParameter("--design jumps learns from a store alone: give --from-store")
+        site = site_settings(config, store)
+        from dl2d.cli.train_scorer import train_scorer  # noqa: PLC0415 - what replays days takes half a second
+
+        train_scorer(site, *_recorded(site, slots, policy), out=out, seed=seed, min_jobs=min_jobs, as_json=as_json)
+        return
     if from_store == (teacher is not None):
         raise typer.BadParameter("give either --from-store or --teacher")
     if teacher is not None and not workload:
@@ -93,19 +115,22 @@ def supervised(
             display.update(bar, description="learning", completed=done, total=total, note=f"loss {value:.3f}")
 
         if from_store:
-            recordings, seconds = _recorded(config, store, slots, policy)
+            recordings, seconds = _recorded(site_settings(config, store), slots, policy)
             found = learning.imitate_recordings(
                 recordings, settings, slot_seconds=seconds, seed=seed, min_jobs=min_jobs, on_update=show
             )
         else:
             train_on, look_at = training_workloads(workload or [], validate or [], seed, draws)
             found = learning.imitate_teacher(train_on, look_at, settings, seed=seed, on_update=show)
-    if recordings:
-        _refuse_if_jobs_wait(found, recordings)
+    if recordings and (problem := start_problem(Dl2Original(found.checkpoint), recordings)):
+        raise GateRefused(
+            f"the trained policy {problem}; nothing was written; train on more slots, on those of another scheduler, "
+            "or with other --updates"
+        )
     folder = out / "checkpoint"
     write_checkpoint(found.checkpoint, folder)
     lines = _lines(found, teacher)
-    _write_report(out, found, lines)
+    write_imitation_report(out, found.checkpoint, found.losses, lines)
     taken = round(time.monotonic() - began, 1)
     if as_json:
         training = found.checkpoint.training
@@ -117,34 +142,12 @@ def supervised(
     typer.echo(f"{folder}: {found.checkpoint.digest[:12]}, after {taken:.0f} s; report in {out / 'report.md'}")
 
 
-def _refuse_if_jobs_wait(found: Imitation, recordings: Sequence[Recording]) -> None:
-    """Raise ``GateRefused`` where what was learned leaves jobs waiting on an idle cluster like the recorded one."""
-    newest = recordings[-1]
-    requests = [job.request for each in reversed(recordings) for job in each.snapshot.jobs]
-    started = start_check(Dl2Original(found.checkpoint), newest.placement, newest.snapshot.nodes, requests)
-    if started.problem:
-        raise GateRefused(
-            f"the trained policy {started.problem}; nothing was written; train on more slots, on those of another "
-            "scheduler, or with other --updates"
-        )
-
-
-def _recorded(config: Path | None, url: str | None, most: int, policy: str | None) -> tuple[list[Recording], float]:
+def _recorded(settings: SiteSettings, most: int, policy: str | None) -> tuple[list[Recording], float]:
     """Slots of the store, oldest first, and their usual distance in seconds."""
-    from dl2d.learning.dl2_paper.demonstrations import Recording  # noqa: PLC0415 - torch takes seconds
-    from dl2d.store.sql_store import SqlStore  # noqa: PLC0415 - half a second that no other way waits for
-
-    settings = load_settings(config or DEFAULT_PATH) if config is not None or url is None else None
-    placement = load_placement(settings.placement if settings is not None else "load_balance")
-    if url is None:
-        assert settings is not None
-        url = settings.store_url
-    opened = SqlStore(url)
-    try:
-        listed = [each for each in opened.slots(limit=most) if policy in {None, each.policy}]
-        found = [slot for each in reversed(listed) if (slot := opened.slot(each.number)) is not None]
-    finally:
-        opened.close()
+    placement = load_placement(settings.placement)
+    with reading(settings) as store:
+        listed = [each for each in store.slots(limit=most) if policy in {None, each.policy}]
+        found = [slot for each in reversed(listed) if (slot := store.slot(each.number)) is not None]
     if not found:
         whose = "" if policy is None else f" in which {policy} decided"
         raise RequestError("--from-store", f"the store has no recorded slots{whose}")
@@ -162,33 +165,6 @@ def _lines(found: Imitation, teacher: Teacher | None) -> list[str]:
             share = f"{value / found.teacher - 1:+.1%} against {teacher}'s {found.teacher:.3f}"
             lines.append(f"{way}: mean completion time {value:.3f} slots, {share}")
     if found.comparison is not None and found.yardstick is not None:
-        network, drf, before = found.comparison, found.yardstick.drf, found.yardstick.as_before
-        lines.append(
-            f"the last {network.slots} slots: {network.same:.1%} of {network.jobs} jobs get the recorded size, "
-            f"{network.differing:.1%} of tasks differ (size as before: {before.same:.1%}, {before.differing:.1%}; "
-            f"drf: {drf.same:.1%}, {drf.differing:.1%})"
-        )
-        lines.append(
-            f"of {network.started} jobs that were started then, {network.started_same:.1%} get the recorded size "
-            f"(drf: {drf.started_same:.1%})"
-        )
+        lines += comparison_lines(found.comparison, found.yardstick)
     acting = "drawn" if found.checkpoint.settings["sampled"] else "best"
     return [*lines, f"the checkpoint takes {acting} actions"]
-
-
-def _write_report(out: Path, found: Imitation, lines: Sequence[str]) -> None:
-    from matplotlib.figure import Figure  # noqa: PLC0415 - slow to import
-
-    plain = "\n".join(f"- {key}: {value}" for key, value in found.checkpoint.training.items())
-    page = ["# Supervised learning of dl2-original", "", *(f"- {line}" for line in lines), "", plain, "",
-            "![loss by update](loss.png)", ""]  # fmt: skip
-    figure = Figure(figsize=(5.0, 3.0), layout="constrained")
-    axes = figure.add_subplot()
-    axes.plot(range(1, len(found.losses) + 1), found.losses)
-    axes.set_xlabel("update")
-    axes.set_ylabel("loss")
-    try:
-        (out / "report.md").write_text("\n".join(page), encoding="utf-8")
-        figure.savefig(out / "loss.png", metadata={"Software": None})
-    except OSError as error:
-        raise CheckpointError(f"{out}: cannot be written: {error.strerror or error}") from error

@@ -1,22 +1,32 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cli.conftest import Dl2d, Recorded, new_store, store_url, write_config
 from cli.test_train_dl2_paper import a_workload_file
+from cli.test_train_twin import DAY, DAYS
 from observed_site import observe
+from recorded_site import record
 
+from dl2d.cli import gate_trial
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Decision
 from dl2d.core.jobs import JobState
 from dl2d.core.store import Slot
 from dl2d.core.tick_plan import Outcome, Plan
 from dl2d.learning.dl2_paper.demonstrations import recordings_of
+from dl2d.learning.promotion_gate import Verdict
+from dl2d.policies.common.checkpoint import read_checkpoint
+from dl2d.policies.dl2.policy import with_checkpoint
+from dl2d.policies.srtf import Srtf
 from dl2d.simulation.workload.format import read_workload
+from dl2d.simulation.workload.sources import load_source
 from dl2d.store.sql_store import SqlStore
 
 
@@ -108,6 +118,44 @@ def test_a_scheduler_is_learned_from_that_dl2d_only_looked_on_at(dl2d: Dl2d, tmp
     assert "jobs of fixed size report no speeds and do not count" in ran.err
 
 
+def test_dl2_has_its_own_weights_where_completion_times_cannot_be_compared(dl2d: Dl2d, tmp_path: Path) -> None:
+    """The store has less than a day."""
+    record(store_url(tmp_path), load_source(DAYS, seed=2).workload, Srtf(), begin=time.time() // DAY * DAY - DAY / 2)
+    site, out = write_config(tmp_path, schedule={"slot_seconds": 1200.0}), tmp_path / "out"
+    ran = dl2d("train", "supervised", "--from-store", "--design", "jumps", "-c", site, "-o", out, "--json")
+    assert ran.status == 0, ran.err
+    said = ran.json
+    assert said["weights"] == "own"
+    assert said["reason"].startswith(
+        "completion times cannot be compared: jobs with measured speeds were submitted on 1"
+    )
+    assert said["supervised"]["agreement"] > 0.6
+    assert said["supervised"]["held_out"] != said["supervised"]["held_out_begun_with"]
+    assert {"checkpoint", "report.md", "loss.png"} == {file.name for file in out.iterdir()}
+    scorer = read_checkpoint(out / "checkpoint", policy="dl2").weights["scorer"]
+    assert (scorer == with_checkpoint().checkpoint.weights["scorer"]).all()
+    report = (out / "report.md").read_text()
+    assert "dl2d's own weights: completion times cannot be compared" in report
+    assert "size as before: " in report
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_fitted_weights_are_taken_if_they_pass_the_gate(
+    dl2d: Dl2d, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, passed: bool
+) -> None:
+    verdict = Verdict(passed=passed, reason="as the gate says")
+    monkeypatch.setattr(gate_trial, "compare", lambda *_, **__: SimpleNamespace(cases=(), verdict=verdict))
+    record(store_url(tmp_path), load_source(DAYS, seed=2).workload, Srtf(), begin=time.time() // DAY * DAY - 3 * DAY)
+    config = write_config(tmp_path, schedule={"slot_seconds": 1200.0})
+    out = tmp_path / "out"
+    ran = dl2d("train", "supervised", "--from-store", "--design", "jumps", "-c", config, "-o", out, "--json")
+    assert ran.status == 0, ran.err
+    assert (ran.json["weights"], ran.json["reason"]) == ("fitted" if passed else "own", "as the gate says")
+    checkpoint, own = read_checkpoint(out / "checkpoint", policy="dl2"), with_checkpoint().checkpoint
+    assert (checkpoint.weights["scorer"] == own.weights["scorer"]).all() == (not passed)
+    assert checkpoint.settings["slot_seconds"] == 1200.0
+
+
 def test_a_teacher_is_learned_from(dl2d: Dl2d, workload: Path, tmp_path: Path) -> None:
     ran = dl2d(
         "train", "supervised", "--teacher", "fifo", "-w", workload, "-o", tmp_path / "out", "--loss", "square",
@@ -128,6 +176,8 @@ def test_a_teacher_is_learned_from(dl2d: Dl2d, workload: Path, tmp_path: Path) -
         ([], "give either --from-store or --teacher"),
         (["--from-store", "--teacher", "drf"], "give either --from-store or --teacher"),
         (["--teacher", "drf"], "--teacher needs workloads"),
+        (["--design", "jumps"], "--design jumps learns from a store alone: give --from-store"),
+        (["--from-store", "--design", "jumps", "--network", "dense"], "--network cannot be used with --design jumps"),
     ],
 )
 def test_wrong_use_is_told(dl2d: Dl2d, arguments: list[str], message: str) -> None:

@@ -6,7 +6,6 @@ import itertools
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -16,10 +15,10 @@ from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Decision
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey
 from dl2d.core.packing import Packing
-from dl2d.core.placement import Placement
 from dl2d.core.policy import Evidence, Policy
 from dl2d.learning.dl2_paper.samples import Demonstrations
 from dl2d.learning.dl2_paper.settings import Labels, TooFewSamples
+from dl2d.learning.recorded_slots import Recording
 from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.policies.dl2_paper.sizing import Sizing
 from dl2d.simulation.policy_lookup import find_policy
@@ -30,15 +29,6 @@ from dl2d.simulation.workload.format import Workload
 _WORKER, _PS, _BUNDLE = range(3)
 #: Workloads that demonstrations are taken from, where there are so many.
 _WORKLOADS: Final = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Recording:
-    """A decision on a snapshot, and the placement of its tasks."""
-
-    snapshot: Snapshot
-    decision: Decision
-    placement: Placement
 
 
 def demonstrations_in(

@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dl2d.core.jobs import JobKey
-from dl2d.learning.dl2_paper.demonstrations import Recording, steps_of
+from dl2d.learning.dl2_paper.demonstrations import steps_of
 from dl2d.learning.dl2_paper.rollout import MIN_RATE
 from dl2d.learning.dl2_paper.samples import Samples
 from dl2d.learning.dl2_paper.settings import Labels
+from dl2d.learning.recorded_slots import Recording
 from dl2d.policies.dl2_paper.exploration import MAX_RATIO, correcting_actions, explored
 from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.policies.dl2_paper.policy import Dl2Original

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
@@ -12,10 +12,8 @@ import torch
 from torch import Tensor
 
 from dl2d.core.errors import WorkloadError
-from dl2d.core.jobs import NOTHING, Allocation, JobKey
-from dl2d.core.packing import Packing
-from dl2d.core.policy import Policy
-from dl2d.learning.dl2_paper.demonstrations import Recording, demonstrations_in, demonstrations_of
+from dl2d.core.jobs import NOTHING
+from dl2d.learning.dl2_paper.demonstrations import demonstrations_in, demonstrations_of
 from dl2d.learning.dl2_paper.networks import (
     Net,
     begin,
@@ -28,11 +26,20 @@ from dl2d.learning.dl2_paper.networks import (
 )
 from dl2d.learning.dl2_paper.rollout import Score, score
 from dl2d.learning.dl2_paper.samples import Demonstrations
-from dl2d.learning.dl2_paper.settings import SERVE_WHOLE, NetworkKind, Settings, SupervisedLoss, TooFewSamples
+from dl2d.learning.dl2_paper.settings import SERVE_WHOLE, NetworkKind, Settings, SupervisedLoss
+from dl2d.learning.recorded_slots import (
+    MIN_JOBS,
+    Recording,
+    SizeComparison,
+    Yardstick,
+    compare_sizes,
+    simple_yardstick,
+    sizes_of,
+    split_recordings,
+)
 from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.policies.dl2_paper.policy import Dl2Original
-from dl2d.policies.drf import Drf
 from dl2d.simulation.policy_lookup import replay_by_name
 from dl2d.simulation.simulation_presets import PresetName, preset
 from dl2d.simulation.vectorized.workload_arrays import Library
@@ -42,13 +49,8 @@ from dl2d.simulation.workload.format import Workload
 TEACHER_WORKLOADS: Final = 32
 #: The largest J that is chosen for a network that can have any.
 _MAX_WINDOW: Final = 128
-#: One of so many demonstrations, or recorded slots, is held out for a comparison.
+#: One of so many demonstrations is held out for a comparison.
 _HELD_OUT: Final = 5
-_MIN_SLOTS: Final = 2
-#: Jobs that recorded slots must have, unless the caller says otherwise.
-MIN_JOBS: Final = 20
-#: Recorded slots below which none are held out to stop by.
-_MIN_STOPPING_SLOTS: Final = 10
 #: Updates after which the loss on held-out demonstrations is computed, and such losses in a row, none lower than the
 #: lowest before, after which learning stops.
 _UPDATES_PER_CHECK: Final = 10
@@ -146,30 +148,6 @@ class _EarlyStopping:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SizeComparison:
-    """How decided sizes compare with those of recorded slots that were not learned from."""
-
-    slots: int
-    #: Number of jobs, summed over the slots, and the fraction of them with the recorded size.
-    jobs: int
-    same: float
-    #: Tasks by which sizes differ, divided by the number of recorded tasks.
-    differing: float
-    #: Number of jobs that the recorded scheduler started in these slots, and the fraction of them with its size.
-    started: int
-    started_same: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Yardstick:
-    """What simple deciders reach on the same slots as the network: its comparison alone says little."""
-
-    #: Every job keeps the size that it had before the slot.
-    as_before: SizeComparison
-    drf: SizeComparison
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Imitation:
     """Result of supervised learning."""
 
@@ -257,18 +235,8 @@ def imitate_recordings(
     TrainingError
         See ``TooFewSamples``, ``Diverged``.
     """
-    given = [each for each in recordings if each.snapshot.jobs]
-    if len(given) < _MIN_SLOTS:
-        raise TooFewSamples(
-            f"supervised learning: {_MIN_SLOTS} slots with jobs are needed, the store has {len(given)} "
-            f"({len(recordings)} with those that had none)"
-        )
-    distinct = len({job.key for each in given for job in each.snapshot.jobs})
-    if distinct < min_jobs:
-        raise TooFewSamples(
-            f"supervised learning: the recorded slots have {distinct} job{'s' * (distinct != 1)}, at least {min_jobs} "
-            "are needed; record more, or lower --min-jobs"
-        )
+    split = split_recordings(recordings, min_jobs)
+    given = [*split.training, *split.stopping, *split.compared]
     settings = _with_window(settings, max(len(each.snapshot.jobs) for each in given))
     jobs = [job for each in given for job in each.snapshot.jobs]
     amounts = [node.capacity for each in given for node in each.snapshot.nodes]
@@ -281,10 +249,6 @@ def imitate_recordings(
         slot_seconds=slot_seconds,
         extras=settings.supervised_extras,
     )
-    fifth = max(len(given) // _HELD_OUT, 1)
-    compared_from = max(len(given) - fifth, 1)
-    stopping_from = compared_from - fifth if len(given) >= _MIN_STOPPING_SLOTS else compared_from
-    compared = given[compared_from:]
 
     def steps(recordings: Sequence[Recording], most: int) -> Demonstrations:
         mixed = [recordings[place] for place in rng.permutation(len(recordings)).tolist()]
@@ -292,20 +256,17 @@ def imitate_recordings(
 
     with deterministic():
         rng = np.random.default_rng([seed, 2])
-        shown = steps(given[:stopping_from], 40_000)
-        stopping = steps(given[stopping_from:compared_from], 4_000) if stopping_from < compared_from else None
+        shown = steps(split.training, 40_000)
+        stopping = steps(split.stopping, 4_000) if split.stopping else None
         network, losses, agreement, count = _learn(shown, sight, settings, seed, rng, on_update, stopping)
         ways = {}
         for sampled in (False, True):
             made = _checkpoint(network, sight, settings, seed, {}, sampled=sampled)
-            ways[sampled] = compare_sizes(sizes_of(Dl2Original(made), seed), compared)
+            ways[sampled] = compare_sizes(sizes_of(Dl2Original(made), seed), split.compared)
     sampled = ways[True].differing < ways[False].differing
-    yardstick = Yardstick(
-        as_before=compare_sizes(lambda each: {entry.job: entry.previous for entry in each.decision.jobs}, compared),
-        drf=compare_sizes(sizes_of(Drf(), seed), compared),
-    )
+    yardstick = simple_yardstick(split.compared, seed)
     record = {
-        "slots": stopping_from, "jobs": distinct, "policies": sorted({each.decision.policy for each in given}),
+        "slots": len(split.training), "jobs": split.jobs, "policies": sorted({each.decision.policy for each in given}),
         "agreement": agreement, "held_out": asdict(ways[sampled]), "yardstick": asdict(yardstick),
     }  # fmt: skip
     return Imitation(
@@ -329,39 +290,6 @@ def serves_whole(recordings: Sequence[Recording]) -> bool:
         waiting += idle
         passed_over += idle * grown
     return 2 * passed_over > waiting
-
-
-def sizes_of(policy: Policy, seed: int) -> Callable[[Recording], Mapping[JobKey, Allocation]]:
-    """The function that has a policy decide on a recorded snapshot."""
-
-    def sizes(recording: Recording) -> Mapping[JobKey, Allocation]:
-        snapshot = recording.snapshot
-        packing = Packing.for_decision(snapshot.nodes, snapshot.tasks, recording.placement)
-        return policy.decide(snapshot, packing, np.random.default_rng([seed, snapshot.slot])).allocations()
-
-    return sizes
-
-
-def compare_sizes(
-    decide: Callable[[Recording], Mapping[JobKey, Allocation]], recordings: Sequence[Recording]
-) -> SizeComparison:
-    """Compare the sizes that ``decide`` gives to the jobs of recorded slots with the recorded ones."""
-    jobs, same, tasks, differing, started, started_same = 0, 0, 0, 0, 0, 0
-    for each in recordings:
-        sizes = decide(each)
-        for entry in each.decision.jobs:
-            got, wanted = sizes[entry.job], entry.allocation
-            new = entry.previous == NOTHING != wanted
-            started += new
-            started_same += new and got == wanted
-            jobs += 1
-            same += got == wanted
-            tasks += sum(wanted)
-            differing += abs(got.workers - wanted.workers) + abs(got.ps - wanted.ps)
-    return SizeComparison(
-        slots=len(recordings), jobs=jobs, same=same / max(jobs, 1), differing=differing / max(tasks, 1),
-        started=started, started_same=started_same / max(started, 1),
-    )  # fmt: skip
 
 
 def _with_window(settings: Settings, jobs: int) -> Settings:

@@ -119,25 +119,15 @@ class Dl2:
         del rng
         allocation = GreedyAllocation(snapshot, packing)  # gives jobs their floors
         cluster = _Cluster.of(snapshot)
-        predictions = Predictions(
-            snapshot, self._checkpoint_speeds, self._parameters, gathers=packing.gathers, previous=self._last_model
-        )
-        self._last_model = predictions.model
-        frontiers, frontier_of_jobs = self._frontiers(snapshot, allocation, cluster, predictions)
-        sized = []
-        for job, frontier in zip(snapshot.jobs, frontier_of_jobs, strict=True):
-            if frontier is None:
+        choice = self._size_choice(snapshot, packing, allocation, cluster)
+        with_choice = set() if choice is None else {job.key for job in choice.jobs}
+        for job in snapshot.jobs:
+            if job.key not in with_choice:
                 _give_minimum(allocation, job)
-            else:
-                sized.append((job, frontier))
         nothing_runs = all(size == NOTHING for size in allocation.held.values())
         head_only_packing = HeadOnlyPacking(allocation, packing) if packing.head_only and nothing_runs else None
         packer = head_only_packing or GreedyPacking(allocation, smallest_first=packing.head_only)
-        alternatives = {}
-        if sized:
-            jobs, frontier_of = [job for job, _ in sized], np.array([frontier for _, frontier in sized])
-            frontier_arrays = FrontierArrays(frontiers)
-            alternatives = self._size(allocation, packing, packer, cluster, frontier_arrays, jobs, frontier_of)
+        alternatives = {} if choice is None else self._size(allocation, packing, packer, cluster, choice)
         return allocation.decision(
             self.name,
             self.version,
@@ -145,6 +135,33 @@ class Dl2:
             alternatives=alternatives,
             nodes=() if head_only_packing is None else head_only_packing.nodes,
         )
+
+    def size_choice(self, snapshot: Snapshot, packing: Packing) -> SizeChoice | None:
+        """Compute what sizes are chosen from in a decision; None where no job has a possible size."""
+        return self._size_choice(snapshot, packing, GreedyAllocation(snapshot, packing), _Cluster.of(snapshot))
+
+    def _size_choice(
+        self, snapshot: Snapshot, packing: Packing, allocation: GreedyAllocation, cluster: _Cluster
+    ) -> SizeChoice | None:
+        predictions = Predictions(
+            snapshot, self._checkpoint_speeds, self._parameters, gathers=packing.gathers, previous=self._last_model
+        )
+        self._last_model = predictions.model
+        frontiers, frontier_of_jobs = self._frontiers(snapshot, allocation, cluster, predictions)
+        sized = [
+            (job, frontier)
+            for job, frontier in zip(snapshot.jobs, frontier_of_jobs, strict=True)
+            if frontier is not None
+        ]
+        if not sized:
+            return None
+        jobs, frontier_of = [job for job, _ in sized], np.array([frontier for _, frontier in sized])
+        arrays, present = FrontierArrays(frontiers), np.ones((1, len(jobs)), dtype=np.bool_)
+        samples = np.array([_work_left(job) for job in jobs])
+        cluster_jobs = ClusterJobs.of(
+            arrays, frontier_of[None], present, samples[None], np.array([self._parameters.slot_seconds])
+        )
+        return SizeChoice(jobs, arrays, cluster_jobs, cluster.left(packing))
 
     def _frontiers(
         self, snapshot: Snapshot, allocation: GreedyAllocation, cluster: _Cluster, predictions: Predictions
@@ -196,20 +213,12 @@ class Dl2:
         packing: Packing,
         packer: GreedyPacking | HeadOnlyPacking,
         cluster: _Cluster,
-        frontiers: FrontierArrays,
-        jobs: Sequence[Job],
-        frontier_of: Ints,
+        choice: SizeChoice,
     ) -> dict[JobKey, tuple[Alternative, ...]]:
-        """Choose sizes and pack them; resources of tasks that fit on no node go to other jobs. Returns alternatives.
-
-        ``frontier_of`` is the index of each job's frontier, shape (jobs,).
-        """
+        """Choose sizes and pack them; resources of tasks that fit on no node go to other jobs. Returns alternatives."""
+        jobs, frontiers, cluster_jobs, _ = choice
+        frontier_of, present = cluster_jobs.frontier[0], cluster_jobs.present
         task_weights = cluster.task_weights(jobs)
-        samples = np.array([_work_left(job) for job in jobs])
-        present = np.ones((1, len(jobs)), dtype=np.bool_)
-        cluster_jobs = ClusterJobs.of(
-            frontiers, frontier_of[None], present, samples[None], np.array([self._parameters.slot_seconds])
-        )
         bases, weights = np.zeros((1, len(jobs)), dtype=np.int64), self._parameters.weights
         positions = choose_sizes(frontiers, cluster_jobs, bases, cluster.left(packing), weights)
         blocked = packer.give(jobs, frontiers.sizes[frontier_of, positions[0]], task_weights)
@@ -227,6 +236,17 @@ class Dl2:
             size = allocation.allocations[job.key]
             allocation.refuse(job, _reason(steps, index, size, blocked.get(index), cluster, left))
         return {job.key: steps.alternatives(index) for index, job in enumerate(jobs)}
+
+
+class SizeChoice(NamedTuple):
+    """Jobs of which some size is possible, the sizes of each, and the resources for them."""
+
+    jobs: list[Job]
+    frontiers: FrontierArrays
+    #: Features of the jobs, in one cluster.
+    cluster_jobs: ClusterJobs
+    #: Free resources of all nodes that accept tasks, shape (1, R).
+    free: Ints
 
 
 class _Cluster(NamedTuple):

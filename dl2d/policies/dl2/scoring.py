@@ -137,6 +137,12 @@ def describe_steps(
     return StepFactors(of_size, of_job)
 
 
+def feature_values(steps: StepFactors) -> Floats:
+    """Values of the features of all steps, shape (K, C, features)."""
+    size_factors = {**steps.of_size, "1": np.ones_like(steps.of_size["cost"])}
+    return np.stack([size_factors[size] * steps.of_job[job] for size, job in _PRODUCTS.values()], axis=2)
+
+
 def weight_count(hidden: int) -> int:
     """Number of weights: those of the linear function, and for each hidden unit its inputs, its bias and its output."""
     return _COUNT + hidden * (_COUNT + 2)

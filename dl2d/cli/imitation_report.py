@@ -1,0 +1,55 @@
+"""What both ways of ``dl2d train supervised`` share: the start check, lines of the comparison, and the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dl2d.core.errors import CheckpointError
+from dl2d.core.policy import Policy
+from dl2d.learning.recorded_slots import Recording, SizeComparison, Yardstick
+from dl2d.policies.common.checkpoint import Checkpoint
+from dl2d.tick.policy_start_check import start_check
+
+
+def start_problem(policy: Policy, recordings: Sequence[Recording]) -> str:
+    """Why a trained policy must not decide on a cluster like the recorded one; empty if it may."""
+    newest = recordings[-1]
+    requests = [job.request for recording in reversed(recordings) for job in recording.snapshot.jobs]
+    return start_check(policy, newest.placement, newest.snapshot.nodes, requests).problem
+
+
+def comparison_lines(trained: SizeComparison, yardstick: Yardstick, before: SizeComparison | None = None) -> list[str]:
+    """Sizes that the trained policy gives on the held-out slots; ``before`` is the policy with dl2d's own weights."""
+    simple = {"size as before": yardstick.as_before, "drf": yardstick.drf}
+    if before is not None:
+        simple = {"dl2d's own weights": before, **simple}
+    all_jobs = "; ".join(f"{name}: {each.same:.1%}, {each.differing:.1%}" for name, each in simple.items())
+    new_jobs = "; ".join(
+        f"{name}: {each.started_same:.1%}" for name, each in simple.items() if each is not yardstick.as_before
+    )
+    recorded = (
+        f"the last {trained.slots} slots: {trained.same:.1%} of {trained.jobs} jobs get the recorded size, "
+        f"{trained.differing:.1%} of tasks differ ({all_jobs})"
+    )
+    started = f"of {trained.started} jobs that were started then, {trained.started_same:.1%} get the recorded size"
+    return [recorded, f"{started} ({new_jobs})"]
+
+
+def write_imitation_report(out: Path, checkpoint: Checkpoint, losses: Sequence[float], lines: Sequence[str]) -> None:
+    """Write ``report.md`` and ``loss.png``; raises ``CheckpointError`` if the folder cannot be written."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 - slow to import
+
+    plain = "\n".join(f"- {key}: {value}" for key, value in checkpoint.training.items())
+    page = [f"# Supervised learning of {checkpoint.policy}", "", *(f"- {line}" for line in lines), "", plain, "",
+            "![loss by update](loss.png)", ""]  # fmt: skip
+    figure = Figure(figsize=(5.0, 3.0), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot(range(1, len(losses) + 1), losses)
+    axes.set_xlabel("update")
+    axes.set_ylabel("loss")
+    try:
+        (out / "report.md").write_text("\n".join(page), encoding="utf-8")
+        figure.savefig(out / "loss.png", metadata={"Software": None})
+    except OSError as error:
+        raise CheckpointError(f"{out}: cannot be written: {error.strerror or error}") from error

@@ -1,0 +1,99 @@
+"""``dl2d train supervised --design jumps``: policy dl2's start from a store, its measured speeds and fitted weights."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import typer
+
+from dl2d.cli.gate_trial import Side, Tell, on_trial, policy_of, recorded_days
+from dl2d.cli.imitation_report import comparison_lines, start_problem, write_imitation_report
+from dl2d.cli.options import reading
+from dl2d.cli.output import print_json
+from dl2d.cli.train_options import interruptible, progress_bars
+from dl2d.config.settings import Settings
+from dl2d.core.errors import GateRefused, WorkloadError
+from dl2d.core.json_codec import as_plain
+from dl2d.core.measured_speeds import TrainingKind
+from dl2d.core.policy_registry import Trial
+from dl2d.core.site_history import RecordingStore
+from dl2d.learning.recorded_slots import Recording
+from dl2d.learning.scorer_imitation import ScorerImitation, imitate_with_scorer
+from dl2d.policies.common.checkpoint import write_checkpoint
+from dl2d.policies.dl2.policy import Dl2, with_checkpoint
+
+_DL2: Final = "dl2"
+
+
+def train_scorer(
+    settings: Settings,
+    recordings: Sequence[Recording],
+    slot_seconds: float,
+    *,
+    out: Path,
+    seed: int,
+    min_jobs: int,
+    as_json: bool,
+) -> None:
+    """Fit weights to recorded slots; the checkpoint gets them if recorded days' jobs end sooner than with dl2d's own.
+
+    Raises
+    ------
+    GateRefused
+        With dl2d's own weights and the store's speeds, jobs are left waiting on an idle cluster.
+    """
+    began = time.monotonic()
+    with interruptible(lambda: "nothing was written"), progress_bars() as display, reading(settings) as store:
+        bar = display.add_task("learning", total=None, note="")
+
+        def show(what: str, done: int, total: int, note: str = "") -> None:
+            display.update(bar, description=what, completed=done, total=total, note=note)
+
+        kinds = {TrainingKind.of(job.request) for recording in recordings for job in recording.snapshot.jobs}
+        found = imitate_with_scorer(
+            recordings, with_checkpoint().checkpoint, store.speeds(kinds), slot_seconds=slot_seconds, seed=seed,
+            min_jobs=min_jobs, on_round=lambda done, total, loss: show("learning", done, total, f"loss {loss:.3f}"),
+        )  # fmt: skip
+        trial, reason = None, start_problem(Dl2(found.fitted), recordings)
+        if not reason:
+            trial, reason = _compared(settings, store, found, seed, show)
+    is_better = trial is not None and trial.passed
+    checkpoint = found.fitted if is_better else found.begun_with
+    if not is_better and (problem := start_problem(Dl2(checkpoint), recordings)):
+        raise GateRefused(f"policy {_DL2} {problem}; nothing was written")
+    folder = out / "checkpoint"
+    write_checkpoint(checkpoint, folder)
+    weights = "fitted weights" if is_better else "dl2d's own weights"
+    lines = [
+        f"{found.states} choices learned from; a right step scores highest in {found.agreement:.1%} of others",
+        *comparison_lines(found.comparison, found.yardstick, found.comparison_begun_with),
+        f"the checkpoint has {weights}: {reason}",
+    ]
+    write_imitation_report(out, checkpoint, found.losses, lines)
+    seconds = round(time.monotonic() - began, 1)
+    if as_json:
+        print_json({
+            "checkpoint": str(folder), "digest": checkpoint.digest, "seconds": seconds,
+            "weights": "fitted" if is_better else "own", "reason": reason,
+            "trial": None if trial is None else as_plain(trial), **checkpoint.training,
+        })  # fmt: skip
+        return
+    for line in lines:
+        typer.echo(line)
+    typer.echo(f"{folder}: {checkpoint.digest[:12]}, after {seconds:.0f} s; report in {out / 'report.md'}")
+
+
+def _compared(
+    settings: Settings, store: RecordingStore, found: ScorerImitation, seed: int, show: Tell
+) -> tuple[Trial | None, str]:
+    """Compare the fitted weights with dl2d's own on recorded days; None and a reason if there are too few."""
+    try:
+        days = recorded_days(settings, store, now=time.time(), seed=seed)
+    except WorkloadError as error:
+        return None, f"completion times cannot be compared: {error.problem}"
+    sides = (Side(each.digest, policy_of(settings, each)) for each in (found.fitted, found.begun_with))
+    trial = on_trial(settings, _DL2, days, *sides, tell=show)
+    return trial, trial.reason

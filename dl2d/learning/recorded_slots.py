@@ -1,0 +1,139 @@
+"""Recorded slots: what a scheduler decided in them, and how near the sizes of other deciders come to that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from dl2d.core.cluster import Snapshot
+from dl2d.core.decision import Decision
+from dl2d.core.jobs import NOTHING, Allocation, JobKey
+from dl2d.core.packing import Packing
+from dl2d.core.placement import Placement
+from dl2d.core.policy import Policy
+from dl2d.learning.dl2_paper.settings import TooFewSamples
+from dl2d.policies.drf import Drf
+
+#: Jobs that recorded slots must have, unless the caller says otherwise.
+MIN_JOBS: Final = 20
+_MIN_SLOTS: Final = 2
+#: One of so many recorded slots is held out for a comparison.
+_FRACTION_HELD_OUT: Final = 5
+#: Recorded slots below which none are held out to stop by.
+_MIN_STOPPING_SLOTS: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A decision on a snapshot, and the placement of its tasks."""
+
+    snapshot: Snapshot
+    decision: Decision
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeComparison:
+    """How decided sizes compare with those of recorded slots that were not learned from."""
+
+    slots: int
+    #: Number of jobs, summed over the slots, and the fraction of them with the recorded size.
+    jobs: int
+    same: float
+    #: Tasks by which sizes differ, divided by the number of recorded tasks.
+    differing: float
+    #: Number of jobs that the recorded scheduler started in these slots, and the fraction of them with its size.
+    started: int
+    started_same: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Yardstick:
+    """What simple deciders reach on the same slots as the network: its comparison alone says little."""
+
+    #: Every job keeps the size that it had before the slot.
+    as_before: SizeComparison
+    drf: SizeComparison
+
+
+class SplitRecordings(NamedTuple):
+    """Recorded slots with jobs, by what they are for; each tuple is oldest first."""
+
+    training: Sequence[Recording]
+    #: Slots whose error decides when learning stops; empty if there are too few.
+    stopping: Sequence[Recording]
+    compared: Sequence[Recording]
+    #: Number of different jobs in all of them.
+    jobs: int
+
+
+def split_recordings(recordings: Sequence[Recording], min_jobs: int = MIN_JOBS) -> SplitRecordings:
+    """Keep the last fifth of the slots for the comparison, and the fifth before it to stop by.
+
+    Raises
+    ------
+    TooFewSamples
+        There are less than two slots with jobs, or they have less than ``min_jobs`` different jobs.
+    """
+    given = [recording for recording in recordings if recording.snapshot.jobs]
+    if len(given) < _MIN_SLOTS:
+        raise TooFewSamples(
+            f"supervised learning: {_MIN_SLOTS} slots with jobs are needed, the store has {len(given)} "
+            f"({len(recordings)} with those that had none)"
+        )
+    jobs = len({job.key for recording in given for job in recording.snapshot.jobs})
+    if jobs < min_jobs:
+        raise TooFewSamples(
+            f"supervised learning: the recorded slots have {jobs} job{'s' * (jobs != 1)}, at least {min_jobs} "
+            "are needed; record more, or lower --min-jobs"
+        )
+    fifth = max(len(given) // _FRACTION_HELD_OUT, 1)
+    compared_from = max(len(given) - fifth, 1)
+    stopping_from = compared_from - fifth if len(given) >= _MIN_STOPPING_SLOTS else compared_from
+    return SplitRecordings(given[:stopping_from], given[stopping_from:compared_from], given[compared_from:], jobs)
+
+
+def simple_yardstick(recordings: Sequence[Recording], seed: int) -> Yardstick:
+    """Compute the comparisons of the simple deciders."""
+    return Yardstick(
+        as_before=compare_sizes(
+            lambda recording: {entry.job: entry.previous for entry in recording.decision.jobs}, recordings
+        ),
+        drf=compare_sizes(sizes_of(Drf(), seed), recordings),
+    )
+
+
+def sizes_of(policy: Policy, seed: int) -> Callable[[Recording], Mapping[JobKey, Allocation]]:
+    """The function that has a policy decide on a recorded snapshot."""
+
+    def sizes(recording: Recording) -> Mapping[JobKey, Allocation]:
+        snapshot = recording.snapshot
+        packing = Packing.for_decision(snapshot.nodes, snapshot.tasks, recording.placement)
+        return policy.decide(snapshot, packing, np.random.default_rng([seed, snapshot.slot])).allocations()
+
+    return sizes
+
+
+def compare_sizes(
+    decide: Callable[[Recording], Mapping[JobKey, Allocation]], recordings: Sequence[Recording]
+) -> SizeComparison:
+    """Compare the sizes that ``decide`` gives to the jobs of recorded slots with the recorded ones."""
+    jobs, same, tasks, differing, started, started_same = 0, 0, 0, 0, 0, 0
+    for each in recordings:
+        sizes = decide(each)
+        for entry in each.decision.jobs:
+            got, wanted = sizes[entry.job], entry.allocation
+            new = entry.previous == NOTHING != wanted
+            started += new
+            started_same += new and got == wanted
+            jobs += 1
+            same += got == wanted
+            tasks += sum(wanted)
+            differing += abs(got.workers - wanted.workers) + abs(got.ps - wanted.ps)
+    return SizeComparison(
+        slots=len(recordings), jobs=jobs, same=same / max(jobs, 1), differing=differing / max(tasks, 1),
+        started=started, started_same=started_same / max(started, 1),
+    )  # fmt: skip

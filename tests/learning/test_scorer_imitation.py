@@ -1,0 +1,88 @@
+"""Weights of dl2's scorer, fitted to slots that another scheduler decided."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from policies.snapshots import a_job, a_snapshot, ask, cluster
+
+from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
+from dl2d.core.jobs import NOTHING, Allocation
+from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.core.policy import Policy
+from dl2d.learning.dl2_paper.settings import TooFewSamples
+from dl2d.learning.recorded_slots import Recording
+from dl2d.learning.scorer_imitation import ScorerImitation, imitate_with_scorer
+from dl2d.placement.load_balance import LoadBalance
+from dl2d.policies.dl2.policy import Dl2, with_checkpoint
+from dl2d.policies.dl2.scoring import FEATURES
+from dl2d.policies.drf import Drf
+from dl2d.policies.fifo import Fifo
+
+OWN = with_checkpoint().checkpoint
+
+
+def with_weights(**weights: float) -> Dl2:
+    """A scorer with other weights than dl2d's own."""
+    return Dl2(replace(OWN, weights={**OWN.weights, "scorer": np.array([weights.get(name, 0.0) for name in FEATURES])}))
+
+
+def recordings(teacher: Policy, count: int = 30) -> list[Recording]:
+    """Slots of an overloaded cluster, in which a teacher decides anew on jobs of different length."""
+    rng, found = np.random.default_rng(1), []
+    for number in range(count):
+        jobs = [
+            a_job(5 * number + place, model="resnet-50", epochs=float(rng.integers(10, 2000)), samples_per_epoch=1000)
+            for place in range(5)
+        ]
+        snapshot = replace(a_snapshot(jobs, cluster(2, cpu=16, gpu=4)), slot=number)
+        found.append(Recording(snapshot, ask(teacher, snapshot), LoadBalance()))
+    return found
+
+
+def imitated(given: list[Recording], measured: tuple[MeasuredSpeeds, ...] = ()) -> ScorerImitation:
+    return imitate_with_scorer(given, OWN, measured, slot_seconds=300.0, seed=0)
+
+
+@pytest.mark.parametrize("relative", [6.0, -6.0])
+def test_the_order_of_a_scheduler_is_learned(relative: float) -> None:
+    """The longest jobs first, or the shortest: dl2d's own weights do only one of these."""
+    found = imitated(recordings(with_weights(start=8.0, relative=relative, cost=-0.5, gain=0.5)))
+    assert found.agreement > 0.9
+    assert found.comparison.same > 0.85
+    assert found.comparison.differing < min(found.comparison_begun_with.differing, found.yardstick.drf.differing)
+    assert found.losses[-1] < 0.1 * found.losses[0]
+    assert found.fitted.training["supervised"]["held_out"]["same"] == found.comparison.same
+
+
+@pytest.mark.parametrize("teacher", [Drf(), Fifo()])
+def test_steps_towards_the_sizes_of_other_schedulers_score_highest(teacher: Policy) -> None:
+    """dl2 never leaves resources unused, and does not see who came first: it cannot do quite the same."""
+    found = imitated(recordings(teacher, count=30))
+    assert found.agreement > 0.7
+    assert found.losses[-1] < 0.5 * found.losses[0]
+
+
+def test_the_stores_speeds_are_in_both_checkpoints() -> None:
+    kind = TrainingKind.of(a_job(0, model="ours").request)
+    measured = MeasuredSpeeds(kind, (SpeedPoint(Allocation(2, 2), 77.0, 5),))
+    found = imitated(recordings(Drf(), count=10), (measured,))
+    for checkpoint in (found.fitted, found.begun_with):
+        assert np.isclose(checkpoint.weights["measured_speeds"], 77.0, rtol=0.01).any()
+        assert checkpoint.settings["slot_seconds"] == 300.0
+        Dl2(checkpoint)
+    assert imitated(recordings(Drf(), count=10), (measured,)).fitted.digest == found.fitted.digest
+    assert (found.begun_with.weights["scorer"] == OWN.weights["scorer"]).all()
+
+
+def test_slots_that_leave_nothing_to_choose_are_told() -> None:
+    """A scheduler that gave no job anything."""
+    nothing = []
+    for number, recording in enumerate(recordings(Drf(), count=10)):
+        reason = Reason(Constraint.OBSERVED, "waits")
+        jobs = tuple(JobDecision(job=job.key, allocation=NOTHING, reason=reason) for job in recording.snapshot.jobs)
+        nothing.append(replace(recording, decision=Decision("observed", str(number), jobs)))
+    with pytest.raises(TooFewSamples, match="leave nothing to learn from"):
+        imitated(nothing)
