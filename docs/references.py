@@ -179,6 +179,8 @@ def _command(function: Callable[..., object], name: str) -> list[str]:
     hints = get_type_hints(function, include_extras=True)
     usage, rows = [name], []
     for parameter in inspect.signature(function).parameters.values():
+        if hints[parameter.name] is typer.Context:
+            continue
         kind, *said = get_args(hints[parameter.name])
         info = next((each for each in said if isinstance(each, OptionInfo | ArgumentInfo)), None)
         if info is None or info.hidden:

@@ -19,7 +19,8 @@ _RELOCATABLE = b"#!/bin/sh\n'''exec' \"$(dirname -- \"$0\")/python\" \"$0\" \"$@
 
 def pack(
     environment: Annotated[
-        Path, typer.Argument(metavar="[VENV]", help="Folder of the virtual environment; the one of this dl2d.")
+        Path,
+        typer.Argument(metavar="[VENV]", help="Folder of the virtual environment.", show_default="that of this dl2d"),
     ] = Path(sys.prefix),
     output: Annotated[Path, typer.Option("--output", "-o", help="The archive.")] = Path("env.tar.gz"),
 ) -> None:

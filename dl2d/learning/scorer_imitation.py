@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from scipy.optimize import minimize
 
-from dl2d.core.arrays import Bools, Floats, Ints
+from dl2d.core.array_types import Bools, Floats, Ints
 from dl2d.core.jobs import NOTHING
 from dl2d.core.measured_speeds import MeasuredSpeeds
 from dl2d.core.packing import Packing

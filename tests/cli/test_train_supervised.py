@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from cli.conftest import Dl2d, Recorded, new_store, store_url, write_config
 from cli.test_train_dl2_paper import a_workload_file
-from cli.test_train_twin import DAY, DAYS
+from cli.test_train_in_digital_twin import DAY, DAYS
 from observed_site import observe
 from recorded_site import record
 
