@@ -104,3 +104,15 @@ class RegistryError(Dl2dError):
 
 class GateRefused(Dl2dError):
     """A learned policy was tried before it may decide, and may not; says what was wrong with it."""
+
+
+class TrainingError(Dl2dError):
+    """Training cannot go on."""
+
+
+class Diverged(TrainingError):
+    """A loss, a gradient or a weight is infinite or not a number."""
+
+
+class TooFewSamples(TrainingError):
+    """There are fewer samples than an update needs."""

@@ -10,11 +10,11 @@ import numpy as np
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Decision
+from dl2d.core.errors import TooFewSamples
 from dl2d.core.jobs import NOTHING, Allocation, JobKey
 from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
-from dl2d.learning.dl2_paper.settings import TooFewSamples
 from dl2d.policies.drf import Drf
 
 #: Jobs that recorded slots must have, unless the caller says otherwise.

@@ -20,10 +20,10 @@ import numpy as np
 from scipy.optimize import minimize
 
 from dl2d.core.array_types import Bools, Floats, Ints
+from dl2d.core.errors import TooFewSamples
 from dl2d.core.jobs import NOTHING
 from dl2d.core.measured_speeds import MeasuredSpeeds
 from dl2d.core.packing import Packing
-from dl2d.learning.dl2_paper.settings import TooFewSamples
 from dl2d.learning.recorded_slots import (
     MIN_JOBS,
     Recording,

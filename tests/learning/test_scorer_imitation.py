@@ -9,10 +9,10 @@ import pytest
 from policies.snapshots import a_job, a_snapshot, ask, cluster
 
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
+from dl2d.core.errors import TooFewSamples
 from dl2d.core.jobs import NOTHING, Allocation
 from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.policy import Policy
-from dl2d.learning.dl2_paper.settings import TooFewSamples
 from dl2d.learning.recorded_slots import Recording
 from dl2d.learning.scorer_imitation import ScorerImitation, imitate_with_scorer
 from dl2d.placement.load_balance import LoadBalance

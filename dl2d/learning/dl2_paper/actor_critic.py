@@ -10,9 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dl2d.core.errors import TooFewSamples
 from dl2d.learning.dl2_paper.networks import Net, check_finite
 from dl2d.learning.dl2_paper.samples import Samples
-from dl2d.learning.dl2_paper.settings import Credit, Settings, Surrogate, TooFewSamples
+from dl2d.learning.dl2_paper.settings import Credit, Settings, Surrogate
 
 #: Largest norms of the gradients.
 _POLICY_NORM = 0.5

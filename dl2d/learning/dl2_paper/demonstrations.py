@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Decision
+from dl2d.core.errors import TooFewSamples
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey
 from dl2d.core.packing import Packing
 from dl2d.core.policy import Evidence, Policy
 from dl2d.learning.dl2_paper.samples import Demonstrations
-from dl2d.learning.dl2_paper.settings import Labels, TooFewSamples
+from dl2d.learning.dl2_paper.settings import Labels
 from dl2d.learning.recorded_slots import Recording
 from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.policies.dl2_paper.sizing import Sizing

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dl2d.core.errors import CheckpointError
-from dl2d.learning.dl2_paper.settings import Diverged, NetworkKind
+from dl2d.core.errors import CheckpointError, Diverged
+from dl2d.learning.dl2_paper.settings import NetworkKind
 from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.policies.dl2_paper.observation import EXTRAS, Layout, Sight
 from dl2d.policies.dl2_paper.policy import Dense, Network, SharedJobs

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dl2d.core.array_types import Floats, Ints
+from dl2d.core.errors import TooFewSamples
 from dl2d.learning.dl2_paper.samples import Samples
-from dl2d.learning.dl2_paper.settings import Credit, Reward, Settings, TooFewSamples
+from dl2d.learning.dl2_paper.settings import Credit, Reward, Settings
 from dl2d.policies.dl2_paper.exploration import correcting_actions, explored
 from dl2d.policies.dl2_paper.observation import dominant_share
 from dl2d.policies.dl2_paper.policy import Network, chosen

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dl2d.core.array_types import Ints
-from dl2d.learning.dl2_paper.settings import TooFewSamples
+from dl2d.core.errors import TooFewSamples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,6 @@ from typing import Annotated, Final, Self
 
 from pydantic import PlainValidator, model_validator
 
-from dl2d.core.errors import Dl2dError
 from dl2d.core.input_validation import Flag, Number, Record, Whole, bad, not_one_of
 
 
@@ -27,18 +26,6 @@ TEACHERS: Final = tuple(each.value for each in Teacher)
 #: Teachers that leave some jobs without tasks while others get all that they ask for: a first bundle for every job
 #: would change what they do.
 SERVE_WHOLE: Final = frozenset({"fifo", "srtf", "tetris"})
-
-
-class TrainingError(Dl2dError):
-    """Training cannot go on."""
-
-
-class Diverged(TrainingError):
-    """A loss, a gradient or a weight is infinite or not a number."""
-
-
-class TooFewSamples(TrainingError):
-    """There are fewer samples than an update needs."""
 
 
 class NetworkKind(enum.StrEnum):

@@ -5,9 +5,10 @@ import pytest
 import torch
 from learning.dl2_paper.made_samples import made_samples
 
+from dl2d.core.errors import Diverged, TooFewSamples
 from dl2d.learning.dl2_paper.actor_critic import ActorCritic, credited
 from dl2d.learning.dl2_paper.networks import DenseNetwork, begin, weights_of
-from dl2d.learning.dl2_paper.settings import Credit, Diverged, Settings, Surrogate, TooFewSamples
+from dl2d.learning.dl2_paper.settings import Credit, Settings, Surrogate
 
 NUMBERS = torch.tensor([2, 2, 2, 1])
 ERRORS = torch.tensor([[1.0, -3.0], [1.0, -3.0], [1.0, -3.0], [5.0, 0.0]])

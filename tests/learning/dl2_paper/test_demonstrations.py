@@ -7,9 +7,10 @@ from simulation.drawn import drawn
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
+from dl2d.core.errors import TooFewSamples
 from dl2d.core.jobs import Allocation
 from dl2d.learning.dl2_paper.demonstrations import demonstrations_in, recordings_of
-from dl2d.learning.dl2_paper.settings import Labels, TooFewSamples
+from dl2d.learning.dl2_paper.settings import Labels
 from dl2d.learning.recorded_slots import Recording
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.dl2_paper.observation import Sight

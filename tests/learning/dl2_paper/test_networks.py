@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from dl2d.core.errors import Diverged
 from dl2d.learning.dl2_paper.networks import (
     Net,
     begin,
@@ -16,7 +17,7 @@ from dl2d.learning.dl2_paper.networks import (
     value_network,
     weights_of,
 )
-from dl2d.learning.dl2_paper.settings import Diverged, NetworkKind
+from dl2d.learning.dl2_paper.settings import NetworkKind
 from dl2d.policies.dl2_paper.observation import Layout
 from dl2d.policies.dl2_paper.policy import network_of
 

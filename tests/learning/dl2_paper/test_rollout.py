@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from simulation.drawn import drawn
 
+from dl2d.core.errors import TooFewSamples
 from dl2d.learning.dl2_paper.rollout import SampleCollector, rewards_of
-from dl2d.learning.dl2_paper.settings import Credit, Reward, Settings, TooFewSamples
+from dl2d.learning.dl2_paper.settings import Credit, Reward, Settings
 from dl2d.policies.dl2_paper.exploration import correcting_actions, explored
 from dl2d.simulation.vectorized.clusters import Clusters, SlotReport
 from dl2d.simulation.vectorized.workload_arrays import Library

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from learning.dl2_paper.made_samples import made_samples
 
+from dl2d.core.errors import TooFewSamples
 from dl2d.learning.dl2_paper.samples import ReplayBuffer
-from dl2d.learning.dl2_paper.settings import TooFewSamples
 
 
 @given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=12), most=st.integers(1, 20))

@@ -12,12 +12,12 @@ from simulation.drawn import drawn
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
-from dl2d.core.errors import CheckpointError, WorkloadError
+from dl2d.core.errors import CheckpointError, TooFewSamples, WorkloadError
 from dl2d.core.jobs import NOTHING, Allocation
 from dl2d.learning.dl2_paper.demonstrations import demonstrations_of
 from dl2d.learning.dl2_paper.networks import adopt, begin, policy_network
 from dl2d.learning.dl2_paper.samples import Demonstrations
-from dl2d.learning.dl2_paper.settings import NetworkKind, Settings, SupervisedLoss, TooFewSamples
+from dl2d.learning.dl2_paper.settings import NetworkKind, Settings, SupervisedLoss
 from dl2d.learning.dl2_paper.supervised import fit, imitate_recordings, imitate_teacher, imitation_loss, serves_whole
 from dl2d.learning.dl2_paper.trainer import train
 from dl2d.learning.recorded_slots import Recording
