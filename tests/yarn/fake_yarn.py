@@ -41,7 +41,8 @@ class FakeYarn:
             return other
         path = request.url.path
         if not path.startswith("/app/v1/services"):
-            return _json(200, (lists(list(self.apps.values()), self.nodes) | self.more)[path])
+            known = lists(list(self.apps.values()), self.nodes) | self.more
+            return _json(200, known[path]) if path in known else _json(404, {"RemoteException": {"message": path}})
         name = path.removeprefix("/app/v1/services").strip("/")
         if request.method == "POST":
             return self._post(json.loads(request.content))

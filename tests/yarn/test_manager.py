@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -15,6 +16,7 @@ from dl2d.core.errors import ConfigError, NotFound, Rejected, Unavailable
 from dl2d.core.jobs import JobKey, Launch, Owner, Role
 from dl2d.core.resource_manager import ContainerManager, ContainerReport, RmJobState, TaskSpec
 from dl2d.core.resources import NO_RESOURCES, Resources
+from dl2d_yarn import manager as manager_module
 from dl2d_yarn.manager import YarnManager, create
 
 JOB = JobKey("yarn", "7", 1_795_581_700)
@@ -331,6 +333,39 @@ def test_a_coordinator_that_cannot_start_fails(yarn: FakeYarn) -> None:
     assert (job.handle, job.state) == (handle, RmJobState.FAILED)
     assert "_000005 ended before it called; see its log in YARN" in job.reason
     wait_until(lambda: NAME not in yarn.posted)
+    manager.close()
+
+
+def test_a_container_without_a_task_is_given_up_with_the_yarn_command(
+    yarn: FakeYarn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager_module, "_OVERDUE_SECONDS", 0.3)
+    monkeypatch.setattr(manager_module, "_IDLE_SECONDS", 0.5)
+    command, called = tmp_path / "yarn", tmp_path / "called"
+    command.write_text(f'#!/bin/sh\necho "$HADOOP_PROXY_USER:$*" >>{called}\n')
+    command.chmod(0o755)
+    manager = yarn.manager(yarn_command=str(command))
+    manager.listing()
+    started(manager)
+    for name in ("worker-1", "worker-2"):
+        manager.submit(task(name))
+    wait_until(lambda: yarn.flexes == [{"worker": 2, "ps": 0}])
+    manager.report_container(report("worker-0", 3))
+    manager.report_container(report("worker-1", 4))
+    manager.report_container(report("worker-0", 3, task="worker-1", exit_code=1))
+
+    def given_up() -> bool:
+        manager.report_container(report("worker-0", 3))
+        return called.exists()
+
+    wait_until(given_up)
+    assert called.read_text() == f":app -decommission {NAME} -instances worker-0\n"
+    # Neither is anything else asked for, nor is the position used again.
+    time.sleep(0.5)
+    assert len(yarn.flexes) == 1
+    manager.submit(task("worker-3"))
+    wait_until(lambda: yarn.flexes[1:] == [{"worker": 2, "ps": 0}])
+    assert manager.report_container(report("worker-2", 6)).task == "worker-3"
     manager.close()
 
 

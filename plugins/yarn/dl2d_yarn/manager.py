@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hmac
-import pwd
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, NoReturn
@@ -16,7 +15,7 @@ from msgspec import structs
 
 from dl2d.core.cluster import Node, task_tag
 from dl2d.core.errors import Denied, NotFound, Rejected, ResourceManagerError, Unavailable
-from dl2d.core.jobs import JobKey, Owner, Role
+from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resource_manager import (
     Anchor,
     Capabilities,
@@ -39,7 +38,7 @@ from dl2d_yarn.listing import (
     read_service,
     read_version,
 )
-from dl2d_yarn.observed_jobs import features_of, read_nodes, static_job
+from dl2d_yarn.observed_jobs import WatchedApplications, owner_of
 from dl2d_yarn.queue_limits import QueueLimits, read_pending_reason, read_queue_limits, within_limits
 from dl2d_yarn.rest_client import RestClient
 from dl2d_yarn.service_file import (
@@ -73,7 +72,6 @@ _SETTLING_INTERVALS: Final = 3
 _MAX_REPORTED: Final = 1000
 #: Number of services that are asked why their containers wait, or removed after their end, each time.
 _MAX_ASKED: Final = 5
-_NOBODY: Final = 65534
 
 
 def create(settings: Mapping[str, object], *, clock: Callable[[], float]) -> ResourceManager:
@@ -136,8 +134,7 @@ class YarnManager:
         self._missing_since: float | None = None
         #: Limits of the queue, where YARN tells them.
         self._limits: QueueLimits | None = None
-        #: Number of containers of watched applications, and the node of each except the master's.
-        self._nodes_of: dict[str, tuple[int, tuple[str, ...]]] = {}
+        self._watched = WatchedApplications(self._client, settings.watch)
         #: Services of the last listing, by id.
         self._applications: Mapping[str, Application] = {}
         self._settled_at: float | None = None
@@ -157,7 +154,7 @@ class YarnManager:
         )
 
     def listing(self, ended_since: float | None = None) -> RmListing:
-        """Two calls, whatever the number of jobs; ``ended_since`` is ignored, since no static jobs are listed.
+        """Two calls, whatever the number of jobs. ``ended_since`` is ignored: YARN lists ended applications for long.
 
         Raises
         ------
@@ -166,7 +163,7 @@ class YarnManager:
         """
         del ended_since
         now = self._clock()
-        listing = read_listing(self._client, self._settings.partition, all_types=bool(self._settings.watch))
+        listing = self._read_listing()
         self._check_nodes(listing, now)
         for remark in listing.remarks:
             self._report_once(remark)
@@ -185,8 +182,13 @@ class YarnManager:
                 )
             self._restart_anchors()
             self._ensure_changer()
-            jobs = (*anchors, *self._board.listed(listing.node_names), *self._watched(listing, anchors))
+            own = {anchor.handle for anchor in anchors}
+            jobs = (*anchors, *self._board.listed(listing.node_names), *self._watched.jobs(listing, own))
             return RmListing(now, self._with_idle_room(listing), jobs)
+
+    def _read_listing(self) -> ClusterListing:
+        settings = self._settings
+        return read_listing(self._client, settings.partition, all_types=bool(settings.watch))
 
     def _take(self, listing: ClusterListing) -> list[RmJob]:
         """Note the services of a listing; returns their anchors as jobs."""
@@ -252,8 +254,8 @@ class YarnManager:
         if not self._settings.yarn_command:
             return
         with self._lock:
-            surplus = {self._services.get(job): found for job, found in self._board.surplus(_IDLE_SECONDS).items()}
-        for service, containers in surplus.items():
+            surplus = [(self._services.get(job), found) for job, found in self._board.surplus(_IDLE_SECONDS).items()]
+        for service, containers in surplus:
             if service is not None and service.remove_at is None:
                 self._attempt(service, partial(self._give_up, containers))
 
@@ -301,42 +303,6 @@ class YarnManager:
     def _add_anchor(self, job: JobKey, user: str) -> None:
         if self._board.get(task_tag(job, ANCHOR)) is None:
             self._board.add(Task(job, ANCHOR, Role.COORDINATOR, user, self._clock()))
-
-    def _watched(self, listing: ClusterListing, anchors: Iterable[RmJob]) -> Iterator[RmJob]:
-        """Applications that run without dl2d and train, as the site's rules say."""
-        own = {anchor.handle for anchor in anchors}
-        for application in listing.applications if self._settings.watch else ():
-            if application.id in own:
-                continue
-            _, ids = self._nodes_of.get(application.id, (0, ()))
-            nodes = [listing.node_names.get(node, node) for node in ids]
-            static = static_job(application, nodes, _owner(application.user), self._settings.watch)
-            if static is not None:
-                yield RmJob(
-                    handle=application.id.removeprefix("application_"), state=application.state, user=application.user,
-                    node=nodes[0] if nodes else "", reason=application.reason, submitted=application.started,
-                    ended=application.ended, static=static,
-                )  # fmt: skip
-
-    def _read_nodes_of(self) -> None:
-        """Ask on which nodes the containers of watched applications are, where their number has changed."""
-        watched = self._settings.watch
-        applications = self._applications
-        changed = [
-            application
-            for application in applications.values()
-            if application.state is RmJobState.RUNNING
-            and self._nodes_of.get(application.id, (0, ()))[0] != application.containers
-            and any(rule.takes(*features_of(application)) for rule in watched)
-        ]
-        for application in changed[:_MAX_ASKED]:
-            try:
-                nodes = read_nodes(self._client, application.id)
-            except ResourceManagerError as error:
-                self._report_once(f"{application.id}: {error}")
-            else:
-                self._nodes_of[application.id] = application.containers, nodes
-        self._nodes_of = {name: known for name, known in self._nodes_of.items() if name in applications}
 
     def _key(self, application: Application) -> JobKey:
         """Key of a job whose service its user posted."""
@@ -387,7 +353,7 @@ class YarnManager:
     def _check_fits(self, task: TaskSpec) -> None:
         """Refuse a demand that can never be met, which YARN would queue, and a node that does not exist."""
         if not self._nodes:
-            self._nodes = read_listing(self._client, self._settings.partition).nodes
+            self._nodes = self._read_listing().nodes
         if task.node and task.node not in {node.name for node in self._nodes}:
             raise NotFound(f"{task.name} of job {task.job.id}: there is no node {task.node!r}")
         missing = {node.name: task.demand.shortfalls(node.capacity) for node in self._nodes}
@@ -421,9 +387,7 @@ class YarnManager:
 
     def _remove_remainder(self, name: str, error: Rejected) -> NoReturn:
         """Remove a service that was posted without ever becoming an application, whose name is taken."""
-        if name not in {
-            application.name for application in read_listing(self._client, self._settings.partition).applications
-        }:
+        if name not in {application.name for application in self._read_listing().applications}:
             self._client.send("DELETE", f"{SERVICES_PATH}/{name}")
         raise Unavailable(f"{name}: was posted before; looking for it again", said=error.said)
 
@@ -456,7 +420,7 @@ class YarnManager:
         application = self._applications.get(rm_id)
         if application is None:
             with self._lock:
-                self._take(read_listing(self._client, self._settings.partition))
+                self._take(self._read_listing())
             application = self._applications.get(rm_id)
         if application is None or application.state.ended:
             raise NotFound(f"{rm_id[:80]}: YARN knows no such service that has not ended")
@@ -472,7 +436,7 @@ class YarnManager:
             self._add_anchor(job, application.user)
             self._ensure_changer()
         script = "".join(f'#DL2 {key}="{text}"\n' for key, text in request.items())
-        return Anchor(key=job, owner=_owner(application.user), name=application.name, script=script, handle=rm_id)
+        return Anchor(key=job, owner=owner_of(application.user), name=application.name, script=script, handle=rm_id)
 
     def close(self) -> None:
         """End the thread that changes services; running jobs go on."""
@@ -492,27 +456,35 @@ class YarnManager:
         """Bring services to the size that their tasks need, and remove those that have ended, until closed."""
         looked_at = time.monotonic()
         while not self._closing.wait(_LOOK_SECONDS):
-            with self._lock:
-                settled = self._settled_at is not None and self._clock() >= self._settled_at
-                due = [
-                    service
-                    for service in self._services.values()
-                    if service.retry_at <= self._clock() and not service.removed
-                ]
-            # Of services that have ended, of which there may be many at the start, a few each time.
-            ended = [service for service in due if service.state.ended]
-            due = [service for service in due if not service.state.ended] + ended[:_MAX_ASKED]
-            if not settled:
-                continue
-            for service in due:
-                self._attempt(service, self._remove if service.remove_at is not None else self._resize)
-            if time.monotonic() - looked_at > _OVERDUE_SECONDS / 3:
-                looked_at = time.monotonic()
-                self._find_overdue()
-                self._read_limits()
-                self._read_reasons()
-                self._read_nodes_of()
-                self._decommission()
+            look = time.monotonic() - looked_at > _OVERDUE_SECONDS / 3
+            looked_at = time.monotonic() if look else looked_at
+            try:
+                self._change_all(look=look)
+            except Exception:
+                # Without this thread no job would change its size any more.
+                log.exception("services were not changed")
+
+    def _change_all(self, *, look: bool) -> None:
+        """One round of the thread; with ``look`` also ask YARN what it does not say by itself."""
+        with self._lock:
+            if self._settled_at is None or self._clock() < self._settled_at:
+                return
+            due = [
+                service
+                for service in self._services.values()
+                if service.retry_at <= self._clock() and not service.removed
+            ]
+        # Of services that have ended, of which there may be many at the start, a few each time.
+        ended = [service for service in due if service.state.ended]
+        for service in [service for service in due if not service.state.ended] + ended[:_MAX_ASKED]:
+            self._attempt(service, self._remove if service.remove_at is not None else self._resize)
+        if look:
+            self._find_overdue()
+            self._read_limits()
+            self._read_reasons()
+            for remark in self._watched.read_nodes(self._applications.values()):
+                self._report_once(remark)
+            self._decommission()
 
     def _attempt(self, service: _Service, change: Callable[[_Service], None]) -> None:
         try:
@@ -604,15 +576,6 @@ class YarnManager:
             for task in tasks:
                 if present and task.container not in present:
                     task.end(RmJobState.LOST, f"{task.container} is gone", self._clock())
-
-
-def _owner(user: str) -> Owner:
-    """The user's account; users need none on the daemon's machine."""
-    try:
-        account = pwd.getpwnam(user)
-    except KeyError:
-        return Owner(user, _NOBODY, _NOBODY)
-    return Owner(user, account.pw_uid, account.pw_gid)
 
 
 __all__ = ["YarnManager", "create"]

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import pwd
+from collections.abc import Collection, Container, Iterator, Sequence
 from typing import Final
 
 import msgspec
 
+from dl2d.core.errors import ResourceManagerError
 from dl2d.core.jobs import Owner
-from dl2d.core.resource_manager import StaticJob
+from dl2d.core.resource_manager import RmJob, RmJobState, StaticJob
 from dl2d.core.resources import Resources
-from dl2d_yarn.listing import APPS_PATH, Application
+from dl2d_yarn.listing import APPS_PATH, Application, ClusterListing
 from dl2d_yarn.rest_client import RestClient
 from dl2d_yarn.settings import CONTAINERS, WatchRule
 
 _MAX_TASKS: Final = 10_000
+#: Number of applications that are asked for their nodes, each time.
+_MAX_ASKED: Final = 5
+_NOBODY: Final = 65534
 
 
 def features_of(application: Application) -> tuple[str, str, str, str]:
@@ -65,3 +70,54 @@ def read_nodes(client: RestClient, application: str) -> tuple[str, ...]:
     found = client.get(f"{APPS_PATH}/{application}/appattempts/{attempt}/containers", _Containers).container
     containers = found if isinstance(found, list) else [found]
     return tuple(sorted(each.node_id for each in containers if not each.container_id.endswith("_000001")))
+
+
+def owner_of(user: str) -> Owner:
+    """A user's account; users need none on the daemon's machine."""
+    try:
+        account = pwd.getpwnam(user)
+    except KeyError:
+        return Owner(user, _NOBODY, _NOBODY)
+    return Owner(user, account.pw_uid, account.pw_gid)
+
+
+class WatchedApplications:
+    """Applications that run without dl2d and train, as the rules say, with the nodes of their containers."""
+
+    def __init__(self, client: RestClient, rules: Sequence[WatchRule]) -> None:
+        self._client = client
+        self._rules = rules
+        #: By application: number of its containers when it was asked for, and the nodes of all except the master's.
+        self._nodes: dict[str, tuple[int, tuple[str, ...]]] = {}
+
+    def jobs(self, listing: ClusterListing, own: Container[str]) -> Iterator[RmJob]:
+        """The applications of a listing as static jobs, except dl2d's ``own``."""
+        for application in listing.applications if self._rules else ():
+            _, ids = self._nodes.get(application.id, (0, ()))
+            nodes = [listing.node_names.get(node, node) for node in ids]
+            static = static_job(application, nodes, owner_of(application.user), self._rules)
+            if static is not None and application.id not in own:
+                yield RmJob(
+                    handle=application.id.removeprefix("application_"), state=application.state, user=application.user,
+                    node=nodes[0] if nodes else "", reason=application.reason, submitted=application.started,
+                    ended=application.ended, static=static,
+                )  # fmt: skip
+
+    def read_nodes(self, applications: Collection[Application]) -> Iterator[str]:
+        """Ask where the containers of some applications are, whose number has changed; yields what went wrong."""
+        changed = [
+            application
+            for application in applications
+            if application.state is RmJobState.RUNNING
+            and self._nodes.get(application.id, (0, ()))[0] != application.containers
+            and any(rule.takes(*features_of(application)) for rule in self._rules)
+        ]
+        for application in changed[:_MAX_ASKED]:
+            try:
+                nodes = read_nodes(self._client, application.id)
+            except ResourceManagerError as error:
+                yield f"{application.id}: {error}"
+            else:
+                self._nodes[application.id] = application.containers, nodes
+        present = {application.id for application in applications}
+        self._nodes = {name: known for name, known in self._nodes.items() if name in present}
