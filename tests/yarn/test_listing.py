@@ -52,6 +52,13 @@ def test_several_node_managers_of_a_host_are_several_nodes_and_a_restarted_one_i
     }
 
 
+def test_only_nodes_of_the_partition_are_there() -> None:
+    labelled = {**node(1), "nodeLabels": ["gpu"]}
+    client = client_of_lists(lists([], [labelled, node(2), {**node(3), "nodeLabels": [""]}]))
+    assert [each.name for each in read_listing(client).nodes] == ["node2", "node3"]
+    assert [each.name for each in read_listing(client, "gpu").nodes] == ["node1"]
+
+
 def test_unknown_states_and_units_are_reported() -> None:
     strange = node(1, "QUIESCED")
     strange["usedResource"]["resourceInformations"]["resourceInformation"].append(

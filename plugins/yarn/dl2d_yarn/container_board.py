@@ -120,11 +120,15 @@ class ContainerBoard:
         self._clock = clock
         self._report_seconds = report_seconds
         self._tasks: dict[str, Task] = {}
+        self._by_job: dict[JobKey, list[Task]] = {}
         self._components: dict[tuple[JobKey, Role], Component] = {}
 
     def add(self, task: Task) -> None:
         """Add a task that waits for a container."""
+        if task.tag in self._tasks:
+            self._by_job[task.job].remove(self._tasks[task.tag])
         self._tasks[task.tag] = task
+        self._by_job.setdefault(task.job, []).append(task)
 
     def get(self, tag: str) -> Task | None:
         """The task with this tag."""
@@ -132,7 +136,7 @@ class ContainerBoard:
 
     def of_job(self, job: JobKey) -> list[Task]:
         """All tasks of a job, its anchor included."""
-        return [task for task in self._tasks.values() if task.job == job]
+        return self._by_job.get(job, [])
 
     def pending_anchors(self) -> list[Task]:
         """Anchors that wait for a container."""
@@ -141,7 +145,7 @@ class ContainerBoard:
 
     def jobs(self) -> set[JobKey]:
         """Jobs that have a task here."""
-        return {task.job for task in self._tasks.values()}
+        return set(self._by_job)
 
     def waiting(self) -> list[Task]:
         """Tasks, without anchors, that wait for a container."""
@@ -322,8 +326,11 @@ class ContainerBoard:
     def forget(self, present: Iterable[JobKey]) -> None:
         """Forget tasks that ended long ago, and components of jobs that are not present any more."""
         limit = self._clock() - KEEP_ENDED_SECONDS
-        self._tasks = {tag: task for tag, task in self._tasks.items() if task.ended is None or task.ended > limit}
-        kept = {*present, *(task.job for task in self._tasks.values())}
+        for task in [task for task in self._tasks.values() if task.ended is not None and task.ended <= limit]:
+            del self._tasks[task.tag]
+            self._by_job[task.job].remove(task)
+        self._by_job = {job: tasks for job, tasks in self._by_job.items() if tasks}
+        kept = {*present, *self._by_job}
         self._components = {key: component for key, component in self._components.items() if key[0] in kept}
 
     def listed(self, names: Mapping[str, str]) -> Iterable[RmJob]:
