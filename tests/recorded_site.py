@@ -28,6 +28,8 @@ from dl2d.store.sql_store import SqlStore
 #: A Monday, 0:00 UTC, some weeks ago.
 MONDAY = 1_760_313_600.0
 SITE = "generator:poisson?nodes=2&jobs=150&rate=0.5&stretch=8&median_seconds=9000&most_gpus=4"
+#: Six busy days of a small site: the gate needs at least three that training did not see.
+BUSY_DAYS = "generator:poisson?nodes=1&jobs=140&rate=0.5&stretch=8&median_seconds=3000&most_gpus=4&slot_seconds=1200"
 
 
 def a_site(seed: int = 3) -> Workload:

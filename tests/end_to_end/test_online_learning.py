@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from daemon_process import BIN
 from local_cluster import LocalCluster
-from recorded_site import record
+from recorded_site import BUSY_DAYS, record
 
 from dl2d.core.policy_registry import RunState, VersionState
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
@@ -20,8 +20,6 @@ from dl2d.policies.dl2.policy import with_checkpoint
 from dl2d.policies.drf import Drf
 from dl2d.simulation.workload.sources import load_source
 
-#: Six busy days of a small site: the gate needs at least three that training did not see.
-DAYS = "generator:poisson?nodes=1&jobs=140&rate=0.5&stretch=8&median_seconds=3000&most_gpus=4&slot_seconds=1200"
 DAY = 86_400
 
 
@@ -52,7 +50,7 @@ def test_what_was_learned_from_recorded_days_goes_live_and_decides(tmp_path: Pat
     cluster = LocalCluster(tmp_path, settings)
     cluster.state_dir.mkdir()
     begin = time.time() // DAY * DAY - 6 * DAY
-    record(f"sqlite:///{cluster.state_dir}/dl2d.sqlite", load_source(DAYS, seed=1).workload, Drf(), begin=begin)
+    record(f"sqlite:///{cluster.state_dir}/dl2d.sqlite", load_source(BUSY_DAYS, seed=1).workload, Drf(), begin=begin)
     recorded = cluster.store.last_slot_number()
     registry = cluster.store.registry
 

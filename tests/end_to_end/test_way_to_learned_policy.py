@@ -1,0 +1,241 @@
+"""A site's way to a learned policy: observe, imitate, compare in shadow, take over, learn on, promote, roll back.
+
+On a real Slurm, and on the local resource manager, which has no scheduler to observe: there the recorded days of
+another scheduler take its place. After each step the questions of the SQL cookbook are asked about it.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from daemon_process import BIN, DaemonProcess
+from filled_store import cookbook
+from local_cluster import WORKER, LocalCluster
+from recorded_site import BUSY_DAYS, record
+from slurm_cluster import SlurmCluster, User, why_not
+
+from dl2d.core.daemon_mode import Mode
+from dl2d.core.jobs import NOTHING, Job, JobKey
+from dl2d.policies.drf import Drf
+from dl2d.simulation.workload.sources import load_source
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+DAY = 86_400
+OBSERVED = 60
+QUESTIONS = {title: query for _, title, query in cookbook()}
+
+
+class Site:
+    """A daemon, and how users of its resource manager submit jobs."""
+
+    def __init__(self, daemon: DaemonProcess) -> None:
+        self.daemon = daemon
+
+    def dl2d(self, *arguments: str | Path) -> str:
+        """Output of a command that must succeed."""
+        done = subprocess.run(
+            [BIN / "dl2d", *arguments, "-c", self.daemon.config],
+            capture_output=True, text=True, check=False, timeout=300, cwd=self.daemon.directory,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr + done.stdout
+        return done.stdout
+
+    def ask(self, title: str) -> list[dict[str, Any]]:
+        """Answer to a question of the cookbook."""
+        rows: list[dict[str, Any]] = json.loads(self.dl2d("sql", QUESTIONS[title], "--json"))
+        assert rows, title
+        return rows
+
+    def change(self, mode: Mode, policy: dict[str, Any]) -> None:
+        """Reload the configuration with another mode and policy."""
+        self.daemon.settings |= {"mode": mode.value, "policy": policy}
+        self.daemon.write()
+        assert self.daemon.process is not None
+        slot = self.daemon.store.last_slot_number()
+        self.daemon.process.send_signal(signal.SIGHUP)
+        self.daemon.wait_until(lambda: self.daemon.store.mode_changes()[0].after is mode, f"mode {mode}")
+        self.daemon.wait_until(lambda: self.daemon.store.last_slot_number() > slot + 1, "it decides")
+
+    def decided_by(self) -> str:
+        """Policy and version of the newest slot."""
+        (slot,) = self.daemon.store.slots(limit=1)
+        return f"{slot.policy} {slot.policy_version}"
+
+    def observe(self) -> None:
+        """Let users run jobs of fixed sizes, if the resource manager has a scheduler for them."""
+
+    def watch_in_shadow(self) -> None:
+        """Let users run one more such job while dl2d decides in shadow."""
+
+    def train(self, name: str, gate: Path, *, ps: bool) -> JobKey:
+        """Submit an elastic job, with parameter servers or all-reduce, that does not end while ``gate`` is there."""
+        raise NotImplementedError
+
+    def gate(self) -> Path:
+        """A file that users' jobs can see."""
+        raise NotImplementedError
+
+
+class LocalSite(Site):
+    daemon: LocalCluster
+
+    def train(self, name: str, gate: Path, *, ps: bool) -> JobKey:
+        kind = {"max_ps": 2} if ps else {"architecture": "allreduce"}
+        return self.daemon.train(name, "--step-seconds", "0.02", gate=gate, max_workers=3, **kind)
+
+    def gate(self) -> Path:
+        path = self.daemon.directory / "gate"
+        path.touch()
+        return path
+
+
+class SlurmSite(Site):
+    def __init__(self, daemon: DaemonProcess, cluster: SlurmCluster, user: User) -> None:
+        super().__init__(daemon)
+        self.cluster, self.user = cluster, user
+
+    def _fixed(self, number: int) -> str:
+        options = (f"--ntasks={2 + number % 3}", "--cpus-per-task=1", "--mem-per-cpu=50", "--time=10")
+        script = f"#!/bin/sh\nexec sleep {2 + number % 4}\n"
+        return self.cluster.submit_as(self.user, script, "-J", f"bert-{number}", *options)
+
+    def observe(self) -> None:
+        jobs = [self._fixed(number) for number in range(OBSERVED)]
+        self.daemon.wait_until(
+            lambda: all((found := self._found(job)) and found[0].state.ended for job in jobs),
+            "all jobs are recorded", timeout=300, every=1.0,
+        )  # fmt: skip
+
+    def _found(self, job: str) -> list[Job]:
+        """The user's job with an id; the recorded days have jobs with such ids, too."""
+        return [found for found in self.daemon.store.find_jobs(job) if found.owner.user == self.user.name]
+
+    def watch_in_shadow(self) -> None:
+        for number in range(3):
+            self._fixed(number)
+        self.cluster.wait_until(lambda: not self.cluster.running(), "the jobs end")
+        compared = json.loads(self.dl2d("shadow", "--json"))["policies"]
+        assert [row["policy"] for row in compared] == ["dl2-original"]
+        assert self.ask("What would dl2d have done in mode shadow?")
+
+    def train(self, name: str, gate: Path, *, ps: bool) -> JobKey:
+        roles = "ps=cpu:1,memory:100 max_ps=2" if ps else "architecture=allreduce"
+        job = self.cluster.submit_as(self.user, f"""#!/bin/sh
+#SBATCH -J {name} -c 1 --mem=50
+#DL2 model=other samples_per_epoch=203 batch=20 epochs=60 worker=cpu:2,memory:200 max_workers=3
+#DL2 {roles}
+export DL2_DAEMON={self.daemon.url} PSLITE_PACE_FILE={gate}
+exec dl2-run python "$HOME/train.py" --epochs 60 --step-seconds 0.02
+""")  # fmt: skip
+        self.daemon.wait_until(lambda: self._found(job), f"job {job} is registered", timeout=90)
+        return self._found(job)[0].key
+
+    def gate(self) -> Path:
+        path = self.user.home / "gate"
+        path.touch()
+        return path
+
+
+def settings_of_site(mode: Mode) -> dict[str, Any]:
+    return {
+        "mode": mode.value,
+        "schedule": {"poll_seconds": 0.5, "slot_seconds": 2},
+        "jobs": {"drain_seconds": 20, "end_seconds": 3, "grace_seconds": 2, "unseen_seconds": 5},
+    }
+
+
+@contextmanager
+def local_site(directory: Path) -> Iterator[Site]:
+    cluster = LocalCluster(directory, settings_of_site(Mode.OBSERVE))
+    with recorded(cluster):
+        yield LocalSite(cluster)
+
+
+@contextmanager
+def slurm_site(directory: Path) -> Iterator[Site]:
+    with SlurmCluster(nodes=4) as cluster:
+        user = cluster.add_user("alice")
+        cluster.add_python(user)
+        for source in (WORKER, WORKER.with_name("regression.py")):
+            name = "train.py" if source == WORKER else source.name
+            (user.home / name).write_text(source.read_text())
+        watch = [{"partition": cluster.partition, "name": "bert-*", "model": "bert"}]
+        slurm = {"slurm_conf": str(cluster.conf), "munge_socket": str(cluster.munge_socket), "watch": watch}
+        settings = settings_of_site(Mode.OBSERVE) | {"resource_manager": {"name": "slurm", "slurm": slurm}}
+        daemon = DaemonProcess(directory, settings)
+        with recorded(daemon):
+            yield SlurmSite(daemon, cluster, user)
+        cluster.clear()
+
+
+@contextmanager
+def recorded(daemon: DaemonProcess) -> Iterator[None]:
+    """Run a daemon whose store has the last six days of another scheduler."""
+    daemon.state_dir.mkdir()
+    begin = time.time() // DAY * DAY - 6 * DAY
+    record(f"sqlite:///{daemon.state_dir}/dl2d.sqlite", load_source(BUSY_DAYS, seed=1).workload, Drf(), begin=begin)
+    with daemon:
+        yield
+
+
+@pytest.mark.parametrize(
+    "site_of",
+    [
+        pytest.param(local_site, id="local"),
+        pytest.param(
+            slurm_site,
+            id="slurm",
+            marks=[pytest.mark.slurm, pytest.mark.skipif(bool(why_not()), reason=why_not() or "Slurm is there")],
+        ),
+    ],
+)
+def test_each_step_works_and_is_in_the_database(tmp_path: Path, site_of: Callable[[Path], Any]) -> None:
+    with site_of(tmp_path) as site:
+        daemon = site.daemon
+        site.observe()
+        site.dl2d("train", "supervised", "--from-store", "--out", "site")
+        learned = {"name": "dl2-original", "checkpoint": str(tmp_path / "site")}
+
+        site.change(Mode.SHADOW, learned)
+        site.watch_in_shadow()
+
+        site.change(Mode.LIVE, learned)
+        gate = site.gate()
+        keys = [site.train(f"elastic-{ps}", gate, ps=ps) for ps in (True, False)]
+        for key in keys:
+            daemon.wait_until(lambda key=key: daemon.confirmed(key) != NOTHING, f"{key} trains")
+            assert slots_until_given(daemon, key) <= 2
+        first = site.decided_by()
+        assert first.startswith("dl2-original ")
+        assert site.ask("In which mode did the daemon run, and since when?")
+
+        site.dl2d("train", "--twin", "--design", "original", "--minutes", "0.2", "--gate", "--out", "next")
+        (version, *_) = [row for row in json.loads(site.dl2d("policy", "list", "--json"))["versions"]
+                         if row["policy"] == "dl2-original"]  # fmt: skip
+        if version["state"] != "live":
+            site.dl2d("policy", "promote", version["digest"][:12], "--force", "--reason", "the way is tried")
+        daemon.wait_until(lambda: version["digest"][:12] in site.decided_by(), "the next version decides")
+        site.dl2d("policy", "rollback", "--reason", "the way is tried")
+        daemon.wait_until(lambda: site.decided_by() == first, "the version before decides")
+        assert len(site.ask("Which version decided since when, who changed it, and why?")) >= 3
+
+        gate.unlink()
+        daemon.wait_for_end(*keys, timeout=180)
+        assert {daemon.job(key).state for key in keys} == {"finished"}
+        assert site.ask("How long do jobs of each model type wait and train?")
+        assert daemon.stop() == 0
+
+
+def slots_until_given(daemon: DaemonProcess, key: JobKey) -> int:
+    """Slots from the first in which the job is there to the one that gives it tasks, both counted."""
+    entries = sorted(daemon.store.decisions(key), key=lambda entry: entry.slot)
+    given = next(entry.slot for entry in entries if entry.decided.allocation != NOTHING)
+    return given - entries[0].slot + 1
