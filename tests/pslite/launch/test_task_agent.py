@@ -32,7 +32,7 @@ PLACE = {"DL2_ROLE": "worker", "DL2_TASK": "worker-0", "DL2_COORDINATOR": "127.0
 #: says which signals it gets, and ends with status 5 when its input does; one that comes just before it waits is heard
 LISTENER = """
 import os, select, signal, sys
-def heard(number, frame): print(signal.Signals(number).name, flush=True)
+def heard(number, frame): os.write(1, f"{signal.Signals(number).name}\\n".encode())  # print cannot interrupt a print
 there, here = os.pipe2(os.O_NONBLOCK)
 signal.set_wakeup_fd(here)
 for name in sys.argv[1:]: signal.signal(getattr(signal, name), heard)
@@ -41,15 +41,6 @@ while 0 not in select.select([0, there], [], [])[0]: os.read(there, 100)
 sys.exit(5)
 """
 ALL = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
-
-
-@pytest.fixture(autouse=True)
-def _heeded():
-    """What runs the tests may ignore signals (nohup, a background job); who is started here does not."""
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGHUP)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 def start(*arguments):

@@ -107,8 +107,11 @@ def test_servers_die_when_only_some_have_heard_of_a_factor(kind):
     """What has come in their place has some blocks before the step, and the others after it."""
 
     def both_die(moment):
-        for place in (0, 1):
-            threading.Timer(0.02, moment.rehearsal.happen, (Event(0, kill="ps", choice=place),)).start()
+        def kill():
+            for choice in (1, 0):  # one after the other, so that each choice means the same server every time
+                moment.rehearsal.happen(Event(0, kill="ps", choice=choice))
+
+        threading.Timer(0.02, kill).start()
         return True
 
     fault = Fault(
