@@ -164,6 +164,7 @@ class ContainerAgent:
                 if order is not None:
                     task, code = "", None
                 if order is None or order.task is None:
+                    _reap()  # what was killed may have become our child later
                     self._pause(self._interval)
                     continue
                 task = order.task.id
@@ -259,9 +260,7 @@ class ContainerAgent:
             _kill(left)
             psutil.wait_procs(left, timeout=_LOOK_SECONDS)
             left = _descendants(before)
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+        _reap()
 
     def _report(self, task: str, code: int | None) -> _Order | None:
         """Report to the scheduler; None where it gives no order."""
@@ -300,6 +299,13 @@ def _end_with_parent() -> None:
 def _adopt_orphans() -> None:
     """Become the parent of descendants whose parent ends (prctl(2)), so that none is lost."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _reap() -> None:
+    """Take note of the ends of children, none of which may be a task's own process."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def _descendants(before: set[int]) -> list[psutil.Process]:
