@@ -137,6 +137,8 @@ class YarnDaemon(DaemonProcess):
 def yarn() -> Iterator[yarn_cluster.YarnCluster]:
     with yarn_cluster.YarnCluster(nodes=3, vcores=6) as cluster:
         yield cluster
+    assert cluster.container_processes() == []
+    assert not cluster.folder.exists()
 
 
 @pytest.fixture

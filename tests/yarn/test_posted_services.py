@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import httpx2
 import pytest
 from yarn.fake_yarn import FakeYarn
 from yarn.test_manager import wait_until
@@ -109,6 +110,12 @@ def test_it_registers_with_its_secret_and_is_resized_and_removed_as_its_user(
     for proof in ("", "0" * 64):
         with pytest.raises(Denied, match="this is not the DL2_PROOF"):
             manager.authenticate(application, proof)
+    # As while its master is restarted: the description is incomplete.
+    incomplete = httpx2.Response(200, content=b'{"state": "ACCEPTED"}')
+    yarn.instead = lambda request: incomplete if request.url.path.endswith("/digits") else None
+    with pytest.raises(Unavailable, match="does not tell the description"):
+        manager.authenticate(application, secret)
+    yarn.instead = lambda _request: None
     anchor = manager.authenticate(application, secret)
     assert anchor.key == JobKey("yarn", "1795581702976_0001", 1795581713)
     assert (anchor.owner.user, anchor.handle, anchor.name) == ("alice", application, "digits")

@@ -425,6 +425,8 @@ class YarnManager:
         if application is None or application.state.ended:
             raise NotFound(f"{rm_id[:80]}: YARN knows no such service that has not ended")
         service = read_service(self._client, application.name, do_as=application.user)
+        if service.use is ServiceUse.WAIT:
+            raise Unavailable(f"{rm_id}: YARN does not tell the description of service {application.name} yet")
         secret = service.environment.get(SECRET, "")
         if service.application != rm_id or not secret or not hmac.compare_digest(secret.encode(), proof.encode()):
             raise Denied(f"{rm_id}: this is not the {SECRET} in the environment of service {application.name}")
