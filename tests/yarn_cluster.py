@@ -6,6 +6,7 @@ The jars come from the folder that ``DL2D_HADOOP_LIB`` names. Services are store
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import socket
@@ -231,8 +232,10 @@ class YarnCluster:
         while time.monotonic() < deadline:
             dead = [name for name, process in self.processes.items() if process.poll() is not None]
             if dead:
-                tail = (self.folder / "logs" / f"{dead[0]}.out").read_text(errors="replace")[-2000:]
-                raise AssertionError(f"{dead[0]} ended: {tail}")
+                texts = [
+                    (self.folder / "logs" / f"{dead[0]}.{kind}").read_text(errors="replace") for kind in ("out", "log")
+                ]
+                raise AssertionError(f"{dead[0]} ended: {' '.join(text[-1500:] for text in texts)}")
             try:
                 answer = httpx2.get(
                     f"{self.address}/ws/v1/cluster/metrics",
@@ -377,10 +380,14 @@ def _write(folder: Path, files: Mapping[str, Mapping[str, str]]) -> None:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports on which nothing listens now."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    try:
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+    """Ports on which nothing listens now, below those that the kernel gives to connections meanwhile."""
+    found: list[int] = []
+    for port in random.sample(range(10_000, 32_000), 1000):
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        found.append(port)
+        if len(found) == count:
+            return found
+    raise AssertionError(f"fewer than {count} ports are free")
