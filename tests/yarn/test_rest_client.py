@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import ssl
 import subprocess
 import threading
@@ -153,6 +154,7 @@ def test_a_dead_address_is_unavailable() -> None:
         client.get("/x", dict)
 
 
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 def test_https_is_verified_with_the_given_authority(tmp_path: Path) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
