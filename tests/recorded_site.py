@@ -37,7 +37,7 @@ def a_site(seed: int = 3) -> Workload:
     return load_source(SITE, seed=seed).workload
 
 
-class _Listening:
+class Listening:
     """A policy, and all that it was shown."""
 
     def __init__(self, policy: Policy) -> None:
@@ -51,9 +51,14 @@ class _Listening:
         return decision
 
 
-def record(url: str, workload: Workload, policy: Policy, *, begin: float = MONDAY) -> None:
-    """Replay a workload and keep it in a new store: jobs, their progress slot by slot, and the slots."""
-    listening = _Listening(policy)
+def record(
+    url: str, workload: Workload, policy: Policy, *, begin: float = MONDAY, decided_by: str | None = None
+) -> None:
+    """Replay a workload and keep it in a new store: jobs, their progress slot by slot, and the slots.
+
+    ``decided_by`` is the name of the policy that is recorded, if not that of ``policy``.
+    """
+    listening = Listening(policy)
     ended = {
         job.id: (job.last_slot + job.fraction) * workload.slot_seconds
         for job in replay(workload, listening, LoadBalance(), timer=time.perf_counter).jobs
@@ -78,9 +83,9 @@ def record(url: str, workload: Workload, policy: Policy, *, begin: float = MONDA
             seen = _shifted(snapshot, begin, moved)
             store.record_slot(
                 Slot(
-                    number=number, at=seen.at, snapshot=seen, proposed=_renamed(decision, moved),
-                    decision=_renamed(decision, moved), plan=Plan(), outcome=Outcome(), inputs_hash="", seed=0,
-                    seconds=0.1,
+                    number=number, at=seen.at, snapshot=seen, proposed=_renamed(decision, moved, decided_by),
+                    decision=_renamed(decision, moved, decided_by), plan=Plan(), outcome=Outcome(), inputs_hash="",
+                    seed=0, seconds=0.1,
                 )
             )  # fmt: skip
         for key in known:
@@ -101,7 +106,7 @@ def _shifted(snapshot: Snapshot, begin: float, moved: Callable[[JobKey], JobKey]
     )
 
 
-def _renamed(decision: Decision, moved: Callable[[JobKey], JobKey]) -> Any:
+def _renamed(decision: Decision, moved: Callable[[JobKey], JobKey], policy: str | None) -> Any:
     jobs = tuple(replace(entry, job=moved(entry.job), alternatives=()) for entry in decision.jobs)
     actions = tuple((moved(key), step) for key, step in decision.actions)
-    return Decision(decision.policy, decision.policy_version, jobs, decision.measure, actions)
+    return Decision(policy or decision.policy, decision.policy_version, jobs, decision.measure, actions)

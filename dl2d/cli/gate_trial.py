@@ -10,14 +10,14 @@ from typing import Final, Protocol
 from dl2d.config.settings import Settings
 from dl2d.core.errors import CheckpointError, Dl2dError
 from dl2d.core.policy import Policy
-from dl2d.core.policy_registry import Registry, Trial, TrialCase, Version
+from dl2d.core.policy_registry import SITE_SCHEDULER, Registry, Trial, TrialCase, Version
 from dl2d.core.site_history import RecordingStore
 from dl2d.daemon.loop import guard_rules
 from dl2d.daemon.models.active_version import configured_checkpoint, given, read_version
 from dl2d.learning.digital_twin import DAY_SECONDS
 from dl2d.learning.promotion_gate import GateSettings, Verdict, compare
 from dl2d.learning.train_test_split import Split, split_history
-from dl2d.plugins import Given, load_placement, load_policy
+from dl2d.plugins import POLICIES, Given, available, load_placement, load_policy, takes_checkpoint
 from dl2d.policies.common.checkpoint import Checkpoint
 
 #: Least length of an interval in a replay of recorded days, in seconds.
@@ -34,10 +34,12 @@ class Tell(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two policies of a trial; ``digest`` is that of its checkpoint, or its name where it has none."""
+    """One of the two policies of a trial."""
 
+    #: Of its checkpoint; its name where it has none, ``SITE_SCHEDULER`` for the site's own scheduler.
     digest: str
-    policy: Policy
+    #: None for the site's own scheduler with its recorded sizes.
+    policy: Policy | None
 
 
 def slot_seconds(settings: Settings) -> float:
@@ -86,6 +88,20 @@ def deciding(settings: Settings, registry: Registry) -> Side:
         return Side(settings.policy.fallback, load_policy(settings.policy.fallback, "policy.fallback"))
 
 
+def site_scheduler(split: Split) -> Side:
+    """The site's own scheduler: replayed where one of dl2d's policies without weights decided on all days that were
+    kept back, otherwise the sizes that were recorded on them.
+    """
+    (name, *others) = sorted({policy for day in split.held_out for policy in day.policies}) or [""]
+    is_ours = not others and name in available(POLICIES) and not takes_checkpoint(name)
+    return Side(SITE_SCHEDULER, load_policy(name) if is_ours else None)
+
+
+def incumbent(settings: Settings, split: Split, live: Side) -> Side:
+    """What a candidate is compared with: the live version, or the site's own scheduler where dl2d is not in charge."""
+    return live if settings.mode.acts else site_scheduler(split)
+
+
 def recorded_days(
     settings: Settings, store: RecordingStore, *, now: float, seed: int, days: int | None = None
 ) -> Split:
@@ -98,6 +114,7 @@ def recorded_days(
 
 def on_trial(settings: Settings, name: str, split: Split, candidate: Side, current: Side, *, tell: Tell) -> Trial:
     """Compare a candidate with what decides now on the days that were kept back."""
+    assert candidate.policy is not None
     cases: tuple[TrialCase, ...] = ()
     if candidate.digest == current.digest:
         verdict = Verdict(passed=False, reason="it is what decides already")
@@ -129,11 +146,20 @@ def on_trial(settings: Settings, name: str, split: Split, candidate: Side, curre
         low=verdict.low,
         high=verdict.high,
         passed=verdict.passed,
-        reason=verdict.reason,
+        reason=verdict.reason + (f", {_against(current)}" if current.digest == SITE_SCHEDULER else ""),
     )
 
 
-def passed_trial(registry: Registry, version: Version) -> Trial | None:
-    """The newest trial that a version passed; None for none."""
-    trials = registry.trials(version.policy, limit=1000)
-    return next((trial for trial in trials if trial.candidate == version.digest and trial.passed), None)
+def _against(current: Side) -> str:
+    how = "its recorded sizes" if current.policy is None else f"policy {current.policy.name}"
+    return f"compared with the site's scheduler ({how})"
+
+
+def passed_trial(settings: Settings, registry: Registry, version: Version) -> Trial | None:
+    """The newest trial that a version passed against what it is compared with in this mode; None for none."""
+    passed = (
+        trial
+        for trial in registry.trials(version.policy, limit=1000)
+        if trial.candidate == version.digest and trial.passed
+    )
+    return next((trial for trial in passed if (trial.current != SITE_SCHEDULER) is settings.mode.acts), None)

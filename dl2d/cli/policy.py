@@ -142,15 +142,17 @@ def _pass_gate(settings: Settings, store: RecordingStore, version: Version) -> N
         raise PolicyError(f"{what} {started.problem}; it cannot be promoted")
     if started.waiting:
         raise GateRefused(f"{what} {started.problem}")
-    if version.state in (VersionState.LIVE, VersionState.RETIRED) or trials.passed_trial(registry, version) is not None:
+    if version.state in (VersionState.LIVE, VersionState.RETIRED) or trials.passed_trial(settings, registry, version):
         return  # it decides, or did once
-    current = trials.deciding(settings, registry)
-    if current.digest == version.digest:
+    live = trials.deciding(settings, registry)
+    if live.digest == version.digest:
         return
     try:
         days = trials.recorded_days(settings, store, now=time.time(), seed=settings.learning.seed)
     except WorkloadError as error:
-        raise GateRefused(f"{what} cannot be compared with the live policy version: {error.problem}") from None
+        against = "the live policy version" if settings.mode.acts else "the site's scheduler"
+        raise GateRefused(f"{what} cannot be compared with {against}: {error.problem}") from None
+    current = trials.incumbent(settings, days, live)
     candidate = trials.Side(version.digest, trials.policy_of(settings, checkpoint))
     with progress_bars() as display:
         bar = display.add_task("comparing", total=None, note="")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from dl2d import __version__
-from dl2d.cli.gate_trial import Side, Tell, current_checkpoint, on_trial, policy_of, recorded_days
+from dl2d.cli.gate_trial import Side, Tell, current_checkpoint, incumbent, on_trial, policy_of, recorded_days
 from dl2d.config.settings import Settings
 from dl2d.core.errors import CheckpointError, Dl2dError
 from dl2d.core.measured_speeds import MeasuredSpeeds
@@ -240,11 +240,12 @@ def judged(settings: Settings, registry: Registry, learned: Learned, *, tell: Te
         jobs=learned.record["jobs"],
     )
     name = version.policy
-    sides = (
-        Side(each.digest, policy_of(settings, each))
-        for each in (learned.checkpoint, _current(settings, registry, name))
-    )
-    return Candidate(version, on_trial(settings, name, learned.split, *sides, tell=tell))
+
+    def side(checkpoint: Checkpoint) -> Side:
+        return Side(checkpoint.digest, policy_of(settings, checkpoint))
+
+    current = incumbent(settings, learned.split, side(_current(settings, registry, name)))
+    return Candidate(version, on_trial(settings, name, learned.split, side(learned.checkpoint), current, tell=tell))
 
 
 def _current(settings: Settings, registry: Registry, policy: str) -> Checkpoint:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from dl2d.core.daemon_mode import Mode, ModeChange
 from dl2d.core.store import Store
+
+#: What trials name in place of a version's digest where a candidate was compared with the site's own scheduler.
+SITE_SCHEDULER: Final = "site-scheduler"
 
 
 class VersionState(enum.StrEnum):
@@ -79,7 +82,7 @@ class Trial:
 
     at: float
     policy: str
-    #: Digests; ``current`` may be of a version that is not in the registry.
+    #: Digests; ``current`` may be of a version that is not in the registry, or ``SITE_SCHEDULER``.
     candidate: str
     current: str
     #: Recorded days (YYYY-MM-DD, UTC) that neither was trained on.

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from dl2d.core.cluster import Node
-from dl2d.core.jobs import Job, JobKey
+from dl2d.core.jobs import Allocation, Job, JobKey
 from dl2d.core.measured_speeds import MeasuredSpeeds
 from dl2d.core.policy_registry import SiteStore
 from dl2d.core.store import RuntimePlan
+
+#: Sizes that a job came to have and when, oldest first; without the times in which it had nothing.
+RecordedSizes = tuple[tuple[float, Allocation], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,8 @@ class Sight:
     nodes: tuple[Node, ...]
     #: Completed epochs of the jobs that were there.
     epochs: Mapping[JobKey, float]
+    #: Policy that decided then; empty if unknown.
+    policy: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +45,8 @@ class History:
     plans: tuple[RuntimePlan, ...]
     #: Seconds from asking for a task until it took part, of each that did.
     starts: tuple[float, ...]
+    #: Sizes that jobs came to have, with times in seconds since 1970.
+    sizes: Mapping[JobKey, RecordedSizes] = field(default_factory=dict)
 
 
 class RecordingStore(SiteStore, Protocol):

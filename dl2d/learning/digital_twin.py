@@ -23,7 +23,7 @@ from dl2d.core.cluster import Node, NodeState
 from dl2d.core.jobs import Architecture, Job, JobRequest, JobState
 from dl2d.core.measured_speeds import MeasuredSpeeds, TrainingKind
 from dl2d.core.resources import Resources
-from dl2d.core.site_history import History, Sight
+from dl2d.core.site_history import History, RecordedSizes, Sight
 from dl2d.simulation.speeds.realism_options import Realism
 from dl2d.simulation.speeds.speed_models import MAX_TASKS, Table
 from dl2d.simulation.workload.format import NodeGroup, SimulatedJob, Workload
@@ -50,6 +50,8 @@ class DayJob:
     at: float
     epochs: float
     declared: float
+    #: Sizes that it was recorded with; their times are in seconds from the day's beginning.
+    sizes: RecordedSizes = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,8 @@ class Day:
     jobs: tuple[DayJob, ...]
     #: What each node offered dl2d.
     nodes: tuple[Resources, ...]
+    #: Policies that decided on this day.
+    policies: frozenset[str] = frozenset()
 
     @property
     def submitted(self) -> int:
@@ -85,11 +89,12 @@ def days_of(history: History) -> tuple[Day, ...]:
         if sight is None:
             continue
         nodes = tuple(_offered(node) for node in sight.nodes if node.state is NodeState.UP)
-        found = [day_job for job in jobs if (day_job := _on_day(job, begin, history.sights)) is not None]
+        found = [day_job for job in jobs if (day_job := _on_day(job, begin, history)) is not None]
         fitting = tuple(job for job in found if _fits(job.request, nodes))
         if any(job.at > 0 for job in fitting):
             name = datetime.fromtimestamp(begin, UTC).strftime("%Y-%m-%d")
-            days.append(Day(name=name, begin=begin, jobs=fitting, nodes=nodes))
+            policies = frozenset(each.policy for each in _of_day(history.sights, begin))
+            days.append(Day(name=name, begin=begin, jobs=fitting, nodes=nodes, policies=policies))
     return tuple(days)
 
 
@@ -208,7 +213,7 @@ def workload_of(day: Day, speeds: Mapping[TrainingKind, Table], slot_seconds: fl
     jobs: list[SimulatedJob] = []
     trains: dict[tuple[TrainingKind, int, int, tuple[int, ...]], bool] = {}
     names = _names([TrainingKind.of(job.request) for job in day.jobs])
-    for number, job in enumerate(sorted(day.jobs, key=lambda job: job.at)):
+    for number, job in _numbered(day):
         request, kind = job.request, TrainingKind.of(job.request)
         has_ps = request.architecture is Architecture.PS
         bounds = (kind, request.max_workers, request.max_ps, request.allowed_workers)
@@ -221,7 +226,7 @@ def workload_of(day: Day, speeds: Mapping[TrainingKind, Table], slot_seconds: fl
             continue
         jobs.append(
             SimulatedJob(
-                id=str(number + 1),
+                id=number,
                 model=names[kind],
                 submit_slot=int(job.at // slot_seconds),
                 epochs=job.epochs,
@@ -251,6 +256,16 @@ def workload_of(day: Day, speeds: Mapping[TrainingKind, Table], slot_seconds: fl
     )
 
 
+def recorded_sizes(day: Day) -> dict[str, RecordedSizes]:
+    """Sizes that the jobs of a day's workload were recorded with, by job id."""
+    return {number: job.sizes for number, job in _numbered(day)}
+
+
+def _numbered(day: Day) -> Iterable[tuple[str, DayJob]]:
+    """The jobs of a day in submit order, and their ids in its workload."""
+    return ((str(number), job) for number, job in enumerate(sorted(day.jobs, key=lambda job: job.at), start=1))
+
+
 def costs_of(history: History) -> Realism:
     """What starting and resizing costs here, as far as it was measured: medians, so that a slow day says little.
 
@@ -276,28 +291,33 @@ def learnt_from(history: History, days: Sequence[Day]) -> tuple[MeasuredSpeeds, 
 
 def _sight_of(sights: Sequence[Sight], begin: float) -> Sight | None:
     """The first sight of a day, or of before it."""
-    within = [sight for sight in sights if begin <= sight.at < begin + DAY_SECONDS]
+    within = _of_day(sights, begin)
     return within[0] if within else None
+
+
+def _of_day(sights: Sequence[Sight], begin: float) -> list[Sight]:
+    return [sight for sight in sights if begin <= sight.at < begin + DAY_SECONDS]
 
 
 def _offered(node: Node) -> Resources:
     return node.capacity.minus(node.used)
 
 
-def _on_day(job: Job, begin: float, sights: Sequence[Sight]) -> DayJob | None:
+def _on_day(job: Job, begin: float, history: History) -> DayJob | None:
     """What a job meant to a day; None where it was not there, or nobody knows how long it is."""
     submitted, request = float(job.key.submitted), job.request
     real = _epochs(job)
     if real is None or submitted >= begin + DAY_SECONDS or (job.ended_at is not None and job.ended_at <= begin):
         return None
+    sizes = tuple((at - begin, size) for at, size in history.sizes.get(job.key, ()))
     if submitted >= begin:
         # At 0 stand those that were there before.
-        return DayJob(request, max(submitted - begin, 1e-3), real, request.epochs)
-    done = [sight.epochs[job.key] for sight in sights if sight.at >= begin and job.key in sight.epochs]
+        return DayJob(request, max(submitted - begin, 1e-3), real, request.epochs, sizes)
+    done = [sight.epochs[job.key] for sight in history.sights if sight.at >= begin and job.key in sight.epochs]
     if not done or done[0] >= real:
         return None
     left = real - done[0]
-    return DayJob(request, 0.0, max(left, _LEAST_EPOCHS), max(request.epochs - done[0], _LEAST_EPOCHS))
+    return DayJob(request, 0.0, max(left, _LEAST_EPOCHS), max(request.epochs - done[0], _LEAST_EPOCHS), sizes)
 
 
 def _epochs(job: Job) -> float | None:

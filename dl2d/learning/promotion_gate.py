@@ -18,6 +18,7 @@ from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Evidence, Policy
 from dl2d.core.policy_registry import TrialCase
+from dl2d.learning.recorded_scheduler import RecordedScheduler
 from dl2d.learning.train_test_split import Case
 from dl2d.simulation.replay import Rules, replay
 from dl2d.simulation.speeds.realism_options import Realism
@@ -86,7 +87,7 @@ class Compared:
 
 
 def judge(
-    cases: Sequence[TrialCase], jobs: int, candidate: Conduct, current: Conduct, settings: GateSettings
+    cases: Sequence[TrialCase], jobs: int, candidate: Conduct, current: Conduct | None, settings: GateSettings
 ) -> Verdict:
     """Whether the candidate passes.
 
@@ -94,7 +95,8 @@ def judge(
     larger share of its decisions, if there are enough days and jobs to compare on, and if its completion times are
     shorter: with the mean of log(candidate / current) over the cases of each day as a sample, the 95 % interval of the
     mean over days (Student's t) lies below 0. Cases of one day have the same jobs, so they are no separate samples.
-    ``jobs`` is the number of jobs submitted on these days.
+    ``jobs`` is the number of jobs submitted on these days. ``current`` is None if that is the site's own scheduler,
+    which the guard does not limit.
     """
     by_day: dict[str, list[float]] = defaultdict(list)
     for case in cases:
@@ -112,7 +114,7 @@ def judge(
         return verdict(f"the candidate failed: {candidate.problem}")
     if candidate.slowest > settings.timeout:
         return verdict(f"a decision took {candidate.slowest:.2g} s of CPU time, more than {settings.timeout:g} s")
-    if candidate.share > current.share:
+    if current is not None and candidate.share > current.share:
         return verdict(f"the guard changed {candidate.share:.1%} of its decisions, {current.share:.1%} of the others")
     compared_on = f"{len(by_day)} day{'s' * (len(by_day) != 1)} with {jobs} job{'s' * (jobs != 1)}"
     if len(by_day) < settings.min_days or jobs < settings.min_jobs or change is None or low is None or high is None:
@@ -177,7 +179,7 @@ class Watched:
 def compare(
     cases: Sequence[Case],
     candidate: Policy,
-    current: Policy,
+    current: Policy | None,
     placement: Placement,
     *,
     costs: Realism,
@@ -188,7 +190,8 @@ def compare(
 ) -> Compared:
     """Replay both policies under the guard's rules with what resizes cost, and judge; try who passes on idle nodes.
 
-    A case in which the current policy fails is left out. ``timer`` gives seconds of CPU time; the decisions do not
+    ``current`` is None for the site's own scheduler: each case's recorded sizes, in their order, without the guard. A
+    case in which the current policy fails is left out. ``timer`` gives seconds of CPU time; the decisions do not
     depend on it, except that one that takes longer than ``settings.timeout`` fails the candidate.
     """
     played: list[TrialCase] = []
@@ -198,8 +201,9 @@ def compare(
         if progress is not None:
             progress(number, len(cases))
         times = {}
-        for which, policy in (("current", current), ("candidate", candidate)):
-            one = Watched(policy, rules, timer)
+        incumbent = (RecordedScheduler(case.sizes), GuardRules()) if current is None else (current, rules)
+        for which, (policy, limits) in (("current", incumbent), ("candidate", (candidate, rules))):
+            one = Watched(policy, limits, timer)
             watched[which].append(one)
             try:
                 done = replay(case.workload, one, placement, rules=rules_of_play, seed=number, timer=timer)
@@ -215,7 +219,7 @@ def compare(
     own, others = (_conduct(watched[which]) for which in ("candidate", "current"))
     compared_days = {case.day for case in played}
     jobs = sum({case.day: case.jobs for case in cases if case.day in compared_days}.values())
-    verdict = judge(played, jobs, own, others, settings)
+    verdict = judge(played, jobs, own, None if current is None else others, settings)
     if verdict.passed and (started := _started(cases, candidate, placement)):
         verdict = replace(verdict, passed=False, reason=f"the candidate {started}")
     return Compared(tuple(played), own, others, verdict)

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
 from dl2d.core.errors import WorkloadError
 from dl2d.core.measured_speeds import MeasuredSpeeds
-from dl2d.core.site_history import History
-from dl2d.learning.digital_twin import Day, Speeds, costs_of, days_of, learnt_from, resampled, thinned, workload_of
+from dl2d.core.site_history import History, RecordedSizes
+from dl2d.learning.digital_twin import (
+    Day,
+    Speeds,
+    costs_of,
+    days_of,
+    learnt_from,
+    recorded_sizes,
+    resampled,
+    thinned,
+    workload_of,
+)
 from dl2d.simulation.speeds.realism_options import Realism
 from dl2d.simulation.workload.format import Workload
 from dl2d.throughput.gaussian_process import GaussianProcess
@@ -36,6 +46,8 @@ class Case:
     day: str
     #: Number of jobs that were submitted on that day.
     jobs: int
+    #: Sizes that jobs were recorded with, by job id; times are in seconds of the workload.
+    sizes: Mapping[str, RecordedSizes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +107,7 @@ def split_history(
             workload = workload_of(small, speeds.draw(rng) if number else speeds.means(), slot_seconds)
             if workload is not None:
                 name = f"{day.name}, draw {number}" if number else day.name
-                cases.append(Case(name, workload, day.name, day.submitted))
+                cases.append(Case(name, workload, day.name, day.submitted, recorded_sizes(small)))
     if not training or not validation or not cases:
         raise WorkloadError(
             "", "no recorded job has a size at which its speed is known or can be predicted", where="the twin"

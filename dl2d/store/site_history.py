@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
 from sqlalchemy import Connection, select
 
 from dl2d.core.cluster import Node, Snapshot, TaskState, in_submit_order
-from dl2d.core.jobs import NO_LAUNCH
+from dl2d.core.jobs import NO_LAUNCH, NOTHING, Allocation, JobKey
 from dl2d.core.measured_speeds import TrainingKind
 from dl2d.core.resources import Resources
-from dl2d.core.site_history import History, Sight
+from dl2d.core.site_history import History, RecordedSizes, Sight
 from dl2d.store.jobs import JobRow, job_of
 from dl2d.store.mapping import columns
-from dl2d.store.slot_records import SlotRow, snapshot
+from dl2d.store.slot_records import DecisionRow, SlotRow, snapshot
 from dl2d.store.speeds import speeds
 from dl2d.store.tasks import GROW, ResizeEventRow, RuntimePlanRow, runtime_plan_of
 
@@ -38,17 +38,41 @@ def read_history(connection: Connection, begin: float, end: float) -> History:
         speeds=speeds(connection, {TrainingKind.of(job.request) for job in jobs}, others=0),
         plans=tuple(map(runtime_plan_of, connection.execute(plans.order_by(RuntimePlanRow.at)))),
         starts=tuple(_start_seconds(connection, begin, end)),
+        sizes=_sizes(connection, begin, end, {job.key.slug: job.key for job in jobs}),
     )
 
 
 def _sights(connection: Connection, begin: float, end: float) -> Iterable[Sight]:
     """The cluster in the first slot of each hour."""
     between = (SlotRow.at >= begin) & (SlotRow.at < end)
-    numbers = select(SlotRow.number, SlotRow.at).where(between).order_by(SlotRow.at, SlotRow.number)
-    hours: dict[int, int] = {}
-    for number, at in connection.execute(numbers):
-        hours.setdefault(int(at // _HOUR), number)
-    return [_sight(snapshot(connection, number)) for number in hours.values()]
+    numbers = select(SlotRow.number, SlotRow.at, SlotRow.policy).where(between).order_by(SlotRow.at, SlotRow.number)
+    hours: dict[int, tuple[int, str]] = {}
+    for number, at, policy in connection.execute(numbers):
+        hours.setdefault(int(at // _HOUR), (number, policy))
+    return [_sight(snapshot(connection, number), policy) for number, policy in hours.values()]
+
+
+def _sizes(connection: Connection, begin: float, end: float, keys: Mapping[str, JobKey]) -> dict[JobKey, RecordedSizes]:
+    """Sizes that jobs came to have, from the decisions that changed them. Keys of jobs are by slug."""
+    workers, ps = DecisionRow.workers != DecisionRow.previous_workers, DecisionRow.ps != DecisionRow.previous_ps
+    changes = (
+        select(
+            JobRow.slug, SlotRow.at, DecisionRow.workers, DecisionRow.ps, DecisionRow.previous_workers,
+            DecisionRow.previous_ps,
+        )
+        .join(SlotRow, SlotRow.number == DecisionRow.slot)
+        .join(JobRow, JobRow.number == DecisionRow.job_number)
+        .where(SlotRow.at >= begin, SlotRow.at < end, workers | ps)
+        .order_by(DecisionRow.slot)
+    )  # fmt: skip
+    found: dict[JobKey, list[tuple[float, Allocation]]] = defaultdict(list)
+    for row in connection.execute(changes):
+        if row.slug in keys:
+            sizes = found[keys[row.slug]]
+            if not sizes:  # what it had when the recorded time began
+                sizes.append((begin, Allocation(row.previous_workers, row.previous_ps)))
+            sizes.append((row.at, Allocation(row.workers, row.ps)))
+    return {key: tuple(each for each in sizes if each[1] != NOTHING) for key, sizes in found.items()}
 
 
 def _start_seconds(connection: Connection, begin: float, end: float) -> Iterable[float]:
@@ -67,7 +91,7 @@ def _start_seconds(connection: Connection, begin: float, end: float) -> Iterable
     return [each[TaskState.CONFIRMED] - each[TaskState.ASKED] for each in both]
 
 
-def _sight(seen: Snapshot) -> Sight:
+def _sight(seen: Snapshot, policy: str) -> Sight:
     others = {job.key for job in seen.jobs if job.unreported}
     ours: dict[str, list[Resources]] = defaultdict(list)
     for task in seen.tasks:
@@ -78,4 +102,4 @@ def _sight(seen: Snapshot) -> Sight:
         for node in seen.nodes
     )
     epochs = {job.key: job.progress.epoch for job in seen.jobs if job.key not in others}
-    return Sight(seen.at, nodes, epochs)
+    return Sight(seen.at, nodes, epochs, policy)

@@ -13,7 +13,8 @@ from recorded_site import record
 
 from dl2d.cli import gate_trial
 from dl2d.config.settings import load_settings
-from dl2d.core.policy_registry import VersionState
+from dl2d.core.jobs import NOTHING
+from dl2d.core.policy_registry import SITE_SCHEDULER, VersionState
 from dl2d.daemon.models.active_version import ActiveVersion
 from dl2d.learning.promotion_gate import Verdict
 from dl2d.policies.common.checkpoint import read_checkpoint
@@ -121,6 +122,60 @@ def test_what_the_gate_said_is_said_of_the_policy_in_charge(
     ran = dl2d("train", "--twin", "--gate", "--iterations", "1", "-o", tmp_path / "out", "-c", config)
     assert ran.status == 0, ran.err
     assert ran.out.splitlines()[-1] == words
+
+
+@pytest.mark.parametrize(("decided_by", "words"), [("observed", "its recorded sizes"), ("drf", "policy drf")])
+def test_where_dl2d_is_not_in_charge_the_gate_compares_with_the_sites_scheduler(
+    dl2d: Dl2d, tmp_path: Path, decided_by: str, words: str
+) -> None:
+    url = store_url(tmp_path)
+    begin = time.time() // DAY * DAY - 3 * DAY
+    record(url, load_source(DAYS, seed=2).workload, Drf(), begin=begin, decided_by=decided_by)
+    config = write_config(tmp_path, mode="shadow", schedule={"slot_seconds": 1200.0})
+    ran = dl2d("train", "--twin", "--gate", "--iterations", "0", "-o", tmp_path / "out", "--json", "-c", config)
+    assert ran.status == 0, ran.err
+    trial = ran.json["trial"]
+    assert trial["current"] == SITE_SCHEDULER
+    assert trial["reason"].endswith(f", compared with the site's scheduler ({words})")
+    assert trial["reason"].startswith("there is too little to compare on: 1 day with")
+    settings = load_settings(config)
+    with closing(SqlStore(url)) as store:
+        history = store.history(begin, time.time())
+        for key, sizes in history.sizes.items():
+            given = [entry for entry in store.decisions(key, limit=1000)[::-1] if entry.decided.allocation != NOTHING]
+            assert sizes[0] == (given[0].at, given[0].decided.allocation)
+            assert sizes[-1][1] == given[-1].decided.allocation
+        split = gate_trial.recorded_days(settings, store, now=time.time(), seed=0)
+        drf = gate_trial.Side("drf", Drf())
+        against_drf = gate_trial.on_trial(settings, "dl2", split, gate_trial.deciding(settings, store.registry), drf,
+                                          tell=lambda *_, **__: None)  # fmt: skip
+    for found, real in zip(trial["cases"], against_drf.cases, strict=True):
+        # It was drf that decided.
+        assert found["current"] == pytest.approx(real.current, rel=0.0 if decided_by == "drf" else 0.15)
+    assert len(history.sizes) >= 20
+
+
+def test_a_version_that_is_better_than_the_sites_scheduler_takes_the_place_of_another_in_shadow(
+    dl2d: Dl2d, site: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    verdict = Verdict(passed=True, reason="it is better")
+    monkeypatch.setattr(gate_trial, "compare", lambda *_, **__: SimpleNamespace(cases=(), verdict=verdict))
+    config = write_config(tmp_path, mode="shadow", schedule={"slot_seconds": 1200.0})
+    digests = []
+    for seed in ("1", "2"):
+        ran = dl2d("train", "--twin", "--gate", "--iterations", "2", "--seed", seed, "-o", tmp_path / "out", "--json",
+                   "-c", config)  # fmt: skip
+        assert ran.status == 0, ran.err
+        digests.append(ran.json["digest"])
+    with closing(SqlStore(site[1])) as store:
+        registry = store.registry
+        live = registry.live("dl2")
+        assert live is not None
+        assert live.digest == digests[-1]
+        # Compared with the live version it was not.
+        assert gate_trial.passed_trial(load_settings(config), registry, live) is not None
+        config = write_config(tmp_path, mode="live", schedule={"slot_seconds": 1200.0})
+        assert gate_trial.passed_trial(load_settings(config), registry, live) is None
 
 
 def test_the_papers_policy_learns_from_its_own_slots_and_the_twin(dl2d: Dl2d, tmp_path: Path) -> None:

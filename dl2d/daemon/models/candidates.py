@@ -15,7 +15,7 @@ import msgspec
 from dl2d.atomic_file import write_atomically
 from dl2d.core.errors import CheckpointError
 from dl2d.core.json_codec import decode, encode
-from dl2d.core.policy_registry import Registry, Trial, Version, VersionState
+from dl2d.core.policy_registry import SITE_SCHEDULER, Registry, Trial, Version, VersionState
 from dl2d.daemon.models.active_version import read_version
 
 #: Beside the checkpoint.
@@ -67,11 +67,11 @@ def read_candidate(folder: Path) -> Candidate:
 def enter(candidate: Candidate, registry: Registry, *, at: float) -> Trial:
     """Register a candidate, keep its trial, and have it go live if it passed; returns the trial as it is kept.
 
-    It does not go live where another version did since it was judged.
+    It does not go live where another version did since it was compared with the live one.
     """
     version, trial = registry.add_version(candidate.version), candidate.trial
     live = registry.live(version.policy)
-    if trial.passed and live is not None and live.digest != trial.current:
+    if trial.passed and live is not None and trial.current not in (live.digest, SITE_SCHEDULER):
         trial = replace(trial, passed=False, reason=f"another version went live meanwhile; {trial.reason}")
     registry.add_trial(trial)
     if version.state is not VersionState.LIVE:
