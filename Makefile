@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml pslite/pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . --group dev
-	! command -v krb5-config >/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check gssapi || \
+	! command -v krb5-config >/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check 'gssapi>=1.8,<2' || \
 		echo "gssapi cannot be built: the tests of Kerberos are skipped"
 	touch $@
 

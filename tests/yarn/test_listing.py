@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import httpx2
@@ -179,7 +178,7 @@ def test_spoiled_queues_never_raise_anything_else(data: st.DataObject) -> None:
         assert read_pending_reason(client, "application_1_0001") == ""
 
 
-def test_a_large_cluster_is_read_in_two_calls_and_two_seconds() -> None:
+def test_a_large_cluster_is_read_in_two_calls() -> None:
     answers = lists([app(number) for number in range(1000)], [node(number) for number in range(4000)])
     bodies = {path: json.dumps(answer).encode() for path, answer in answers.items()}
     calls = []
@@ -188,7 +187,5 @@ def test_a_large_cluster_is_read_in_two_calls_and_two_seconds() -> None:
         calls.append(request.url.path)
         return httpx2.Response(200, content=bodies[request.url.path])
 
-    begin = time.monotonic()
     listing = read_listing(client_of(answer))
-    assert time.monotonic() - begin < 2.0
     assert (len(listing.applications), len(listing.nodes), len(calls)) == (1000, 4000, 2)
