@@ -336,6 +336,23 @@ def test_a_coordinator_that_cannot_start_fails(yarn: FakeYarn) -> None:
     manager.close()
 
 
+def test_a_container_that_has_not_reported_yet_does_not_count_twice(yarn: FakeYarn, manager: YarnManager) -> None:
+    started(manager)
+    assert manager.report_container(report("coordinator-0", 2)).task == "anchor"
+    handles = [manager.submit(task(name, node="node1")) for name in ("worker-1", "worker-2")]
+    wait_until(lambda: yarn.flexes == [{"worker": 2, "ps": 0}])
+    yarn.nodes[0] = node(1, used=(1024, 3, 0))
+    yarn.apps[NAME]["runningContainers"] = 2  # its master and coordinator
+    assert manager.listing().nodes[0].used == Resources.of(cpu=3, memory=1024)
+    # One of the workers has a container, on node2; the tick counts both on node1, where they were planned.
+    yarn.apps[NAME]["runningContainers"] = 3
+    yarn.nodes[1] = node(2, used=(0, 1, 0))
+    assert [each.used.get("cpu") for each in manager.listing().nodes] == [2, 1]
+    assert manager.report_container(report("worker-0", 3, node="node2:45002")).task == "worker-1"
+    assert [each.used.get("cpu") for each in manager.listing().nodes] == [3, 1]
+    assert {job.handle for job in manager.listing().jobs if job.node == "node2"} == {handles[0]}
+
+
 def test_a_container_without_a_task_is_given_up_with_the_yarn_command(
     yarn: FakeYarn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,8 @@ class Task:
     incarnation: str = ""
     instance: int = -1
     node: str = ""
+    #: Node that dl2d had in mind for it; YARN chooses another.
+    planned_node: str = ""
     #: When its container reported last.
     reported: float = 0.0
     #: When it is killed, where it was asked to stop.
@@ -201,7 +203,8 @@ class ContainerBoard:
             given.end(RmJobState.CANCELLED, "stopped before it had begun", now)
             given = None
         if given is None:
-            component.idle[report.instance] = Idle(report.node, now, now)
+            if report.instance < component.wanted:
+                component.idle[report.instance] = Idle(report.node, now, now)
             return ContainerOrder(self._report_seconds)
         given.container, given.incarnation, given.node = report.container, report.incarnation, report.node
         given.instance, given.reported, given.reason = report.instance, now, ""
@@ -259,6 +262,18 @@ class ContainerBoard:
                     room.setdefault(idle.node, []).append(component.demand)
         return {node: Resources.total(demands) for node, demands in room.items()}
 
+    def unreported(self, job: JobKey, containers: int) -> list[Task]:
+        """Tasks of a job that wait although YARN has started a container for them, which has not reported yet.
+
+        ``containers`` is the number of the job's containers that YARN has started.
+        """
+        tasks = [task for task in self.of_job(job) if task.live]
+        waiting = [task for task in tasks if task.state is RmJobState.PENDING and task.role is not Role.COORDINATOR]
+        waiting.sort(key=lambda task: task.order)
+        running = sum(bool(task.container) for task in tasks)
+        idle = sum(len(self.component(job, role).idle) for role in Role)
+        return waiting[: max(0, containers - running - idle)]
+
     def surplus(self, seconds: float) -> Mapping[JobKey, list[tuple[Role, int]]]:
         """Containers that have had no task for this time, below busy ones, while no task of their role waits."""
         now = self._clock()
@@ -297,6 +312,7 @@ class ContainerBoard:
             size += 1
         if size < component.wanted:
             component.removed.update(name for place, name in component.newest.items() if place >= size)
+            component.idle = {place: idle for place, idle in component.idle.items() if place < size}
         component.wanted = size
         return component
 

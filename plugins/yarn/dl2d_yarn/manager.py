@@ -27,6 +27,7 @@ from dl2d.core.resource_manager import (
     RmListing,
     TaskSpec,
 )
+from dl2d.core.resources import Resources
 from dl2d_yarn.client_command import decommission
 from dl2d_yarn.container_board import ContainerBoard, Task
 from dl2d_yarn.listing import (
@@ -243,9 +244,18 @@ class YarnManager:
         nodes = listing.nodes
         if limits is not None:
             nodes = within_limits(nodes, limits, leave_pending=self._settings.leave_pending)
-        room = {listing.node_names.get(node, node): free for node, free in self._board.idle_room(seconds).items()}
+        idle = self._board.idle_room(seconds).items()
+        room: dict[str, list[Resources]] = {listing.node_names.get(node, node): [free] for node, free in idle}
+        # The tick counts a waiting task on the node that it planned. Where its container is on another one already, it
+        # would count twice.
+        for job in {task.job for task in self._board.waiting()}:
+            service = self._services.get(job)
+            application = self._applications.get(service.application) if service is not None else None
+            # One of the containers is the master's.
+            for task in self._board.unreported(job, application.containers - 1) if application is not None else ():
+                room.setdefault(task.planned_node, []).append(self._board.component(job, task.role).demand)
         return tuple(
-            structs.replace(node, used=node.used.minus(room[node.name])) if node.name in room else node
+            structs.replace(node, used=node.used.minus(Resources.total(room[node.name]))) if node.name in room else node
             for node in nodes
         )
 
@@ -344,7 +354,7 @@ class YarnManager:
             if service is None or service.state.ended or service.remove_at is not None:
                 raise NotFound(f"{task.name}: job {task.job.id} has no service that runs")
             waiting = Task(task.job, task.name, task.role, service.user, self._clock())
-            waiting.reason = "waits for a container"
+            waiting.reason, waiting.planned_node = "waits for a container", task.node
             self._board.component(task.job, task.role).demand = task.demand
             self._board.add(waiting)
             self._ensure_changer()
