@@ -10,7 +10,7 @@ import subprocess
 import sys
 import venv
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,10 @@ class YarnDaemon(DaemonProcess):
         """Start it and wait until a tick has listed the cluster: containers have a second to report."""
         super().start()
         self.wait_until(self.ticks, "a tick is complete")
+
+    def wait_until(self, true: Callable[[], object], what: str, *, timeout: float = 150, every: float = 0.1) -> None:
+        """Wait, longer than elsewhere: on a busy machine each Java process takes half a minute to start."""
+        super().wait_until(true, what, timeout=timeout, every=every)
 
     def ticks(self) -> bool:
         return httpx2.get(f"{self.url}/v1/health", timeout=5).json()["last_tick_seconds"] is not None
