@@ -12,7 +12,7 @@ from dl2d.core.measured_speeds import MeasuredSpeeds
 from dl2d.core.policy_registry import SiteStore
 from dl2d.core.store import RuntimePlan
 
-#: Sizes that a job came to have and when, oldest first; without the times in which it had nothing.
+#: Sizes that a job came to have and when, oldest first, from its start on; ``NOTHING`` where it was paused.
 RecordedSizes = tuple[tuple[float, Allocation], ...]
 
 

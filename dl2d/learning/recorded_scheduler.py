@@ -24,7 +24,8 @@ class RecordedScheduler:
     last recorded size that one. Of the jobs that wait, the one that was recorded to start first starts as soon as there
     is room for it, also before its recorded start: a replay has fewer hindrances than a real cluster. The others wait
     behind it. A job without a recorded size gets its minimum size, after the others; a job whose size does not fit on
-    idle nodes gets its minimum size. Jobs that were paused keep their size in a replay.
+    idle nodes gets its minimum size. A job that was paused has nothing from then until it was recorded to go on, and
+    nobody waits behind it.
 
     Parameters
     ----------
@@ -43,7 +44,8 @@ class RecordedScheduler:
         """See ``dl2d.core.policy.Policy``."""
         del rng
         held = snapshot.held()
-        jobs = sorted(snapshot.jobs, key=self._turn)
+        present = [job for job in snapshot.jobs if not self._is_paused(job, snapshot.at)]
+        jobs = sorted(present, key=self._turn)
         running, waiting = ([job for job in jobs if (held[job.key] != NOTHING) is runs] for runs in (True, False))
         given: dict[JobKey, Allocation] = dict.fromkeys(held, NOTHING)
         # All running jobs keep what they have before any of them is enlarged.
@@ -65,13 +67,19 @@ class RecordedScheduler:
         entries = tuple(JobDecision(job.key, given[job.key], _REASON, held[job.key]) for job in snapshot.jobs)
         return Decision(self.name, self.version, entries)
 
+    def _is_paused(self, job: Job, at: float) -> bool:
+        """Whether the last recorded change took everything from the job, and a later one gave it something again."""
+        sizes = self._sizes.get(job.key.id, ())
+        before, later = [size for time, size in sizes if time <= at], [size for time, size in sizes if time > at]
+        return bool(before) and before[-1] == NOTHING and any(size != NOTHING for size in later)
+
     def _turn(self, job: Job) -> tuple[float, int]:
         sizes = self._sizes.get(job.key.id)
         return sizes[0][0] if sizes else float("inf"), job.key.submitted
 
     def _size(self, job: Job, at: float) -> Allocation:
         """The recorded size at a time, within the job's bounds."""
-        sizes = self._sizes.get(job.key.id)
+        sizes = [each for each in self._sizes.get(job.key.id, ()) if each[1] != NOTHING]
         if not sizes:
             return job.request.min_size
         return _within_bounds(next((size for time, size in reversed(sizes) if time <= at), sizes[0][1]), job.request)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import dropwhile
 from typing import Final
 
 from sqlalchemy import Connection, select
@@ -72,7 +73,7 @@ def _sizes(connection: Connection, begin: float, end: float, keys: Mapping[str, 
             if not sizes:  # what it had when the recorded time began
                 sizes.append((begin, Allocation(row.previous_workers, row.previous_ps)))
             sizes.append((row.at, Allocation(row.workers, row.ps)))
-    return {key: tuple(each for each in sizes if each[1] != NOTHING) for key, sizes in found.items()}
+    return {key: tuple(dropwhile(lambda each: each[1] == NOTHING, sizes)) for key, sizes in found.items()}
 
 
 def _start_seconds(connection: Connection, begin: float, end: float) -> Iterable[float]:
