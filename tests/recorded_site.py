@@ -56,7 +56,8 @@ def record(
 ) -> None:
     """Replay a workload and keep it in a new store: jobs, their progress slot by slot, and the slots.
 
-    ``decided_by`` is the name of the policy that is recorded, if not that of ``policy``.
+    ``decided_by`` is the name of the policy that is recorded, if not that of ``policy``; where it is ``observed``, dl2
+    would have decided the same in mode shadow.
     """
     listening = Listening(policy)
     ended = {
@@ -86,6 +87,7 @@ def record(
                     number=number, at=seen.at, snapshot=seen, proposed=_renamed(decision, moved, decided_by),
                     decision=_renamed(decision, moved, decided_by), plan=Plan(), outcome=Outcome(), inputs_hash="",
                     seed=0, seconds=0.1,
+                    shadow=_renamed(decision, moved, "dl2") if decided_by == "observed" else None,
                 )
             )  # fmt: skip
         for key in known:

@@ -7,9 +7,18 @@ import time
 from pathlib import Path
 
 import pytest
-from cli.conftest import Dl2d, write_config
+from cli.conftest import Dl2d, store_url, write_config
 from filled_store import fill
 from migrated import sqlite_store
+from recorded_site import record
+
+from dl2d.cli.shadow import savings_sentence
+from dl2d.policies.fifo import Fifo
+from dl2d.simulation.workload.sources import load_source
+
+DAY = 86_400
+#: More than a week of one node.
+WEEK = "generator:poisson?nodes=1&jobs=110&rate=0.2&median_seconds=3000&most_gpus=4&slot_seconds=1200"
 
 
 @pytest.fixture
@@ -68,10 +77,42 @@ def test_shadow_counts_agreement_and_lists_the_jobs_that_differ_most(dl2d: Dl2d,
     different = [job["different"] for job in found["jobs"]]
     assert len(different) == 3
     assert different == sorted(different, reverse=True)
+    assert found["saved"]["change"] is None
     ran = dl2d("shadow", "-c", config)
-    first = ran.out.splitlines()[0]
+    first, second, *_ = ran.out.splitlines()
+    assert second.startswith("saved by dl2d, estimated by replays of recorded days: jobs with measured speeds were")
+    assert "saved by dl2d" not in dl2d("shadow", "-c", config, "--no-saved").out
     assert first.startswith(f"dl2 {'a' * 12}: of {counts['decisions']} decisions on {counts['jobs']} jobs, the same in")
     assert f"more in {counts['more']}, less in {counts['less']}" in first
+
+
+@pytest.mark.parametrize(
+    ("source", "jobs"),
+    [
+        ("generator:poisson?nodes=1&jobs=24&rate=0.25&median_seconds=3000&most_gpus=4&slot_seconds=1200", "1 day with"),
+        pytest.param(WEEK, "6 days with", marks=pytest.mark.slow),
+    ],
+    ids=["two-days", "a-week"],
+)
+def test_shadow_says_what_dl2d_would_have_saved(dl2d: Dl2d, tmp_path: Path, source: str, jobs: str) -> None:
+    """Users' jobs run whole, as they came."""
+    workload = load_source(source, seed=2).workload
+    days = max(job.submit_slot for job in workload.jobs) * workload.slot_seconds // DAY + 3
+    record(store_url(tmp_path), workload, Fifo(), begin=time.time() // DAY * DAY - days * DAY, decided_by="observed")
+    config = write_config(tmp_path, mode="shadow", policy={"name": "dl2"}, schedule={"slot_seconds": 1200.0},
+                          learning={"gate_min_days": 6})  # fmt: skip
+    saved = dl2d("shadow", "-c", config, "--days", "99", "--json").json["saved"]
+    assert jobs in saved["reason"]
+    assert "compared with the site's scheduler (its recorded sizes)" in saved["reason"]
+    assert saved["dl2d_seconds"] < saved["site_seconds"]
+    if jobs.startswith("1 day"):
+        assert (saved["better"], saved["change"]) == (False, None)
+        return
+    assert saved["better"]
+    assert saved["low"] < saved["change"] < saved["high"] < 0
+    sentence = savings_sentence(saved)
+    assert "surely better: mean completion time -" in sentence
+    assert sentence.endswith(" h there on average")
 
 
 def test_shadow_before_anything_was_recorded(dl2d: Dl2d, tmp_path: Path) -> None:
