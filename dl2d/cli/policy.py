@@ -43,7 +43,8 @@ def policy() -> None:
 def list_policies(as_json: JsonOption = False, config: ConfigOption = DEFAULT_PATH) -> None:
     """List policies, placements and the versions of learned policies."""
     settings = load_settings(config)
-    found = _found(settings)
+    cause = _fallback_cause(settings)
+    found = _found(settings, cause)
     versions: tuple[Version, ...] = ()
     trials: tuple[Trial, ...] = ()
     if _has_registry(settings):
@@ -66,6 +67,8 @@ def list_policies(as_json: JsonOption = False, config: ConfigOption = DEFAULT_PA
         for entry in found[kind]
     ]
     print_tables(table(("KIND", "NAME", "VERSION", "IN CHARGE", "ABOUT"), rows))
+    if cause:
+        typer.echo(f"\nthe fallback made the last decision: {cause}")
     if versions:
         by_digest = {trial.candidate: trial for trial in reversed(trials)}
         typer.echo()
@@ -226,8 +229,20 @@ def _version_row(version: Version, trial: Trial | None) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _found(settings: Settings) -> dict[str, list[dict[str, object]]]:
-    charges = {settings.policy.fallback: "fallback", settings.policy.name: "decides"}
+def _fallback_cause(settings: Settings) -> str:
+    """Why the fallback made the last recorded decision in the policy's place; empty if it did not."""
+    if not _has_registry(settings):
+        return ""
+    with reading(settings) as store:
+        slot = store.slot(store.last_slot_number())
+    return "" if slot is None else (slot.shadow or slot.proposed).fallback_cause
+
+
+def _found(settings: Settings, fallback_cause: str) -> dict[str, list[dict[str, object]]]:
+    name, fallback = settings.policy.name, settings.policy.fallback
+    charges = {fallback: "fallback", name: "decides"}
+    if fallback_cause and name != fallback:
+        charges = {fallback: "decides", name: "fails"}
     policies: list[dict[str, object]] = [
         {"name": name, "version": _version_of(name, settings), "charge": charges.get(name), "about": _about(factory)}
         for name, factory in available(POLICIES).items()

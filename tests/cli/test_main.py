@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
-from cli.conftest import Dl2d, write_config
+from cli.conftest import Dl2d, store_url, write_config
+from observed_site import ForeignScheduler
+from tick.world import World
 
 from dl2d import __version__
 from dl2d.cli import main
 from dl2d.config.settings import load_settings
+from dl2d.core.cluster import Snapshot
+from dl2d.core.daemon_mode import Mode
+from dl2d.core.decision import Decision
+from dl2d.core.packing import Packing
+from dl2d.policies.fifo import Fifo
 
 
 def test_version(dl2d: Dl2d):
@@ -53,6 +62,42 @@ def test_policy_list(dl2d: Dl2d, tmp_path: Path):
     text = dl2d("policy", "list", "-c", config).out
     line = next(line for line in text.splitlines() if " fifo " in line)
     assert line.split()[:4] == ["policy", "fifo", "1", "decides"]
+
+
+@pytest.mark.parametrize("mode", [Mode.LIVE, Mode.SHADOW])
+def test_policy_list_says_that_the_fallback_decides_while_the_policy_fails(dl2d: Dl2d, tmp_path: Path, mode: Mode):
+    config = write_config(tmp_path, mode=str(mode), policy={"name": "fifo", "fallback": "drf"})
+
+    def charges() -> dict[str, str]:
+        shown = dl2d("policy", "list", "--json", "-c", config).json["policy"]
+        return {each["name"]: each["charge"] for each in shown if each["charge"]}
+
+    policy = Breaks()
+    with closing(World(url=store_url(tmp_path), policy=policy, mode=mode)) as world:
+        if mode is Mode.LIVE:
+            world.submit()
+            world.settle()
+        else:
+            ForeignScheduler(world).submit("bert", 7200.0)
+        world.tick(300)
+        assert charges() == {"drf": "decides", "fifo": "fails"}
+        text = dl2d("policy", "list", "-c", config).out
+        assert "the fallback made the last decision: " in text
+        assert "out of order" in text
+        policy.broken = False
+        world.tick(300)
+        assert charges() == {"drf": "fallback", "fifo": "decides"}
+
+
+class Breaks(Fifo):
+    """A policy that raises until it is repaired."""
+
+    broken = True
+
+    def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
+        if self.broken:
+            raise ValueError("out of order")
+        return super().decide(snapshot, packing, rng)
 
 
 def test_db(dl2d: Dl2d, tmp_path: Path):
