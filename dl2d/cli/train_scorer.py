@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Final
 
 import typer
 
-from dl2d.cli.gate_trial import Side, Tell, on_trial, policy_of, recorded_days
+from dl2d.cli.gate_trial import Side, on_trial, policy_of, recorded_days
 from dl2d.cli.imitation_report import comparison_lines, start_problem, write_imitation_report
 from dl2d.cli.options import reading
 from dl2d.cli.output import print_json
@@ -18,10 +19,8 @@ from dl2d.config.settings import Settings
 from dl2d.core.errors import GateRefused, WorkloadError
 from dl2d.core.json_codec import as_plain
 from dl2d.core.measured_speeds import TrainingKind
-from dl2d.core.policy_registry import Trial
-from dl2d.core.site_history import RecordingStore
 from dl2d.learning.recorded_slots import Recording
-from dl2d.learning.scorer_imitation import ScorerImitation, imitate_with_scorer
+from dl2d.learning.scorer_imitation import imitate_with_scorer
 from dl2d.policies.common.checkpoint import write_checkpoint
 from dl2d.policies.dl2.policy import Dl2, with_checkpoint
 
@@ -40,6 +39,8 @@ def train_scorer(
 ) -> None:
     """Fit weights to recorded slots; the checkpoint gets them if recorded days' jobs end sooner than with dl2d's own.
 
+    Where there are enough days to compare on, only slots before these are learned from.
+
     Raises
     ------
     GateRefused
@@ -52,14 +53,22 @@ def train_scorer(
         def show(what: str, done: int, total: int, note: str = "") -> None:
             display.update(bar, description=what, completed=done, total=total, note=note)
 
+        try:
+            days, reason = recorded_days(settings, store, now=time.time(), seed=seed), ""
+        except WorkloadError as error:
+            days, reason = None, f"completion times cannot be compared: {error.problem}"
+        end = math.inf if days is None else min(day.begin for day in days.held_out)
         kinds = {TrainingKind.of(job.request) for recording in recordings for job in recording.snapshot.jobs}
         found = imitate_with_scorer(
-            recordings, with_checkpoint().checkpoint, store.speeds(kinds), slot_seconds=slot_seconds, seed=seed,
+            [recording for recording in recordings if recording.snapshot.at < end],
+            with_checkpoint().checkpoint, store.speeds(kinds), slot_seconds=slot_seconds, seed=seed,
             min_jobs=min_jobs, on_round=lambda done, total, loss: show("learning", done, total, f"loss {loss:.3f}"),
         )  # fmt: skip
-        trial, reason = None, start_problem(Dl2(found.fitted), recordings)
-        if not reason:
-            trial, reason = _compared(settings, store, found, seed, show)
+        trial = None
+        if days is not None and not (reason := start_problem(Dl2(found.fitted), recordings)):
+            sides = (Side(each.digest, policy_of(settings, each)) for each in (found.fitted, found.begun_with))
+            trial = on_trial(settings, _DL2, days, *sides, tell=show)
+            reason = trial.reason
     is_better = trial is not None and trial.passed
     checkpoint = found.fitted if is_better else found.begun_with
     if not is_better and (problem := start_problem(Dl2(checkpoint), recordings)):
@@ -84,16 +93,3 @@ def train_scorer(
     for line in lines:
         typer.echo(line)
     typer.echo(f"{folder}: {checkpoint.digest[:12]}, after {seconds:.0f} s; report in {out / 'report.md'}")
-
-
-def _compared(
-    settings: Settings, store: RecordingStore, found: ScorerImitation, seed: int, show: Tell
-) -> tuple[Trial | None, str]:
-    """Compare the fitted weights with dl2d's own on recorded days; None and a reason if there are too few."""
-    try:
-        days = recorded_days(settings, store, now=time.time(), seed=seed)
-    except WorkloadError as error:
-        return None, f"completion times cannot be compared: {error.problem}"
-    sides = (Side(each.digest, policy_of(settings, each)) for each in (found.fitted, found.begun_with))
-    trial = on_trial(settings, _DL2, days, *sides, tell=show)
-    return trial, trial.reason

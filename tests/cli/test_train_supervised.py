@@ -12,7 +12,7 @@ from cli.conftest import Dl2d, Recorded, new_store, store_url, write_config
 from cli.test_train_dl2_paper import a_workload_file
 from cli.test_train_in_digital_twin import DAY, DAYS
 from observed_site import observe
-from recorded_site import record
+from recorded_site import BUSY_DAYS, record
 
 from dl2d.cli import gate_trial
 from dl2d.core.cluster import Snapshot
@@ -139,13 +139,15 @@ def test_dl2_has_its_own_weights_where_completion_times_cannot_be_compared(dl2d:
     assert "size as before: " in report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("passed", [True, False])
 def test_fitted_weights_are_taken_if_they_pass_the_gate(
     dl2d: Dl2d, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, passed: bool
 ) -> None:
     verdict = Verdict(passed=passed, reason="as the gate says")
     monkeypatch.setattr(gate_trial, "compare", lambda *_, **__: SimpleNamespace(cases=(), verdict=verdict))
-    record(store_url(tmp_path), load_source(DAYS, seed=2).workload, Srtf(), begin=time.time() // DAY * DAY - 3 * DAY)
+    workload, begin = load_source(BUSY_DAYS, seed=1).workload, time.time() // DAY * DAY - 6 * DAY
+    record(store_url(tmp_path), workload, Srtf(), begin=begin)
     config = write_config(tmp_path, schedule={"slot_seconds": 1200.0})
     out = tmp_path / "out"
     ran = dl2d("train", "supervised", "--from-store", "--design", "jumps", "-c", config, "-o", out, "--json")
