@@ -18,6 +18,7 @@ DEBIAN_PACKAGES += krb5-kdc krb5-admin-server libkrb5-dev python3-dev gcc openss
 .PHONY: run test test-all test-deps lint format references clean
 
 $(STAMP): pyproject.toml pslite/pyproject.toml
+	@echo "installing dl2d and PyTorch into $(VENV): this takes some minutes"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . --group dev

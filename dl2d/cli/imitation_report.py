@@ -33,7 +33,7 @@ def comparison_lines(trained: SizeComparison, yardstick: Yardstick, before: Size
         f"{trained.differing:.1%} of tasks differ ({all_jobs})"
     )
     started = f"of {trained.started} jobs that were started then, {trained.started_same:.1%} get the recorded size"
-    return [recorded, f"{started} ({new_jobs})"]
+    return [recorded, f"{started} ({new_jobs})" if trained.started else "no job was started in these slots"]
 
 
 def write_imitation_report(out: Path, checkpoint: Checkpoint, losses: Sequence[float], lines: Sequence[str]) -> None:

@@ -274,4 +274,4 @@ def _version_of(name: str, settings: Settings) -> str:
 
 
 def _about(factory: object) -> str:
-    return (getattr(factory, "__doc__", None) or "").strip().partition("\n")[0]
+    return (getattr(factory, "__doc__", None) or "").strip().partition("\n")[0].replace("``", "")

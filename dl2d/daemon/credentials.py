@@ -26,7 +26,9 @@ def load_credentials(path: Path, *, create: bool) -> Credentials:
         mode = path.stat().st_mode & 0o777
         key = path.read_bytes()
     except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist: the daemon makes it when it first runs (dl2d run)") from None
+        raise ConfigError(
+            f"{path} does not exist: the daemon makes it when it first runs (dl2d run); wait if it just began"
+        ) from None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}: only the account that runs the daemon may read it") from error
     if mode & 0o077:

@@ -89,7 +89,7 @@ def split_history(
     if len(days) < 2:
         raise WorkloadError(
             "", f"jobs with measured speeds were submitted on {len(days)} of the recorded days; at least 2 are "
-            "needed (jobs of fixed size report no speeds and do not count)",
+            "needed (only whole days in UTC count; jobs of fixed size report no speeds and do not count)",
             where="the twin",
         )  # fmt: skip
     kept = min(max(min_days, int(len(days) * _HELD_OUT)), len(days) - 1)

@@ -161,8 +161,9 @@ def check(connection: Connection, place: Place) -> None:
     if found == head():
         return
     check_not_newer(found, place)
-    what = "is empty" if found is None else f"has schema {found}, this dl2d needs {head()}"
-    raise SchemaOutdated(f"the store {place} {what}; run `dl2d db upgrade`")
+    if found is None:
+        raise SchemaOutdated(f"the store {place} is empty; start the daemon (dl2d run), or run `dl2d db upgrade`")
+    raise SchemaOutdated(f"the store {place} has schema {found}, this dl2d needs {head()}; run `dl2d db upgrade`")
 
 
 def check_not_newer(found: str | None, place: Place) -> None:

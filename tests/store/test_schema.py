@@ -79,7 +79,7 @@ def test_a_store_that_was_never_set_up(empty_url):
 
 def test_an_empty_file(tmp_path):
     (tmp_path / "x.sqlite").touch()
-    with pytest.raises(SchemaOutdated, match="is empty; run `dl2d db upgrade`"):
+    with pytest.raises(SchemaOutdated, match=r"is empty; start the daemon \(dl2d run\), or run `dl2d db upgrade`"):
         SqlStore(f"sqlite:///{tmp_path}/x.sqlite")
 
 
