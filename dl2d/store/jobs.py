@@ -61,11 +61,10 @@ _LIVE = [state for state in JobState if not state.ended]
 
 
 class _Reported:
-    """Columns of a progress report."""
+    """Columns of a progress report, ``epoch`` aside."""
 
     version: Mapped[int] = mapped_column(comment="completed updates")
     total_versions: Mapped[int | None] = mapped_column(comment="updates that the whole training has, if it is known")
-    epoch: Mapped[float] = mapped_column(comment="completed epochs")
     loss: Mapped[float | None] = mapped_column(Finite(), comment="training loss")
     steps_per_second: Mapped[float | None] = mapped_column(Finite(), comment="updates in a second")
     samples_per_second: Mapped[float | None] = mapped_column(Finite(), comment="training speed")
@@ -84,6 +83,7 @@ class JobRow(_Reported, Base):
     cluster: Mapped[str] = mapped_column(comment="name of the cluster")
     id: Mapped[str] = mapped_column(comment="the resource manager's id; used again by some managers")
     submitted: Mapped[int] = mapped_column(comment="when it was submitted, whole seconds since 1970")
+    epoch: Mapped[float | None] = mapped_column(comment="completed epochs; NULL of a static job that reports nothing")
     name: Mapped[str] = mapped_column(FreeText(), comment="as its user named it")
     model: Mapped[str] = mapped_column(FreeText(), comment="model type")
     user_name: Mapped[str] = mapped_column(comment="owner")
@@ -135,6 +135,7 @@ class ProgressRow(_Reported, Base):
 
     job_number: Mapped[int] = mapped_column(ForeignKey("jobs.number"), primary_key=True, comment="jobs.number")
     at: Mapped[float] = mapped_column(primary_key=True, comment="when the report came, seconds since 1970")
+    epoch: Mapped[float] = mapped_column(comment="completed epochs")
 
 
 class JobIdRow(Base):
@@ -158,7 +159,7 @@ def job_of(row: Row[Any]) -> Job:
         what,
         key=JobKey(row.cluster, row.id, row.submitted),
         owner=Owner(row.user_name, row.uid, row.gid, row.account, row.partition, row.qos),
-        progress=_PROGRESS.record(row, what, at=row.progress_at),
+        progress=_PROGRESS.record(row, what, at=row.progress_at, epoch=row.epoch or 0.0),
     )
 
 
@@ -187,7 +188,7 @@ def _job_values(job: Job) -> Values:
         account=owner.account,
         partition=owner.partition,
         qos=owner.qos,
-        **_last_report(job.progress),
+        **_last_report(job.progress, is_reported=not job.unreported),
         **_request_values(job.request),
     )
 
@@ -205,9 +206,9 @@ def _request_values(request: JobRequest) -> Values:
     }
 
 
-def _last_report(progress: Progress) -> Values:
-    """Columns of ``jobs`` that hold the last report."""
-    values = _PROGRESS.values(progress, progress_at=progress.at)
+def _last_report(progress: Progress, *, is_reported: bool) -> Values:
+    """Columns of ``jobs`` that hold the last report; of a job that reports nothing only its size is known."""
+    values = _PROGRESS.values(progress, progress_at=progress.at, epoch=progress.epoch if is_reported else None)
     del values["at"]
     return values
 
@@ -314,7 +315,8 @@ def change_job(connection: Connection, key: JobKey, change: JobChange, at: float
 def report_progress(connection: Connection, key: JobKey, progress: Progress, interval: float) -> int:
     """Set a job's last report, and add it to its series if ``interval`` seconds have passed; returns its number."""
     row = _locked_job(connection, key)
-    connection.execute(_update_job(), {"which": row.number, **_last_report(progress)})
+    report = _last_report(progress, is_reported=not row.static or bool(row.address))
+    connection.execute(_update_job(), {"which": row.number, **report})
     last = row.series_at
     if last is None or (progress.at > last and progress.at - last >= interval):
         _add_to_series(connection, row, progress)

@@ -54,7 +54,7 @@ SELECT jobs.slug AS job, jobs.cluster, jobs.id AS job_id, jobs.name, jobs.user_n
        COALESCE(jobs.ended_at, {now}) - jobs.started_at AS training_seconds,
        jobs.ended_at - jobs.submitted AS completion_seconds,
        CASE WHEN jobs.static AND jobs.address = '' THEN NULL ELSE jobs.epochs END AS epochs,
-       CASE WHEN jobs.static AND jobs.address = '' THEN NULL ELSE jobs.epoch END AS epochs_done,
+       jobs.epoch AS epochs_done,
        jobs.workers, jobs.ps, jobs.max_workers, jobs.max_ps
 FROM jobs;
 

@@ -69,6 +69,9 @@ def test_history_leaves_out_jobs_of_which_only_the_time_is_known(store: SqlStore
     store.record_slot(replace(slot, at=begin + 2.0, snapshot=replace(slot.snapshot, nodes=(node,), tasks=tasks)))
     history = store.history(begin, begin + 100)
     assert [job.key.id for job in history.jobs] == ["1", "3"]
+    with store._database.reading("a test") as connection:
+        epochs = dict(connection.exec_driver_sql("SELECT id, epoch FROM jobs").all())
+    assert [epochs[key] is None for key in ("1", "2", "3")] == [False, True, False]
     (sight,) = history.sights
     assert set(sight.epochs) == {elastic.key, reported.key}
     assert sight.nodes[0].used == tasks[0].demand  # what the job that is left out holds is others'

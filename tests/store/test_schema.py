@@ -21,7 +21,7 @@ import dl2d
 from dl2d.core.cluster import TaskState
 from dl2d.core.decision import Constraint, Reason
 from dl2d.core.errors import SchemaOutdated, StoreError, StoreUnavailable
-from dl2d.core.jobs import FailureCause, JobState
+from dl2d.core.jobs import FailureCause, JobState, Progress
 from dl2d.core.policy_registry import Version
 from dl2d.core.store import JobChange, TaskChange
 from dl2d.store import schema
@@ -69,6 +69,26 @@ def test_down_to_nothing_and_up_again(empty_url, opened):
         assert inspect(connection).get_view_names() == []
     schema.upgrade(empty_url)
     SqlStore(empty_url).close()
+
+
+def test_epochs_that_nobody_reports_become_null_and_0_again(empty_url, opened):
+    """Of a static job without a coordinator; tasks that refer to the jobs stay."""
+    schema.upgrade(empty_url)
+    with closing(SqlStore(empty_url)) as store:
+        for number, more in enumerate(({}, {"static": True}, {"static": True, "address": "n1:1"}), start=1):
+            job = a_job(number, progress=Progress(epoch=1.5), **more)
+            store.add_job(job)
+            store.ask_tasks(starts(job), 1.0)
+            store.report_progress(job.key, Progress(at=5.0, epoch=2.5, workers=1))
+            assert store.job(job.key).progress.epoch == (0.0 if job.unreported else 2.5)
+    config = schema._config()
+    for revision, unknown in (("0009", 0.0), ("0010", None)):
+        with opened.writing("migrating") as connection:
+            config.attributes["connection"] = connection
+            (command.downgrade if revision == "0009" else command.upgrade)(config, revision)
+            epochs = connection.execute(text("SELECT epoch FROM jobs ORDER BY number")).scalars().all()
+            assert connection.execute(text("SELECT count(*) FROM tasks")).scalar_one() == 3
+        assert epochs == [2.5, unknown, 2.5]
 
 
 def test_a_store_that_was_never_set_up(empty_url):

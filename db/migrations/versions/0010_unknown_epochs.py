@@ -1,0 +1,43 @@
+"""``jobs.epoch`` is NULL where nobody reports it: 0 said that such a job had done nothing."""
+
+from __future__ import annotations
+
+from alembic import op
+
+revision = "0010"
+down_revision = "0009"
+branch_labels = None
+depends_on = None
+
+_UNREPORTED = "static AND address = ''"
+_VIEWS = ("decision_history", "shadow_decisions", "job_completion", "utilization_hourly", "resize_log",
+          "policy_performance", "user_usage", "failures_by_cause", "waiting_now")  # fmt: skip
+
+
+def upgrade() -> None:
+    if op.get_bind().dialect.name == "postgresql":
+        op.execute("ALTER TABLE jobs ALTER COLUMN epoch DROP NOT NULL")
+        op.execute(f"UPDATE jobs SET epoch = NULL WHERE {_UNREPORTED}")  # noqa: S608 - constants of this file
+        return
+    _sqlite("", f"CASE WHEN {_UNREPORTED} THEN NULL ELSE epoch END")
+
+
+def downgrade() -> None:
+    if op.get_bind().dialect.name == "postgresql":
+        op.execute("UPDATE jobs SET epoch = 0 WHERE epoch IS NULL")
+        op.execute("ALTER TABLE jobs ALTER COLUMN epoch SET NOT NULL")
+        return
+    _sqlite(" DEFAULT 0 NOT NULL", "COALESCE(epoch, 0)")
+
+
+def _sqlite(constraint: str, value: str) -> None:
+    """Replace the column. A copy of the table, as alembic makes it, cannot be renamed while others refer to it.
+
+    SQLite drops no column that a view uses; ``dl2d.store.schema`` creates the views anew.
+    """
+    for view in _VIEWS:
+        op.execute(f"DROP VIEW IF EXISTS {view}")
+    op.execute(f"ALTER TABLE jobs ADD COLUMN epoch_new DOUBLE{constraint}")
+    op.execute(f"UPDATE jobs SET epoch_new = {value}")  # noqa: S608 - constants of this file
+    op.execute("ALTER TABLE jobs DROP COLUMN epoch")
+    op.execute("ALTER TABLE jobs RENAME COLUMN epoch_new TO epoch")
