@@ -113,6 +113,12 @@ def test_a_scheduler_is_learned_from_that_dl2d_only_looked_on_at(dl2d: Dl2d, tmp
     # No size is told beforehand to the network: 1 to 16 workers would do.
     assert said["held_out"]["started"] >= 5
     assert said["held_out"]["started_same"] > 0.2
+    ran = dl2d(
+        "train", "supervised", "--from-store", "--design", "jumps", "-c", config, "-o", tmp_path / "dl2", "--json"
+    )
+    assert ran.status == 0, ran.err
+    assert (ran.json["weights"], ran.json["supervised"]["policies"]) == ("own", ["observed"])
+    assert "jobs of fixed size report no speeds and do not count" in ran.json["reason"]
     ran = dl2d("train", "--twin", "-c", config, "-o", tmp_path / "twin")
     assert ran.status == 2
     assert "jobs of fixed size report no speeds and do not count" in ran.err

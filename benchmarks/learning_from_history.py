@@ -1,0 +1,178 @@
+"""Imitation of a recorded scheduler, and learning after it: mean completion times beside the scheduler's own.
+
+    python benchmarks/learning_from_history.py [--teachers fifo drf srtf static] [--designs dl2 dl2-original]
+        [--jobs 110] [--rounds 40] [--tests 6] [--seed 0] [--json FILE]
+
+As figure 10 of the DL2 paper. A scheduler decides for some days on a made-up site of two nodes and is recorded in a
+store as in mode `observe`; `static` gives each job a fixed size by its model, first come, first served. The site's
+models have names that no checkpoint knows. Each policy then decides on workloads of other seeds with the true speeds,
+of which it sees only what jobs report. A change is that of the mean completion time compared with the recorded
+scheduler on the same workloads: the mean of the logarithm over workloads, with its 95 % interval.
+
+- imitation: what `dl2d train supervised --from-store` learns; of dl2 the fitted weights, whatever the gate says
+- imitation, then learning: as one night of the learner, `--rounds` rounds (dl2-original) or iterations (dl2)
+- learning alone: the same from drawn weights (dl2-original) or the initial weights of a search (dl2)
+- as shipped: dl2 with the weights that come with dl2d
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dl2d.cli.gate_trial import recorded_days
+from dl2d.cli.train_from_store import TwinSettings, learn
+from dl2d.config.settings import Settings
+from dl2d.core.cluster import Snapshot
+from dl2d.core.decision import Constraint, Decision, Reason
+from dl2d.core.jobs import NOTHING, Allocation
+from dl2d.core.packing import Packing
+from dl2d.core.policy import NO_EVIDENCE, Policy
+from dl2d.learning.dl2_paper.settings import Settings as PaperSettings
+from dl2d.learning.dl2_paper.supervised import imitate_recordings
+from dl2d.learning.dl2_paper.trainer import train
+from dl2d.learning.recorded_slots import Recording
+from dl2d.learning.scorer_imitation import imitate_with_scorer
+from dl2d.placement.load_balance import LoadBalance
+from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
+from dl2d.policies.common.greedy import GreedyAllocation
+from dl2d.policies.dl2.policy import Dl2, with_checkpoint
+from dl2d.policies.dl2.scoring import initial_weights
+from dl2d.policies.dl2_paper.policy import Dl2Original
+from dl2d.policies.drf import Drf
+from dl2d.policies.fifo import Fifo
+from dl2d.policies.srtf import Srtf
+from dl2d.simulation.replay import replay
+from dl2d.simulation.statistics import estimate
+from dl2d.simulation.workload.format import Workload
+from dl2d.simulation.workload.sources import load_source
+from dl2d.store.sql_store import SqlStore
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from recorded_site import MONDAY, record
+
+SLOT, DAY = 1200.0, 86_400.0
+POLICIES: dict[str, Callable[[Checkpoint], Policy]] = {"dl2": Dl2, "dl2-original": Dl2Original}
+
+
+class Static:
+    """A fixed size for each model, whole or not at all, in the order of submission. Implements `Policy`."""
+
+    name, version, needs = "static", "1", NO_EVIDENCE
+
+    def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
+        del rng
+        allocation, blocked = GreedyAllocation(snapshot, packing), False
+        for job in sorted(snapshot.jobs, key=lambda job: allocation.held[job.key] == NOTHING):
+            request = job.request
+            count = (1, 2, 4)[sum(request.model.encode()) % 3]
+            size = Allocation(max(min(count, request.max_workers), request.min_workers), min(count, request.max_ps))
+            blocked = blocked or allocation.add(job, size) is not None
+            allocation.refuse(job, Reason(Constraint.QUEUE, "as its user asked, in its turn"))
+        return allocation.decision(self.name, self.version)
+
+
+TEACHERS: dict[str, Callable[[], Policy]] = {"fifo": Fifo, "drf": Drf, "srtf": Srtf, "static": Static}
+
+
+def a_workload(jobs: int, seed: int) -> Workload:
+    source = f"generator:poisson?nodes=2&jobs={jobs}&rate=0.25&median_seconds=9000&most_gpus=4&slot_seconds={SLOT:g}"
+    made = load_source(source, seed=seed).workload
+    return replace(
+        made,
+        speeds={f"site-{model}": speed for model, speed in made.speeds.items()},
+        jobs=tuple(replace(job, model=f"site-{job.model}") for job in made.jobs),
+    )
+
+
+def learned(options: argparse.Namespace, url: str, folder: Path, design: str) -> dict[str, Checkpoint]:
+    """The checkpoints that are compared, by what they learned from."""
+    with closing(SqlStore(url)) as store:
+        slots = [slot for each in reversed(store.slots(limit=5000)) if (slot := store.slot(each.number)) is not None]
+        days, seed = int((slots[-1].at - MONDAY) // DAY), options.seed
+        recordings = [Recording(slot.snapshot, slot.decision, LoadBalance()) for slot in slots]
+        history = store.history(MONDAY, MONDAY + days * DAY)
+
+        def night(start: Checkpoint, name: str) -> Checkpoint:
+            write_checkpoint(start, folder / name / "start")
+            settings = site(url, design, folder / name / "start")
+            chosen = TwinSettings(iterations=options.rounds, days=None, minutes=30.0, seed=seed)
+            now = MONDAY + days * DAY
+            return learn(settings, store, design, chosen, folder / name, tell=lambda *_, **__: None, now=now).checkpoint
+
+        if design == "dl2":
+            own = with_checkpoint().checkpoint
+            imitated = imitate_with_scorer(recordings, own, history.speeds, slot_seconds=SLOT, seed=seed).fitted
+            drawn = initial_weights(0, np.random.default_rng(seed))
+            alone = night(replace(own, weights={**own.weights, "scorer": drawn}), "alone")
+            found = {"as shipped": own}
+        else:
+            paper = PaperSettings(teacher="")
+            imitated = imitate_recordings(
+                recordings, replace(paper, supervised_updates=400), slot_seconds=SLOT, seed=seed
+            ).checkpoint
+            split = recorded_days(site(url, design, folder), store, now=MONDAY + days * DAY, seed=seed)
+            how = replace(paper, iterations=options.rounds, validate_every=10, clusters=32, samples=4096)
+            alone, found = train(split.training, split.validation, how, seed=seed), {}
+        return {"imitation": imitated, "imitation, then learning": night(imitated, "after"), "learning alone": alone,
+                **found}  # fmt: skip
+
+
+def site(url: str, design: str, checkpoint: Path) -> Settings:
+    return Settings.model_validate({
+        "policy": {"name": design, "checkpoint": str(checkpoint)}, "store": {"url": url},
+        "schedule": {"slot_seconds": SLOT}, "learning": {"gate_min_days": 2},
+    })  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--teachers", nargs="+", choices=list(TEACHERS), default=list(TEACHERS))
+    parser.add_argument("--designs", nargs="+", choices=list(POLICIES), default=list(POLICIES))
+    parser.add_argument("--jobs", type=int, default=110, help="of the recorded days; tests have 40")
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--tests", type=int, default=6)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", help="also write all results to this file")
+    options = parser.parse_args()
+    tests = [a_workload(40, 1000 + 100 * options.seed + number) for number in range(options.tests)]
+    rows: list[dict[str, Any]] = []
+    for teacher in options.teachers:
+        with tempfile.TemporaryDirectory() as name:
+            url = f"sqlite:///{name}/dl2d.sqlite"
+            record(url, a_workload(options.jobs, options.seed), TEACHERS[teacher](), decided_by="observed")
+            base = [jct(workload, TEACHERS[teacher]()) for workload in tests]
+            print(f"{teacher}: mean completion time {np.mean(base):.2f} slots", flush=True)
+            for design in options.designs:
+                begin = time.process_time()
+                checkpoints = learned(options, url, Path(name) / design, design)
+                seconds = time.process_time() - begin
+                for way, checkpoint in checkpoints.items():
+                    times = [jct(workload, POLICIES[design](checkpoint)) for workload in tests]
+                    over = estimate([math.log(own / other) for own, other in zip(times, base, strict=True)])
+                    change, low, high = (math.expm1(each) for each in (over.mean, *(over.interval or (0.0, 0.0))))
+                    rows.append({"teacher": teacher, "design": design, "way": way, "change": change, "low": low,
+                                 "high": high, "jct": times, "teacher_jct": base})  # fmt: skip
+                    print(f"  {design:13} {way:25} {change:+7.1%} ({low:+.1%} to {high:+.1%})", flush=True)
+                print(f"  {design:13} learned in {seconds:.0f} CPU s", flush=True)
+    if options.json:
+        Path(options.json).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+
+def jct(workload: Workload, policy: Policy) -> float:
+    return replay(workload, policy, LoadBalance(), timer=time.process_time).avg_jct
+
+
+if __name__ == "__main__":
+    main()
