@@ -29,7 +29,7 @@ from dl2d.core.resource_manager import (
 )
 from dl2d.core.resources import Resources
 from dl2d_yarn.client_command import decommission
-from dl2d_yarn.container_board import ContainerBoard, Task
+from dl2d_yarn.container_tasks import ContainerTasks, Task
 from dl2d_yarn.listing import (
     SERVICE_TYPE,
     SERVICES_PATH,
@@ -125,9 +125,9 @@ class YarnManager:
         self._clock = clock
         self._user = settings.account
         self._client = client or RestClient.of(settings)
-        #: Held while board and services are read or changed, never during a call.
+        #: Held while container tasks and services are read or changed, never during a call.
         self._lock = threading.Lock()
-        self._board = ContainerBoard(clock, settings.report_seconds)
+        self._tasks = ContainerTasks(clock, settings.report_seconds)
         self._services: dict[JobKey, _Service] = {}
         self._nodes: tuple[Node, ...] = ()
         #: Ids of the nodes of the last listing, and since when some of them are missing.
@@ -171,8 +171,8 @@ class YarnManager:
         with self._lock:
             self._nodes = listing.nodes
             anchors = self._take(listing)
-            self._board.end_on(listing.lost_nodes)
-            self._board.forget(self._services)
+            self._tasks.end_on(listing.lost_nodes)
+            self._tasks.forget(self._services)
             if self._settled_at is None:
                 services = [application for application in listing.applications if application.type == SERVICE_TYPE]
                 running = any(not application.state.ended for application in services)
@@ -184,7 +184,7 @@ class YarnManager:
             self._restart_anchors()
             self._ensure_changer()
             own = {anchor.handle for anchor in anchors}
-            jobs = (*anchors, *self._board.listed(listing.node_names), *self._watched.jobs(listing, own))
+            jobs = (*anchors, *self._tasks.listed(listing.node_names), *self._watched.jobs(listing, own))
             return RmListing(now, self._with_idle_room(listing), jobs)
 
     def _read_listing(self) -> ClusterListing:
@@ -196,7 +196,7 @@ class YarnManager:
         anchors = []
         present = set()
         #: Jobs whose containers reported, also if an earlier daemon registered them.
-        reporting = self._board.jobs()
+        reporting = self._tasks.jobs()
         self._applications = {application.id: application for application in listing.applications}
         for application in listing.applications:
             if application.type != SERVICE_TYPE:
@@ -215,7 +215,7 @@ class YarnManager:
             service.state = application.state
             if application.state.ended:
                 reason = f"{application.id} has ended: {application.reason}"
-                self._board.end_job(job, RmJobState.CANCELLED, reason)
+                self._tasks.end_job(job, RmJobState.CANCELLED, reason)
                 # The name and the folder stay taken until the service is removed.
                 service.remove_at = service.remove_at if service.remove_at is not None else 0.0
             anchors.append(self._anchor(application, job, tagged=not posted))
@@ -244,16 +244,16 @@ class YarnManager:
         nodes = listing.nodes
         if limits is not None:
             nodes = within_limits(nodes, limits, leave_pending=self._settings.leave_pending)
-        idle = self._board.idle_room(seconds).items()
+        idle = self._tasks.idle_room(seconds).items()
         room: dict[str, list[Resources]] = {listing.node_names.get(node, node): [free] for node, free in idle}
         # The tick counts a waiting task on the node that it planned. Where its container is on another one already, it
         # would count twice.
-        for job in {task.job for task in self._board.waiting()}:
+        for job in {task.job for task in self._tasks.waiting()}:
             service = self._services.get(job)
             application = self._applications.get(service.application) if service is not None else None
             # One of the containers is the master's.
-            for task in self._board.unreported(job, application.containers - 1) if application is not None else ():
-                room.setdefault(task.planned_node, []).append(self._board.component(job, task.role).demand)
+            for task in self._tasks.unreported(job, application.containers - 1) if application is not None else ():
+                room.setdefault(task.planned_node, []).append(self._tasks.component(job, task.role).demand)
         return tuple(
             structs.replace(node, used=node.used.minus(Resources.total(room[node.name]))) if node.name in room else node
             for node in nodes
@@ -264,7 +264,7 @@ class YarnManager:
         if not self._settings.yarn_command:
             return
         with self._lock:
-            surplus = [(self._services.get(job), found) for job, found in self._board.surplus(_IDLE_SECONDS).items()]
+            surplus = [(self._services.get(job), found) for job, found in self._tasks.surplus(_IDLE_SECONDS).items()]
         for service, containers in surplus:
             if service is not None and service.remove_at is None:
                 self._attempt(service, partial(self._give_up, containers))
@@ -274,7 +274,7 @@ class YarnManager:
             user = service.user if service.user != self._user else ""
             decommission(self._settings.yarn_command, service.name, f"{role.value}-{position}", do_as=user)
             with self._lock:
-                component = self._board.component(service.job, role)
+                component = self._tasks.component(service.job, role)
                 component.decommissioned.add(position)
                 component.idle.pop(position, None)
                 component.asked = None if component.asked is None else component.asked - 1
@@ -292,7 +292,7 @@ class YarnManager:
         """Ask YARN why containers wait, for each service that has waited for some."""
         since = self._clock() - _OVERDUE_SECONDS / 3
         with self._lock:
-            late = {task.job for task in self._board.waiting() if task.submitted < since}
+            late = {task.job for task in self._tasks.waiting() if task.submitted < since}
             services = [service for job, service in self._services.items() if job in late and service.application]
         for service in services[:_MAX_ASKED]:
             self._attempt(service, self._read_reason)
@@ -300,7 +300,7 @@ class YarnManager:
     def _read_reason(self, service: _Service) -> None:
         reason = read_pending_reason(self._client, service.application)
         with self._lock:
-            for task in self._board.waiting():
+            for task in self._tasks.waiting():
                 if task.job == service.job and reason:
                     task.reason = f"waits for a container: {reason}"
 
@@ -311,8 +311,8 @@ class YarnManager:
                 self._add_anchor(service.job, service.user)
 
     def _add_anchor(self, job: JobKey, user: str) -> None:
-        if self._board.get(task_tag(job, ANCHOR)) is None:
-            self._board.add(Task(job, ANCHOR, Role.COORDINATOR, user, self._clock()))
+        if self._tasks.get(task_tag(job, ANCHOR)) is None:
+            self._tasks.add(Task(job, ANCHOR, Role.COORDINATOR, user, self._clock()))
 
     def _key(self, application: Application) -> JobKey:
         """Key of a job whose service its user posted."""
@@ -320,7 +320,7 @@ class YarnManager:
 
     def _anchor(self, application: Application, job: JobKey, *, tagged: bool) -> RmJob:
         """The anchor: its coordinator's own report of its end counts more than what became of the service."""
-        task = self._board.get(task_tag(job, ANCHOR))
+        task = self._tasks.get(task_tag(job, ANCHOR))
         state, reason = application.state, application.reason
         if task is not None and task.state in (RmJobState.DONE, RmJobState.FAILED):
             state, reason = task.state, task.reason
@@ -355,8 +355,8 @@ class YarnManager:
                 raise NotFound(f"{task.name}: job {task.job.id} has no service that runs")
             waiting = Task(task.job, task.name, task.role, service.user, self._clock())
             waiting.reason, waiting.planned_node = "waits for a container", task.node
-            self._board.component(task.job, task.role).demand = task.demand
-            self._board.add(waiting)
+            self._tasks.component(task.job, task.role).demand = task.demand
+            self._tasks.add(waiting)
             self._ensure_changer()
         return task.tag
 
@@ -378,7 +378,7 @@ class YarnManager:
         with self._lock:
             # Before the call: its coordinator may report before the answer comes.
             anchor = Task(task.job, task.name, task.role, task.owner.user, self._clock())
-            self._board.add(anchor)
+            self._tasks.add(anchor)
         try:
             answer = self._client.send("POST", SERVICES_PATH, description)
         except Rejected as error:
@@ -390,7 +390,7 @@ class YarnManager:
             service = self._services.setdefault(task.job, _Service(task.job, name))
             service.user = self._user
             for role in TASK_ROLES:
-                self._board.component(task.job, role).asked = 0
+                self._tasks.component(task.job, role).asked = 0
             self._ensure_changer()
         log.info("service posted", name=name, application=application)
         return application
@@ -407,19 +407,19 @@ class YarnManager:
             by_application = {service.application: service for service in self._services.values()}
             for handle in handles:
                 service = by_application.get(handle) if handle else None
-                task = self._board.get(task_tag(service.job, ANCHOR) if service is not None else handle)
+                task = self._tasks.get(task_tag(service.job, ANCHOR) if service is not None else handle)
                 if task is not None:
-                    self._board.stop(task, grace)
+                    self._tasks.stop(task, grace)
                 if service is not None and not service.state.ended:
                     at = self._clock() + max(grace, 0.0)
                     service.remove_at = at if service.remove_at is None else min(at, service.remove_at)
             self._ensure_changer()
 
     def report_container(self, report: ContainerReport) -> ContainerOrder:
-        """Take a container's report; see ``ContainerBoard.report``."""
+        """Take a container's report; see ``ContainerTasks.report``."""
         with self._lock:
-            order = self._board.report(report)
-            anchor = self._board.get(task_tag(report.job, ANCHOR)) if report.exit_code else None
+            order = self._tasks.report(report)
+            anchor = self._tasks.get(task_tag(report.job, ANCHOR)) if report.exit_code else None
             service = self._services.get(report.job)
             if anchor is not None and not anchor.live and service is not None and service.remove_at is None:
                 service.remove_at = 0.0  # else YARN would start it again
@@ -504,7 +504,7 @@ class YarnManager:
         except ResourceManagerError as error:
             service.retry_at = self._clock() + _RETRY_SECONDS
             with self._lock:
-                for task in self._board.of_job(service.job):
+                for task in self._tasks.of_job(service.job):
                     if task.state is RmJobState.PENDING and task.role is not Role.COORDINATOR:
                         task.reason = str(error)
             self._report_once(f"{service.name}: {error}")
@@ -514,7 +514,7 @@ class YarnManager:
         with self._lock:
             if service.state.ended or not service.application:
                 return
-            components = {role: self._board.size_wanted(service.job, role) for role in TASK_ROLES}
+            components = {role: self._tasks.size_wanted(service.job, role) for role in TASK_ROLES}
             wanted = {role: component.size for role, component in components.items()}
             unknown = any(component.asked is None for component in components.values())
         if unknown:  # as after a restart; a request that changes nothing would hold the service in state FLEX
@@ -538,7 +538,7 @@ class YarnManager:
         """Remove a service, with all that runs in it, once its coordinator has had its time to end."""
         anchor = task_tag(service.job, ANCHOR)
         with self._lock:
-            task = self._board.get(anchor)
+            task = self._tasks.get(anchor)
             ended = service.state.ended or (task is not None and not task.live)
             due = service.remove_at is not None and (ended or self._clock() >= service.remove_at)
             if service.removed or not due:
@@ -558,11 +558,11 @@ class YarnManager:
         """Look for containers that do not report: what YARN does not list any more has ended."""
         seconds = max(_OVERDUE_SECONDS, _OVERDUE_INTERVALS * self._settings.report_seconds)
         with self._lock:
-            late = [(self._services.get(job), tasks) for job, tasks in self._board.overdue(seconds).items()]
+            late = [(self._services.get(job), tasks) for job, tasks in self._tasks.overdue(seconds).items()]
             since = self._clock() - _START_INTERVALS * seconds
             unstarted = [
                 self._services[anchor.job]
-                for anchor in self._board.pending_anchors()
+                for anchor in self._tasks.pending_anchors()
                 if anchor.submitted < since and anchor.job in self._services
             ]
         for service, tasks in late:
@@ -575,7 +575,7 @@ class YarnManager:
     def _end_unstarted(self, service: _Service) -> None:
         """End a job whose coordinator's containers end before they report: YARN may wait for another node for ever."""
         dead = read_service(self._client, service.name, do_as=service.user).dead.get(Role.COORDINATOR.value)
-        anchor = self._board.get(task_tag(service.job, ANCHOR))
+        anchor = self._tasks.get(task_tag(service.job, ANCHOR))
         if dead and anchor is not None:
             with self._lock:
                 reason = f"its coordinator's container {dead[-1]} ended before it called; see its log in YARN"

@@ -107,7 +107,7 @@ class Component:
         return self.wanted - sum(position < self.wanted for position in self.decommissioned)
 
 
-class ContainerBoard:
+class ContainerTasks:
     """Tasks and containers of all jobs. Not thread-safe.
 
     Parameters

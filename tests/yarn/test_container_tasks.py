@@ -12,18 +12,18 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resource_manager import ContainerOrder, ContainerReport, RmJobState
-from dl2d_yarn.container_board import KEEP_ENDED_SECONDS, ContainerBoard, Task
+from dl2d_yarn.container_tasks import KEEP_ENDED_SECONDS, ContainerTasks, Task
 
 JOB = JobKey("yarn", "1", 1_795_581_700)
 FIRST = "container_1795581702976_0001_01_%06d"
 
 
-class Board:
-    """A board with a clock, and short forms of what a test does with it."""
+class Trial:
+    """Container tasks with a clock, and short forms of what a test does with it."""
 
     def __init__(self) -> None:
         self.now = 1000.0
-        self.board = ContainerBoard(lambda: self.now, 3.0)
+        self.board = ContainerTasks(lambda: self.now, 3.0)
 
     def add(self, *names: str) -> list[Task]:
         tasks = []
@@ -45,11 +45,11 @@ class Board:
 
 
 @pytest.fixture
-def board() -> Board:
-    return Board()
+def board() -> Trial:
+    return Trial()
 
 
-def test_tasks_are_given_in_order_and_only_to_their_role(board: Board) -> None:
+def test_tasks_are_given_in_order_and_only_to_their_role(board: Trial) -> None:
     board.add("worker-10", "worker-9", "ps-1")
     assert board.report(1, 5).task == "worker-9"
     assert board.report(0, 4).task == "worker-10"
@@ -58,7 +58,7 @@ def test_tasks_are_given_in_order_and_only_to_their_role(board: Board) -> None:
     assert (board.size(), board.size(Role.PS)) == (2, 1)
 
 
-def test_an_answer_that_was_lost_is_given_again(board: Board) -> None:
+def test_an_answer_that_was_lost_is_given_again(board: Trial) -> None:
     (task,) = board.add("worker-1")
     assert board.report(0, 4).task == "worker-1"
     assert board.report(0, 4).task == "worker-1"
@@ -74,21 +74,21 @@ def test_an_answer_that_was_lost_is_given_again(board: Board) -> None:
         (-9, RmJobState.FAILED, "killed by signal 9"),
     ],
 )
-def test_an_end_is_noted_and_the_next_task_given(board: Board, code: int, state: RmJobState, reason: str) -> None:
+def test_an_end_is_noted_and_the_next_task_given(board: Trial, code: int, state: RmJobState, reason: str) -> None:
     first, _ = board.add("worker-1", "worker-2")
     board.report(0, 4)
     assert board.report(0, 4, task="worker-1", exit_code=code).task == "worker-2"
     assert (first.state, first.reason) == (state, reason)
 
 
-def test_a_process_that_was_killed_takes_its_task_with_it(board: Board) -> None:
+def test_a_process_that_was_killed_takes_its_task_with_it(board: Trial) -> None:
     first, _ = board.add("worker-1", "worker-2")
     board.report(0, 4)
     assert board.report(0, 4, incarnation="b").task == "worker-2"
     assert (first.state, first.reason) == (RmJobState.FAILED, f"its process in {FIRST % 4} was killed")
 
 
-def test_a_container_in_the_place_of_a_lost_one_fences_it(board: Board) -> None:
+def test_a_container_in_the_place_of_a_lost_one_fences_it(board: Trial) -> None:
     (task,) = board.add("worker-1")
     board.report(0, 4)
     assert board.report(0, 9, incarnation="b").task == ""
@@ -102,7 +102,7 @@ def test_a_container_in_the_place_of_a_lost_one_fences_it(board: Board) -> None:
     assert board.report(0, 10).task == ""
 
 
-def test_a_coordinator_goes_on_in_a_new_process(board: Board) -> None:
+def test_a_coordinator_goes_on_in_a_new_process(board: Trial) -> None:
     (task,) = board.add("anchor")
     assert board.report(0, 2, role=Role.COORDINATOR).task == "anchor"
     assert board.report(0, 2, role=Role.COORDINATOR, incarnation="b").task == "anchor"
@@ -112,7 +112,7 @@ def test_a_coordinator_goes_on_in_a_new_process(board: Board) -> None:
     assert board.report(0, 7, role=Role.COORDINATOR, incarnation="d").task == ""
 
 
-def test_stops(board: Board) -> None:
+def test_stops(board: Trial) -> None:
     waiting, running = board.add("worker-2", "worker-1")
     board.report(0, 4)
     board.board.stop(waiting, 30)
@@ -128,7 +128,7 @@ def test_stops(board: Board) -> None:
     assert board.size() == 0
 
 
-def test_a_task_that_is_stopped_before_its_container_heard_of_it_never_starts(board: Board) -> None:
+def test_a_task_that_is_stopped_before_its_container_heard_of_it_never_starts(board: Trial) -> None:
     (task,) = board.add("worker-1")
     board.report(0, 4)
     board.board.stop(task, 30)
@@ -136,7 +136,7 @@ def test_a_task_that_is_stopped_before_its_container_heard_of_it_never_starts(bo
     assert task.state is RmJobState.CANCELLED
 
 
-def test_a_hole_is_filled_before_a_component_grows_and_kept_until_then(board: Board) -> None:
+def test_a_hole_is_filled_before_a_component_grows_and_kept_until_then(board: Trial) -> None:
     tasks = board.add("worker-1", "worker-2", "worker-3")
     for place in range(3):
         board.report(place, 4 + place)
@@ -151,7 +151,7 @@ def test_a_hole_is_filled_before_a_component_grows_and_kept_until_then(board: Bo
     assert tasks[0].live
 
 
-def test_a_container_that_is_long_without_a_task_may_be_given_up(board: Board) -> None:
+def test_a_container_that_is_long_without_a_task_may_be_given_up(board: Trial) -> None:
     board.add(*(f"worker-{number}" for number in range(3)))
     assert board.size() == 3
     for place in range(3):
@@ -173,7 +173,7 @@ def test_a_container_that_is_long_without_a_task_may_be_given_up(board: Board) -
     assert (board.size(), component.size) == (5, 4)
 
 
-def test_a_container_that_yarn_removes_gets_nothing_more(board: Board) -> None:
+def test_a_container_that_yarn_removes_gets_nothing_more(board: Trial) -> None:
     board.add("worker-1")
     board.report(0, 4)
     board.report(0, 4, task="worker-1", exit_code=0)
@@ -183,7 +183,7 @@ def test_a_container_that_yarn_removes_gets_nothing_more(board: Board) -> None:
     assert board.report(0, 5, incarnation="b").task == "worker-2"
 
 
-def test_a_task_of_an_earlier_daemon_is_taken_up(board: Board) -> None:
+def test_a_task_of_an_earlier_daemon_is_taken_up(board: Trial) -> None:
     assert board.report(2, 6, task="worker-7") == ContainerOrder(3.0)
     (task,) = board.board.of_job(JOB)
     assert (task.id, task.state, board.size()) == ("worker-7", RmJobState.RUNNING, 3)
@@ -193,7 +193,7 @@ def test_a_task_of_an_earlier_daemon_is_taken_up(board: Board) -> None:
     assert (ended.state, ended.reason) == (RmJobState.FAILED, "exit status 4")
 
 
-def test_ended_tasks_stay_listed_for_a_while(board: Board) -> None:
+def test_ended_tasks_stay_listed_for_a_while(board: Trial) -> None:
     board.add("worker-1")
     board.report(0, 4)
     board.report(0, 4, task="worker-1", exit_code=0)
@@ -210,7 +210,7 @@ class Containers(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = Board()
+        self.world = Trial()
         self.serial = 0
         self.number = 1
         #: By position: container number, incarnation, task that runs.
