@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from dl2d.core.cluster import Node, NodeState, parse_tag
 from dl2d.core.resource_manager import RmJob, RmJobState
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d_slurm.observed_jobs import WATCH_FIELDS, WatchRule, hosts, static_job
+from dl2d_slurm.observed_jobs import WATCH_FIELDS, SlurmWatchRule, hosts, static_job
 from dl2d_slurm.output_fields import count, parse_gres, present, seconds
 from dl2d_slurm.states import job_state, node_state
 
@@ -93,7 +93,9 @@ def records(text: str, fields: Sequence[str], word: str) -> Iterator[dict[str, s
             yield record.strip()
 
 
-def parse_jobs(text: str, word: str, *, fields: Sequence[str] = JOB_FIELDS, rules: Sequence[WatchRule] = ()) -> Jobs:
+def parse_jobs(
+    text: str, word: str, *, fields: Sequence[str] = JOB_FIELDS, rules: Sequence[SlurmWatchRule] = ()
+) -> Jobs:
     """Read squeue's answer. What cannot be read is left out and reported in ``strange``.
 
     ``rules`` say which jobs of others are watched; then ``fields`` are ``watched_fields()``.
@@ -117,7 +119,7 @@ def parse_jobs(text: str, word: str, *, fields: Sequence[str] = JOB_FIELDS, rule
     return Jobs(tuple(_without_forged_tags(jobs)), tuple(ending), tuple(running), tuple(strange))
 
 
-def parse_job(record: Mapping[str, str], rules: Sequence[WatchRule]) -> tuple[RmJob, tuple[str, ...]]:
+def parse_job(record: Mapping[str, str], rules: Sequence[SlurmWatchRule]) -> tuple[RmJob, tuple[str, ...]]:
     """The job of one record, and the nodes that it has or had."""
     placed = hosts(present(record["NodeList"]))
     state, _ = job_state(record["State"], placed=bool(placed))

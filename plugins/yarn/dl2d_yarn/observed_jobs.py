@@ -11,12 +11,10 @@ import msgspec
 from dl2d.core.errors import ResourceManagerError
 from dl2d.core.jobs import Owner
 from dl2d.core.resource_manager import RmJob, RmJobState, StaticJob
-from dl2d.core.resources import Resources
 from dl2d_yarn.listing import APPS_PATH, Application, ClusterListing
 from dl2d_yarn.rest_client import RestClient
-from dl2d_yarn.settings import CONTAINERS, WatchRule
+from dl2d_yarn.settings import CONTAINERS, YarnWatchRule
 
-_MAX_TASKS: Final = 10_000
 #: Number of applications that are asked for their nodes, each time.
 _MAX_ASKED: Final = 5
 _NOBODY: Final = 65534
@@ -28,7 +26,7 @@ def features_of(application: Application) -> tuple[str, str, str, str]:
 
 
 def static_job(
-    application: Application, nodes: Sequence[str], owner: Owner, rules: Sequence[WatchRule]
+    application: Application, nodes: Sequence[str], owner: Owner, rules: Sequence[YarnWatchRule]
 ) -> StaticJob | None:
     """What an application is by the first rule that takes it; None where none does, or it is too small.
 
@@ -38,19 +36,8 @@ def static_job(
     if rule is None:
         return None
     count = len(nodes) if rule.size == CONTAINERS else int(application.used.get(rule.size))
-    if count < max(rule.least, rule.ps + 1) or count > _MAX_TASKS:
-        return None
-    return StaticJob(
-        name="".join(char if char.isprintable() else "?" for char in application.name)[:128].strip() or rule.model,
-        model=rule.model,
-        owner=owner,
-        workers=count - rule.ps,
-        ps=rule.ps,
-        task=Resources.of({name: amount / count for name, amount in application.used.as_dict().items()}),
-        nodes=tuple(nodes[number * len(nodes) // count] for number in range(count)) if nodes else (),
-        limit=rule.hours * 3600.0,
-        started=float(application.started),
-    )
+    started = float(application.started)
+    return rule.static_job(application.name, owner, count, application.used, nodes, started=started)
 
 
 class _Container(msgspec.Struct, rename="camel"):
@@ -84,7 +71,7 @@ def owner_of(user: str) -> Owner:
 class WatchedApplications:
     """Applications that run without dl2d and train, as the rules say, with the nodes of their containers."""
 
-    def __init__(self, client: RestClient, rules: Sequence[WatchRule]) -> None:
+    def __init__(self, client: RestClient, rules: Sequence[YarnWatchRule]) -> None:
         self._client = client
         self._rules = rules
         #: By application: number of its containers when it was asked for, and the nodes of all except the master's.

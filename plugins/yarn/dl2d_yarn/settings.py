@@ -12,40 +12,28 @@ from typing import Annotated, ClassVar, Final
 from pydantic import TypeAdapter
 
 from dl2d.core.errors import ConfigError
-from dl2d.core.input_validation import NAME, Items, Number, Record, Text, Whole, read
+from dl2d.core.input_validation import Items, Number, Record, Text, Whole, read
+from dl2d.core.watch_rule import SIZE, WatchRule, Words
 
 _PREFIX = "resource_manager.yarn"
 AbsolutePath = Annotated[str, Text(4096, r"/[^\x00]*", "an absolute path")]
 _Address = Annotated[str, Text(300, r"https?://[A-Za-z0-9.\[\]:_-]+/?", "an address such as http://rm1:8088")]
 
 
-#: ``WatchRule.size`` of a rule that counts containers.
+#: ``YarnWatchRule.size`` of a rule that counts containers.
 CONTAINERS: Final = "containers"
-_MAX_TASKS: Final = 10_000
-_Words = Annotated[str, Text(200, expected="some text (quote it in YAML)")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WatchRule(Record):
+class YarnWatchRule(WatchRule):
     """Applications that count as training one type of model."""
 
-    #: Patterns as in a shell (``bert-*``); ``*`` takes any. The queue is a path, as in ``root.gpu``.
-    queue: _Words
-    name: _Words = "*"
-    type: _Words = "*"
-    tags: _Words = "*"
-    #: Type of the model, as in ``jobs.models``.
-    model: Annotated[str, Text(128, NAME, "a type of model such as bert")]
+    #: Patterns as in a shell; ``*`` takes any. The queue is a path, as in ``root.gpu``.
+    queue: Words
+    type: Words = "*"
+    tags: Words = "*"
     #: What counts as a worker: a container (except the application's master), or a unit of a resource (``gpu``).
-    size: Annotated[str, Text(64, r"[a-z][a-z0-9_.:/-]{0,63}", "containers or a resource such as gpu")] = CONTAINERS
-    #: So many of them are parameter servers; 0: the workers exchange gradients among themselves.
-    ps: Annotated[int, Whole(0, _MAX_TASKS)] = 0
-    #: Fewest workers and parameter servers together.
-    least: Annotated[int, Whole(1, _MAX_TASKS)] = 2
-    #: Length that an application is taken to have, in hours.
-    hours: Annotated[float, Number(8760.0, least=0.01)] = 24.0
-
-    ignored_keys: ClassVar[frozenset[str]] = frozenset()
+    size: Annotated[str, Text(64, SIZE, "containers or a resource such as gpu")] = CONTAINERS
 
     def takes(self, *features: str) -> bool:
         """Whether an application of this queue, name, type and tags is one of these."""
@@ -86,7 +74,7 @@ class YarnSettings(Record):
     #: Partition (node label) of the nodes that the queue's services get; "" for the default one.
     partition: Annotated[str, Text(255, "[A-Za-z0-9_-]*", "a node label")] = ""
     #: Modes observe and shadow: which applications that run without dl2d train, first rule first.
-    watch: Annotated[tuple[WatchRule, ...], Items(10_000, least=0)] = ()
+    watch: Annotated[tuple[YarnWatchRule, ...], Items(10_000, least=0)] = ()
     #: Leave what applications in other queues wait for to them, instead of growing into it.
     leave_pending: bool = False
     #: Time that nodes have to register again after a restart of the ResourceManager, seconds; no decisions meanwhile.
