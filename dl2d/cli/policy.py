@@ -134,7 +134,7 @@ def _pass_gate(settings: Settings, store: RecordingStore, version: Version) -> N
     """
     # The simulator, which no other command here waits for.
     from dl2d.cli import gate_trial as trials  # noqa: PLC0415
-    from dl2d.cli.train_options import progress_bars  # noqa: PLC0415
+    from dl2d.cli.train_options import progress_bars, show_on_bar  # noqa: PLC0415
 
     name, registry = version.policy, store.registry
     what = f"{name} version {version.digest[:DIGITS]}"
@@ -158,11 +158,7 @@ def _pass_gate(settings: Settings, store: RecordingStore, version: Version) -> N
     current = trials.incumbent(settings, days, live)
     candidate = trials.Side(version.digest, trials.policy_of(settings, checkpoint))
     with progress_bars() as display:
-        bar = display.add_task("comparing", total=None, note="")
-
-        def tell(what: str, done: int, total: int, note: str = "") -> None:
-            display.update(bar, description=what, completed=done, total=total, note=note)
-
+        tell = show_on_bar(display, "comparing")
         trial = trials.on_trial(settings, name, days, candidate, current, tell=tell)
     registry.add_trial(trial)
     if not trial.passed:

@@ -84,21 +84,16 @@ def _savings(settings: Settings) -> dict[str, Any]:
     """
     # The simulator, which --no-saved does not wait for.
     from dl2d.cli.gate_trial import deciding, on_trial, recorded_days, site_scheduler, slot_seconds  # noqa: PLC0415
-    from dl2d.cli.train_options import interruptible, progress_bars  # noqa: PLC0415
+    from dl2d.cli.train_options import interruptible, progress_bars, show_on_bar  # noqa: PLC0415
 
     with interruptible(lambda: "nothing was compared"), progress_bars() as display, reading(settings) as store:
-        bar = display.add_task("replaying", total=None, note="")
-
-        def tell(what: str, done: int, total: int, note: str = "") -> None:
-            display.update(bar, description=what, completed=done, total=total, note=note)
-
         try:
             split = recorded_days(settings, store, now=time.time(), seed=settings.learning.seed)
         except WorkloadError as error:
             unknown = dict.fromkeys(("change", "low", "high", "site_seconds", "dl2d_seconds"))
             return {**unknown, "days": [], "better": False, "reason": error.problem}
         ours, site = deciding(settings, store.registry), site_scheduler(split)
-        trial = on_trial(settings, settings.policy.name, split, ours, site, tell=tell)
+        trial = on_trial(settings, settings.policy.name, split, ours, site, tell=show_on_bar(display, "replaying"))
 
     def mean(slots: Iterable[float]) -> float | None:
         found = list(slots)

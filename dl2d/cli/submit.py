@@ -22,11 +22,7 @@ from dl2d.cli.options import ConfigOption, JobArgument, JsonOption, find_job, re
 from dl2d.cli.output import print_json
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.errors import ConfigError, RequestError, ResourceManagerError
-from dl2d.core.jobs import JobKey, JobState
-from dl2d_yarn.listing import SERVICES_PATH
-from dl2d_yarn.rest_client import RestClient
-from dl2d_yarn.service_file import Posted, application_id, posted_description
-from dl2d_yarn.settings import YarnSettings
+from dl2d.core.jobs import JobKey, JobRequest, JobState
 
 RUNNER = "dl2-run"
 
@@ -58,11 +54,11 @@ def submit(
     """Submit a job: to the daemon itself, or with sbatch where the cluster is Slurm's."""
     settings = load_settings(config)
     job = JobFile.read(file, dict(map(parse_override, sets or ())))
-    job.checked(settings.jobs.rules)
+    request = job.checked(settings.jobs.rules)
     if rm not in (None, settings.resource_manager.name):
         raise RequestError("--rm", f"is {rm}, but resource_manager.name is {settings.resource_manager.name}")
     if rm == "yarn":
-        _to_yarn(job, settings, archive, files or [], show=show, as_json=as_json)
+        _to_yarn(job, request, settings, archive, files or [], show=show, as_json=as_json)
         return
     if archive or files or show:
         raise RequestError("--archive, --file, --show", "are for --rm yarn")
@@ -124,11 +120,23 @@ def job_environment(caller: Mapping[str, str], more: Mapping[str, str]) -> dict[
 
 
 def _to_yarn(
-    job: JobFile, settings: Settings, archive: str, files: Sequence[str], *, show: bool, as_json: bool
+    job: JobFile,
+    request: JobRequest,
+    settings: Settings,
+    archive: str,
+    files: Sequence[str],
+    *,
+    show: bool,
+    as_json: bool,
 ) -> None:
     """Post the job's service as the calling user; its containers register with the daemon."""
+    # What only this way needs.
+    from dl2d_yarn.listing import SERVICES_PATH  # noqa: PLC0415
+    from dl2d_yarn.rest_client import RestClient  # noqa: PLC0415
+    from dl2d_yarn.service_file import Posted, application_id, posted_description  # noqa: PLC0415
+    from dl2d_yarn.settings import YarnSettings  # noqa: PLC0415
+
     yarn = YarnSettings.parse(settings.resource_manager.chosen)
-    request = job.checked(settings.jobs.rules)
     posted = Posted(
         name=request.name,
         request=request,

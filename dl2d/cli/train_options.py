@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 from rich.console import Console
@@ -19,6 +19,9 @@ from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.errors import WorkloadError
 from dl2d.simulation.workload.format import Workload
 from dl2d.simulation.workload.sources import is_drawn, load_source
+
+if TYPE_CHECKING:
+    from dl2d.cli.gate_trial import Tell
 
 #: Seeds of what is drawn for validation begin here.
 _VALIDATION_SEEDS: Final = 1_000_000
@@ -98,6 +101,16 @@ def progress_bars() -> Progress:
         TextColumn("{task.fields[note]}"),
     )  # fmt: skip
     return Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
+
+
+def show_on_bar(display: Progress, what: str) -> Tell:
+    """Add one bar that begins with ``what``, and return the function that shows progress on it."""
+    bar = display.add_task(what, total=None, note="")
+
+    def tell(what: str, done: int, total: int, note: str = "") -> None:
+        display.update(bar, description=what, completed=done, total=total, note=note)
+
+    return tell
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from dl2d.cli.gate_trial import Side, on_trial, policy_of, recorded_days
 from dl2d.cli.imitation_report import comparison_lines, start_problem, write_imitation_report
 from dl2d.cli.options import reading
 from dl2d.cli.output import print_json
-from dl2d.cli.train_options import interruptible, progress_bars
+from dl2d.cli.train_options import interruptible, progress_bars, show_on_bar
 from dl2d.config.settings import Settings
 from dl2d.core.errors import GateRefused, WorkloadError
 from dl2d.core.json_codec import as_plain
@@ -48,11 +48,7 @@ def train_scorer(
     """
     began = time.monotonic()
     with interruptible(lambda: "nothing was written"), progress_bars() as display, reading(settings) as store:
-        bar = display.add_task("learning", total=None, note="")
-
-        def show(what: str, done: int, total: int, note: str = "") -> None:
-            display.update(bar, description=what, completed=done, total=total, note=note)
-
+        show = show_on_bar(display, "learning")
         try:
             days, reason = recorded_days(settings, store, now=time.time(), seed=seed), ""
         except WorkloadError as error:
