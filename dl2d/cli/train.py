@@ -52,20 +52,20 @@ def train(
     iterations: Annotated[int, typer.Option(min=0, help="Iterations of the search.")] = 150,
     seed: Annotated[int, typer.Option(min=0, help="Seed; the same seed gives the same weights.")] = 0,
     hidden: Annotated[
-        int, typer.Option(min=0, max=256, help="Of --design jumps: hidden units of the scorer; 0: it is linear.")
+        int, typer.Option(min=0, max=256, help="With --design jumps: hidden units of the scorer; 0: it is linear.")
     ] = 0,
     draws: Annotated[int, typer.Option(min=2, help="Workloads drawn from each generator.")] = 32,
     teacher: Annotated[
-        Teacher | None, typer.Option(help="Of --design original: the policy to imitate first; drf by default.")
+        Teacher | None, typer.Option(help="With --design original: the policy to imitate first; drf by default.")
     ] = None,
     start: Annotated[
         Path | None,
-        typer.Option(help="Of --design original: a checkpoint to begin with instead, as of dl2d train supervised."),
+        typer.Option(help="With --design original: a checkpoint to begin with instead, as of dl2d train supervised."),
     ] = None,
     offline: Annotated[
         bool,
         typer.Option(
-            "--offline", help="Of --design original: learn on an analytical model of speeds (the paper's OfflineRL)."
+            "--offline", help="With --design original: learn on an analytical model of speeds (the paper's OfflineRL)."
         ),
     ] = False,
     minutes: Annotated[float | None, typer.Option(min=0, help="Stop early after so many minutes.")] = None,
@@ -83,7 +83,7 @@ def train(
     config: ConfigOption = DEFAULT_PATH,
     as_json: JsonOption = False,
 ) -> None:
-    """Train a policy from simulated workloads and write a checkpoint, or do what a command says.
+    """Train a policy from simulated workloads and write a checkpoint, or run one of the commands below.
 
     With --twin, the weights that decide now are trained further on what this site's store recorded; the paper's also on
     the slots that they decided. Exit status 130

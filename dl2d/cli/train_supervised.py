@@ -166,5 +166,5 @@ def _lines(found: Imitation, teacher: Teacher | None) -> list[str]:
             lines.append(f"{way}: mean completion time {value:.3f} slots, {share}")
     if found.comparison is not None and found.yardstick is not None:
         lines += comparison_lines(found.comparison, found.yardstick)
-    acting = "drawn" if found.checkpoint.settings["sampled"] else "best"
-    return [*lines, f"the checkpoint takes {acting} actions"]
+    acting = "drawn actions" if found.checkpoint.settings["sampled"] else "the best action each time"
+    return [*lines, f"a policy from this checkpoint takes {acting}"]

@@ -46,14 +46,14 @@ class Place:
             url = make_url(text)
         except (ArgumentError, ValueError):
             # A text that is not understood may still hold a password: it is not repeated.
-            raise StoreError(f"the store's URL is not one; {_EXAMPLES}") from None
+            raise StoreError(f"store.url is not a database URL; {_EXAMPLES}") from None
         if url.drivername in {"sqlite", "sqlite+pysqlite"}:
             if (url.database or "").startswith("file:") or url.query:
-                raise StoreError(f"the store's URL {cls(url)} has SQLite options; {_EXAMPLES}")
+                raise StoreError(f"store.url {cls(url)} has SQLite options, which are not supported; {_EXAMPLES}")
             return cls(url.set(drivername="sqlite"))
         if url.drivername in {"postgresql", "postgres", _POSTGRESQL}:
             return cls(url.set(drivername=_POSTGRESQL))
-        raise StoreError(f"the store's URL names {url.drivername}, which dl2d does not speak; {_EXAMPLES}")
+        raise StoreError(f"store.url names the database {url.drivername}, which dl2d does not support; {_EXAMPLES}")
 
     @property
     def in_memory(self) -> bool:

@@ -104,7 +104,7 @@ COMMENT ON COLUMN resize_log.granted_at IS 'the resource manager runs it';
 COMMENT ON COLUMN resize_log.joined_at IS 'connected to its coordinator';
 COMMENT ON COLUMN resize_log.confirmed_at IS 'takes part in the training';
 COMMENT ON COLUMN resize_log.draining_at IS 'decided to leave';
-COMMENT ON COLUMN resize_log.drained_at IS 'takes part no more';
+COMMENT ON COLUMN resize_log.drained_at IS 'no longer takes part';
 COMMENT ON COLUMN resize_log.released_at IS 'ended; its resources are free';
 COMMENT ON COLUMN resize_log.failed_at IS 'ended without being asked to';
 COMMENT ON COLUMN resize_log.granted_seconds IS 'from the beginning until the resource manager ran it';
