@@ -69,7 +69,9 @@ def sentence(found: dict[str, Any]) -> str:
     ]
     if found["other"]:
         parts.append(f"other roles in {found['other']}")
-    begun = f"; in {found['started_earlier']} it would have started a job that waited" if found["started_earlier"] else ""
+    begun = (
+        f"; in {found['started_earlier']} it would have started a job that waited" if found["started_earlier"] else ""
+    )
     return (
         f"{found['policy']} {found['policy_version']}: of {total} decisions on {found['jobs']} jobs, "
         f"{', '.join(parts)}{begun}"

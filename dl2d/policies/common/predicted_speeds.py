@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from dl2d.core.cluster import Snapshot
 from dl2d.core.jobs import NOTHING, Allocation, Job
 from dl2d.throughput.gaussian_process import GaussianProcess
+from dl2d.throughput.mislabelled_jobs import Relabelling
 from dl2d.throughput.observations import by_kind, without_drift
-from dl2d.throughput.wrong_model_types import Relabelling
 
 #: Standard deviations that are added to predicted speeds by default, so that sizes which may be faster are tried.
 DEFAULT_OPTIMISM: Final = 0.5

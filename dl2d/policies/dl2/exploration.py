@@ -8,8 +8,8 @@ from dl2d.core.cluster import Snapshot
 from dl2d.core.jobs import Job, JobKey
 from dl2d.core.measured_speeds import TrainingKind
 from dl2d.policies.dl2.checkpoint_contents import Parameters
+from dl2d.throughput.mislabelled_jobs import Relabelling
 from dl2d.throughput.remaining_work import samples_left
-from dl2d.throughput.wrong_model_types import Relabelling
 
 #: Optimism of an exploring job, as a multiple of that of other jobs.
 EXPLORATION_FACTOR: Final = 2.0

@@ -20,6 +20,7 @@ from dl2d.policies.dl2.exploration import job_optimism
 from dl2d.policies.dl2.locality import Locality, largest_requests, min_worker_seconds
 from dl2d.throughput.gaussian_process import GaussianProcess
 from dl2d.throughput.kernel import Group
+from dl2d.throughput.mislabelled_jobs import Relabelling
 from dl2d.throughput.observations import (
     Points,
     by_kind,
@@ -30,7 +31,6 @@ from dl2d.throughput.observations import (
     speeds_at,
     without_drift,
 )
-from dl2d.throughput.wrong_model_types import Relabelling
 
 
 class CheckpointSpeeds:

@@ -13,7 +13,7 @@ import structlog
 from dl2d.core.errors import ResourceManagerError, Unavailable
 from dl2d.core.resource_manager import RmJob
 from dl2d_slurm.commands import Commands, failure
-from dl2d_slurm.observed_jobs import TASKS, SlurmWatchRule
+from dl2d_slurm.observed_jobs import TASKS, SlurmStaticJobRule
 from dl2d_slurm.queue_listing import TIMES_AS_SECONDS, parse_job
 
 log = structlog.get_logger(__name__)
@@ -50,7 +50,7 @@ class Accounting:
         Which jobs are training jobs; without rules nothing is asked.
     """
 
-    def __init__(self, commands: Commands, rules: Sequence[SlurmWatchRule]) -> None:
+    def __init__(self, commands: Commands, rules: Sequence[SlurmStaticJobRule]) -> None:
         self._commands = commands
         self._rules = rules
         self._partitions = ",".join(sorted({rule.partition for rule in rules}))

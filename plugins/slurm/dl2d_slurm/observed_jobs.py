@@ -13,7 +13,7 @@ from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 from dl2d.core.input_validation import Text
 from dl2d.core.resource_manager import StaticJob
 from dl2d.core.resources import Resources
-from dl2d.core.watch_rule import SIZE, WatchRule, Words
+from dl2d.core.static_job_rule import SIZE, StaticJobRule, Words
 from dl2d_slurm.output_fields import owner_of, present
 
 #: What is asked of squeue beside the rest where there are rules.
@@ -21,7 +21,7 @@ WATCH_FIELDS: Final = (
     *("StartTime", "TimeLimit", "NumNodes", "NumTasks", "tres-per-task", "tres-per-job"),
     *("Partition", "UserID", "GroupID", "Account", "QOS"),
 )
-#: ``SlurmWatchRule.size`` of a rule that counts tasks.
+#: ``SlurmStaticJobRule.size`` of a rule that counts tasks.
 TASKS: Final = "tasks"
 _LIMIT: Final = re.compile(r"(?:(\d{1,6})-)?(\d{1,4})(?::(\d{1,2}))?(?::(\d{1,2}))?")
 #: Slurm shows a job without a limit, in a partition without one, as one of a year.
@@ -29,7 +29,7 @@ _YEAR: Final = 365 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlurmWatchRule(WatchRule):
+class SlurmStaticJobRule(StaticJobRule):
     """Slurm jobs that count as training one type of model."""
 
     partition: Words
@@ -45,7 +45,7 @@ class SlurmWatchRule(WatchRule):
 
 
 def static_job(
-    record: Mapping[str, str], held: Resources, rules: Sequence[SlurmWatchRule], started: int
+    record: Mapping[str, str], held: Resources, rules: Sequence[SlurmStaticJobRule], started: int
 ) -> StaticJob | None:
     """What a record of squeue tells, by the first rule that takes the job; None where none does.
 

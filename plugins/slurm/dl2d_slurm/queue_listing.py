@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from dl2d.core.cluster import Node, NodeState, parse_tag
 from dl2d.core.resource_manager import RmJob, RmJobState
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d_slurm.observed_jobs import WATCH_FIELDS, SlurmWatchRule, hosts, static_job
+from dl2d_slurm.observed_jobs import WATCH_FIELDS, SlurmStaticJobRule, hosts, static_job
 from dl2d_slurm.output_fields import count, parse_gres, present, seconds
 from dl2d_slurm.states import job_state, node_state
 
@@ -94,7 +94,7 @@ def records(text: str, fields: Sequence[str], word: str) -> Iterator[dict[str, s
 
 
 def parse_jobs(
-    text: str, word: str, *, fields: Sequence[str] = JOB_FIELDS, rules: Sequence[SlurmWatchRule] = ()
+    text: str, word: str, *, fields: Sequence[str] = JOB_FIELDS, rules: Sequence[SlurmStaticJobRule] = ()
 ) -> Jobs:
     """Read squeue's answer. What cannot be read is left out and reported in ``strange``.
 
@@ -119,7 +119,7 @@ def parse_jobs(
     return Jobs(tuple(_without_forged_tags(jobs)), tuple(ending), tuple(running), tuple(strange))
 
 
-def parse_job(record: Mapping[str, str], rules: Sequence[SlurmWatchRule]) -> tuple[RmJob, tuple[str, ...]]:
+def parse_job(record: Mapping[str, str], rules: Sequence[SlurmStaticJobRule]) -> tuple[RmJob, tuple[str, ...]]:
     """The job of one record, and the nodes that it has or had."""
     placed = hosts(present(record["NodeList"]))
     state, _ = job_state(record["State"], placed=bool(placed))

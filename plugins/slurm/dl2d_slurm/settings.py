@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, TypeAdapter
 
 from dl2d.core.errors import ConfigError
 from dl2d.core.input_validation import Items, Number, Record, Text, Whole, bad, read
-from dl2d_slurm.observed_jobs import SlurmWatchRule
+from dl2d_slurm.observed_jobs import SlurmStaticJobRule
 
 _PREFIX = "resource_manager.slurm"
 _PARTITION = r"[A-Za-z0-9_][A-Za-z0-9_.-]*(,[A-Za-z0-9_][A-Za-z0-9_.-]*)*"
@@ -76,7 +76,7 @@ class SlurmSettings(Record):
     #: More options for sbatch, such as ``--reservation=ml``.
     sbatch_options: Annotated[tuple[str, ...], Items(1000, least=0), AfterValidator(_options)] = ()
     #: Which jobs of users who know nothing of dl2d train, and what: the first rule that takes a job counts.
-    watch: Annotated[tuple[SlurmWatchRule, ...], Items(10_000, least=0)] = ()
+    watch: Annotated[tuple[SlurmStaticJobRule, ...], Items(10_000, least=0)] = ()
 
     ignored_keys: ClassVar[frozenset[str]] = frozenset()
 

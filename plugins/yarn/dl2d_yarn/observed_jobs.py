@@ -13,7 +13,7 @@ from dl2d.core.jobs import Owner
 from dl2d.core.resource_manager import RmJob, RmJobState, StaticJob
 from dl2d_yarn.listing import APPS_PATH, Application, ClusterListing
 from dl2d_yarn.rest_client import RestClient
-from dl2d_yarn.settings import CONTAINERS, YarnWatchRule
+from dl2d_yarn.settings import CONTAINERS, YarnStaticJobRule
 
 #: Number of applications that are asked for their nodes, each time.
 _MAX_ASKED: Final = 5
@@ -26,7 +26,7 @@ def features_of(application: Application) -> tuple[str, str, str, str]:
 
 
 def static_job(
-    application: Application, nodes: Sequence[str], owner: Owner, rules: Sequence[YarnWatchRule]
+    application: Application, nodes: Sequence[str], owner: Owner, rules: Sequence[YarnStaticJobRule]
 ) -> StaticJob | None:
     """What an application is by the first rule that takes it; None where none does, or it is too small.
 
@@ -71,7 +71,7 @@ def owner_of(user: str) -> Owner:
 class WatchedApplications:
     """Applications that run without dl2d and train, as the rules say, with the nodes of their containers."""
 
-    def __init__(self, client: RestClient, rules: Sequence[YarnWatchRule]) -> None:
+    def __init__(self, client: RestClient, rules: Sequence[YarnStaticJobRule]) -> None:
         self._client = client
         self._rules = rules
         #: By application: number of its containers when it was asked for, and the nodes of all except the master's.

@@ -13,19 +13,19 @@ from pydantic import TypeAdapter
 
 from dl2d.core.errors import ConfigError
 from dl2d.core.input_validation import Items, Number, Record, Text, Whole, read
-from dl2d.core.watch_rule import SIZE, WatchRule, Words
+from dl2d.core.static_job_rule import SIZE, StaticJobRule, Words
 
 _PREFIX = "resource_manager.yarn"
 AbsolutePath = Annotated[str, Text(4096, r"/[^\x00]*", "an absolute path")]
 _Address = Annotated[str, Text(300, r"https?://[A-Za-z0-9.\[\]:_-]+/?", "an address such as http://rm1:8088")]
 
 
-#: ``YarnWatchRule.size`` of a rule that counts containers.
+#: ``YarnStaticJobRule.size`` of a rule that counts containers.
 CONTAINERS: Final = "containers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class YarnWatchRule(WatchRule):
+class YarnStaticJobRule(StaticJobRule):
     """Applications that count as training one type of model."""
 
     #: Patterns as in a shell; ``*`` takes any. The queue is a path, as in ``root.gpu``.
@@ -74,7 +74,7 @@ class YarnSettings(Record):
     #: Partition (node label) of the nodes that the queue's services get; "" for the default one.
     partition: Annotated[str, Text(255, "[A-Za-z0-9_-]*", "a node label")] = ""
     #: Modes observe and shadow: which applications that run without dl2d train, first rule first.
-    watch: Annotated[tuple[YarnWatchRule, ...], Items(10_000, least=0)] = ()
+    watch: Annotated[tuple[YarnStaticJobRule, ...], Items(10_000, least=0)] = ()
     #: Leave what applications in other queues wait for to them, instead of growing into it.
     leave_pending: bool = False
     #: Time that nodes have to register again after a restart of the ResourceManager, seconds; no decisions meanwhile.

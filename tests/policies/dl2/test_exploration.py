@@ -8,15 +8,15 @@ import pytest
 from policies.dl2.checkpoints import policy
 from policies.snapshots import given
 from throughput.test_gaussian_process import SMOOTH, SPREAD, of_model
-from throughput.test_wrong_model_types import KNOWN, TRUE, job_of, own, with_speeds
+from throughput.test_mislabelled_jobs import KNOWN, TRUE, job_of, own, with_speeds
 
 from dl2d.core.jobs import Job
 from dl2d.core.measured_speeds import SpeedPoint
 from dl2d.policies.dl2.exploration import exploring_jobs
 from dl2d.policies.dl2.policy import Dl2
 from dl2d.throughput.gaussian_process import GaussianProcess
+from dl2d.throughput.mislabelled_jobs import Relabelling
 from dl2d.throughput.observations import by_kind
-from dl2d.throughput.wrong_model_types import Relabelling
 
 A = own(((4, 4), TRUE["a"][4, 4]))
 B = own(((4, 4), TRUE["b"][4, 4]))

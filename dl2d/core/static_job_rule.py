@@ -21,7 +21,7 @@ Words = Annotated[str, Text(200, expected="some text (quote it in YAML)")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WatchRule(Record):
+class StaticJobRule(Record):
     """Jobs that count as training one type of model; a resource manager's rules add by what they are chosen."""
 
     #: Pattern of the name, as in a shell (``bert-*``); ``*`` takes any.

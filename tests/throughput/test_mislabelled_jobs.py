@@ -15,7 +15,7 @@ from dl2d.core.decision import Decision
 from dl2d.core.jobs import Allocation, Job
 from dl2d.core.measured_speeds import JobSpeeds, MeasuredSpeeds, SpeedPoint
 from dl2d.policies.lookahead import Lookahead
-from dl2d.throughput.wrong_model_types import Relabelled, Relabelling
+from dl2d.throughput.mislabelled_jobs import Relabelled, Relabelling
 
 KNOWN = [of_model(name, model, SPREAD) for name, model in SMOOTH.items()]
 TRUE = {name: model.grid(16, 16) for name, model in SMOOTH.items()}
