@@ -76,6 +76,8 @@ class ApiSettings(_Section):
     port: int = Field(default=8910, ge=0, le=65_535)
     advertise: str = ""
     heartbeat_seconds: float = Field(default=2.0, gt=0, le=60)
+    requests_per_second: float = Field(default=20.0, ge=1, le=10_000)
+    connections_per_address: int = Field(default=256, ge=4, le=100_000)
 
     @field_validator("advertise")
     @classmethod

@@ -27,6 +27,7 @@ from dl2d.core.policy_registry import SiteStore
 from dl2d.core.resource_manager import ResourceManager
 from dl2d.daemon.api.admission import Admission
 from dl2d.daemon.api.application import create_api
+from dl2d.daemon.api.connections import ConnectionLimits, RateLimiter
 from dl2d.daemon.api.dependencies import ManagerAccess, Services
 from dl2d.daemon.api.server import ApiServer
 from dl2d.daemon.credentials import load_credentials
@@ -47,6 +48,8 @@ log = structlog.get_logger()
 _TICK, _LEARN = "tick", "learn"
 #: Minimum time between two ticks, so that a burst of events does not overload the manager.
 _MIN_TICK_GAP_SECONDS = 0.5
+#: Requests without a credential that an address may send at once, in seconds of its rate.
+_BURST = 5.0
 #: A tick that takes longer than this many poll intervals (and this many seconds) counts as stuck.
 _STUCK_INTERVALS, _STUCK_SECONDS = 10, 300.0
 #: Maximum number of jobs that a line of the log names.
@@ -104,7 +107,8 @@ class Daemon(AbstractContextManager["Daemon"]):
             self._store = store
             credentials = load_credentials(settings.secret_path, create=True)
             store.acquire(f"process {os.getpid()} on {socket.gethostname()}")
-            self._server = ApiServer(settings.api.host, settings.api.port)
+            limits = ConnectionLimits(per_address=settings.api.connections_per_address)
+            self._server = ApiServer(settings.api.host, settings.api.port, limits)
             stack.callback(self._server.stop)
             self._manager: ResourceManager = load_manager(
                 settings.resource_manager.name, manager_settings(settings), clock
@@ -135,6 +139,7 @@ class Daemon(AbstractContextManager["Daemon"]):
                 starts_anchors=capabilities.starts_anchors,
                 mode=lambda: self._context.mode,
                 health=self._health,
+                rate=RateLimiter(settings.api.requests_per_second, _BURST * settings.api.requests_per_second, timer),
                 wake=self.wake,
             )
             last = next(iter(store.slots(limit=1)), None)

@@ -1,9 +1,8 @@
-"""The application of the HTTP API: its routes, the limit of bodies, and errors as JSON."""
+"""The application of the HTTP API: its routes, and errors as JSON."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable
 
 import structlog
 from fastapi import FastAPI, Request
@@ -23,14 +22,10 @@ from dl2d.core.errors import (
     Unavailable,
 )
 from dl2d.daemon.api.dependencies import Services
-from dl2d.daemon.api.routes import router
+from dl2d.daemon.api.routes import ROUTERS
 
 log = structlog.get_logger()
 
-#: Largest body that is read, in bytes: a heartbeat of a job with thousands of tasks, or an environment.
-MAX_BODY_BYTES = 4 * 1024 * 1024
-#: Digits of a content length that is parsed.
-_MAX_DIGITS = 9
 #: Status of each error; the first class that fits counts.
 _STATUS: tuple[tuple[type[Dl2dError], int], ...] = (
     (RequestError, 422),
@@ -41,6 +36,8 @@ _STATUS: tuple[tuple[type[Dl2dError], int], ...] = (
     (StoreUnavailable, 503),
     (ResourceManagerError, 400),
 )
+#: Refusals before the body was read whole: what follows of it is not read either.
+_BODY_UNREAD = (403, 413, 429)
 
 
 def create_api(services: Services) -> FastAPI:
@@ -48,19 +45,12 @@ def create_api(services: Services) -> FastAPI:
     api = FastAPI(title="dl2d job API", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     api.state.services = services
     api.state.submitting = threading.Lock()
-    api.include_router(router)
-    api.middleware("http")(_limit_body)
+    for router in ROUTERS:
+        api.include_router(router)
     api.exception_handler(Dl2dError)(_explain_error)
     api.exception_handler(HTTPException)(_explain_status)
     api.exception_handler(RequestValidationError)(_explain_body)
     return api
-
-
-async def _limit_body(request: Request, proceed: Callable[[Request], Awaitable[Response]]) -> Response:
-    length = request.headers.get("content-length", "0" if request.method in ("GET", "DELETE") else "")
-    if not length.isdecimal() or len(length) > _MAX_DIGITS or int(length) > MAX_BODY_BYTES:
-        return _error(413, f"the request needs a Content-Length header of at most {MAX_BODY_BYTES} bytes")
-    return await proceed(request)
 
 
 async def _explain_error(request: Request, error: Dl2dError) -> Response:
@@ -73,7 +63,10 @@ async def _explain_error(request: Request, error: Dl2dError) -> Response:
 
 async def _explain_status(request: Request, error: HTTPException) -> Response:
     del request
-    return _error(error.status_code, str(error.detail))
+    answer = _error(error.status_code, str(error.detail))
+    if error.status_code in _BODY_UNREAD:
+        answer.headers["Connection"] = "close"
+    return answer
 
 
 async def _explain_body(request: Request, error: RequestValidationError) -> Response:

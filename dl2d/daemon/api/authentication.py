@@ -1,48 +1,128 @@
-"""Authentication of requests by bearer credentials: one for each job, and one for submission."""
+"""Authentication of requests by bearer credentials, before their bodies are read: one for each job, one for submission.
+
+Each router has a class of routes that says who may call them. A request without a valid credential takes from its
+address's rate; one with a credential does not.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, ClassVar
 
 import structlog
-from fastapi import Depends, Header, HTTPException, Request
+from fastapi import Depends, HTTPException, Request
+from fastapi.responses import Response
+from fastapi.routing import APIRoute
+from starlette.types import Message
 
 from dl2d.core.jobs import Job, JobKey
+from dl2d.daemon.api.admission import MAX_LAUNCH_BYTES
 from dl2d.daemon.api.dependencies import Services
 
 log = structlog.get_logger()
 
+#: Largest body of a request with a credential, in bytes: a heartbeat of a job with thousands of tasks.
+MAX_BODY_BYTES = 4 * 1024 * 1024
+#: Largest body of a request without one, in bytes: a registration, whose strings JSON may have made longer.
+MAX_PUBLIC_BODY_BYTES = 2 * MAX_LAUNCH_BYTES
+
 
 async def services_of(request: Request) -> Services:
     """The services of the application that serves a request."""
-    services: Services = request.app.state.services
-    return services
+    return _services(request)
 
 
-def authenticated_job(
-    slug: str, authorization: Annotated[str, Header()] = "", services: Services = Depends(services_of)
-) -> Job:
-    """The job of a path, once the request has shown that job's credential."""
-    try:
-        key = JobKey.from_slug(slug)
-    except ValueError:
-        raise HTTPException(404, f"{slug!r} is not the name of a job") from None
-    if not services.credentials.is_for_job(key, _bearer(authorization)):
-        log.warning("wrong credential", job=slug)
-        raise HTTPException(403, f"this is not the credential of job {slug}")
-    job = services.store.job(key)
+class PublicRoute(APIRoute):
+    """Route for everybody, at a rate. A registration proves in its body whose it is."""
+
+    max_body: ClassVar[int] = MAX_PUBLIC_BODY_BYTES
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """See ``APIRoute``: what answers a request, once it is admitted."""
+        handle = super().get_route_handler()
+
+        async def admitted(request: Request) -> Response:
+            self.admit(request)
+            return await handle(Request(request.scope, _limited(request, self.max_body)))
+
+        return admitted
+
+    def admit(self, request: Request) -> None:
+        """Refuse a request by its head."""
+        _take_rate(request)
+
+
+class JobRoute(PublicRoute):
+    """Route under a job's path, for the coordinator of that job."""
+
+    max_body = MAX_BODY_BYTES
+
+    def admit(self, request: Request) -> None:
+        """Refuse a request without the credential of the job in its path."""
+        slug = request.path_params["slug"]
+        try:
+            key = JobKey.from_slug(slug)
+        except ValueError:
+            _take_rate(request)
+            raise HTTPException(404, f"{slug!r} is not the name of a job") from None
+        if not _services(request).credentials.is_for_job(key, _bearer(request)):
+            _take_rate(request)
+            log.warning("wrong credential", job=slug)
+            raise HTTPException(403, f"this is not the credential of job {slug}")
+
+
+class SubmissionRoute(PublicRoute):
+    """Route for the command line of the daemon's account."""
+
+    max_body = MAX_BODY_BYTES
+
+    def admit(self, request: Request) -> None:
+        """Refuse a request without the submission credential."""
+        if not _services(request).credentials.is_for_submission(_bearer(request)):
+            _take_rate(request)
+            log.warning("wrong submission credential")
+            raise HTTPException(403, "this is not the credential of the daemon's account")
+
+
+def job_of_path(slug: str, services: Services = Depends(services_of)) -> Job:
+    """The job of a path, of a request that has shown that job's credential."""
+    job = services.store.job(JobKey.from_slug(slug))
     if job is None:
         raise HTTPException(404, f"this daemon has no job {slug}")
     return job
 
 
-def may_submit(authorization: Annotated[str, Header()] = "", services: Services = Depends(services_of)) -> None:
-    """Refuse a request without the submission credential."""
-    if not services.credentials.is_for_submission(_bearer(authorization)):
-        log.warning("wrong submission credential")
-        raise HTTPException(403, "this is not the credential of the daemon's account")
+def _take_rate(request: Request) -> None:
+    """Count a request without a credential; refuse it where its address has sent too many."""
+    if not _services(request).rate.take(request.client.host if request.client else ""):
+        raise HTTPException(429, "too many requests without a valid credential from this address; try again later")
 
 
-def _bearer(header: str) -> str:
-    kind, _, shown = header.partition(" ")
+def _limited(request: Request, limit: int) -> Callable[[], Awaitable[Message]]:
+    """What receives the body of a request, however it is framed, as far as it is not too large."""
+    declared = request.headers.get("content-length", "0")
+    too_large = HTTPException(413, f"the body of this request may have at most {limit} bytes")
+    # A number with that many digits is not parsed.
+    if not declared.isdecimal() or len(declared) > len(str(limit)) or int(declared) > limit:
+        raise too_large
+    receive, received = request.receive, 0
+
+    async def limited() -> Message:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        if received > limit:
+            raise too_large
+        return message
+
+    return limited
+
+
+def _services(request: Request) -> Services:
+    services: Services = request.app.state.services
+    return services
+
+
+def _bearer(request: Request) -> str:
+    kind, _, shown = request.headers.get("authorization", "").partition(" ")
     return shown.strip() if kind.lower() == "bearer" else ""

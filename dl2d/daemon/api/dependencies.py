@@ -12,6 +12,7 @@ from dl2d.core.errors import Unavailable
 from dl2d.core.resource_manager import ResourceManager
 from dl2d.core.store import Store
 from dl2d.daemon.api.admission import Admission
+from dl2d.daemon.api.connections import RateLimiter
 from dl2d.daemon.health import Health
 from dl2d.tick.task_specs import Credentials, TaskSpecs
 
@@ -72,5 +73,7 @@ class Services:
     #: The daemon's present mode.
     mode: Callable[[], Mode]
     health: Health
+    #: Rate of requests without a valid credential, for each address.
+    rate: RateLimiter
     #: Asks for a tick soon, because something happened that it should see.
     wake: Callable[[], None]

@@ -19,13 +19,17 @@ from dl2d.core.errors import DuplicateJob
 from dl2d.core.jobs import Job, JobKey, JobState, Launch, Owner, Role
 from dl2d.core.resource_manager import Anchor, ContainerManager, ContainerReport, ResourceManager
 from dl2d.core.store import JobChange, Store, TaskChange
-from dl2d.daemon.api.authentication import authenticated_job, may_submit, services_of
+from dl2d.daemon.api.authentication import JobRoute, PublicRoute, SubmissionRoute, job_of_path, services_of
 from dl2d.daemon.api.dependencies import Services
 from dl2d.daemon.api.heartbeat import Heartbeat, receive, targets
 from dl2d.tick.task_specs import ANCHOR
 
 log = structlog.get_logger()
-router = APIRouter()
+_public = APIRouter(route_class=PublicRoute)
+_of_jobs = APIRouter(route_class=JobRoute)
+_of_submission = APIRouter(route_class=SubmissionRoute)
+#: All routes, by who may call them.
+ROUTERS = (_public, _of_jobs, _of_submission)
 
 _Words = Annotated[dict[str, str], Field(max_length=10_000)]
 
@@ -57,7 +61,7 @@ class Submission(_Body):
     request: dict[str, object]
 
 
-@router.get("/v1/health")
+@_public.get("/v1/health")
 def health(services: Services = Depends(services_of)) -> dict[str, object]:
     """State of the daemon, for anybody who asks."""
     status = services.health.status()
@@ -71,13 +75,13 @@ def health(services: Services = Depends(services_of)) -> dict[str, object]:
     }
 
 
-@router.get("/metrics")
+@_public.get("/metrics")
 def metrics(services: Services = Depends(services_of)) -> Response:
     """Metrics in Prometheus' text format."""
     return Response(services.health.metrics(), media_type=CONTENT_TYPE_LATEST)
 
 
-@router.post("/v1/register")
+@_public.post("/v1/register")
 def register(body: Registration, services: Services = Depends(services_of)) -> dict[str, object]:
     """Register an anchor that the resource manager authenticates; doing it again changes nothing."""
     with services.manager.for_request() as manager:
@@ -115,9 +119,9 @@ def _take_registration(
     log.info("job registered", job=job.key.id, user=job.owner.user, name=job.request.name, static=static)
 
 
-@router.post("/v1/jobs/{slug}/heartbeat")
+@_of_jobs.post("/v1/jobs/{slug}/heartbeat")
 def heartbeat(
-    beat: Heartbeat, job: Job = Depends(authenticated_job), services: Services = Depends(services_of)
+    beat: Heartbeat, job: Job = Depends(job_of_path), services: Services = Depends(services_of)
 ) -> dict[str, object]:
     """Take a coordinator's report, and answer with the tasks that should be members of its job."""
     at = services.clock()
@@ -168,9 +172,9 @@ class ContainerBody(BaseModel):
     exit_code: Annotated[int, Field(ge=-255, le=255)] | None = None
 
 
-@router.post("/v1/jobs/{slug}/containers")
+@_of_jobs.post("/v1/jobs/{slug}/containers")
 def container(
-    body: ContainerBody, job: Job = Depends(authenticated_job), services: Services = Depends(services_of)
+    body: ContainerBody, job: Job = Depends(job_of_path), services: Services = Depends(services_of)
 ) -> dict[str, object]:
     """Take a container's report, and answer with the task that it is to start, or whether to end the one it runs."""
     manager = services.manager.manager
@@ -201,7 +205,7 @@ def _launch_of(task_id: str, job: Job, services: Services) -> dict[str, object] 
     return {"id": task_id, "argv": launch.argv, "cwd": launch.cwd, "env": dict(launch.env)}
 
 
-@router.post("/v1/jobs", dependencies=[Depends(may_submit)])
+@_of_submission.post("/v1/jobs")
 def submit(body: Submission, request: Request, services: Services = Depends(services_of)) -> dict[str, object]:
     """Take a job for the daemon to start."""
     mode = services.mode()
@@ -236,7 +240,7 @@ def _refuse_duplicate(name: str, store: Store) -> None:
         )
 
 
-@router.delete("/v1/jobs/{slug}", dependencies=[Depends(may_submit)])
+@_of_submission.delete("/v1/jobs/{slug}")
 def cancel(slug: str, services: Services = Depends(services_of)) -> dict[str, object]:
     """Cancel a job by slug, id or name."""
     found = services.store.find_jobs(slug)

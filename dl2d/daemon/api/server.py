@@ -9,6 +9,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from dl2d.core.errors import ConfigError
+from dl2d.daemon.api.connections import DEFAULT_LIMITS, ConnectionLimits, ConnectionTable
 
 _BACKLOG = 1024
 
@@ -16,7 +17,8 @@ _BACKLOG = 1024
 class ApiServer:
     """Serves an application until ``stop``; the socket is bound at once, so that a taken port is told at the start."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, limits: ConnectionLimits = DEFAULT_LIMITS) -> None:
+        self._limits = limits
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -42,7 +44,14 @@ class ApiServer:
     def start(self, api: FastAPI) -> None:
         """Begin to serve."""
         config = uvicorn.Config(
-            api, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=5, server_header=False
+            api,
+            http=ConnectionTable(self._limits).protocol,  # type: ignore[arg-type]  # it is called as a class is
+            ws="none",
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=5,
+            server_header=False,
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(

@@ -16,6 +16,7 @@ from dl2d.core.jobs import JobKey
 from dl2d.core.resource_manager import Anchor
 from dl2d.daemon.api.admission import Admission
 from dl2d.daemon.api.application import create_api
+from dl2d.daemon.api.connections import DEFAULT_LIMITS, ConnectionLimits, RateLimiter
 from dl2d.daemon.api.dependencies import ManagerAccess, Services
 from dl2d.daemon.api.server import ApiServer
 from dl2d.daemon.health import Health
@@ -45,6 +46,9 @@ class ApiWorld(World):
 
     starts_anchors: bool = True
     request_rules: RequestRules = RULES
+    limits: ConnectionLimits = DEFAULT_LIMITS
+    #: Requests without a credential that are answered; there are no more until ``now`` goes on.
+    burst: float = 1000.0
     woken: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -52,7 +56,7 @@ class ApiWorld(World):
         self.credentials = Credentials(b"k" * 32)
         self.access = ManagerAccess(self.manager, max_waiting=8)
         self.health = Health(lambda: self.now)
-        self.server = ApiServer("127.0.0.1", 0)
+        self.server = ApiServer("127.0.0.1", 0, self.limits)
         services = Services(
             cluster="test",
             store=self.store,
@@ -65,6 +69,7 @@ class ApiWorld(World):
             starts_anchors=self.starts_anchors,
             mode=lambda: self.mode,
             health=self.health,
+            rate=RateLimiter(1.0, self.burst, lambda: self.now),
             wake=self._wake,
         )
         self.server.start(create_api(services))

@@ -48,7 +48,7 @@ def register(daemon: str, body: Callable[[], Mapping[str, object]], say: Callabl
                 return msgspec.json.decode(response.read(1 << 20), type=Registration)
         except urllib.error.HTTPError as error:
             text = _error_text(error)
-            if error.code != 503:
+            if error.code not in (429, 503):
                 raise UsageError(f"the scheduler refused this job: {text}") from None
             reason = text
         except (OSError, msgspec.MsgspecError) as error:

@@ -1,0 +1,182 @@
+"""Connections of the job API: how many an address and all addresses may have, and how long a request may take to come.
+
+uvicorn bounds the time between two requests alone; a client that sends one byte now and then would keep its connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Limits of the connections of one server."""
+
+    #: Connections of one address at a time.
+    per_address: int = 256
+    #: Connections at a time; one more closes the oldest that has no request in work.
+    total: int = 2048
+    #: Seconds for a request to come, from its first byte (of a new connection: from its start) to its last.
+    request_seconds: float = 30.0
+
+
+DEFAULT_LIMITS = ConnectionLimits()
+
+
+def client_group(host: str) -> str:
+    """What counts as one address: an IPv4 address, or the /64 network of an IPv6 address, which one host may have."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return str(address.ipv4_mapped)
+        return str(ipaddress.ip_network((address, 64), strict=False))
+    return host
+
+
+class ConnectionTable:
+    """The connections of a server. ``protocol`` makes the handler of a new one, as uvicorn asks for it."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.limits = limits
+        self._groups: Counter[str] = Counter()
+        #: Open connections in order of arrival, each with its group.
+        self._open: OrderedDict[_Connection, str] = OrderedDict()
+        #: Groups whose connections were refused and that still have as many as they may.
+        self._refused: set[str] = set()
+
+    def protocol(self, **arguments: Any) -> asyncio.Protocol:
+        """Handler of a connection."""
+        return _Connection(self, **arguments)
+
+    def add(self, connection: _Connection, host: str) -> bool:
+        """Count a connection; false where it is to be closed."""
+        group = client_group(host)
+        if self._groups[group] >= self.limits.per_address:
+            if group not in self._refused:
+                log.warning("too many connections of one address", address=group, limit=self.limits.per_address)
+                self._refused.add(group)
+            return False
+        if len(self._open) >= self.limits.total:
+            oldest = next((other for other in self._open if not other.in_work), None)
+            if oldest is None:
+                return False
+            oldest.abort()
+        self._open[connection] = group
+        self._groups[group] += 1
+        return True
+
+    def remove(self, connection: _Connection) -> None:
+        """Forget a connection; doing it again changes nothing."""
+        group = self._open.pop(connection, None)
+        if group is None:
+            return
+        self._refused.discard(group)
+        self._groups[group] -= 1
+        if not self._groups[group]:
+            del self._groups[group]
+
+
+class _Connection(H11Protocol):
+    """uvicorn's handler of a connection, with a deadline for each request."""
+
+    def __init__(self, table: ConnectionTable, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._table = table
+        self._deadline: asyncio.TimerHandle | None = None
+
+    @property
+    def in_work(self) -> bool:
+        """Whether a request has come whole and is not answered yet."""
+        cycle = self.cycle
+        return cycle is not None and not cycle.response_complete and not cycle.more_body
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if not self._table.add(self, self.client[0] if self.client else ""):
+            transport.abort()
+            return
+        self._set_deadline()
+
+    def data_received(self, data: bytes) -> None:
+        if self._deadline is None:
+            self._set_deadline()
+        super().data_received(data)
+
+    def on_response_complete(self) -> None:
+        self._clear_deadline()
+        super().on_response_complete()
+        # A request that came together with the one before it has begun.
+        if not self.cycle.response_complete:
+            self._set_deadline()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._clear_deadline()
+        self._table.remove(self)
+        super().connection_lost(exc)
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        self._table.remove(self)
+        self.transport.abort()
+
+    def _set_deadline(self) -> None:
+        self._clear_deadline()
+        self._deadline = self.loop.call_later(self._table.limits.request_seconds, self._expire)
+
+    def _clear_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _expire(self) -> None:
+        self._deadline = None
+        if self.in_work and not self.flow.write_paused:
+            self._set_deadline()  # it waits for us
+        else:
+            self.abort()
+
+
+class RateLimiter:
+    """A token bucket for each address; the bucket that was used longest ago is dropped when there are too many."""
+
+    def __init__(
+        self, per_second: float, burst: float, timer: Callable[[], float], *, max_addresses: int = 10_000
+    ) -> None:
+        self._per_second, self._burst, self._timer = per_second, burst, timer
+        self._max_addresses = max_addresses
+        #: By address, the tokens that were left and when, in seconds of the timer.
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def take(self, host: str) -> bool:
+        """Take a token of an address; false where it has none."""
+        group, now = client_group(host), self._timer()
+        left, at = self._buckets.pop(group, (self._burst, now))
+        left = min(self._burst, left + (now - at) * self._per_second)
+        allowed = left >= 1
+        self._buckets[group] = (left - allowed, now)
+        if len(self._buckets) > self._max_addresses:
+            self._buckets.popitem(last=False)
+        return allowed
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is this machine's own."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback

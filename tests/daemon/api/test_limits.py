@@ -1,0 +1,176 @@
+"""What a client may send, how much of it and how slowly, before and after it has shown a credential."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+
+import pytest
+from daemon.api.api_world import ApiWorld, error
+
+from dl2d.daemon.api.connections import ConnectionLimits, RateLimiter, client_group, is_loopback
+
+
+@pytest.fixture
+def make_world() -> Iterator[Callable[..., ApiWorld]]:
+    worlds: list[ApiWorld] = []
+
+    def make(**changes: object) -> ApiWorld:
+        worlds.append(ApiWorld(**changes))
+        return worlds[-1]
+
+    yield make
+    for world in worlds:
+        world.close()
+
+
+def send(world: ApiWorld, path: str, *headers: str, body: bytes = b"") -> bytes:
+    """The answer to a request whose head and body are sent as they are; the connection is left open after them."""
+    with socket.create_connection(world.server.address, timeout=20) as channel:
+        head = [f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", *headers]
+        channel.sendall(("\r\n".join(head) + "\r\n\r\n").encode() + body)
+        answer = b""
+        while b"}" not in answer and (more := channel.recv(65536)):
+            answer += more
+        return answer
+
+
+def ended(channel: socket.socket) -> bool:
+    """Wait until the server has ended a connection without a word."""
+    channel.settimeout(20)
+    try:
+        return channel.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def chunks(size: int) -> bytes:
+    return (f"{65536:x}\r\n".encode() + b" " * 65536 + b"\r\n") * (size // 65536)
+
+
+def test_a_credential_is_checked_before_the_body_is_read(make_world):
+    world = make_world()
+    job = world.submit()
+    for path, status in (
+        (f"/v1/jobs/{job.slug}/heartbeat", b"403"),
+        (f"/v1/jobs/{job.slug}/containers", b"403"),
+        ("/v1/jobs", b"403"),
+        ("/v1/jobs/not-a-slug/heartbeat", b"404"),
+    ):
+        answer = send(world, path, "Content-Length: 4000000", "Authorization: Bearer wrong")
+        assert answer.startswith(b"HTTP/1.1 " + status), answer
+
+
+@pytest.mark.parametrize("length", ["99999999999", "9" * 5000, "9" * 15, "1e3", "-1"])
+def test_a_body_that_is_said_to_be_huge_is_refused_before_it_is_read(make_world, length):
+    answer = send(make_world(), "/v1/register", f"Content-Length: {length}")
+    assert answer.startswith((b"HTTP/1.1 413 ", b"HTTP/1.1 400 "))
+
+
+@pytest.mark.parametrize("more", [(), ("Content-Length: 2",)])
+def test_a_body_in_chunks_is_counted_whatever_length_it_says(make_world, more):
+    world = make_world()
+    answer = send(world, "/v1/register", "Transfer-Encoding: chunked", *more, body=chunks(655_360))
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"at most 524288 bytes" in answer
+    credential = f"Authorization: Bearer {world.credentials.for_submission()}"
+    answer = send(world, "/v1/jobs", "Transfer-Encoding: chunked", credential, *more, body=chunks(4_259_840))
+    assert b"at most 4194304 bytes" in answer
+
+
+def test_requests_without_a_credential_have_a_rate_and_those_with_one_do_not_count(make_world):
+    world = make_world(burst=3.0)
+    job = world.submit()
+    answers = [
+        world.client.get("/v1/health"),
+        world.heartbeat(job, "wrong"),
+        world.register(),
+        world.client.get("/metrics"),
+        world.heartbeat(job, "wrong"),
+        world.send_job("wrong"),
+        world.post("/v1/jobs/not-a-slug/heartbeat", {}),
+    ]
+    assert [answer.status_code for answer in answers] == [200, 403, 404, 429, 429, 429, 429]
+    assert "too many requests" in error(answers[-1])
+    for _ in range(10):
+        assert world.heartbeat(job).status_code == 200
+    world.now += 1.0
+    assert [world.client.get("/v1/health").status_code for _ in range(2)] == [200, 429]
+
+
+def test_an_address_has_so_many_connections_and_no_more(make_world):
+    world = make_world(limits=ConnectionLimits(per_address=2))
+    world.client.close()
+    channels = [socket.create_connection(world.server.address) for _ in range(2)]
+    with socket.create_connection(world.server.address) as third:
+        assert ended(third)
+    for channel in channels:
+        channel.sendall(b"GET /v1/health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert channel.recv(100).startswith(b"HTTP/1.1 200")
+        while channel.recv(65536):
+            pass
+        channel.close()
+    assert send(world, "/v1/register", "Content-Length: 2", body=b"{}").startswith(b"HTTP/1.1 422")
+
+
+def test_the_oldest_idle_connection_makes_way(make_world):
+    world = make_world(limits=ConnectionLimits(total=2))
+    with (
+        socket.create_connection(world.server.address) as oldest,
+        socket.create_connection(world.server.address) as second,
+    ):
+        second.sendall(b"GET /v1/health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert second.recv(100).startswith(b"HTTP/1.1 200")
+        assert send(world, "/v1/register", "Content-Length: 2", body=b"{}").startswith(b"HTTP/1.1 422")
+        assert ended(oldest)
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"",
+        b"POST /v1/regi",
+        b"POST /v1/register HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{",
+        b"GET /v1/health HTTP/1.1\r\nHost: x\r\n\r\nGET /v1/he",
+    ],
+    ids=["nothing", "half a head", "half a body", "half a second head"],
+)
+def test_a_request_that_does_not_come_whole_in_time_ends_its_connection(make_world, begun):
+    world = make_world(limits=ConnectionLimits(request_seconds=0.2))
+    with socket.create_connection(world.server.address) as channel:
+        channel.sendall(begun)
+        channel.settimeout(20)
+        try:
+            while channel.recv(65536):
+                pass
+        except ConnectionResetError:
+            pass
+
+
+def test_a_request_that_waits_for_the_daemon_is_not_ended(make_world):
+    world = make_world(limits=ConnectionLimits(request_seconds=0.05))
+    world.add_anchor()
+    answers = []
+    with world.access.lock:
+        pending = world.at_once(1, world.register)
+        with socket.create_connection(world.server.address) as idle:
+            assert ended(idle)  # the deadline has passed for what came after it
+    answers = pending()
+    assert [answer.status_code for answer in answers] == [200]
+
+
+def test_rates_are_kept_for_a_bounded_number_of_addresses_and_for_networks_of_ipv6():
+    now = 0.0
+    rate = RateLimiter(1.0, 1.0, lambda: now, max_addresses=2)
+    assert [rate.take("10.0.0.1"), rate.take("10.0.0.1"), rate.take("10.0.0.2")] == [True, False, True]
+    assert [rate.take("10.0.0.3"), rate.take("10.0.0.1")] == [True, True]  # the third address displaced the first
+    assert client_group("2001:db8:1:2::5") == client_group("2001:db8:1:2:ffff::9") != client_group("2001:db8:1:3::5")
+    assert client_group("::ffff:10.0.0.1") == client_group("10.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("host", "own"), [("127.0.0.1", True), ("127.8.0.1", True), ("::1", True), ("::ffff:127.0.0.1", True),
+                      ("10.0.0.1", False), ("localhost", False), ("", False)],
+)  # fmt: skip
+def test_what_is_loopback(host, own):
+    assert is_loopback(host) is own
