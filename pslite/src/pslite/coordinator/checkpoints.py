@@ -6,14 +6,15 @@ import time
 from pathlib import Path
 
 from pslite.coordinator.coordinator_context import Job
-from pslite.coordinator.job_state import ROLES, JobState, MemberState
+from pslite.coordinator.job_state import ROLES, Incident, JobState, MemberState
 from pslite.coordinator.status import current_epoch
 from pslite.errors import CheckpointError
 from pslite.net.messages import NotSaved, Restored, RollBack, Saved
+from pslite.rate_limit import RateLimit
 from pslite.storage.checkpoints import SavedFile, complete, drop_unfinished
 
-#: a job that has gone back so often without a newer checkpoint fails
-MAX_ROLLBACKS = 5
+#: a job that goes back so often to one checkpoint fails
+MAX_ROLLBACKS = RateLimit(5, 86400.0)
 
 
 def restored(job: Job, member: MemberState, message: Restored) -> None:
@@ -66,15 +67,16 @@ def go_back(job: Job, reason: str) -> None:
     Nothing of the old run counts any more: every member is told to end and to join again, and the first plan is made
     of those that do.  So the result is that of a job which was stopped and started again.
     """
-    state = job.state
-    objection = _objection(state)
+    state, now = job.state, time.monotonic()
+    state.rollbacks = [each for each in state.rollbacks if now - each.at < MAX_ROLLBACKS.seconds]
+    objection = _objection(state, now)
     if objection:
         job.fail(f"{reason}{objection}")
         return
     version = max(0, state.checkpoint)
     where = f"its checkpoint of version {version}" if state.checkpoint >= 0 else "its beginning"
     job.say(f"{reason}; the job goes back to {where}")
-    state.rollbacks.append(version)
+    state.rollbacks.append(Incident(now, version))
     returning = {}
     for member in state.present():
         if member.state == "draining":
@@ -83,7 +85,7 @@ def go_back(job: Job, reason: str) -> None:
             member.channel.send(RollBack(reason=f"the job goes back to {where}"))
             returning[member.task] = member.role
             del state.members[member.task]
-    state.begin_again(time.monotonic(), version, returning, reason)
+    state.begin_again(now, version, returning, reason)
     job.squares.clear()
     job.factors.clear()
     job.factors_changed = True
@@ -92,17 +94,18 @@ def go_back(job: Job, reason: str) -> None:
     job.urgent = True
 
 
-def _objection(state: JobState) -> str:
+def _objection(state: JobState, now: float) -> str:
     """Return why the job cannot go back, to be said after what has happened; empty if it can."""
     assert state.spec is not None
     if state.spec.on_loss == "fail":
         return ": state is lost, and on_loss is 'fail'"
     if any(member.chief for member in state.members.values()):
         return ", after the script of the first worker had ended"
-    if state.rollbacks.count(max(0, state.checkpoint)) >= MAX_ROLLBACKS:
+    version = max(0, state.checkpoint)
+    if MAX_ROLLBACKS.reached([each.at for each in state.rollbacks if each.version == version], now):
         return (
-            f"; the job has gone back {MAX_ROLLBACKS} times without a newer checkpoint: give it checkpoints "
-            "(checkpoint=...) or replicas (durability='durable')"
+            f"; the job has gone back {MAX_ROLLBACKS.count} times within {MAX_ROLLBACKS.seconds / 3600:g} h without a "
+            "newer checkpoint: give it checkpoints (checkpoint=...) or replicas (durability='durable')"
         )
     return ""
 

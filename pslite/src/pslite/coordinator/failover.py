@@ -7,12 +7,13 @@ have no copy of its newest version the job goes back to its newest checkpoint.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping, Sequence
 
 from pslite.coordinator import checkpoints, group_repair, job_completion, plans
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.failure_detector import examine
-from pslite.coordinator.job_state import MemberState, ServerFailover
+from pslite.coordinator.job_state import Incident, MemberState, ServerFailover
 from pslite.coordinator.status import how_it_ended
 from pslite.coordinator.work_reassignment import lose_worker, stop_waiting_for
 from pslite.job.membership_plan import Plan, holders_of
@@ -27,9 +28,10 @@ from pslite.net.messages import (
     Promoted,
     Severed,
 )
+from pslite.rate_limit import RateLimit
 
-#: so many workers that die at one version are no accident: the job fails
-MAX_DEATHS = 3
+#: losses of workers at one version that are no accident: the job fails
+MAX_LOSSES = RateLimit(3, 3600.0)
 
 
 def check_members(job: Job, now: float) -> None:
@@ -71,9 +73,11 @@ def lose(job: Job, member: MemberState, how: str, *, fatal: bool = False) -> Non
     if (in_plan or committed) and member.task not in state.dead:  # the work of a dead worker is others' already
         if member.role == "worker" and not fatal:
             state.dead[member.task] = -1 if member.ended_early else state.version
-            if sum(version == state.version for version in state.dead.values()) >= MAX_DEATHS:
-                job.say(f"{MAX_DEATHS} workers died at version {state.version}")
-                fatal = True
+            if not member.ended_early:
+                loss = Incident(time.monotonic(), state.version, member.host)
+                state.losses, fatal = count_loss(state.losses, loss, job.settings.lease + job.settings.verdict)
+            if fatal:
+                job.say(f"workers were lost {MAX_LOSSES.count} times at version {state.version}")
         if fatal:
             job.fail(text)
         elif member.role == "ps":
@@ -94,6 +98,17 @@ def lose(job: Job, member: MemberState, how: str, *, fatal: bool = False) -> Non
             state.describe(None)
         if job.settings.start is not None and not state.waiting(member.role):
             job.fail(text)  # nobody starts another one
+
+
+def count_loss(losses: Sequence[Incident], loss: Incident, window: float) -> tuple[list[Incident], bool]:
+    """Return the losses that count, with a worker's new one, and whether they are too many at its version.
+
+    What is lost on one host within `window` seconds is one loss: with a host of many workers it is all of them.
+    """
+    counted = [each for each in losses if loss.at - each.at < MAX_LOSSES.seconds]
+    if not any(each.host == loss.host and loss.at - each.at <= window for each in counted):
+        counted.append(loss)
+    return counted, MAX_LOSSES.reached([each.at for each in counted if each.version == loss.version], loss.at)
 
 
 def failed(job: Job, member: MemberState, message: Failed) -> None:

@@ -6,12 +6,13 @@ import time
 
 from pslite.coordinator import plans
 from pslite.coordinator.coordinator_context import Job
-from pslite.coordinator.job_state import MemberState, PendingPlan
+from pslite.coordinator.job_state import Incident, MemberState, PendingPlan
 from pslite.job.membership_plan import Plan
 from pslite.net.messages import Broken
+from pslite.rate_limit import RateLimit
 
 #: a group that breaks so often at one version, although no member is dead, fails the job
-_MAX_BREAKS = 5
+_MAX_BREAKS = RateLimit(5, 3600.0)
 
 
 def lose_worker(job: Job, member: MemberState, text: str) -> None:
@@ -67,8 +68,9 @@ def check(job: Job, now: float) -> None:
         return
     if now - since < 1.5 * job.settings.verdict or any(member.lost for member in state.present()):
         return
-    state.breaks.append(state.version)
-    if state.breaks.count(state.version) >= _MAX_BREAKS:
+    state.breaks = [each for each in state.breaks if now - each.at < _MAX_BREAKS.seconds]
+    state.breaks.append(Incident(now, state.version))
+    if _MAX_BREAKS.reached([each.at for each in state.breaks if each.version == state.version], now):
         job.fail(f"workers cannot reach each other: {why}")
     else:
         _make_group(job, why, "no worker is known to have died: the workers connect again")

@@ -96,6 +96,17 @@ class MemberState:
         return f"{self.task} on {self.host} (pid {self.pid})"
 
 
+class Incident(msgspec.Struct, frozen=True):
+    """Something that ends the job if it happens too often: a loss, a return to a checkpoint, a broken group."""
+
+    #: monotonic, in seconds
+    at: float
+    #: of the job; of a return the checkpoint's
+    version: int
+    #: of a loss: the host of the workers that died
+    host: str = ""
+
+
 @dataclass(eq=False)
 class PendingPlan:
     """A plan on its way: its members make ready for it, then it is committed and they move to it."""
@@ -187,7 +198,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
     plan_number, pending, given_up, retry_at, spare, doubted, reports,            plans; failover where members are
     suspensions                                                                   lost; completion at the end
     plan                                                                          plans, failover, completion
-    dead, reassigned, reassignment, reassignments, failover, failovers,           failover
+    dead, losses, reassigned, reassignment, reassignments, failover, failovers,   failover
     lost_servers, new_owners, broken, breaks
     checkpoint, checkpoint_files, rollbacks, rollback_reason                      checkpoints
     returning                                                                     checkpoints, loop (joins)
@@ -236,6 +247,8 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
     doubted: set[str] = set()
     #: workers that died in the middle of the job, in order, and at which version; -1: its script had ended early
     dead: dict[str, int] = {}
+    #: their deaths of the last hour; those on one host at one time are one
+    losses: list[Incident] = []
     #: by plan, which worker pushes a tree node of a dead one: node -> task
     reassigned: dict[int, dict[int, str]] = msgspec.field(default_factory=dict, name="substitutes")
     reassignment: Reassignment | None = msgspec.field(default=None, name="taking_over")
@@ -245,19 +258,18 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
     #: servers that died, and how; new owners of their blocks of whom workers have not been told yet
     lost_servers: dict[str, str] = {}
     new_owners: dict[int, Member] = msgspec.field(default_factory=dict, name="heirs")
-    #: versions of the checkpoints to which the job has gone back, in order; the reason of the last time, and which
-    #: members have yet to join again
-    rollbacks: list[int] = []
+    #: returns to checkpoints of the last day, and the last one; its reason, and which members have yet to join again
+    rollbacks: list[Incident] = msgspec.field(default_factory=list, name="returns")
     rollback_reason: str = msgspec.field(default="", name="lost_with")
     returning: dict[str, Role] = {}
     #: version of the newest complete checkpoint of this job; -1 if there is none
     checkpoint: int = msgspec.field(default=-1, name="snapshot")
     #: by version, the files of a checkpoint that is being written
     checkpoint_files: dict[int, dict[str, SavedFile]] = msgspec.field(default_factory=dict, name="saves")
-    #: all-reduce: since when the group of which plan is broken although no member is known to be dead, and why; at
-    #: which versions that was
+    #: all-reduce: since when the group of which plan is broken although no member is known to be dead, and why; those
+    #: of the last hour
     broken: tuple[float, int, str] | None = None
-    breaks: list[int] = []
+    breaks: list[Incident] = msgspec.field(default_factory=list, name="broken_groups")
 
     # --- the job --------------------------------------------------------------------------------------------------
 
@@ -393,6 +405,8 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
             self.pending.refused += seconds if self.pending.refused else 0.0
         if self.broken is not None:
             self.broken = (self.broken[0] + seconds, *self.broken[1:])
+        for incidents in (self.losses, self.rollbacks, self.breaks):
+            incidents[:] = [msgspec.structs.replace(each, at=each.at + seconds) for each in incidents]
         self.began += seconds
         self.waiting_reported += seconds
         self.retry_at += seconds

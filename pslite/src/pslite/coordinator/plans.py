@@ -297,6 +297,7 @@ def follow(job: Job, pending: PendingPlan) -> Collection[str] | None:
     _put_in_force(job, plan)
     state.pending = None
     state.given_up = 0
+    state.doubted.clear()
     _report(job, pending)
     job.tell(plan.tasks(), PlanDone(plan=plan.number))
     removed = pending.previous_tasks() - plan.tasks()

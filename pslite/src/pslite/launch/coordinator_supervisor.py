@@ -39,13 +39,14 @@ from pslite.launch.supervisor_channel import (
     Terminate,
 )
 from pslite.net.framing import Channel, Inbox
+from pslite.rate_limit import RateLimit
 from pslite.storage.coordinator_log import CoordinatorLog, read_state
 
 #: environment variable with the folder of the log, and its value for no log
 STATE_VARIABLE = "DL2_STATE"
 _NO_LOG = "none"
-#: a coordinator that has died so many times is not started again
-_MAX_DEATHS = 10
+#: a coordinator that dies so often is not started again
+_MAX_DEATHS = RateLimit(10, 3600.0)
 #: a coordinator that has sent no status for so long hangs; half of the lease, after which members look for another one
 _HANG_SECONDS = 5.0
 _POLL_SECONDS = 0.5
@@ -112,6 +113,8 @@ class Supervisor:
         starts the tasks on this machine, and decides who is a member.
     source
         a membership source in the coordinator's process, which decides where there are no `tasks`.
+    clock
+        monotonic seconds, by which deaths of coordinators are counted.
 
     """
 
@@ -124,8 +127,10 @@ class Supervisor:
         say: Callable[[str], None],
         tasks: LocalTasks | None = None,
         source: MembershipSource | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._make = make
+        self._clock = clock
         self._listener = listener
         self._location = location
         self._folder = location.folder
@@ -144,7 +149,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Run the job to its end; return the exit status."""
-        deaths = 0
+        deaths: list[float] = []
         try:
             with handled(self._on_signal):
                 if self._location.temporary:
@@ -153,10 +158,13 @@ class Supervisor:
                     code = os.waitstatus_to_exitcode(self._run_coordinator())
                     if code >= 0:
                         return code
-                    deaths += 1
+                    now = self._clock()
+                    deaths = [*_MAX_DEATHS.recent(deaths, now), now]
                     name = signal.Signals(-code).name
-                    if self._signals or self._folder is None or deaths == _MAX_DEATHS:
-                        self._say(f"the coordinator was killed by {name}")
+                    too_often = _MAX_DEATHS.reached(deaths, now)
+                    if self._signals or self._folder is None or too_often:
+                        often = f", {len(deaths)} times within {_MAX_DEATHS.seconds / 3600:g} h" if too_often else ""
+                        self._say(f"the coordinator was killed by {name}{often}")
                         return 128 + (self._signals[0] if self._signals else -code)
                     self._say(f"the coordinator was killed by {name}; another one takes its place")
         finally:
