@@ -39,7 +39,7 @@ class StaticJobRule(Record):
 
     def static_job(
         self, name: str, owner: Owner, count: int, held: Resources, nodes: Sequence[str], *, limit: float | None = None,
-        started: float,
+        started: float, known: bool = False,
     ) -> StaticJob | None:  # fmt: skip
         """What a job is by this rule; None if it has too few or too many tasks.
 
@@ -55,16 +55,18 @@ class StaticJobRule(Record):
             Its time limit in seconds; None for none.
         started
             Seconds since 1970; 0 for a job that has not run.
+        known
+            It had enough tasks before, and may have too few, or none, now.
         """
-        if count < max(self.least, self.ps + 1) or count > _MAX_TASKS:
+        if (count < max(self.least, self.ps + 1) and not known) or count > _MAX_TASKS:
             return None
         return StaticJob(
             name="".join(char if char.isprintable() else "?" for char in name)[:128].strip() or self.model,
             model=self.model,
             owner=owner,
-            workers=count - self.ps,
-            ps=self.ps,
-            task=Resources.of({resource: amount / count for resource, amount in held.as_dict().items()}),
+            workers=max(count - self.ps, 0),
+            ps=min(count, self.ps),
+            task=Resources.of({resource: amount / max(count, 1) for resource, amount in held.as_dict().items()}),
             nodes=spread(nodes, count),
             limit=limit or self.hours * _HOUR,
             started=started,

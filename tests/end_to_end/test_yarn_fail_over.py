@@ -13,7 +13,7 @@ from dl2d.core.errors import Rejected, ResourceManagerError
 from dl2d.core.resource_manager import RmJobState
 from dl2d_yarn.client_command import decommission
 from dl2d_yarn.listing import SERVICES_PATH, read_listing, read_service
-from dl2d_yarn.observed_jobs import read_nodes
+from dl2d_yarn.observed_jobs import read_containers
 from dl2d_yarn.queue_limits import QueueLimits, read_pending_reason, read_queue_limits
 from dl2d_yarn.rest_client import RestClient
 
@@ -78,12 +78,13 @@ def test_the_standby_redirects_and_takes_over(cluster: YarnCluster, masters: dic
 
         # The queue may have 4 vcores; the master and the small containers have three of them, so one waits.
         # A service's master often asks for a container too many, which counts as used until it gives it back.
-        wait_until(lambda: len(read_nodes(both, application.id)) == 2)
+        wait_until(lambda: len(read_containers(both, application).nodes) == 2)
         wait_until(lambda: _limits(both, "small", cluster).headroom["cpu"] == 1)
         assert _limits(both, "small", cluster).pending_elsewhere.get("cpu") == 0
         wait_until(lambda: _limits(both, "root.default", cluster).pending_elsewhere.get("cpu") == 4)
         wait_until(lambda: "headroom" in read_pending_reason(both, application.id))
         assert application.queue == "root.small"
+        assert read_containers(both, application).waiting == 1
 
         decommission(cluster.command(), "sleeper", "two-0")
         service = read_service(both, "sleeper")

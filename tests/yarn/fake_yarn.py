@@ -41,7 +41,8 @@ class FakeYarn:
             return other
         path = request.url.path
         if not path.startswith("/app/v1/services"):
-            known = lists(list(self.apps.values()), self.nodes) | self.more
+            single = {f"/ws/v1/cluster/apps/{app['id']}": {"app": app} for app in self.apps.values()}
+            known = single | lists(list(self.apps.values()), self.nodes) | self.more
             return _json(200, known[path]) if path in known else _json(404, {"RemoteException": {"message": path}})
         name = path.removeprefix("/app/v1/services").strip("/")
         if request.method == "POST":

@@ -45,8 +45,10 @@ _UNITS: Final = {
 _MAX_AMOUNT: Final = 1e12
 
 
-class _PartitionUse(msgspec.Struct):
+class _PartitionUse(msgspec.Struct, rename="camel"):
     used: Vector | None = None
+    #: Of the application's master.
+    am_used: Vector | None = None
 
 
 class _ResourceInfo(msgspec.Struct, rename="camel"):
@@ -60,6 +62,7 @@ class _App(msgspec.Struct, rename="camel"):
     state: str
     final_status: str
     started_time: int
+    launch_time: int = 0
     diagnostics: str = ""
     application_type: str = ""
     queue: str = ""
@@ -165,15 +168,18 @@ class Application:
     state: RmJobState
     #: Why it waits, or how it ended.
     reason: str
-    #: Seconds since 1970; ``ended`` is 0 while it has not.
+    #: When it was submitted and when it ended, seconds since 1970; ``ended`` is 0 while it has not.
     started: int
     ended: float = 0.0
     type: str = SERVICE_TYPE
     queue: str = ""
     tags: str = ""
-    #: Number of its containers, its master's included, and all their resources; without what is not asked for.
+    #: Number of its containers, its master's included.
     containers: int = 0
+    #: Resources of all containers except its master's; nothing where that is not asked for.
     used: Resources = NO_RESOURCES
+    #: When its master had a container first, seconds since 1970; 0 before.
+    launched: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +259,8 @@ def _applications(apps: Iterable[_App]) -> tuple[tuple[Application, ...], list[s
             Application(
                 app.id, app.name, app.user, state, reason, app.started_time // 1000, app.finished_time / 1000,
                 app.application_type or SERVICE_TYPE, app.queue, app.application_tags, app.running_containers,
-                Resources.total(_resources(usage.used)[0] for usage in usages),
+                Resources.total(read_vector(usage.used).minus(read_vector(usage.am_used)) for usage in usages),
+                app.launch_time / 1000,
             )
         )  # fmt: skip
     return tuple(read), remarks

@@ -494,7 +494,7 @@ class YarnManager:
             self._find_overdue()
             self._read_limits()
             self._read_reasons()
-            for remark in self._watched.read_nodes(self._applications.values()):
+            for remark in self._watched.read(self._applications.values()):
                 self._report_once(remark)
             self._decommission()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pwd
 from collections.abc import Collection, Container, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
@@ -11,38 +12,21 @@ import msgspec
 from dl2d.core.errors import ResourceManagerError
 from dl2d.core.jobs import Owner
 from dl2d.core.resource_manager import RmJob, RmJobState, StaticJob
-from dl2d_yarn.listing import APPS_PATH, Application, ClusterListing
+from dl2d.core.resources import NO_RESOURCES, Resources
+from dl2d_yarn.listing import APPS_PATH, Application, ClusterListing, Vector, read_vector
 from dl2d_yarn.rest_client import RestClient
 from dl2d_yarn.settings import CONTAINERS, YarnStaticJobRule
 
-#: Number of applications that are asked for their nodes, each time.
-_MAX_ASKED: Final = 5
+#: Number of applications that are asked for their containers, each time.
+_MAX_ASKED: Final = 50
 _NOBODY: Final = 65534
-
-
-def features_of(application: Application) -> tuple[str, str, str, str]:
-    """What rules look at."""
-    return application.queue, application.name, application.type, application.tags
-
-
-def static_job(
-    application: Application, nodes: Sequence[str], owner: Owner, rules: Sequence[YarnStaticJobRule]
-) -> StaticJob | None:
-    """What an application is by the first rule that takes it; None where none does, or it is too small.
-
-    ``nodes`` has the node of each container except the master's; empty where they are not known yet.
-    """
-    rule = next((rule for rule in rules if rule.takes(*features_of(application))), None)
-    if rule is None:
-        return None
-    count = len(nodes) if rule.size == CONTAINERS else int(application.used.get(rule.size))
-    started = float(application.started)
-    return rule.static_job(application.name, owner, count, application.used, nodes, started=started)
 
 
 class _Container(msgspec.Struct, rename="camel"):
     container_id: str
     node_id: str = ""
+    #: Milliseconds since 1970, as a text.
+    started_time: str = "0"
 
 
 class _Containers(msgspec.Struct):
@@ -50,13 +34,57 @@ class _Containers(msgspec.Struct):
     container: list[_Container] | _Container = []
 
 
-def read_nodes(client: RestClient, application: str) -> tuple[str, ...]:
-    """Ids of the nodes of an application's containers except its master's, one for each. Raises as ``get``."""
+class _Request(msgspec.Struct, rename="camel"):
+    resource_name: str = ""
+    num_containers: int = 0
+    capability: Vector | None = None
+
+
+class _Requests(msgspec.Struct, rename="camel"):
+    resource_requests: list[_Request] = []
+
+
+class _RequestsAnswer(msgspec.Struct):
+    app: _Requests
+
+
+@dataclass(frozen=True, slots=True)
+class Containers:
+    """Containers of an application without its master's, as YARN said when it was asked for them."""
+
+    #: Number of containers in the list of applications then, the master's included.
+    listed: int = 0
+    #: Id of each one's node.
+    nodes: tuple[str, ...] = ()
+    #: When the first one began, seconds since 1970; 0 before.
+    started: float = 0.0
+    #: Number of those that it waits for, and all their resources.
+    waiting: int = 0
+    waiting_resources: Resources = NO_RESOURCES
+
+
+def read_containers(client: RestClient, application: Application) -> Containers:
+    """Ask for an application's containers, and for those that it waits for. Raises as ``RestClient.get``."""
     # All containers are listed with each attempt, also those of later ones.
-    attempt = f"{application.replace('application', 'appattempt')}_000001"
-    found = client.get(f"{APPS_PATH}/{application}/appattempts/{attempt}/containers", _Containers).container
-    containers = found if isinstance(found, list) else [found]
-    return tuple(sorted(each.node_id for each in containers if not each.container_id.endswith("_000001")))
+    path = f"{APPS_PATH}/{application.id}"
+    attempt = f"{application.id.replace('application', 'appattempt')}_000001"
+    found = client.get(f"{path}/appattempts/{attempt}/containers", _Containers).container
+    containers = [
+        each for each in (found if isinstance(found, list) else [found]) if not each.container_id.endswith("_000001")
+    ]
+    # Each request is listed for any node (*), and again for the nodes and racks that it prefers.
+    requests = client.get(path, _RequestsAnswer).app.resource_requests
+    waiting = [request for request in requests if request.resource_name == "*" and request.num_containers > 0]
+    starts = [int(each.started_time) / 1000 for each in containers if each.started_time.isdecimal()]
+    return Containers(
+        listed=application.containers,
+        nodes=tuple(sorted(each.node_id for each in containers)),
+        started=min((start for start in starts if start > 0), default=0.0),
+        waiting=sum(request.num_containers for request in waiting),
+        waiting_resources=Resources.total(
+            read_vector(request.capability) * request.num_containers for request in waiting
+        ),
+    )
 
 
 def owner_of(user: str) -> Owner:
@@ -69,42 +97,85 @@ def owner_of(user: str) -> Owner:
 
 
 class WatchedApplications:
-    """Applications that run without dl2d and train, as the rules say, with the nodes of their containers."""
+    """Applications that run without dl2d and train, as the rules say, with their containers.
+
+    YARN does not list the size of an application, only the containers that it has. An application that has fewer than
+    the rule's ``least`` counts as a training job once it has had them, or waits for them.
+    """
 
     def __init__(self, client: RestClient, rules: Sequence[YarnStaticJobRule]) -> None:
         self._client = client
         self._rules = rules
-        #: By application: number of its containers when it was asked for, and the nodes of all except the master's.
-        self._nodes: dict[str, tuple[int, tuple[str, ...]]] = {}
+        self._containers: dict[str, Containers] = {}
+        #: Applications that have counted as training jobs.
+        self._training: set[str] = set()
 
     def jobs(self, listing: ClusterListing, own: Container[str]) -> Iterator[RmJob]:
-        """The applications of a listing as static jobs, except dl2d's ``own``."""
+        """The applications of a listing that a rule takes, except dl2d's ``own``; those that train as static jobs."""
         for application in listing.applications if self._rules else ():
-            _, ids = self._nodes.get(application.id, (0, ()))
-            nodes = [listing.node_names.get(node, node) for node in ids]
-            static = static_job(application, nodes, owner_of(application.user), self._rules)
-            if static is not None and application.id not in own:
-                yield RmJob(
-                    handle=application.id.removeprefix("application_"), state=application.state, user=application.user,
-                    node=nodes[0] if nodes else "", reason=application.reason, submitted=application.started,
-                    ended=application.ended, static=static,
-                )  # fmt: skip
+            rule = self._rule(application)
+            if rule is None or application.id in own:
+                continue
+            containers = self._containers.get(application.id, Containers())
+            nodes = tuple(listing.node_names.get(node, node) for node in containers.nodes)
+            static, waits = self._static_job(rule, application, replace(containers, nodes=nodes))
+            state = application.state
+            # Its master is started again, or has yet to find a new ResourceManager; its containers run meanwhile.
+            if state is RmJobState.PENDING and application.launched:
+                state = RmJobState.RUNNING
+            yield RmJob(
+                handle=application.id.removeprefix("application_"), state=RmJobState.PENDING if waits else state,
+                user=application.user, node=nodes[0] if nodes else "",
+                reason=f"waits for {containers.waiting} containers" if waits else application.reason,
+                submitted=application.started, ended=application.ended, static=static,
+            )  # fmt: skip
 
-    def read_nodes(self, applications: Collection[Application]) -> Iterator[str]:
-        """Ask where the containers of some applications are, whose number has changed; yields what went wrong."""
+    def _static_job(
+        self, rule: YarnStaticJobRule, application: Application, containers: Containers
+    ) -> tuple[StaticJob | None, bool]:
+        """The application as a training job, and whether it waits for its first containers; None if it is none."""
+        if application.state is not RmJobState.RUNNING or application.id not in self._containers:
+            return None, False
+        owner, held = owner_of(application.user), application.used
+        known = application.id in self._training
+        count = len(containers.nodes) if rule.size == CONTAINERS else int(held.get(rule.size))
+        static = rule.static_job(
+            application.name, owner, count, held, containers.nodes,
+            started=containers.started or application.launched, known=known,
+        )  # fmt: skip
+        if static is not None:
+            self._training.add(application.id)
+            return static, False
+        wanted = held + containers.waiting_resources
+        count = len(containers.nodes) + containers.waiting if rule.size == CONTAINERS else int(wanted.get(rule.size))
+        static = rule.static_job(application.name, owner, count, wanted, (), started=0.0)
+        return static, static is not None
+
+    def _rule(self, application: Application) -> YarnStaticJobRule | None:
+        features = (application.queue, application.name, application.type, application.tags)
+        return next((rule for rule in self._rules if rule.takes(*features)), None)
+
+    def read(self, applications: Collection[Application]) -> Iterator[str]:
+        """Ask for the containers of applications whose number has changed, or that wait; yields what went wrong."""
         changed = [
             application
             for application in applications
             if application.state is RmJobState.RUNNING
-            and self._nodes.get(application.id, (0, ()))[0] != application.containers
-            and any(rule.takes(*features_of(application)) for rule in self._rules)
+            and self._is_outdated(application)
+            and self._rule(application) is not None
         ]
         for application in changed[:_MAX_ASKED]:
+            before = self._containers.get(application.id, Containers())
             try:
-                nodes = read_nodes(self._client, application.id)
+                containers = read_containers(self._client, application)
             except ResourceManagerError as error:
                 yield f"{application.id}: {error}"
             else:
-                self._nodes[application.id] = application.containers, nodes
+                self._containers[application.id] = replace(containers, started=before.started or containers.started)
         present = {application.id for application in applications}
-        self._nodes = {name: known for name, known in self._nodes.items() if name in present}
+        self._containers = {name: known for name, known in self._containers.items() if name in present}
+        self._training &= present
+
+    def _is_outdated(self, application: Application) -> bool:
+        known = self._containers.get(application.id)
+        return known is None or known.listed != application.containers or known.waiting > 0
