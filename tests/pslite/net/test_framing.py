@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import secrets
+import selectors
 import socket
 import struct
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ from pslite.errors import AuthenticationError, ConnectError, PeerLost, ProtocolE
 from pslite.net.authentication import Acceptor, Identity, connect, parse_token
 from pslite.net.data_frames import HEADER_BYTES, PARAM, PUSH, Header, Link, unpack
 from pslite.net.framing import Inbox, frame, listen, split_address
+from pslite.net.handshake_listener import HandshakeListener
 from pslite.net.messages import MAX_HANDSHAKE_BYTES, PROTOCOL, Accepted, Beat, FromMember, Hello, Proof
 
 TOKEN = b"t" * 32
@@ -261,3 +264,30 @@ def test_servers_and_coordinators_do_not_import_torch_nor_dl2_run_beside_a_task_
         "assert 'pickle' not in vars(dl2_run)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+def test_a_connection_ends_whose_peer_takes_nothing(monkeypatch):
+    """Such as one that is stopped, or whose packets are dropped on their way; on both sides of a connection."""
+    monkeypatch.setattr("pslite.net.framing._SILENCE", 1)
+    acceptor = Acceptor(job="j", task="ps-0", incarnation="i", token=b"t" * 32)
+    welcomed = []
+    with selectors.DefaultSelector() as selector:
+        listener = listen("127.0.0.1")
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        door = HandshakeListener(
+            selector, listener, acceptor=lambda: acceptor, welcome=lambda sock, _: welcomed.append(sock), say=print
+        )
+        identity = Identity("worker", "worker-0", "i", b"t" * 32, "none")
+        with ThreadPoolExecutor(1) as pool:
+            connecting = pool.submit(connect, address, identity, "data", timeout=60)
+            while not welcomed:
+                for key, _ in selector.select(1.0):
+                    key.data()
+            ours, _ = connecting.result()
+        door.close()
+    with ours, welcomed[0] as theirs:
+        options = (socket.SOL_SOCKET, socket.SO_KEEPALIVE), (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+        assert [[sock.getsockopt(*option) for option in options] for sock in (ours, theirs)] == [[1, 1000]] * 2
+        ours.setblocking(True)
+        with pytest.raises(TimeoutError):
+            ours.sendall(bytes(64 << 20))

@@ -20,7 +20,7 @@ from typing import Literal, TypeVar, cast
 import msgspec
 
 from pslite.errors import AuthenticationError, ConnectError, PeerLost, ProtocolError, Rejected
-from pslite.net.framing import Inbox, frame, receive_one, split_address
+from pslite.net.framing import Inbox, frame, receive_one, split_address, watch_peer
 from pslite.net.messages import (
     MAX_HANDSHAKE_BYTES,
     PROTOCOL,
@@ -246,6 +246,7 @@ def _open(address: str, deadline: float) -> socket.socket:
             pause = min(2 * pause, 1.0)
         else:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            watch_peer(sock)
             return sock
 
 

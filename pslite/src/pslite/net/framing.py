@@ -15,6 +15,9 @@ from pslite.errors import ConnectError, PeerLost, ProtocolError
 
 _LENGTH = struct.Struct("<I")
 _CHUNK = 65536
+#: seconds: how long nothing comes until the kernel asks the peer, between two questions, and how long neither an answer
+#: comes nor what was sent is confirmed, or taken, until the connection ends
+_IDLE, _INTERVAL, _SILENCE = 10, 5, 30
 
 T = TypeVar("T")
 
@@ -169,6 +172,15 @@ def split_address(text: str) -> tuple[str, int]:
     if not separator or not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ValueError(f"{text!r} is not an address of the form host:port")
     return host.strip("[]"), int(port)
+
+
+def watch_peer(sock: socket.socket) -> None:
+    """Have the kernel end a TCP connection whose peer is gone, or takes nothing, without saying so."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, seconds in ((socket.TCP_KEEPIDLE, _IDLE), (socket.TCP_KEEPINTVL, _INTERVAL)):
+        sock.setsockopt(socket.IPPROTO_TCP, option, seconds)
+    # also decides how many questions stay without an answer
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENCE * 1000)
 
 
 def cut_off(sockets: Iterable[socket.socket]) -> None:

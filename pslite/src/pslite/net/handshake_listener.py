@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from pslite.errors import ProtocolError
 from pslite.net.authentication import Acceptor
+from pslite.net.framing import watch_peer
 from pslite.net.messages import Hello
 from pslite.net.tls import VARIABLE, Sealed, begins_tls, why
 
@@ -100,6 +101,7 @@ class HandshakeListener:
         local = sock.family == socket.AF_UNIX
         if not local:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            watch_peer(sock)
         origin = "this machine" if local else f"{address[0]}:{address[1]}"
         # what does not leave the machine is not encrypted
         pending = _PendingConnection(sock, self._acceptor(), time.monotonic(), origin, undetected=not local)
