@@ -23,6 +23,7 @@ from dl2d.cli.output import print_json
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.errors import ConfigError, RequestError, ResourceManagerError
 from dl2d.core.jobs import JobKey, JobRequest, JobState
+from pslite.job.user_environment import remarks, user_environment
 
 RUNNER = "dl2-run"
 
@@ -72,6 +73,8 @@ def submit(
     cwd = Path.cwd() / (job.cwd or "")
     if not cwd.is_dir():
         raise RequestError("cwd", f"{cwd} is not a folder", where=job.where)
+    for line in remarks(user_environment(os.environ)):
+        typer.echo(line, err=True)
     with DaemonClient(settings) as daemon:
         answer = daemon.submit(job.request, job.argv, str(cwd), job_environment(os.environ, job.env))
     if not as_json:
@@ -106,17 +109,21 @@ def cancel(job: JobArgument, as_json: JsonOption = False, config: ConfigOption =
 
 
 def job_environment(caller: Mapping[str, str], more: Mapping[str, str]) -> dict[str, str]:
-    """Environment of a job's processes: the caller's without dl2d's own variables, then the job file's.
+    """Environment of a job's processes: what the allow-list has of the caller's, then the job file's.
 
     The folder of this dl2d's programs is put last into PATH where ``dl2-run`` would not be found otherwise.
     """
-    kept = {name: value for name, value in caller.items() if not name.startswith("DL2_")}
-    kept.update(more)
-    path = kept.get("PATH", os.defpath)
-    if shutil.which(RUNNER, path=path) is None:
-        folders = dict.fromkeys((sysconfig.get_path("scripts"), str(Path(sys.executable).parent)))
-        kept["PATH"] = os.pathsep.join((path, *folders))
-    return kept
+    kept = user_environment(caller).variables
+    return with_runner_in_path({**kept, **more})
+
+
+def with_runner_in_path(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment with the folder of ``dl2-run`` in PATH."""
+    path = environment.get("PATH", os.defpath)
+    if shutil.which(RUNNER, path=path) is not None:
+        return dict(environment)
+    folders = dict.fromkeys((sysconfig.get_path("scripts"), str(Path(sys.executable).parent)))
+    return {**environment, "PATH": os.pathsep.join((path, *folders))}
 
 
 def _to_yarn(
@@ -162,7 +169,10 @@ def _to_yarn(
 
 def _to_slurm(job: JobFile, settings: Settings, options: list[str], *, wait: bool, as_json: bool) -> None:
     """Submit as the calling user, through sbatch: accounts, limits and plug-ins of the site hold as for any job."""
-    environment = job_environment(os.environ, {})
+    # sbatch runs as the user, and keeps the environment as for any job.
+    environment = with_runner_in_path(
+        {name: value for name, value in os.environ.items() if not name.startswith("DL2_")}
+    )
     configured = settings.resource_manager.slurm.get("slurm_conf")
     if configured:
         environment.setdefault("SLURM_CONF", str(configured))

@@ -163,6 +163,10 @@ class Launch(msgspec.Struct, frozen=True, gc=False):
     cwd: str
     env: tuple[tuple[str, str], ...] = ()
 
+    def without_environment(self) -> Launch:
+        """Command and folder alone."""
+        return msgspec.structs.replace(self, env=())
+
 
 #: Launch of a job that dl2d does not start, or whose command must not be shown.
 NO_LAUNCH: Final = Launch((), "")

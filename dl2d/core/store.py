@@ -182,6 +182,8 @@ class JobChange:
                 given["started_at"] = at
             if self.state.ended:
                 given["ended_at"] = at
+                # Nothing is started for it any more, and a user's environment is nobody else's business.
+                given["launch"] = job.launch.without_environment()
         return replace(job, **given)
 
 
@@ -240,7 +242,8 @@ class TickStore(Protocol):
         """Apply a change and return the job. An ended job keeps its state, its end reason and digest.
 
         ``started_at`` is set when the state first becomes running, ``ended_at`` when it becomes an end.
-        A running job does not go back to ready. Raises ``StoreError`` if there is no such job.
+        A running job does not go back to ready. The environment of a job that ends is forgotten.
+        Raises ``StoreError`` if there is no such job.
         """
         ...
 

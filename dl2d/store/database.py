@@ -135,6 +135,8 @@ def _set_up_postgresql(connection: Any, _record: object) -> None:
 def _set_up_sqlite(connection: sqlite3.Connection, _record: object) -> None:
     connection.isolation_level = None
     connection.execute("PRAGMA foreign_keys = ON")
+    # What is deleted or replaced is overwritten: it may be a user's environment.
+    connection.execute("PRAGMA secure_delete = ON")
     # FULL: a commit is on the disk when the call returns, as the contract says, also through a power cut.
     connection.execute("PRAGMA synchronous = FULL")
 

@@ -124,7 +124,7 @@ class JobRow(_Reported, Base):
     )
     request: Mapped[JobRequest] = mapped_column(Json(JobRequest), comment="all that the user asked for, JSON")
     launch: Mapped[Launch] = mapped_column(
-        Json(Launch), comment="command, folder and environment, JSON; may hold the user's secrets"
+        Json(Launch), comment="command, folder and, until the job ends, environment, JSON"
     )
 
 

@@ -36,6 +36,13 @@ class TestJobs:
         assert store.job(job.key) == job
         assert store.find_jobs("Prüfung “α” 🚂 100%") == (job,)
 
+    def test_the_environment_of_a_job_that_ends_is_forgotten(self, any_store):
+        job = a_job()
+        any_store.add_job(job)
+        assert any_store.change_job(job.key, JobChange(state=JobState.READY), 1.0).launch == job.launch
+        any_store.change_job(job.key, JobChange(state=JobState.CANCELLED), 2.0)
+        assert any_store.job(job.key).launch == Launch(job.launch.argv, job.launch.cwd)
+
     def test_the_same_job_twice_is_refused_and_the_first_kept(self, any_store):
         first = a_job()
         any_store.add_job(first)

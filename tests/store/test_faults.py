@@ -8,6 +8,7 @@ import subprocess
 import traceback
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,8 @@ from store.samples import a_job, a_slot, starts
 
 from dl2d.core.cluster import TaskState
 from dl2d.core.errors import AlreadyRunning, SchemaOutdated, StoreError, StoreUnavailable
-from dl2d.core.jobs import Job, Progress
-from dl2d.core.store import TaskChange
+from dl2d.core.jobs import Job, JobState, Launch, Progress
+from dl2d.core.store import JobChange, TaskChange
 from dl2d.store import database, schema
 from dl2d.store.sql_store import SqlStore
 
@@ -267,3 +268,17 @@ def test_a_driver_that_repeats_the_password_is_not_repeated(url):
 def test_a_database_that_does_not_exist(postgres):
     with pytest.raises(StoreUnavailable, match="does not exist"):
         SqlStore(postgres.url("nowhere"))
+
+
+def test_no_page_of_the_file_keeps_the_environment_of_a_job_that_has_ended(tmp_path: Path):
+    marker = "/data/of-nobody-else"
+    job = a_job()
+    launch = Launch(job.launch.argv, job.launch.cwd, tuple((f"A{number}", marker * 40) for number in range(40)))
+    file = tmp_path / "dl2d.sqlite"
+    url = f"sqlite:///{file}"
+    schema.upgrade(url)
+    with closing(SqlStore(url)) as store:
+        store.add_job(replace(job, launch=launch))
+        store.change_job(job.key, JobChange(state=JobState.CANCELLED), 1.0)
+    assert marker.encode() not in file.read_bytes()
+    assert not file.with_name(f"{file.name}-wal").exists()

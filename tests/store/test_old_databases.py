@@ -75,6 +75,8 @@ def test_jobs_and_tasks(store: SqlStore) -> None:
     )  # fmt: skip
     assert static == a_job(3, static=True)
     assert (running.request, running.launch, running.address) == (a_job(2).request, a_job(2).launch, "n1:5000")
+    assert running.launch.env
+    assert failed.launch == running.launch.without_environment()
     tasks = store.tasks(live=True)
     assert [(task.id, task.state) for task in tasks] == [
         ("worker-0", TaskState.CONFIRMED), ("worker-1", TaskState.DRAINING), ("ps-0", TaskState.CONFIRMED),

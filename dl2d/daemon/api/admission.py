@@ -9,6 +9,7 @@ from dl2d.core.errors import RequestError
 from dl2d.core.job_request import RequestRules, parse_request, read_directives
 from dl2d.core.jobs import NO_LAUNCH, Consistency, Job, JobKey, JobRequest, Launch, Owner, Role
 from dl2d.core.resource_manager import Anchor, RmListing
+from pslite.job.user_environment import is_secret
 
 #: Maximum size of command and environment together, in bytes.
 MAX_LAUNCH_BYTES = 256 * 1024
@@ -91,7 +92,8 @@ def check_launch(launch: Launch) -> None:
     Raises
     ------
     RequestError
-        The command is empty, or command and environment are too large or hold NUL bytes.
+        The command is empty, command and environment are too large or hold NUL bytes, or a variable looks like a
+        secret.
     """
     if not launch.argv or not launch.argv[0]:
         raise RequestError("command", "is empty")
@@ -100,5 +102,12 @@ def check_launch(launch: Launch) -> None:
         raise RequestError("command", "command or environment holds a NUL byte")
     if sum(len(text.encode(errors="surrogateescape")) for text in texts) > MAX_LAUNCH_BYTES:
         raise RequestError("command", f"command and environment together are larger than {MAX_LAUNCH_BYTES} bytes")
+    secrets = [name for name, value in launch.env if is_secret(name, value)]
+    if secrets:
+        raise RequestError(
+            f"env.{secrets[0]}",
+            f"looks like a secret, which dl2d does not keep ({', '.join(secrets)}): let the script read it from a file "
+            "that only its user can read",
+        )
     if not launch.cwd.startswith("/"):
         raise RequestError("cwd", f"must be an absolute path, got {launch.cwd!r}")

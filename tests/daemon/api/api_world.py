@@ -30,7 +30,7 @@ SECRET_OF_THE_USER = "hunter2-in-the-environment"
 COMMAND = {
     "argv": ["python", "train.py"],
     "cwd": "/home/ann",
-    "env": {"PATH": "/usr/bin", "API_KEY": SECRET_OF_THE_USER},
+    "env": {"PATH": "/usr/bin", "DATA_FOLDER": SECRET_OF_THE_USER},
 }
 SCRIPT = """#!/bin/sh
 #SBATCH -J mine

@@ -215,6 +215,7 @@ class TestSubmission:
             ({"cwd": "home/ann"}, "cwd: must be an absolute path, got 'home/ann'"),
             ({"env": {"A": "x" * 300_000}}, "larger than 262144 bytes"),
             ({"env": {"A": 3}}, "env.A"),
+            ({"env": {"PATH": "/bin", "WANDB_API_KEY": "x"}}, "env.WANDB_API_KEY: looks like a secret"),
             ({"more": 1}, "more"),
             ({"cwd": None}, "cwd"),
         ],

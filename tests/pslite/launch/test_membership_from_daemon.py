@@ -136,6 +136,9 @@ def test_an_anchor_registers_itself(daemon, munge, tmp_path, options, kept):
         PATH=munge,
         MUNGE_SOCKET="/run/m.sock",
         MINE="yes",
+        OTHERS="no",
+        MY_TOKEN="x",
+        DL2_ENV="MINE,MY_TOKEN",
     )
     daemon.wait(lambda beat: beat["state"] == "waiting")
     body = daemon.registrations[-1]
@@ -144,11 +147,13 @@ def test_an_anchor_registers_itself(daemon, munge, tmp_path, options, kept):
     assert body["proof"] == "MUNGE:-s dl2d:4711 -S /run/m.sock:"
     assert body["argv"] == [*kept, *arguments]
     assert body["env"]["MINE"] == "yes"
-    assert not any(name.startswith(("SLURM_", "DL2_")) for name in body["env"])
+    assert not any(name.startswith(("SLURM_", "DL2_", "OTHERS", "MY_TOKEN")) for name in body["env"])
     assert body["address"].startswith("127.0.0.1:")
     process.terminate()
     assert process.wait(60) == 128 + 15
-    assert "not available" in process.stderr.read()
+    said = process.stderr.read()
+    assert "not available" in said
+    assert "looks like a secret: MY_TOKEN" in said
     assert daemon.beats[-1]["state"] == "cancelled"
 
 

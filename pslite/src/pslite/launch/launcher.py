@@ -13,6 +13,7 @@ from functools import partial
 
 from pslite.coordinator import Coordinator, Settings
 from pslite.errors import UsageError
+from pslite.job.user_environment import remarks, user_environment
 from pslite.launch.coordinator_supervisor import LogLocation, Supervisor, locate_log
 from pslite.launch.local_tasks import LocalTasks
 from pslite.launch.membership_from_daemon import DaemonClient
@@ -168,7 +169,9 @@ def _register(
 ) -> Registration:
     """Make ourselves known to the daemon, as the anchor that a user's batch job is."""
     rm_id = need(environ, "SLURM_JOB_ID")
-    kept = {k: v for k, v in environ.items() if not k.startswith(("SLURM_", "DL2_", "BASH_FUNC_"))}
+    kept = user_environment(environ)
+    for line in remarks(kept):
+        say(line)
 
     def body() -> dict[str, object]:
         return {
@@ -176,7 +179,7 @@ def _register(
             "proof": _proof(rm_id, environ),
             "argv": list(command),
             "cwd": os.getcwd(),  # noqa: PTH109  (a string is what is wanted)
-            "env": kept,
+            "env": dict(kept.variables),
             "address": address,
         }
 
