@@ -115,12 +115,13 @@ def recorded_days(
 def on_trial(settings: Settings, name: str, split: Split, candidate: Side, current: Side, *, tell: Tell) -> Trial:
     """Compare a candidate with what decides now on the days that were kept back."""
     assert candidate.policy is not None
+    is_site = current.digest == SITE_SCHEDULER
     cases: tuple[TrialCase, ...] = ()
     if candidate.digest == current.digest:
         verdict = Verdict(passed=False, reason="it is what decides already")
     else:
         compared = compare(
-            split.cases,
+            split.period_cases if is_site else split.cases,
             candidate.policy,
             current.policy,
             load_placement(settings.placement),
@@ -130,6 +131,7 @@ def on_trial(settings: Settings, name: str, split: Split, candidate: Side, curre
                 timeout=settings.policy.timeout_seconds,
                 min_days=settings.learning.gate_min_days,
                 min_jobs=settings.learning.gate_min_jobs,
+                margin=settings.learning.gate_site_margin if is_site else 0.0,
             ),
             timer=time.process_time,
             progress=lambda done, total: tell("comparing", done, total),
@@ -146,7 +148,7 @@ def on_trial(settings: Settings, name: str, split: Split, candidate: Side, curre
         low=verdict.low,
         high=verdict.high,
         passed=verdict.passed,
-        reason=verdict.reason + (f", {_against(current)}" if current.digest == SITE_SCHEDULER else ""),
+        reason=verdict.reason + (f", {_against(current)}" if is_site else ""),
     )
 
 

@@ -82,7 +82,8 @@ def _savings(settings: Settings) -> dict[str, Any]:
     """How much sooner jobs would have ended with what decides in mode shadow, by replays of both on recorded days.
 
     ``change`` is the mean completion time divided by the site's, minus 1, and ``low`` and ``high`` are the ends of its
-    95 % interval; None if unknown. ``reason`` is the gate's, or why nothing was replayed.
+    95 % interval; None if unknown. ``better`` is whether jobs surely end sooner. ``reason`` is the gate's, or why
+    nothing was replayed.
     """
     # The simulator, which --no-saved does not wait for.
     from dl2d.cli.gate_trial import deciding, on_trial, recorded_days, site_scheduler, slot_seconds  # noqa: PLC0415
@@ -104,7 +105,8 @@ def _savings(settings: Settings) -> dict[str, Any]:
     site_mean, our_mean = mean(case.current for case in trial.cases), mean(case.candidate for case in trial.cases)
     return {
         "change": trial.change, "low": trial.low, "high": trial.high, "site_seconds": site_mean,
-        "dl2d_seconds": our_mean, "days": list(trial.days), "better": trial.passed, "reason": trial.reason,
+        "dl2d_seconds": our_mean, "days": list(trial.days), "better": trial.passed and (trial.high or 0.0) < 0,
+        "reason": trial.reason,
     }  # fmt: skip
 
 

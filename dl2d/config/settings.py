@@ -139,6 +139,7 @@ class LearningSettings(_Section):
     limit_minutes: float = Field(default=60.0, gt=0, le=2880)
     gate_min_days: int = Field(default=3, ge=2, le=366)
     gate_min_jobs: int = Field(default=30, ge=1)
+    gate_site_margin: float = Field(default=0.02, ge=0, le=1)
     memory_mib: int = Field(default=4096, ge=512)
     seed: int = Field(default=0, ge=0, lt=2**31)
 

@@ -50,8 +50,11 @@ class DayJob:
     at: float
     epochs: float
     declared: float
-    #: Sizes that it was recorded with; their times are in seconds from the day's beginning.
+    #: Sizes that it was recorded with; their times are in seconds from the day's beginning. If the job did not end on
+    #: this day, the last one is the largest that it had, at the end of the day.
     sizes: RecordedSizes = ()
+    #: Whether it ended before the day did.
+    ended: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,23 +82,35 @@ def days_of(history: History) -> tuple[Day, ...]:
     Left out are jobs of kinds that never showed a speed, those that ended before they trained, and those that would not
     fit the nodes of their day.
     """
-    known = {speeds.kind for speeds in history.speeds if any(each.samples_per_second > 0 for each in speeds.points)}
-    jobs = [job for job in history.jobs if TrainingKind.of(job.request) in known]
     first = int(history.begin // DAY_SECONDS)
     days = []
     for number in range(first, int(history.end // DAY_SECONDS)):
         begin = number * DAY_SECONDS
-        sight = _sight_of(history.sights, begin)
-        if sight is None:
-            continue
-        nodes = tuple(_offered(node) for node in sight.nodes if node.state is NodeState.UP)
-        found = [day_job for job in jobs if (day_job := _on_day(job, begin, history)) is not None]
-        fitting = tuple(job for job in found if _fits(job.request, nodes))
-        if any(job.at > 0 for job in fitting):
-            name = datetime.fromtimestamp(begin, UTC).strftime("%Y-%m-%d")
-            policies = frozenset(each.policy for each in _of_day(history.sights, begin))
-            days.append(Day(name=name, begin=begin, jobs=fitting, nodes=nodes, policies=policies))
+        name = datetime.fromtimestamp(begin, UTC).strftime("%Y-%m-%d")
+        day = _between(history, begin, begin + DAY_SECONDS, name)
+        if day is not None and day.submitted:
+            days.append(day)
     return tuple(days)
+
+
+def period_of(history: History, begin: float, end: float) -> Day | None:
+    """All that came from the beginning of a day up to the end of that or a later one, as one long day.
+
+    Its nodes are those of the first day. Left out is what ``days_of`` leaves out; None where nobody saw the nodes.
+    """
+    return _between(history, begin, end, "the recorded days")
+
+
+def _between(history: History, begin: float, end: float, name: str) -> Day | None:
+    """What came between two times; None where nobody saw the nodes on the first day."""
+    sights = _of_day(history.sights, begin)
+    if not sights:
+        return None
+    known = {speeds.kind for speeds in history.speeds if any(each.samples_per_second > 0 for each in speeds.points)}
+    nodes = tuple(_offered(node) for node in sights[0].nodes if node.state is NodeState.UP)
+    found = (_day_job(job, begin, end, history) for job in history.jobs if TrainingKind.of(job.request) in known)
+    jobs = tuple(job for job in found if job is not None and _fits(job.request, nodes))
+    return Day(name=name, begin=begin, jobs=jobs, nodes=nodes, policies=frozenset(each.policy for each in sights))
 
 
 def resampled(days: Sequence[Day], rng: np.random.Generator) -> Day:
@@ -213,7 +228,7 @@ def workload_of(day: Day, speeds: Mapping[TrainingKind, Table], slot_seconds: fl
     jobs: list[SimulatedJob] = []
     trains: dict[tuple[TrainingKind, int, int, tuple[int, ...]], bool] = {}
     names = _names([TrainingKind.of(job.request) for job in day.jobs])
-    for number, job in _numbered(day):
+    for number, job in numbered(day):
         request, kind = job.request, TrainingKind.of(job.request)
         has_ps = request.architecture is Architecture.PS
         bounds = (kind, request.max_workers, request.max_ps, request.allowed_workers)
@@ -258,10 +273,10 @@ def workload_of(day: Day, speeds: Mapping[TrainingKind, Table], slot_seconds: fl
 
 def recorded_sizes(day: Day) -> dict[str, RecordedSizes]:
     """Sizes that the jobs of a day's workload were recorded with, by job id."""
-    return {number: job.sizes for number, job in _numbered(day)}
+    return {number: job.sizes for number, job in numbered(day)}
 
 
-def _numbered(day: Day) -> Iterable[tuple[str, DayJob]]:
+def numbered(day: Day) -> Iterable[tuple[str, DayJob]]:
     """The jobs of a day in submit order, and their ids in its workload."""
     return ((str(number), job) for number, job in enumerate(sorted(day.jobs, key=lambda job: job.at), start=1))
 
@@ -289,12 +304,6 @@ def learnt_from(history: History, days: Sequence[Day]) -> tuple[MeasuredSpeeds, 
     return tuple(speeds for speeds in history.speeds if speeds.kind in kinds)
 
 
-def _sight_of(sights: Sequence[Sight], begin: float) -> Sight | None:
-    """The first sight of a day, or of before it."""
-    within = _of_day(sights, begin)
-    return within[0] if within else None
-
-
 def _of_day(sights: Sequence[Sight], begin: float) -> list[Sight]:
     return [sight for sight in sights if begin <= sight.at < begin + DAY_SECONDS]
 
@@ -303,21 +312,25 @@ def _offered(node: Node) -> Resources:
     return node.capacity.minus(node.used)
 
 
-def _on_day(job: Job, begin: float, history: History) -> DayJob | None:
-    """What a job meant to a day; None where it was not there, or nobody knows how long it is."""
+def _day_job(job: Job, begin: float, end: float, history: History) -> DayJob | None:
+    """What a job meant to a day, from ``begin`` to ``end``; None if it was not there, or its length is unknown."""
     submitted, request = float(job.key.submitted), job.request
     real = _epochs(job)
-    if real is None or submitted >= begin + DAY_SECONDS or (job.ended_at is not None and job.ended_at <= begin):
+    if real is None or submitted >= end or (job.ended_at is not None and job.ended_at <= begin):
         return None
-    sizes = tuple((at - begin, size) for at, size in history.sizes.get(job.key, ()))
+    sizes = tuple((at - begin, size) for at, size in history.sizes.get(job.key, ()) if at < end)
+    ended = job.ended_at is not None and job.ended_at < end
+    if not ended:  # one that was paused or waiting then goes on
+        sizes += ((end - begin, max((size for _, size in sizes), key=sum, default=request.min_size)),)
     if submitted >= begin:
         # At 0 stand those that were there before.
-        return DayJob(request, max(submitted - begin, 1e-3), real, request.epochs, sizes)
+        return DayJob(request, max(submitted - begin, 1e-3), real, request.epochs, sizes, ended)
     done = [sight.epochs[job.key] for sight in history.sights if sight.at >= begin and job.key in sight.epochs]
     if not done or done[0] >= real:
         return None
     left = real - done[0]
-    return DayJob(request, 0.0, max(left, _LEAST_EPOCHS), max(request.epochs - done[0], _LEAST_EPOCHS), sizes)
+    declared = max(request.epochs - done[0], _LEAST_EPOCHS)
+    return DayJob(request, 0.0, max(left, _LEAST_EPOCHS), declared, sizes, ended)
 
 
 def _epochs(job: Job) -> float | None:

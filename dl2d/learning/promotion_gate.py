@@ -41,6 +41,8 @@ class GateSettings:
     #: Minimum number of recorded days to compare on, at least 2; and of jobs submitted on these days together.
     min_days: int = 3
     min_jobs: int = 30
+    #: Fraction by which completion times may be longer than the current policy's.
+    margin: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +95,10 @@ def judge(
 
     It passes if it made no mistake and no decision that took longer than ``settings.timeout``, if the guard changed no
     larger share of its decisions, if there are enough days and jobs to compare on, and if its completion times are
-    shorter: with the mean of log(candidate / current) over the cases of each day as a sample, the 95 % interval of the
-    mean over days (Student's t) lies below 0. Cases of one day have the same jobs, so they are no separate samples.
-    ``jobs`` is the number of jobs submitted on these days. ``current`` is None if that is the site's own scheduler,
-    which the guard does not limit.
+    surely shorter, or longer by less than ``settings.margin``: with the mean of log(candidate / current) over the cases
+    of each day as a sample, the 95 % interval of the mean over days (Student's t) lies below log(1 + margin). Cases of
+    one day have the same jobs, so they are no separate samples. ``jobs`` is the number of jobs compared, of these days.
+    ``current`` is None if that is the site's own scheduler, which the guard does not limit.
     """
     by_day: dict[str, list[float]] = defaultdict(list)
     for case in cases:
@@ -125,7 +127,10 @@ def judge(
     result = f"mean completion time {change:+.2%} (95 % interval {low:+.2%} to {high:+.2%}) on {compared_on}"
     if high < 0:
         return verdict(result, passed=True)
-    return verdict(f"surely worse: {result}" if low > 0 else f"not surely better: {result}")
+    wanted = f"not more than {100 * settings.margin:g} % worse" if settings.margin else "better"
+    if high < settings.margin:
+        return verdict(f"surely {wanted}: {result}", passed=True)
+    return verdict(f"surely worse: {result}" if low > settings.margin else f"not surely {wanted}: {result}")
 
 
 @dataclass(slots=True)
@@ -190,12 +195,14 @@ def compare(
 ) -> Compared:
     """Replay both policies under the guard's rules with what resizes cost, and judge; try who passes on idle nodes.
 
-    ``current`` is None for the site's own scheduler: each case's recorded sizes, in their order, without the guard. A
-    case in which the current policy fails is left out. ``timer`` gives seconds of CPU time; the decisions do not
-    depend on it, except that one that takes longer than ``settings.timeout`` fails the candidate.
+    ``current`` is None for the site's own scheduler: each case's recorded sizes, in their order, without the guard;
+    cases without any are left out. So is a case in which the current policy fails. ``timer`` gives seconds of CPU time;
+    the decisions do not depend on it, except that one that takes longer than ``settings.timeout`` fails the candidate.
     """
     played: list[TrialCase] = []
     watched: dict[str, list[Watched]] = {"candidate": [], "current": []}
+    if current is None:
+        cases = [case for case in cases if any(case.sizes.values())]
     rules_of_play = Rules(realism=costs, most_slots=_MOST_SLOTS)
     for number, case in enumerate(cases):
         if progress is not None:
@@ -211,14 +218,16 @@ def compare(
                 one.problem = one.problem or str(error)
             if one.problem:  # also where it was asked again, and then had an answer
                 break
-            times[which] = done.avg_jct
+            times[which] = case.times_by_day(done)
         if len(times) == len(watched):
-            played.append(TrialCase(case.name, times["candidate"], times["current"], case.day))
+            for day, jct in times["candidate"].items():
+                name = f"{day}, {case.name}" if case.compared else case.name
+                played.append(TrialCase(name, jct, times["current"][day], day))
         elif watched["candidate"] and watched["candidate"][-1].problem:
             break  # it cannot pass any more
     own, others = (_conduct(watched[which]) for which in ("candidate", "current"))
     compared_days = {case.day for case in played}
-    jobs = sum({case.day: case.jobs for case in cases if case.day in compared_days}.values())
+    jobs = sum({day: jobs for case in cases for day, jobs in case.jobs.items() if day in compared_days}.values())
     verdict = judge(played, jobs, own, None if current is None else others, settings)
     if verdict.passed and (started := _started(cases, candidate, placement)):
         verdict = replace(verdict, passed=False, reason=f"the candidate {started}")

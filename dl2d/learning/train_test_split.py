@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+import statistics
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -12,42 +14,57 @@ from dl2d.core.errors import WorkloadError
 from dl2d.core.measured_speeds import MeasuredSpeeds
 from dl2d.core.site_history import History, RecordedSizes
 from dl2d.learning.digital_twin import (
+    DAY_SECONDS,
     Day,
     Speeds,
     costs_of,
     days_of,
     learnt_from,
+    numbered,
+    period_of,
     recorded_sizes,
     resampled,
     thinned,
     workload_of,
 )
+from dl2d.simulation.replay import Replayed
 from dl2d.simulation.speeds.realism_options import Realism
 from dl2d.simulation.workload.format import Workload
 from dl2d.throughput.gaussian_process import GaussianProcess
 from dl2d.throughput.observations import by_kind
 
 #: What follows the seed in the seeds of generators.
-_TRAINING, _VALIDATION, _TEST = range(3)
+_TRAINING, _VALIDATION, _TEST, _PERIOD = range(4)
 #: Of the days with jobs, the newest quarter is kept back for testing.
 _HELD_OUT: Final = 1 / 4
 #: Most recorded days among the workloads that the best weights are chosen by.
 _MOST_LOOKED_AT: Final = 4
 #: Most jobs of a day, about; where there are more, it is played as that of a smaller site.
 _MOST_TRAINED, _MOST_COMPARED = 120, 300
+#: Days that are compared as one workload are replayed with so many different speeds that about this many jobs are
+#: replayed, but with two at least.
+_MOST_JOBS_REPLAYED: Final = 6000
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A workload to compare policies on, made from a recorded day."""
+    """A workload to compare policies on, made from one recorded day or from several consecutive ones."""
 
     name: str
     workload: Workload
-    day: str
-    #: Number of jobs that were submitted on that day.
-    jobs: int
+    #: Number of jobs submitted on each day (YYYY-MM-DD) of which completion times are compared.
+    jobs: Mapping[str, int]
+    #: Ids of the jobs that are compared, by day; empty where all of them count for the only day.
+    compared: Mapping[str, Sequence[str]] = field(default_factory=dict)
     #: Sizes that jobs were recorded with, by job id; times are in seconds of the workload.
     sizes: Mapping[str, RecordedSizes] = field(default_factory=dict)
+
+    def times_by_day(self, replayed: Replayed) -> dict[str, float]:
+        """Mean completion time in slots of the jobs of each day."""
+        if not self.compared:
+            return dict.fromkeys(self.jobs, replayed.avg_jct)
+        times = {job.id: job.jct for job in replayed.jobs}
+        return {day: statistics.fmean(times[job] for job in jobs) for day, jobs in self.compared.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +76,8 @@ class Split:
     training: tuple[Workload, ...]
     validation: tuple[Workload, ...]
     cases: tuple[Case, ...]
+    #: The days to compare on as one workload, to compare with what was recorded.
+    period_cases: tuple[Case, ...]
     costs: Realism
     #: What was measured of the kinds of jobs that came.
     measured: tuple[MeasuredSpeeds, ...]
@@ -107,7 +126,7 @@ def split_history(
             workload = workload_of(small, speeds.draw(rng) if number else speeds.means(), slot_seconds)
             if workload is not None:
                 name = f"{day.name}, draw {number}" if number else day.name
-                cases.append(Case(name, workload, day.name, day.submitted, recorded_sizes(small)))
+                cases.append(Case(name, workload, {day.name: day.submitted}))
     if not training or not validation or not cases:
         raise WorkloadError(
             "", "no recorded job has a size at which its speed is known or can be predicted", where="the twin"
@@ -118,9 +137,51 @@ def split_history(
         training=tuple(training),
         validation=tuple(validation),
         cases=tuple(cases),
+        period_cases=tuple(
+            _period_cases(history, held_out, speeds, slot_seconds, np.random.default_rng([seed, _PERIOD]), tests)
+        ),
         costs=costs_of(history),
         measured=measured,
     )
+
+
+def _period_cases(
+    history: History, days: Sequence[Day], speeds: Speeds, slot_seconds: float, rng: np.random.Generator, tests: int
+) -> Iterator[Case]:
+    """The days as one workload, with expected speeds and then with drawn ones, and the sizes that jobs had.
+
+    If each day were a workload of its own, the jobs of the following day would be missing in it: a policy would have
+    all nodes for the last jobs of the day, while the recorded sizes are those that were left beside the next ones. For
+    the same reason nothing is thinned. Days with other nodes than the day before begin a new workload. Compared are the
+    jobs that have recorded sizes and ended in the recorded time: how long others would have taken is unknown.
+    """
+    periods = [tuple(group) for _, group in itertools.groupby(days, key=lambda day: sorted(day.nodes, key=str))]
+    ends = [*(period[0].begin for period in periods[1:]), history.end]
+    for period, end in zip(periods, ends, strict=True):
+        whole = period_of(history, period[0].begin, end)
+        if whole is None:
+            continue
+        for number in range(max(2, min(tests // len(days), _MOST_JOBS_REPLAYED // max(len(whole.jobs), 1)))):
+            workload = workload_of(whole, speeds.draw(rng) if number else speeds.means(), slot_seconds)
+            compared = {} if workload is None else _compared_jobs(whole, period, {job.id for job in workload.jobs})
+            if workload is None or not compared:
+                break
+            counts = {name: len(jobs) for name, jobs in compared.items()}
+            name = f"draw {number}" if number else "expected speeds"
+            yield Case(name, workload, counts, compared, recorded_sizes(whole))
+
+
+def _compared_jobs(whole: Day, days: Sequence[Day], present: Container[str]) -> dict[str, list[str]]:
+    """Ids of the jobs that were submitted on each of the days, have recorded sizes, and ended in the recorded time."""
+    jobs = {
+        day.name: [
+            number
+            for number, job in numbered(whole)
+            if number in present and job.ended and job.sizes and 0 < whole.begin + job.at - day.begin < DAY_SECONDS
+        ]
+        for day in days
+    }
+    return {name: ids for name, ids in jobs.items() if ids}
 
 
 def _played(

@@ -306,10 +306,25 @@ class TestSplit:
         assert len(split.training) == 5
         assert [case.name for case in split.cases][:2] == ["2025-10-15", "2025-10-15, draw 1"]
         assert len({case.name for case in split.cases}) == len(split.cases) == 8
-        assert [(case.day, case.jobs) for case in split.cases] == [("2025-10-15", 8)] * 8
+        assert [case.jobs for case in split.cases] == [{"2025-10-15": 8}] * 8
         assert split_history(history, SLOT, seed=0, min_days=1, draws=5, tests=8).training == split.training
         # Each has speeds of its own.
         assert len({workload.speeds["resnet-50"] for workload in split.training}) == 5
+
+    def test_what_is_compared_with_the_record_is_one_workload_of_all_jobs_that_ended(self) -> None:
+        """Also where a day is replayed as one of a smaller site: recorded sizes would not fit its nodes."""
+        jobs = [a_job(number, number * 120.0) for number in range(1, 1400)]
+        sizes = {job.key: ((float(job.key.submitted), Allocation(1, 1)),) for job in jobs[:-1]}
+        history = replace(a_history(*jobs), sizes=sizes)
+        split = split_history(history, SLOT, seed=0, min_days=1, draws=5, tests=8)
+        assert len(split.cases[0].workload.jobs) < 400
+        (expected, *drawn) = split.period_cases
+        assert len(drawn) == 7
+        began = split.held_out[0].begin
+        here = [job for job in jobs[:-1] if job.key.submitted > began]
+        assert expected.jobs == {"2025-10-14": len(here)}
+        assert len(expected.workload.jobs) == len(here) + 1
+        assert len(expected.compared["2025-10-14"]) == len(here)
 
     def test_one_day_at_least_is_trained_on(self) -> None:
         split = split_history(a_history(*(a_job(number, number * 9000.0) for number in range(1, 28))), SLOT, seed=0)

@@ -76,6 +76,23 @@ class TestJudge:
         assert verdict.reason.startswith(words)
 
     @pytest.mark.parametrize(
+        ("ratios", "words"),
+        [
+            ((0.9, 0.9, 0.9), "mean completion time -10.00%"),
+            ((1.0, 1.0, 1.0), "surely not more than 2 % worse: mean completion time +0.00%"),
+            ((1.011, 1.01, 1.009), "surely not more than 2 % worse: mean completion time +1.00%"),
+            ((0.95, 1.05, 1.0), "not surely not more than 2 % worse: mean completion time -0.08%"),
+            ((1.031, 1.03, 1.029), "surely worse: mean completion time +3.00%"),
+        ],
+    )
+    def test_with_a_margin_what_is_surely_not_worse_than_that_passes(
+        self, ratios: tuple[float, ...], words: str
+    ) -> None:
+        verdict = judge(cases(*ratios), 100, GOOD, None, replace(SETTINGS, margin=0.02))
+        assert verdict.passed is not words.startswith(("not", "surely worse"))
+        assert verdict.reason.startswith(words)
+
+    @pytest.mark.parametrize(
         ("days", "jobs", "words"),
         [(0, 0, "0 days with 0 jobs"), (1, 1, "1 day with 1 job"), (2, 90, "2 days with 90 jobs"), (9, 29, "29 jobs")],
     )
@@ -143,7 +160,7 @@ def forgets(decision: Decision) -> Decision:
 
 
 WORKLOADS = [
-    Case(str(seed), load_source("generator:dl2?nodes=2&jobs=8&longest_slots=6", seed=seed).workload, str(seed), 8)
+    Case(str(seed), load_source("generator:dl2?nodes=2&jobs=8&longest_slots=6", seed=seed).workload, {str(seed): 8})
     for seed in range(4)
 ]
 
