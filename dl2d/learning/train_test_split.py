@@ -177,7 +177,12 @@ def _compared_jobs(whole: Day, days: Sequence[Day], present: Container[str]) -> 
         day.name: [
             number
             for number, job in numbered(whole)
-            if number in present and job.ended and job.sizes and 0 < whole.begin + job.at - day.begin < DAY_SECONDS
+            if number in present
+            and job.ended
+            and job.sizes
+            # At 0 stand those that were there before.
+            and job.at > 0
+            and 0 <= whole.begin + job.at - day.begin < DAY_SECONDS
         ]
         for day in days
     }

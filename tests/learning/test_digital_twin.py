@@ -321,7 +321,7 @@ class TestSplit:
         (expected, *drawn) = split.period_cases
         assert len(drawn) == 7
         began = split.held_out[0].begin
-        here = [job for job in jobs[:-1] if job.key.submitted > began]
+        here = [job for job in jobs[:-1] if job.key.submitted >= began]
         assert expected.jobs == {"2025-10-14": len(here)}
         assert len(expected.workload.jobs) == len(here) + 1
         assert len(expected.compared["2025-10-14"]) == len(here)
