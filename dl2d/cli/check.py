@@ -27,9 +27,10 @@ from dl2d.core.resource_manager import RmListing
 from dl2d.daemon.api.admission import check_feasible
 from dl2d.daemon.credentials import load_credentials
 from dl2d.daemon.loop import manager_settings
-from dl2d.daemon.models.active_version import check_learning, configured_checkpoint, given, read_version
+from dl2d.daemon.models.active_version import check_learning, configured_checkpoint, gate_problem, given, read_version
 from dl2d.local.settings import LocalSettings
 from dl2d.plugins import MANAGERS, PLACEMENTS, POLICIES, load_placement, load_policy
+from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.store import schema
 from dl2d.tick.policy_start_check import site_start_check, start_check
 from dl2d_slurm.settings import SlurmSettings
@@ -136,7 +137,9 @@ def _policy(settings: Settings) -> Iterator[Finding]:
     live = _live(settings)
     try:
         named = configured_checkpoint(settings)
-        if named is not None or live is None:
+        if named is not None and (refused := _gate_problem(settings, named)):
+            yield Finding(item, False, refused.removeprefix(f"{item}: "))
+        elif named is not None or live is None:
             policy = load_policy(settings.policy.name, given=given(settings, named))
             problem = _start_problem(settings, policy)
             if problem or named is not None or settings.policy.settings:
@@ -153,6 +156,17 @@ def _policy(settings: Settings) -> Iterator[Finding]:
         check_learning(settings)
     except Dl2dError as error:
         yield Finding("learning.enabled", False, str(error).removeprefix("learning.enabled: "))
+
+
+def _gate_problem(settings: Settings, named: Checkpoint) -> str:
+    """Why the daemon would refuse the configured checkpoint in mode live; empty if it would not, or nobody knows."""
+    try:
+        if not _has_store(settings):
+            return ""
+        with reading(settings) as store:
+            return gate_problem(settings, store, named)
+    except Dl2dError:  # another finding
+        return ""
 
 
 def _start_problem(settings: Settings, policy: Policy) -> str:

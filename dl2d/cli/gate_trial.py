@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from dl2d.config.settings import Settings
-from dl2d.core.errors import CheckpointError, Dl2dError
+from dl2d.core.errors import Dl2dError
 from dl2d.core.policy import Policy
 from dl2d.core.policy_registry import SITE_SCHEDULER, Registry, Trial, TrialCase, Version
 from dl2d.core.site_history import RecordingStore
 from dl2d.daemon.loop import guard_rules
-from dl2d.daemon.models.active_version import configured_checkpoint, given, read_version
+from dl2d.daemon.models.active_version import current_checkpoint, given
 from dl2d.learning.digital_twin import DAY_SECONDS
 from dl2d.learning.promotion_gate import GateSettings, Verdict, compare
 from dl2d.learning.train_test_split import Split, split_history
@@ -53,27 +52,6 @@ def policy_of(settings: Settings, checkpoint: Checkpoint) -> Policy:
     return load_policy(
         checkpoint.policy, given=Given(checkpoint=checkpoint, settings=own, slot_seconds=slot_seconds(settings))
     )
-
-
-def current_checkpoint(settings: Settings, registry: Registry, name: str) -> Checkpoint | None:
-    """What a policy decides with now, or would if it were in charge: its live version, the configured one, its own.
-
-    As in the daemon, the latter two where the live version cannot be read. None where a plug-in does not show it.
-
-    Raises
-    ------
-    ConfigError, CheckpointError
-        The configured one cannot be read, or there is none at all.
-    """
-    live = registry.live(name)
-    if live is not None:
-        with contextlib.suppress(CheckpointError):
-            return read_version(live)
-    named = configured_checkpoint(settings) if settings.policy.name == name else None
-    if named is not None:
-        return named
-    own = getattr(load_policy(name), "checkpoint", None)
-    return own if isinstance(own, Checkpoint) else None
 
 
 def deciding(settings: Settings, registry: Registry) -> Side:

@@ -16,7 +16,13 @@ from dl2d.core.errors import Dl2dError, GateRefused, PolicyError, RegistryError,
 from dl2d.core.json_codec import as_plain
 from dl2d.core.policy_registry import Registry, Trial, Version, VersionState
 from dl2d.core.site_history import RecordingStore
-from dl2d.daemon.models.active_version import configured_checkpoint, given, keep_version, read_version
+from dl2d.daemon.models.active_version import (
+    configured_checkpoint,
+    current_checkpoint,
+    given,
+    keep_version,
+    read_version,
+)
 from dl2d.plugins import (
     PLACEMENTS,
     POLICIES,
@@ -148,8 +154,6 @@ def _pass_gate(settings: Settings, store: RecordingStore, version: Version) -> N
     if version.state in (VersionState.LIVE, VersionState.RETIRED) or trials.passed_trial(settings, registry, version):
         return  # it decides, or did once
     live = trials.deciding(settings, registry)
-    if live.digest == version.digest:
-        return
     try:
         days = trials.recorded_days(settings, store, now=time.time(), seed=settings.learning.seed)
     except WorkloadError as error:
@@ -259,11 +263,11 @@ def _version_of(name: str, settings: Settings) -> str:
     try:
         if name != settings.policy.name:
             return load_policy(name).version
-        live = None
         if takes_checkpoint(name) and _has_registry(settings):
             with reading(settings) as store:
-                live = store.registry.live(name)
-        checkpoint = configured_checkpoint(settings) if live is None else read_version(live)
+                checkpoint = current_checkpoint(settings, store.registry, name)
+        else:
+            checkpoint = configured_checkpoint(settings)
         return load_policy(name, given=given(settings, checkpoint)).version
     except Dl2dError:
         return ""

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from dl2d import __version__
-from dl2d.cli.gate_trial import Side, Tell, current_checkpoint, incumbent, on_trial, policy_of, recorded_days
+from dl2d.cli.gate_trial import Side, Tell, incumbent, on_trial, policy_of, recorded_days
 from dl2d.config.settings import Settings
 from dl2d.core.errors import CheckpointError, Dl2dError
 from dl2d.core.measured_speeds import MeasuredSpeeds
 from dl2d.core.policy_registry import Registry
 from dl2d.core.site_history import RecordingStore
-from dl2d.daemon.models.active_version import read_version, version_in
+from dl2d.daemon.models.active_version import current_checkpoint, read_version, version_in
 from dl2d.daemon.models.candidates import Candidate
 from dl2d.learning.digital_twin import DAY_SECONDS
 from dl2d.learning.evolution_strategy import Step

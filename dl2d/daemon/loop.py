@@ -123,7 +123,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             self._admission = Admission(settings.jobs.rules)
             #: Held to replace the context; a tick works with the one that it began with.
             self._replacing_context = threading.Lock()
-            self._active = ActiveVersion(settings, store, clock)
+            self._active = ActiveVersion(settings, store, clock, starting=True)
             self._context = self._build(settings, self._active)
             self._enter(settings.mode, "start")
             self._refreshed_at = timer()

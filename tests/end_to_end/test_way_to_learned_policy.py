@@ -207,6 +207,7 @@ def test_each_step_works_and_is_in_the_database(tmp_path: Path, site_of: Callabl
         site.change(Mode.SHADOW, learned)
         site.watch_in_shadow()
 
+        site.dl2d("policy", "promote", "site", "--force", "--reason", "the way is tried")
         site.change(Mode.LIVE, learned)
         gate = site.gate()
         keys = [site.train(f"elastic-{ps}", gate, ps=ps) for ps in (True, False)]

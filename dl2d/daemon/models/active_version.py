@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -26,18 +27,22 @@ _LEARN: Final = ("dl2", "dl2-original")
 class ActiveVersion:
     """The policy that decides.
 
-    Of a policy that learns, it is the live version in the registry. Where none is live, it is the checkpoint of the
-    configuration, or the one that comes with dl2d, which is then registered as the live version, so that what decided
-    can always be found again. So is a checkpoint that the configuration names and the registry does not know, if it
-    passes the start check (``dl2d.tick.policy_start_check``).
+    Of a policy that learns, it is the live version in the registry; where none is live, the one that comes with dl2d,
+    which is then registered as live, so that what decided can always be found again. A checkpoint that the
+    configuration names and that never was live (``is_candidate``) decides instead in modes that start and stop nothing,
+    if it passes the start check (``dl2d.tick.policy_start_check``). Where dl2d acts it has to be promoted first, unless
+    nothing was ever recorded that it could be compared on.
 
     Raises
     ------
     ConfigError, PluginError
-        The configuration names an unknown policy, or a checkpoint that cannot be read or fails the start check.
+        The configuration names an unknown policy, or a checkpoint that cannot be read, fails the start check, or has
+        not been promoted. The latter not at the start of the daemon if another version is live: that one decides.
     """
 
-    def __init__(self, settings: Settings, store: SiteStore, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, settings: Settings, store: SiteStore, clock: Callable[[], float], *, starting: bool = False
+    ) -> None:
         self._settings, self._registry, self._clock = settings, store.registry, clock
         registry = store.registry
         self._name = settings.policy.name
@@ -47,24 +52,33 @@ class ActiveVersion:
         self._digest, self._broken = "", ""
         #: Digest of an active version that failed and has none before it.
         self._kept = ""
+        #: Digest of the live version in whose place the configured one decides.
+        self._passed_over = ""
         named = configured_checkpoint(settings)
         live = registry.live(self._name) if self.learns else None
-        new = named is not None and named.digest not in {each.digest for each in registry.versions(self._name)}
+        candidate = named is not None and is_candidate(named, registry)
+        problem = gate_problem(settings, store, named)
+        if problem and (live is None or not starting):
+            raise ConfigError(problem)
+        if problem:
+            log.error("the live policy version decides", problem=problem)
+            named, candidate = None, False
         self.policy: Policy
-        if live is not None and not new:
+        if live is not None and not candidate:
             found = self._take(live)
             if found is not None:
                 self.policy = found
                 return
         self.policy = self._made(named)
-        if new:
+        if candidate:
             started = site_start_check(self.policy, load_placement(settings.placement), store)
             if started.problem:
                 raise ConfigError(
                     f"policy.checkpoint: {self._name} version {self.policy.version} {started.problem}; name another, "
                     "or promote it with `dl2d policy promote --force`"
                 )
-        if (self.learns and live is None) or new:
+            self._passed_over = "" if live is None else live.digest
+        if candidate or (self.learns and live is None):
             self._register(getattr(self.policy, "checkpoint", None), named)
 
     def refreshed(self) -> Policy | None:
@@ -79,12 +93,12 @@ class ActiveVersion:
         except Dl2dError as error:
             log.warning("cannot look up the live policy version", error=str(error))
             return None
-        if live is None or live.digest == self._digest:
+        if live is None or live.digest in (self._digest, self._passed_over):
             self._broken = ""
             return None
         if live.digest == self._broken or (found := self._take(live)) is None:
             return None
-        self.policy = found
+        self.policy, self._passed_over = found, ""
         log.info("policy version changed", policy=self._name, version=live.digest[:DIGITS], origin=live.origin)
         return found
 
@@ -142,10 +156,10 @@ class ActiveVersion:
 
         def begin() -> None:
             at, folder = self._clock(), self._settings.versions_path
-            keep_version(checkpoint, folder, self._registry, at=at, origin=origin)
-            self._registry.change(
-                self._name, checkpoint.digest, VersionState.LIVE, at=at, by=_BY, reason=f"begins: {origin}"
-            )
+            kept = keep_version(checkpoint, folder, self._registry, at=at, origin=origin)
+            if named is None or self._settings.mode.acts:
+                reason = f"begins: {origin}"
+                self._registry.change(self._name, kept.digest, VersionState.LIVE, at=at, by=_BY, reason=reason)
 
         self._try(begin)
 
@@ -155,6 +169,58 @@ class ActiveVersion:
             write()
         except Dl2dError as error:
             log.warning("the registry of policies cannot be written", error=str(error))
+
+
+def is_candidate(named: Checkpoint, registry: Registry) -> bool:
+    """Whether a checkpoint that the configuration names never was live, and none went live since it was registered."""
+    known = next((each for each in registry.versions(named.policy) if each.digest == named.digest), None)
+    if known is None:
+        return True
+    changes = registry.changes(named.policy, limit=1000)
+    went_live = (each.at for each in changes if each.after is VersionState.LIVE)
+    return known.state is VersionState.CANDIDATE and known.at >= max(went_live, default=known.at)
+
+
+def gate_problem(settings: Settings, store: SiteStore, named: Checkpoint | None) -> str:
+    """Why a checkpoint that the configuration names must not decide where dl2d acts; empty if it may, or does not act.
+
+    Where nothing was ever recorded there is nothing to compare it on.
+    """
+    if named is None or not settings.mode.acts or not store.last_slot_number():
+        return ""
+    if not is_candidate(named, store.registry):
+        return ""
+    return (
+        f"policy.checkpoint: {named.policy} version {named.digest[:DIGITS]} has not passed the gate; "
+        f"run `dl2d policy promote {settings.policy.checkpoint}`"
+    )
+
+
+def current_checkpoint(settings: Settings, registry: Registry, name: str) -> Checkpoint | None:
+    """What a policy decides with now, or would if it were in charge: its live version, the configured one, its own.
+
+    As in the daemon, the latter two where the live version cannot be read, and the configured one first where it is a
+    candidate and dl2d does not act. None where a plug-in does not show it.
+
+    Raises
+    ------
+    ConfigError, CheckpointError
+        The configured one cannot be read, or there is none at all.
+    """
+    is_configured = settings.policy.name == name
+    if is_configured and not settings.mode.acts:
+        named = configured_checkpoint(settings)
+        if named is not None and is_candidate(named, registry):
+            return named
+    live = registry.live(name)
+    if live is not None:
+        with contextlib.suppress(CheckpointError):
+            return read_version(live)
+    named = configured_checkpoint(settings) if is_configured else None
+    if named is not None:
+        return named
+    own = getattr(load_policy(name), "checkpoint", None)
+    return own if isinstance(own, Checkpoint) else None
 
 
 def check_learning(settings: Settings) -> None:

@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 from local_cluster import LocalCluster
+from store.samples import a_slot
 from structlog.testing import capture_logs
 
 from dl2d.config.settings import Settings
+from dl2d.core.daemon_mode import Mode
 from dl2d.core.errors import ConfigError
 from dl2d.core.policy_registry import VersionState
-from dl2d.daemon.models.active_version import ActiveVersion, keep_version
+from dl2d.daemon.models.active_version import ActiveVersion, current_checkpoint, keep_version
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
 from dl2d.policies.dl2.policy import with_checkpoint
 from dl2d.store.sql_store import SqlStore
@@ -43,17 +45,22 @@ class Site:
     def __init__(self, folder: Path, store: SqlStore) -> None:
         self.folder, self.store = folder, store
 
-    def settings(self, **policy: Any) -> Settings:
-        return Settings.model_validate({"state_dir": self.folder / "state", "policy": {"name": "dl2", **policy}})
+    def settings(self, mode: Mode = Mode.LIVE, **policy: Any) -> Settings:
+        return Settings.model_validate(
+            {"state_dir": self.folder / "state", "mode": mode, "policy": {"name": "dl2", **policy}}
+        )
 
-    def active(self, **policy: Any) -> ActiveVersion:
-        return ActiveVersion(self.settings(**policy), self.store, lambda: 7.0)
+    def active(self, mode: Mode = Mode.LIVE, *, starting: bool = False, **policy: Any) -> ActiveVersion:
+        return ActiveVersion(self.settings(mode, **policy), self.store, lambda: 7.0, starting=starting)
 
     def promote(self, checkpoint: Checkpoint) -> Path:
         registry = self.store.registry
         kept = keep_version(checkpoint, self.settings().versions_path, registry, at=1.0, origin="a test")
         registry.change("dl2", kept.digest, VersionState.LIVE, at=2.0, by="ann", reason="a test")
         return Path(kept.folder)
+
+    def state(self, checkpoint: Checkpoint) -> VersionState:
+        return next(each.state for each in self.store.registry.versions("dl2") if each.digest == checkpoint.digest)
 
     def live(self) -> str | None:
         found = self.store.registry.live("dl2")
@@ -165,6 +172,37 @@ def test_a_checkpoint_that_the_configuration_names_anew_goes_live(site: Site, tm
     # Later ones go before it: it is where a site begins.
     site.promote(another(3))
     assert site.active(checkpoint=str(tmp_path / "mine")).policy.version.startswith(another(3).digest[:12])
+
+
+def test_a_checkpoint_of_the_configuration_acts_only_after_it_was_promoted(site: Site, tmp_path: Path) -> None:
+    """Where there are recorded days that it could be compared on; in shadow it decides, and is a candidate."""
+    shipped = with_checkpoint().checkpoint.digest
+    site.active()
+    site.store.record_slot(a_slot(1, ()))
+    mine = str(tmp_path / "mine")
+    write_checkpoint(another(2), tmp_path / "mine")
+    with pytest.raises(ConfigError, match=r"has not passed the gate; run `dl2d policy promote .*/mine`"):
+        site.active(checkpoint=mine)
+    for _ in range(2):  # also after a restart, when it is known
+        active = site.active(Mode.SHADOW, checkpoint=mine)
+        assert active.policy.version.startswith(another(2).digest[:12])
+        assert active.refreshed() is None
+        assert (site.live(), site.state(another(2))) == (shipped, VersionState.CANDIDATE)
+        found = current_checkpoint(site.settings(Mode.SHADOW, checkpoint=mine), site.store.registry, "dl2")
+        assert found is not None
+        assert found.digest == another(2).digest
+        with pytest.raises(ConfigError, match="has not passed the gate"):
+            site.active(checkpoint=mine)
+    # A machine that starts again goes on with what decided.
+    with capture_logs() as logs:
+        assert site.active(starting=True, checkpoint=mine).policy.version.startswith(shipped[:12])
+    assert "has not passed the gate" in logs[-1]["problem"]
+    site.promote(another(3))
+    found = active.refreshed()  # what went live since is newer
+    assert found is not None
+    assert found.version.startswith(another(3).digest[:12])
+    site.promote(another(2))
+    assert site.active(checkpoint=mine).policy.version.startswith(another(2).digest[:12])
 
 
 def damage(folder: Path, how: str) -> None:
