@@ -12,6 +12,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from pslite.job.printable_text import printable
+
 #: Width of tables that do not go to a terminal: wide enough that nothing has to be cut or wrapped.
 FILE_WIDTH = 400
 
@@ -59,8 +61,11 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str | Text]], *, titl
             overflow="ellipsis" if any(flexible) else "fold",
         )
     for row in rows:
-        # Text from users is shown as it is: what looks like rich's mark-up must not be taken for it.
-        cells = (cell if isinstance(cell, Text) else Text(cell) for cell in row)
+        # Text from users is shown as it is: what looks like rich's mark-up, or a terminal's, must not be taken for it.
+        cells = (
+            cell if isinstance(cell, Text) else Text(printable(cell.replace("\n", " / ") if cut else cell, keep="\n\t"))
+            for cell, cut in zip(row, flexible, strict=True)
+        )
         made.add_row(*(_one_line(cell) if cut else cell for cell, cut in zip(cells, flexible, strict=True)))
     return made
 

@@ -305,3 +305,36 @@ def test_fast_mode_under_resizing_stays_close(tmp_path):
     first, second = torch.load(a, weights_only=True), torch.load(b, weights_only=True)
     flat = [torch.cat([t.reshape(-1) for t in model.values()]) for model in (first, second)]
     assert (flat[0] - flat[1]).norm() <= 1e-5 * flat[0].norm()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "words"),
+    [
+        (
+            lambda model: torch.optim.Adam(model.parameters(), lr=0.01),
+            r"torch\.optim\.adam\.Adam.*torch\.Adam\(lr=0\.01\)",
+        ),
+        (lambda model: torch.optim.RMSprop(model.parameters(), lr=0.5), r"RMSprop.*torch\.SGD\(lr=0\.5\)"),
+        (lambda model: "sgd", r"builtins\.str.*servers run the optimizer"),
+    ],
+)
+def test_what_is_no_description_of_an_optimizer_is_refused_with_one(optimizer, words):
+    model = torch.nn.Linear(2, 1)
+    with pytest.raises(SpecError, match=words):
+        ElasticJob(model, optimizer=optimizer(model), dataset=[(0, 0)] * 4, batch_size=2, epochs=1)
+
+
+def test_a_loss_that_is_no_number_ends_the_first_step_and_is_told_once_later():
+    def train(bad_step):
+        model = torch.nn.Linear(1, 1)
+        data = torch.utils.data.TensorDataset(torch.ones(8, 1))
+        job = ElasticJob(model, optimizer=SGD(lr=0.1), dataset=data, batch_size=2, epochs=1, shards=1)
+        for (batch,) in job:
+            job.backward((model(batch) * (math.nan if job.version >= bad_step else 1.0)).mean())
+        return job.version
+
+    with pytest.raises(UsageError, match=r"the loss of step 0 is nan.*smaller learning rate"):
+        train(0)
+    with pytest.warns(RuntimeWarning, match="the loss of step 2 is nan") as told:
+        assert train(2) == 4
+    assert len(told) == 1

@@ -36,8 +36,6 @@ _STATUS: tuple[tuple[type[Dl2dError], int], ...] = (
     (StoreUnavailable, 503),
     (ResourceManagerError, 400),
 )
-#: Refusals before the body was read whole: what follows of it is not read either.
-_BODY_UNREAD = (403, 413, 429)
 
 
 def create_api(services: Services) -> FastAPI:
@@ -63,10 +61,9 @@ async def _explain_error(request: Request, error: Dl2dError) -> Response:
 
 async def _explain_status(request: Request, error: HTTPException) -> Response:
     del request
-    answer = _error(error.status_code, str(error.detail))
-    if error.status_code in _BODY_UNREAD:
-        answer.headers["Connection"] = "close"
-    return answer
+    # The connection stays open: a client that is still sending would not see the answer otherwise. What it sends of a
+    # refused body is dropped as it comes, until the request's deadline.
+    return _error(error.status_code, str(error.detail))
 
 
 async def _explain_body(request: Request, error: RequestValidationError) -> Response:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import FailureCause, Job, JobState, Progress
 from dl2d.core.store import JobChange, RuntimePlan, TaskChange, TaskReport
+from pslite.job.printable_text import printable
 
 # Bounds of what one report may hold.
 MAX_MEMBERS = 20_000
@@ -272,8 +273,7 @@ def _plan(plan: PlanReport, at: float) -> RuntimePlan:
 
 
 def _plain(text: str | None) -> str:
-    """Text of the user's program without what a database or a terminal would choke on."""
-    return "".join(char if char.isprintable() or char in "\n\t" else "?" for char in text or "")
+    return printable(text or "", keep="\n\t")
 
 
 def _finite(value: float | None) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections import deque
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -145,6 +146,17 @@ def test_a_request_that_does_not_come_whole_in_time_ends_its_connection(make_wor
                 pass
         except ConnectionResetError:
             pass
+
+
+def test_what_is_sent_of_a_refused_body_is_dropped_until_the_deadline(make_world):
+    world = make_world(limits=ConnectionLimits(request_seconds=0.5))
+    head = b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with socket.create_connection(world.server.address, timeout=20) as channel:
+        channel.sendall(head)
+        assert channel.recv(100).startswith(b"HTTP/1.1 403")
+        pieces = iter(lambda: channel.sendall(chunks(65536)), "never")
+        with pytest.raises(OSError, match=r"reset|pipe"):
+            deque(pieces, maxlen=0)
 
 
 def test_a_request_that_waits_for_the_daemon_is_not_ended(make_world):

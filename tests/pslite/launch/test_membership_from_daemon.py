@@ -180,6 +180,21 @@ def test_a_refused_registration_ends_with_status_2(daemon, munge):
     assert "malformed #DL2 line 3: epocs" in process.stderr.read()
 
 
+def test_an_anchor_that_cannot_coordinate_says_why(daemon, tmp_path):
+    state = tmp_path / "file"
+    state.touch()
+    process = daemon.launch(
+        "coordinator", ["x"], DL2_DAEMON=daemon.url, DL2_JOB="j", DL2_CREDENTIAL="c", DL2_TOKEN="00" * 32,
+        DL2_STATE=str(state),
+    )  # fmt: skip
+    assert process.wait(60) == 2
+    said = process.stderr.read()
+    assert str(state) in said
+    assert daemon.beats, said
+    assert daemon.beats[-1]["state"] == "failed"
+    assert str(state) in daemon.beats[-1]["reason"]
+
+
 @pytest.mark.parametrize(
     ("environ", "arguments", "text"),
     [

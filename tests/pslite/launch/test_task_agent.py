@@ -8,6 +8,7 @@ import pty
 import secrets
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ from pslite.coordinator import Coordinator, Settings
 from pslite.job.job_status import Cause, Reply
 from pslite.job.member_measurements import Usage
 from pslite.launch.exit_status import OomKills
+from pslite.launch.log_tail import open_tail
 from pslite.launch.task_agent import TaskAgent
 from pslite.net.authentication import Identity
 from pslite.net.framing import listen
@@ -183,6 +185,7 @@ def reason_of(*task, **options):
     thread.start()
     director.started.wait(60)
     identity = Identity("worker", "worker-0", "i", token)
+    options = {"open_log": lambda: None, **options}
     agent = TaskAgent(identity, director.address, task, os.environ, say=said.append, **options)
     status = agent.run()
     thread.join(60)
@@ -204,6 +207,33 @@ def test_the_coordinator_hears_how_a_process_ended(script, how, status):
     assert reason.endswith(how)
     assert code == status
     assert any(line.startswith("worker-0 has used ") for line in said)
+
+
+@pytest.mark.parametrize(
+    ("script", "last"),
+    [
+        ("def f(:\n", "SyntaxError: invalid syntax"),
+        ("import sys; sys.exit('lost\x1b[31m words')", "lost\\x1b[31m words"),
+        ("import sys; sys.stderr.write('x\\n' * 100_000 + 'y' * 5000 + '\\n'); sys.exit('end')", "end"),
+    ],
+)
+def test_the_coordinator_hears_what_a_process_wrote_last(script, last, tmp_path):
+    log = tmp_path / "dl2-7-worker-0.out"
+    log.write_text("lines of an earlier task\n")
+    before = os.dup(2)
+    with log.open("a") as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            reason, _, _ = reason_of(sys.executable, "-c", script, open_log=open_tail)
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+    first, *lines = reason.split("\n")
+    assert f"before it joined; the end of {log} on {socket.gethostname()}:" in first
+    assert lines[-1] == last
+    assert len(lines) <= 12
+    assert len(reason) < 2500
+    assert "earlier" not in reason
 
 
 def test_the_coordinator_hears_of_a_program_that_cannot_be_started():
@@ -229,7 +259,10 @@ def test_a_coordinator_in_the_place_of_another_hears_it_too(tmp_path):
     address = "{}:{}".format(*listener.getsockname())
     script = f"open({str(gate)!r}).read(); raise SystemExit(3)"
     identity, said = Identity("worker", "worker-0", "i", token), []
-    agent = TaskAgent(identity, address, [sys.executable, "-c", script], os.environ, say=said.append, watch_seconds=0.1)
+    agent = TaskAgent(
+        identity, address, [sys.executable, "-c", script], os.environ, say=said.append, watch_seconds=0.1,
+        open_log=lambda: None,
+    )  # fmt: skip
     first, second = Listening(), Listening()
     runs = []
     for director in (first, second):

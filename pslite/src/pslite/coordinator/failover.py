@@ -144,7 +144,7 @@ def process_ended(job: Job, task: str, message: AgentExit) -> None:
     if task in state.members:
         return  # examined when its connection ends, which it does at the same time
     if message.status or message.signal:
-        text = f"{task} (pid {message.pid}) {how_it_ended(message)}{',' if message.text else ''} before it joined"
+        text = f"{task} (pid {message.pid}) {how_it_ended(message, ' before it joined')}"
     else:
         text = f"{task} (pid {message.pid}): its script ended without joining the job (does it use ElasticJob?)"
     job.say(text)

@@ -12,6 +12,8 @@ from pslite.net.messages import AgentExit, Alive, Beat
 
 #: the window over which speed is measured
 _SPEED_SECONDS = 10.0
+#: characters of a task's error output that a report repeats
+_MAX_OUTPUT = 3000
 
 
 def heartbeat(job: Job, member: MemberState, message: Beat) -> None:
@@ -68,7 +70,10 @@ def report(job: Job) -> Status:
         loss=job.loss,
         steps_per_second=rate,
         samples_per_second=rate * spec.samples / spec.steps_per_epoch if rate is not None and spec else None,
-        members=[_member(member, state.exits.get(task), job.usage.get(task)) for task, member in state.members.items()],
+        members=[
+            *(_member(member, state.exits.get(task), job.usage.get(task)) for task, member in state.members.items()),
+            *(_never_joined(task, ended) for task, ended in state.exits.items() if task not in state.members),
+        ],
         plan=state.plan.number if state.plan else 0,
         plans=list(state.reports),
         result=state.result if state.state == "finished" else None,
@@ -93,11 +98,27 @@ def _member(member: MemberState, ended: AgentExit | None, usage: Usage | None) -
     )
 
 
-def how_it_ended(ended: AgentExit) -> str:
-    """Say how a process died."""
-    tail = f": {ended.text}" if ended.text else ""
+def _never_joined(task: str, ended: AgentExit) -> MemberReport:
+    """A task whose process ended before it joined; its role is in its name."""
+    return MemberReport(
+        task=task,
+        role="ps" if task.startswith("ps") else "worker",
+        state="left",
+        host="",
+        pid=ended.pid,
+        cause=ended.cause,
+        how="" if ended.cause is Cause.DONE else how_it_ended(ended, " before it joined"),
+    )
+
+
+def how_it_ended(ended: AgentExit, when: str = "") -> str:
+    """Say how a process died, `when`, and what it wrote last."""
+    known = f": {ended.text}" if ended.text else ""
     if ended.cause is Cause.NOT_STARTED:
-        return f"died: {ended.text}"
-    if ended.signal:
-        return f"died: killed by {signal_in_words(ended.signal)}{tail}"
-    return f"died: its process ended with status {ended.status}{tail}"
+        how = f"died{known}"
+    elif ended.signal:
+        how = f"died: killed by {signal_in_words(ended.signal)}{known}"
+    else:
+        how = f"died: its process ended with status {ended.status}{known}"
+    comma = "," if known and when else ""
+    return f"{how}{comma}{when}" + (f"; {ended.output[:_MAX_OUTPUT]}" if ended.output else "")

@@ -27,7 +27,9 @@ from pslite.coordinator import Coordinator
 from pslite.coordinator.log_writer import decode
 from pslite.errors import Cancelled, PsliteError, UsageError
 from pslite.job.job_status import MembershipSource
+from pslite.job.printable_text import indented
 from pslite.launch.local_tasks import LocalTasks
+from pslite.launch.membership_from_daemon import report_failure
 from pslite.launch.signals import ENDING, OWN, handled
 from pslite.launch.supervisor_channel import (
     MAX_BYTES,
@@ -282,14 +284,19 @@ class Supervisor:
                 has_tasks=self._tasks is not None,
                 source=self._source,
             )
-            log = CoordinatorLog(folder) if folder is not None else None
-            coordinator = self._make(director=channel, listener=self._listener, log=log)
+            try:
+                log = CoordinatorLog(folder) if folder is not None else None
+                coordinator = self._make(director=channel, listener=self._listener, log=log)
+            except PsliteError as error:
+                if self._source is not None:
+                    report_failure(self._source, str(error))
+                raise
             code = _run(coordinator, channel)
         except UsageError as error:
-            sys.stderr.write(f"dl2-run: {error}\n")
+            sys.stderr.write(f"dl2-run: {indented(str(error))}\n")
             code = 2
         except PsliteError as error:
-            sys.stderr.write(f"dl2-run: {error}\n")
+            sys.stderr.write(f"dl2-run: {indented(str(error))}\n")
         except BaseException:  # noqa: BLE001  (the process ends here, whatever it is)
             traceback.print_exc()
         finally:
@@ -305,6 +312,6 @@ def _run(coordinator: Coordinator, channel: SupervisorChannel) -> int:
     except Cancelled:
         return 128 + channel.ending
     if status.state != "finished":
-        sys.stderr.write(f"dl2-run: job {status.state}: {status.reason}\n")
+        sys.stderr.write(f"dl2-run: job {status.state}: {indented(status.reason or '')}\n")
         return 1
     return 0

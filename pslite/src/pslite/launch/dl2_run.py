@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from pslite.errors import PsliteError, UsageError
+from pslite.job.printable_text import indented
 from pslite.launch.mxnet_launcher import is_launched, task_variables
 from pslite.launch.task_agent import TaskAgent
 from pslite.launch.task_environment import encryption_of, role_of, task_environment, watch_seconds
@@ -73,13 +74,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def say(text: str) -> None:
         if environ.get("DL2_QUIET") != "1":
-            sys.stderr.write(f"dl2-run: {text}\n")
+            sys.stderr.write(f"dl2-run: {indented(text)}\n")
             sys.stderr.flush()
 
     try:
         return _run(options, environ, say)
     except PsliteError as error:
-        sys.stderr.write(f"dl2-run: {error}\n")
+        sys.stderr.write(f"dl2-run: {indented(str(error))}\n")
         return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from pslite.coordinator import Coordinator, Settings
-from pslite.errors import UsageError
+from pslite.errors import PsliteError, UsageError
 from pslite.job.user_environment import remarks, user_environment
 from pslite.launch.coordinator_supervisor import LogLocation, Supervisor, locate_log
 from pslite.launch.local_tasks import LocalTasks
-from pslite.launch.membership_from_daemon import DaemonClient
+from pslite.launch.membership_from_daemon import DaemonClient, report_failure
 from pslite.launch.mxnet_launcher import OpenMembership, launched_listener
 from pslite.launch.registration import Registration, register
 from pslite.launch.task_environment import balance_of, job_encryption, need
@@ -119,6 +119,16 @@ def coordinate(tasks: Tasks, environ: Mapping[str, str], say: Callable[[str], No
         a variable is absent or malformed, or the daemon did not take the job.
 
     """
+    try:
+        return _coordinate(tasks, environ, say)
+    except PsliteError as error:
+        if environ.get("DL2_CREDENTIAL"):
+            job, credential = need(environ, "DL2_JOB"), environ["DL2_CREDENTIAL"]
+            report_failure(DaemonClient(need(environ, "DL2_DAEMON"), job, credential, say=say), str(error))
+        raise
+
+
+def _coordinate(tasks: Tasks, environ: Mapping[str, str], say: Callable[[str], None]) -> int:
     daemon = need(environ, "DL2_DAEMON")
     host = environ.get("DL2_HOST") or _own_name()
     location = locate_log(environ)

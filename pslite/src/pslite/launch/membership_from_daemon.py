@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from pslite.errors import UsageError
-from pslite.job.job_status import Reply, Status
+from pslite.job.job_status import MembershipSource, Reply, Status
 
 STOP_LIMIT_SECONDS = 30.0
 _MAX_REPLY = 1 << 20
@@ -141,3 +141,14 @@ class _HttpReply(msgspec.Struct):
     members: list[str]
     stop: bool = False
     heartbeat_seconds: float = 1.0
+
+
+def report_failure(source: MembershipSource, reason: str) -> None:
+    """Report a job that has failed before it had a coordinator; `source` has not been started."""
+    status = Status(
+        address="", incarnation="", state="failed", reason=reason, version=0, total_versions=None, epoch=0.0,
+        epochs=None, loss=None, steps_per_second=None, samples_per_second=None, members=[], plan=0, plans=[],
+        result=None,
+    )  # fmt: skip
+    source.start("", b"", lambda: None)
+    source.close(status)

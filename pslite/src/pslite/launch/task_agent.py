@@ -18,6 +18,7 @@ from pslite.job.member_measurements import Usage, in_words
 from pslite.launch.agent_connection import AgentConnection
 from pslite.launch.exit_status import ExitStatus, OomKills, classify, oom_kills
 from pslite.launch.gpus import open_gpus
+from pslite.launch.log_tail import LogTail, open_tail
 from pslite.launch.resource_usage import ProcessMonitor, family
 from pslite.launch.signals import ENDING, OWN, from_terminal, handled, wait_for
 from pslite.net.authentication import Identity
@@ -48,6 +49,8 @@ class TaskAgent:
         the shortest time between two samples of what the task uses; 0 for none.
     count_kills
         counts processes that were killed for lack of memory.
+    open_log
+        finds out where the task's error output goes.
 
     """
 
@@ -61,6 +64,7 @@ class TaskAgent:
         say: Callable[[str], None],
         watch_seconds: float = 5.0,
         count_kills: Callable[[], OomKills] = oom_kills,
+        open_log: Callable[[], LogTail | None] = open_tail,
     ) -> None:
         self._identity = identity
         self._command = list(command)
@@ -68,6 +72,7 @@ class TaskAgent:
         self._say = say
         self._watch_seconds = watch_seconds
         self._count_kills = count_kills
+        self._open_log = open_log
         self._connection = AgentConnection(identity, coordinator)
         self._process: subprocess.Popen[bytes] | None = None
         #: set when the process has been started, or never will be
@@ -90,6 +95,7 @@ class TaskAgent:
 
     def _run(self) -> int:
         before, kills, since = resource.getrusage(resource.RUSAGE_CHILDREN), self._count_kills(), time.monotonic()
+        log = self._open_log()
         try:
             self._process = process = subprocess.Popen(self._command, env=self._environ)
         except OSError as error:
@@ -102,9 +108,10 @@ class TaskAgent:
             process.send_signal(number)  # came before the process was there
         code = wait_for(process)
         self._over.set()
+        output = log.text() if code and log is not None else ""
         usage = self._total_usage(before, time.monotonic() - since)
         self._say(f"{self._identity.task} has used {in_words(usage)}")
-        self._report(process.pid, code, classify(code, kills, self._count_kills), usage)
+        self._report(process.pid, code, classify(code, kills, self._count_kills), usage, output)
         return code if code >= 0 else 128 - code
 
     # --- signals --------------------------------------------------------------------------------------------------
@@ -172,7 +179,7 @@ class TaskAgent:
             processes=0,
         )
 
-    def _report(self, pid: int, code: int, ending: ExitStatus, usage: Usage | None = None) -> None:
+    def _report(self, pid: int, code: int, ending: ExitStatus, usage: Usage | None = None, output: str = "") -> None:
         report = AgentExit(
             pid=pid,
             status=max(0, code),
@@ -180,6 +187,7 @@ class TaskAgent:
             cause=ending.cause,
             text=ending.text,
             usage=usage,
+            output=output,
         )
         reach = _REPORT_SECONDS if code else _QUICK_SECONDS
         if not self._connection.report(report, _REPORT_SECONDS, reach) and code:

@@ -272,6 +272,8 @@ class AgentExit(Message, frozen=True):
     text: str
     #: of its whole life; None if there was none
     usage: Usage | None = None
+    #: path and last lines of its error output, after a failure; "" where that is no file
+    output: str = ""
 
 
 class AgentUsage(Message, frozen=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
@@ -25,11 +25,26 @@ class Group:
     optimizer: Descent
 
 
+def _check_rule(rule: object) -> None:
+    """Raise SpecError for what is no description of an optimizer."""
+    if isinstance(rule, get_args(Descent)):
+        return
+    kind = type(rule)
+    meant = kind.__name__ if kind.__name__ in ("SGD", "Adam") else "SGD"
+    rate = f"{rule.param_groups[0]['lr']:g}" if isinstance(rule, torch.optim.Optimizer) else "0.1"
+    raise SpecError(
+        f"the optimizer is a {kind.__module__}.{kind.__qualname__}: the job's servers run the optimizer and need its "
+        f"description instead, such as optimizer=pslite.torch.{meant}(lr={rate}); there are SGD, Adam and LAMB"
+    )
+
+
 class ParameterLayout:
     """How a model's tensors lie in the flat arrays of the job."""
 
     def __init__(self, model: torch.nn.Module, optimizer: Descent, groups: tuple[Group, ...]) -> None:
         self._model = model
+        for rule in (optimizer, *(group.optimizer for group in groups)):
+            _check_rule(rule)
         chosen = {id(p): group.optimizer for group in groups for p in group.parameters}
         tables = {
             id(module.weight)

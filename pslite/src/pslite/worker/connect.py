@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from pslite.errors import UsageError
 from pslite.job.job_spec import JobSpec
+from pslite.job.printable_text import indented
 from pslite.launch.task_environment import TaskEnvironment, role_of, task_environment
 from pslite.worker.ps.worker import Worker
 from pslite.worker.training_session import OpenSession, Session, SingleSession
@@ -38,7 +39,7 @@ def _voice(place: TaskEnvironment, environ: Mapping[str, str]) -> Callable[[str]
 
     def say(text: str) -> None:
         if not quiet:
-            sys.stderr.write(f"{place.identity.task}: {text}\n")
+            sys.stderr.write(f"{place.identity.task}: {indented(text)}\n")
 
     return say
 

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol
 
+from pslite.job.printable_text import indented
+
 #: where the script was started: relative names on its command line are valid there
 _FOLDER = os.readlink("/proc/self/cwd")  # noqa: PTH115  (it may be gone)
 
@@ -44,7 +46,7 @@ class ScriptProcess:
 
     def begin_again(self, reason: str) -> None:
         """Replace the program by a fresh one of the same command line; dl2-run goes on watching the same process."""
-        sys.stderr.write(f"pslite: {reason}; the script starts again\n")
+        sys.stderr.write(f"pslite: {indented(reason)}; the script starts again\n")
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         for child in multiprocessing.active_children():
@@ -55,6 +57,6 @@ class ScriptProcess:
 
     def abandon(self, reason: str) -> None:
         """End the process: the script is busy in a long step or in code of its own, and nothing it does matters."""
-        sys.stderr.write(f"pslite: {reason}\n")
+        sys.stderr.write(f"pslite: {indented(reason)}\n")
         sys.stderr.flush()
         os._exit(1)

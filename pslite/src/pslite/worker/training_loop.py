@@ -6,8 +6,10 @@ makes a batch of samples; everything that fixes the result of a job is here.
 
 from __future__ import annotations
 
+import math
 import os
 import random
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any, Literal, Protocol, TypedDict, Unpack
@@ -160,6 +162,8 @@ class LoopJob(ABC):
         self._samples = 0
         self._loss = 0.0
         self._started = False
+        #: whether the user was told of a loss that is no finite number
+        self._diverged = False
         self._order: tuple[int, Indices] | None = None
 
     @staticmethod
@@ -241,7 +245,23 @@ class LoopJob(ABC):
         return self._bundle
 
     def _record(self, loss: float) -> None:
-        """The gradients of the batch just given are there; its mean loss was `loss`."""
+        """The gradients of the batch just given are there; its mean loss was `loss`.
+
+        Raises
+        ------
+        UsageError
+            it is no finite number in the first step of the job.
+
+        """
+        if not math.isfinite(loss) and not self._diverged:
+            self._diverged = True
+            text = (
+                f"the loss of step {self.version} is {loss}: the weights will be no numbers either; use a smaller "
+                "learning rate or clip_norm=, and check the data for missing values and the loss for log(0) and 0/0"
+            )
+            if not self.version:
+                raise UsageError(text)
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
         self._loss += loss * self._samples
         self._bundle = None
 

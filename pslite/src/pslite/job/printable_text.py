@@ -1,0 +1,21 @@
+"""Escapes for text from others that goes to a terminal, a log or a message."""
+
+from __future__ import annotations
+
+
+def printable(text: str, *, keep: str = "") -> str:
+    """Return the text with every character that a terminal would act on, or not show, as its escape.
+
+    Those are control characters, marks that change the direction of writing, and halves of surrogate pairs. Characters
+    of `keep` stay.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or char in keep else char.encode("unicode_escape").decode("ascii") for char in text
+    )
+
+
+def indented(text: str) -> str:
+    """Return the text escaped, with lines after the first set in, so that none of them looks like a line of ours."""
+    return "\n    ".join(printable(line, keep="\t") for line in text.split("\n"))
