@@ -14,6 +14,7 @@ from pydantic import (
     InstanceOf,
     StrictBool,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -101,6 +102,7 @@ class JobSettings(_Section):
     silent_seconds: float = Field(default=60.0, gt=0)
     grace_seconds: float = Field(default=10.0, ge=0)
     start_failures: int = Field(default=3, ge=1, le=1000)
+    backoff_seconds: float = Field(default=10.0, ge=0, le=600)
 
     @property
     def rules(self) -> RequestRules:
@@ -112,17 +114,19 @@ class GuardSettings(_Section):
     """Limits on what a policy may do."""
 
     per_user: InstanceOf[Resources] = Resources()
+    per_account: InstanceOf[Resources] = Resources()
+    per_partition: InstanceOf[Resources] = Resources()
     cooldown_up_seconds: float = Field(default=0.0, ge=0)
     cooldown_down_seconds: float = Field(default=0.0, ge=0)
     churn: int = Field(default=0, ge=0)
 
-    @field_validator("per_user", mode="before")
+    @field_validator("per_user", "per_account", "per_partition", mode="before")
     @classmethod
-    def _read_resources(cls, value: object) -> object:
+    def _read_resources(cls, value: object, info: ValidationInfo) -> object:
         if value is None or isinstance(value, Resources):
             return value or Resources()
         try:
-            return parse_resources(value, "per_user")
+            return parse_resources(value, str(info.field_name))
         except RequestError as error:
             raise ValueError(error.problem) from None
 

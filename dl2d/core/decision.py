@@ -22,12 +22,14 @@ class Constraint(enum.StrEnum):
     INFEASIBLE = "infeasible"
     #: Jobs before it in the queue are served first.
     QUEUE = "queue"
-    #: A limit of the site: per user, per job, or per partition.
+    #: A limit of the site: per user, per account, or per partition.
     LIMIT = "limit"
     #: The job was resized a short while ago.
     COOLDOWN = "cooldown"
     #: The slot's number of starts is used up.
     CHURN = "churn"
+    #: An attempt to start tasks of the job failed, and the next one has to wait.
+    BACKOFF = "backoff"
     #: The job keeps its floor although the policy would give less.
     FLOOR = "floor"
     #: The job's coordinator has not called for a while, so its allocation stays as it is.
@@ -45,6 +47,8 @@ class Reason:
     constraint: Constraint
     text: str
     shortfalls: tuple[Shortfall, ...] = ()
+    #: The softer rule of the guard that does not hold because of this one; None where all rules hold.
+    gave_way: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True)

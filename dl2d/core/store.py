@@ -14,6 +14,7 @@ import msgspec
 
 from dl2d.core.cluster import Snapshot, Task, TaskState
 from dl2d.core.decision import Decision, JobDecision
+from dl2d.core.guard_memory import GuardMemory
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobRequest, JobState, Progress, Role
 from dl2d.core.measured_speeds import JobSpeeds, MeasuredLoss, MeasuredSpeeds, TrainingKind
 from dl2d.core.tick_plan import Outcome, Plan, Start
@@ -294,6 +295,14 @@ class TickStore(Protocol):
 
     def record_slot(self, slot: Slot) -> None:
         """Keep a slot and its decisions."""
+        ...
+
+    def keep_guard_memory(self, memory: GuardMemory) -> None:
+        """Replace the guard's memory."""
+        ...
+
+    def guard_memory(self) -> GuardMemory:
+        """The guard's memory as it was kept last; empty if it never was."""
         ...
 
     def last_slot_number(self) -> int:

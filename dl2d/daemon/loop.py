@@ -144,7 +144,9 @@ class Daemon(AbstractContextManager["Daemon"]):
             )
             last = next(iter(store.slots(limit=1)), None)
             self._state = TickState(
-                slot=store.last_slot_number(), ended_until=None if last is None else last.at - _LOOK_BACK_SECONDS
+                slot=store.last_slot_number(),
+                ended_until=None if last is None else last.at - _LOOK_BACK_SECONDS,
+                memory=store.guard_memory(),
             )
             self._learner = Learner(store.registry, learner, clock=clock)
             stack.callback(self._learner.close)
@@ -451,9 +453,12 @@ def guard_rules(settings: Settings) -> GuardRules:
     """The site's limits on what a policy may do."""
     return GuardRules(
         per_user=settings.guard.per_user,
+        per_account=settings.guard.per_account,
+        per_partition=settings.guard.per_partition,
         cooldown_up=settings.guard.cooldown_up_seconds,
         cooldown_down=settings.guard.cooldown_down_seconds,
         churn=settings.guard.churn,
+        backoff=settings.jobs.backoff_seconds,
     )
 
 

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -16,7 +16,7 @@ from dl2d.core.decision import Decision
 from dl2d.core.errors import Dl2dError
 from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
-from dl2d.core.policy import Evidence, Policy
+from dl2d.core.policy import Policy
 from dl2d.core.policy_registry import TrialCase
 from dl2d.learning.recorded_scheduler import RecordedScheduler
 from dl2d.learning.train_test_split import Case
@@ -24,7 +24,6 @@ from dl2d.simulation.replay import Rules, replay
 from dl2d.simulation.speeds.realism_options import Realism
 from dl2d.simulation.statistics import estimate
 from dl2d.simulation.workload.format import to_request
-from dl2d.tick.guard_limits import ResizeHistory, check_decision, guard
 from dl2d.tick.policy_start_check import start_check
 from dl2d.tick.tick_context import GuardRules
 
@@ -133,52 +132,21 @@ def judge(
     return verdict(f"surely worse: {result}" if low > settings.margin else f"not surely {wanted}: {result}")
 
 
-@dataclass(slots=True)
-class Watched:
-    """A policy whose decisions are held to the guard's rules, as in the daemon, and counted. Implements ``Policy``."""
+class _Timed:
+    """A policy that measures how long it takes. Implements ``Policy``."""
 
-    policy: Policy
-    rules: GuardRules
-    #: Seconds of CPU time.
-    timer: Callable[[], float]
-    decisions: int = 0
-    guarded: int = 0
-    slowest: float = 0.0
-    problem: str = ""
-    _memory: ResizeHistory = field(default_factory=ResizeHistory)
-
-    @property
-    def name(self) -> str:
-        """That of the policy."""
-        return self.policy.name
-
-    @property
-    def version(self) -> str:
-        """That of the policy."""
-        return self.policy.version
-
-    @property
-    def needs(self) -> frozenset[Evidence]:
-        """What the policy needs."""
-        return self.policy.needs
+    def __init__(self, policy: Policy, timer: Callable[[], float]) -> None:
+        self._policy, self._timer = policy, timer
+        self.name, self.version, self.needs = policy.name, policy.version, policy.needs
+        #: Longest decision, in seconds of CPU time.
+        self.slowest = 0.0
 
     def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
-        """See ``Policy``; what the policy raises, and what is wrong with its answer, is kept and raised."""
-        begin = self.timer()
-        try:
-            decision = self.policy.decide(snapshot, packing, rng)
-            check_decision(decision, snapshot)
-        except Exception as error:
-            self.problem = self.problem or f"{type(error).__name__}: {error}"
-            raise
-        self.slowest = max(self.slowest, self.timer() - begin)
-        held = snapshot.held()
-        decision = replace(decision, jobs=tuple(replace(entry, previous=held[entry.job]) for entry in decision.jobs))
-        allowed = guard(decision, snapshot, self.rules, self._memory)
-        self._memory = self._memory.after(allowed, snapshot.at)
-        self.decisions += 1
-        self.guarded += allowed.allocations() != decision.allocations()
-        return allowed
+        """See ``Policy``."""
+        begin = self._timer()
+        decision = self._policy.decide(snapshot, packing, rng)
+        self.slowest = max(self.slowest, self._timer() - begin)
+        return decision
 
 
 def compare(
@@ -193,39 +161,47 @@ def compare(
     timer: Callable[[], float],
     progress: Callable[[int, int], None] | None = None,
 ) -> Compared:
-    """Replay both policies under the guard's rules with what resizes cost, and judge; try who passes on idle nodes.
+    """Replay both policies under the daemon's guard, floors and time-outs with what resizes cost, and judge.
 
-    ``current`` is None for the site's own scheduler: each case's recorded sizes, in their order, without the guard;
-    cases without any are left out. So is a case in which the current policy fails. ``timer`` gives seconds of CPU time;
-    the decisions do not depend on it, except that one that takes longer than ``settings.timeout`` fails the candidate.
+    A candidate that passes is tried on idle nodes. ``current`` is None for the site's own scheduler: each case's
+    recorded sizes, in their order, without the guard; cases without any are left out. So is a case in which the current
+    policy fails. ``timer`` gives seconds of CPU time; the decisions do not depend on it, except that one that takes
+    longer than ``settings.timeout`` fails the candidate.
     """
     played: list[TrialCase] = []
-    watched: dict[str, list[Watched]] = {"candidate": [], "current": []}
+    conducts: dict[str, list[Conduct]] = {"candidate": [], "current": []}
     if current is None:
         cases = [case for case in cases if any(case.sizes.values())]
-    rules_of_play = Rules(realism=costs, most_slots=_MOST_SLOTS)
+    under_guard = Rules(realism=costs, most_slots=_MOST_SLOTS, guard=rules, floors=True)
+    as_recorded = Rules(realism=costs, most_slots=_MOST_SLOTS)
     for number, case in enumerate(cases):
         if progress is not None:
             progress(number, len(cases))
         times = {}
-        incumbent = (RecordedScheduler(case.sizes), GuardRules()) if current is None else (current, rules)
-        for which, (policy, limits) in (("current", incumbent), ("candidate", (candidate, rules))):
-            one = Watched(policy, limits, timer)
-            watched[which].append(one)
+        incumbent = (RecordedScheduler(case.sizes), as_recorded) if current is None else (current, under_guard)
+        for which, (policy, play) in (("current", incumbent), ("candidate", (candidate, under_guard))):
+            timed = _Timed(policy, timer)
             try:
-                done = replay(case.workload, one, placement, rules=rules_of_play, seed=number, timer=timer)
+                done = replay(case.workload, timed, placement, rules=play, seed=number, timer=timer)
             except Dl2dError as error:
-                one.problem = one.problem or str(error)
-            if one.problem:  # also where it was asked again, and then had an answer
+                conduct = Conduct(decisions=0, guarded=0, slowest=timed.slowest, problem=str(error))
+            else:
+                # A decision that failed counts, also where the policy was asked again and then had an answer.
+                conduct = Conduct(
+                    decisions=len(done.decision_ms), guarded=done.guarded, slowest=timed.slowest, problem=done.failure
+                )
+                times[which] = case.times_by_day(done)
+            conducts[which].append(conduct)
+            if conduct.problem:
+                times.clear()
                 break
-            times[which] = case.times_by_day(done)
-        if len(times) == len(watched):
+        if len(times) == len(conducts):
             for day, jct in times["candidate"].items():
                 name = f"{day}, {case.name}" if case.compared else case.name
                 played.append(TrialCase(name, jct, times["current"][day], day))
-        elif watched["candidate"] and watched["candidate"][-1].problem:
+        elif any(conduct.problem for conduct in conducts["candidate"]):
             break  # it cannot pass any more
-    own, others = (_conduct(watched[which]) for which in ("candidate", "current"))
+    own, others = (_together(conducts[which]) for which in ("candidate", "current"))
     compared_days = {case.day for case in played}
     jobs = sum({day: jobs for case in cases for day, jobs in case.jobs.items() if day in compared_days}.values())
     verdict = judge(played, jobs, own, None if current is None else others, settings)
@@ -247,10 +223,10 @@ def _started(cases: Sequence[Case], candidate: Policy, placement: Placement) -> 
     return started.problem if started.waiting else ""
 
 
-def _conduct(watched: Sequence[Watched]) -> Conduct:
+def _together(conducts: Sequence[Conduct]) -> Conduct:
     return Conduct(
-        decisions=sum(each.decisions for each in watched),
-        guarded=sum(each.guarded for each in watched),
-        slowest=max((each.slowest for each in watched), default=0.0),
-        problem=next((each.problem for each in watched if each.problem), ""),
+        decisions=sum(each.decisions for each in conducts),
+        guarded=sum(each.guarded for each in conducts),
+        slowest=max((each.slowest for each in conducts), default=0.0),
+        problem=next((each.problem for each in conducts if each.problem), ""),
     )

@@ -11,6 +11,7 @@ from msgspec import structs
 
 from dl2d.core.cluster import Task, TaskState, in_submit_order
 from dl2d.core.errors import DuplicateJob, StoreError
+from dl2d.core.guard_memory import GuardMemory
 from dl2d.core.jobs import Allocation, Job, JobKey, Progress, Role
 from dl2d.core.measured_speeds import (
     MAX_MEASUREMENTS,
@@ -50,6 +51,7 @@ class MemoryStore:
         self._losses: dict[JobKey, list[LossPoint]] = defaultdict(list)
         self._numbers = Counter[tuple[JobKey, Role]]()
         self._last_slot = 0
+        self._memory = GuardMemory()
 
     def add_job(self, job: Job) -> None:
         """Keep a new job."""
@@ -201,6 +203,14 @@ class MemoryStore:
     def last_slot_number(self) -> int:
         """Number of the newest slot; 0 if there is none."""
         return self._last_slot
+
+    def keep_guard_memory(self, memory: GuardMemory) -> None:
+        """Replace the guard's memory."""
+        self._memory = memory
+
+    def guard_memory(self) -> GuardMemory:
+        """The guard's memory as it was kept last; empty if it never was."""
+        return self._memory
 
     def _known(self, key: JobKey) -> Job:
         job = self._jobs.get(key)

@@ -56,6 +56,12 @@ class Rules:
     realism: Realism = field(default_factory=Realism)
     #: Slots after which a simulation is given up.
     most_slots: int = 100_000
+    #: Limits of the site's guard; by default none.
+    guard: GuardRules = field(default_factory=GuardRules)
+    #: Whether a running job keeps its minimum size, as in the daemon; the papers let a policy take everything from it.
+    floors: bool = False
+    #: The daemon's time-outs. Simulated coordinators report at the end of each slot, and tasks start at once.
+    timeouts: Timeouts = field(default_factory=Timeouts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +96,10 @@ class Replayed:
     slots: int
     #: Milliseconds of each decision.
     decision_ms: tuple[float, ...] = field(repr=False)
+    #: Decisions that the guard changed.
+    guarded: int = 0
+    #: Why the first of the policy's decisions that failed did; empty if none failed.
+    failure: str = ""
     #: By resource, amount x time held over amount x time there was, from the first job's slot to the end of the last.
     utilisation: Mapping[str, float] = field(default_factory=dict)
     #: Slot by slot, where it was asked for.
@@ -148,6 +158,8 @@ def replay(
         jobs=tuple(run.outcomes[job.id] for job in workload.jobs),
         slots=run.now,
         decision_ms=tuple(run.decision_ms),
+        guarded=run.guarded,
+        failure=run.failure,
         utilisation=run.recorder.utilisation(run.now),
         series=run.recorder.series,
     )
@@ -181,6 +193,8 @@ class _Run:
         self.now = 0
         self.outcomes: dict[str, JobOutcome] = {}
         self.decision_ms: list[float] = []
+        self.guarded = 0
+        self.failure = ""
         self._timer = timer
         self._nodes = {node.name: node for node in workload.nodes()}
         self._manager = MemoryManager(self._nodes.values(), lambda: self._at, cluster=_CLUSTER, keep_ended=False)
@@ -206,15 +220,8 @@ class _Run:
             store=self._store,
             deciders=deciders,
             task_specs=TaskSpecs("http://simulated", Credentials(b"\0" * 32)),
-            guard_rules=GuardRules(),
-            # Simulated coordinators neither call nor fall silent, and nothing is lost on the way.
-            timeouts=Timeouts(
-                unseen_seconds=float("inf"),
-                start_seconds=float("inf"),
-                drain_seconds=float("inf"),
-                end_seconds=float("inf"),
-                silent_seconds=float("inf"),
-            ),
+            guard_rules=rules.guard,
+            timeouts=rules.timeouts,
             slot_seconds=workload.slot_seconds,
             seed=seed,
             starts_anchors=False,
@@ -261,11 +268,12 @@ class _Run:
         while self._coming and self._coming[-1].submit_slot <= self.now:
             job = self._effects.as_declared(self._coming.pop())
             key = JobKey(_CLUSTER, job.id, int(job.submit_slot * self.workload.slot_seconds))
-            # Jobs stay "ready": none holds a floor, so a policy may take everything from it and give it back later.
+            # Without floors jobs stay "ready": a policy may take everything from them and give it back later.
             self._store.add_job(
                 Job(
                     key=key, request=to_request(job, self.workload), owner=_OWNER, launch=_LAUNCH,
                     state=JobState.READY, anchor=f"anchor-{job.id}", address="simulated",
+                    progress=Progress(at=self._at),
                 )
             )  # fmt: skip
             self._running[key] = _Live(job)
@@ -277,6 +285,9 @@ class _Run:
             self._state, report = tick(self._context, self._state)
             if report.decided:
                 self.decision_ms.append((self._timer() - begin) * 1e3)
+                proposed, in_force = report.slot_decision.proposed, report.slot_decision.in_force
+                self.guarded += proposed is not in_force and proposed.allocations() != in_force.allocations()
+                self.failure = self.failure or in_force.fallback_cause
             self._settle()
             self._idle = report.needless_wait.jobs
             plan = report.plan
@@ -336,7 +347,10 @@ class _Run:
                 continue
             live.epochs += reached.epochs
             live.tasks = held[key]
-            live.started = live.started or sizes[key] != NOTHING
+            if not live.started and sizes[key] != NOTHING:
+                live.started = True
+                if self.rules.floors:
+                    self._store.change_job(key, JobChange(state=JobState.RUNNING), begin)
             self._store.report_progress(key, self._said(live, within.last_speed, end))
         # What a job held stays blocked until its last slot is over.
         self._release([task for task in tasks if self.rules.empty_each_slot or task.job in ended])

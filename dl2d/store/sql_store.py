@@ -14,6 +14,7 @@ from sqlalchemy import Connection, event, select
 from dl2d.core.cluster import Task
 from dl2d.core.daemon_mode import Mode, ModeChange
 from dl2d.core.errors import AlreadyRunning, SchemaOutdated
+from dl2d.core.guard_memory import GuardMemory
 from dl2d.core.jobs import Job, JobKey, Progress
 from dl2d.core.measured_speeds import JobSpeeds, MeasuredLoss, MeasuredSpeeds, TrainingKind
 from dl2d.core.site_history import History
@@ -28,6 +29,7 @@ from dl2d.core.store import (
     TaskReport,
 )
 from dl2d.core.tick_plan import Start
+from dl2d.store import guard_memory as guard_memory_queries
 from dl2d.store import jobs as job_queries
 from dl2d.store import modes as mode_queries
 from dl2d.store import schema
@@ -265,6 +267,16 @@ class SqlStore:
         """See ``Store.decisions``."""
         with self._database.reading(f"reading decisions on job {job.slug}") as connection:
             return slot_queries.decisions(connection, job, limit)
+
+    def keep_guard_memory(self, memory: GuardMemory) -> None:
+        """See ``TickStore.keep_guard_memory``."""
+        with self._database.writing("keeping the guard's memory") as connection:
+            guard_memory_queries.keep(connection, memory)
+
+    def guard_memory(self) -> GuardMemory:
+        """See ``TickStore.guard_memory``."""
+        with self._database.reading("reading the guard's memory") as connection:
+            return guard_memory_queries.kept(connection)
 
     # The site
 

@@ -15,7 +15,7 @@ from dl2d.core.json_codec import digest
 from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
-from dl2d.tick.guard_limits import check_decision
+from dl2d.tick.decision_check import check_decision
 from dl2d.tick.needless_wait import NeedlessWait
 from dl2d.tick.policy_call import gc_paused
 from dl2d.tick.reconcile import Reconciled
@@ -78,10 +78,11 @@ def situation_digest(mode: Mode, reconciled: Reconciled, set_aside: SetAside | N
     snapshot = reconciled.snapshot
     jobs = [job.key for job in snapshot.jobs]
     nodes = [(node.name, node.capacity, node.state) for node in snapshot.nodes]
-    failures, silent = sorted(reconciled.start_failures.items()), sorted(reconciled.silent)
+    failures, silent = sorted(reconciled.memory.start_failures.items()), sorted(reconciled.silent)
+    backing_off = sorted(reconciled.backing_off)
     static = {job.key for job in snapshot.jobs if job.static}
     static_tasks = [(task.job, task.id) for task in snapshot.tasks if task.job in static]
-    return digest(mode, jobs, nodes, failures, silent, static_tasks, set_aside)
+    return digest(mode, jobs, nodes, failures, silent, backing_off, static_tasks, set_aside)
 
 
 def set_aside_after_wait(deciders: Deciders, wait: NeedlessWait, max_seconds: float) -> SetAside | None:

@@ -1,187 +1,362 @@
-"""Guard: checks a decision and applies the site's limits to it; each change is recorded with its reason. Pure."""
+"""Guard: applies the site's limits to a decision, all of them at once; each change is recorded with its reason. Pure.
+
+Every rule is a bound of a job's allocation or a bound of a sum over jobs. Where two cannot both hold, the softer one
+gives way, and the reason says so (``Reason.gave_way``). From hard to soft:
+
+1. state: a job whose coordinator is silent keeps its allocation, and one whose starts fail does not grow yet;
+2. capacity: all jobs together get no more than the nodes have for them;
+3. floors: a running job keeps its minimum size. What the capacity lacks for it waits;
+4. limits: jobs of one user, account or partition hold no more than the site allows;
+5. cool-downs: a job that was resized a short while ago keeps its allocation;
+6. churn: no more than a number of tasks are started in a slot.
+
+No rule adds tasks to what the policy gave, except that a job keeps tasks that it has. What runs goes before what grows:
+a sum takes away growth first, beginning with the job submitted last, then tasks that run, and at last those that a
+cool-down protects.
+"""
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from dl2d.core.cluster import Snapshot
+from dl2d.core.cluster import NodeState, Snapshot
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
-from dl2d.core.errors import PolicyError
+from dl2d.core.guard_memory import GuardMemory, StartFailures
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobRequest
 from dl2d.core.resources import Resources
 from dl2d.tick.tick_context import GuardRules
-
-
-@dataclass(frozen=True, slots=True)
-class ResizeHistory:
-    """When each job was last resized, which the guard needs for its cool-downs."""
-
-    #: When another allocation than the job had was last decided, seconds since 1970. A job's start counts as well.
-    resized_at: Mapping[JobKey, float] = field(default_factory=dict)
-
-    def after(self, decision: Decision, at: float) -> ResizeHistory:
-        """The history after a decision was made at time ``at``, without jobs that are gone."""
-        changed = {entry.job: at for entry in decision.jobs if entry.allocation != entry.previous}
-        kept = {entry.job: self.resized_at[entry.job] for entry in decision.jobs if entry.job in self.resized_at}
-        return ResizeHistory(kept | changed)
-
-
-def check_decision(decision: Decision, snapshot: Snapshot) -> None:
-    """Check that a decision has one allocation within bounds for every job of the snapshot, and finite scores.
-
-    Scores that are not finite mean that the numbers of a learned policy have overflowed.
-
-    Raises
-    ------
-    PolicyError
-        The decision is not valid; names the job and what it may have.
-    """
-    decided = {entry.job: entry.allocation for entry in decision.jobs}
-    if len(decided) != len(decision.jobs) or decided.keys() != {job.key for job in snapshot.jobs}:
-        raise PolicyError(f"policy {decision.policy} did not decide for every job exactly once")
-    floors = dict(snapshot.floors)
-    for job in snapshot.jobs:
-        workers, ps = decided[job.key]
-        request, floor = job.request, floors.get(job.key, NOTHING)
-        in_bounds = (request.allows(workers) and request.min_ps <= ps <= request.max_ps) or (workers, ps) == NOTHING
-        if not in_bounds or workers < floor.workers or ps < floor.ps:
-            raise PolicyError(
-                f"policy {decision.policy} gave job {job.key.id} {decided[job.key]}; it may have "
-                f"{request.min_workers} to {request.max_workers} workers, {request.min_ps} to {request.max_ps} PSs "
-                f"and not less than {floor}"
-            )
-    for entry in decision.jobs:
-        for alternative in entry.alternatives:
-            if not math.isfinite(alternative.score):
-                raise PolicyError(
-                    f"policy {decision.policy} gave job {entry.job.id} an alternative {alternative.allocation} "
-                    f"with score {alternative.score}, which is not a finite number"
-                )
 
 
 def guard(
     decision: Decision,
     snapshot: Snapshot,
     rules: GuardRules,
-    history: ResizeHistory,
+    memory: GuardMemory,
     *,
     silent: Collection[JobKey] = (),
 ) -> Decision:
-    """The decision after the site's rules were applied.
+    """The decision within all rules, where the coordinators of the jobs ``silent`` are silent.
 
-    The rules are, in this order: jobs whose coordinator is ``silent`` keep their allocation; limits per user;
-    cool-downs; churn.
+    ``decision`` is one that ``check_decision`` accepts.
     """
+    floors, at = dict(snapshot.floors), snapshot.at
     jobs = {job.key: job for job in snapshot.jobs}
-    entries = [
-        _keep_silent(entry, jobs[entry.job], snapshot.at) if entry.job in silent else entry for entry in decision.jobs
-    ]
-    entries = _limit_users(entries, jobs, snapshot, rules)
-    entries = [_cool_down(entry, history.resized_at.get(entry.job), snapshot.at, rules) for entry in entries]
-    entries = _limit_churn(entries, rules)
+    ranges = []
+    for entry in decision.jobs:
+        job, floor = jobs[entry.job], floors.get(entry.job, NOTHING)
+        if job.key in silent:
+            ranges.append(_silent(entry, job, at))
+        elif (
+            (failures := memory.start_failures.get(job.key)) is not None
+            and at < failures.retry_at(rules.backoff)
+            and _grows(entry.previous, entry.allocation)
+        ):
+            ranges.append(_backing_off(entry, job, floor, failures, rules))
+        else:
+            ranges.append(_cooled(entry, job, floor, memory.resized_at.get(job.key), at, rules))
+    sums = _sums(ranges, snapshot, rules)
+    if rules.churn or any(total.exceeded() for total in sums):
+        _reserve(ranges)
+        _give(ranges, rules, len(memory.started_at))
+        for total in sums:
+            _report_excess(total, ranges)
+    entries = (replace(each.entry, allocation=each.given, guarded=(*each.entry.guarded, *each.reasons))
+               for each in ranges)  # fmt: skip
     return replace(decision, jobs=tuple(entries))
 
 
-def _keep_silent(entry: JobDecision, job: Job, at: float) -> JobDecision:
-    if entry.allocation == entry.previous:
-        return entry
-    text = f"coordinator silent for {at - job.progress.at:.0f} s: allocation unchanged until it reports again"
-    return entry.changed_by(entry.previous, Reason(Constraint.SILENT, text))
+@dataclass(slots=True, eq=False)
+class _Range:
+    """Allocations that a job may get."""
+
+    entry: JobDecision
+    job: Job
+    #: Below which it is not reduced.
+    lowest: Allocation
+    #: What it gets if no sum and no churn is in the way.
+    desired: Allocation
+    #: What is kept for it while other jobs grow: what it has, unless a sum is smaller.
+    reserved: Allocation
+    given: Allocation = NOTHING
+    silent: bool = False
+    #: Whether a cool-down keeps it from shrinking.
+    protected: bool = False
+    reasons: list[Reason] = field(default_factory=list)
+    #: Sums that it is part of.
+    sums: list[_Sum] = field(default_factory=list)
+
+    def give(self, allocation: Allocation) -> None:
+        """Replace ``given``, in the sums as well."""
+        for total in self.sums:
+            total.add(self.job.request, self.given, -1)
+            total.add(self.job.request, allocation)
+        self.given = allocation
 
 
-def _limit_users(
-    entries: list[JobDecision], jobs: Mapping[JobKey, Job], snapshot: Snapshot, rules: GuardRules
-) -> list[JobDecision]:
-    if not rules.per_user.thousandths:
-        return entries
-    floors = dict(snapshot.floors)
-    given: dict[str, Resources] = defaultdict(Resources)
-    result = []
-    for entry in entries:
-        job = jobs[entry.job]
-        user = job.owner.user
-        allocation = entry.allocation
-        floor = floors.get(entry.job, NOTHING)
-        while exceeded := _exceeded(given[user] + job.request.demand_of(allocation), rules.per_user):
-            smaller = _smaller(job.request, allocation, floor, exceeded)
-            if smaller is None:
-                break
-            allocation = smaller
-        given[user] += job.request.demand_of(allocation)
-        if allocation != entry.allocation:
-            text = f"jobs of {user} may hold {rules.per_user} together"
-            entry = entry.changed_by(allocation, Reason(Constraint.LIMIT, text))  # noqa: PLW2901
-        result.append(entry)
-    return result
+@dataclass(slots=True, eq=False)
+class _Sum:
+    """Resources of several jobs together, in thousandths, and their bound."""
+
+    constraint: Constraint
+    #: The bound in words.
+    text: str
+    limit: Mapping[str, int]
+    #: Whether there is nothing of a resource that ``limit`` does not name; otherwise it is not limited.
+    complete: bool = False
+    total: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+    def add(self, request: JobRequest, allocation: Allocation, sign: int = 1) -> None:
+        for demand, count in ((request.worker, allocation.workers), (request.ps, allocation.ps)):
+            for name, amount in demand.thousandths:
+                self.total[name] += sign * count * amount
+
+    def exceeded(self) -> set[str]:
+        """Resources of which the sum is more than its bound."""
+        limit = self.limit
+        if self.complete:
+            return {name for name, amount in self.total.items() if amount > limit.get(name, 0)}
+        return {name for name, most in limit.items() if self.total.get(name, 0) > most}
 
 
-def _exceeded(demand: Resources, limit: Resources) -> set[str]:
-    """The resources of which a demand is more than a limit, which limits only the resources that it names."""
-    return {name for name, _ in limit.thousandths} & {short.resource for short in demand.shortfalls(limit)}
+def _grows(before: Allocation, after: Allocation) -> bool:
+    return after.workers > before.workers or after.ps > before.ps
+
+
+def _larger(one: Allocation, other: Allocation) -> Allocation:
+    return Allocation(max(one.workers, other.workers), max(one.ps, other.ps))
+
+
+# Bounds of single jobs
+
+
+def _silent(entry: JobDecision, job: Job, at: float) -> _Range:
+    held = entry.previous
+    found = _Range(entry, job, lowest=held, desired=held, reserved=held, silent=True)
+    if entry.allocation != held:
+        text = f"coordinator silent for {at - job.progress.at:.0f} s: allocation unchanged until it reports again"
+        found.reasons.append(Reason(Constraint.SILENT, text))
+    return found
+
+
+def _backing_off(entry: JobDecision, job: Job, floor: Allocation, failures: StartFailures, rules: GuardRules) -> _Range:
+    held = entry.previous
+    delay = failures.retry_at(rules.backoff) - failures.at
+    times = f"{failures.attempts} attempt{'s' * (failures.attempts != 1)} in a row"
+    text = (
+        f"{times} to start its tasks failed, the last: {failures.last}; the next one waits until {delay:g} s after it"
+    )
+    below_floor = held.workers < floor.workers or held.ps < floor.ps
+    reason = Reason(Constraint.BACKOFF, text, gave_way=Constraint.FLOOR if below_floor else None)
+    lowest = Allocation(min(held.workers, floor.workers), min(held.ps, floor.ps))
+    return _Range(entry, job, lowest=lowest, desired=held, reserved=held, reasons=[reason])
+
+
+def _cooled(
+    entry: JobDecision, job: Job, floor: Allocation, resized_at: float | None, at: float, rules: GuardRules
+) -> _Range:
+    """The job's range with its cool-downs. A start is never delayed, nor is what a job lacks to its floor.
+
+    A resize that adds tasks of one role and removes tasks of the other has to wait for both cool-downs.
+    """
+    held, wanted = entry.previous, entry.allocation
+    kept = Allocation(min(held.workers, wanted.workers), min(held.ps, wanted.ps))
+    found = _Range(entry, job, lowest=floor, desired=wanted, reserved=_larger(kept, floor))
+    if resized_at is None or held == NOTHING:
+        return found
+    elapsed = max(at - resized_at, 0.0)
+    found.protected = elapsed < rules.cooldown_down
+    shrinks = wanted.workers < held.workers or wanted.ps < held.ps
+    cooling = (
+        (_grows(held, wanted), rules.cooldown_up, "grow"),
+        (shrinks, rules.cooldown_down, "shrink"),
+    )
+    for applies, seconds, verb in cooling:
+        if applies and elapsed < seconds:
+            unchanged = _larger(held, floor)
+            if unchanged != wanted:
+                text = f"was resized {elapsed:.0f} s ago and may {verb} again after {seconds:g} s"
+                found.reasons.append(Reason(Constraint.COOLDOWN, text))
+            if unchanged != held:
+                text = f"it still gets its floor {floor}"
+                found.reasons.append(Reason(Constraint.FLOOR, text, gave_way=Constraint.COOLDOWN))
+            found.desired = found.reserved = unchanged
+            break
+    return found
+
+
+# Bounds of sums
+
+
+def _sums(ranges: Iterable[_Range], snapshot: Snapshot, rules: GuardRules) -> list[_Sum]:
+    """The bounded sums, with what the jobs desire; gives each job what it desires. What runs is within the capacity."""
+    found: dict[tuple[str, str], _Sum] = {}
+    if any(_grows(each.entry.previous, each.desired) for each in ranges):
+        free = _capacity(snapshot)
+        text = f"the nodes have {Resources(tuple(sorted(free.items())))} for all jobs"
+        found["", ""] = _Sum(Constraint.CAPACITY, text, free, complete=True)
+    for each in ranges:
+        owner = each.job.owner
+        names = [("", "", Resources())] if found.get(("", "")) else []
+        names += [
+            ("of", owner.user, rules.per_user),
+            ("of account", owner.account, rules.per_account),
+            ("in partition", owner.partition, rules.per_partition),
+        ]
+        for kind, name, limit in names:
+            if (kind, name) not in found and name and limit.thousandths:
+                text = f"jobs {kind} {name} may hold {limit} together"
+                found[kind, name] = _Sum(Constraint.LIMIT, text, dict(limit.thousandths))
+            if (kind, name) in found:
+                each.sums.append(found[kind, name])
+        each.give(each.desired)
+    return list(found.values())
+
+
+def _capacity(snapshot: Snapshot) -> dict[str, int]:
+    """What all jobs together may hold: what others leave of the nodes that take tasks, and what runs on the others."""
+    ours: dict[str, list[Resources]] = defaultdict(list)
+    kept: dict[str, list[Resources]] = defaultdict(list)
+    for task in snapshot.tasks:
+        ours[task.node].append(task.demand)
+        if task.state.wanted:
+            kept[task.node].append(task.demand)
+    capacity: dict[str, int] = defaultdict(int)
+    for node in snapshot.nodes:
+        here = Resources.total(kept[node.name]) if node.name in kept else Resources()
+        if node.state is NodeState.UP:
+            used = node.used.minus(Resources.total(ours[node.name])) if node.name in ours else node.used
+            free = dict(node.capacity.minus(used).thousandths) if used.thousandths else dict(node.capacity.thousandths)
+            for name, amount in here.thousandths:
+                free[name] = max(free.get(name, 0), amount)
+            for name, amount in free.items():
+                capacity[name] += amount
+        else:
+            for name, amount in here.thousandths:
+                capacity[name] += amount
+        kept.pop(node.name, None)
+    for demands in kept.values():  # on nodes that are not listed
+        for name, amount in Resources.total(demands).thousandths:
+            capacity[name] += amount
+    return capacity
+
+
+def _reserve(ranges: list[_Range]) -> None:
+    """Reduce what is reserved until all sums hold or nothing more can go; what cool-downs protect goes last.
+
+    Gives each job what is reserved for it.
+    """
+    for each in ranges:
+        each.give(each.reserved)
+    for protected in (False, True):
+        for each in reversed(ranges):
+            if each.protected is protected:
+                _reduce(each, each.lowest)
+                each.reserved = each.given
+
+
+def _reduce(each: _Range, least: Allocation) -> list[_Sum]:
+    """Take tasks away, not below ``least``, until the job's sums hold; returns the sums that did not."""
+    binding: list[_Sum] = []
+    while True:
+        exceeded: set[str] = set()
+        for total in each.sums:
+            if more := total.exceeded():
+                exceeded |= more
+                if total not in binding:
+                    binding.append(total)
+        smaller = _smaller(each.job.request, each.given, least, exceeded) if exceeded else None
+        if smaller is None:
+            return binding
+        each.give(smaller)
 
 
 def _smaller(
-    request: JobRequest, allocation: Allocation, floor: Allocation, exceeded: Collection[str]
+    request: JobRequest, allocation: Allocation, least: Allocation, exceeded: Collection[str]
 ) -> Allocation | None:
-    """The next smaller allocation within the job's bounds and not below its floor; None if there is none.
+    """The next smaller allocation within the job's bounds and not below ``least``; None if there is none.
 
     Tasks of roles that need an exceeded resource are taken away, in this order:
 
     1. while there are more PSs than workers, a PS;
     2. as many workers as it takes to the next allowed number of workers, and with them the PSs beyond that number;
     3. if there can be no fewer workers, a PS;
-    4. if there can be no fewer tasks and the job has no floor, all tasks.
+    4. if there can be no fewer tasks, all that is above ``least``.
     """
-    if allocation == NOTHING:
-        return None
-    workers, ps = request.largest_allowed(allocation.workers - 1), max(request.min_ps, floor.ps)
-    fewer_workers = _needs(request.worker, exceeded) and workers >= max(floor.workers, 1)
-    fewer_ps = _needs(request.ps, exceeded) and allocation.ps > ps
+    workers, ps = request.largest_allowed(allocation.workers - 1), max(request.min_ps, least.ps)
+    surplus_workers = _needs(request.worker, exceeded) and allocation.workers > least.workers
+    surplus_ps = _needs(request.ps, exceeded) and allocation.ps > least.ps
+    fewer_workers = surplus_workers and workers >= max(least.workers, 1)
+    fewer_ps = surplus_ps and allocation.ps > ps
     if fewer_ps and (allocation.ps > allocation.workers or not fewer_workers):
         return Allocation(allocation.workers, allocation.ps - 1)
     if fewer_workers:
-        return Allocation(workers, min(allocation.ps, max(workers, ps)))
-    return NOTHING if floor == NOTHING else None
+        return Allocation(workers, max(min(allocation.ps, max(workers, ps)), least.ps))
+    return least if surplus_workers or surplus_ps else None
 
 
 def _needs(demand: Resources, resources: Collection[str]) -> bool:
     return any(name in resources for name, _ in demand.thousandths)
 
 
-def _cool_down(entry: JobDecision, resized_at: float | None, at: float, rules: GuardRules) -> JobDecision:
-    """The entry, with the job's previous allocation if the job was resized too recently. A start is never delayed.
+def _give(ranges: Iterable[_Range], rules: GuardRules, started: int) -> None:
+    """Give each job what it desires as far as sums and churn allow, in submit order; at least what is reserved for it.
 
-    A resize that adds tasks of one role and removes tasks of the other has to wait for both cool-downs.
+    ``started``: tasks that were started in the last slot.
     """
-    before, after = entry.previous, entry.allocation
-    if resized_at is None or before == NOTHING:
-        return entry
-    grows = after.workers > before.workers or after.ps > before.ps
-    shrinks = after.workers < before.workers or after.ps < before.ps
-    elapsed = at - resized_at
-    for applies, seconds, verb in ((grows, rules.cooldown_up, "grow"), (shrinks, rules.cooldown_down, "shrink")):
-        if applies and elapsed < seconds:
-            text = f"was resized {elapsed:.0f} s ago and may {verb} again after {seconds:g} s"
-            return entry.changed_by(entry.previous, Reason(Constraint.COOLDOWN, text))
-    return entry
-
-
-def _limit_churn(entries: list[JobDecision], rules: GuardRules) -> list[JobDecision]:
-    if rules.churn <= 0:
-        return entries
-    reason = Reason(Constraint.CHURN, f"this slot's {rules.churn} starts are used up")
-    starts_left = rules.churn
-    result = []
-    for entry in entries:
-        allocation, previous = entry.allocation, entry.previous
-        starts = max(allocation.workers - previous.workers, 0) + max(allocation.ps - previous.ps, 0)
+    starts_left = max(rules.churn - started, 0)
+    for each in ranges:
+        held = each.entry.previous
+        each.give(each.desired)
+        binding = _reduce(each, each.reserved)
+        if each.given != each.desired:
+            _explain_limit(each, binding)
+        if not rules.churn:
+            continue
+        starts = _starts(held, each.given)
         # A job that has nothing may exceed the number if it is the first of the slot: it might never start otherwise.
-        if starts > starts_left and (previous != NOTHING or starts_left < rules.churn):
-            result.append(entry.changed_by(previous, reason))
+        first = held == NOTHING and starts_left == rules.churn
+        if starts > starts_left and not first:
+            text = f"this slot's {rules.churn} starts are used up"
+            if each.given != each.reserved:
+                each.reasons.append(Reason(Constraint.CHURN, text))
+            each.give(each.reserved)
+            starts = _starts(held, each.reserved)
+            if starts > starts_left:
+                text = f"{text}; it still gets its floor {each.lowest}"
+                each.reasons.append(Reason(Constraint.FLOOR, text, gave_way=Constraint.CHURN))
+        starts_left = max(starts_left - starts, 0)
+
+
+def _starts(before: Allocation, after: Allocation) -> int:
+    return max(after.workers - before.workers, 0) + max(after.ps - before.ps, 0)
+
+
+def _explain_limit(each: _Range, binding: Iterable[_Sum]) -> None:
+    """Add the sums that took tasks away to the job's reasons, and that its cool-down gave way to them."""
+    broken = each.protected and _grows(each.given, each.entry.previous)
+    gave_way = Constraint.COOLDOWN if broken else None
+    for total in binding:
+        text = f"{total.text}; the job's cool-down gave way" if broken else total.text
+        each.reasons.append(Reason(total.constraint, text, gave_way=gave_way))
+
+
+def _report_excess(total: _Sum, ranges: Iterable[_Range]) -> None:
+    """Add to the reasons of its jobs that a sum is exceeded by floors and silent jobs alone."""
+    exceeded = total.exceeded()
+    if not exceeded:
+        return
+    for each in ranges:
+        request, given = each.job.request, each.given
+        demands = (request.worker, given.workers), (request.ps, given.ps)
+        if total not in each.sums or not any(count and _needs(demand, exceeded) for demand, count in demands):
+            continue
+        if total.constraint is Constraint.CAPACITY:
+            if _grows(each.entry.previous, given):
+                text = f"{total.text}: what it lacks of its floor {each.lowest} waits"
+                each.reasons.append(Reason(Constraint.CAPACITY, text, gave_way=Constraint.FLOOR))
         else:
-            starts_left = max(starts_left - starts, 0)
-            result.append(entry)
-    return result
+            rule, kept = (Constraint.SILENT, "allocation") if each.silent else (Constraint.FLOOR, "floor")
+            text = f"it keeps its {kept} {each.lowest} although {total.text}"
+            each.reasons.append(Reason(rule, text, gave_way=total.constraint))

@@ -18,7 +18,9 @@ from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.core.tick_plan import Plan
 
 #: Constraints by which the guard keeps a job waiting, which is not the policy's fault.
-_GUARD_CONSTRAINTS = frozenset({Constraint.LIMIT, Constraint.COOLDOWN, Constraint.CHURN, Constraint.SILENT})
+_GUARD_CONSTRAINTS = frozenset(
+    {Constraint.LIMIT, Constraint.COOLDOWN, Constraint.CHURN, Constraint.BACKOFF, Constraint.SILENT}
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.core.store import Store
-from dl2d.tick.guard_limits import check_decision
+from dl2d.tick.decision_check import check_decision
 from dl2d.tick.needless_wait import startable_waiting_jobs
 from dl2d.tick.place.place import place
 

@@ -7,12 +7,13 @@ pure; ``reconcile`` carries them out.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import structlog
 
 from dl2d.core.cluster import Snapshot, Task, TaskState, parse_tag, task_tag
+from dl2d.core.guard_memory import GuardMemory, StartFailures
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobState
 from dl2d.core.resource_manager import FAILURE_CAUSES, JOB_ENDS, RmJob, RmJobState, RmListing
 from dl2d.core.store import JobChange, TaskChange, TickStore
@@ -21,7 +22,7 @@ from dl2d.tick.observe import LiveJobs, Observed, live_jobs, take_snapshot
 from dl2d.tick.static_jobs import follow_static_jobs
 from dl2d.tick.task_specs import ANCHOR
 from dl2d.tick.tick_context import Context, Timeouts
-from dl2d.tick.tick_state import StartFailures, TickState
+from dl2d.tick.tick_state import TickState
 
 log = structlog.get_logger()
 
@@ -39,12 +40,12 @@ class Reconciled:
     jobs: Mapping[JobKey, Job]
     #: Elastic jobs whose coordinator has not called for ``Timeouts.silent_seconds``.
     silent: frozenset[JobKey]
-    #: Failed attempts to start tasks, of jobs that have any.
-    start_failures: Mapping[JobKey, StartFailures]
+    #: Jobs of which an attempt to start tasks failed and the next one may not begin yet.
+    backing_off: frozenset[JobKey]
     #: Since when each job's coordinator has called without a gap; without silent ones.
     calling_since: Mapping[JobKey, float]
-    #: When each handle was last asked to stop.
-    stops_asked: Mapping[str, float]
+    #: What the guard remembers after this tick; it is in the store.
+    memory: GuardMemory
     #: Next value of the field of ``TickState``.
     ended_until: float
 
@@ -57,7 +58,7 @@ def reconcile(context: Context, state: TickState, observed: Observed) -> Reconci
     ResourceManagerError, StoreError
         A change could not be made; the next tick makes it.
     """
-    store, listing, acts = context.store, observed.listing, context.mode.acts
+    store, listing, acts, memory = context.store, observed.listing, context.mode.acts, state.memory
     static, ended_until = follow_static_jobs(context, observed)
     before, silent_seconds = observed.elastic, context.timeouts.silent_seconds
     calling_since = update_calling_since(state.calling_since, before.jobs, listing.at, silent_seconds)
@@ -70,27 +71,38 @@ def reconcile(context: Context, state: TickState, observed: Observed) -> Reconci
         listing,
         cluster=context.cluster,
         timeouts=context.timeouts,
-        start_failures=state.start_failures,
+        start_failures=memory.start_failures,
         calling_since=calling_since,
     )
     elastic = _apply_changes(store, before, changes, listing.at)
-    start_failures = _count_failures(before.tasks, changes.tasks, state.start_failures)
     present = {job.key for job in elastic.jobs}
-    stops_asked: Mapping[str, float] = {}
+    failures = _count_failures(before.tasks, changes.tasks, memory.start_failures, listing.at)
+    memory = replace(
+        _resizes_seen(memory, before.tasks, present, listing.at, context),
+        start_failures={key: count for key, count in failures.items() if key in present},
+        stops_asked={},
+    )
     if acts:
         if context.starts_anchors:
             for job in elastic.jobs:
                 if job.state is JobState.SUBMITTED and not job.anchor:
                     start_anchor(context, job, listing.at)
-        stops_asked = _stop(context, changes.stops, state.stops_asked, listing.at)
+        stops_asked = _stop(context, changes.stops, state.memory.stops_asked, listing.at)
+        memory = replace(memory, stops_asked=stops_asked)
+    if memory != state.memory:
+        store.keep_guard_memory(memory)
     snapshot = take_snapshot(elastic if acts else elastic + static, listing, state.slot + 1)
     return Reconciled(
         snapshot=snapshot,
         jobs={job.key: job for job in elastic.jobs},
         silent=frozenset(job.key for job in snapshot.jobs if not job.static) - calling_since.keys(),
-        start_failures={key: failures for key, failures in start_failures.items() if key in present},
+        backing_off=frozenset(
+            key
+            for key, failed in memory.start_failures.items()
+            if listing.at < failed.retry_at(context.guard_rules.backoff)
+        ),
         calling_since=calling_since,
-        stops_asked=stops_asked,
+        memory=memory,
         ended_until=ended_until,
     )
 
@@ -138,8 +150,32 @@ def _ended_jobs(store: TickStore, live: LiveJobs) -> tuple[Job, ...]:
     return tuple(job for job in ended.values() if job.key not in live_keys)
 
 
+def _resizes_seen(
+    memory: GuardMemory, tasks: Iterable[Task], jobs: Collection[JobKey], at: float, context: Context
+) -> GuardMemory:
+    """The memory with the resizes that live tasks show: what happened counts, whatever was decided.
+
+    A time in the future, which means that the clock was set back, counts as now.
+    """
+    if not context.guard_rules.need_resizes:
+        return replace(memory, resized_at={}, started_at={})
+    resized = {key: min(resized_at, at) for key, resized_at in memory.resized_at.items() if key in jobs}
+    started = {tag: min(asked_at, at) for tag, asked_at in memory.started_at.items()}
+    for task in tasks:
+        if task.job in jobs:
+            resized[task.job] = max(resized.get(task.job, 0.0), min(task.since, at))
+        if task.tag not in started and task.asked_at > at - context.slot_seconds:
+            started[task.tag] = min(task.asked_at, at)
+    recent = {tag: asked_at for tag, asked_at in started.items() if asked_at > at - context.slot_seconds}
+    return replace(memory, resized_at=resized, started_at=recent)
+
+
+def _backing_off(memory: GuardMemory, at: float, backoff_seconds: float) -> frozenset[JobKey]:
+    return frozenset(key for key, failed in memory.start_failures.items() if at < failed.retry_at(backoff_seconds))
+
+
 def _count_failures(
-    tasks: Iterable[Task], changes: Iterable[TaskChange], failures: Mapping[JobKey, StartFailures]
+    tasks: Iterable[Task], changes: Iterable[TaskChange], failures: Mapping[JobKey, StartFailures], at: float
 ) -> dict[JobKey, StartFailures]:
     """Update the numbers of failed attempts to start tasks by the changes of this tick.
 
@@ -148,14 +184,15 @@ def _count_failures(
     """
     before = {(task.job, task.id): task for task in tasks}
     confirmed = {task.job for task in before.values() if task.state is TaskState.CONFIRMED}
-    counted = {key: count for key, count in failures.items() if key not in confirmed}
+    # A failure in the future means that the clock was set back.
+    counted = {key: count._replace(at=min(count.at, at)) for key, count in failures.items() if key not in confirmed}
     last_failure: dict[JobKey, str] = {}
     for change in changes:
         task = before[change.job, change.task]
         if change.state is TaskState.FAILED and task.state.rank < TaskState.JOINED.rank and task.handle:
             last_failure[change.job] = f"{change.task}: {change.note or 'no reason given'}"
     for key, failure in last_failure.items():
-        counted[key] = StartFailures(counted.get(key, _NO_FAILURES).attempts + 1, failure)
+        counted[key] = StartFailures(counted.get(key, _NO_FAILURES).attempts + 1, failure, at)
     return counted
 
 

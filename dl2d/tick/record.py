@@ -53,8 +53,7 @@ def record(context: Context, state: TickState, reconciled: Reconciled, report: R
     """
     state = replace(
         state,
-        start_failures=reconciled.start_failures,
-        stops_asked=reconciled.stops_asked,
+        memory=reconciled.memory,
         calling_since=reconciled.calling_since,
         ended_until=reconciled.ended_until,
         needless_wait=report.needless_wait,
@@ -88,7 +87,6 @@ def record(context: Context, state: TickState, reconciled: Reconciled, report: R
         slot_decision=slot_decision,
         decided_at=snapshot.at,
         situation=situation,
-        resizes=state.resizes.after(slot_decision.in_force, snapshot.at),
     )
 
 

@@ -40,12 +40,22 @@ class GuardRules:
 
     #: Maximum that the jobs of one user may hold together; a resource that is not named has no limit.
     per_user: Resources = NO_RESOURCES
+    #: The same for the jobs of one account, and for those of one partition or queue.
+    per_account: Resources = NO_RESOURCES
+    per_partition: Resources = NO_RESOURCES
     #: Seconds after a job's last resize before it may grow again.
     cooldown_up: float = 0.0
     #: Seconds after a job's last resize before it may shrink again.
     cooldown_down: float = 0.0
-    #: Maximum number of tasks that are started in one slot; 0 for no limit.
+    #: Maximum number of tasks that are started within ``slot_seconds``, in how many decisions ever; 0 for no limit.
     churn: int = 0
+    #: Seconds after the first failed attempt to start a job's tasks before the next one; doubled with each further one.
+    backoff: float = 10.0
+
+    @property
+    def need_resizes(self) -> bool:
+        """Whether a rule depends on when jobs were resized."""
+        return bool(self.cooldown_up or self.cooldown_down or self.churn)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,24 +1,15 @@
-"""State that one tick hands to the next. A daemon that starts without it only asks the policy sooner."""
+"""State that one tick hands to the next. A daemon that starts has only the guard's memory, and asks sooner."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from dl2d.core.decision import Decision
+from dl2d.core.guard_memory import GuardMemory
 from dl2d.core.jobs import JobKey
 from dl2d.core.policy import Policy
-from dl2d.tick.guard_limits import ResizeHistory
 from dl2d.tick.needless_wait import NeedlessWait
-
-
-class StartFailures(NamedTuple):
-    """Consecutive attempts in which tasks of a job ended before they joined it."""
-
-    attempts: int = 0
-    #: How the last attempt ended.
-    last: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +71,8 @@ class TickState:
     decided_at: float = float("-inf")
     #: Digest of the situation that it was decided for (see ``decide.situation_digest``).
     situation: str = ""
-    #: When each job was last resized.
-    resizes: ResizeHistory = field(default_factory=ResizeHistory)
-    #: Failed attempts to start tasks, of jobs that have any.
-    start_failures: Mapping[JobKey, StartFailures] = field(default_factory=dict)
-    #: When each handle was last asked to stop.
-    stops_asked: Mapping[str, float] = field(default_factory=dict)
+    #: What the guard remembers; it is in the store as well, and a daemon begins with it.
+    memory: GuardMemory = field(default_factory=GuardMemory)
     #: Since when each job's coordinator has called without a gap; without silent ones.
     calling_since: Mapping[JobKey, float] = field(default_factory=dict)
     #: Jobs that wait although they fit into free resources.

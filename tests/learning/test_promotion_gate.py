@@ -19,7 +19,7 @@ from dl2d.core.jobs import Allocation
 from dl2d.core.packing import Packing
 from dl2d.core.policy_registry import TrialCase
 from dl2d.core.resources import Resources
-from dl2d.learning.promotion_gate import Compared, Conduct, GateSettings, Verdict, Watched, compare, judge
+from dl2d.learning.promotion_gate import Compared, Conduct, GateSettings, Verdict, compare, judge
 from dl2d.learning.train_test_split import Case
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
@@ -229,8 +229,6 @@ class TestCompare:
 
     def test_the_slowest_decision_is_in_the_timers_seconds(self) -> None:
         ticks = iter(range(1_000_000))
-        watched = Watched(Drf(), GuardRules(), lambda: float(next(ticks)))
-        assert (watched.name, watched.version, watched.needs) == ("drf", Drf().version, Drf().needs)
         done = compare(
             WORKLOADS[:2], Drf(), Fifo(), LoadBalance(), costs=Realism(), rules=GuardRules(),
             settings=GateSettings(timeout=0.5), timer=lambda: float(next(ticks)),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as replace_struct
 
 from dl2d.core.cluster import Task, TaskState, task_tag
+from dl2d.core.guard_memory import StartFailures
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobState, Progress, Role
 from dl2d.core.resource_manager import RmJob, RmJobState, RmListing
 from dl2d.core.resources import Resources
@@ -22,7 +23,6 @@ from dl2d.tick.observe import LiveJobs
 from dl2d.tick.reconcile import Changes, compare, update_calling_since
 from dl2d.tick.task_specs import ANCHOR
 from dl2d.tick.tick_context import Timeouts
-from dl2d.tick.tick_state import StartFailures
 
 KEY = JobKey("here", "1", 1000)
 NOW = 10_000.0

@@ -12,8 +12,9 @@ from structlog.testing import capture_logs
 from tick.world import World
 
 from dl2d.core.cluster import NodeState, Snapshot, TaskState
-from dl2d.core.decision import Constraint, Decision
+from dl2d.core.decision import Constraint, Decision, Reason
 from dl2d.core.errors import Rejected, Unavailable
+from dl2d.core.guard_memory import GuardMemory
 from dl2d.core.jobs import NOTHING, Allocation, JobState, Progress, Role
 from dl2d.core.json_codec import encode
 from dl2d.core.packing import Packing
@@ -167,6 +168,13 @@ def test_a_task_that_dies_is_recorded_and_asks_for_a_new_decision(world: World) 
     failed = [task for task in world.store.tasks(live=False, job=job) if task.state is TaskState.FAILED]
     assert [(task.id, task.note) for task in failed] == [("worker-0", "exit status 3")]
     assert report.decided
+    entry = reason(report, job)
+    (why,) = entry.guarded
+    text = "1 attempt in a row to start its tasks failed, the last: worker-0: exit status 3; "
+    assert why == Reason(Constraint.BACKOFF, text + "the next one waits 10 s from then on")
+    assert report.plan.starts == ()
+    report = world.tick()
+    assert report.decided
     assert [start.role for start in report.plan.starts] == [Role.WORKER]
     assert f"dl2:{job.slug}:worker-4" in {task.tag for task in world.manager.submitted}  # ids are never used again
 
@@ -174,11 +182,16 @@ def test_a_task_that_dies_is_recorded_and_asks_for_a_new_decision(world: World) 
 def test_tasks_that_keep_dying_before_they_join_end_the_job(build) -> None:
     world = build(timeouts=Timeouts(start_failures=3))
     job = world.ready(max_workers=1, max_ps=1)
-    for _ in range(6):
+    began = world.now
+    started: list[float] = []
+    for _ in range(9):
         world.tick()
         for rm_job in world.manager.live():
             if ":worker-" in rm_job.tag:
+                started.append(world.now - began)
                 world.manager.end(rm_job.handle, RmJobState.FAILED, "exit status 1: no module named x")
+    # A failure is seen at the next tick, 10 s after the start; then it waits 10 s, and 20 s after the second one.
+    assert started == [10.0, 30.0, 60.0]
     ended = world.job(job)
     assert ended.state is JobState.FAILED
     assert "no module named x" in ended.end_reason
@@ -453,6 +466,55 @@ def test_what_waits_for_room_is_recorded_with_the_slot(world: World) -> None:
     assert waiting[0].shortfalls[0].resource == "gpu"
 
 
+def test_cool_downs_failures_and_stops_are_remembered_over_a_restart(build) -> None:
+    world = build(rules=GuardRules(cooldown_up=1000.0, churn=50), timeouts=Timeouts(drain_seconds=5.0))
+    key = world.submit(max_workers=8, max_ps=8)
+    world.settle()
+    other = world.submit(max_workers=8, max_ps=8)  # the first job shrinks
+    world.settle()
+    world.beat(other, state="finished")
+    world.manager.end(world.manager.handle_of(f"dl2:{other.slug}:anchor"), RmJobState.DONE, "")
+    world.settle()
+    memory = world.state.memory
+    assert memory.resized_at[key] > 0
+    assert memory.started_at
+    assert world.store.guard_memory() == memory
+    # The daemon starts again: when the job shrank is known, although the tasks that left are not live any more.
+    world.state = TickState(slot=world.store.last_slot_number(), memory=world.store.guard_memory())
+    report = world.tick()
+    entry = reason(report, key)
+    assert (entry.allocation, [why.constraint for why in entry.guarded]) == ((4, 4), [Constraint.COOLDOWN])
+
+
+def test_a_cool_down_counts_from_resizes_that_happened_not_from_decisions(world: World) -> None:
+    """A job that was to grow and whose start the resource manager refused was not resized."""
+    world.rules = GuardRules(cooldown_up=1000.0)
+    key = world.ready(max_workers=2, max_ps=2)
+    world.manager.refuse = Rejected("sbatch", said="Invalid account")
+    assert reason(world.tick(), key).allocation == (2, 2)
+    assert world.state.memory.resized_at == {}
+    world.manager.refuse = None
+    world.settle()
+    confirmed = max(task.since for task in world.store.tasks(live=True, job=key))
+    assert world.state.memory.resized_at == {key: confirmed}
+
+
+def test_churn_is_counted_for_a_slot_not_for_each_decision_in_it(world: World) -> None:
+    world.rules = GuardRules(churn=4)
+    first = world.ready(max_workers=2, max_ps=2)
+    world.tick(1.0)
+    world.beat(first)
+    second = world.ready(max_workers=2, max_ps=2)
+    report = world.tick(1.0)
+    assert report.decided
+    entry = reason(report, second)
+    assert (entry.allocation, [why.constraint for why in entry.guarded]) == (NOTHING, [Constraint.CHURN])
+    world.now += world.slot_seconds
+    world.beat()
+    entry = reason(world.tick(1.0), second)
+    assert (entry.allocation, entry.guarded) == ((2, 2), ())
+
+
 def test_nothing_is_carried_on_of_jobs_that_are_gone(world: World) -> None:
     for _ in range(5):
         key = world.submit(max_workers=2, max_ps=1)
@@ -463,7 +525,7 @@ def test_nothing_is_carried_on_of_jobs_that_are_gone(world: World) -> None:
         world.settle(15)
     world.tick(400.0)
     state = world.state
-    assert (state.start_failures, state.stops_asked, state.calling_since, state.resizes.resized_at) == ({}, {}, {}, {})
+    assert (state.memory, state.calling_since) == (GuardMemory(), {})
 
 
 def test_equal_worlds_have_equal_histories(build) -> None:

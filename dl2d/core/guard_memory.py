@@ -1,0 +1,44 @@
+"""Memory of the guard: resizes, starts, failed starts and stop requests on which its rules depend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from dl2d.core.jobs import JobKey
+
+#: Maximum seconds between two attempts to start a job's tasks.
+MAX_BACKOFF_SECONDS: Final = 600.0
+
+
+class StartFailures(NamedTuple):
+    """Consecutive attempts in which tasks of a job ended before they joined it."""
+
+    attempts: int = 0
+    #: How the last attempt ended.
+    last: str = ""
+    #: When the last attempt ended, seconds since 1970.
+    at: float = 0.0
+
+    def retry_at(self, backoff_seconds: float) -> float:
+        """When the next attempt may begin: after ``backoff_seconds``, doubled with each further failure.
+
+        Never later than ``MAX_BACKOFF_SECONDS`` after the failure.
+        """
+        doublings = min(max(self.attempts - 1, 0), 30)
+        return self.at + min(backoff_seconds * float(2**doublings), MAX_BACKOFF_SECONDS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardMemory:
+    """What happened to jobs and tasks, as far as later decisions depend on it. Times are seconds since 1970."""
+
+    #: When a task of the job last started, joined, began to leave or left, for live jobs.
+    resized_at: Mapping[JobKey, float] = field(default_factory=dict)
+    #: When each task was asked for, by tag; tasks of the last slot.
+    started_at: Mapping[str, float] = field(default_factory=dict)
+    #: Failed attempts to start tasks, of jobs that have any.
+    start_failures: Mapping[JobKey, StartFailures] = field(default_factory=dict)
+    #: When each handle was last asked to stop.
+    stops_asked: Mapping[str, float] = field(default_factory=dict)

@@ -1,0 +1,65 @@
+"""The guard's memory: table ``guard_memory``, one row that is replaced when something in it changes."""
+
+from __future__ import annotations
+
+import msgspec
+import structlog
+from sqlalchemy import Connection, select
+from sqlalchemy.orm import Mapped, mapped_column
+
+from dl2d.core.errors import StoreError
+from dl2d.core.guard_memory import GuardMemory, StartFailures
+from dl2d.core.jobs import JobKey
+from dl2d.store.mapping import Base, Json, columns, decoded_json, table_of, upsert
+
+_log = structlog.get_logger(__name__)
+_NAME = "guard"
+
+
+class _Stored(msgspec.Struct, frozen=True):
+    """The memory as JSON, in which only texts are keys."""
+
+    resized_at: list[tuple[JobKey, float]]
+    started_at: dict[str, float]
+    start_failures: list[tuple[JobKey, StartFailures]]
+    stops_asked: dict[str, float]
+
+
+class GuardMemoryRow(Base):
+    """Resizes, starts, failed starts and stop requests on which the guard's rules depend."""
+
+    __tablename__ = "guard_memory"
+
+    name: Mapped[str] = mapped_column(primary_key=True, comment="always guard")
+    memory: Mapped[_Stored] = mapped_column(
+        Json(_Stored), comment="times by job, task and handle, seconds since 1970, JSON"
+    )
+
+
+def keep(connection: Connection, memory: GuardMemory) -> None:
+    """See ``TickStore.keep_guard_memory``."""
+    stored = _Stored(
+        sorted(memory.resized_at.items()),
+        dict(memory.started_at),
+        sorted(memory.start_failures.items()),
+        dict(memory.stops_asked),
+    )
+    connection.execute(upsert(connection, GuardMemoryRow, replace=True), {"name": _NAME, "memory": stored})
+
+
+def kept(connection: Connection) -> GuardMemory:
+    """See ``TickStore.guard_memory``. A row that cannot be read is logged and counts as none: the daemon goes on."""
+    row = connection.execute(select(*columns(GuardMemoryRow)).where(GuardMemoryRow.name == _NAME)).one_or_none()
+    if row is None:
+        return GuardMemory()
+    try:
+        stored: _Stored = decoded_json(row, table_of(GuardMemoryRow).c.memory, "the guard's memory")
+    except StoreError as error:
+        _log.warning("store.guard_memory_lost", error=str(error))
+        return GuardMemory()
+    return GuardMemory(
+        resized_at=dict(stored.resized_at),
+        started_at=stored.started_at,
+        start_failures=dict(stored.start_failures),
+        stops_asked=stored.stops_asked,
+    )
