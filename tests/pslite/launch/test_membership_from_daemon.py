@@ -184,8 +184,8 @@ def test_an_anchor_that_cannot_coordinate_says_why(daemon, tmp_path):
     state = tmp_path / "file"
     state.touch()
     process = daemon.launch(
-        "coordinator", ["x"], DL2_DAEMON=daemon.url, DL2_JOB="j", DL2_CREDENTIAL="c", DL2_TOKEN="00" * 32,
-        DL2_STATE=str(state),
+        "coordinator", ["x"], DL2_DAEMON=daemon.url, DL2_JOB="job-7", DL2_TOKEN=daemon.token,
+        DL2_CREDENTIAL=daemon.credential, DL2_STATE=str(state),
     )  # fmt: skip
     assert process.wait(60) == 2
     said = process.stderr.read()
