@@ -236,7 +236,7 @@ class TickStore(Protocol):
         ...
 
     def last_ended(self, limit: int) -> tuple[Job, ...]:
-        """The elastic jobs that ended last, at most ``limit`` of them; the one that ended last comes first."""
+        """The elastic jobs that ended last, at most ``limit``, without their commands; the last one comes first."""
         ...
 
     def change_job(self, key: JobKey, change: JobChange, at: float) -> Job:
@@ -267,14 +267,14 @@ class TickStore(Protocol):
         ...
 
     def job_speeds(self, jobs: Collection[JobKey]) -> tuple[JobSpeeds, ...]:
-        """Measured speeds of each of these jobs, sorted by key; jobs without measurements are left out.
+        """Measured speeds of each of these live jobs, sorted by key; jobs without measurements are left out.
 
         The mean of the last ``MAX_MEASUREMENTS`` reports in the job's series at each size, speed 0 included.
         """
         ...
 
     def losses(self, jobs: Collection[JobKey]) -> tuple[MeasuredLoss, ...]:
-        """Losses of these jobs, sorted by key; jobs that never reported one are left out."""
+        """Losses of these live jobs (see ``LossCurve``), sorted by key; jobs that reported none are left out."""
         ...
 
     def ask_tasks(self, starts: Sequence[Start], at: float) -> tuple[Task, ...]:
@@ -330,6 +330,10 @@ class Store(TickStore, Protocol):
 
     def find_jobs(self, text: str) -> tuple[Job, ...]:
         """Jobs whose slug, id or name is ``text``, newest first."""
+        ...
+
+    def named_tasks(self, job: JobKey, names: Collection[str]) -> tuple[Task, ...]:
+        """Those of the job's tasks, ended or not, whose ids are named."""
         ...
 
     def task_reports(self, key: JobKey) -> tuple[TaskReport, ...]:

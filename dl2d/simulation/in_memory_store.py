@@ -16,6 +16,7 @@ from dl2d.core.jobs import Allocation, Job, JobKey, Progress, Role
 from dl2d.core.measured_speeds import (
     MAX_MEASUREMENTS,
     JobSpeeds,
+    LossCurve,
     LossPoint,
     MeasuredLoss,
     MeasuredSpeeds,
@@ -23,7 +24,6 @@ from dl2d.core.measured_speeds import (
     TrainingKind,
     count,
     mean_point,
-    thinned,
 )
 from dl2d.core.store import JobChange, Slot, TaskChange, TaskReport
 from dl2d.core.tick_plan import Start
@@ -48,7 +48,7 @@ class MemoryStore:
         #: By live job: the size at which it is quarantined; times and speeds that it reported.
         self._quarantined: dict[JobKey, Allocation] = {}
         self._own: dict[JobKey, dict[Allocation, deque[tuple[float, float]]]] = defaultdict(dict)
-        self._losses: dict[JobKey, list[LossPoint]] = defaultdict(list)
+        self._losses: dict[JobKey, LossCurve] = {}
         self._numbers = Counter[tuple[JobKey, Role]]()
         self._last_slot = 0
         self._memory = GuardMemory()
@@ -111,7 +111,8 @@ class MemoryStore:
                 sizes.clear()
                 sizes.update((size, tally) for size, tally in left.items() if tally is not None)
         if progress.loss is not None:
-            self._losses[key].append(LossPoint(progress.epoch, progress.loss))
+            curve = self._losses.get(key, LossCurve())
+            self._losses[key] = curve.added(LossPoint(progress.epoch, progress.loss))
 
     def speeds(self, kinds: Collection[TrainingKind], *, others: int = 0) -> tuple[MeasuredSpeeds, ...]:
         """What was measured of these kinds so far, and of some others."""
@@ -138,7 +139,7 @@ class MemoryStore:
 
     def losses(self, jobs: Collection[JobKey]) -> tuple[MeasuredLoss, ...]:
         """How the losses of these jobs fell."""
-        return tuple(MeasuredLoss(key, thinned(self._losses[key])) for key in sorted(jobs) if key in self._losses)
+        return tuple(MeasuredLoss(key, self._losses[key].thinned()) for key in sorted(jobs) if key in self._losses)
 
     def ask_tasks(self, starts: Sequence[Start], at: float) -> tuple[Task, ...]:
         """Keep new tasks, numbered on from the job's last of that role."""

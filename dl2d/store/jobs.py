@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections import defaultdict
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -26,18 +25,11 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from dl2d.core.cluster import submit_order
 from dl2d.core.errors import DuplicateJob, StoreError
-from dl2d.core.jobs import Allocation, Job, JobKey, JobRequest, JobState, Launch, Owner, Progress
-from dl2d.core.measured_speeds import (
-    MAX_LOSSES,
-    MAX_MEASUREMENTS,
-    JobSpeeds,
-    LossPoint,
-    MeasuredLoss,
-    SpeedPoint,
-    TrainingKind,
-)
+from dl2d.core.jobs import NO_LAUNCH, Allocation, Job, JobKey, JobRequest, JobState, Launch, Owner, Progress
+from dl2d.core.measured_speeds import JobSpeeds, MeasuredLoss, TrainingKind
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange
+from dl2d.store import job_measurements
 from dl2d.store.mapping import (
     EMPTY,
     NUMBER,
@@ -76,7 +68,10 @@ class JobRow(_Reported, Base):
     """A job, and the last report of its coordinator."""
 
     __tablename__ = "jobs"
-    __table_args__ = tuple(Index(None, name) for name in ("state", "submitted", "id", "name", "ended_at"))
+    __table_args__ = (
+        *(Index(None, name) for name in ("state", "submitted", "id", "name", "ended_at")),
+        Index(None, "static", "ended_at"),
+    )
 
     number: Mapped[int] = mapped_column(NUMBER, primary_key=True, comment="dl2d's own number of the job")
     slug: Mapped[str] = mapped_column(unique=True, comment="cluster.id.submitted, unique")
@@ -151,8 +146,8 @@ _JOB = Mapping(Job, JobRow)
 _PROGRESS = Mapping(Progress, ProgressRow)
 
 
-def job_of(row: Row[Any]) -> Job:
-    """A job from a row of ``jobs``."""
+def job_of(row: Row[Any], **more: object) -> Job:
+    """A job from a row of ``jobs``; ``more`` are fields that the row lacks."""
     what = f"job {row.slug}"
     return _JOB.record(
         row,
@@ -160,6 +155,7 @@ def job_of(row: Row[Any]) -> Job:
         key=JobKey(row.cluster, row.id, row.submitted),
         owner=Owner(row.user_name, row.uid, row.gid, row.account, row.partition, row.qos),
         progress=_PROGRESS.record(row, what, at=row.progress_at, epoch=row.epoch or 0.0),
+        **more,
     )
 
 
@@ -271,9 +267,10 @@ def jobs(connection: Connection, *, live: bool, limit: int | None) -> tuple[Job,
 
 def last_ended(connection: Connection, limit: int) -> tuple[Job, ...]:
     """See ``Store.last_ended``."""
-    ended = _jobs().where(JobRow.ended_at.is_not(None), JobRow.static.is_(False))
+    without_launch = [column for column in columns(JobRow) if column.name != "launch"]
+    ended = select(*without_launch).where(JobRow.ended_at.is_not(None), JobRow.static.is_(False))
     query = ended.order_by(JobRow.ended_at.desc(), JobRow.number.desc()).limit(limit)
-    return tuple(map(job_of, connection.execute(query)))
+    return tuple(job_of(row, launch=NO_LAUNCH) for row in connection.execute(query))
 
 
 def _in_submit_order(connection: Connection, query: Select[Any]) -> tuple[Job, ...]:
@@ -309,6 +306,8 @@ def change_job(connection: Connection, key: JobKey, change: JobChange, at: float
         connection.execute(_update_job(), {"which": row.number, **changed})
     if after.state.ended and not job.state.ended and row.progress_at > (row.series_at or 0.0):
         _add_to_series(connection, row, job.progress)
+    if after.state.ended:
+        job_measurements.forget(connection, row.number)
     return job_of(_locked_job(connection, key))
 
 
@@ -325,6 +324,8 @@ def report_progress(connection: Connection, key: JobKey, progress: Progress, int
 
 def _add_to_series(connection: Connection, row: Row[Any], progress: Progress) -> None:
     connection.execute(insert(table_of(ProgressRow)), _PROGRESS.values(progress, job_number=row.number))
+    if not row.state.ended:
+        job_measurements.count_progress(connection, row.number, progress)
     values: Values = {"series_at": progress.at}
     speed, size = progress.finite().samples_per_second, Allocation(progress.workers, progress.ps)
     if speed and size.workers:
@@ -348,63 +349,19 @@ def series(connection: Connection, key: JobKey) -> tuple[Progress, ...]:
 
 
 def job_speeds(connection: Connection, keys: Collection[JobKey]) -> tuple[JobSpeeds, ...]:
-    """See ``Store.job_speeds``. Reads the progress of these jobs once; means are made by the database."""
-    table = table_of(ProgressRow)
-    size = (table.c.job_number, table.c.workers, table.c.ps)
-    newest_first = func.row_number().over(partition_by=size, order_by=table.c.at.desc())
-    slugs = {key.slug: key for key in keys}
-    found: dict[JobKey, list[SpeedPoint]] = defaultdict(list)
-    for batch in batches(slugs):
-        numbered = (
-            select(JobRow.slug, *size[1:], table.c.at, table.c.samples_per_second, newest_first.label("back"))
-            .join(JobRow, JobRow.number == table.c.job_number)
-            .where(JobRow.slug.in_(batch), table.c.samples_per_second.is_not(None), table.c.workers > 0)
-            .subquery()
-        )
-        of_size = (numbered.c.slug, numbered.c.workers, numbered.c.ps)
-        query = (
-            select(
-                *of_size,
-                func.avg(numbered.c.samples_per_second).label("mean"),
-                func.count().label("times"),
-                func.min(numbered.c.at).label("first"),
-                func.max(numbered.c.at).label("last"),
-            )
-            .where(numbered.c.back <= MAX_MEASUREMENTS)
-            .group_by(*of_size)
-            .order_by(*of_size)
-        )
-        for row in connection.execute(query):
-            at = Allocation(row.workers, row.ps)
-            found[slugs[row.slug]].append(SpeedPoint(at, row.mean, row.times, 1, row.last, row.first))
-    return tuple(JobSpeeds(key, tuple(found[key])) for key in sorted(found))
+    """See ``Store.job_speeds``."""
+    return job_measurements.speeds(connection, _by_number(connection, keys))
 
 
 def losses(connection: Connection, keys: Collection[JobKey]) -> tuple[MeasuredLoss, ...]:
-    """See ``Store.losses``. Reads the progress of these jobs once; what comes back is thinned by the database."""
-    table = table_of(ProgressRow)
-    newest_first = func.row_number().over(partition_by=table.c.job_number, order_by=table.c.at.desc())
+    """See ``Store.losses``."""
+    return job_measurements.losses(connection, _by_number(connection, keys))
+
+
+def _by_number(connection: Connection, keys: Collection[JobKey]) -> dict[int, JobKey]:
     slugs = {key.slug: key for key in keys}
-    found: dict[JobKey, list[LossPoint]] = defaultdict(list)
-    for batch in batches(slugs):
-        numbered = (
-            select(
-                JobRow.slug,
-                table.c.epoch,
-                table.c.loss,
-                table.c.at,
-                (newest_first - 1).label("back"),
-                func.count().over(partition_by=table.c.job_number).label("total"),
-            )
-            .join(JobRow, JobRow.number == table.c.job_number)
-            .where(JobRow.slug.in_(batch), table.c.loss.is_not(None))
-            .subquery()
-        )
-        apart = (numbered.c.total + (MAX_LOSSES - 1)) // MAX_LOSSES
-        query = select(numbered).where(numbered.c.back % apart == 0).order_by(numbered.c.slug, numbered.c.at)
-        for row in connection.execute(query):
-            found[slugs[row.slug]].append(LossPoint(row.epoch, row.loss))
-    return tuple(MeasuredLoss(key, tuple(found[key])) for key in sorted(found))
+    queries = (select(JobRow.number, JobRow.slug).where(JobRow.slug.in_(batch)) for batch in batches(slugs))
+    return {row.number: slugs[row.slug] for query in queries for row in connection.execute(query)}
 
 
 def _locked_job(connection: Connection, key: JobKey) -> Row[Any]:

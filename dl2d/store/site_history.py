@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import dropwhile
 from typing import Final
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, and_, select
 
 from dl2d.core.cluster import Node, Snapshot, TaskState, in_submit_order
 from dl2d.core.jobs import NO_LAUNCH, NOTHING, Allocation, JobKey
@@ -16,10 +16,10 @@ from dl2d.core.measured_speeds import TrainingKind
 from dl2d.core.resources import Resources
 from dl2d.core.site_history import History, RecordedSizes, Sight
 from dl2d.store.jobs import JobRow, job_of
-from dl2d.store.mapping import columns
+from dl2d.store.mapping import columns, table_of
 from dl2d.store.slot_records import DecisionRow, SlotRow, snapshot
 from dl2d.store.speeds import speeds
-from dl2d.store.tasks import GROW, ResizeEventRow, RuntimePlanRow, runtime_plan_of
+from dl2d.store.tasks import GROW, ResizeEventRow, ResizeRow, RuntimePlanRow, runtime_plan_of
 
 _HOUR: Final = 3600.0
 
@@ -78,18 +78,16 @@ def _sizes(connection: Connection, begin: float, end: float, keys: Mapping[str, 
 
 def _start_seconds(connection: Connection, begin: float, end: float) -> Iterable[float]:
     """Seconds from asking for a task until it took part, of each task of an elastic job that did."""
+    key = ("job_number", "task", "direction")
     events = (
-        select(ResizeEventRow.job_number, ResizeEventRow.task, ResizeEventRow.state, ResizeEventRow.at)
-        .join(JobRow, JobRow.number == ResizeEventRow.job_number)
-        .where(JobRow.static.is_(False))
-        .where(ResizeEventRow.at >= begin, ResizeEventRow.at < end, ResizeEventRow.direction == GROW)
-        .where(ResizeEventRow.state.in_([TaskState.ASKED, TaskState.CONFIRMED]))
+        select(ResizeRow.began_at, ResizeEventRow.at)
+        .join(ResizeEventRow, and_(*(table_of(ResizeRow).c[name] == table_of(ResizeEventRow).c[name] for name in key)))
+        .join(JobRow, JobRow.number == ResizeRow.job_number)
+        .where(ResizeRow.began_at >= begin, ResizeRow.began_at < end, ResizeRow.direction == GROW)
+        .where(ResizeEventRow.state == TaskState.CONFIRMED, ResizeEventRow.at < end, JobRow.static.is_(False))
+        .order_by(ResizeRow.job_number, ResizeRow.task)
     )
-    moments: dict[tuple[int, str], dict[TaskState, float]] = defaultdict(dict)
-    for row in connection.execute(events):
-        moments[row.job_number, row.task][row.state] = row.at
-    both = (each for _, each in sorted(moments.items()) if len(each) == 2)
-    return [each[TaskState.CONFIRMED] - each[TaskState.ASKED] for each in both]
+    return [confirmed - asked for asked, confirmed in connection.execute(events)]
 
 
 def _sight(seen: Snapshot, policy: str) -> Sight:

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import functools
-from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, bindparam, delete, func, select, tuple_, update
+from sqlalchemy import Connection, Index, Row, Select, bindparam, delete, select, update
 from sqlalchemy.orm import Mapped, mapped_column
 
 from dl2d.core.jobs import Allocation, Architecture, Consistency
 from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, Tally, TrainingKind, count
-from dl2d.store.mapping import MAX_VALUES, Base, Choice, FreeText, Values, batches, columns, table_of, upsert
+from dl2d.store.mapping import Base, Choice, FreeText, Values, columns, table_of, upsert
 
 
 class SpeedRow(Base):
     """Measured speed of jobs of a kind at one size."""
 
     __tablename__ = "speeds"
+    __table_args__ = (Index(None, "at"),)
 
     model: Mapped[str] = mapped_column(FreeText(), primary_key=True, comment="model type")
     architecture: Mapped[Architecture] = mapped_column(
@@ -42,6 +42,8 @@ class SpeedRow(Base):
 
 
 _KIND = (SpeedRow.model, SpeedRow.architecture, SpeedRow.consistency)
+#: Rows that are read at a time to find the kinds that were measured last.
+_PAGE = 256
 
 
 def _values(tally: Tally) -> Values:
@@ -74,17 +76,29 @@ def _tally(row: Row[Any]) -> Tally:
 
 def speeds(connection: Connection, kinds: Collection[TrainingKind], others: int) -> tuple[MeasuredSpeeds, ...]:
     """See ``Store.speeds``."""
-    points: dict[TrainingKind, list[SpeedPoint]] = defaultdict(list)
+    points: dict[TrainingKind, list[SpeedPoint]] = {}
     asked = {TrainingKind(*kind) for kind in kinds}
-    if others:
-        latest = select(*_KIND).group_by(*_KIND).order_by(func.max(SpeedRow.at).desc(), *_KIND)
-        found = (TrainingKind(*kind) for kind in connection.execute(latest.limit(others + len(asked))))
-        asked |= set([kind for kind in found if kind not in asked][:others])
-    for batch in batches(asked, MAX_VALUES // len(_KIND)):
-        query = select(*columns(SpeedRow)).where(tuple_(*_KIND).in_(batch))
-        for row in connection.execute(query.order_by(*_KIND, SpeedRow.workers, SpeedRow.ps)):
-            points[TrainingKind(row.model, row.architecture, row.consistency)].append(_tally(row).point)
-    return tuple(MeasuredSpeeds(kind, tuple(points[kind])) for kind in sorted(points))
+    asked |= _measured_last(connection, asked, others)
+    for kind in asked:  # SQLite reads the whole table for a list of kinds
+        points[kind] = [_tally(row).point for row in connection.execute(_speeds_of_kind(), kind._asdict())]
+    return tuple(MeasuredSpeeds(kind, tuple(points[kind])) for kind in sorted(points) if points[kind])
+
+
+def _measured_last(connection: Connection, but: Collection[TrainingKind], limit: int) -> set[TrainingKind]:
+    """The kinds but some that were measured last, of equals the first in order; reads no more rows than it needs."""
+    query = select(*_KIND).order_by(SpeedRow.at.desc(), *_KIND, SpeedRow.workers, SpeedRow.ps).limit(_PAGE)
+    found: set[TrainingKind] = set()
+    offset = 0
+    while len(found) < limit:
+        rows = connection.execute(query.offset(offset)).all()
+        for row in rows:
+            kind = TrainingKind(*row)
+            if kind not in but and len(found) < limit:
+                found.add(kind)
+        if len(rows) < _PAGE:
+            break
+        offset += _PAGE
+    return found
 
 
 def count_speed(
@@ -122,6 +136,12 @@ def _retract(connection: Connection, kind: Mapping[str, str], job: str) -> None:
             connection.execute(delete(SpeedRow).where(*here))
         else:
             connection.execute(update(SpeedRow).where(*here).values(**_values(left)))
+
+
+@functools.cache
+def _speeds_of_kind() -> Select[Any]:
+    of_kind = [column == bindparam(column.key, type_=column.type) for column in _KIND]
+    return select(*columns(SpeedRow)).where(*of_kind).order_by(SpeedRow.workers, SpeedRow.ps)
 
 
 @functools.cache

@@ -212,6 +212,13 @@ class SqlStore:
         with self._database.reading("listing tasks") as connection:
             return task_queries.tasks(connection, live=live, job=job)
 
+    def named_tasks(self, job: JobKey, names: Collection[str]) -> tuple[Task, ...]:
+        """See ``Store.named_tasks``."""
+        if not names:
+            return ()
+        with self._database.reading(f"looking up tasks of job {job.slug}") as connection:
+            return task_queries.named_tasks(connection, job, names)
+
     def change_tasks(self, changes: Sequence[TaskChange], at: float) -> tuple[Task, ...]:
         """See ``Store.change_tasks``. Raises ``StoreError`` if a task is not known."""
         if not changes:

@@ -6,7 +6,7 @@ Tables ``tasks``, ``resizes``, ``resize_events``, ``task_reports`` and ``runtime
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from sqlalchemy import (
     func,
     insert,
     select,
+    text,
     tuple_,
     update,
 )
@@ -53,7 +54,8 @@ from dl2d.store.mapping import (
 
 GROW = "grow"
 SHRINK = "shrink"
-_LIVE = [state for state in TaskState if not state.ended]
+#: Condition of the partial index on tasks that have not ended; queries of live tasks use the same one.
+_IS_LIVE = "ended_at IS NULL"
 _ROLES = list(Role)
 
 
@@ -61,7 +63,11 @@ class TaskRow(Base):
     """One worker or parameter server of a job."""
 
     __tablename__ = "tasks"
-    __table_args__ = (Index(None, "state"), Index(None, "job_number", "role", "ordinal", unique=True))
+    __table_args__ = (
+        Index(None, "state"),
+        Index(None, "job_number", "role", "ordinal", unique=True),
+        Index("ix_tasks_live", "job_number", sqlite_where=text(_IS_LIVE), postgresql_where=text(_IS_LIVE)),
+    )
 
     job_number: Mapped[int] = mapped_column(ForeignKey("jobs.number"), primary_key=True, comment="jobs.number")
     id: Mapped[str] = mapped_column(primary_key=True, comment="role-ordinal, unique in the job")
@@ -155,6 +161,7 @@ class RuntimePlanRow(Base):
     """A membership change as the job's coordinator reported it."""
 
     __tablename__ = "runtime_plans"
+    __table_args__ = (Index(None, "at"),)
 
     job_number: Mapped[int] = mapped_column(ForeignKey("jobs.number"), primary_key=True, comment="jobs.number")
     number: Mapped[int] = mapped_column(
@@ -226,10 +233,19 @@ def tasks(connection: Connection, *, live: bool, job: JobKey | None) -> tuple[Ta
     """See ``Store.tasks``."""
     query = _tasks()
     if live:
-        query = query.where(TaskRow.state.in_(_LIVE))
+        query = query.where(TaskRow.ended_at.is_(None))
     if job is not None:
-        query = query.where(JobRow.slug == job.slug)
+        query = query.where(
+            TaskRow.job_number == select(JobRow.number).where(JobRow.slug == job.slug).scalar_subquery()
+        )
     return tuple(sorted(map(_task_of, connection.execute(query)), key=_order))
+
+
+def named_tasks(connection: Connection, job: JobKey, names: Collection[str]) -> tuple[Task, ...]:
+    """See ``Store.named_tasks``."""
+    of_job = _tasks().where(JobRow.slug == job.slug)
+    found = (connection.execute(of_job.where(TaskRow.id.in_(batch))) for batch in batches(set(names), MAX_VALUES - 1))
+    return tuple(sorted((_task_of(row) for rows in found for row in rows), key=_order))
 
 
 def _order(task: Task) -> tuple[Any, int, int]:

@@ -207,6 +207,17 @@ class TestTasks:
         assert [task.since for task in any_store.change_tasks(changes, 11.0)] == [4.0, 11.0]
         assert [task.since for task in any_store.tasks(live=True)] == [4.0, 11.0]
 
+    def test_tasks_by_their_ids_ended_ones_included(self, store):
+        store.add_job(job := a_job())
+        store.add_job(other := a_job(2))
+        store.ask_tasks([*starts(job, workers=3, ps=1), *starts(other, workers=9)], 1.0)
+        store.change_tasks([TaskChange(job.key, "worker-0", TaskState.FAILED)], 2.0)
+        found = store.named_tasks(job.key, {"ps-0", "worker-0", "worker-2", "worker-8"})
+        assert [(task.id, task.state) for task in found] == [
+            ("worker-0", TaskState.FAILED), ("worker-2", TaskState.ASKED), ("ps-0", TaskState.ASKED),
+        ]  # fmt: skip
+        assert store.named_tasks(job.key, ()) == store.named_tasks(a_job(3).key, {"worker-0"}) == ()
+
     def test_nothing_to_ask_or_change(self, any_store):
         assert any_store.ask_tasks([], 1.0) == any_store.change_tasks([], 1.0) == ()
 
@@ -545,6 +556,14 @@ class TestEvidence:
         assert any_store.job_speeds([other.key]) == (
             JobSpeeds(other.key, (SpeedPoint(Allocation(2, 1), 9.0, 1, jobs=1, at=100.0, since=100.0),)),
         )
+
+    def test_measurements_of_a_job_are_dropped_when_it_ends(self, store):
+        store.add_job(job := a_job())
+        store.report_progress(job.key, Progress(at=100.0, samples_per_second=9.0, loss=0.5, workers=2, ps=1))
+        assert (len(store.job_speeds([job.key])), len(store.losses([job.key]))) == (1, 1)
+        store.change_job(job.key, JobChange(state=JobState.FINISHED), 200.0)
+        store.report_progress(job.key, Progress(at=300.0, samples_per_second=9.0, loss=0.5, workers=2, ps=1))
+        assert (store.job_speeds([job.key]), store.losses([job.key])) == ((), ())
 
     def test_what_says_no_speed_counts_for_none(self, any_store):
         any_store.add_job(job := a_job())

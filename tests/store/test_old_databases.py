@@ -19,7 +19,7 @@ from store.samples import a_job, a_slot, starts
 from dl2d.core.cluster import TaskState
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.jobs import Allocation, JobState, Progress
-from dl2d.core.measured_speeds import TrainingKind
+from dl2d.core.measured_speeds import LossPoint, TrainingKind
 from dl2d.core.policy_registry import RunState, TrialCase, VersionState
 from dl2d.core.store import JobChange
 from dl2d.store import schema
@@ -107,6 +107,21 @@ def test_what_coordinators_reported(store: SqlStore) -> None:
     ]  # fmt: skip
     store.report_progress(running.key, Progress(at=_T0 + 100.0, samples_per_second=260.0, workers=1, ps=1))
     assert store.speeds([TrainingKind.of(running.request)])[0].points[0].measurements == 3
+
+
+def test_speeds_and_losses_of_live_jobs_are_those_of_their_progress(store: SqlStore) -> None:
+    running = a_job(2)
+    (speeds,), (losses,) = store.job_speeds([running.key]), store.losses([running.key])
+    series = store.series(running.key)
+    assert losses.points == tuple(LossPoint(point.epoch, point.loss) for point in series if point.loss is not None)
+    for point in speeds.points:
+        measured = [each for each in series if Allocation(each.workers, each.ps) == point.allocation]
+        assert point.samples_per_second == sum(each.samples_per_second or 0.0 for each in measured) / len(measured)
+        assert (point.measurements, point.since, point.at) == (len(measured), measured[0].at, measured[-1].at)
+    assert len(speeds.points) == 2
+    store.report_progress(running.key, Progress(at=_T0 + 100.0, loss=0.1, samples_per_second=260.0, workers=1, ps=1))
+    assert store.job_speeds([running.key])[0].points[0].measurements == speeds.points[0].measurements + 1
+    assert len(store.losses([running.key])[0].points) == len(losses.points) + 1
 
 
 def test_slots(store: SqlStore) -> None:

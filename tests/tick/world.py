@@ -61,7 +61,7 @@ class World:
         self.now = 1_000_000.0
         self.manager = ScriptedManager(self.cluster_nodes, lambda: self.now)
         file = Path(self.url.removeprefix("sqlite:///"))
-        if self.url != "sqlite://" and not file.exists():
+        if self.url.startswith("sqlite:///") and not file.exists():
             sqlite_store(file)
         self.store = SqlStore(self.url, progress_seconds=0)
         self.coordinator = PromptCoordinator(self.store, self.manager)

@@ -156,7 +156,7 @@ _TASK_STATES = {"joined": TaskState.JOINED, "active": TaskState.CONFIRMED, "left
 
 
 def receive(job: Job, tasks: tuple[Task, ...], beat: Heartbeat, at: float) -> Reception:
-    """Read a heartbeat of a job that has not ended. ``tasks`` are all tasks of the job, ended ones included."""
+    """Read a heartbeat of a job that has not ended. ``tasks`` are those of its members that are tasks, ended or not."""
     known = {task.id: task for task in tasks}
     changes = []
     unknown = []

@@ -129,7 +129,7 @@ def heartbeat(
         # Cancelled, or ended as the resource manager says, and the coordinator does not know it yet.
         return {"members": [], "stop": True, "heartbeat_seconds": services.heartbeat_seconds}
     # Tasks of a static job are its coordinator's own affair: the next tick sees which there are.
-    tasks = () if job.static else services.store.tasks(live=False, job=job.key)
+    tasks = () if job.static else services.store.named_tasks(job.key, {member.task for member in beat.members})
     reception = receive(job, tasks, beat, at)
     if reception.unknown and not job.static:
         log.warning("unknown members", job=job.key.id, members=reception.unknown)
