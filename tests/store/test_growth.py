@@ -93,7 +93,7 @@ def test_a_tick_and_a_heartbeat_read_no_more_of_a_long_history(kept_url: str) ->
     assert {what for what, count in short.counted.items() if count}
     # What grows with the history would be six times as much.
     grown = {what: (short.counted[what], count) for what, count in long.counted.items()
-             if count > 1.2 * short.counted[what] + 20}  # fmt: skip
+             if count > 2 * short.counted[what] + 20}  # fmt: skip
     assert grown == {}
 
 
@@ -162,6 +162,8 @@ def _add_history(world: ApiWorld, first: int, count: int) -> None:
         add(ShadowAllocationRow, [{name: value for name, value in row.items() if name in shadow}
                                   for row in copies(DecisionRow, **of_slot)])  # fmt: skip
         add(SlotResourceRow, copies(SlotResourceRow, slot=lambda n: -n))
+        if connection.dialect.name == "postgresql":  # as autovacuum does
+            connection.exec_driver_sql("ANALYZE")
         add(SpeedRow, [{"model": f"old-{n}", "architecture": "ps", "consistency": "sync", "workers": 1, "ps": 1,
                         "samples_per_second": 1.0, "measurements": 1, "jobs": 1, "at": past(n), "since": past(n),
                         "previous_speed": 0.0, "job": "x", "other_samples_per_second": None, "other_measurements": 0,

@@ -46,7 +46,10 @@ def upgrade() -> None:
     )
     op.execute("UPDATE tasks SET ended_at = since WHERE state IN ('released', 'failed') AND ended_at IS NULL")
     op.create_index("ix_tasks_live", "tasks", ["job_number"], sqlite_where=_IS_LIVE, postgresql_where=_IS_LIVE)
-    op.create_index(op.f("ix_jobs_static_ended_at"), "jobs", ["static", "ended_at"])
+    op.create_index(
+        "ix_jobs_elastic_ended_at", "jobs", ["ended_at", "number"],
+        sqlite_where=sa.text("static IS 0"), postgresql_where=sa.text("static IS FALSE"),
+    )  # fmt: skip
     op.create_index(op.f("ix_runtime_plans_at"), "runtime_plans", ["at"])
     op.create_index(op.f("ix_speeds_at"), "speeds", ["at"])
     _fill()
@@ -106,7 +109,7 @@ def _insert(connection: sa.Connection, number: int, sizes: dict[tuple[int, int],
 def downgrade() -> None:
     op.drop_index(op.f("ix_speeds_at"), "speeds")
     op.drop_index(op.f("ix_runtime_plans_at"), "runtime_plans")
-    op.drop_index(op.f("ix_jobs_static_ended_at"), "jobs")
+    op.drop_index("ix_jobs_elastic_ended_at", "jobs")
     op.drop_index("ix_tasks_live", "tasks")
     op.drop_table("job_losses")
     op.drop_table("job_speeds")
