@@ -624,6 +624,32 @@ def test_two_plans_that_are_made_ready_at_a_time_share_connections_and_the_first
     assert not {("ps-0", 2), ("worker-0", 2)} & set(staged)
 
 
+STALLED = {
+    "the coordinator's log": ("coordinator", FaultPoint.DISK, "log", 20),
+    "the folder of checkpoints, for the coordinator": ("coordinator", FaultPoint.DISK, "checkpoint", 1),
+    "the folder of checkpoints, for a server": ("ps-0", FaultPoint.DISK, "checkpoint", 1),
+    "the digests of a large model": ("ps-1", FaultPoint.DIGEST, None, 1),
+}
+
+
+@pytest.mark.parametrize("what", STALLED)
+def test_a_job_goes_on_while_something_takes_longer_than_the_lease(what, tmp_path):
+    task, point, subject, nth = STALLED[what]
+    about = (lambda moment: moment.subject == subject) if subject else (lambda _: True)
+    spec = job(checkpoint=str(tmp_path), checkpoint_every=10)
+    outcome = Rehearsal(
+        spec, workers=2, servers=2, lasting=True, faults=[Fault(point, sleep(5.0), task=task, when=about, nth=nth)],
+        settings=replace(QUICK, lease=2.0), step_seconds=0.02,
+    ).run()  # fmt: skip
+    assert not outcome.idle, outcome.story
+    outcome.check(static_digest(structs.replace(spec, checkpoint="")))
+    assert "died" not in outcome.story
+    # the job has waited for what was being written
+    written = [place.name for place in tmp_path.iterdir()]
+    assert written
+    assert all(map(str.isdecimal, written))
+
+
 def test_a_job_that_goes_back_again_and_again_fails(monkeypatch):
     monkeypatch.setattr("pslite.coordinator.checkpoints.MAX_ROLLBACKS", RateLimit(1, 60.0))
     outcome = Rehearsal(job(), workers=2, servers=2, events=[Event(9, kill="ps"), Event(20, kill="ps")]).run()

@@ -21,6 +21,8 @@ class FaultPoint(Enum):
     COORDINATOR_MESSAGE = "coordinator message"
     #: before it considers whether a new plan is needed
     CONSIDER_PLAN = "consider plan"
+    #: a coordinator or a server, before it writes to a disk, in a thread of its own ["log" or "checkpoint"]
+    DISK = "disk"
     #: a plan that all members are ready for has taken effect [plan]
     PLAN_COMMITTED = "plan committed"
 
@@ -69,6 +71,8 @@ class FaultPoint(Enum):
     APPLY = "apply"
     #: before it sends weights of a block to a worker [connection, header]
     SEND_WEIGHTS = "send weights"
+    #: before it computes the digests of its blocks, in a thread of its own
+    DIGEST = "digest"
     #: before it becomes the owner of a block whose owner has died [number of the block]
     TAKE_BLOCK = "take block"
     #: it has announced the first version of a plan [plan]

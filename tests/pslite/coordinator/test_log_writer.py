@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from dataclasses import fields
 from pathlib import Path
 
@@ -25,7 +26,7 @@ FORGOTTEN = {
     "its own": {
         "name", "token", "director", "settings", "say", "encrypt", "selector", "listener", "log", "wake_out",
         "wake_in", "follows", "severed", "urgent", "cutting", "ticked", "lenient_until", "lenient", "faults",
-        "reconnected", "no_plan_reason",
+        "reconnected", "no_plan_reason", "disk", "completing", "last_checkpoint_since",
     },
     "connections": {"connections", "agents"},
     "said again, or written beside the state": {"squares", "factors", "factors_changed", "usage"},
@@ -102,7 +103,7 @@ def test_what_servers_were_told_of_norms_is_written_with_the_state(tmp_path):
     writer = LogWriter(CoordinatorLog(tmp_path / "state"), lines.append)
     a_job.factors, a_job.factors_changed = {"gradient": Clip(version=3, factor=0.5)}, True
     writer.changed = True
-    writer.write(a_job)
+    writer.write(a_job, ())
     writer.close()
     after = LogWriter(CoordinatorLog(tmp_path / "state"), lines.append)
     assert after.last_factors() == a_job.factors
@@ -116,10 +117,14 @@ def test_a_log_that_cannot_be_written_is_given_up_with_words(tmp_path):
     folder = tmp_path / "state"
     a_job, lines = job([f"worker-{n}" for n in range(1000)])
     log = CoordinatorLog(folder)
-    writer = LogWriter(log, lines.append)
+    written = threading.Event()
+    writer = LogWriter(log, lines.append, written.set)
     log._database.execute("PRAGMA max_page_count = 1")
     writer.changed = True
-    writer.write(a_job)
+    writer.write(a_job, ())
+    assert written.wait(60)
+    writer.write(a_job, ())
+    writer.close()
     assert lines == [
         "the coordinator's log cannot be written (database or disk is full): the job ends if its coordinator dies"
     ]

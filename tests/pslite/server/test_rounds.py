@@ -84,10 +84,28 @@ def test_a_clipped_step_waits_for_the_norm_over_all_servers():
     assert parts.messages[-1] == Norm(version=0, squares={0: (16.0,)}, of="gradient")
     assert parts.answers("worker-0") == []
     parts.rounds.take_factors(Clip(version=0, factor=0.5))
+    parts.rounds.continue_steps()
     assert parts.answers("worker-0") == [(PARAM, 1, 9.0)]
     # a new coordinator may send an old factor
     parts.rounds.take_factors(Clip(version=-1, factor=0.1))
+    parts.rounds.continue_steps()
     assert parts.state.owned[0].version == 1
+
+
+def test_steps_whose_factor_has_come_are_continued_in_slices(monkeypatch):
+    """All of them at once take longer than the lease in a large model."""
+    monkeypatch.setattr("pslite.server.rounds._SLICE_SECONDS", 0.0)
+    parts = a_server(clip_norm=1.0)
+    owned = parts.state.owned
+    assert len(owned) > 1
+    for block in owned:
+        parts.push(0, 2, 0, 4.0, block=block)
+        parts.push(1, 3, 0, 4.0, block=block)
+    parts.rounds.take_factors(Clip(version=0, factor=0.5))
+    for count in range(1, len(owned) + 1):
+        assert parts.rounds.continue_steps() is (count < len(owned))
+        assert sum(block.version for block in owned.values()) == count
+    assert not parts.rounds.continue_steps()
 
 
 def test_a_factor_that_a_second_coordinator_sends_again_counts_once():
@@ -99,12 +117,15 @@ def test_a_factor_that_a_second_coordinator_sends_again_counts_once():
         parts.push(1, 3, 0, 4.0, block=block)
     parts.steps.report()
     parts.rounds.take_factors(Clip(version=0, factor=0.5))
+    parts.rounds.continue_steps()
     parts.steps.report()
     reported = [(norm.version, norm.of, set(norm.squares)) for norm in parts.messages if isinstance(norm, Norm)]
     assert reported == [(0, "gradient", {0, 1}), (0, "update", {0, 1})]
     parts.messages.clear()
     parts.rounds.take_factors(Clip(version=0, factor=0.5))
+    parts.rounds.continue_steps()
     parts.rounds.take_factors(Trust(version=0, factors={0: 0.5}))
+    parts.rounds.continue_steps()
     parts.steps.report()
     assert [block.version for block in parts.state.owned.values()] == [1, 1]
     assert not any(isinstance(message, Norm) for message in parts.messages)

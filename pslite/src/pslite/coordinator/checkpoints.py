@@ -13,6 +13,8 @@ from pslite.net.messages import NotSaved, Restored, RollBack, Saved
 from pslite.rate_limit import RateLimit
 from pslite.storage.checkpoints import SavedFile, complete, drop_unfinished
 
+#: how long a finished job waits for its last checkpoint, in seconds
+_LAST_SECONDS = 600.0
 #: a job that goes back so often to one checkpoint fails
 MAX_ROLLBACKS = RateLimit(5, 86400.0)
 
@@ -34,17 +36,54 @@ def saved(job: Job, _member: MemberState, message: Saved) -> None:
     assert state.spec is not None
     files = state.checkpoint_files.setdefault(message.version, {})
     files[message.name] = SavedFile(message.sha256, message.blocks)
-    if {number for file in files.values() for number in file.blocks} != set(range(len(state.blocks))):
+    _complete_if_whole(job, message.version)
+
+
+def complete_again(job: Job) -> None:
+    """Complete the checkpoints that a coordinator before this one may not have completed."""
+    for version in list(job.state.checkpoint_files):
+        _complete_if_whole(job, version)
+
+
+def _complete_if_whole(job: Job, version: int) -> None:
+    """Begin to complete a checkpoint all of whose blocks are on disk."""
+    state, files = job.state, dict(job.state.checkpoint_files[version])
+    spec = state.spec
+    assert spec is not None
+    whole = {number for file in files.values() for number in file.blocks} == set(range(len(state.blocks)))
+    if not whole or version in job.completing:
         return
-    for version in [version for version in state.checkpoint_files if version <= message.version]:
-        del state.checkpoint_files[version]
-    try:
-        place = complete(Path(state.spec.checkpoint), message.version, state.spec, files)
-    except CheckpointError as error:
-        job.say(str(error))
-    else:
-        state.checkpoint = message.version
-        job.say(f"checkpoint of version {message.version}: {place}")
+    job.completing.add(version)
+
+    def completed(result: Path | Exception) -> None:
+        job.completing.discard(version)
+        for other in [other for other in state.checkpoint_files if other <= version]:
+            del state.checkpoint_files[other]
+        if isinstance(result, CheckpointError):
+            job.say(str(result))
+        elif isinstance(result, Exception):
+            raise result
+        else:
+            state.checkpoint = max(version, state.checkpoint)
+            job.say(f"checkpoint of version {version}: {result}")
+        job.urgent = True
+
+    job.disk.submit(lambda: complete(Path(spec.checkpoint), version, spec, files), completed)
+
+
+def last_one_is_written(job: Job, now: float) -> bool:
+    """Return whether servers still write the last checkpoint, or it is being completed; not for ever."""
+    state = job.state
+    assert state.spec is not None
+    assert state.plan is not None
+    saving = bool(state.spec.checkpoint) and any(state.members[m.task].present for m in state.plan.servers)
+    if not saving and not job.completing:
+        return False
+    job.last_checkpoint_since = job.last_checkpoint_since or now
+    if now - job.last_checkpoint_since < _LAST_SECONDS:
+        return True
+    job.say(f"the last checkpoint is not complete after {_LAST_SECONDS:g} s: the job ends without it")
+    return False
 
 
 def not_saved(job: Job, member: MemberState, message: NotSaved) -> None:
@@ -52,10 +91,12 @@ def not_saved(job: Job, member: MemberState, message: NotSaved) -> None:
     job.say(f"no checkpoint of version {message.version}: {member.task}: {message.reason}")
 
 
-def tidy(state: JobState) -> None:
+def tidy(job: Job) -> None:
     """Remove what is left of checkpoints that are not complete, once the job has finished."""
+    state = job.state
     if state.state == "finished" and state.spec is not None and state.spec.checkpoint:
-        drop_unfinished(Path(state.spec.checkpoint))
+        folder = Path(state.spec.checkpoint)
+        job.disk.submit(lambda: drop_unfinished(folder), lambda _: None)
 
 
 # --- going back -------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from pslite.job.member_measurements import Usage
 from pslite.net.messages import Clip, JobEnded, Message, Trust
 from pslite.net.tls import Encryption
 from pslite.numeric.norms import Squares
+from pslite.storage.disk_thread import DiskThread
 
 Of = Literal["gradient", "update"]
 
@@ -34,6 +35,12 @@ class Job:
     encrypt: Encryption = "control"
     #: tasks that have a task agent, which reports how their processes end
     agents: Collection[str] = ()
+    #: completes checkpoints
+    disk: DiskThread = field(default_factory=DiskThread)
+    #: versions of checkpoints that are being completed, and since when the job has only waited for that, or for servers
+    #: that write one (monotonic, in seconds; 0: it does not)
+    completing: set[int] = field(default_factory=set)
+    last_checkpoint_since: float = 0.0
     #: whether the membership source is to be told of the state at once
     urgent: bool = True
     #: why there is no new plan, empty while there is one

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from pslite.coordinator import plans
+from pslite.coordinator import checkpoints, plans
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import JobState, MemberState
 from pslite.coordinator.work_reassignment import lose_worker
@@ -44,6 +44,8 @@ def check(job: Job) -> str:
         _complete(job, workers)
     if any(w.present for w in workers):
         return "the first worker may still write its files"
+    if checkpoints.last_one_is_written(job, time.monotonic()):
+        return "the last checkpoint is being written"
     assert state.result is not None
     job.say(f"finished: {state.result.versions} versions, digest {state.result.digest}")
     state.state = "finished"

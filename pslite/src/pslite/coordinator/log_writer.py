@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import msgspec
@@ -15,10 +15,16 @@ from pslite.errors import LogError
 from pslite.net.messages import Clip, FromCoordinator, Message, Trust
 from pslite.net.reliable_channel import ReliableChannel
 from pslite.storage.coordinator_log import CoordinatorLog
+from pslite.storage.disk_thread import DiskThread
+
+#: how long a disk that stalls is waited for at the end, in seconds
+_CLOSE_SECONDS = 5.0
 
 
 class LogWriter:
-    """Writes to the log; without one, and once it can no longer be written, nothing is recorded.
+    """Writes to the log, in a thread of its own; without one, or once it cannot be written, nothing is recorded.
+
+    What follows from a state is sent when that state is written: `write` holds it back until then.
 
     Parameters
     ----------
@@ -26,21 +32,40 @@ class LogWriter:
         the log, closed with this; None for none.
     say
         takes lines for the user.
+    wake
+        called by the thread when something is written, to have the loop call `write` again.
+    before
+        called by the thread before it writes.
 
     """
 
-    def __init__(self, log: CoordinatorLog | None, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        log: CoordinatorLog | None,
+        say: Callable[[str], None],
+        wake: Callable[[], None] = lambda: None,
+        before: Callable[[], object] = lambda: None,
+    ) -> None:
         self._log = log
         self._say = say
+        self._disk = DiskThread(wake, before)
         #: of the log, counted from 1; 0 without one
         self.term = log.term if log is not None else 0
         #: whether the state has changed in a way that no counted message shows
         self.changed = False
+        #: what to do when the present state is written, and when the one is that is being written
+        self._then: list[Callable[[], None]] = []
+        self._held: list[Callable[[], None]] = []
 
     @property
     def lasting(self) -> bool:
         """Whether another coordinator could continue the job."""
         return self._log is not None
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is being written."""
+        return self._disk.busy
 
     def last_state(self) -> JobState | None:
         """Return the state that a coordinator before this one has written; None if there was none."""
@@ -55,8 +80,21 @@ class LogWriter:
                 return msgspec.msgpack.decode(self._log.scales, type=dict[str, Clip | Trust])
         return {}
 
-    def write(self, job: Job) -> None:
-        """Write what has changed.
+    def then(self, action: Callable[[], None]) -> None:
+        """Do something once the state is written as it is now."""
+        self._then.append(action)
+
+    def write(self, job: Job, channels: Collection[ReliableChannel]) -> None:
+        """Send what follows from the state that was written last, and begin to write what has changed since.
+
+        While that goes on nothing else is begun: the next call after it does so.
+
+        Parameters
+        ----------
+        job
+            the job.
+        channels
+            hold what follows from its state.
 
         Raises
         ------
@@ -64,41 +102,74 @@ class LogWriter:
             another coordinator has opened the log since.
 
         """
-        if self._log is not None and job.factors_changed:
-            self._attempt(self._log.write_scales, msgspec.msgpack.encode(job.factors))
-        job.factors_changed = False
-        lines = [member.channel for member in job.state.members.values()]
-        if self._log is None or not (self.changed or any(line.changed for line in lines)):
+        self._disk.take()
+        if self._disk.busy:
             return
-        job.state.clock = time.monotonic()
-        self._attempt(self._log.write, encode(job.state))
-        self.changed = False
-        for line in lines:
-            line.changed = False
+        self._send_held(channels)
+        for channel in channels:
+            channel.hold()
+        self._held, self._then = self._then, []
+        if not self._begin(job):
+            self._send_held(channels)
 
-    def _attempt(self, write: Callable[[bytes], None], data: bytes) -> None:
-        """Write; if that fails, go on without a log."""
-        try:
-            write(data)
-        except LogError as error:
-            self._say(f"the coordinator's log cannot be written ({error}): the job ends if its coordinator dies")
+    def _send_held(self, channels: Iterable[ReliableChannel]) -> None:
+        for channel in channels:
+            channel.release_held()
+        held, self._held = self._held, []
+        for action in held:
+            action()
+
+    def _begin(self, job: Job) -> bool:
+        """Begin to write what has changed; return whether there is anything."""
+        scales = msgspec.msgpack.encode(job.factors) if job.factors_changed else None
+        job.factors_changed = False
+        channels = [member.channel for member in job.state.members.values()]
+        changed = self.changed or any(channel.changed for channel in channels)
+        log = self._log
+        if log is None or not (changed or scales is not None):
+            return False
+        state = None
+        if changed:
+            job.state.clock = time.monotonic()
+            state = encode(job.state)
+            self.changed = False
+            for channel in channels:
+                channel.changed = False
+
+        def put_down() -> None:
+            if scales is not None:
+                log.write_scales(scales)
+            if state is not None:
+                log.write(state)
+
+        self._disk.submit(put_down, self._written)
+        return True
+
+    def _written(self, result: object) -> None:
+        """Take the end of a write; if it failed, go on without a log."""
+        if isinstance(result, LogError):
+            if self._log is not None:
+                self._say(f"the coordinator's log cannot be written ({result}): the job ends if its coordinator dies")
             self.forget()
             self._log = None
+        elif isinstance(result, Exception):
+            raise result
 
     def check(self) -> None:
-        """Check that no other coordinator has opened the log since; raises Fenced if one has."""
+        """Have it checked that no other coordinator has opened the log since; `write` raises Fenced if one has."""
         if self._log is not None:
-            self._log.check()
+            self._disk.submit(self._log.check, self._written)
 
     def forget(self) -> None:
         """Delete the log, since no coordinator may continue the job."""
         if self._log is not None:
-            self._log.remove()
+            self._disk.submit(self._log.remove, lambda _: None)
 
     def close(self) -> None:
-        """Release the log for another coordinator."""
+        """Release the log for another coordinator, once what is begun is written, or the disk has had its time."""
         if self._log is not None:
-            self._log.close()
+            self._disk.submit(self._log.close, lambda _: None)
+        self._disk.close(_CLOSE_SECONDS)
 
 
 class _Entry(msgspec.Struct):

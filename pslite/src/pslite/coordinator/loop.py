@@ -52,6 +52,7 @@ from pslite.net.messages import (
 from pslite.net.reliable_channel import ReliableChannel
 from pslite.net.tls import Encryption, contexts
 from pslite.storage.coordinator_log import CoordinatorLog
+from pslite.storage.disk_thread import DiskThread
 
 #: how long members may take to read that the job is over
 _GOODBYE_SECONDS = 3.0
@@ -123,7 +124,10 @@ class Coordinator:
         self._director = director
         settings = settings or Settings()
         listener = listener or listen(host)
-        self._log = LogWriter(log, say)
+        self._wake_out, self._wake_in = socket.socketpair()
+        self._wake_out.setblocking(False)
+        self._wake_in.setblocking(False)
+        self._log = LogWriter(log, say, self._wake, lambda: self._faults.reached(FaultPoint.DISK, "log"))
         written = self._log.last_state()
         #: whether the job was begun by another coordinator
         self._follows = written is not None
@@ -134,15 +138,13 @@ class Coordinator:
         #: by task, the connection of its task agent
         self._agents: dict[str, _Connection] = {}
         factors = self._log.last_factors()
-        self._job = Job(state, settings, say, balance, encrypt, agents=self._agents.keys(), factors=factors)
+        disk = DiskThread(self._wake, lambda: self._faults.reached(FaultPoint.DISK, "checkpoint"))
+        self._job = Job(state, settings, say, balance, encrypt, agents=self._agents.keys(), factors=factors, disk=disk)
         self._selector = selectors.DefaultSelector()
         self._listener = HandshakeListener(
             self._selector, listener, acceptor=self._acceptor, welcome=self._welcome, say=say
         )
         self._connections: set[_Connection] = set()
-        self._wake_out, self._wake_in = socket.socketpair()
-        self._wake_out.setblocking(False)
-        self._wake_in.setblocking(False)
         self._severed = False
         self._cutting = threading.Lock()
         #: when `_tick` was called last
@@ -151,6 +153,7 @@ class Coordinator:
             failure_detector.be_lenient(self._job, now)
             if state.plan is not None:
                 balance.begin(now, state.plan)
+            checkpoints.complete_again(self._job)
             number = state.plan.number if state.plan is not None else 0
             say(
                 f"coordinator of {job} goes on from its log: plan {number}, {len(state.present())} members, "
@@ -215,7 +218,8 @@ class Coordinator:
             raise
         else:
             self._goodbye(_GOODBYE_SECONDS)
-            checkpoints.tidy(state)
+            checkpoints.tidy(self._job)
+            self._job.disk.close(_GOODBYE_SECONDS)
             report = status.report(self._job)
             self._director.close(report)
             self._log.forget()
@@ -249,14 +253,12 @@ class Coordinator:
         self._write_and_send()
         while time.monotonic() < deadline and (self._connections or (self._follows and self._job.state.present())):
             self._poll(0.05)
+            self._job.disk.take()
             self._write_and_send()
 
     def _write_and_send(self) -> None:
-        """Write the state to the log, then send the messages that follow from it."""
-        self._log.write(self._job)
-        for connection in self._connections:
-            if connection.member is not None:
-                connection.member.channel.release()
+        """Have the state written to the log, and the messages sent that follow from what is written."""
+        self._log.write(self._job, [each.member.channel for each in self._connections if each.member is not None])
 
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError, OSError):
@@ -277,6 +279,7 @@ class Coordinator:
             self._log.check()
         self._ticked = now
         self._listener.expire(now)
+        job.disk.take()
         for step in DUE:
             if not state.over:
                 step(job, now)
@@ -385,8 +388,7 @@ class Coordinator:
                 if message.usage is not None:
                     job.usage[hello.task] = message.usage
                 self._log.changed = True
-                self._log.write(job)
-                connection.channel.send(Noted())
+                self._log.then(lambda: connection.channel.send(Noted()))
                 failover.process_ended(job, hello.task, message)
                 return
             case AgentUsage():

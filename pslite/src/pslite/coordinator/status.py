@@ -19,7 +19,7 @@ _MAX_OUTPUT = 3000
 def heartbeat(job: Job, member: MemberState, message: Beat) -> None:
     """Answer a heartbeat, and take the progress that it reports."""
     state = job.state
-    member.channel.send(Alive())
+    member.channel.send_now(Alive())
     if not state.takes_part(member):
         return
     member.steps = message.steps or member.steps

@@ -41,6 +41,8 @@ class ReliableChannel:
         #: whether messages were counted since it was last set to False, so that the log has to be written
         self.changed = False
         self._due: list[Message] = []
+        #: what `release_held` sends
+        self._held: list[Message] = []
         self._channel: Channel[Any] | None = None
 
     @property
@@ -56,11 +58,26 @@ class ReliableChannel:
         if self._channel is not None:
             self._due.append(message)
 
+    def send_now(self, message: Message) -> None:
+        """Send a message at once that follows from nothing and need not arrive."""
+        if self._channel is not None:
+            self._channel.send(message)
+
+    def hold(self) -> None:
+        """Have what is due until now sent by the next `release_held`, and what becomes due later by a later one."""
+        self._held += self._due
+        self._due = []
+
     def release(self) -> None:
         """Send what is due."""
-        if self._due and self._channel is not None:
-            due, self._due = self._due, []
-            for message in due:
+        self.hold()
+        self.release_held()
+
+    def release_held(self) -> None:
+        """Send what was due at the last `hold`."""
+        held, self._held = self._held, []
+        if self._channel is not None:
+            for message in held:
                 self._channel.send(message)
 
     def take(self, message: Message) -> bool:
@@ -94,9 +111,10 @@ class ReliableChannel:
         """Go on over a new connection, whose other side has taken so many; the `greeting` goes before all else."""
         self.confirm(taken)
         self._channel = channel
-        self._due = [*greeting, *self.unconfirmed]
+        self._due, self._held = [*greeting, *self.unconfirmed], []
 
     def detach(self) -> None:
         """The connection is lost."""
         self._channel = None
         self._due.clear()
+        self._held.clear()

@@ -63,9 +63,11 @@ from pslite.storage.checkpoints import Saver
 
 #: the longest time between two readings of the control connection, in seconds
 _CONTROL_SECONDS = 0.2
+#: how long the end of a server waits for a disk, where the job does not, in seconds
+_CLOSE_SECONDS = 2.0
 
-#: results of other threads: a prepared plan, why it cannot be prepared, an opened connection, a checkpoint
-_Result = PreparedPlan | Nack | Link | Saved | NotSaved
+#: results of other threads: a prepared plan, why it cannot be prepared, an opened connection, a checkpoint, digests
+_Result = PreparedPlan | Nack | Link | Saved | NotSaved | Digests
 
 
 class Server:
@@ -158,7 +160,8 @@ class Server:
         self._aborted: set[int] = set()
         #: wakes the selector when another thread queues a result
         self._wake_out, self._wake_in = socket.socketpair()
-        #: exit status; None until the server is told to exit
+        #: whether the server is told to exit; its exit status, None until it has done what has to be done before
+        self._exiting = False
         self._status: int | None = None
         self._closed = False
 
@@ -182,7 +185,8 @@ class Server:
         try:
             # even after `Exit`, until the coordinator has confirmed all messages of this server
             while self._status is None or not self._control.settled:
-                wait = 0 if self._handoff.can_send() else min(_CONTROL_SECONDS, self._control.heartbeat)
+                busy = self._handoff.can_send() or self._continues_steps()
+                wait = 0 if busy else min(_CONTROL_SECONDS, self._control.heartbeat)
                 meter.end()
                 ready = self._selector.select(wait)
                 meter.begin()
@@ -194,6 +198,7 @@ class Server:
                 self._steps.report()
                 self._handoff.send()
                 self._connections.flush()
+                self._leave_when_saved()
                 self._heartbeat()
             return self._status
         except JobFailed:
@@ -209,7 +214,9 @@ class Server:
         self._connections.sever()
 
     def _close(self) -> None:
-        self._finish_checkpoints()
+        if self._state.saver is not None:
+            self._state.saver.close(_CLOSE_SECONDS)
+            self._take_results()
         self._control.flush()
         self._closed = True
         for block in self._state.owned.values():
@@ -229,6 +236,10 @@ class Server:
         if now - self._control_read_at >= _CONTROL_SECONDS:
             self._read_control()
         self._connections.check_timeouts(self._control)
+
+    def _continues_steps(self) -> bool:
+        """Continue steps whose factors have come, for a moment; return whether more of them wait."""
+        return self._state.has_spec and self._rounds.continue_steps()
 
     def _is_needed(self, link: Link) -> bool:
         """Return whether a connection is needed: used for training or a move, to a member of a plan in use here.
@@ -269,7 +280,7 @@ class Server:
             self._wake_out.recv(256)
         while not self._results.empty():
             result = self._results.get()
-            if isinstance(result, Nack | Saved | NotSaved):
+            if isinstance(result, Nack | Saved | NotSaved | Digests):
                 self._state.send(result)
             elif isinstance(result, Link):
                 self._connections.add_opened(result)
@@ -283,12 +294,13 @@ class Server:
         self._replica_store.expect(prepared.replicas)
         self._state.send(Ready(plan=number))
 
-    def _finish_checkpoints(self) -> None:
-        """Finish writing the checkpoint in progress, and begin no other."""
-        saver, self._state.saver = self._state.saver, None
-        if saver is not None:
-            saver.close()
+    def _leave_when_saved(self) -> None:
+        """Leave the job, once the checkpoint in progress is written."""
+        saver = self._state.saver
+        if self._exiting and self._status is None and (saver is None or saver.done):
             self._take_results()
+            self._state.send(Leave())
+            self._status = 0
 
     # --- messages of the coordinator ------------------------------------------------------------------------------
 
@@ -326,7 +338,9 @@ class Server:
         state.set_spec(spec)
         if spec.checkpoint and not state.sums_only:
             name = f"{self._identity.task}-{self._identity.incarnation[:8]}"
-            state.saver = Saver(spec, name, self._queue_result)
+            state.saver = Saver(
+                spec, name, self._queue_result, lambda: state.faults.reached(FaultPoint.DISK, "checkpoint")
+            )
         rounds = AsynchronousRounds if spec.asynchronous else SynchronousRounds
         self._rounds = rounds(state, self._connections, self._steps, self._handoff)
         self._frames.rounds = self._failover.rounds = self._rounds
@@ -376,14 +390,21 @@ class Server:
             self._rounds.take_factors(message)
 
     def _send_digests(self, message: DigestRequest) -> None:  # noqa: ARG002
-        blocks = {number: hashlib.sha256(block.weights).digest() for number, block in self._state.owned.items()}
-        self._state.send(Digests(blocks=blocks))
+        """Compute the digests of all blocks in a thread of its own: of large models it takes longer than the lease."""
+        weights = {number: block.weights for number, block in self._state.owned.items()}
+
+        def run() -> None:
+            self._state.faults.reached(FaultPoint.DIGEST)
+            blocks = {number: hashlib.sha256(data).digest() for number, data in weights.items()}
+            self._queue_result(Digests(blocks=blocks))
+
+        threading.Thread(target=run, name="digests", daemon=True).start()
 
     def _exit(self, message: Exit) -> None:
         self._state.say(message.reason)
-        self._finish_checkpoints()
-        self._state.send(Leave())
-        self._status = 0
+        self._exiting = True
+        if self._state.saver is not None:
+            self._state.saver.finish()
 
     def _refused(self, message: Refused) -> None:
         raise JobFailed(f"the coordinator refused {self._identity.task}: {message.reason}")

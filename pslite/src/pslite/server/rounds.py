@@ -8,7 +8,9 @@ Weights are sent as a payload, as the rows that have changed, or as an offset in
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
@@ -39,6 +41,9 @@ from pslite.server.block_step import Steps
 from pslite.server.connections import Connections
 from pslite.server.server_state import ANY_WORKER, ServerState
 
+#: how long steps are continued until the loop looks at other things, in seconds
+_SLICE_SECONDS = 0.05
+
 
 @dataclass(eq=False)
 class Rounds(ABC):
@@ -50,6 +55,9 @@ class Rounds(ABC):
     handoff: Handoff
     #: requests of workers that are not answered yet: the last one of each connection, frame kind and block number
     requests: dict[tuple[Link, int, int], Header] = field(default_factory=dict)
+    #: blocks whose steps waited for factors of the coordinator that have come, and their version
+    resumed: deque[BlockState] = field(default_factory=deque)
+    resumed_version: int = -1
     #: connection -> numbers of the shared memory regions whose descriptors have been sent over it
     shared_regions: WeakKeyDictionary[Link, set[int]] = field(default_factory=WeakKeyDictionary)
 
@@ -198,11 +206,24 @@ class Rounds(ABC):
         """Apply the gradients of a block if nothing is missing any more that this needs."""
 
     def take_factors(self, message: Clip | Trust) -> None:
-        """Continue the steps that waited for these factors of the coordinator."""
+        """Have the steps continued that waited for these factors of the coordinator."""
         if self.steps.take_factors(message):
-            for block in list(self.server.owned.values()):
-                if block.version == message.version:
-                    self.proceed(block)
+            self.resumed = deque(self.server.owned.values())
+            self.resumed_version = message.version
+
+    def continue_steps(self) -> bool:
+        """Continue steps whose factors have come, for a moment; return whether more of them wait.
+
+        All of them at once would take longer than the lease in a large model.
+        """
+        until = time.monotonic() + _SLICE_SECONDS
+        while self.resumed:
+            block = self.resumed.popleft()
+            if self.server.owned.get(block.number) is block and block.version == self.resumed_version:
+                self.proceed(block)
+            if time.monotonic() >= until:
+                break
+        return bool(self.resumed)
 
     @abstractmethod
     def workers_lost(self, nodes: Mapping[int, Collection[int]]) -> None:

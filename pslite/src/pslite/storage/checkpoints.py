@@ -267,10 +267,19 @@ class Saver:
         begins the names of this process' files.
     report
         called from the thread with each `Saved` and `NotSaved`.
+    before
+        called from the thread before it writes.
 
     """
 
-    def __init__(self, spec: JobSpec, name: str, report: Callable[[Saved | NotSaved], None]) -> None:
+    def __init__(
+        self,
+        spec: JobSpec,
+        name: str,
+        report: Callable[[Saved | NotSaved], None],
+        before: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._before = before
         self._folder = Path(spec.checkpoint)
         self._every = spec.checkpoint_every
         self._name = name
@@ -315,11 +324,22 @@ class Saver:
             self._thread = threading.Thread(target=self._loop, name="pslite-saver", daemon=True)
             self._thread.start()
 
-    def close(self) -> None:
-        """Write what is queued, then end."""
+    def finish(self) -> None:
+        """Write what is queued, then end; `done` once that is so.  Nothing is taken any more."""
+        self._every = 0
         if self._thread is not None:
             self._queue.put(None)
-            self._thread.join()
+
+    @property
+    def done(self) -> bool:
+        """Whether all is written, after `finish`."""
+        return self._thread is None or not self._thread.is_alive()
+
+    def close(self, seconds: float | None = None) -> None:
+        """Write what is queued, and wait for that, at most so long."""
+        self.finish()
+        if self._thread is not None:
+            self._thread.join(seconds)
 
     def _loop(self) -> None:
         while True:
@@ -338,6 +358,7 @@ class Saver:
         name = f"{self._name}-{self._files}.safetensors"
         answer: Saved | NotSaved
         try:
+            self._before()
             file = write_blocks(self._folder, version, name, states)
             answer = Saved(version=version, name=name, sha256=file.sha256, blocks=file.blocks)
         except CheckpointError as error:
