@@ -36,6 +36,8 @@ class Constraint(enum.StrEnum):
     SILENT = "silent"
     #: The policy failed and the fallback decided.
     FALLBACK = "fallback"
+    #: The input is far out of the range of the policy's training, and the fallback decided.
+    OUT_OF_RANGE = "out-of-range"
     #: dl2d decided nothing: the allocation is what the scheduler in charge gave.
     OBSERVED = "observed"
 
@@ -98,9 +100,17 @@ class Decision:
 
     @property
     def fallback_cause(self) -> str:
-        """Why the fallback decided in the policy's place; empty if it did not, or if there were no jobs."""
+        """Why the fallback decided after the policy failed or was set aside; empty if it did not, or without jobs."""
+        return self._first_reason(Constraint.FALLBACK)
+
+    @property
+    def out_of_range(self) -> str:
+        """Why the fallback decided since the input is out of the range of the policy's training; empty if it is not."""
+        return self._first_reason(Constraint.OUT_OF_RANGE)
+
+    def _first_reason(self, constraint: Constraint) -> str:
         guarded = (reason for entry in self.jobs[:1] for reason in entry.guarded)
-        return next((reason.text for reason in guarded if reason.constraint is Constraint.FALLBACK), "")
+        return next((reason.text for reason in guarded if reason.constraint is constraint), "")
 
     def allocations(self) -> dict[JobKey, Allocation]:
         """Allocation by job."""

@@ -419,6 +419,7 @@ class Daemon(AbstractContextManager["Daemon"]):
                 fallback=load_policy(settings.policy.fallback, "policy.fallback"),
                 placement=load_placement(settings.placement),
                 call=Deadline(settings.policy.timeout_seconds),
+                out_of_range=active.out_of_range,
             ),
             task_specs=self._task_specs,
             guard_rules=guard_rules(settings),

@@ -21,6 +21,7 @@ from dl2d.learning import training_state
 from dl2d.learning.evolution_strategy import Search, Step, advance
 from dl2d.learning.rollout import Ground, Measurements, measuring, play
 from dl2d.policies.common.checkpoint import Checkpoint
+from dl2d.policies.common.input_ranges import INPUT_RANGES, training_ranges
 from dl2d.policies.dl2.checkpoint_contents import as_arrays, from_arrays
 from dl2d.policies.dl2.pareto_frontier import FrontierArrays
 from dl2d.policies.dl2.scoring import FEATURES, initial_weights
@@ -127,8 +128,10 @@ class Trainer:
         self, training: Sequence[Workload], validation: Sequence[Workload], settings: TrainingSettings
     ) -> None:
         self.settings = settings
-        self._ground = Ground([shrunk(one, part) for part in settings.parts for one in training])
+        trained_on = [shrunk(one, part) for part in settings.parts for one in training]
+        self._ground = Ground(trained_on)
         self._trained_on = len(training)
+        self._input_ranges = training_ranges((len(one.jobs), len(one.nodes())) for one in trained_on)
         self.validation = [[shrunk(one, part) for one in validation] for part in settings.parts]
         self._looked_at = Ground([one for list_ in self.validation for one in list_])
         self._slot_seconds = float(np.median([one.slot_seconds for one in training]))
@@ -181,7 +184,7 @@ class Trainer:
                 "resize_seconds": 0.0,
                 "kinds": as_arrays(state.measured)[1],
             },
-            training=dict(record),
+            training={**record, INPUT_RANGES: self._input_ranges},
         )
 
     def _iterate(

@@ -35,7 +35,8 @@ def decide(
 ) -> Decision:
     """The policy's decision for a snapshot, checked; or the fallback's, with the cause in every job's ``guarded``.
 
-    The fallback decides if the policy fails, exceeds the time limit of ``deciders.call``, or is ``set_aside``.
+    The fallback decides if the policy fails, exceeds the time limit of ``deciders.call``, or is ``set_aside``, and if
+    the snapshot is out of the range of its training.
 
     Raises
     ------
@@ -45,6 +46,10 @@ def decide(
     if set_aside is not None:
         decision = _ask(deciders.fallback, snapshot, deciders.placement, seed)
         return _by_fallback(decision, f"policy {set_aside.policy} is set aside: it {set_aside.reason}")
+    if statistic := deciders.out_of_range(snapshot):
+        decision = _ask(deciders.fallback, snapshot, deciders.placement, seed)
+        cause = f"policy {deciders.policy.name} was not asked: there are {statistic}"
+        return _by_fallback(decision, cause, Constraint.OUT_OF_RANGE)
     try:
         return deciders.call(lambda: _ask(deciders.policy, snapshot, deciders.placement, seed))
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a plug-in may raise anything, and the tick must go on
@@ -68,8 +73,8 @@ def _ask(policy: Policy, snapshot: Snapshot, placement: Placement, seed: int) ->
     return replace(decision, jobs=tuple(replace(entry, previous=held[entry.job]) for entry in decision.jobs))
 
 
-def _by_fallback(decision: Decision, cause: str) -> Decision:
-    reason = Reason(Constraint.FALLBACK, cause)
+def _by_fallback(decision: Decision, cause: str, constraint: Constraint = Constraint.FALLBACK) -> Decision:
+    reason = Reason(constraint, cause)
     return replace(decision, jobs=tuple(entry.changed_by(entry.allocation, reason) for entry in decision.jobs))
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from dl2d.core.cluster import Snapshot
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Decision
 from dl2d.core.job_request import RequestRules
@@ -27,6 +28,8 @@ class Deciders:
     placement: Placement
     #: Calls the policy: without a time limit, or with that of a ``Deadline``.
     call: Callable[[Callable[[], Decision]], Decision] = call_directly
+    #: Why a snapshot is out of the range of the policy's training; empty if it is not.
+    out_of_range: Callable[[Snapshot], str] = lambda snapshot: ""  # noqa: ARG005
 
     @property
     def needs(self) -> frozenset[Evidence]:

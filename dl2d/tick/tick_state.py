@@ -22,8 +22,8 @@ class PolicyFailures:
     cause: str = ""
 
     def after(self, policy: Policy, decision: Decision) -> PolicyFailures:
-        """The failures after one more decision. One without jobs changes nothing."""
-        if not decision.jobs:
+        """The failures after one more decision. One without jobs, or without the policy, changes nothing."""
+        if not decision.jobs or decision.out_of_range:
             return self
         if not (cause := decision.fallback_cause):
             return PolicyFailures()

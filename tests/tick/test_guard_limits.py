@@ -25,6 +25,7 @@ from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE
 from dl2d.core.resources import Resources, Shortfall
 from dl2d.placement.load_balance import LoadBalance
+from dl2d.policies.common.input_ranges import INPUT_RANGES, out_of_range, training_ranges
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.tick import policy_call
@@ -561,6 +562,29 @@ def test_a_policy_that_fails_is_replaced_and_every_job_is_told(action, words) ->
     decision = choose(snapshot, action)
     assert (decision.policy, outcome(decision)) == ("fifo", [((4, 4), [Constraint.FALLBACK])])
     assert words in decision.jobs[0].guarded[0].text
+
+
+@pytest.mark.parametrize(
+    ("jobs", "nodes", "words"),
+    [
+        (1, 1, ""),
+        (40, 24, ""),
+        (401, 24, "401 jobs; it was trained with 1 to 40"),
+        (400, 241, "241 nodes; it was trained with 3 to 24"),
+        (400, 2, "200 jobs per node; it was trained with 0.0416667 to 13.3333"),
+    ],
+)
+def test_far_out_of_the_range_of_training_the_fallback_decides(jobs, nodes, words) -> None:
+    snapshot = a_snapshot([a_job(number) for number in range(1, jobs + 1)], cluster(nodes, cpu=9, gpu=9))
+    training = {INPUT_RANGES: training_ranges([(40, 24), (40, 3)])}
+    assert out_of_range(snapshot, {}) == ""
+    assert out_of_range(snapshot, training) == words
+    deciders = Deciders(
+        Scripted(Drf().decide), Fifo(), LoadBalance(), out_of_range=lambda seen: out_of_range(seen, training)
+    )
+    decision = decide(snapshot, deciders, 7)
+    assert (decision.policy, decision.fallback_cause) == ("fifo" if words else "drf", "")
+    assert decision.out_of_range == (f"policy scripted was not asked: there are {words}" if words else "")
 
 
 def test_a_policy_that_returns_late_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,13 @@ from typing import Final
 import structlog
 
 from dl2d.config.settings import Settings
+from dl2d.core.cluster import Snapshot
 from dl2d.core.errors import CheckpointError, ConfigError, Dl2dError, RegistryError
 from dl2d.core.policy import Policy
 from dl2d.core.policy_registry import Registry, SiteStore, Version, VersionState
 from dl2d.plugins import Given, load_placement, load_policy, takes_checkpoint
 from dl2d.policies.common.checkpoint import DIGITS, Checkpoint, checkpoint_in, read_checkpoint, write_checkpoint
+from dl2d.policies.common.input_ranges import out_of_range
 from dl2d.tick.policy_start_check import site_start_check
 
 log = structlog.get_logger()
@@ -101,6 +103,11 @@ class ActiveVersion:
         self.policy, self._passed_over = found, ""
         log.info("policy version changed", policy=self._name, version=live.digest[:DIGITS], origin=live.origin)
         return found
+
+    def out_of_range(self, snapshot: Snapshot) -> str:
+        """Which statistic of a snapshot is out of the range of the active version's training; empty if none is."""
+        checkpoint = getattr(self.policy, "checkpoint", None)
+        return out_of_range(snapshot, checkpoint.training) if isinstance(checkpoint, Checkpoint) else ""
 
     def withdraw(self, reason: str) -> bool:
         """Make the version live again that the active one replaced; returns whether there is one.

@@ -1,0 +1,45 @@
+"""Ranges of a learned policy's inputs in its training, and the test whether a snapshot is far out of them.
+
+The statistics of a snapshot are: ``jobs``, the number of jobs; ``nodes``, the number of nodes that take tasks; and
+``jobs_per_node``. A checkpoint holds the smallest and largest value of each in its training (``input_ranges`` in its
+training record). A snapshot is out of range if a statistic is more than ``FACTOR`` times the largest value, or less
+than the smallest value divided by it. A checkpoint without ranges is not tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from dl2d.core.cluster import NodeState, Snapshot
+
+#: Key in a checkpoint's training record.
+INPUT_RANGES: Final = "input_ranges"
+#: How far beyond the range of training a policy still decides.
+FACTOR: Final = 10.0
+_WORDS: Final = {"jobs": "jobs", "nodes": "nodes", "jobs_per_node": "jobs per node"}
+
+
+def training_ranges(workloads: Iterable[tuple[int, int]]) -> dict[str, list[float]]:
+    """Ranges of statistics in workloads, each given as its numbers of jobs and nodes; some of its jobs are present."""
+    ranges: dict[str, list[float]] = {}
+    for jobs, nodes in workloads:
+        for name, low, high in (
+            ("jobs", 1, jobs), ("nodes", nodes, nodes), ("jobs_per_node", 1 / max(nodes, 1), jobs / max(nodes, 1)),
+        ):  # fmt: skip
+            before = ranges.setdefault(name, [low, high])
+            ranges[name] = [min(before[0], low), max(before[1], high)]
+    return ranges
+
+
+def out_of_range(snapshot: Snapshot, training: Mapping[str, Any]) -> str:
+    """Which statistic of a snapshot is out of the ranges in a checkpoint's training record; empty if none is."""
+    ranges = training.get(INPUT_RANGES)
+    if not isinstance(ranges, Mapping) or not snapshot.jobs:
+        return ""
+    jobs, nodes = len(snapshot.jobs), sum(node.state is NodeState.UP for node in snapshot.nodes)
+    for name, value in (("jobs", jobs), ("nodes", nodes), ("jobs_per_node", jobs / max(nodes, 1))):
+        low, high = ranges.get(name, (0.0, float("inf")))
+        if not low / FACTOR <= value <= high * FACTOR:
+            return f"{value:g} {_WORDS[name]}; it was trained with {low:g} to {high:g}"
+    return ""
