@@ -17,7 +17,7 @@ import psutil
 
 from dl2d.core.cluster import Node, task_tag
 from dl2d.core.jobs import JobKey, Launch, Owner, Role
-from dl2d.core.resource_manager import ResourceManager, RmJob, RmJobState, TaskSpec
+from dl2d.core.resource_manager import ResourceManager, RmIdentity, RmJob, RmJobState, TaskSpec
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.local.manager import create
 from dl2d.testing import MemoryManager
@@ -97,6 +97,11 @@ class Harness(ABC):
         assert len(found) == 1, f"{handle} is listed {len(found)} times"
         return found[0]
 
+    def stop(self, *handles: str, grace: float) -> None:
+        """Have the manager stop the jobs with these handles; a handle that it does not list has no user and mark."""
+        listed = {job.handle: job.identity for job in self.manager.listing().jobs}
+        self.manager.stop([listed.get(handle, RmIdentity(handle, 0, "", "")) for handle in handles], grace)
+
     def wait_for(self, handle: str, *states: RmJobState) -> RmJob:
         """Wait until the job is in one of these states."""
         seen: list[RmJob] = []
@@ -143,7 +148,7 @@ class Harness(ABC):
 
     def end_all(self) -> None:
         """Stop every job that still runs, and check that nothing is left."""
-        self.manager.stop([job.handle for job in self.manager.listing().jobs if not job.state.ended], 0)
+        self.manager.stop([job.identity for job in self.manager.listing().jobs if not job.state.ended], 0)
         try:
             self.wait_until(lambda: all(job.state.ended for job in self.manager.listing().jobs), "the end of all jobs")
             assert not self.processes(), "processes are left although all jobs have ended"

@@ -12,7 +12,7 @@ from slurm_cluster import SlurmCluster, User
 
 from dl2d.core.cluster import task_tag
 from dl2d.core.jobs import JobKey, Launch, Owner, Role
-from dl2d.core.resource_manager import TaskSpec
+from dl2d.core.resource_manager import RmIdentity, TaskSpec
 from dl2d.core.resources import Resources
 from dl2d_slurm.manager import SlurmManager
 from dl2d_slurm.settings import SlurmSettings
@@ -36,6 +36,8 @@ if rows is not None and name == "sacct":
 wanted = next((word for word in sys.argv if word.startswith("--Format=")), "")
 if rows is not None and wanted:
     fields = [column.partition(":") for column in wanted.partition("=")[2].split(",")]
+    chosen = next((word.partition("=")[2].split(",") for word in sys.argv if word.startswith("--jobs=")), None)
+    rows = [row for row in rows if chosen is None or str(row.get("JobID")) in chosen]
     for row in rows:
         sys.stdout.write("".join(str(row.get(field, "")) + suffix for field, _, suffix in fields) + "\\n")
 sys.stdout.write(answer.get("stdout", ""))
@@ -114,6 +116,13 @@ def job_row(number: int, **more: object) -> dict[str, object]:
     row |= {"NodeList": "n1", "tres-alloc": "cpu=1,mem=100M,node=1,billing=1", "tres-per-node": "N/A"}
     row |= {"JobArrayID": number, "EndTime": "NONE"}
     return {**row, "Reason": "None", "Comment": "(null)", **more}
+
+
+def identity(number: int, **more: object) -> RmIdentity:
+    """Identity of the job of a row."""
+    row = job_row(number, **more)
+    mark = str(row["Comment"]) if str(row["Comment"]).startswith("dl2:") else ""
+    return RmIdentity(str(number), int(str(row["SubmitTime"])), str(row["UserName"]), mark)
 
 
 JOB = JobKey("fake", "12", 1_795_000_000)

@@ -208,7 +208,7 @@ class YarnHarness(Harness):
     def end_all(self) -> None:
         if self.service.manager.closed:
             self.restart()
-        tasks = [job.handle for job in self.manager.listing().jobs if job.handle != self.service.anchor]
+        tasks = [job.identity for job in self.manager.listing().jobs if job.handle != self.service.anchor]
         self.manager.stop(tasks, 0)
         self.wait_until(
             lambda: all(job.state.ended for job in self.manager.listing().jobs if job.handle != self.service.anchor),

@@ -37,6 +37,7 @@ from dl2d.cli.submit import job_environment
 from dl2d.config.settings import Settings, load_settings
 from dl2d.core.errors import Dl2dError
 from dl2d.core.jobs import JobKey
+from dl2d.core.resource_manager import RmIdentity
 from dl2d.daemon.loop import manager_settings
 from dl2d.plugins import load_manager
 from dl2d.store.sql_store import SqlStore
@@ -258,13 +259,13 @@ class _Site:
         """End what jobs still run. The resource manager knows their processes; the daemon has let go of it."""
         manager = load_manager("local", manager_settings(self.settings), time.time)
 
-        def running() -> list[str]:
-            return [job.handle for job in manager.listing().jobs if not job.state.ended]
+        def running() -> list[RmIdentity]:
+            return [job.identity for job in manager.listing().jobs if not job.state.ended]
 
         try:
-            handles = running()
-            self.left_running = len(handles)
-            manager.stop(handles, _GRACE_SECONDS)
+            left = running()
+            self.left_running = len(left)
+            manager.stop(left, _GRACE_SECONDS)
             deadline = time.monotonic() + _GRACE_SECONDS + _STOP_SECONDS
             while running():
                 if time.monotonic() > deadline:

@@ -87,6 +87,9 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     state: TaskState = TaskState.ASKED
     #: Handle in the resource manager; empty until it has answered.
     handle: str = ""
+    #: When the resource manager accepted it, seconds since 1970 by its clock; 0 until it was listed. Together with
+    #: the cluster, the handle and the job's owner this is its identity, since managers give handles again.
+    submitted: int = 0
     asked_at: float = 0.0
     #: When the present state began, seconds since 1970.
     since: float = 0.0

@@ -40,5 +40,5 @@ class GuardMemory:
     started_at: Mapping[str, float] = field(default_factory=dict)
     #: Failed attempts to start tasks, of jobs that have any.
     start_failures: Mapping[JobKey, StartFailures] = field(default_factory=dict)
-    #: When each handle was last asked to stop.
+    #: When each job of the resource manager was last asked to stop, by handle and submit time (``17.1795253932``).
     stops_asked: Mapping[str, float] = field(default_factory=dict)

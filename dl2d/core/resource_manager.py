@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
@@ -78,6 +78,17 @@ class StaticJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     started: float = 0.0
 
 
+class RmIdentity(NamedTuple):
+    """Identity of a job in the resource manager. Managers give ids again and requeue jobs, so the id is not enough."""
+
+    handle: str
+    #: Seconds since 1970; 0 where the manager does not say.
+    submitted: int
+    user: str
+    #: dl2d's mark (``RmJob.tag``).
+    tag: str
+
+
 class RmJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A job, container or process in the resource manager."""
 
@@ -101,6 +112,11 @@ class RmJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     #: Of another's training job, where the site's rules recognise it; else None.
     static: StaticJob | None = None
 
+    @property
+    def identity(self) -> RmIdentity:
+        """Its identity, with which it can be stopped."""
+        return RmIdentity(self.handle, self.submitted, self.user, self.tag)
+
 
 @dataclass(frozen=True, slots=True)
 class RmListing:
@@ -113,6 +129,8 @@ class RmListing:
     #: Jobs that ended after the ``ended_since`` asked for and before this time are listed, seconds since 1970;
     #: None if all are that the manager knows.
     ended_until: float | None = None
+    #: Why nodes or jobs may be missing, such as a record that cannot be read; empty if the listing is complete.
+    incomplete: tuple[str, ...] = ()
 
 
 class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -211,6 +229,7 @@ class ResourceManager(Protocol):
     def listing(self, ended_since: float | None = None) -> RmListing:
         """The nodes and jobs now, read by a number of queries that does not grow with the number of jobs.
 
+        A record that cannot be read makes the listing ``incomplete``.
         Jobs that ended stay listed for at least ten minutes or until the manager forgets them by its own rule. Where it
         has accounting, static jobs that ended after ``ended_since`` (seconds since 1970) are listed even if it has
         forgotten them, up to the time ``ended_until`` of the answer; a job may be listed in several answers.
@@ -220,14 +239,17 @@ class ResourceManager(Protocol):
     def submit(self, task: TaskSpec) -> str:
         """Start a task and return its handle.
 
+        A manager that starts anchors does not start one that runs already, and returns its handle.
+
         Raises ``Rejected`` (bad demand, account, node), ``NotFound`` (no such node), ``Denied``.
         """
         ...
 
-    def stop(self, handles: Sequence[str], grace: float) -> None:
+    def stop(self, jobs: Sequence[RmIdentity], grace: float) -> None:
         """Ask tasks to end; what still runs after ``grace`` seconds is killed, whole process group.
 
-        Does not wait. Handles that have ended already or are unknown are passed over, so it may be repeated.
+        Identities are those of a listing. They are read again right before a task is asked to end or killed: what has
+        ended, is unknown, or is another job by now is passed over. Does not wait; may be repeated.
         """
         ...
 

@@ -189,7 +189,7 @@ class JobChange:
 
 
 class TaskChange(msgspec.Struct, frozen=True, gc=False):
-    """A step of a task's state machine. ``handle``, ``note`` and ``node`` are kept where None."""
+    """A step of a task's state machine. ``handle``, ``note``, ``node`` and ``submitted`` are kept where None."""
 
     job: JobKey
     task: str
@@ -202,6 +202,8 @@ class TaskChange(msgspec.Struct, frozen=True, gc=False):
     at: float | None = None
     #: Node on which the resource manager has put it, where that is not the one it was asked for.
     node: str | None = None
+    #: When the resource manager accepted it, seconds since 1970.
+    submitted: int | None = None
 
     def applied(self, task: Task, at: float) -> Task:
         """The task after this change: its state moves forward or not at all."""
@@ -213,6 +215,7 @@ class TaskChange(msgspec.Struct, frozen=True, gc=False):
             handle=task.handle if self.handle is None else self.handle,
             note=task.note if self.note is None else self.note,
             node=task.node if self.node is None else self.node,
+            submitted=task.submitted if self.submitted is None else self.submitted,
         )
 
 

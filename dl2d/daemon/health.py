@@ -64,6 +64,15 @@ class Health:
         """A tick was completed."""
         waiting, seconds = len(report.needless_wait.jobs), report.needless_wait.seconds
         problems = []
+        if report.incomplete:
+            more = f" (and {len(report.incomplete) - 1} more)" if len(report.incomplete) > 1 else ""
+            problems.append(
+                "the resource manager's listing is incomplete, so no task or job is ended or stopped: "
+                f"{report.incomplete[0]}{more}"
+            )
+        if report.remarks:
+            more = f" (and {len(report.remarks) - 1} more)" if len(report.remarks) > 1 else ""
+            problems.append(f"not stopped: {report.remarks[0]}{more}")
         if report.set_aside is not None:
             problems.append(
                 f"policy {report.set_aside.policy} version {report.set_aside.version} is set aside and the fallback "

@@ -54,6 +54,8 @@ _BURST = 5.0
 _STUCK_INTERVALS, _STUCK_SECONDS = 10, 300.0
 #: Maximum number of jobs that a line of the log names.
 _MAX_JOBS_NAMED = 10
+#: Maximum number of reasons that a line of the log has.
+_MAX_REASONS = 5
 #: A daemon does not start the learner before this time.
 _FIRST_LEARNING_SECONDS = 60.0
 #: Settings that are read once: sockets, files and managers are not exchanged under running jobs.
@@ -99,6 +101,8 @@ class Daemon(AbstractContextManager["Daemon"]):
         self._health = Health(timer)
         self._last_done = timer()
         self._logged_set_aside: SetAside | None = None
+        #: Whether the last listing was incomplete, and the remarks on it.
+        self._listing_problems: tuple[bool, tuple[str, ...]] = (False, ())
         self._status = "starting"
         self._fatal: Dl2dError | None = None
         self._opened = ExitStack()
@@ -115,7 +119,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             )
             stack.callback(self._manager.close)
             capabilities = self._manager.capabilities()
-            self._starts_anchors = capabilities.starts_anchors
+            self._starts_anchors, self._tasks_as_owner = capabilities.starts_anchors, capabilities.other_users
             self._cluster = capabilities.cluster
             self._scheduler = f"{capabilities.name} {capabilities.version}".strip()
             self._task_specs = TaskSpecs(self.url, credentials)
@@ -288,6 +292,7 @@ class Daemon(AbstractContextManager["Daemon"]):
                 self._wakeup.set()
         self._health.completed(report)
         self._log_idle(report)
+        self._log_listing(report)
         self._withdraw_if_failing(report)
         snapshot = report.snapshot
         status = f"slot {snapshot.slot}: {len(snapshot.jobs)} jobs, {len(snapshot.tasks)} tasks"
@@ -304,6 +309,17 @@ class Daemon(AbstractContextManager["Daemon"]):
                 seconds=round(report.seconds, 3),
             )
         return report
+
+    def _log_listing(self, report: Report) -> None:
+        """Log what is wrong with the resource manager's listing, when it begins and when it has passed."""
+        before, self._listing_problems = self._listing_problems, (bool(report.incomplete), report.remarks)
+        if report.incomplete and not before[0]:
+            log.error("listing is incomplete; nothing is ended or stopped until it is complete",
+                      reasons=report.incomplete[:_MAX_REASONS], count=len(report.incomplete))  # fmt: skip
+        elif before[0] and not report.incomplete:
+            log.info("listing is complete again")
+        if report.remarks and report.remarks != before[1]:
+            log.warning("not stopped", reasons=report.remarks[:_MAX_REASONS], count=len(report.remarks))
 
     def _log_idle(self, report: Report) -> None:
         """Log that jobs wait although they fit: when it begins, and when the fallback decides because of it."""
@@ -424,6 +440,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             task_specs=self._task_specs,
             guard_rules=guard_rules(settings),
             timeouts=Timeouts(
+                unseen_listings=jobs.unseen_listings,
                 unseen_seconds=jobs.unseen_seconds,
                 silent_seconds=jobs.silent_seconds,
                 start_seconds=jobs.start_seconds,
@@ -434,6 +451,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             slot_seconds=settings.schedule.slot_seconds,
             seed=settings.schedule.seed,
             starts_anchors=self._starts_anchors,
+            tasks_as_owner=self._tasks_as_owner,
             mode=settings.mode,
             scheduler=self._scheduler,
             request_rules=jobs.rules,

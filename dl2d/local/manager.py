@@ -24,8 +24,8 @@ import structlog
 from dl2d import __version__
 from dl2d.core.cluster import Node, NodeState
 from dl2d.core.errors import AlreadyRunning, ConfigError, Denied, NotFound, Rejected, Unavailable
-from dl2d.core.jobs import JobKey
-from dl2d.core.resource_manager import Anchor, Capabilities, RmJob, RmJobState, RmListing, TaskSpec
+from dl2d.core.jobs import JobKey, Role
+from dl2d.core.resource_manager import Anchor, Capabilities, RmIdentity, RmJob, RmJobState, RmListing, TaskSpec
 from dl2d.core.resources import Resources
 from dl2d.local import task_supervisor
 from dl2d.local.settings import LocalSettings
@@ -113,9 +113,11 @@ class LocalManager:
             jobs.append(job)
             if not job.state.ended:
                 used.setdefault(seen.node, []).append(seen.resources)
-        return RmListing(now, self._nodes(used), tuple(jobs))
+        return RmListing(now, self._nodes(used), tuple(jobs), incomplete=self._records.unreadable)
 
     def submit(self, task: TaskSpec) -> str:
+        if task.role is Role.COORDINATOR and (running := self._running(task.tag)) is not None:
+            return running.handle
         self._check(task)
         program = _find_program(task)
         node = self._choose_node(task)
@@ -157,19 +159,20 @@ class LocalManager:
         log.info("task started", tag=task.tag, node=node, handle=record.handle)
         return record.handle
 
-    def stop(self, handles: Sequence[str], grace: float) -> None:
-        kill_at = time.monotonic() + max(0.0, grace)
-        for handle in handles:
-            record = self._records.get(handle)
-            if record is None or record.ended is not None or record.boot != self._boot:
-                continue
-            self._records.order_stop(handle, kill_at)
-            # Read again: a supervisor that had not signed the record by now sees the order before it lets the task go.
-            again = self._records.get(handle)
-            if again is not None and again.ended is None and again.supervisor is None:
-                self._end(again, "never", "it was stopped before it began")
-            else:
-                self._wake_supervisor(again)
+    def stop(self, jobs: Sequence[RmIdentity], grace: float) -> None:
+        for job in jobs:
+            record = self._records.get(job.handle)
+            if record is not None and record.boot == self._boot and _identity(record) == job:
+                self._stop(record.handle, grace)
+
+    def _stop(self, handle: str, grace: float) -> None:
+        self._records.order_stop(handle, time.monotonic() + max(0.0, grace))
+        # Read again: a supervisor that had not signed the record by now sees the order before it lets the task go.
+        again = self._records.get(handle)
+        if again is not None and again.ended is None and again.supervisor is None:
+            self._end(again, "never", "it was stopped before it began")
+        else:
+            self._wake_supervisor(again)
 
     def authenticate(self, rm_id: str, proof: str) -> Anchor:
         del proof
@@ -230,14 +233,9 @@ class LocalManager:
 
     def _describe(self, record: Record) -> RmJob:
         state, reason = self._state_of(record)
+        handle, submitted, user, tag = _identity(record)
         return RmJob(
-            handle=record.handle,
-            state=state,
-            tag=record.tag,
-            user=record.user,
-            node=record.node,
-            reason=reason,
-            submitted=int(record.submitted),
+            handle=handle, state=state, tag=tag, user=user, node=record.node, reason=reason, submitted=submitted
         )
 
     def _state_of(self, record: Record) -> tuple[RmJobState, str]:
@@ -269,6 +267,11 @@ class LocalManager:
                 os.waitpid(process.pid, os.WNOHANG)
 
     # Starting
+
+    def _running(self, tag: str) -> Record | None:
+        """The task with a tag that runs already, as where the answer to its start was lost."""
+        found = (record for record in self._records.all() if record.tag == tag and record.ended is None)
+        return next((record for record in map(self._look_at, found) if record.ended is None), None)
 
     def _check(self, task: TaskSpec) -> None:
         if task.owner.uid != os.getuid():
@@ -333,7 +336,7 @@ class LocalManager:
             except subprocess.TimeoutExpired:
                 process.kill()
                 # It may yet start; whoever looks at the record finds it, and here it is told to end.
-                self.stop([handle], 0)
+                self._stop(handle, 0)
                 raise Unavailable(f"{record.tag}: its supervisor did not answer within {START_LIMIT:g} s") from None
         word, _, said = answer.decode(errors="replace").partition("\n")
         if word == task_supervisor.STARTED:
@@ -362,6 +365,10 @@ class LocalManager:
         if record is not None and record.ended is None and record.supervisor is not None and _runs(record.supervisor):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(record.supervisor.pid, signal.SIGTERM)
+
+
+def _identity(record: Record) -> RmIdentity:
+    return RmIdentity(record.handle, int(record.submitted), record.user, record.tag)
 
 
 def _runs(process: ProcessId) -> bool:

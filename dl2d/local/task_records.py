@@ -82,6 +82,8 @@ class Records:
         #: Ended tasks never change again, so they are read once.
         self._ended: dict[str, Record] = {}
         self._reported: set[str] = set()
+        #: Why records of the last ``all`` could not be read.
+        self.unreadable: tuple[str, ...] = ()
 
     def path(self, handle: str) -> Path:
         """File of a task."""
@@ -92,21 +94,37 @@ class Records:
         return self.folder / f"{handle}.stop"
 
     def all(self) -> list[Record]:
-        """Every record that can be read, oldest first; one that cannot is reported, once, and left alone."""
+        """Every record that can be read, oldest first; one that cannot is left alone, and is in ``unreadable``."""
         try:
             names = [path.stem for path in self.folder.iterdir() if path.suffix == ".json"]
         except OSError as error:
             raise unavailable(self.folder, error) from error
         found: list[Record] = []
+        unreadable: list[str] = []
         for name in names:
             if not _HANDLE.fullmatch(name):
                 self._report(name, "the file's name is not that of a task record")
-            elif (record := self.get(name)) is not None:
-                found.append(record)
+                continue
+            try:
+                record = self._read(name)
+            except ValueError as error:
+                self._report(name, str(error))
+                unreadable.append(f"{self.path(name)} cannot be read ({error}); remove it once its task has ended")
+            else:
+                found += [record] if record is not None else []
+        self.unreadable = tuple(sorted(unreadable))
         return sorted(found, key=lambda record: (record.submitted, record.begun, record.handle))
 
     def get(self, handle: str) -> Record | None:
         """Record of a task, or None where there is none or it cannot be read."""
+        try:
+            return self._read(handle)
+        except ValueError as error:
+            self._report(handle, str(error))
+            return None
+
+    def _read(self, handle: str) -> Record | None:
+        """Record of a task, or None where there is none. Raises ValueError where it cannot be read."""
         if handle in self._ended:
             return self._ended[handle]
         if not _HANDLE.fullmatch(handle):
@@ -118,12 +136,10 @@ class Records:
             return None
         except OSError as error:
             raise unavailable(path, error) from error
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            self._report(handle, str(error))
-            return None
+        except msgspec.MsgspecError as error:
+            raise ValueError(str(error)) from error
         if record.handle != handle:
-            self._report(handle, f"the file holds the record of {record.handle}")
-            return None
+            raise ValueError(f"the file holds the record of {record.handle}")
         if record.ended is not None:
             self._ended[handle] = record
         return record
@@ -165,7 +181,7 @@ class Records:
     def _report(self, handle: str, problem: str) -> None:
         if handle not in self._reported:
             self._reported.add(handle)
-            log.warning("a task's record cannot be read and is ignored", path=str(self.path(handle)), error=problem)
+            log.warning("a task's record cannot be read", path=str(self.path(handle)), error=problem)
 
 
 def unavailable(path: Path, error: OSError) -> Unavailable:

@@ -9,7 +9,8 @@ from msgspec import structs
 
 from dl2d.core.cluster import Node, NodeState
 from dl2d.core.errors import Denied, NotFound, Rejected
-from dl2d.core.resource_manager import Anchor, Capabilities, RmJob, RmJobState, RmListing, TaskSpec
+from dl2d.core.jobs import Role
+from dl2d.core.resource_manager import Anchor, Capabilities, RmIdentity, RmJob, RmJobState, RmListing, TaskSpec
 from dl2d.core.resources import Resources
 
 
@@ -108,7 +109,11 @@ class MemoryManager:
         return listing
 
     def submit(self, task: TaskSpec) -> str:
-        """Start a task."""
+        """Start a task; an anchor that runs already is not started again."""
+        if task.role is Role.COORDINATOR:
+            running = next((job for job in self.live() if job.tag == task.tag), None)
+            if running is not None:
+                return running.handle
         node = self._nodes.get(task.node)
         if node is None:
             if task.node:
@@ -128,12 +133,13 @@ class MemoryManager:
         self.put(job, ((task.node, task.demand),) if task.node else ())
         return handle
 
-    def stop(self, handles: Sequence[str], grace: float) -> None:
+    def stop(self, jobs: Sequence[RmIdentity], grace: float) -> None:
         """End tasks at once."""
         del grace
-        for handle in handles:
-            if handle in self._entries and not self._entries[handle].job.state.ended:
-                self.end(handle, RmJobState.CANCELLED, "stopped")
+        for job in jobs:
+            entry = self._entries.get(job.handle)
+            if entry is not None and not entry.job.state.ended and entry.job.identity == job:
+                self.end(job.handle, RmJobState.CANCELLED, "stopped")
 
     def authenticate(self, rm_id: str, proof: str) -> Anchor:
         """No job registers with it."""

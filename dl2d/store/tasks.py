@@ -39,6 +39,7 @@ from dl2d.store.jobs import JobRow, job_numbers
 from dl2d.store.mapping import (
     EMPTY,
     MAX_VALUES,
+    ZERO,
     Base,
     Choice,
     Demand,
@@ -79,6 +80,9 @@ class TaskRow(Base):
         Choice(TaskState), comment="asked granted joined confirmed draining drained released failed"
     )
     handle: Mapped[str] = mapped_column(comment="id in the resource manager")
+    submitted: Mapped[int] = mapped_column(
+        server_default=ZERO, comment="when the resource manager accepted it, whole seconds since 1970; 0: not known yet"
+    )
     asked_at: Mapped[float] = mapped_column(comment="when it was recorded, seconds since 1970")
     granted_at: Mapped[float | None] = mapped_column(
         comment="when the resource manager ran it first, seconds since 1970; NULL if it never did"
@@ -434,7 +438,7 @@ def runtime_plans(connection: Connection, job: JobKey) -> tuple[RuntimePlan, ...
 
 # Statements are built once: that takes longer than SQLite takes to run them.
 
-_CHANGING = ("state", "handle", "node", "since", "note")
+_CHANGING = ("state", "handle", "submitted", "node", "since", "note")
 
 
 @functools.cache

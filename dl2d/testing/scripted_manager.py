@@ -9,7 +9,7 @@ from msgspec import structs
 
 from dl2d.core.cluster import Node
 from dl2d.core.errors import Denied, NotFound, ResourceManagerError
-from dl2d.core.resource_manager import Anchor, RmJob, RmJobState, RmListing, StaticJob, TaskSpec
+from dl2d.core.resource_manager import Anchor, RmIdentity, RmJob, RmJobState, RmListing, StaticJob, TaskSpec
 from dl2d.simulation.in_memory_manager import MemoryManager
 
 
@@ -30,11 +30,16 @@ class ScriptedManager(MemoryManager):
         self.asked_since: list[float | None] = []
         #: Submissions fail with this error.
         self.refuse: ResourceManagerError | None = None
+        #: Why listings are incomplete, and handles that they lack.
+        self.incomplete: tuple[str, ...] = ()
+        self.unlisted: set[str] = set()
 
     def listing(self, ended_since: float | None = None) -> RmListing:
         """Nodes and jobs as they are; all that ended are listed until ``forget``."""
         self.asked_since.append(ended_since)
-        return replace(super().listing(ended_since), ended_until=self.ended_until)
+        listing = super().listing(ended_since)
+        jobs = tuple(job for job in listing.jobs if job.handle not in self.unlisted)
+        return replace(listing, jobs=jobs, ended_until=self.ended_until, incomplete=self.incomplete)
 
     def submit(self, task: TaskSpec) -> str:
         """Start a task, or have it wait (``pending``), or refuse it (``refuse``)."""
@@ -46,10 +51,10 @@ class ScriptedManager(MemoryManager):
         self.submitted.append(task)
         return handle
 
-    def stop(self, handles: Sequence[str], grace: float) -> None:
+    def stop(self, jobs: Sequence[RmIdentity], grace: float) -> None:
         """End tasks at once."""
-        self.stopped += handles
-        super().stop(handles, grace)
+        self.stopped += [job.handle for job in jobs]
+        super().stop(jobs, grace)
 
     def authenticate(self, rm_id: str, proof: str) -> Anchor:
         """See ``anchors``."""

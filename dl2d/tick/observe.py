@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from dl2d.core.cluster import Snapshot, Task, in_submit_order
-from dl2d.core.jobs import NO_LAUNCH, Job, JobKey, JobState, Progress
+from dl2d.core.jobs import NO_LAUNCH, Allocation, Job, JobKey, JobState, Progress
 from dl2d.core.measured_speeds import TrainingKind
 from dl2d.core.policy import Evidence
 from dl2d.core.resource_manager import ResourceManager, RmListing
@@ -86,11 +86,16 @@ def take_snapshot(live: LiveJobs, listing: RmListing, slot: int) -> Snapshot:
     schedulable = tuple(job for job in live.jobs if job.state in (JobState.READY, JobState.RUNNING))
     just_started = _just_started(schedulable, tasks, listing.at)
     jobs = in_submit_order([_as_shown(job, listing.at, just_started=job.key in just_started) for job in schedulable])
-    # A running job keeps its minimum size: its weights are in its servers, so it is never shrunk to nothing.
-    floors = tuple(
-        (job.key, job.request.min_size) for job in jobs if job.state is JobState.RUNNING and job.key not in just_started
-    )
-    return Snapshot(at=listing.at, slot=slot, nodes=nodes, jobs=jobs, tasks=tasks, floors=floors)
+    # A running job keeps its minimum size: its weights are in its servers, so it is never shrunk to nothing. It keeps
+    # all that it has where the listing may lack nodes.
+    running = [job for job in jobs if job.state is JobState.RUNNING and job.key not in just_started]
+    floors = {job.key: job.request.min_size for job in running}
+    snapshot = Snapshot(at=listing.at, slot=slot, nodes=nodes, jobs=jobs, tasks=tasks, floors=tuple(floors.items()))
+    if listing.incomplete:
+        held = snapshot.held()
+        kept = {key: Allocation(*map(max, held[key], floor)) for key, floor in floors.items()}
+        return replace(snapshot, floors=tuple(kept.items()))
+    return snapshot
 
 
 def _just_started(jobs: Iterable[Job], tasks: Iterable[Task], at: float) -> frozenset[JobKey]:

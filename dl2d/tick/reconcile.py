@@ -9,17 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final
 
 import structlog
 
-from dl2d.core.cluster import Snapshot, Task, TaskState, parse_tag, task_tag
+from dl2d.core.cluster import Snapshot, Task, TaskState, task_tag
 from dl2d.core.guard_memory import GuardMemory, StartFailures
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobState
 from dl2d.core.resource_manager import FAILURE_CAUSES, JOB_ENDS, RmJob, RmJobState, RmListing
 from dl2d.core.store import JobChange, TaskChange, TickStore
 from dl2d.tick.apply import start_anchor
+from dl2d.tick.matching import Matches, match_listing, may_stop
+from dl2d.tick.missing import Missing
 from dl2d.tick.observe import LiveJobs, Observed, live_jobs, take_snapshot
-from dl2d.tick.static_jobs import follow_static_jobs
+from dl2d.tick.static_jobs import follow_static_jobs, unlisted_static_jobs
 from dl2d.tick.task_specs import ANCHOR
 from dl2d.tick.tick_context import Context, Timeouts
 from dl2d.tick.tick_state import TickState
@@ -29,6 +33,9 @@ log = structlog.get_logger()
 #: Number of jobs, those that ended last, whose anchor is stopped if it still runs.
 _MAX_ENDED_JOBS = 200
 _NO_FAILURES = StartFailures()
+#: Why a task or anchor that is not listed has ended.
+NOT_LISTED: Final = "is not listed by the resource manager any more"
+REQUEUED: Final = "was requeued: the resource manager has given its id to a new start"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,33 +53,50 @@ class Reconciled:
     calling_since: Mapping[JobKey, float]
     #: What the guard remembers after this tick; it is in the store.
     memory: GuardMemory
-    #: Next value of the field of ``TickState``.
-    ended_until: float
+    #: Jobs of the resource manager that are not stopped since it is not certain that they are dl2d's, in sentences.
+    remarks: tuple[str, ...]
+    #: Next values of the fields of ``TickState``.
+    missing: Missing
+    ended_until: float | None
 
 
-def reconcile(context: Context, state: TickState, observed: Observed) -> Reconciled:
+def reconcile(context: Context, state: TickState, observed: Observed, now: float) -> Reconciled:
     """Update the store to match the listing; in mode live also start missing anchors and stop what must not run.
+
+    ``now``: seconds on a monotonic clock.
 
     Raises
     ------
     ResourceManagerError, StoreError
         A change could not be made; the next tick makes it.
     """
-    store, listing, acts, memory = context.store, observed.listing, context.mode.acts, state.memory
-    static, ended_until = follow_static_jobs(context, observed)
-    before, silent_seconds = observed.elastic, context.timeouts.silent_seconds
+    memory = state.memory
+    store, listing, acts, timeouts = context.store, observed.listing, context.mode.acts, context.timeouts
+    before, silent_seconds = observed.elastic, timeouts.silent_seconds
+    ended_jobs = _ended_jobs(store, before)
+    matches = match_listing(
+        before, {job.key: job for job in (*ended_jobs, *before.jobs)}, listing,
+        cluster=context.cluster, tasks_as_owner=context.tasks_as_owner,
+    )  # fmt: skip
+    unlisted = matches.unlisted - _calling_anchors(before.jobs, listing.at, timeouts.unseen_seconds)
+    missing = state.missing.after(unlisted | unlisted_static_jobs(context, observed), listing, now)
+    gone = missing.gone(timeouts.unseen_listings, timeouts.unseen_seconds) if not listing.incomplete else frozenset()
+    static, ended_until = follow_static_jobs(context, observed, gone, state.ended_until)
     calling_since = update_calling_since(state.calling_since, before.jobs, listing.at, silent_seconds)
     for job in before.jobs:
         if job.key in state.calling_since and job.key not in calling_since:
             log.warning("coordinator is silent", job=job.key.id, seconds=silent_seconds)
     changes = compare(
         before,
-        _ended_jobs(store, before),
+        ended_jobs,
         listing,
-        cluster=context.cluster,
-        timeouts=context.timeouts,
+        matches,
+        gone,
+        timeouts=timeouts,
         start_failures=memory.start_failures,
         calling_since=calling_since,
+        known_strays=_known_strays(store, matches),
+        tasks_as_owner=context.tasks_as_owner,
     )
     elastic = _apply_changes(store, before, changes, listing.at)
     present = {job.key for job in elastic.jobs}
@@ -103,14 +127,14 @@ def reconcile(context: Context, state: TickState, observed: Observed) -> Reconci
         ),
         calling_since=calling_since,
         memory=memory,
+        remarks=changes.remarks,
+        missing=missing,
         ended_until=ended_until,
     )
 
 
 def _apply_changes(store: TickStore, before: LiveJobs, changes: Changes, at: float) -> LiveJobs:
     """Write the changes to the store; returns the live elastic jobs after them."""
-    for remark in changes.remarks:
-        log.warning("reconcile", remark=remark)
     for key, change in changes.jobs:
         job = store.change_job(key, change, at)
         if change.state is not None:
@@ -120,22 +144,25 @@ def _apply_changes(store: TickStore, before: LiveJobs, changes: Changes, at: flo
 
 
 def _stop(
-    context: Context, stops: Sequence[tuple[str, str]], asked: Mapping[str, float], at: float
+    context: Context, stops: Sequence[tuple[RmJob, str]], asked: Mapping[str, float], at: float
 ) -> Mapping[str, float]:
-    """Have the resource manager stop handles, except those that it was asked to stop recently.
+    """Have the resource manager stop jobs, except those that it was asked to stop recently.
 
-    ``stops`` are handles with the reason, ``asked`` says when each was last asked. Returns the next value of ``asked``.
+    ``stops`` are listed jobs with the reason, ``asked`` says when each was last asked. Returns the next value of
+    ``asked``.
     """
-    # A handle that was asked is killed after the grace period. It is asked again only if it still runs long after that,
+    # A job that was asked is killed after the grace period. It is asked again only if it still runs long after that,
     # since the resource manager may have lost the request.
     again_after = 2 * context.grace_seconds + context.timeouts.end_seconds
-    recent = {handle: asked[handle] for handle, _ in stops if 0 <= at - asked.get(handle, -math.inf) < again_after}
-    due = [(handle, reason) for handle, reason in stops if handle not in recent]
-    for handle, reason in due:
-        log.info("stop", handle=handle, reason=reason)
+    reasons = {listed.identity: reason for listed, reason in stops}
+    keys = {identity: f"{identity.handle}.{identity.submitted}" for identity in reasons}
+    recent = {key: asked[key] for key in keys.values() if 0 <= at - asked.get(key, -math.inf) < again_after}
+    due = [identity for identity, key in keys.items() if key not in recent]
+    for identity in due:
+        log.info("stop", handle=identity.handle, tag=identity.tag, user=identity.user, reason=reasons[identity])
     if due:
-        context.manager.stop([handle for handle, _ in due], context.grace_seconds)
-    return recent | {handle: at for handle, _ in due}
+        context.manager.stop(due, context.grace_seconds)
+    return recent | {keys[identity]: at for identity in due}
 
 
 def _ended_jobs(store: TickStore, live: LiveJobs) -> tuple[Job, ...]:
@@ -172,6 +199,24 @@ def _resizes_seen(
 
 def _backing_off(memory: GuardMemory, at: float, backoff_seconds: float) -> frozenset[JobKey]:
     return frozenset(key for key, failed in memory.start_failures.items() if at < failed.retry_at(backoff_seconds))
+
+
+def _known_strays(store: TickStore, matches: Matches) -> dict[str, Job]:
+    """The job of each stray that the store has once asked for, by tag. Others are not known to be dl2d's."""
+    found: dict[str, Job] = {}
+    for key in {key for _, key, _ in matches.strays}:
+        job = store.job(key)
+        if job is not None and not job.static:
+            ids = {task.id for task in store.tasks(live=False, job=key)}
+            found |= {
+                listed.tag: job for listed, of, name in matches.strays if of == key and (name in ids or name == ANCHOR)
+            }
+    return found
+
+
+def _calling_anchors(jobs: Iterable[Job], at: float, seconds: float) -> frozenset[str]:
+    """Tags of the anchors whose coordinator has called in these seconds: they run, whatever a listing lacks."""
+    return frozenset(task_tag(job.key, ANCHOR) for job in jobs if job.address and 0 <= at - job.progress.at <= seconds)
 
 
 def _count_failures(
@@ -216,9 +261,9 @@ class Changes:
     jobs: tuple[tuple[JobKey, JobChange], ...] = ()
     #: Changes of tasks in the store.
     tasks: tuple[TaskChange, ...] = ()
-    #: Handles that the resource manager has to stop, with the reason.
-    stops: tuple[tuple[str, str], ...] = ()
-    #: Warnings for the log.
+    #: Listed jobs that the resource manager has to stop, with the reason.
+    stops: tuple[tuple[RmJob, str], ...] = ()
+    #: What is not stopped since it is not certain that it is dl2d's, in sentences.
     remarks: tuple[str, ...] = ()
 
 
@@ -226,13 +271,19 @@ def compare(
     live: LiveJobs,
     ended_jobs: Iterable[Job],
     listing: RmListing,
+    matches: Matches,
+    gone: Collection[str],
     *,
-    cluster: str,
     timeouts: Timeouts,
     start_failures: Mapping[JobKey, StartFailures],
     calling_since: Mapping[JobKey, float],
+    known_strays: Mapping[str, Job] = MappingProxyType({}),
+    tasks_as_owner: bool = True,
 ) -> Changes:
     """Find the changes after which store and resource manager agree.
+
+    Nothing is concluded from what one listing lacks, and an incomplete listing stops nothing. Only what carries the
+    mark of a job that the store knows, and belongs to its owner, is stopped.
 
     Parameters
     ----------
@@ -240,100 +291,72 @@ def compare(
         Elastic jobs and tasks of the store that have not ended.
     ended_jobs
         Elastic jobs that have ended: those that still have live tasks, and the last ``_MAX_ENDED_JOBS`` others.
-    cluster
-        Name of this cluster; tags of other clusters are ignored.
+    matches
+        What the listing has of them.
+    gone
+        Tags that so many complete listings lack that what they name has ended.
     start_failures
         Failed attempts to start tasks, of jobs that have any.
     calling_since
         Since when each coordinator has called without a gap (see ``update_calling_since``). A task's time to drain
         begins no earlier, since its coordinator was not told to drain it before.
+    known_strays
+        The job of each stray that the store has asked for once, by tag.
+    tasks_as_owner
+        Whether tasks run as the user who owns their job.
     """
-    by_handle = {listed.handle: listed for listed in listing.jobs}
-    known = {job.key: job for job in (*ended_jobs, *live.jobs)}
-    known_handles = {task.handle for task in live.tasks} | {job.anchor for job in known.values()}
-    unknown = [listed for listed in listing.jobs if listed.handle not in known_handles and listed.tag]
-    by_tag = _by_tag(unknown)
-
+    jobs = {job.key: job for job in (*ended_jobs, *live.jobs)}
     job_changes: list[tuple[JobKey, JobChange]] = []
-    stops: dict[str, str] = {}
+    stops: list[tuple[RmJob, Job | None, str]] = []
     #: States of the jobs that have ended, and of those that end in this tick.
     ended_states: dict[JobKey, JobState] = {}
-    for job in known.values():
-        anchor = by_handle.get(job.anchor) if job.anchor else by_tag.get(task_tag(job.key, ANCHOR))
+    for job in jobs.values():
+        tag = task_tag(job.key, ANCHOR)
+        anchor = matches.listed.get(tag)
         if job.state.ended:
             ended_states[job.key] = job.state
             if anchor is not None and not anchor.state.ended and _must_stop_anchor(job, listing.at, timeouts):
-                stops[anchor.handle] = f"job {job.key.id} is {job.state}"
+                stops.append((anchor, job, f"job {job.key.id} is {job.state}"))
             continue
-        change = _job_change(job, anchor, listing.at, timeouts, start_failures.get(job.key, _NO_FAILURES))
+        absence = REQUEUED if tag in matches.requeued else NOT_LISTED if tag in gone else ""
+        change = _job_change(job, anchor, absence, timeouts, start_failures.get(job.key, _NO_FAILURES))
         if change is not None:
             job_changes.append((job.key, change))
             if change.state is not None and change.state.ended:
                 ended_states[job.key] = change.state
 
     task_changes: list[TaskChange] = []
-    matched: set[str] = set()
     for task in live.tasks:
-        listed = (by_handle.get(task.handle) if task.handle else None) or by_tag.get(task.tag)
-        if listed is not None:
-            matched.add(listed.handle)
+        listed = matches.listed.get(task.tag)
         task_change, stop_reason = _task_change(
             task, listed, listing.at, timeouts,
+            absence=REQUEUED if task.tag in matches.requeued else NOT_LISTED if task.tag in gone else "",
             ended_as=ended_states.get(task.job), calling_since=calling_since.get(task.job),
         )  # fmt: skip
         if task_change is not None:
             task_changes.append(task_change)
         if stop_reason and listed is not None:
-            stops[listed.handle] = stop_reason
+            stops.append((listed, jobs.get(task.job), stop_reason))
 
-    unmatched = [listed for listed in unknown if listed.handle not in matched and not listed.state.ended]
-    remarks = _stop_unknown_tasks(unmatched, live.tasks, known, by_handle, cluster, stops)
-    return Changes(tuple(job_changes), tuple(task_changes), tuple(stops.items()), remarks)
-
-
-def _by_tag(rm_jobs: Iterable[RmJob]) -> dict[str, RmJob]:
-    """The resource manager's jobs by tag; of several with the same tag, preferably one that has not ended."""
-    by_tag: dict[str, RmJob] = {}
-    for listed in rm_jobs:
-        first = by_tag.setdefault(listed.tag, listed)
-        if first.state.ended and not listed.state.ended:
-            by_tag[listed.tag] = listed
-    return by_tag
-
-
-def _stop_unknown_tasks(
-    unmatched: Iterable[RmJob],
-    tasks: Iterable[Task],
-    known: Mapping[JobKey, Job],
-    by_handle: Mapping[str, RmJob],
-    cluster: str,
-    stops: dict[str, str],
-) -> tuple[str, ...]:
-    """Add to ``stops`` what has a tag of this cluster but is unknown to the store; returns warnings for the log.
-
-    Tasks of a job that the store does not know but whose anchor runs may belong to another store, and are not stopped.
-    """
-    live_ids = {(task.job, task.id) for task in tasks}
+    live_tags = {task.tag for task in live.tasks} | {task_tag(job.key, ANCHOR) for job in live.jobs}
     remarks = []
-    for listed in unmatched:
-        parsed = parse_tag(listed.tag)
-        if parsed is None or parsed[0].cluster != cluster:
-            continue
-        key, name = parsed
-        job = known.get(key)
-        if name == ANCHOR:
-            if job is None:
-                stops[listed.handle] = f"anchor of {key.slug}, which the store does not know"
-            continue
-        if parsed in live_ids:
-            stops[listed.handle] = f"{name} of {key.slug} runs twice"
-            continue
-        anchor = by_handle.get(job.anchor if job else key.id)
-        if job is None and anchor is not None and not anchor.state.ended:
-            remarks.append(f"{listed.handle} is a task of {key.slug}, which this store does not know; not stopped")
+    for stray, key, name in matches.strays:
+        if stray.tag not in known_strays:
+            remarks.append(f"{stray.handle} has the mark of {name} of {key.slug}, which this store never asked for")
+        elif stray.tag not in live_tags:
+            stops.append((stray, known_strays[stray.tag], f"{name} of {key.slug} is not wanted"))
+        elif (twin := matches.listed.get(stray.tag)) is not None and not twin.state.ended:
+            stops.append((stray, known_strays[stray.tag], f"{name} of {key.slug} runs twice"))
+    allowed = []
+    for listed, owner, reason in stops:
+        if owner is not None and may_stop(listed, owner, tasks_as_owner=tasks_as_owner):
+            allowed.append((listed, reason))
         else:
-            stops[listed.handle] = f"{name} of {key.slug} is not wanted"
-    return tuple(remarks)
+            remarks.append(f"{listed.handle} of user {listed.user} is not stopped ({reason}): it has no mark of dl2d, "
+                           "or belongs to somebody else")  # fmt: skip
+    return Changes(
+        tuple(job_changes), tuple(task_changes), tuple(allowed) if not listing.incomplete else (), tuple(remarks)
+    )
 
 
 def _must_stop_anchor(job: Job, at: float, timeouts: Timeouts) -> bool:
@@ -342,16 +365,16 @@ def _must_stop_anchor(job: Job, at: float, timeouts: Timeouts) -> bool:
 
 
 def _job_change(
-    job: Job, anchor: RmJob | None, at: float, timeouts: Timeouts, failures: StartFailures
+    job: Job, anchor: RmJob | None, absence: str, timeouts: Timeouts, failures: StartFailures
 ) -> JobChange | None:
-    """The change of a job that has not ended, by the state of its anchor; None for no change."""
+    """The change of a job that has not ended, by the state of its anchor; None for no change.
+
+    ``absence`` says why the anchor has ended where it is not listed; empty if it may be listed again.
+    """
     if anchor is None:
-        # An anchor without a handle has not been started yet, and a new one may not be listed yet.
-        last_heard = max(job.progress.at, float(job.key.submitted))
-        if not job.anchor or at - last_heard <= timeouts.unseen_seconds:
+        if not job.anchor or not absence:  # an anchor without a handle has not been started yet
             return None
-        reason = "the resource manager does not list its anchor any more"
-        return JobChange(state=JobState.LOST, end_reason=reason, cause=FailureCause.NOT_LISTED)
+        return JobChange(state=JobState.LOST, end_reason=f"its anchor {absence}", cause=FailureCause.NOT_LISTED)
     if anchor.state.ended:
         end = anchor.reason or str(anchor.state)
         if anchor.state is RmJobState.DONE and job.state is JobState.SUBMITTED:
@@ -371,14 +394,16 @@ def _task_change(
     at: float,
     timeouts: Timeouts,
     *,
+    absence: str,
     ended_as: JobState | None,
     calling_since: float | None,
 ) -> tuple[TaskChange | None, str]:
     """The task's change of state (None for no change), and why it has to be stopped ("" if it does not).
 
-    ``ended_as`` is the state in which its job has ended, or None. The cases are, in this order:
+    ``absence`` says why it has ended where it is not listed; empty if it may be listed again. ``ended_as`` is the state
+    in which its job has ended, or None. The cases are, in this order:
 
-    1. The resource manager does not list it: it has ended, or was never started.
+    1. The resource manager does not list it: in time it has ended, or was never started.
     2. The resource manager says that it has ended.
     3. It is wanted, but its job has ended: it drains, and has ``end_seconds`` from now on to end by itself. A task of a
        cancelled job is stopped at once.
@@ -388,18 +413,20 @@ def _task_change(
     """
     elapsed = at - task.since
     if listed is None:
-        return _unlisted(task, elapsed, timeouts, job_ended=ended_as is not None), ""
+        return _unlisted(task, absence, job_ended=ended_as is not None), ""
 
     def change_to(state: TaskState, note: str) -> TaskChange:
         cause = FAILURE_CAUSES.get(listed.state) if state is TaskState.FAILED else None
         node = listed.node if listed.node not in ("", task.node) else None
         return TaskChange(
-            job=task.job, task=task.id, state=state, handle=listed.handle, note=note, cause=cause, node=node
-        )
+            job=task.job, task=task.id, state=state, handle=listed.handle, note=note, cause=cause, node=node,
+            submitted=listed.submitted or None,
+        )  # fmt: skip
 
     if listed.state.ended:
         failed = task.state.wanted and ended_as is None and listed.state is not RmJobState.DONE
         return change_to(TaskState.FAILED if failed else TaskState.RELEASED, listed.reason), ""
+    identified = listed.submitted in (0, task.submitted)
     if task.state.wanted and ended_as is not None:
         stop_reason = "its job was cancelled" if ended_as is JobState.CANCELLED else ""
         return change_to(TaskState.DRAINING, stop_reason or "its job has ended"), stop_reason
@@ -409,25 +436,22 @@ def _task_change(
         if elapsed > timeouts.start_seconds:
             note = f"not started in {timeouts.start_seconds:g} s: {listed.reason}"
             return change_to(TaskState.DRAINING, note), "not started in time"
-        same = listed.reason == task.note and task.handle
+        same = listed.reason == task.note and task.handle and identified
         return None if same else change_to(task.state, listed.reason), ""
     if task.state is TaskState.ASKED:
         return change_to(TaskState.GRANTED, ""), ""
     # Its coordinator may have reported it before it was listed as running.
-    return (change_to(task.state, task.note) if listed.node not in ("", task.node) else None), ""
+    same = identified and listed.node in ("", task.node)
+    return (None if same else change_to(task.state, task.note)), ""
 
 
-def _unlisted(task: Task, elapsed: float, timeouts: Timeouts, *, job_ended: bool) -> TaskChange | None:
-    """The change of state of a task that the resource manager does not list; None for no change.
-
-    ``elapsed``: seconds since the task entered its state.
-    """
+def _unlisted(task: Task, absence: str, *, job_ended: bool) -> TaskChange | None:
+    """The change of state of a task that the resource manager does not list; None for no change."""
+    if not absence:
+        return None
     if task.handle:  # the resource manager had accepted it
         state = TaskState.FAILED if task.state.wanted and not job_ended else TaskState.RELEASED
-        note = "the resource manager does not list it any more"
-        return TaskChange(task.job, task.id, state, note=note, cause=FailureCause.NOT_LISTED)
-    if elapsed <= timeouts.unseen_seconds:
-        return None
+        return TaskChange(task.job, task.id, state, note=absence, cause=FailureCause.NOT_LISTED)
     state = TaskState.FAILED if task.state.wanted else TaskState.RELEASED
     return TaskChange(task.job, task.id, state, note="was never started", cause=FailureCause.NOT_STARTED)
 

@@ -36,6 +36,10 @@ class Report:
     #: How long the tick took.
     seconds: float
     mode: Mode
+    #: Why the resource manager's listing may lack something (``RmListing.incomplete``).
+    incomplete: tuple[str, ...] = ()
+    #: Jobs of the resource manager that are not stopped since it is not certain that they are dl2d's, in sentences.
+    remarks: tuple[str, ...] = ()
 
     @property
     def decision(self) -> Decision:
@@ -55,6 +59,7 @@ def record(context: Context, state: TickState, reconciled: Reconciled, report: R
         state,
         memory=reconciled.memory,
         calling_since=reconciled.calling_since,
+        missing=reconciled.missing,
         ended_until=reconciled.ended_until,
         needless_wait=report.needless_wait,
         set_aside=report.set_aside,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from dl2d.core.cluster import Task, TaskState
+from dl2d.core.cluster import Task, TaskState, task_tag
 from dl2d.core.job_request import RequestRules
 from dl2d.core.jobs import (
     HOUR_SECONDS,
@@ -33,6 +33,7 @@ from dl2d.core.resources import NO_RESOURCES
 from dl2d.core.store import JobChange, TaskChange, TickStore
 from dl2d.core.tick_plan import Start
 from dl2d.tick.observe import LiveJobs, Observed, live_jobs
+from dl2d.tick.task_specs import ANCHOR
 from dl2d.tick.tick_context import Context
 
 log = structlog.get_logger()
@@ -42,10 +43,26 @@ log = structlog.get_logger()
 MAX_NEW_ENDED = 500
 
 
-def follow_static_jobs(context: Context, observed: Observed) -> tuple[LiveJobs, float]:
+def unlisted_static_jobs(context: Context, observed: Observed) -> frozenset[str]:
+    """Tags of the live static jobs that the listing lacks, where it would list them if they had not ended."""
+    listing, unseen_seconds = observed.listing, context.timeouts.unseen_seconds
+    if listing.ended_until is not None and listing.ended_until < listing.at:
+        return frozenset()  # they may still be listed as ended
+    listed_jobs = find_listed(observed.static.jobs, listing)
+    return frozenset(
+        task_tag(job.key, ANCHOR)
+        for job in observed.static.jobs
+        if job.key not in listed_jobs and not 0 <= listing.at - job.progress.at <= unseen_seconds
+    )
+
+
+def follow_static_jobs(
+    context: Context, observed: Observed, gone: Collection[str], ended_until: float | None
+) -> tuple[LiveJobs, float | None]:
     """Write to the store what became of static jobs, and new ones unless dl2d acts.
 
-    Returns the live static jobs, and the time before which all ends of static jobs are in the store.
+    ``gone`` are tags of jobs that have not been listed for so long that they have ended. Returns the live static jobs,
+    and the time before which all ends of static jobs are in the store, which was ``ended_until`` so far.
 
     Raises
     ------
@@ -53,7 +70,9 @@ def follow_static_jobs(context: Context, observed: Observed) -> tuple[LiveJobs, 
         The store could not be read or written; the next tick writes the remainder.
     """
     store, listing = context.store, observed.listing
-    new, ended_until = ((), _ended_until(listing)) if context.mode.acts else _add_new_jobs(context, observed)
+    new, known_until = ((), _ended_until(listing)) if context.mode.acts else _add_new_jobs(context, observed)
+    if not listing.incomplete:
+        ended_until = known_until
     jobs = (*observed.static.jobs, *new)
     listed_jobs = find_listed(jobs, listing)
     # Jobs whose tasks were recorded and released by a tick that was interrupted before it recorded the job's end.
@@ -64,9 +83,7 @@ def follow_static_jobs(context: Context, observed: Observed) -> tuple[LiveJobs, 
         and found.state.ended
         and store.tasks(live=False, job=job.key)
     }
-    changes = compare_static(
-        jobs, observed.static.tasks, listing, listed_jobs, had_tasks, unseen_seconds=context.timeouts.unseen_seconds
-    )
+    changes = compare_static(jobs, observed.static.tasks, listing, listed_jobs, had_tasks, gone)
     for change in changes:
         if change.allocation is not None and (stored := store.job(change.job)) is not None:
             workers, ps = change.allocation
@@ -203,16 +220,27 @@ def request_of(static: StaticJob, rules: RequestRules) -> JobRequest:
 
 
 def find_listed(jobs: Iterable[Job], listing: RmListing) -> dict[JobKey, RmJob]:
-    """What the listing has of each job, by its id, or else by its anchor."""
-    by_id = {(listed.array_id or listed.handle, listed.submitted): listed for listed in listing.jobs}
-    by_handle = {listed.handle: listed for listed in listing.jobs}
+    """What the listing has of each job, by its id, or else by its anchor; of several records one that has not ended."""
+    # Of records of one job the last one counts.
+    ordered = sorted(listing.jobs, key=lambda listed: not listed.state.ended)
+    by_id = {(listed.array_id or listed.handle, listed.submitted): listed for listed in ordered}
+    by_handle = {listed.handle: listed for listed in ordered}
     listed_jobs = {}
     for job in jobs:
         listed = by_id.get((job.key.id, job.key.submitted)) or by_handle.get(job.anchor)
-        # Tasks of a job array that wait have one handle.
-        if listed is not None and (not listed.array_id or job.key.id in (listed.array_id, listed.handle)):
+        if listed is not None and _is_run_of(listed, job):
             listed_jobs[job.key] = listed
     return listed_jobs
+
+
+def _is_run_of(listed: RmJob, job: Job) -> bool:
+    """Whether a listed job is a static job, or what has become of it when it was requeued."""
+    if listed.array_id and job.key.id not in (listed.array_id, listed.handle):
+        return False  # tasks of a job array that wait have one handle
+    if listed.submitted == job.key.submitted:
+        return True
+    # The id may have been given to somebody else, or the listing may be older than the job.
+    return listed.user in ("", job.owner.user) and (not listed.submitted or listed.submitted > job.key.submitted)
 
 
 def compare_static(
@@ -221,31 +249,29 @@ def compare_static(
     listing: RmListing,
     listed_jobs: Mapping[JobKey, RmJob],
     had_tasks: Collection[JobKey],
-    *,
-    unseen_seconds: float,
+    gone: Collection[str] = (),
 ) -> tuple[StaticChange, ...]:
     """Compare the store's live static jobs with what the resource manager lists of them (``listed_jobs``).
 
-    A job that is not listed ``unseen_seconds`` after it was last heard of is lost. Jobs in ``had_tasks`` get no new
-    tasks if they have ended.
+    A job that is not listed is lost once its tag is in ``gone``. Jobs in ``had_tasks`` get no new tasks if they have
+    ended.
     """
     tasks_of: dict[JobKey, list[Task]] = {job.key: [] for job in jobs}
     for task in tasks:
         if task.job in tasks_of:
             tasks_of[task.job].append(task)
     changes = (
-        _static_change(
-            job, tasks_of[job.key], listed_jobs.get(job.key), listing, unseen_seconds, had_tasks=job.key in had_tasks
-        )
+        _static_change(job, tasks_of[job.key], listed_jobs.get(job.key), listing, had_tasks=job.key in had_tasks)
         for job in jobs
+        if job.key in listed_jobs or task_tag(job.key, ANCHOR) in gone
     )
     return tuple(change for change in changes if change is not None)
 
 
 def _static_change(
-    job: Job, tasks: Sequence[Task], listed: RmJob | None, listing: RmListing, unseen_seconds: float, *, had_tasks: bool
+    job: Job, tasks: Sequence[Task], listed: RmJob | None, listing: RmListing, *, had_tasks: bool
 ) -> StaticChange | None:
-    job_changes = _job_changes(job, listed, listing, unseen_seconds)
+    job_changes = _job_changes(job, listed, listing.at)
     ended_at = next((at for change, at in job_changes if change.state is not None and change.state.ended), None)
     running = Counter[tuple[Role, str]]()
     if listed is not None and listed.state.holds_resources and ended_at is None:
@@ -307,15 +333,9 @@ def _running_tasks(job: Job, listed: RmJob, tasks: Sequence[Task]) -> tuple[tupl
     return tuple((role, listed.node) for role in roles)
 
 
-def _job_changes(
-    job: Job, listed: RmJob | None, listing: RmListing, unseen_seconds: float
-) -> tuple[tuple[JobChange, float], ...]:
+def _job_changes(job: Job, listed: RmJob | None, at: float) -> tuple[tuple[JobChange, float], ...]:
     """Changes of the job's state that its state in the resource manager implies, oldest first, each with its time."""
-    at = listing.at
     if listed is None:
-        last_heard = max(job.progress.at, float(job.key.submitted))
-        if at - last_heard <= unseen_seconds or (listing.ended_until is not None and listing.ended_until < at):
-            return ()  # it may still be listed, or as ended
         reason = "the resource manager does not list it any more"
         return ((JobChange(state=JobState.LOST, end_reason=reason, cause=FailureCause.NOT_LISTED), at),)
     if listed.submitted and listed.submitted != job.key.submitted:

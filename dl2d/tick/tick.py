@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.tick_plan import Outcome, Plan
 from dl2d.tick.apply import apply
@@ -38,7 +40,8 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
 
     # Observe and reconcile
     observed = observe(context.store, context.manager, state.ended_until)
-    reconciled = reconcile(context, state, observed)
+    reconciled = reconcile(context, state, observed, begin)
+    incomplete = observed.listing.incomplete
     snapshot, silent = reconciled.snapshot, reconciled.silent
 
     # Decide and guard, unless the last decision is still in force
@@ -63,7 +66,10 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
     # Place and apply
     if mode is Mode.LIVE:
         positions = {job.tag: job.position for job in observed.listing.jobs if job.position is not None}
-        plan = place(snapshot, slot_decision.in_force, deciders.placement, silent=silent, positions=positions)
+        # A listing that lacks something stops nothing: neither what was decided nor to make room.
+        fixed = silent if not incomplete else [job.key for job in snapshot.jobs]
+        plan = place(snapshot, slot_decision.in_force, deciders.placement, silent=fixed, positions=positions)
+        plan = plan if not incomplete else replace(plan, stops=())
         outcome = apply(context, plan, reconciled.jobs, snapshot.at)
         waiting = startable_waiting_jobs(snapshot, slot_decision.in_force, plan, deciders.placement, silent=silent)
         needless_wait = state.needless_wait.after(waiting, snapshot.at)
@@ -73,6 +79,6 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
     report = Report(
         snapshot=snapshot, slot_decision=slot_decision, plan=plan, outcome=outcome, needless_wait=needless_wait,
         set_aside=set_aside, policy_failures=policy_failures, decided=decided, seconds=context.timer() - begin,
-        mode=mode,
+        mode=mode, incomplete=incomplete, remarks=reconciled.remarks,
     )  # fmt: skip
     return record(context, state, reconciled, report, situation), report

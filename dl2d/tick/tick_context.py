@@ -65,8 +65,10 @@ class GuardRules:
 class Timeouts:
     """When a tick gives up waiting for a task or a job. The names are those of the configuration (``jobs.*``)."""
 
-    #: How long the resource manager may not list a new task or job before it counts as never started or lost.
-    unseen_seconds: float = 15.0
+    #: A task or anchor that so many complete listings in a row lack, over so many seconds, has ended or was never
+    #: started.
+    unseen_listings: int = 3
+    unseen_seconds: float = 30.0
     #: How long a task may wait for resources in the resource manager before it is withdrawn.
     start_seconds: float = 600.0
     #: How long a draining task may run before it is stopped through the resource manager.
@@ -106,5 +108,7 @@ class Context:
     idle_seconds: float = math.inf
     #: Seconds between asking a process to end and killing it.
     grace_seconds: float
-    #: Seconds on a monotonic clock; measures how long a tick takes.
+    #: Whether tasks run as the user who owns their job (``Capabilities.other_users``).
+    tasks_as_owner: bool = True
+    #: Seconds on a monotonic clock; measures how long a tick takes, and how long something is not listed.
     timer: Callable[[], float]

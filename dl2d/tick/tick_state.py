@@ -9,6 +9,7 @@ from dl2d.core.decision import Decision
 from dl2d.core.guard_memory import GuardMemory
 from dl2d.core.jobs import JobKey
 from dl2d.core.policy import Policy
+from dl2d.tick.missing import Missing
 from dl2d.tick.needless_wait import NeedlessWait
 
 
@@ -73,6 +74,8 @@ class TickState:
     situation: str = ""
     #: What the guard remembers; it is in the store as well, and a daemon begins with it.
     memory: GuardMemory = field(default_factory=GuardMemory)
+    #: Tasks and anchors that the resource manager does not list.
+    missing: Missing = field(default_factory=Missing)
     #: Since when each job's coordinator has called without a gap; without silent ones.
     calling_since: Mapping[JobKey, float] = field(default_factory=dict)
     #: Jobs that wait although they fit into free resources.

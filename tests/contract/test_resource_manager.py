@@ -100,7 +100,7 @@ def test_a_restarted_manager_finds_tasks_by_their_tags_and_can_stop_them(rm: Har
     assert found[ended.tag].state is RmJobState.FAILED
     assert parse_tag(running.tag) == (rm.job, running.name)
     assert rm.node().used.get("cpu") == 2
-    rm.manager.stop([handles[0]], 0)
+    rm.stop(handles[0], grace=0)
     assert rm.wait_for_end(handles[0]).state is RmJobState.CANCELLED
 
 
@@ -120,7 +120,7 @@ def test_a_task_that_ends_in_time_is_not_killed(rm: Harness) -> None:
     script = "trap 'sleep 0.3; echo saved >saved; exit 0' TERM; echo >started; while :; do sleep 0.1; done"
     handle = rm.manager.submit(rm.spec(script))
     rm.wait_for_file("started")
-    rm.manager.stop([handle], 60)
+    rm.stop(handle, grace=60)
     assert rm.wait_for_end(handle).state in (RmJobState.CANCELLED, RmJobState.DONE)
     assert rm.wait_for_file("saved") == "saved\n"
 
@@ -128,12 +128,12 @@ def test_a_task_that_ends_in_time_is_not_killed(rm: Harness) -> None:
 def test_stop_does_not_wait_and_a_deaf_task_holds_its_room_while_its_time_runs(rm: Harness) -> None:
     handle = rm.manager.submit(rm.spec(DEAF))
     rm.wait_for_file("started")
-    rm.manager.stop([handle], 3600)
+    rm.stop(handle, grace=3600)
     assert rm.job_of(handle).state in (RmJobState.ENDING, RmJobState.RUNNING)
     assert rm.node().used.get("cpu") == 1
     # A later stop may shorten the time but not lengthen it.
-    rm.manager.stop([handle], 0.5)
-    rm.manager.stop([handle], 3600)
+    rm.stop(handle, grace=0.5)
+    rm.stop(handle, grace=3600)
     assert rm.wait_for_end(handle).state is RmJobState.CANCELLED
     assert rm.processes() == []
 
@@ -141,7 +141,7 @@ def test_stop_does_not_wait_and_a_deaf_task_holds_its_room_while_its_time_runs(r
 def test_deadlines_hold_although_nobody_asks_again(rm: Harness) -> None:
     handle = rm.manager.submit(rm.spec(DEAF))
     rm.wait_for_file("started")
-    rm.manager.stop([handle], 0.5)
+    rm.stop(handle, grace=0.5)
     rm.wait_until_quiet()
     assert rm.wait_for_end(handle).state is RmJobState.CANCELLED
 
@@ -149,7 +149,7 @@ def test_deadlines_hold_although_nobody_asks_again(rm: Harness) -> None:
 def test_no_grace_kills_at_once(rm: Harness) -> None:
     handle = rm.manager.submit(rm.spec(f"trap 'echo >asked' TERM; {FOREVER}"))
     rm.wait_for_file("started")
-    rm.manager.stop([handle], 0)
+    rm.stop(handle, grace=0)
     assert rm.wait_for_end(handle).state is RmJobState.CANCELLED
 
 
@@ -159,7 +159,7 @@ def test_children_and_their_children_die_with_the_task(rm: Harness, child: str) 
     handle = rm.manager.submit(rm.spec(f"{deaf} & wait"))
     rm.wait_for_file("started")
     assert len(rm.processes()) >= 3
-    rm.manager.stop([handle], 0.5)
+    rm.stop(handle, grace=0.5)
     rm.wait_for_end(handle)
     assert rm.processes() == []
 
@@ -179,7 +179,7 @@ def test_room_is_free_only_when_the_task_has_really_ended(rm: Harness) -> None:
     full = rm.node().capacity
     handle = rm.manager.submit(rm.spec(DEAF, demand=full))
     rm.wait_for_file("started")
-    rm.manager.stop([handle], 1)
+    rm.stop(handle, grace=1)
     assert rm.node().used == full
     rm.wait_until(lambda: rm.node().used != full, "free room")
     # The listing came first: what runs now ran then.
@@ -193,10 +193,10 @@ def test_stop_may_be_repeated_and_passes_over_what_it_does_not_know(rm: Harness)
     rm.wait_for_file("started")
     rm.wait_for_end(ended)
     for _ in range(2):
-        rm.manager.stop([rm.unknown_handle, ended, running], 5)
+        rm.stop(rm.unknown_handle, ended, running, grace=5)
     assert rm.wait_for_end(running).state is RmJobState.CANCELLED
-    rm.manager.stop([rm.unknown_handle, ended, running], 0)
-    rm.manager.stop([], 0)
+    rm.stop(rm.unknown_handle, ended, running, grace=0)
+    rm.stop(grace=0)
     assert rm.job_of(ended).state is RmJobState.DONE
 
 
@@ -205,7 +205,7 @@ def test_stopping_one_task_leaves_the_others_alone(rm: Harness) -> None:
     other = rm.manager.submit(rm.spec("while :; do sleep 0.1; done"))
     rm.wait_for_file("started")
     rm.wait_for(other, RmJobState.RUNNING)
-    rm.manager.stop([first], 0)
+    rm.stop(first, grace=0)
     rm.wait_for_end(first)
     assert rm.job_of(other).state is RmJobState.RUNNING
     assert rm.processes() != []
@@ -241,7 +241,7 @@ def test_a_job_of_somebody_elses_that_trains_is_told_of_and_a_task_is_none(rm: H
     assert time.time() - 60 <= static.started <= time.time() + 1
     used = sum(rm.node(name).used.get("cpu") for name in rm.nodes)
     assert used == 3 * 2 + 1
-    rm.manager.stop([handle], 0)
+    rm.stop(handle, grace=0)
     gone = rm.wait_for_end(handle)
     assert (gone.state, gone.static is not None) == (RmJobState.CANCELLED, True)
 
@@ -265,7 +265,7 @@ def test_used_never_exceeds_what_a_node_has(any_rm: Harness) -> None:
         except Rejected as refused:
             assert "cpu" in str(refused)  # noqa: PT017  refusing is one of two right answers
         if handles and choose.random() < 0.3:
-            any_rm.manager.stop([choose.choice(handles)], 0)
+            any_rm.stop(choose.choice(handles), grace=0)
         for node in any_rm.manager.listing().nodes:
             assert node.used.fits_in(capacity[node.name])
     any_rm.wait_until(

@@ -69,12 +69,12 @@ def test_a_process_that_got_the_number_of_a_supervisor_is_left_alone(
     assert ticks is not None
     other = {"pid": bystander.pid, "ticks": ticks - 1}
     handle = fake_record(local, keeper=other, leader=other)
-    local.manager.stop([handle], grace)
+    local.stop(handle, grace=grace)
     job = local.job_of(handle)
     assert job.state is RmJobState.LOST
     assert str(bystander.pid) in job.reason
     assert local.node().used == NO_RESOURCES
-    local.manager.stop([handle], grace)
+    local.stop(handle, grace=grace)
 
 
 def test_records_of_an_earlier_boot_are_lost_and_nobody_is_signalled(
@@ -82,7 +82,7 @@ def test_records_of_an_earlier_boot_are_lost_and_nobody_is_signalled(
 ) -> None:
     same = {"pid": bystander.pid, "ticks": task_supervisor.start_ticks(bystander.pid)}
     handle = fake_record(local, boot="another", keeper=same, leader=same)
-    local.manager.stop([handle], 0)
+    local.stop(handle, grace=0)
     job = local.job_of(handle)
     assert (job.state, job.reason) == (RmJobState.LOST, "the machine was started anew")
 
@@ -145,8 +145,10 @@ def test_a_damaged_record_is_reported_and_kept_and_spoils_nothing(local: LocalHa
     with capture_logs() as logs:
         local.restart()
         for _ in range(3):
-            assert [job.handle for job in local.manager.listing().jobs] == [good]
-        local.manager.stop([bad], 0)
+            listing = local.manager.listing()
+            assert [job.handle for job in listing.jobs] == [good]
+            assert [str(path) in reason for reason in listing.incomplete] == [True]
+        local.stop(bad, grace=0)
     reports = [entry for entry in logs if entry.get("path") == str(path)]
     assert [entry["log_level"] for entry in reports] == ["warning"]
     assert path.exists()
@@ -156,14 +158,14 @@ def test_a_damaged_record_is_reported_and_kept_and_spoils_nothing(local: LocalHa
 def test_a_handle_cannot_name_a_file_elsewhere(local: LocalHarness) -> None:
     outside = local.state_dir / "outside.json"
     outside.write_text("{}")
-    local.manager.stop(["../outside", "", "/", "x" * 5000], 0)
+    local.stop("../outside", "", "/", "x" * 5000, grace=0)
     assert sorted(path.name for path in local.state_dir.iterdir()) == ["lock", "output", "outside.json", "tasks"]
     assert list((local.state_dir / "tasks").iterdir()) == []
 
 
 def test_ended_tasks_are_listed_for_ten_minutes_and_then_forgotten(local: LocalHarness) -> None:
     handle = local.manager.submit(local.spec("sleep 600"))
-    local.manager.stop([handle], 0)
+    local.stop(handle, grace=0)
     local.wait_for_end(handle)
     local.ahead = 590
     assert local.job_of(handle).state is RmJobState.CANCELLED
@@ -188,7 +190,7 @@ def test_a_task_on_a_node_that_left_the_config_is_still_counted(local: LocalHarn
     assert node.used == node.capacity == Resources.of(cpu=1)
     with pytest.raises(Rejected, match="node-2 takes no tasks"):
         local.manager.submit(local.spec("exit 0", node="node-2", demand=NO_RESOURCES))
-    local.manager.stop([handle], 0)
+    local.stop(handle, grace=0)
     local.wait_for_end(handle)
     assert [node.name for node in local.manager.listing().nodes] == ["node-1"]
 
@@ -376,7 +378,7 @@ for name, script in given["tasks"]:
         tag=f"dl2:{job.slug}:{name}", job=job, role=Role.WORKER, name=name, demand=Resources.of(cpu=2), node="node-1",
         owner=Owner(*given["owner"]), launch=Launch(("sh", "-c", script), given["cwd"], tuple(given["env"].items())),
     ))
-stopped = [job.handle for job in manager.listing().jobs if job.tag.endswith("deaf")]
+stopped = [job.identity for job in manager.listing().jobs if job.tag.endswith("deaf")]
 manager.stop(stopped, 1.0)
 print("ready", flush=True)
 time.sleep(600)
@@ -452,7 +454,7 @@ def test_a_daemon_killed_at_any_moment_of_a_start_loses_and_doubles_nothing(loca
         running = [job for job in local.manager.listing().jobs if job.state is RmJobState.RUNNING]
         # One supervisor and one program each, as soon as the last has run its exec.
         wait_for_programs(local, len(running))
-        local.manager.stop([job.handle for job in running], 0)
+        local.manager.stop([job.identity for job in running], 0)
         for job in running:
             local.wait_for_end(job.handle)
         local.wait_until_quiet()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 
 import pytest
-from slurm_fakes import JOB, Clock, FakeSlurm, Managers, job_row, node_row, task
+from slurm_fakes import JOB, Clock, FakeSlurm, Managers, identity, job_row, node_row, task
 
 from dl2d.core.cluster import NodeState
 from dl2d.core.errors import Denied, NotFound, Rejected, ResourceManagerError, Unavailable
 from dl2d.core.jobs import Launch, Owner
-from dl2d.core.resource_manager import RmJobState
+from dl2d.core.resource_manager import RmIdentity, RmJobState
 from dl2d.core.resources import Resources
 from dl2d_slurm.commands import TokenBucket
 
@@ -49,8 +49,8 @@ def test_a_listing_is_one_squeue_and_one_sinfo_however_many_jobs(
 def test_a_listing_needs_no_more_queries_for_what_is_being_stopped(slurm: FakeSlurm, manager_on: Managers) -> None:
     slurm.answer("squeue", rows=[job_row(number) for number in range(1000)])
     manager = manager_on()
-    manager.stop([str(number) for number in range(1000)], 60)
-    assert [call.name for call in slurm.calls()] == ["scancel"] * 4
+    manager.stop([identity(number) for number in range(1000)], 60)
+    assert [call.name for call in slurm.calls()] == ["squeue", "scancel", "scancel"] * 2
     slurm.forget()
     manager.listing()
     assert [call.name for call in slurm.calls()] == ["squeue", "sinfo"]
@@ -92,14 +92,14 @@ def test_a_young_listing_is_given_out_again_until_something_was_started_or_stopp
     assert manager.listing() is first
     manager.submit(task())
     assert manager.listing() is not first
-    manager.stop(["77"], 0)
+    manager.stop([identity(77)], 0)
     manager.listing()
     clock.now += 11
     manager.listing()
-    assert len(slurm.calls("squeue")) == 4
+    assert len(slurm.calls("sinfo")) == 4
     clock.now -= 3600
     manager.listing()
-    assert len(slurm.calls("squeue")) == 5
+    assert len(slurm.calls("sinfo")) == 5
 
 
 def test_strange_states_are_reported_once(
@@ -160,7 +160,7 @@ def test_commands_get_nothing_of_the_daemons_environment_but_path_and_configurat
 ) -> None:
     manager = manager_on()
     manager.submit(task())
-    manager.stop(["1"], 5)
+    manager.stop([identity(1)], 5)
     for call in slurm.calls():
         # LC_CTYPE: set by the interpreter of the fake itself.
         assert call.env.keys() - {"LC_CTYPE"} <= {"PATH", "SLURM_CONF", "SLURM_TIME_FORMAT", "TZ"}
@@ -266,26 +266,54 @@ def test_stop_asks_first_and_cancels_when_the_grace_is_over(
 ) -> None:
     slurm.answer("squeue", rows=[job_row(1), job_row(2)])
     manager = manager_on()
-    manager.stop(["1", "2", "1"], 30)
-    assert [call.argv for call in slurm.calls()] == [
+    manager.stop([identity(1), identity(2), identity(1)], 30)
+    assert slurm.calls()[0].name == "squeue"
+    assert [call.argv for call in slurm.calls("scancel")] == [
         ["scancel", "--state=PENDING", "1", "2"],
         ["scancel", "--state=RUNNING", "--signal=TERM", "--batch", "1", "2"],
     ]
     slurm.forget()
-    manager.stop(["2", "1"], 30)
+    manager.stop([identity(2), identity(1)], 30)
     clock.now += 29
     manager.listing()
     assert slurm.calls("scancel") == []
     clock.now += 2
-    slurm.answer("squeue", rows=[job_row(2)])
+    # By now job 1 has ended, and its id is another user's.
+    slurm.answer("squeue", rows=[job_row(1, UserName="bob"), job_row(2)])
     manager.listing()
     manager.listing()
-    assert [call.argv for call in slurm.calls("scancel")] == [["scancel", "1", "2"]]
+    assert [call.argv for call in slurm.calls("scancel")] == [["scancel", "2"]]
+
+
+@pytest.mark.parametrize("grace", [0, 30])
+@pytest.mark.parametrize(
+    "now",
+    [
+        {"UserName": "bob"},
+        {"SubmitTime": 1795253933},
+        {"Comment": "dl2:fake.12.9:worker-0"},
+        {"Comment": "dl2:fake.12.9:worker-1", "SubmitTime": "N/A"},
+    ],
+    ids=["another user", "requeued", "another mark", "torn"],
+)
+def test_a_job_that_is_another_one_by_now_is_not_cancelled(
+    slurm: FakeSlurm, manager_on: Managers, clock: Clock, now: dict[str, object], grace: int
+) -> None:
+    mark = "dl2:fake.12.9:worker-1"
+    slurm.answer("squeue", rows=[job_row(1, **{"Comment": mark, **now}), job_row(2, Comment=mark)])
+    manager = manager_on()
+    manager.stop([identity(1, Comment=mark)], grace)
+    clock.now += 31
+    manager.listing()
+    assert slurm.calls("scancel") == []
+    manager.stop([identity(2, Comment=mark)], 0)
+    assert [call.argv for call in slurm.calls("scancel")] == [["scancel", "2"]]
 
 
 def test_deadlines_of_ended_jobs_are_forgotten(slurm: FakeSlurm, manager_on: Managers, clock: Clock) -> None:
+    slurm.answer("squeue", rows=[job_row(1), job_row(2)])
     manager = manager_on()
-    manager.stop(["1", "2"], 30)
+    manager.stop([identity(1), identity(2)], 30)
     slurm.answer("squeue", rows=[job_row(1), job_row(2, State="COMPLETED")])
     manager.listing()
     slurm.forget()
@@ -299,9 +327,9 @@ def test_a_repeat_may_bring_the_end_forward_but_not_put_it_off(
 ) -> None:
     slurm.answer("squeue", rows=[job_row(1), job_row(2)])
     manager = manager_on()
-    manager.stop(["1", "2"], 30)
-    manager.stop(["1"], 10)
-    manager.stop(["1", "2"], 3600)
+    manager.stop([identity(1), identity(2)], 30)
+    manager.stop([identity(1)], 10)
+    manager.stop([identity(1), identity(2)], 3600)
     slurm.forget()
     clock.now += 11
     manager.listing()
@@ -312,9 +340,10 @@ def test_a_repeat_may_bring_the_end_forward_but_not_put_it_off(
 
 
 def test_no_grace_is_one_plain_scancel(slurm: FakeSlurm, manager_on: Managers, clock: Clock) -> None:
+    slurm.answer("squeue", rows=[job_row(1), job_row(2)])
     manager = manager_on()
-    manager.stop(["1"], 0)
-    manager.stop(["2"], -1)
+    manager.stop([identity(1)], 0)
+    manager.stop([identity(2)], -1)
     clock.now += 100
     manager.listing()
     assert [call.argv for call in slurm.calls("scancel")] == [["scancel", "1"], ["scancel", "2"]]
@@ -322,9 +351,10 @@ def test_no_grace_is_one_plain_scancel(slurm: FakeSlurm, manager_on: Managers, c
 
 def test_deadlines_hold_although_nobody_asks(slurm: FakeSlurm, manager_on: Managers, clock: Clock) -> None:
     """The thread goes by the same clock; here it stands beyond the deadline before the thread looks."""
+    slurm.answer("squeue", rows=[job_row(1)])
     manager = manager_on()
     clock.now += 5
-    manager.stop(["1"], 0.05)
+    manager.stop([identity(1)], 0.05)
     clock.now += 1
     deadline = time.monotonic() + 30
     while ["scancel", "1"] not in [call.argv for call in slurm.calls("scancel")]:
@@ -340,15 +370,16 @@ def test_deadlines_hold_although_nobody_asks(slurm: FakeSlurm, manager_on: Manag
     ],
 )
 def test_what_has_ended_is_passed_over(slurm: FakeSlurm, manager_on: Managers, said: str) -> None:
+    slurm.answer("squeue", rows=[job_row(9)])
     slurm.answer("scancel", status=1, stderr=f"{said}\n{said}\n")
-    manager_on().stop(["9"], 5)
-    manager_on().stop(["9"], 0)
+    manager_on().stop([identity(9)], 5)
+    manager_on().stop([identity(9)], 0)
 
 
 def test_what_is_no_handle_never_reaches_scancel(slurm: FakeSlurm, manager_on: Managers) -> None:
     manager = manager_on()
-    manager.stop(["--user=root", "", "1 2", "n1", "4;lab", "٣"], 5)
-    manager.stop(["-u"], 0)
+    for handle in ("--user=root", "", "1 2", "n1", "4;lab", "٣", "-u"):
+        manager.stop([RmIdentity(handle, 0, "alice", "")], 0)
     assert slurm.calls("scancel") == []
 
 
@@ -359,10 +390,10 @@ def test_an_unreachable_controller_is_told_and_the_deadline_kept(
     slurm.answer("squeue", rows=[job_row(1)])
     manager = manager_on()
     with pytest.raises(Unavailable, match="connect failure"):
-        manager.stop(["1"], 30)
+        manager.stop([identity(1)], 30)
     slurm.answer("scancel")
     slurm.forget()
-    manager.stop(["1"], 30)
+    manager.stop([identity(1)], 30)
     assert len(slurm.calls("scancel")) == 2, "it was not asked to end yet"
     clock.now += 31
     slurm.answer("scancel", status=1, stderr="scancel: error: Unable to contact slurm controller (connect failure)\n")

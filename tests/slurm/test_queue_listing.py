@@ -142,6 +142,19 @@ def test_a_node_in_two_partitions_counts_once() -> None:
     assert [node.name for node in parsed.nodes] == ["n1", "n2"]
 
 
+@pytest.mark.parametrize("cut", [1, 40, 90])
+def test_a_record_that_cannot_be_read_is_told_apart_from_no_record(cut: int) -> None:
+    whole = jobs_of(job_row(1), job_row(2))
+    parsed = parse_jobs(whole[: len(whole) // 2 + cut], WORD)
+    assert [job.handle for job in parsed.jobs] == ["1"]
+    assert len(parsed.unreadable) == 1
+    for missing in ({"SubmitTime": "N/A"}, {"State": ""}, {"JobID": "x"}):
+        parsed = parse_jobs(jobs_of(job_row(1), job_row(2, **missing)), WORD)
+        assert ([job.handle for job in parsed.jobs], len(parsed.unreadable)) == (["1"], 1)
+    nodes = parse_nodes(nodes_of(node_row("n1"), node_row("n2", CPUsState="?")), WORD)
+    assert ([node.name for node in nodes.nodes], len(nodes.unreadable)) == (["n1"], 1)
+
+
 @given(st.text(max_size=200))
 def test_no_reason_breaks_the_listing(reason: str) -> None:
     parsed = parse_nodes(nodes_of(node_row("n1", Reason=reason), node_row("n2", Reason=reason)), WORD)

@@ -75,6 +75,10 @@ def alices(real: Real, script: str, **more: object) -> TaskSpec:
     return spec(real.owner(real.alice), real.alice.home, script, **more)  # type: ignore[arg-type]
 
 
+def stop(manager: SlurmManager, handles: list[str], grace: float) -> None:
+    manager.stop([listed(manager, handle).identity for handle in handles], grace)
+
+
 def listed(manager: SlurmManager, handle: str) -> RmJob:
     return next(job for job in manager.listing().jobs if job.handle == handle)
 
@@ -171,7 +175,7 @@ def test_the_task_itself_gets_the_signal_and_may_end_in_peace(real: Real, manage
     script = f"trap 'echo saved >saved; exit 0' TERM; touch graceful; {FOREVER}"
     handle = manager.submit(alices(real, script))
     wait_for_file(real, real.alice.home / "graceful")
-    manager.stop([handle], 600)
+    stop(manager, [handle], 600)
     assert wait_for_end(real, manager, handle).state is RmJobState.DONE
     assert (real.alice.home / "saved").exists()
 
@@ -179,7 +183,7 @@ def test_the_task_itself_gets_the_signal_and_may_end_in_peace(real: Real, manage
 def test_what_does_not_end_is_cancelled_at_its_deadline(real: Real, manager: SlurmManager) -> None:
     handle = manager.submit(alices(real, DEAF))
     wait_for_file(real, real.alice.home / "deaf")
-    manager.stop([handle], 1)
+    stop(manager, [handle], 1)
     assert listed(manager, handle).state in (RmJobState.RUNNING, RmJobState.ENDING)
     assert wait_for_end(real, manager, handle).state is RmJobState.CANCELLED
 
@@ -189,15 +193,15 @@ def test_a_waiting_task_is_cancelled_at_once(real: Real, manager: SlurmManager) 
     wait_for(real, manager, full, RmJobState.RUNNING)
     waiting = manager.submit(alices(real, FOREVER, name="worker-2", demand=Resources.of(cpu=1)))
     real.cluster.wait_until(lambda: listed(manager, waiting).reason == "Resources", "it waits for room")
-    manager.stop([waiting, "4000000000", "not-a-handle"], 600)
+    stop(manager, [waiting], 600)
     assert listed(manager, waiting).state is RmJobState.CANCELLED
     assert listed(manager, full).state is RmJobState.RUNNING
 
 
 def test_many_stops_are_few_commands(real: Real, manager: SlurmManager) -> None:
     handles = [manager.submit(alices(real, "sleep 600", name=f"worker-{number}")) for number in range(12)]
-    manager.stop(handles, 600)
-    manager.stop(handles, 0)
+    stop(manager, handles, 600)
+    stop(manager, handles, 0)
     for handle in handles:
         assert wait_for_end(real, manager, handle).state is RmJobState.CANCELLED
 
@@ -267,7 +271,7 @@ def test_everything_is_found_again_after_a_restart(real: Real, manager: SlurmMan
     found = {job.tag: job for job in again.listing().jobs if job.handle in (running, ended)}
     assert found[task_tag(JOB, "ps-0")].state is RmJobState.RUNNING
     assert found[task_tag(JOB, "worker-1")].state is RmJobState.FAILED
-    again.stop([running], 0)
+    stop(again, [running], 0)
     assert wait_for_end(real, again, running).state is RmJobState.CANCELLED
     again.close()
 
@@ -345,6 +349,7 @@ def test_a_controller_that_is_down_is_unavailable_and_comes_back(real: Real, man
     impatient = manager_of(real.cluster, command_timeout_seconds=2)
     handle = manager.submit(alices(real, FOREVER))
     wait_for(real, manager, handle, RmJobState.RUNNING)
+    identity = listed(manager, handle).identity
     missing = manager_of(real.cluster, munge_socket="/nonexistent/socket")
     with pytest.raises(Unavailable, match="munge"):
         missing.authenticate(handle, proof(real, real.alice, handle))
@@ -353,7 +358,7 @@ def test_a_controller_that_is_down_is_unavailable_and_comes_back(real: Real, man
         for ask in (
             impatient.listing,
             lambda: impatient.submit(alices(real, "true")),
-            lambda: impatient.stop([handle], 600),
+            lambda: impatient.stop([identity], 600),
             lambda: impatient.authenticate(handle, proof(real, real.alice, handle)),
         ):
             with pytest.raises(Unavailable):
@@ -362,7 +367,7 @@ def test_a_controller_that_is_down_is_unavailable_and_comes_back(real: Real, man
         real.cluster.start_controller(fresh=False)
     real.cluster.wait_until(lambda: real.cluster.job_state(handle) == "RUNNING", "the controller is back")
     assert listed(manager, handle).state is RmJobState.RUNNING
-    manager.stop([handle], 0)
+    stop(manager, [handle], 0)
     wait_for_end(real, manager, handle)
     impatient.close()
 

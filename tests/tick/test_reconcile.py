@@ -19,6 +19,7 @@ from dl2d.core.store import JobChange
 from dl2d.simulation.in_memory_store import MemoryStore
 from dl2d.testing.builders import make_job
 from dl2d.tick import reconcile
+from dl2d.tick.matching import match_listing
 from dl2d.tick.observe import LiveJobs
 from dl2d.tick.reconcile import Changes, compare, update_calling_since
 from dl2d.tick.task_specs import ANCHOR
@@ -50,23 +51,35 @@ def a_task(state: TaskState = T.CONFIRMED, *, since: float = NOW, handle: str = 
     )  # fmt: skip
 
 
-def an_rm_job(state: RmJobState, *, handle: str = "h0", tag: str | None = None, reason: str = "") -> RmJob:
-    return RmJob(handle=handle, state=state, tag=task_tag(KEY, "worker-0") if tag is None else tag, reason=reason)
+def an_rm_job(
+    state: RmJobState, *, handle: str = "h0", tag: str | None = None, reason: str = "", user: str = "ann"
+) -> RmJob:
+    tag = task_tag(KEY, "worker-0") if tag is None else tag
+    return RmJob(handle=handle, state=state, tag=tag, reason=reason, user=user)
 
 
-ANCHOR_RUNS = RmJob(handle="a", state=R.RUNNING, tag=task_tag(KEY, ANCHOR))
+ANCHOR_RUNS = RmJob(handle="a", state=R.RUNNING, tag=task_tag(KEY, ANCHOR), user="ann")
 
 
 def see(
-    job: Job | None, tasks: list[Task], rm_jobs: list[RmJob], *, told: float | None = 0.0, failures: int = 0
-) -> Changes:
-    live = [job] if job is not None and not job.state.ended else []
+    job: Job | None, tasks: list[Task], rm_jobs: list[RmJob], *, told: float | None = 0.0, failures: int = 0,
+    gone: bool = True, asked: tuple[str, ...] = ("worker-0", "worker-1", ANCHOR),
+) -> Changes:  # fmt: skip
+    """What has to change. ``gone``: what is not listed has not been for long. ``asked``: tasks that there were once."""
+    live = LiveJobs((job,) if job is not None and not job.state.ended else (), tuple(tasks))
     ended = [job] if job is not None and job.state.ended else []
+    listing = RmListing(NOW, (), tuple(rm_jobs))
+    matches = match_listing(live, {KEY: job} if job is not None else {}, listing, cluster="here")
+    strays = {task_tag(KEY, name): job for name in asked if job is not None}
     return compare(
-        LiveJobs(tuple(live), tuple(tasks)), ended, RmListing(NOW, (), tuple(rm_jobs)), cluster="here",
+        live, ended, listing, matches, matches.unlisted if gone else (),
         timeouts=TIMEOUTS, start_failures={KEY: StartFailures(failures, "exit status 1")},
-        calling_since={} if told is None else {KEY: told},
+        calling_since={} if told is None else {KEY: told}, known_strays=strays,
     )  # fmt: skip
+
+
+def stopped_handles(changes: Changes) -> dict[str, str]:
+    return {listed.handle: reason for listed, reason in changes.stops}
 
 
 @pytest.mark.parametrize(
@@ -79,8 +92,7 @@ def see(
         (a_task(T.ASKED), R.FAILED, T.FAILED, ""),
         (a_task(T.ASKED), R.LOST, T.FAILED, ""),
         (a_task(T.ASKED), R.CANCELLED, T.FAILED, ""),
-        (a_task(T.ASKED, handle=""), None, None, ""),
-        (a_task(T.ASKED, handle="", since=NOW - 16), None, T.FAILED, ""),
+        (a_task(T.ASKED, handle=""), None, T.FAILED, ""),
         (a_task(T.ASKED, handle=""), R.RUNNING, T.GRANTED, ""),  # its answer was lost, its mark is there
         (a_task(T.ASKED), None, T.FAILED, ""),
         # There
@@ -98,13 +110,13 @@ def see(
         (a_task(T.DRAINED), R.DONE, T.RELEASED, ""),
         (a_task(T.DRAINING), R.FAILED, T.RELEASED, ""),
         (a_task(T.DRAINING), None, T.RELEASED, ""),
-        (a_task(T.DRAINING, handle="", since=NOW - 16), None, T.RELEASED, ""),
+        (a_task(T.DRAINING, handle=""), None, T.RELEASED, ""),
     ],
 )
 def test_a_task_of_a_running_job(task: Task, rm: RmJobState | None, want: TaskState | None, stopped: str) -> None:
     found = see(a_job(), [task], [ANCHOR_RUNS, *([] if rm is None else [an_rm_job(rm)])])
     assert [change.state for change in found.tasks if change.state is not task.state] == ([want] if want else [])
-    assert dict(found.stops) == ({"h0": stopped} if stopped else {})
+    assert stopped_handles(found) == ({"h0": stopped} if stopped else {})
 
 
 def test_why_a_task_waits_and_how_it_ended_are_kept() -> None:
@@ -153,14 +165,12 @@ def test_who_was_not_told_to_leave_is_not_late(since: float, told: float | None,
         (a_job(), R.CANCELLED,
          JobChange(state=J.CANCELLED, end_reason="its coordinator ended: why", cause=F.CANCELLED)),
         (a_job(), R.LOST, JobChange(state=J.LOST, end_reason="its coordinator ended: why", cause=F.NODE_LOST)),
-        (a_job(called=NOW - 14), None, None),
-        (a_job(called=NOW - 16), None,
-         JobChange(state=J.LOST, end_reason="the resource manager does not list its anchor any more",
-                   cause=F.NOT_LISTED)),
+        (a_job(), None, JobChange(state=J.LOST, cause=F.NOT_LISTED,
+                                  end_reason="its anchor is not listed by the resource manager any more")),
     ],
 )  # fmt: skip
 def test_a_job_by_its_anchor(job: Job, anchor: RmJobState | None, want: JobChange | None) -> None:
-    listed = [] if anchor is None else [RmJob(handle="a", state=anchor, tag=task_tag(KEY, ANCHOR), reason="why")]
+    listed = [] if anchor is None else [replace_struct(ANCHOR_RUNS, state=anchor, reason="why")]
     found = see(job, [], listed)
     assert found.jobs == (() if want is None else ((KEY, want),))
     assert found.stops == ()
@@ -180,13 +190,13 @@ def test_an_ended_jobs_tasks_get_time_to_end_and_are_then_stopped() -> None:
     early = see(a_job(J.FINISHED), [a_task(since=NOW - 3600)], running)
     assert ([change.state for change in early.tasks], early.stops) == ([T.DRAINING], ())
     late = see(a_job(J.FINISHED), [a_task(T.DRAINING, since=NOW - 11)], running, told=None)
-    assert dict(late.stops) == {"h0": "did not end in 10 s"}
+    assert stopped_handles(late) == {"h0": "did not end in 10 s"}
 
 
 @pytest.mark.parametrize("state", [T.CONFIRMED, T.DRAINING])
 def test_a_cancelled_jobs_tasks_are_stopped_at_once(state: TaskState) -> None:
     found = see(a_job(J.CANCELLED), [a_task(state)], [an_rm_job(R.RUNNING)])
-    assert dict(found.stops) == {"h0": "its job was cancelled"}
+    assert stopped_handles(found) == {"h0": "its job was cancelled"}
 
 
 def test_a_job_that_ended_last_is_found_however_many_jobs_were_submitted_after_it() -> None:
@@ -208,22 +218,21 @@ def test_a_job_that_ended_last_is_found_however_many_jobs_were_submitted_after_i
     ],
 )
 def test_an_ended_jobs_anchor(job: Job, stopped: bool) -> None:
-    assert dict(see(job, [], [ANCHOR_RUNS]).stops) == ({"a": f"job 1 is {job.state}"} if stopped else {})
+    assert stopped_handles(see(job, [], [ANCHOR_RUNS])) == ({"a": f"job 1 is {job.state}"} if stopped else {})
 
 
 def test_orphans() -> None:
     orphan = an_rm_job(R.RUNNING, handle="o")
-    assert dict(see(a_job(), [], [ANCHOR_RUNS, orphan]).stops) == {"o": "worker-0 of here.1.1000 is not wanted"}
-    assert dict(see(None, [], [orphan]).stops) == {"o": "worker-0 of here.1.1000 is not wanted"}
-    anchor = RmJob(handle="x", state=R.RUNNING, tag=task_tag(KEY, ANCHOR))
-    assert dict(see(None, [], [anchor]).stops) == {"x": "anchor of here.1.1000, which the store does not know"}
-
-
-def test_a_task_of_a_job_that_lives_but_is_another_stores_is_left_alone() -> None:
-    sbatch = RmJob(handle=KEY.id, state=R.RUNNING)  # under Slurm an anchor bears its own number and no mark
-    found = see(None, [], [sbatch, an_rm_job(R.RUNNING, handle="o")])
-    assert found.stops == ()
-    assert found.remarks == ("o is a task of here.1.1000, which this store does not know; not stopped",)
+    assert stopped_handles(see(a_job(), [], [ANCHOR_RUNS, orphan])) == {"o": "worker-0 of here.1.1000 is not wanted"}
+    # Nothing shows that these are this daemon's: neither the job, nor the task, nor the user.
+    for job, listed, asked in (
+        (None, orphan, ()),
+        (a_job(), orphan, ()),
+        (a_job(), an_rm_job(R.RUNNING, handle="o", user="eve"), ("worker-0",)),
+    ):
+        found = see(job, [], [ANCHOR_RUNS, listed], asked=asked)
+        assert found.stops == ()
+        assert found.remarks
 
 
 def test_marks_of_other_clusters_and_jobs_without_a_mark_are_not_ours() -> None:
@@ -246,7 +255,7 @@ def test_a_task_that_runs_twice_is_stopped_once() -> None:
     twice = [an_rm_job(R.RUNNING, handle="h0"), an_rm_job(R.RUNNING, handle="twin")]
     for listed in (twice, twice[::-1]):
         found = see(a_job(), [a_task()], [ANCHOR_RUNS, *listed])
-        assert (found.tasks, dict(found.stops)) == ((), {"twin": "worker-0 of here.1.1000 runs twice"})
+        assert (found.tasks, stopped_handles(found)) == ((), {"twin": "worker-0 of here.1.1000 runs twice"})
 
 
 def test_since_when_coordinators_call() -> None:
@@ -268,11 +277,12 @@ def test_every_combination_of_states() -> None:
         job = a_job(job_state, ended=NOW - age if job_state.ended else None)
         task = a_task(state, since=NOW - age, handle=handle)
         listed = [an_rm_job(rm)] if rm is not None else []
-        listed += [RmJob(handle="a", state=anchor, tag=task_tag(KEY, ANCHOR))] if anchor is not None else []
+        listed += [replace_struct(ANCHOR_RUNS, state=anchor)] if anchor is not None else []
         case = (state, rm, job_state, anchor, age, handle, told)
         found = see(job, [task], listed, told=told)
         live = {rm_job.handle for rm_job in listed if not rm_job.state.ended}
-        assert {handle for handle, _ in found.stops} <= live, case
+        stops = stopped_handles(found)
+        assert stops.keys() <= live, case
         assert all(reason for _, reason in found.stops), case
         assert len(found.tasks) <= 1, case
         for change in found.tasks:
@@ -281,7 +291,7 @@ def test_every_combination_of_states() -> None:
                 assert rm is None or rm.ended, case
         if rm is not None and rm.ended:
             assert found.tasks[0].state.ended, case
-        if "h0" in dict(found.stops):  # nothing that is wanted is stopped
+        if "h0" in stops:  # nothing that is wanted is stopped
             assert found.tasks[0].state is T.DRAINING if found.tasks else not state.wanted, case
         for _, change in found.jobs:
             assert not job_state.ended, case
@@ -300,7 +310,6 @@ def test_nothing_that_is_not_listed_is_stopped_and_the_order_of_the_list_does_no
     ]
     job = a_job() if known else None
     found = see(job, [a_task(handle="")] if known else [], [ANCHOR_RUNS, *rm_jobs])
-    for handle, _ in found.stops:
-        rm_job = next(each for each in [ANCHOR_RUNS, *rm_jobs] if each.handle == handle)
+    for rm_job, _ in found.stops:
         assert not rm_job.state.ended
         assert rm_job.tag.startswith("dl2:here.")

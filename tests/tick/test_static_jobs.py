@@ -107,6 +107,9 @@ def test_one_that_is_not_listed_any_more_is_lost(world: World) -> None:
     key = seen(world, "7", R.RUNNING, a_static("n1", "n1", "n2"))
     world.tick()
     world.manager.forget(["7"])
+    for _ in range(2):
+        world.tick(60)
+        assert world.has(key) == Allocation(3, 0)
     world.tick(60)
     assert world.job(key).state is JobState.LOST
     assert world.store.tasks(live=True) == ()

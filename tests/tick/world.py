@@ -59,6 +59,8 @@ class World:
 
     def __post_init__(self) -> None:
         self.now = 1_000_000.0
+        #: Monotonic clock, which a change of ``now`` by hand does not move.
+        self.elapsed = 0.0
         self.manager = ScriptedManager(self.cluster_nodes, lambda: self.now)
         file = Path(self.url.removeprefix("sqlite:///"))
         if self.url.startswith("sqlite:///") and not file.exists():
@@ -91,6 +93,7 @@ class World:
 
     def tick(self, seconds: float = 10.0) -> Report:
         self.now += seconds
+        self.elapsed += max(seconds, 0.0)
         self.state, report = tick(self.context(), self.state)
         return report
 
@@ -110,7 +113,7 @@ class World:
             scheduler="memory 1",
             idle_seconds=self.idle_seconds,
             grace_seconds=1.0,
-            timer=lambda: 0.0,
+            timer=lambda: self.elapsed,
         )
 
     def beat(self, *keys: JobKey, **said: object) -> None:

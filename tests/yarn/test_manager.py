@@ -14,7 +14,7 @@ from yarn.rm_answers import app, node
 from dl2d.core.cluster import task_tag
 from dl2d.core.errors import ConfigError, NotFound, Rejected, Unavailable
 from dl2d.core.jobs import JobKey, Launch, Owner, Role
-from dl2d.core.resource_manager import ContainerManager, ContainerReport, RmJobState, TaskSpec
+from dl2d.core.resource_manager import ContainerManager, ContainerReport, RmIdentity, RmJobState, TaskSpec
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d_yarn import manager as manager_module
 from dl2d_yarn.manager import YarnManager, create
@@ -46,6 +46,10 @@ def report(name: str, number: int, **more: object) -> ContainerReport:
     given = {"incarnation": "a", "node": "node1:45001", **more}
     container = f"container_1795581702976_0001_01_{number:06}"
     return ContainerReport(job=JOB, role=Role(role), instance=int(instance), container=container, **given)  # type: ignore[arg-type]
+
+
+def identities(manager: YarnManager, *handles: str) -> list[RmIdentity]:
+    return [job.identity for job in manager.listing().jobs if job.handle in handles]
 
 
 def wait_until(predicate: Callable[[], bool]) -> None:
@@ -117,7 +121,7 @@ def test_all_starts_of_a_tick_are_one_flex_and_all_stops_another(yarn: FakeYarn,
     assert manager.report_container(report("worker-0", 3)).task == "worker-1"
     assert manager.report_container(report("worker-1", 4)).task == "worker-2"
     assert manager.report_container(report("ps-0", 5)).task == "ps-1"
-    manager.stop(handles[2:], 30)
+    manager.stop(identities(manager, handles[2]), 30)
     assert manager.report_container(report("worker-1", 4, task="worker-2")).grace == pytest.approx(30, abs=1)
     manager.report_container(report("worker-1", 4, task="worker-2", exit_code=0))
     wait_until(lambda: len(yarn.flexes) == 2)
@@ -129,7 +133,7 @@ def test_what_is_not_granted_is_taken_back(yarn: FakeYarn, manager: YarnManager)
     started(manager)
     handle = manager.submit(task("worker-1"))
     wait_until(lambda: yarn.flexes == [{"ps": 0, "worker": 1}])
-    manager.stop([handle], 30)
+    manager.stop(identities(manager, handle), 30)
     wait_until(lambda: yarn.flexes[1:] == [{"ps": 0, "worker": 0}])
     states = {job.handle: job.state for job in manager.listing().jobs}
     assert states[handle] is RmJobState.CANCELLED
@@ -185,7 +189,7 @@ def test_a_stopped_anchor_has_its_time_and_is_removed_then(yarn: FakeYarn) -> No
     manager.listing()
     handle = started(manager)
     manager.report_container(report("coordinator-0", 2))
-    manager.stop([handle, "application_1_0001", "nonsense", ""], 60)
+    manager.stop([*identities(manager, handle), *(RmIdentity(each, 0, "", "") for each in ("nonsense", ""))], 60)
     assert manager.report_container(report("coordinator-0", 2, task="anchor")).grace == 60
     assert [job.state for job in manager.listing().jobs] == [RmJobState.ENDING]
     time.sleep(0.5)

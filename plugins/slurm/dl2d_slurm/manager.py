@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import structlog
 
 from dl2d.core.errors import Rejected, Unavailable
-from dl2d.core.resource_manager import Anchor, Capabilities, ResourceManager, RmJob, RmListing, TaskSpec
+from dl2d.core.resource_manager import Anchor, Capabilities, ResourceManager, RmIdentity, RmJob, RmListing, TaskSpec
 from dl2d.core.resources import Resources
 from dl2d_slurm.accounting import Accounting
 from dl2d_slurm.authentication import anchor, proven_uid
@@ -138,15 +138,17 @@ class SlurmManager:
         nodes = parse_nodes(self._ask("sinfo", "--noheader", "--Node", *chosen, format_option(NODE_FIELDS, word)), word)
         self._spelling = nodes.spelling
         self._capacities = {node.name: node.capacity for node in nodes.nodes}
-        self._stopper.forget_all_but({job.handle for job in jobs.jobs if not job.state.ended})
-        for remark in (*jobs.strange, *nodes.strange):
+        if not jobs.unreadable:
+            self._stopper.forget_all_but({job.identity for job in jobs.jobs if not job.state.ended})
+        incomplete = (*jobs.unreadable, *nodes.unreadable)
+        for remark in (*jobs.strange, *nodes.strange, *incomplete):
             self._report_once(remark)
         ended: tuple[RmJob, ...] = ()
         ended_until = now
         if ask_accounting and ended_since is not None:
             listed = {(job.handle, job.submitted) for job in jobs.jobs}
             ended, ended_until = self._accounting.ended_jobs(ended_since, now, listed)
-        self._last = RmListing(now, with_held(nodes.nodes, jobs), (*jobs.jobs, *ended), ended_until)
+        self._last = RmListing(now, with_held(nodes.nodes, jobs), (*jobs.jobs, *ended), ended_until, incomplete)
         return self._last
 
     def _ask(self, *argv: str) -> str:
@@ -196,11 +198,11 @@ class SlurmManager:
                 f"{task.name} of job {task.job.id} fits on no node it may use: {nearest} has too little {lacks}"
             )
 
-    def stop(self, handles: Sequence[str], grace: float) -> None:
-        """One scancel for those that wait and one for those that run; see ``Stopper``."""
+    def stop(self, jobs: Sequence[RmIdentity], grace: float) -> None:
+        """One squeue, then one scancel for those that wait and one for those that run; see ``Stopper``."""
         self._last = None
         self._stopper.cancel_due()
-        self._stopper.stop(handles, grace)
+        self._stopper.stop(jobs, grace)
 
     def authenticate(self, rm_id: str, proof: str) -> Anchor:
         """One unmunge, one squeue of this job, one scontrol for the script; the first time one more for the name."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from dl2d.core.cluster import Node, NodeState, parse_tag
-from dl2d.core.resource_manager import RmJob, RmJobState
+from dl2d.core.resource_manager import RmIdentity, RmJob, RmJobState
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d_slurm.observed_jobs import WATCH_FIELDS, SlurmStaticJobRule, hosts, static_job
 from dl2d_slurm.output_fields import count, parse_gres, present, seconds
@@ -51,8 +51,10 @@ class Jobs:
     ending: tuple[tuple[str, Resources], ...] = ()
     #: Those of each marked job that runs.
     running: tuple[tuple[str, Resources], ...] = ()
-    #: States that no table has, and records that could not be read.
+    #: States that no table has.
     strange: tuple[str, ...] = ()
+    #: Records that could not be read: jobs may be missing.
+    unreadable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class Nodes:
     #: Slurm's own spelling of generic resources, by our lower-case names.
     spelling: Mapping[str, str]
     strange: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
 
 
 def watched_fields() -> tuple[str, ...]:
@@ -79,9 +82,10 @@ def format_option(fields: Sequence[str], word: str) -> str:
 
 
 def records(text: str, fields: Sequence[str], word: str) -> Iterator[dict[str, str] | str]:
-    """Cut an answer into records; text that is none comes as it is."""
+    """Cut an answer into records; text that is none comes as it is, and so does a record without its end."""
     free = _FREE in fields[:-1]
-    for piece in re.split(f"{re.escape(_SEPARATOR + word)}(?!-)", text):
+    *pieces, remainder = re.split(f"{re.escape(_SEPARATOR + word)}(?!-)", text)
+    for piece in pieces:
         record = piece.removeprefix("\n")
         head, cut, tail = record.partition(f"{_SEPARATOR}{word}-")
         values = record.split(_SEPARATOR, len(fields) - 1) if not free else head.split(_SEPARATOR, len(fields) - 2)
@@ -91,12 +95,14 @@ def records(text: str, fields: Sequence[str], word: str) -> Iterator[dict[str, s
             yield {field: value.strip() for field, value in zip(fields, values, strict=True)}
         elif record.strip():
             yield record.strip()
+    if remainder.strip():
+        yield remainder.strip()
 
 
 def parse_jobs(
     text: str, word: str, *, fields: Sequence[str] = JOB_FIELDS, rules: Sequence[SlurmStaticJobRule] = ()
 ) -> Jobs:
-    """Read squeue's answer. What cannot be read is left out and reported in ``strange``.
+    """Read squeue's answer. What cannot be read is left out and reported in ``unreadable``.
 
     ``rules`` say which jobs of others are watched; then ``fields`` are ``watched_fields()``.
     """
@@ -104,9 +110,13 @@ def parse_jobs(
     ending: list[tuple[str, Resources]] = []
     running: list[tuple[str, Resources]] = []
     strange: list[str] = []
+    unreadable: list[str] = []
     for record in records(text, fields, word):
         if isinstance(record, str) or not record["JobID"].isascii() or not record["JobID"].isdecimal():
-            strange.append(f"squeue: cannot read {str(record)[:200]!r}")
+            unreadable.append(f"squeue: cannot read {str(record)[:200]!r}")
+            continue
+        if not record["State"] or not seconds(record["SubmitTime"]):
+            unreadable.append(f"squeue: no state or submit time of job {record['JobID']}: {str(record)[:200]!r}")
             continue
         job, placed = parse_job(record, rules)
         if not job_state(record["State"], placed=bool(placed))[1]:
@@ -116,7 +126,7 @@ def parse_jobs(
         if job.state is RmJobState.RUNNING and len(placed) == 1 and job.tag and record["State"] != "SUSPENDED":
             running.append((job.node, _held(record)))
         jobs.append(job)
-    return Jobs(tuple(_without_forged_tags(jobs)), tuple(ending), tuple(running), tuple(strange))
+    return Jobs(tuple(_without_forged_tags(jobs)), tuple(ending), tuple(running), tuple(strange), tuple(unreadable))
 
 
 def parse_job(record: Mapping[str, str], rules: Sequence[SlurmStaticJobRule]) -> tuple[RmJob, tuple[str, ...]]:
@@ -126,13 +136,12 @@ def parse_job(record: Mapping[str, str], rules: Sequence[SlurmStaticJobRule]) ->
     if state is RmJobState.FAILED and _exit(record["exit_code"]) == _TERMINATED:
         # Nobody sends SIGTERM to himself: it was us, the user or an admin.
         state = RmJobState.CANCELLED
-    comment = present(record["Comment"])
     # Slurm gives a waiting job the start time that it plans, and one that was cancelled before it started a false one.
     started = seconds(record["StartTime"]) if rules and placed and state is not RmJobState.PENDING else 0
     job = RmJob(
         handle=record["JobID"],
         state=state,
-        tag=comment if parse_tag(comment) else "",
+        tag=_mark(record),
         user=record["UserName"],
         node=placed[0] if placed else "",
         reason=_reason(record, state),
@@ -241,14 +250,32 @@ def _exit(code: str) -> str:
     return f"exit status {ended}" if ended else ""
 
 
+IDENTITY_FIELDS = ("JobID", "SubmitTime", "UserName", "Comment")
+
+
+def parse_identities(text: str, word: str) -> frozenset[RmIdentity]:
+    """Identities of the jobs in squeue's answer with ``IDENTITY_FIELDS``; what cannot be read is left out."""
+    return frozenset(
+        RmIdentity(record["JobID"], seconds(record["SubmitTime"]), record["UserName"], _mark(record))
+        for record in records(text, IDENTITY_FIELDS, word)
+        if not isinstance(record, str)
+    )
+
+
+def _mark(record: Mapping[str, str]) -> str:
+    comment = present(record["Comment"])
+    return comment if parse_tag(comment) else ""
+
+
 def parse_nodes(text: str, word: str) -> Nodes:
     """Read sinfo's answer. A node that is in several partitions is listed several times and counts once."""
     nodes: dict[str, Node] = {}
     strange: list[str] = []
+    unreadable: list[str] = []
     spelling: dict[str, str] = {}
     for record in records(text, NODE_FIELDS, word):
         if isinstance(record, str) or not record["NodeList"]:
-            strange.append(f"sinfo: cannot read {str(record)[:200]!r}")
+            unreadable.append(f"sinfo: cannot read {str(record)[:200]!r}")
             continue
         name = record["NodeList"]
         if name in nodes:
@@ -260,7 +287,7 @@ def parse_nodes(text: str, word: str) -> Nodes:
         spelling.update({key.lower(): key for key in gres})
         cpus = record["CPUsState"].split("/")
         if len(cpus) != 4 or count(cpus[3]) is None:
-            strange.append(f"sinfo: cannot read the CPUs of {name} from {record['CPUsState'][:60]!r}")
+            unreadable.append(f"sinfo: cannot read the CPUs of {name} from {record['CPUsState'][:60]!r}")
             continue
         why = present(record["Reason"])
         remark = found.remark
@@ -273,7 +300,7 @@ def parse_nodes(text: str, word: str) -> Nodes:
             state=found.state,
             remark=remark,
         )
-    return Nodes(tuple(nodes.values()), spelling, tuple(strange))
+    return Nodes(tuple(nodes.values()), spelling, tuple(strange), tuple(unreadable))
 
 
 def _resources(cpus: str, memory: str, gres: Mapping[str, int]) -> Resources:

@@ -1,20 +1,24 @@
 """Ending jobs in two steps, without waiting in between: SIGTERM now, scancel once the grace is over.
 
-Deadlines are in memory only; a thread keeps them, since the next tick may be many minutes away. After a restart the
-daemon finds what it meant to stop in its store and stops it again.
+Ids are given again, so the identity of a job is read anew before each scancel. Deadlines are in memory only; a thread
+keeps them, since the next tick may be many minutes away. After a restart the daemon finds what it meant to stop in its
+store and stops it again.
 """
 
 from __future__ import annotations
 
 import re
+import secrets
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
 
 from dl2d.core.errors import Denied, Unavailable
+from dl2d.core.resource_manager import RmIdentity
 from dl2d_slurm.commands import Answer, Commands, failure
+from dl2d_slurm.queue_listing import IDENTITY_FIELDS, TIMES_AS_SECONDS, format_option, parse_identities
 
 log = structlog.get_logger(__name__)
 
@@ -43,34 +47,33 @@ class Stopper:
     def __init__(self, commands: Commands, clock: Callable[[], float]) -> None:
         self._commands = commands
         self._clock = clock
-        self._leaving: dict[str, Leaving] = {}
+        self._leaving: dict[RmIdentity, Leaving] = {}
         self._changed = threading.Condition()
         self._cancelling = threading.Lock()
         self._watcher: threading.Thread | None = None
         self._closed = False
 
-    def stop(self, handles: Iterable[str], grace: float) -> None:
+    def stop(self, jobs: Iterable[RmIdentity], grace: float) -> None:
         """Ask jobs to end; see ``ResourceManager.stop``. A repeat may bring a deadline forward, never put it off."""
-        ids = []
-        for handle in dict.fromkeys(handles):
-            if _HANDLE.fullmatch(handle):
-                ids.append(handle)
+        asked = []
+        for job in dict.fromkeys(jobs):
+            if _HANDLE.fullmatch(job.handle):
+                asked.append(job)
             else:
-                log.warning("not a handle of this resource manager; ignored", handle=handle[:80])
+                log.warning("not a handle of this resource manager; ignored", handle=job.handle[:80])
         if grace <= 0:
-            self._scancel(ids=ids)
-            self._forget(ids)
+            self._scancel(jobs=asked)
+            self._forget(asked)
             return
-        fresh = self._note(ids, self._clock() + grace)
+        fresh = self._note(asked, self._clock() + grace)
         # Of a job that waits there is no process to signal; scancel would try for a minute. The filters make it look
-        # at the states itself, once for all ids.
-        self._scancel("--state=PENDING", ids=fresh)
-        # Only the batch script, which is the task itself: what it started is its own to end.
-        self._scancel("--state=RUNNING", "--signal=TERM", "--batch", ids=fresh)
+        # at the states itself, once for all ids. The second signals the batch script alone, which is the task itself:
+        # what it started is its own to end.
+        self._scancel(("--state=PENDING",), ("--state=RUNNING", "--signal=TERM", "--batch"), jobs=fresh)
         with self._changed:
-            for handle in fresh:
-                if handle in self._leaving:
-                    self._leaving[handle] = replace(self._leaving[handle], asked=True)
+            for job in fresh:
+                if job in self._leaving:
+                    self._leaving[job] = replace(self._leaving[job], asked=True)
 
     def cancel_due(self) -> bool:
         """Cancel what has outlived its grace; whether there was any. Trouble is logged: the next call tries again."""
@@ -78,26 +81,25 @@ class Stopper:
         with self._cancelling:
             now = self._clock()
             with self._changed:
-                due = [handle for handle, leaving in self._leaving.items() if leaving.deadline <= now]
+                due = [job for job, leaving in self._leaving.items() if leaving.deadline <= now]
             if not due:
                 return False
+            handles = [job.handle for job in due]
             try:
-                self._scancel(ids=due)
+                self._scancel(jobs=due)
             except (Unavailable, Denied) as error:
-                log.warning(
-                    "cannot cancel a task that is still running after its grace period",
-                    handles=due[:20],
-                    error=str(error),
-                )
+                log.warning("cannot cancel a task that is still running after its grace period",
+                            handles=handles[:20], error=str(error))  # fmt: skip
                 return False
-            log.info("cancelled a task that was still running after its grace period", handles=due[:20], count=len(due))
+            log.info("cancelled a task that was still running after its grace period",
+                     handles=handles[:20], count=len(due))  # fmt: skip
             self._forget(due)
             return True
 
-    def forget_all_but(self, alive: Collection[str]) -> None:
+    def forget_all_but(self, alive: Collection[RmIdentity]) -> None:
         """Forget the deadlines of jobs that have ended."""
         with self._changed:
-            ended = [handle for handle in self._leaving if handle not in alive]
+            ended = [job for job in self._leaving if job not in alive]
         self._forget(ended)
 
     def close(self) -> None:
@@ -109,28 +111,28 @@ class Stopper:
         if watcher is not None:
             watcher.join()
 
-    def _note(self, ids: Iterable[str], deadline: float) -> list[str]:
+    def _note(self, jobs: Iterable[RmIdentity], deadline: float) -> list[RmIdentity]:
         """Note a deadline, before Slurm is asked: whatever becomes of the request, the end comes in time.
 
-        Returns the ids that have not been asked to end yet.
+        Returns the jobs that have not been asked to end yet.
         """
         with self._changed:
             fresh = []
-            for handle in ids:
-                known = self._leaving.get(handle, Leaving(deadline))
-                self._leaving[handle] = replace(known, deadline=min(known.deadline, deadline))
+            for job in jobs:
+                known = self._leaving.get(job, Leaving(deadline))
+                self._leaving[job] = replace(known, deadline=min(known.deadline, deadline))
                 if not known.asked:
-                    fresh.append(handle)
+                    fresh.append(job)
             if self._leaving and self._watcher is None and not self._closed:
                 self._watcher = threading.Thread(target=self._watch, name="dl2d-slurm-stopper", daemon=True)
                 self._watcher.start()
             self._changed.notify_all()
             return fresh
 
-    def _forget(self, ids: Iterable[str]) -> None:
+    def _forget(self, jobs: Iterable[RmIdentity]) -> None:
         with self._changed:
-            for handle in ids:
-                self._leaving.pop(handle, None)
+            for job in jobs:
+                self._leaving.pop(job, None)
 
     def _watch(self) -> None:
         """Wait for the next deadline and cancel what it is over for, until closed."""
@@ -147,9 +149,27 @@ class Stopper:
                 with self._changed:
                     self._changed.wait(_RETRY_SECONDS)
 
-    def _scancel(self, *options: str, ids: list[str]) -> None:
-        for first in range(0, len(ids), _BATCH):
-            _judge(self._commands.run("scancel", *options, *ids[first : first + _BATCH]))
+    def _scancel(self, *options: tuple[str, ...], jobs: Sequence[RmIdentity]) -> None:
+        """Run scancel once with each of ``options`` for those jobs that still have their identity."""
+        for first in range(0, len(jobs), _BATCH):
+            ids = self._same(jobs[first : first + _BATCH])
+            for chosen in (options or ((),)) if ids else ():
+                _judge(self._commands.run("scancel", *chosen, *ids))
+
+    def _same(self, jobs: Sequence[RmIdentity]) -> list[str]:
+        """Ids of the jobs that are still the same: Slurm gives ids again, and requeues jobs under their id."""
+        word = secrets.token_hex(16)
+        ids = ",".join(job.handle for job in jobs)
+        asked = ("squeue", "--noheader", "--all", "--states=all", f"--jobs={ids}", format_option(IDENTITY_FIELDS, word))
+        answer = self._commands.run(*asked, more=TIMES_AS_SECONDS)
+        if answer.status != 0 and not _OVER.search(answer.stderr):
+            error = failure("cannot check the identity of jobs before they are stopped", answer)
+            raise error if isinstance(error, Denied) else Unavailable(str(error))
+        present = parse_identities(answer.stdout, word)
+        changed = [job.handle for job in jobs if job not in present]
+        if changed:
+            log.info("not stopped: ended, or another job by now", handles=changed[:20], count=len(changed))
+        return [job.handle for job in jobs if job in present]
 
 
 def _judge(answer: Answer) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 
 from dl2d.core.cluster import task_tag
 from dl2d.core.jobs import JobKey, Role
-from dl2d.core.resource_manager import ContainerOrder, ContainerReport, RmJob, RmJobState
+from dl2d.core.resource_manager import ContainerOrder, ContainerReport, RmIdentity, RmJob, RmJobState
 from dl2d.core.resources import NO_RESOURCES, Resources
 
 #: Ended tasks stay listed for this long, seconds.
@@ -32,6 +32,8 @@ class Task:
     role: Role
     user: str
     submitted: float
+    #: An earlier daemon gave it out, and ``submitted`` is when its container first reported to this one.
+    adopted: bool = False
     state: RmJobState = RmJobState.PENDING
     #: Why it waits or how it ended.
     reason: str = ""
@@ -52,6 +54,11 @@ class Task:
     def tag(self) -> str:
         """Its tag, which is its handle too."""
         return task_tag(self.job, self.id)
+
+    @property
+    def identity(self) -> RmIdentity:
+        """Its identity; its tag is used for it alone."""
+        return RmIdentity(self.tag, 0 if self.adopted else int(self.submitted), self.user, self.tag)
 
     @property
     def live(self) -> bool:
@@ -242,7 +249,8 @@ class ContainerTasks:
     def _adopt(self, report: ContainerReport, now: float) -> Task:
         """Take up a task that an earlier daemon gave out."""
         task = Task(
-            job=report.job, id=report.task, role=report.role, user="", submitted=now, state=RmJobState.RUNNING,
+            job=report.job, id=report.task, role=report.role, user="", submitted=now, adopted=True,
+            state=RmJobState.RUNNING,
             container=report.container, incarnation=report.incarnation, instance=report.instance, node=report.node,
             reported=now,
         )  # fmt: skip
@@ -353,16 +361,11 @@ class ContainerTasks:
         """The tasks, without anchors, as a resource manager lists them; ``names`` has the nodes' names by their ids."""
         for task in self._tasks.values():
             if task.role is not Role.COORDINATOR:
+                handle, submitted, user, tag = task.identity
                 yield RmJob(
-                    handle=task.tag,
-                    state=task.state,
-                    tag=task.tag,
-                    user=task.user,
-                    node=names.get(task.node, task.node),
-                    reason=task.reason,
-                    submitted=int(task.submitted),
-                    position=task.instance if task.instance >= 0 else None,
-                )
+                    handle=handle, state=task.state, tag=tag, user=user, node=names.get(task.node, task.node),
+                    reason=task.reason, submitted=submitted, position=task.instance if task.instance >= 0 else None,
+                )  # fmt: skip
 
 
 def _remaining(task: Task, now: float) -> float | None:

@@ -74,7 +74,7 @@ class _App(msgspec.Struct, rename="camel"):
 
 class _Apps(msgspec.Struct):
     #: The applications under the key ``app``; no key at all where there are none.
-    apps: dict[Literal["app"], list[_App]] | None
+    apps: dict[Literal["app"], list[msgspec.Raw]] | None
 
 
 class Amount(msgspec.Struct):
@@ -108,7 +108,7 @@ class _Node(msgspec.Struct, rename="camel"):
 
 class _Nodes(msgspec.Struct):
     #: The nodes under the key ``node``; no key at all where there are none.
-    nodes: dict[Literal["node"], list[_Node]] | None
+    nodes: dict[Literal["node"], list[msgspec.Raw]] | None
 
 
 class _Container(msgspec.Struct):
@@ -184,7 +184,7 @@ class Application:
 
 @dataclass(frozen=True, slots=True)
 class ClusterListing:
-    """Applications and nodes of one moment, complete."""
+    """Applications and nodes of one moment."""
 
     applications: tuple[Application, ...]
     nodes: tuple[Node, ...]
@@ -194,6 +194,8 @@ class ClusterListing:
     lost_nodes: frozenset[str] = frozenset()
     #: What was not understood, in words for the log.
     remarks: tuple[str, ...] = ()
+    #: Records that could not be read: applications or nodes may be missing.
+    incomplete: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +230,7 @@ def read_listing(client: RestClient, partition: str = "", *, all_types: bool = F
     Raises
     ------
     Unavailable
-        An answer did not come or is incomplete. Nothing may be concluded from what is missing.
+        An answer did not come or is cut off. Nothing may be concluded from what is missing.
     Denied
         The ResourceManager does not know or does not accept the daemon's user.
     """
@@ -237,12 +239,24 @@ def read_listing(client: RestClient, partition: str = "", *, all_types: bool = F
         parameters = {"applicationTypes": SERVICE_TYPE, "deSelects": f"{_DESELECTED},resourceInfo"}
     apps = client.get(APPS_PATH, _Apps, parameters=parameters)
     nodes = client.get(NODES_PATH, _Nodes)
-    applications, app_remarks = _applications(apps.apps["app"] if apps.apps else ())
-    listed = nodes.nodes["node"] if nodes.nodes else []
-    listed = [node for node in listed if (node.node_labels or [""])[0] == partition]
+    readable_apps, bad_apps = _readable(apps.apps["app"] if apps.apps else (), _App)
+    readable_nodes, bad_nodes = _readable(nodes.nodes["node"] if nodes.nodes else (), _Node)
+    applications, app_remarks = _applications(readable_apps)
+    listed = [node for node in readable_nodes if (node.node_labels or [""])[0] == partition]
     read_nodes, names, node_remarks = _nodes(listed)
     lost = frozenset(node.id for node in listed if node.state in CONTAINERS_LOST)
-    return ClusterListing(applications, read_nodes, names, lost, (*app_remarks, *node_remarks))
+    return ClusterListing(applications, read_nodes, names, lost, (*app_remarks, *node_remarks), (*bad_apps, *bad_nodes))
+
+
+def _readable(records: Iterable[msgspec.Raw], kind: type[V]) -> tuple[list[V], list[str]]:
+    """The records that can be read, and what is wrong with the others."""
+    read, bad = [], []
+    for record in records:
+        try:
+            read.append(msgspec.json.decode(record, type=kind))
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            bad.append(f"cannot read {bytes(record)[:200]!r} ({error})")
+    return read, bad
 
 
 def _applications(apps: Iterable[_App]) -> tuple[tuple[Application, ...], list[str]]:

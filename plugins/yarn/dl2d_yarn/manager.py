@@ -22,6 +22,7 @@ from dl2d.core.resource_manager import (
     ContainerOrder,
     ContainerReport,
     ResourceManager,
+    RmIdentity,
     RmJob,
     RmJobState,
     RmListing,
@@ -35,6 +36,7 @@ from dl2d_yarn.listing import (
     SERVICES_PATH,
     Application,
     ClusterListing,
+    Service,
     read_listing,
     read_service,
     read_version,
@@ -95,6 +97,9 @@ class _Service:
     #: Empty until it is listed.
     application: str = ""
     user: str = ""
+    #: When it started, seconds since 1970, and whether its name is dl2d's mark.
+    started: int = 0
+    tagged: bool = False
     state: RmJobState = RmJobState.PENDING
     #: Its removal was asked for, since when; None: it is not to be removed.
     remove_at: float | None = None
@@ -166,7 +171,7 @@ class YarnManager:
         now = self._clock()
         listing = self._read_listing()
         self._check_nodes(listing, now)
-        for remark in listing.remarks:
+        for remark in (*listing.remarks, *listing.incomplete):
             self._report_once(remark)
         with self._lock:
             self._nodes = listing.nodes
@@ -185,7 +190,7 @@ class YarnManager:
             self._ensure_changer()
             own = {anchor.handle for anchor in anchors}
             jobs = (*anchors, *self._tasks.listed(listing.node_names), *self._watched.jobs(listing, own))
-            return RmListing(now, self._with_idle_room(listing), jobs)
+            return RmListing(now, self._with_idle_room(listing), jobs, incomplete=listing.incomplete)
 
     def _read_listing(self) -> ClusterListing:
         settings = self._settings
@@ -219,8 +224,10 @@ class YarnManager:
                 # The name and the folder stay taken until the service is removed.
                 service.remove_at = service.remove_at if service.remove_at is not None else 0.0
             anchors.append(self._anchor(application, job, tagged=not posted))
-        for job in [job for job, service in self._services.items() if service.application and job not in present]:
-            del self._services[job]
+        if not listing.incomplete:
+            unlisted = [job for job, service in self._services.items() if service.application and job not in present]
+            for job in unlisted:
+                del self._services[job]
         return anchors
 
     def _check_nodes(self, listing: ClusterListing, now: float) -> None:
@@ -270,6 +277,7 @@ class YarnManager:
                 self._attempt(service, partial(self._give_up, containers))
 
     def _give_up(self, containers: Iterable[tuple[Role, int]], service: _Service) -> None:
+        self._described(service)
         for role, position in containers:
             user = service.user if service.user != self._user else ""
             decommission(self._settings.yarn_command, service.name, f"{role.value}-{position}", do_as=user)
@@ -326,14 +334,15 @@ class YarnManager:
             state, reason = task.state, task.reason
         elif not state.ended and self._services[job].remove_at is not None:
             state, reason = RmJobState.ENDING, "asked to stop"
-        return RmJob(
-            handle=application.id,
-            state=state,
-            tag=task_tag(job, ANCHOR) if tagged else "",
-            user=application.user,
-            reason=reason,
-            submitted=application.started,
-        )
+        service = self._services[job]
+        service.started, service.tagged = application.started, tagged
+        handle, submitted, user, tag = self._identity(service)
+        return RmJob(handle=handle, state=state, tag=tag, user=user, reason=reason, submitted=submitted)
+
+    @staticmethod
+    def _identity(service: _Service) -> RmIdentity:
+        tag = task_tag(service.job, ANCHOR) if service.tagged else ""
+        return RmIdentity(service.application, service.started, service.user, tag)
 
     def _report_once(self, remark: str) -> None:
         if remark not in self._reported and len(self._reported) < _MAX_REPORTED:
@@ -401,14 +410,19 @@ class YarnManager:
             self._client.send("DELETE", f"{SERVICES_PATH}/{name}")
         raise Unavailable(f"{name}: was posted before; looking for it again", said=error.said)
 
-    def stop(self, handles: Sequence[str], grace: float) -> None:
-        """Note what is to end; containers hear of it when they report, services are removed after ``grace``."""
+    def stop(self, jobs: Sequence[RmIdentity], grace: float) -> None:
+        """Note what is to end; containers hear of it when they report, services are removed after ``grace``.
+
+        A service is looked up again right before it is removed: another one may have got its name (``_remove``).
+        """
         with self._lock:
             by_application = {service.application: service for service in self._services.values()}
-            for handle in handles:
-                service = by_application.get(handle) if handle else None
-                task = self._tasks.get(task_tag(service.job, ANCHOR) if service is not None else handle)
-                if task is not None:
+            for job in jobs:
+                service = by_application.get(job.handle) if job.handle else None
+                if service is not None and job != self._identity(service):
+                    continue
+                task = self._tasks.get(task_tag(service.job, ANCHOR) if service is not None else job.handle)
+                if task is not None and (service is not None or task.identity == job):
                     self._tasks.stop(task, grace)
                 if service is not None and not service.state.ended:
                     at = self._clock() + max(grace, 0.0)
@@ -444,7 +458,8 @@ class YarnManager:
         request |= {role.value: service.demands[role.value] for role in TASK_ROLES if role.value in service.demands}
         job = self._key(application)
         with self._lock:
-            self._services.setdefault(job, _Service(job, application.name, rm_id, application.user, application.state))
+            started = _Service(job, application.name, rm_id, application.user, state=application.state)
+            self._services.setdefault(job, started)
             self._add_anchor(job, application.user)
             self._ensure_changer()
         script = "".join(f'#DL2 {key}="{text}"\n' for key, text in request.items())
@@ -517,8 +532,10 @@ class YarnManager:
             components = {role: self._tasks.size_wanted(service.job, role) for role in TASK_ROLES}
             wanted = {role: component.size for role, component in components.items()}
             unknown = any(component.asked is None for component in components.values())
+        if not unknown and all(component.asked == wanted[role] for role, component in components.items()):
+            return
+        found = self._described(service)
         if unknown:  # as after a restart; a request that changes nothing would hold the service in state FLEX
-            found = read_service(self._client, service.name, do_as=service.user)
             if found.use is not ServiceUse.FLEX:
                 raise Unavailable(f"{service.name} cannot be resized yet")
             for role, component in components.items():
@@ -534,6 +551,23 @@ class YarnManager:
                 component.asked = wanted[role]
         log.info("service resized", name=service.name, **{role.value: size for role, size in wanted.items()})
 
+    def _described(self, service: _Service) -> Service:
+        """Description of a service, right before it is changed by its name.
+
+        Raises
+        ------
+        NotFound
+            It does not exist any more, or another one has got its name.
+        Unavailable
+            YARN does not say which one it is.
+        """
+        found = read_service(self._client, service.name, do_as=service.user)
+        if found.application and found.application != service.application:
+            raise NotFound(f"service {service.name} is {found.application} by now, not {service.application}")
+        if not found.application and found.use is not ServiceUse.ENDED:
+            raise Unavailable(f"YARN does not say yet which application service {service.name} is")
+        return found
+
     def _remove(self, service: _Service) -> None:
         """Remove a service, with all that runs in it, once its coordinator has had its time to end."""
         anchor = task_tag(service.job, ANCHOR)
@@ -544,6 +578,7 @@ class YarnManager:
             if service.removed or not due:
                 return
         try:
+            self._described(service)
             self._client.send("DELETE", f"{SERVICES_PATH}/{service.name}", do_as=service.user)
         except NotFound:
             pass

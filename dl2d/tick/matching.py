@@ -1,0 +1,166 @@
+"""Matching: which listed job is which task or anchor of the store, by identity. Pure.
+
+A handle alone proves nothing: resource managers give handles again and requeue jobs, and a listing may show a record
+twice, late, or with a mark that its user has written or removed.
+
+====================================================  =====================================================
+a listed job has                                      it is
+====================================================  =====================================================
+the task's handle, its submit time or none is known,  the task
+and its mark
+the task's handle and submit time, no mark, and the   the task, whose user has removed the mark: it is never
+owner of its job                                      stopped
+the task's handle and mark, and a later submit time   requeued: the task has ended, what is listed is another
+the task's mark and the owner of its job, and the     the task, whose start was not answered
+store has no handle yet
+anything else                                         not the task
+====================================================  =====================================================
+
+An anchor that its user has submitted has no mark: its submit time and user are those with which it registered.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from dl2d.core.cluster import Task, parse_tag, task_tag
+from dl2d.core.jobs import Job, JobKey
+from dl2d.core.resource_manager import RmIdentity, RmJob, RmListing
+from dl2d.tick.observe import LiveJobs
+from dl2d.tick.task_specs import ANCHOR
+
+
+@dataclass(frozen=True, slots=True)
+class Matches:
+    """The listed jobs that are tasks and anchors of the store, by their tags."""
+
+    listed: Mapping[str, RmJob]
+    #: Tags of tasks and anchors whose job was requeued.
+    requeued: frozenset[str] = frozenset()
+    #: Tags of live tasks, and of anchors of live jobs, that are not listed.
+    unlisted: frozenset[str] = frozenset()
+    #: Jobs with a mark of this cluster that have not ended and are no task or anchor of the store, with what they say
+    #: that they are.
+    strays: tuple[tuple[RmJob, JobKey, str], ...] = ()
+
+
+def match_listing(
+    live: LiveJobs, jobs: Mapping[JobKey, Job], listing: RmListing, *, cluster: str, tasks_as_owner: bool = True
+) -> Matches:
+    """Find the tasks and anchors of the store in a listing.
+
+    Parameters
+    ----------
+    live
+        Elastic jobs and tasks that have not ended.
+    jobs
+        Those jobs, and ended ones whose anchor or tasks may still run.
+    cluster
+        Name of this cluster; marks of other clusters are ignored.
+    tasks_as_owner
+        Whether tasks run as the user who owns their job.
+    """
+    index = _Index(listing.jobs, jobs if tasks_as_owner else {})
+    known = {task.handle for task in live.tasks} | {job.anchor for job in jobs.values()}
+    found: dict[str, RmJob] = {}
+    requeued: set[str] = set()
+    unlisted: set[str] = set()
+    for task in live.tasks:
+        if task.handle:
+            listed = index.best(each for each in index.by_handle[task.handle] if index.is_task(each, task))
+            if listed is None and any(_is_requeued(each, task) for each in index.by_handle[task.handle]):
+                requeued.add(task.tag)
+                continue
+        else:
+            listed = index.by_tag(task.tag, task.job, known)
+        if listed is not None:
+            found[task.tag] = listed
+        else:
+            unlisted.add(task.tag)
+    for key, job in jobs.items():
+        tag = task_tag(key, ANCHOR)
+        if job.anchor:
+            listed = index.best(each for each in index.by_handle[job.anchor] if is_anchor(each, job))
+            if listed is None and any(_anchor_requeued(each, job) for each in index.by_handle[job.anchor]):
+                requeued.add(tag)
+                continue
+        else:
+            listed = index.by_tag(tag, key, known)
+        if listed is not None:
+            found[tag] = listed
+        elif not job.state.ended:
+            unlisted.add(tag)
+    matched = {listed.identity for listed in found.values()}
+    strays = index.strays(cluster, matched)
+    return Matches(MappingProxyType(found), frozenset(requeued), frozenset(unlisted), strays)
+
+
+def is_anchor(listed: RmJob, job: Job) -> bool:
+    """Whether a job with the handle of a job's anchor is this anchor."""
+    if listed.tag:
+        return listed.tag == task_tag(job.key, ANCHOR)
+    return listed.submitted in (0, job.key.submitted)
+
+
+def may_stop(listed: RmJob, job: Job, *, tasks_as_owner: bool) -> bool:
+    """Whether a listed job carries the mark of a job's task or anchor and belongs to the job's owner.
+
+    An anchor without a mark needs the submit time with which it registered.
+    """
+    if listed.tag:
+        parsed = parse_tag(listed.tag)
+        return parsed is not None and parsed[0] == job.key and (not tasks_as_owner or listed.user == job.owner.user)
+    registered = listed.handle == job.anchor and listed.submitted == job.key.submitted
+    return registered and listed.user == job.owner.user
+
+
+def _is_requeued(listed: RmJob, task: Task) -> bool:
+    return listed.tag == task.tag and 0 < task.submitted < listed.submitted
+
+
+def _anchor_requeued(listed: RmJob, job: Job) -> bool:
+    return not listed.tag and listed.user == job.owner.user and listed.submitted > job.key.submitted
+
+
+class _Index:
+    """Listed jobs by handle and by mark. ``jobs`` have the owners that tasks must belong to, if it matters."""
+
+    def __init__(self, listed: Iterable[RmJob], jobs: Mapping[JobKey, Job]) -> None:
+        self._owners = {key: job.owner.user for key, job in jobs.items()}
+        self.by_handle: dict[str, list[RmJob]] = defaultdict(list)
+        self._marked: dict[str, list[RmJob]] = defaultdict(list)
+        for job in listed:
+            self.by_handle[job.handle].append(job)
+            if job.tag:
+                self._marked[job.tag].append(job)
+
+    def is_task(self, listed: RmJob, task: Task) -> bool:
+        """Whether a job with the task's handle is the task."""
+        same_time = listed.submitted == task.submitted
+        if listed.tag == task.tag:
+            return same_time or not task.submitted or not listed.submitted
+        return not listed.tag and same_time and bool(task.submitted) and self._is_owner(listed, task.job)
+
+    def by_tag(self, tag: str, key: JobKey, known: Collection[str]) -> RmJob | None:
+        """The job with a mark whose handle the store does not know."""
+        return self.best(each for each in self._marked[tag] if each.handle not in known and self._is_owner(each, key))
+
+    def best(self, candidates: Iterable[RmJob]) -> RmJob | None:
+        """Of records of one task, one that has not ended, if there is one."""
+        return min(candidates, key=lambda listed: listed.state.ended, default=None)
+
+    def strays(self, cluster: str, matched: Collection[RmIdentity]) -> tuple[tuple[RmJob, JobKey, str], ...]:
+        """Live jobs with a mark of this cluster that are not among ``matched``."""
+        found = []
+        for listed in (each for marked in self._marked.values() for each in marked):
+            parsed = parse_tag(listed.tag)
+            mine = parsed is not None and parsed[0].cluster == cluster
+            if parsed is not None and mine and not listed.state.ended and listed.identity not in matched:
+                found.append((listed, *parsed))
+        return tuple({listed.identity: (listed, key, name) for listed, key, name in found}.values())
+
+    def _is_owner(self, listed: RmJob, key: JobKey) -> bool:
+        return self._owners.get(key, listed.user) == listed.user
