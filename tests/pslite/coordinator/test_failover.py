@@ -1,11 +1,14 @@
-"""Which losses of workers end a job: not those of one host at one time, and not those of long ago."""
+"""Which losses of workers end a job: not those of one host at one time, nor those of long ago, nor a first one."""
 
 from __future__ import annotations
 
 import pytest
+from coordinator.jobs import job
 
-from pslite.coordinator.failover import count_loss
+from pslite.coordinator.failover import count_loss, process_ended
 from pslite.coordinator.job_state import Incident
+from pslite.job.job_status import Cause
+from pslite.net.messages import AgentExit
 
 #: seconds within which losses on one host are one
 WINDOW = 12.0
@@ -28,3 +31,30 @@ def test_which_losses_are_too_many(losses, fatal):
         assert not too_many
         counted, too_many = count_loss(counted, Incident(1000.0 + at, version, host), WINDOW)
     assert too_many is fatal
+
+
+@pytest.mark.parametrize(
+    ("status", "signal", "start", "state"),
+    [
+        pytest.param(0, 9, None, "waiting", id="killed from outside: the resource manager starts another process"),
+        pytest.param(0, 9, 60.0, "failed", id="killed from outside, and nobody starts another process"),
+        pytest.param(0, 11, None, "failed", id="the script crashed"),
+        pytest.param(3, 0, None, "failed", id="the script failed"),
+    ],
+)
+def test_a_process_that_ends_before_it_joins(status, signal, start, state):
+    a_job, _ = job([], wanted=None, start=start)
+    a_job.state.describe(None)
+    process_ended(a_job, "worker-0", AgentExit(pid=7, status=status, signal=signal, cause=Cause.KILLED, text=""))
+    assert a_job.state.state == state
+
+
+def test_a_job_whose_processes_are_killed_again_and_again_before_they_join_fails():
+    a_job, lines = job([], wanted=None, start=None)
+    a_job.state.describe(None)
+    for number in range(3):
+        assert a_job.state.state == "waiting"
+        ended = AgentExit(pid=7, status=0, signal=9, cause=Cause.KILLED, text="")
+        process_ended(a_job, f"worker-{number}", ended)
+    assert a_job.state.state == "failed"
+    assert lines[-1] == "job failed: worker-2 (pid 7) died: killed by signal 9 (SIGKILL) before it joined"

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import socket
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-from jobs import JOINED, job
+from coordinator.jobs import JOINED, job
 
 from pslite.coordinator import failover
 from pslite.coordinator.failure_detector import Verdict, be_lenient, examine, heard, take_back

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from dataclasses import fields
 from pathlib import Path
 
 import msgspec
-
-sys.path.insert(0, str(Path(__file__).parent))
-from jobs import job, member
+from coordinator.jobs import job, member
 
 from pslite.coordinator import Coordinator
 from pslite.coordinator.coordinator_context import Job
@@ -52,6 +49,13 @@ def in_order(value):
     return sorted(value) if isinstance(value, list) and all(isinstance(each, str) for each in value) else value
 
 
+def kept(again, before):
+    """What was written again of what had been written before, without fields that records did not have then."""
+    if isinstance(again, dict) and isinstance(before, dict):
+        return {key: kept(each, before.get(key)) for key, each in again.items() if key in before}
+    return in_order(again)
+
+
 def test_a_log_of_november_2026_loads():
     """Each of its fields has another value than that of a new job."""
     written = Path(__file__).with_name("coordinator_log_2026_11.json").read_bytes()
@@ -65,7 +69,7 @@ def test_a_log_of_november_2026_loads():
     moved = {"clock", "began", "said_waiting", "retry_at", "target_changed", "members", "pending", "broken"}
     for name in fresh.keys() - moved - LATER:
         assert before[name] != fresh[name], name
-        assert in_order(again[name]) == in_order(before[name]), name
+        assert kept(again[name], before[name]) == in_order(before[name]), name
     assert again["members"].keys() == before["members"].keys()
     assert again["pending"]["plan"] == before["pending"]["plan"]
     assert state.failover.waits_for == {"ps-0"}

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-from jobs import JOINED, job, sent, spec
+from coordinator.jobs import JOINED, job, sent, spec
 
 from pslite.coordinator import plans
 from pslite.coordinator.job_state import PendingPlan, Reassignment

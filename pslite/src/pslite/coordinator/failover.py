@@ -7,6 +7,7 @@ have no copy of its newest version the job goes back to its newest checkpoint.
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Collection, Mapping, Sequence
 
@@ -32,6 +33,8 @@ from pslite.rate_limit import RateLimit
 
 #: losses of workers at one version that are no accident: the job fails
 MAX_LOSSES = RateLimit(3, 3600.0)
+#: signals that a program does not send itself
+_SIGNALS_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)
 
 
 def check_members(job: Job, now: float) -> None:
@@ -149,6 +152,12 @@ def process_ended(job: Job, task: str, message: AgentExit) -> None:
         text = f"{task} (pid {message.pid}): its script ended without joining the job (does it use ElasticJob?)"
     job.say(text)
     if state.plan is None and not state.somebody_waits_described and state.state == "waiting":
+        if job.settings.start is None and message.signal in _SIGNALS_FROM_OUTSIDE:
+            # Nothing is known against the script, and the resource manager starts another process.
+            loss = Incident(time.monotonic(), state.version, task)
+            state.losses, too_many = count_loss(state.losses, loss, 0.0)
+            if not too_many:
+                return
         job.fail(text)
 
 
