@@ -177,6 +177,10 @@ class SlurmCluster:
         """End the slurmd of one node; its jobs go on, as on a real node."""
         self._running.end(node, signal.SIGTERM)
 
+    def kill(self, program: str) -> None:
+        """Kill slurmctld or, by the name of its node, a slurmd, as a crash would; jobs go on."""
+        self._running.end(program, signal.SIGKILL)
+
     def add_user(self, name: str) -> User:
         """Make an ordinary account (its real name has a random end, so that test runs don't meet); removed by stop."""
         account = f"dl2{name}{secrets.token_hex(3)}"
