@@ -9,13 +9,13 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
 
-import httpx2
 import typer
 
-from dl2d.cli.daemon_client import daemon_url
+from dl2d.cli.daemon_health import daemon_health
 from dl2d.cli.job_file import JobFile, is_batch_script, read_batch_script
 from dl2d.cli.options import ConfigOption, JsonOption, reading
 from dl2d.cli.output import print_json
+from dl2d.cli.start_check import address_problem, folder_problem, manager_answers
 from dl2d.cli.status import MODE_WORDS
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.cluster import Node
@@ -126,9 +126,11 @@ def _of_settings(settings: Settings) -> Iterator[Finding]:
     if settings.policy.name in entry_points(group=POLICIES).names:
         yield from _policy(settings)
     yield from _manager(settings)
+    problem = folder_problem(settings.state_dir)
+    yield Finding("state_dir", not problem, problem or str(settings.state_dir))
     yield _store(settings)
     yield _secret(settings)
-    yield _daemon(settings)
+    yield from _daemon(settings)
 
 
 def _policy(settings: Settings) -> Iterator[Finding]:
@@ -216,6 +218,8 @@ def _manager(settings: Settings) -> Iterator[Finding]:
                 missing = [command for command in _SLURM_COMMANDS if shutil.which(command) is None]
                 text = f"not in PATH: {', '.join(missing)}; install them where the daemon runs"
                 yield Finding("slurm commands", not missing, text if missing else "all are in PATH")
+                if not missing:
+                    yield from (Finding(*found) for found in manager_answers(settings))
             case "yarn":
                 cluster = YarnSettings.parse(manager_settings(settings))
                 yield Finding(item, True, "settings are valid")
@@ -264,24 +268,13 @@ def _secret(settings: Settings) -> Finding:
     return Finding("secret", True, f"{path}, readable by its owner alone")
 
 
-def _daemon(settings: Settings) -> Finding:
-    try:
-        url = daemon_url(settings)
-    except Dl2dError as error:
-        return Finding("daemon", True, str(error))
-    try:
-        answer = httpx2.get(f"{url}/v1/health", timeout=_ANSWER_SECONDS, trust_env=False)
-        content = answer.json()
-        said = f"version {content['version']} runs at {url}, slot {content['slot']}"
-        problems = "; ".join(map(str, content.get("problems", ())))
-        return Finding("daemon", not problems, f"{said}: {problems}" if problems else said)
-    except httpx2.ConnectError:
-        return Finding("daemon", True, f"no daemon runs at {url}")
-    except httpx2.TransportError as error:
-        return Finding("daemon", False, f"{url} gives no valid answer: {error or type(error).__name__}")
-    except (ValueError, KeyError, TypeError):
-        text = f"another program listens at {url}; set another api.port, or end that program"
-        return Finding("daemon", False, text)
+def _daemon(settings: Settings) -> Iterator[Finding]:
+    """What runs at the daemon's address and, if nothing does, whether a daemon could start there."""
+    health = daemon_health(settings, _ANSWER_SECONDS)
+    yield Finding("daemon", not health.problems, health.text.removeprefix("; "))
+    if not health.runs and not health.blocked:
+        problem = address_problem(settings)
+        yield Finding("api", not problem, problem or f"{settings.api.host}, port {settings.api.port or 'any'}")
 
 
 def _nodes(settings: Settings) -> tuple[Node, ...]:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from dl2d.cli.logging import configure_logging
 from dl2d.cli.options import ConfigOption
 from dl2d.config.settings import DEFAULT_PATH, load_settings
+from dl2d.core.errors import ConfigError
 from dl2d.daemon.loop import Daemon
 from dl2d.daemon.models.learner_process import learner_command
 from dl2d.store import schema
 from dl2d.store.sql_store import SqlStore
 from dl2d.tick.policy_call import freeze_startup_objects
+
+_ADVICE = "give the folder to the daemon's account, or set another one"
 
 
 def run(
@@ -18,7 +24,7 @@ def run(
     """Run the daemon until SIGTERM; SIGHUP reads the configuration again."""
     settings = load_settings(config)
     configure_logging(settings.log)
-    settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
+    _make_folder(settings.state_dir)
     # An empty database is set up; one with an older schema is an admin's to upgrade, when no other daemon uses it.
     if schema.current(settings.store_url) is None:
         schema.upgrade(settings.store_url)
@@ -32,3 +38,12 @@ def run(
     ) as daemon:
         freeze_startup_objects()
         daemon.run()
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o750)
+    except OSError as error:
+        raise ConfigError(f"state_dir: {error.filename or folder}: {error.strerror}; {_ADVICE}") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"state_dir: {folder} may not be written by uid {os.getuid()}; {_ADVICE}")

@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from dl2d.cli.daemon_health import daemon_health
 from dl2d.cli.job_summary import JobLine, as_of_now, job_lines
 from dl2d.cli.options import ConfigOption, JsonOption, find_job, reading
 from dl2d.cli.output import console, duration, number, on_terminal, print_json, print_tables, table
@@ -24,6 +25,8 @@ from dl2d.core.store import TaskReport
 
 _DAY = 86_400.0
 _WATCH_SECONDS = 1.0
+#: Seconds to wait for the daemon's answer.
+_ANSWER_SECONDS = 2.0
 _COLOURS = {
     JobState.SUBMITTED: "yellow",
     JobState.READY: "yellow",
@@ -55,7 +58,11 @@ def status(
     config: ConfigOption = DEFAULT_PATH,
 ) -> None:
     """Show jobs: allocation now and as decided, progress, and what each one waits for."""
-    with reading(load_settings(config)) as store:
+    settings = load_settings(config)
+    health = daemon_health(settings, _ANSWER_SECONDS)
+    if not as_json and (health.problems or not health.runs):
+        typer.echo(f"daemon: {health.text.removeprefix('; ')}", err=True)
+    with reading(settings) as store:
 
         def look() -> tuple[Sequence[JobLine], tuple[TaskLine, ...]]:
             if job is None:
@@ -67,7 +74,7 @@ def status(
 
         if as_json:
             lines, tasks = look()
-            print_json(_as_json(store, lines, tasks, with_tasks=job is not None))
+            print_json(_as_json(store, lines, tasks, with_tasks=job is not None) | {"daemon": health.as_json()})
         elif watch and on_terminal():
             _watch(look)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock
@@ -9,6 +10,10 @@ from threading import Lock
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from dl2d.tick.record import Report
+from pslite.job.printable_text import printable
+
+#: Characters of an error that are kept.
+_MAX_ERROR = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +24,9 @@ class Status:
     problems: tuple[str, ...]
     #: Seconds since the last tick that was completed; None for none yet.
     last_tick_seconds: float | None
+    #: Why the last tick that failed did so, which only the daemon's account may know, and seconds since then.
+    last_error: str = ""
+    last_error_seconds: float | None = None
 
 
 class Health:
@@ -28,10 +36,15 @@ class Health:
     ----------
     timer
         Seconds on a monotonic clock.
+    stuck_seconds
+        Time without a completed tick after which that is a problem.
     """
 
-    def __init__(self, timer: Callable[[], float]) -> None:
+    def __init__(self, timer: Callable[[], float], stuck_seconds: float = math.inf) -> None:
         self._timer = timer
+        self._stuck_seconds = stuck_seconds
+        self._began = timer()
+        self._error, self._failed_at = "", 0.0
         self._lock = Lock()
         self._problems: tuple[str, ...] = ()
         self._failing = False
@@ -102,18 +115,23 @@ class Health:
         self._idle_seconds.set(seconds)
         self._set_aside.set(report.set_aside is not None)
 
-    def failed(self) -> None:
-        """A tick failed. Why stands in the log: health is told to anybody who asks."""
+    def failed(self, error: str) -> None:
+        """A tick failed."""
         with self._lock:
             self._failing = True
+            self._error, self._failed_at = printable(error[:_MAX_ERROR]), self._timer()
         self._failures.inc()
 
     def status(self) -> Status:
         """How it is now."""
         with self._lock:
+            now = self._timer()
             failure = ("the last tick failed; the daemon's log says why",) if self._failing else ()
-            last = None if self._last is None else self._timer() - self._last
-            return Status((*failure, *self._problems), last)
+            last = None if self._last is None else now - self._last
+            idle = now - (self._began if self._last is None else self._last)
+            stuck = (f"no tick was completed for {idle:.0f} s",) if idle > self._stuck_seconds else ()
+            since_error = now - self._failed_at if self._error else None
+            return Status((*failure, *stuck, *self._problems), last, self._error, since_error)
 
     def metrics(self) -> bytes:
         """All metrics in Prometheus' text format."""

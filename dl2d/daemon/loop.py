@@ -98,7 +98,7 @@ class Daemon(AbstractContextManager["Daemon"]):
         self._again, self._ticking = threading.Event(), threading.Event()
         self._service = ServiceManager()
         self._state = TickState()
-        self._health = Health(timer)
+        self._health = Health(timer, self._stuck_after(settings))
         self._last_done = timer()
         self._logged_set_aside: SetAside | None = None
         #: Whether the last listing was incomplete, and the remarks on it.
@@ -259,8 +259,11 @@ class Daemon(AbstractContextManager["Daemon"]):
             scheduler.modify_job(_TICK, next_run_time=datetime.now(tz=UTC))
 
     def _stuck(self) -> bool:
-        limit = max(_STUCK_INTERVALS * self._settings.schedule.poll_seconds, _STUCK_SECONDS)
-        return self._timer() - self._last_done > limit
+        return self._timer() - self._last_done > self._stuck_after(self._settings)
+
+    @staticmethod
+    def _stuck_after(settings: Settings) -> float:
+        return max(_STUCK_INTERVALS * settings.schedule.poll_seconds, _STUCK_SECONDS)
 
     def tick(self) -> Report | None:
         """Run one tick; a failure is logged and shown in the status, and the next tick completes what it left."""
@@ -277,12 +280,12 @@ class Daemon(AbstractContextManager["Daemon"]):
             return None
         except Dl2dError as error:
             self._status = f"last tick failed: {error}"
-            self._health.failed()
+            self._health.failed(str(error))
             log.error("tick failed", error=str(error), kind=type(error).__name__)
             return None
         except Exception as error:
             self._status = f"last tick failed: {error!r}"
-            self._health.failed()
+            self._health.failed(repr(error))
             log.exception("tick failed unexpectedly")
             return None
         finally:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import socket
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 from cli.conftest import Dl2d, new_store, write_config
+from daemon.api.api_world import ApiWorld
 from daemon_process import free_port
 
 from dl2d.cli import check
@@ -102,6 +106,81 @@ def test_a_port_that_another_program_has(dl2d: Dl2d, tmp_path: Path, monkeypatch
         port = other.getsockname()[1]
         answer = wrong(dl2d, configured(tmp_path, api={"port": port}))
     assert f"http://127.0.0.1:{port}" in answer["daemon"]
+
+
+@pytest.fixture
+def other() -> Iterator[ApiWorld]:
+    world = ApiWorld()
+    yield world
+    world.close()
+
+
+@pytest.mark.parametrize("key", [None, b"x" * 32], ids=["no key yet", "another key"])
+def test_a_port_that_the_daemon_of_another_store_has(dl2d: Dl2d, tmp_path: Path, other: ApiWorld, key: bytes | None):
+    config = configured(tmp_path, api={"port": other.server.address[1]})
+    if key is not None:
+        secret = tmp_path / "state" / "secret"
+        secret.touch(mode=0o600)
+        secret.write_bytes(key)
+    assert "belongs to another state_dir than" in wrong(dl2d, config)["daemon"]
+
+
+def test_the_last_good_tick_and_the_last_error_of_the_own_daemon(dl2d: Dl2d, tmp_path: Path, other: ApiWorld):
+    config = configured(tmp_path, api={"port": other.server.address[1]})
+    new_store(tmp_path)
+    secret = tmp_path / "state" / "secret"
+    secret.touch(mode=0o600)
+    secret.write_bytes(other.credentials.key)
+    assert wrong(dl2d, config) == {}
+    assert "no good tick yet" in dl2d("check", "-c", config).out
+    other.health.completed(other.tick())
+    other.now += 100
+    other.health.failed("sinfo: Unable to contact slurm controller")
+    other.now += 5
+    found = wrong(dl2d, config)["daemon"]
+    assert "last good tick 1 min 45 s ago; the last tick failed" in found
+    assert "last error 5 s ago: sinfo: Unable to contact slurm controller" in found
+    ran = dl2d("status", "-c", config)
+    assert (ran.status, ran.err) == (0, f"daemon: {found}\n")
+    shown = dl2d("status", "--json", "-c", config).json["daemon"]
+    assert (shown["runs"], shown["last_tick_seconds"], shown["last_error_seconds"]) == (True, 105, 5)
+    # It goes on: the error stays known.
+    other.health.completed(other.tick(1.0))
+    assert wrong(dl2d, config) == {}
+    assert "last error 6 s ago" in dl2d("check", "-c", config).out
+
+
+def test_what_run_would_fail_on_is_told(dl2d: Dl2d, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    config = configured(tmp_path, api={"port": free_port(), "host": "192.0.2.1"})
+    assert "Cannot assign requested address" in wrong(dl2d, config)["api"]
+    (tmp_path / "file").touch()
+    config = configured(tmp_path, state_dir=str(tmp_path / "file" / "state"))
+    assert f"{tmp_path / 'file'} is not a folder" in wrong(dl2d, config)["state_dir"]
+    ran = dl2d("run", "-c", config)
+    assert (ran.status, ran.err.count("\n")) == (2, 1)
+    assert ran.err.startswith("dl2d: state_dir: ")
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda place, mode: access(place, mode) and Path(place) != tmp_path / "state")
+    config = configured(tmp_path)
+    assert "may not be written by uid" in wrong(dl2d, config)["state_dir"]
+    ran = dl2d("run", "-c", config)
+    assert (ran.status, ran.err.count("\n")) == (2, 1)
+
+
+def test_a_disk_that_is_nearly_full(dl2d: Dl2d, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=10, f_frsize=1 << 20))
+    assert "has 10 MiB of free space" in wrong(dl2d, configured(tmp_path))["state_dir"]
+
+
+def test_slurm_that_does_not_answer(dl2d: Dl2d, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("sbatch", "squeue", "sinfo", "scontrol", "scancel", "munge", "unmunge"):
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2\nexit 1\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    found = wrong(dl2d, configured(tmp_path, resource_manager={"name": "slurm", "slurm": {}}))
+    assert "Unable to contact slurm controller" in found["slurm"]
 
 
 def test_a_running_daemon_is_not_disturbed(dl2d: Dl2d, tmp_path: Path):

@@ -78,7 +78,7 @@ class SubmissionRoute(PublicRoute):
 
     def admit(self, request: Request) -> None:
         """Refuse a request without the submission credential."""
-        if not _services(request).credentials.is_for_submission(_bearer(request)):
+        if not shows_submission_credential(request):
             _take_rate(request)
             log.warning("wrong submission credential")
             raise HTTPException(403, "this is not the credential of the daemon's account")
@@ -116,6 +116,11 @@ def _limited(request: Request, limit: int) -> Callable[[], Awaitable[Message]]:
         return message
 
     return limited
+
+
+def shows_submission_credential(request: Request) -> bool:
+    """Whether a request comes from the daemon's account."""
+    return _services(request).credentials.is_for_submission(_bearer(request))
 
 
 def _services(request: Request) -> Services:

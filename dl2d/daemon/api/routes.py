@@ -15,11 +15,18 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dl2d import __version__
 from dl2d.core.cluster import TaskState
-from dl2d.core.errors import DuplicateJob
+from dl2d.core.errors import DuplicateJob, StoreError
 from dl2d.core.jobs import Job, JobKey, JobState, Launch, Owner, Role
 from dl2d.core.resource_manager import Anchor, ContainerManager, ContainerReport, ResourceManager
 from dl2d.core.store import JobChange, Store, TaskChange
-from dl2d.daemon.api.authentication import JobRoute, PublicRoute, SubmissionRoute, job_of_path, services_of
+from dl2d.daemon.api.authentication import (
+    JobRoute,
+    PublicRoute,
+    SubmissionRoute,
+    job_of_path,
+    services_of,
+    shows_submission_credential,
+)
 from dl2d.daemon.api.dependencies import Services
 from dl2d.daemon.api.heartbeat import Heartbeat, receive, targets
 from dl2d.tick.task_specs import ANCHOR
@@ -62,17 +69,31 @@ class Submission(_Body):
 
 
 @_public.get("/v1/health")
-def health(services: Services = Depends(services_of)) -> dict[str, object]:
-    """State of the daemon, for anybody who asks."""
+def health(request: Request, services: Services = Depends(services_of)) -> dict[str, object]:
+    """State of the daemon, for anybody who asks; the last error, for the daemon's account."""
     status = services.health.status()
+    details: dict[str, object] = {}
+    if request.headers.get("authorization"):
+        details["own"] = shows_submission_credential(request)
+        if details["own"]:
+            details |= {"last_error": status.last_error, "last_error_seconds": status.last_error_seconds}
     return {
         "version": __version__,
         "cluster": services.cluster,
-        "slot": services.store.last_slot_number(),
+        "slot": _last_slot(services.store),
         "status": "degraded" if status.problems else "ok",
         "problems": list(status.problems),
         "last_tick_seconds": status.last_tick_seconds,
+        **details,
     }
+
+
+def _last_slot(store: Store) -> int | None:
+    """None where the store does not answer, which is a problem of its own."""
+    try:
+        return store.last_slot_number()
+    except StoreError:
+        return None
 
 
 @_public.get("/metrics")

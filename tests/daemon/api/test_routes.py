@@ -19,6 +19,7 @@ from dl2d.core.jobs import JobKey, JobState
 from dl2d.core.resource_manager import ContainerOrder, ContainerReport, RmJobState, StaticJob
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, TaskChange, TaskReport
+from dl2d.daemon.health import Health
 from dl2d.testing import MemoryManager
 from dl2d.testing.builders import OWNER, make_nodes
 
@@ -496,7 +497,6 @@ class TestStoreAway:
             world.heartbeat(job),
             world.send_job(name="mine"),
             world.register(),
-            world.client.get("/v1/health"),
         ]
         for answer in answers:
             assert (answer.status_code, error(answer)) == (503, "keeping it: the disk is full; free some space")
@@ -520,12 +520,34 @@ class TestStoreAway:
 
 def test_health_needs_no_credential_and_says_no_more_than_it_must(world):
     answer = world.client.get("/v1/health").json()
-    assert set(answer) == {"version", "cluster", "slot", "status", "problems", "last_tick_seconds"}
+    public = {"version", "cluster", "slot", "status", "problems", "last_tick_seconds"}
+    assert set(answer) == public
     assert (answer["status"], answer["problems"], answer["last_tick_seconds"]) == ("ok", [], None)
-    world.health.failed()
+    world.health.failed("the disk is full\x1b[2J")
+    world.now += 5
     answer = world.client.get("/v1/health").json()
+    assert set(answer) == public
     assert answer["status"] == "degraded"
     assert answer["problems"] == ["the last tick failed; the daemon's log says why"]
+    shown = {"Authorization": f"Bearer {world.credentials.for_submission()}"}
+    answer = world.client.get("/v1/health", headers=shown).json()
+    assert (answer["own"], answer["last_error"], answer["last_error_seconds"]) == (True, "the disk is full\\x1b[2J", 5)
+    answer = world.client.get("/v1/health", headers={"Authorization": "Bearer other"}).json()
+    assert set(answer) == {*public, "own"}
+    assert not answer["own"]
+
+
+def test_health_tells_of_a_store_that_is_away_and_of_ticks_that_do_not_come(world, monkeypatch):
+    def full() -> int:
+        raise StoreUnavailable("the disk is full")
+
+    monkeypatch.setattr(world.store, "last_slot_number", full)
+    assert world.client.get("/v1/health").json()["slot"] is None
+    health = Health(lambda: world.now, stuck_seconds=300.0)
+    world.now += 299
+    assert health.status().problems == ()
+    world.now += 2
+    assert health.status().problems == ("no tick was completed for 301 s",)
 
 
 def test_idle_jobs_are_told_in_health_and_metrics(world):

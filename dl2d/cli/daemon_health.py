@@ -1,0 +1,98 @@
+"""Health of the daemon as commands beside it see it: whether it runs, its last good tick, and its last error."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+
+import httpx2
+
+from dl2d.cli.daemon_client import daemon_url
+from dl2d.cli.output import duration
+from dl2d.config.settings import Settings
+from dl2d.core.errors import Dl2dError
+from dl2d.daemon.credentials import load_credentials
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonHealth:
+    """What a daemon says of itself."""
+
+    #: Whether it answers, and as the daemon of these settings.
+    runs: bool
+    #: One sentence for each thing that is wrong.
+    problems: tuple[str, ...] = ()
+    #: Version, address and slot; of one that does not run, that it does not.
+    description: str = ""
+    #: Seconds since its last good tick, and since its last failed one; None for none yet.
+    last_tick_seconds: float | None = None
+    last_error_seconds: float | None = None
+    #: Why that one failed; only the daemon's account is told.
+    last_error: str = ""
+    #: Whether something else has its port, so that it could not start.
+    blocked: bool = field(default=False)
+
+    @property
+    def text(self) -> str:
+        """Everything in one line."""
+        parts = [self.description]
+        if self.runs:
+            last = self.last_tick_seconds
+            parts.append("no good tick yet" if last is None else f"last good tick {duration(last)} ago")
+        parts += self.problems
+        if self.last_error and self.last_error_seconds is not None:
+            parts.append(f"last error {duration(self.last_error_seconds)} ago: {self.last_error}")
+        return "; ".join(parts)
+
+    def as_json(self) -> dict[str, object]:
+        """What ``--json`` shows of it."""
+        return {name: value for name, value in asdict(self).items() if name != "blocked"}
+
+
+def daemon_health(settings: Settings, seconds: float) -> DaemonHealth:
+    """Ask the daemon, for at most so many seconds."""
+    try:
+        url = daemon_url(settings)
+    except Dl2dError as error:
+        return DaemonHealth(runs=False, description=str(error))
+    try:
+        credential = load_credentials(settings.secret_path, create=False).for_submission()
+    except (OSError, Dl2dError):
+        credential = ""  # of another account, or not made yet
+    try:
+        with httpx2.Client(timeout=seconds, trust_env=False) as client:
+            answer = client.get(f"{url}/v1/health", headers={"Authorization": f"Bearer {credential or 'none'}"})
+        content = answer.json()
+        if "error" in content:
+            return DaemonHealth(runs=True, problems=(str(content["error"]),), description=f"the daemon runs at {url}")
+        health = DaemonHealth(
+            runs=True,
+            problems=tuple(map(str, content.get("problems", ()))),
+            description=f"version {content['version']} runs at {url}, slot {content['slot']}",
+            last_tick_seconds=content.get("last_tick_seconds"),
+            last_error_seconds=content.get("last_error_seconds"),
+            last_error=str(content.get("last_error", "")),
+        )
+        own = bool(content.get("own", True))
+    except httpx2.ConnectError:
+        return DaemonHealth(runs=False, description=f"no daemon runs at {url}")
+    except httpx2.TransportError as error:
+        problem = f"{url} gives no valid answer: {error or type(error).__name__}"
+        return DaemonHealth(runs=False, problems=(problem,), blocked=True)
+    except (ValueError, KeyError, TypeError):
+        problem = f"another program listens at {url}; set another api.port, or end that program"
+        return DaemonHealth(runs=False, problems=(problem,), blocked=True)
+    if own or not _knows_own_key(settings, credential):
+        return health
+    problem = (
+        f"the daemon at {url} (cluster {content.get('cluster')}) belongs to another state_dir than "
+        f"{settings.state_dir}; set another api.port, or stop that daemon"
+    )
+    return DaemonHealth(runs=False, problems=(problem,), blocked=True)
+
+
+def _knows_own_key(settings: Settings, credential: str) -> bool:
+    """Whether a daemon that does not take our key is another one: we have the key, or see that none was made yet."""
+    try:
+        return bool(credential) or not settings.secret_path.exists()
+    except OSError:
+        return False

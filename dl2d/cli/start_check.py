@@ -1,0 +1,69 @@
+"""Whether `dl2d run` could start: its folder, its address, its resource manager. Reads, and changes nothing."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from dl2d.config.settings import Settings
+from dl2d.core.errors import Dl2dError
+from dl2d.daemon.loop import manager_settings
+from dl2d.plugins import load_manager
+
+#: Free space below which a daemon soon cannot record, in bytes.
+_MIN_FREE_BYTES = 256 << 20
+
+
+def folder_problem(folder: Path) -> str:
+    """What is wrong with the state folder, as the account that asks sees it; empty for nothing."""
+    place = folder.absolute()
+    try:
+        while not place.exists():
+            place = place.parent
+        if not place.is_dir():
+            return f"{place} is not a folder; set another state_dir"
+        if not os.access(place, os.W_OK | os.X_OK):
+            verb = "written" if place == folder.absolute() else f"created: {place} may not be written"
+            return f"{folder} may not be {verb} by uid {os.getuid()}; run this command as the daemon's account"
+        space = os.statvfs(place)
+    except OSError as error:
+        return f"{folder}: {error.strerror}; run this command as the daemon's account"
+    free = space.f_bavail * space.f_frsize
+    if free < _MIN_FREE_BYTES:
+        return f"{place} has {free >> 20} MiB of free space, less than {_MIN_FREE_BYTES >> 20}; free some space"
+    return ""
+
+
+def address_problem(settings: Settings) -> str:
+    """Why the job API's address cannot be bound; empty if it can."""
+    host, port = settings.api.host, settings.api.port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return f"api.host={host} api.port={port}: {error.strerror}"
+    return ""
+
+
+def manager_answers(settings: Settings) -> Iterator[tuple[str, bool, str]]:
+    """Whether Slurm answers: item, whether it does, and what it says."""
+    item = "slurm"
+    try:
+        manager = load_manager(settings.resource_manager.name, manager_settings(settings), time.time)
+        try:
+            capabilities, listing = manager.capabilities(), manager.listing()
+        finally:
+            manager.close()
+    except Dl2dError as error:
+        yield item, False, str(error)
+        return
+    yield (
+        item,
+        True,
+        f"{capabilities.name} {capabilities.version}, cluster {capabilities.cluster}, {len(listing.nodes)} nodes",
+    )
