@@ -20,10 +20,12 @@ from dl2d.core.errors import RequestError
 from dl2d.core.jobs import Job, JobKey
 from dl2d.core.json_codec import as_plain
 from dl2d.core.policy_registry import SiteStore
-from dl2d.core.store import DecisionEntry, Slot, Store
+from dl2d.core.store import DecisionEntry, Slot, Store, TaskReport
 from dl2d.core.tick_plan import Deferred, Failure
 
 _MOST = 100_000
+#: Lost tasks that are shown.
+_MAX_LOST = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +70,11 @@ def why(
         if again:
             answers = [replace(answer, recomputed=_recomputed(store, settings, answer)) for answer in answers]
         tasks = store.tasks(live=True, job=chosen.key)
+        lost = [report for report in store.task_reports(chosen.key) if report.how]
         if as_json:
-            print_json(_as_json(chosen, tasks, answers))
+            print_json(_as_json(chosen, tasks, lost, answers))
         else:
-            typer.echo("\n".join(_text(chosen, tasks, answers, time.time())))
+            typer.echo("\n".join(_text(chosen, tasks, lost, answers, time.time())))
     if any(answer.recomputed is not None and not answer.recomputed.same for answer in answers):
         raise typer.Exit(1)
 
@@ -120,7 +123,9 @@ def _recomputed(store: SiteStore, settings: Settings, answer: Answer) -> Recompu
     return recompute(slot, settings, store.registry)
 
 
-def _text(job: Job, tasks: Sequence[Task], answers: Sequence[Answer], now: float) -> list[str]:
+def _text(
+    job: Job, tasks: Sequence[Task], lost: Sequence[TaskReport], answers: Sequence[Answer], now: float
+) -> list[str]:
     progress = job.progress
     lines = [f"job {job.key.id} ({job.request.name}) of {job.owner.user}: {job.state}"]
     if job.state.ended:
@@ -139,6 +144,9 @@ def _text(job: Job, tasks: Sequence[Task], answers: Sequence[Answer], now: float
             + (f" ({task.note})" if task.note else "")
             for task in tasks
         ]
+    if lost:
+        lines += ["", "tasks that were lost"]
+        lines += [f"  {report.task}  {report.how}" for report in lost[-_MAX_LOST:]]
     return lines
 
 
@@ -192,7 +200,9 @@ def _reason_text(heading: str, reason: Reason) -> list[str]:
     return lines
 
 
-def _as_json(job: Job, tasks: Sequence[Task], answers: Sequence[Answer]) -> dict[str, object]:
+def _as_json(
+    job: Job, tasks: Sequence[Task], lost: Sequence[TaskReport], answers: Sequence[Answer]
+) -> dict[str, object]:
     return {
         **JobLine(job, answers[-1].entry.decided if answers and not job.state.ended else None).as_json(),
         "decisions": [_decision_json(answer) for answer in answers],
@@ -200,6 +210,7 @@ def _as_json(job: Job, tasks: Sequence[Task], answers: Sequence[Answer]) -> dict
             {"task": task.id, "state": str(task.state), "node": task.node, "since": task.since, "note": task.note}
             for task in tasks
         ],
+        "lost": [{"task": report.task, "cause": report.cause, "how": report.how} for report in lost],
     }
 
 

@@ -88,6 +88,7 @@ def test_what_tasks_use_and_why_they_ended_is_shown(dl2d: Dl2d, recorded: Record
     assert "2.5 times slower: computes a shard in 5 ms, the others in 2 ms" in line_of(text, "worker-1")
     assert how in line_of(text, "worker-9")
     assert "worker-8" not in text  # it ended as it should
+    assert f"tasks that were lost\n  worker-9  {how}\n" in dl2d("why", "second", "-c", recorded.config).out
     shown = {task["task"]: task for task in dl2d("status", "second", "--json", "-c", recorded.config).json["tasks"]}
     assert shown["worker-1"]["report"]["memory"] == 1536.0
     assert shown["worker-9"]["report"]["cause"] == "out-of-memory"

@@ -43,6 +43,8 @@ def main() -> int:
     parser.add_argument("--log", default="")
     parser.add_argument("--save", default="")
     parser.add_argument("--raise-at", type=int, default=-1)
+    parser.add_argument("--hang-at", type=int, default=-1)
+    parser.add_argument("--hang-task", default="")
     parser.add_argument("--step-seconds", type=float, default=0.0)
     options = parser.parse_args()
     optimizer = {
@@ -81,6 +83,9 @@ def main() -> int:
     def before_step(version: int) -> None:
         pace(version, spec.total_versions)
         time.sleep(options.step_seconds)
+        if version == options.hang_at and os.environ.get("DL2_TASK", "").startswith(options.hang_task):
+            while True:
+                time.sleep(1)
         if version == options.raise_at and session.is_chief:
             raise ValueError("the user's own mistake")
 

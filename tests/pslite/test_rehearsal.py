@@ -33,6 +33,7 @@ from rehearsal import (
     wait,
 )
 
+from pslite.coordinator.progress_watch import ProgressRule
 from pslite.errors import PeerLost, Unreachable, UsageError
 from pslite.fault_points import FaultPoint
 from pslite.net.data_frames import INIT, PUSH, REPLICATED, RESTORE, STATE
@@ -648,6 +649,22 @@ def test_a_job_goes_on_while_something_takes_longer_than_the_lease(what, tmp_pat
     written = [place.name for place in tmp_path.iterdir()]
     assert written
     assert all(map(str.isdecimal, written))
+
+
+def test_a_worker_that_a_server_does_not_reach_any_more_is_found_and_given_up():
+    """Nothing comes through between two members that live, although their connection stays open."""
+    faults = [
+        Fault("version", flag("apart"), task="worker-1", when=subject_is(20)),
+        Fault(
+            FaultPoint.FRAME, drop, task="ps-1", after="apart", always=True,
+            when=lambda moment: moment.subject.task == "worker-1",
+        ),
+    ]  # fmt: skip
+    settings = replace(QUICK, progress=ProgressRule(seconds=2.0, factor=5.0))
+    Scenario(
+        faults, workers=3, how={"settings": settings}, fails=["worker-1"],
+        says=["worker-1 .* died or hangs: no progress .* it and ps-1 wait for each other"],
+    ).play(Path())  # fmt: skip
 
 
 def test_a_job_that_goes_back_again_and_again_fails(monkeypatch):

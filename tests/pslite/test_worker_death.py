@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import socket
 from collections import Counter
+from dataclasses import replace
 
 import pytest
-from pslite_jobs import LEASE, KillAt, Kills, Replace, command, schedules, static_digest
+from pslite_jobs import LEASE, PATIENT, KillAt, Kills, Replace, command, schedules, static_digest
 from rehearsal import job
 
+from pslite.coordinator.progress_watch import ProgressRule
 from pslite.job.reduction_tree import cover
 from pslite.job.shard_assignment import ranges
 from pslite.testing import Resize, run_local
@@ -66,6 +69,33 @@ def test_a_worker_that_hangs_is_given_up_after_its_lease():
     assert result.state == "finished", result.log
     assert result.digest == static_digest(*SLOW)
     assert any(f"(pid {kill.pid}) died or hangs: silent for 8 s; worker-0 does its part" in line for line in result.log)
+
+
+#: twice that before the first step
+SOON = replace(PATIENT, progress=ProgressRule(seconds=4.0, factor=5.0))
+
+
+@pytest.mark.parametrize("architecture", ["ps", pytest.param("allreduce", marks=pytest.mark.slow)])
+def test_a_script_that_hangs_is_given_up_and_the_others_do_its_part(architecture, capfd):
+    options = ("--epochs", "10", "--hang-at", "20", "--hang-task", "worker-1")
+    servers = 1 if architecture == "ps" else 0
+    result = run_local(command(*options), workers=3, servers=servers, settings=SOON)
+    assert result.state == "finished", result.log
+    assert result.digest == static_digest("--epochs", "10")
+    assert any("no progress for 4 s: the job stands at version 20" in line for line in result.log)
+    place = r"worker-1 on .* died or hangs: no progress at version 20 for 4 s: it computes step 20 .* in before_step"
+    assert any(re.match(place, line) for line in result.log), result.log
+    assert result.exit_codes == {task: int(task == "worker-1") for task in result.exit_codes}
+    # all tasks have written their stacks
+    assert capfd.readouterr().err.count("most recent call first") >= len(result.exit_codes)
+
+
+def test_a_script_that_hangs_again_after_its_restart_ends_the_job():
+    result = run_local(command("--epochs", "10", "--hang-at", "20"), workers=1, servers=1, settings=SOON)
+    assert result.state == "failed"
+    assert re.match(r"no progress at version 20 for 4 s: worker-0 on .* computes step 20", result.reason)
+    assert "a member was restarted for that before, within 24 h" in result.reason
+    assert any("the job goes back to its beginning" in line for line in result.log)
 
 
 def test_the_death_of_the_last_worker_ends_the_job_by_its_name():

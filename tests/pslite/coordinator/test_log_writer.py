@@ -27,10 +27,10 @@ FORGOTTEN = {
     },
     "connections": {"connections", "agents"},
     "said again, or written beside the state": {"squares", "factors", "factors_changed", "usage"},
-    "measured": {"loss", "progress", "epoch_reported", "balance", "slow_reported"},
+    "measured": {"watch", "loss", "progress", "epoch_reported", "balance", "slow_reported"},
 }  # fmt: skip
 #: fields of the state that earlier versions did not have
-LATER = {"losses", "returns", "broken_groups"}
+LATER = {"losses", "returns", "broken_groups", "stalls"}
 
 
 def test_every_attribute_of_a_coordinator_is_written_or_need_not_be():

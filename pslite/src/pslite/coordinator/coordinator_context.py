@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pslite.coordinator.job_state import JobState, MemberState
+from pslite.coordinator.progress_watch import ProgressWatch
 from pslite.coordinator.settings import Settings
 from pslite.job.load_balancing import LoadBalancer
 from pslite.job.member_measurements import Usage
@@ -50,6 +51,8 @@ class Job:
     usage: dict[str, Usage] = field(default_factory=dict)
     #: of the last steps; None: not known yet
     loss: float | None = None
+    #: since when the job stands still
+    watch: ProgressWatch = field(default_factory=ProgressWatch)
     #: monotonic times in seconds, and the versions reached then
     progress: list[tuple[float, int]] = field(default_factory=list)
     #: the epoch and the slow members of which the user was told last

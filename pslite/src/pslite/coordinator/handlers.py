@@ -13,6 +13,7 @@ from pslite.coordinator import (
     job_completion,
     members,
     plans,
+    progress_deadline,
     status,
     work_reassignment,
 )
@@ -42,6 +43,7 @@ from pslite.net.messages import (
     Restored,
     Saved,
     Severed,
+    Stacks,
 )
 
 #: by kind, what takes a member's message; only the first ones are taken of members that are in no plan
@@ -64,6 +66,7 @@ HANDLERS: Final[dict[type, Callable[[Job, MemberState, Any], None]]] = {
     Restored: checkpoints.restored,
     Saved: checkpoints.saved,
     Severed: failover.severed,
+    Stacks: progress_deadline.take_stacks,
     Reassigned: work_reassignment.taken_over,
     **dict.fromkeys((Ready, Publish, Nack, Announced, Pushed, Drained, Moved), plans.take),
 }
@@ -77,4 +80,5 @@ DUE: Final[tuple[Callable[[Job, float], None], ...]] = (
     group_repair.check,
     members.give_ranks,
     members.open_barrier,
+    progress_deadline.check,
 )

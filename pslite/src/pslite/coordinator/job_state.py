@@ -59,6 +59,8 @@ class MemberState:
     chief: bool = False
     #: a plan has removed it
     drained: bool = False
+    #: how it held the job up, if it was given up for that
+    hung: str = ""
     #: step times of its last heartbeat that had any
     steps: StepTimes | None = None
 
@@ -203,6 +205,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
     checkpoint, checkpoint_files, rollbacks, rollback_reason                      checkpoints
     returning                                                                     checkpoints, loop (joins)
     version                                                                       status, completion, checkpoints
+    stalls                                                                        progress_deadline
     digests, digests_requested, result                                            completion
     state, reason                                                                 plans (running), completion
                                                                                   (finished), `Job.end`
@@ -262,6 +265,8 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
     rollbacks: list[Incident] = msgspec.field(default_factory=list, name="returns")
     rollback_reason: str = msgspec.field(default="", name="lost_with")
     returning: dict[str, Role] = {}
+    #: times of the last day at which the job stood still for too long
+    stalls: list[Incident] = []
     #: version of the newest complete checkpoint of this job; -1 if there is none
     checkpoint: int = msgspec.field(default=-1, name="snapshot")
     #: by version, the files of a checkpoint that is being written
@@ -388,6 +393,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
         kept = {
             "clock", "incarnation", "address", "members", "exits", "reply", "spec", "plan_number", "reports",
             "suspensions", "target_changed", "once_wanted", "reassignments", "failovers", "rollbacks", "checkpoint",
+            "stalls",
         }  # fmt: skip
         for name in set(self.__struct_fields__) - kept:
             setattr(self, name, getattr(fresh, name))
@@ -405,7 +411,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
             self.pending.refused += seconds if self.pending.refused else 0.0
         if self.broken is not None:
             self.broken = (self.broken[0] + seconds, *self.broken[1:])
-        for incidents in (self.losses, self.rollbacks, self.breaks):
+        for incidents in (self.losses, self.rollbacks, self.breaks, self.stalls):
             incidents[:] = [msgspec.structs.replace(each, at=each.at + seconds) for each in incidents]
         self.began += seconds
         self.waiting_reported += seconds

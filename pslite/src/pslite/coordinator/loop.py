@@ -276,6 +276,7 @@ class Coordinator:
         if now - self._ticked > job.settings.lease / 4:
             # we were stopped, or starved: members have looked for another one, and come back now
             failure_detector.be_lenient(job, now)
+            job.watch.rest(now)
             self._log.check()
         self._ticked = now
         self._listener.expire(now)

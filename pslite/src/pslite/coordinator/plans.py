@@ -201,6 +201,7 @@ def prepare(job: Job, pending: PendingPlan) -> None:
             spec=state.spec,
             recover=pending.recover,
             fresh=not state.reports,
+            progress_seconds=job.watch.longest(job.settings.progress),
         ),
     )
 

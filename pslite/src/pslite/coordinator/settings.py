@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pslite.coordinator.progress_watch import ProgressRule
 from pslite.job.load_balancing import Rule
 
 
@@ -29,6 +30,8 @@ class Settings:
     start: float | None = None
     #: how long a resource manager may take to start another process where a role has nobody left
     vacancy: float = 600.0
+    #: how long a job may make no progress
+    progress: ProgressRule = field(default_factory=ProgressRule)
     #: "stop" is the way of the DL2 paper: workers stand still at the clock until everything has moved
     handoff: Literal["tagged", "stop"] = "tagged"
     #: "speed": slow members get less work; "even": all get the same

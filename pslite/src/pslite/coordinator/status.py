@@ -85,6 +85,8 @@ def _member(member: MemberState, ended: AgentExit | None, usage: Usage | None) -
     cause = None if ended is None else ended.cause
     if cause is Cause.DONE and member.drained:
         cause = Cause.DRAINED  # whether a process was asked to end is known here, not to its dl2-run
+    if member.hung:
+        cause = Cause.HUNG
     return MemberReport(
         task=member.task,
         role=member.role,
@@ -94,7 +96,7 @@ def _member(member: MemberState, ended: AgentExit | None, usage: Usage | None) -
         usage=usage,
         steps=member.steps,
         cause=cause,
-        how="" if ended is None or ended.cause is Cause.DONE else how_it_ended(ended),
+        how=member.hung or ("" if ended is None or ended.cause is Cause.DONE else how_it_ended(ended)),
     )
 
 

@@ -26,6 +26,8 @@ class Cause(enum.StrEnum):
     KILLED = "killed"
     #: the kernel ended it, or a process of its, for lack of memory
     OUT_OF_MEMORY = "out-of-memory"
+    #: it was given up, since the job made no progress because of it
+    HUNG = "hung"
     #: there never was a process
     NOT_STARTED = "not-started"
 

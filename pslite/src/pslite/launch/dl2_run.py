@@ -14,7 +14,13 @@ from pslite.errors import PsliteError, UsageError
 from pslite.job.printable_text import indented
 from pslite.launch.mxnet_launcher import is_launched, task_variables
 from pslite.launch.task_agent import TaskAgent
-from pslite.launch.task_environment import encryption_of, role_of, task_environment, watch_seconds
+from pslite.launch.task_environment import (
+    PROGRESS_VARIABLE,
+    encryption_of,
+    role_of,
+    task_environment,
+    watch_seconds,
+)
 from pslite.net.tls import VARIABLE, Encryption
 
 _EPILOG = """\
@@ -29,6 +35,7 @@ environment (set by the scheduler; without it a whole job runs on this machine):
   DL2_BALANCE      speed or even, as --balance (coordinator)
   DL2_WATCH_SECONDS  seconds between measurements of a task's resource usage (default 5; 0: no measurements)
   DL2_ENCRYPT      what TLS encrypts, the same in all tasks: none, control (the default) or all
+  DL2_PROGRESS_DEADLINE  seconds, as --progress-deadline (coordinator)
   DL2_STATE        folder of the coordinator's log (default: a temporary one; none: no log)
   DL2_DAEMON, DL2_JOB, DL2_CREDENTIAL   the scheduler's job API (coordinator)
 
@@ -63,6 +70,11 @@ def _parser() -> argparse.ArgumentParser:
         "--balance", choices=("speed", "even"), default="",
         help="speed: slow tasks get less work (default); even: all get the same",
     )  # fmt: skip
+    parser.add_argument(
+        "--progress-deadline", default="", metavar="SECONDS",
+        help="how long the job may make no progress (default 1800; 0: for ever), or ten times its slowest step if that "
+        "is longer; twice as long before the first step",
+    )  # fmt: skip
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the training command")
     return parser
 
@@ -94,7 +106,12 @@ def become_server(environ: Mapping[str, str]) -> None:
 
 def _environment(options: argparse.Namespace) -> dict[str, str]:
     """Return this process's environment with what the options say."""
-    chosen = {VARIABLE: options.encrypt, "DL2_BALANCE": options.balance, "DL2_QUIET": "1" if options.quiet else ""}
+    chosen = {
+        VARIABLE: options.encrypt,
+        "DL2_BALANCE": options.balance,
+        "DL2_QUIET": "1" if options.quiet else "",
+        PROGRESS_VARIABLE: options.progress_deadline,
+    }
     return {**os.environ, **{name: value for name, value in chosen.items() if value}}
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from pslite.coordinator import Coordinator, Settings
+from pslite.coordinator.progress_watch import ProgressRule
 from pslite.errors import PsliteError, UsageError
 from pslite.job.user_environment import remarks, user_environment
 from pslite.launch.coordinator_supervisor import LogLocation, Supervisor, locate_log
@@ -19,7 +20,7 @@ from pslite.launch.local_tasks import LocalTasks
 from pslite.launch.membership_from_daemon import DaemonClient, report_failure
 from pslite.launch.mxnet_launcher import OpenMembership, launched_listener
 from pslite.launch.registration import Registration, register
-from pslite.launch.task_environment import balance_of, job_encryption, need
+from pslite.launch.task_environment import balance_of, job_encryption, need, progress_deadline
 from pslite.net.authentication import TOKEN_BYTES, parse_token
 from pslite.net.framing import listen
 
@@ -49,6 +50,11 @@ class Tasks:
         return ["dl2-run", "--encrypt", self.encrypt, "--", *self.command] if self.encrypt else list(self.command)
 
 
+def _settings(environ: Mapping[str, str]) -> Settings:
+    """Return a coordinator's settings, with what the user has said."""
+    return Settings(balance=balance_of(environ), progress=ProgressRule(progress_deadline(environ)))
+
+
 def launched(environ: Mapping[str, str], say: Callable[[str], None]) -> int:
     """Be the coordinator that the scheduler of MXNet's launcher is; returns the exit status.
 
@@ -63,7 +69,7 @@ def launched(environ: Mapping[str, str], say: Callable[[str], None]) -> int:
         job="dmlc",
         token=parse_token(need(environ, "DL2_TOKEN")),
         say=say,
-        settings=Settings(grace=_GRACE_SECONDS, balance=balance_of(environ)),
+        settings=replace(_settings(environ), grace=_GRACE_SECONDS),
         host=need(environ, "DMLC_PS_ROOT_URI"),
         encrypt=job_encryption(environ),
     )
@@ -91,7 +97,7 @@ def standalone(tasks: Tasks, environ: Mapping[str, str], say: Callable[[str], No
         job="standalone",
         token=parse_token(token) if token else secrets.token_bytes(TOKEN_BYTES),
         say=say,
-        settings=Settings(grace=_GRACE_SECONDS, start=_START_SECONDS, balance=balance_of(environ)),
+        settings=replace(_settings(environ), grace=_GRACE_SECONDS, start=_START_SECONDS),
         host="127.0.0.1",
         encrypt=job_encryption(environ),
     )
@@ -142,7 +148,7 @@ def _coordinate(tasks: Tasks, environ: Mapping[str, str], say: Callable[[str], N
             registration = _register(daemon, tasks.argv(), address, environ, say)
         if not _JOB.fullmatch(registration.job):
             raise UsageError(f"the job name {registration.job!r} is malformed")
-        settings = Settings(heartbeat=registration.heartbeat_seconds, balance=balance_of(environ))
+        settings = replace(_settings(environ), heartbeat=registration.heartbeat_seconds)
         own: LocalTasks | None = None
         if registration.static:
             say(

@@ -14,6 +14,7 @@ from pslite.net.authentication import Identity, parse_token
 from pslite.net.framing import split_address
 from pslite.net.tls import VARIABLE, Encryption
 
+PROGRESS_VARIABLE = "DL2_PROGRESS_DEADLINE"
 _TASK = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
@@ -69,13 +70,29 @@ def watch_seconds(environ: Mapping[str, str]) -> float:
         it is no such number.
 
     """
-    text = environ.get("DL2_WATCH_SECONDS") or "5"
+    return _seconds("DL2_WATCH_SECONDS", environ.get("DL2_WATCH_SECONDS") or "5")
+
+
+def progress_deadline(environ: Mapping[str, str]) -> float:
+    """Return the least time, in seconds, for which a job may make no progress, DL2_PROGRESS_DEADLINE; 0: for ever.
+
+    Raises
+    ------
+    UsageError
+        it is no such number.
+
+    """
+    return _seconds(PROGRESS_VARIABLE, environ.get(PROGRESS_VARIABLE) or "1800")
+
+
+def _seconds(name: str, text: str) -> float:
+    """Return a number of seconds from its text.  Raises UsageError."""
     try:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < math.inf:
-        raise UsageError(f"DL2_WATCH_SECONDS is {text!r}: it must be a number of seconds, 0 or more")
+        raise UsageError(f"{name} is {text!r}: it must be a number of seconds, 0 or more")
     return seconds
 
 

@@ -11,7 +11,7 @@ from pslite.job.job_status import Cause
 from pslite.job.member_measurements import StepTimes, Throughput, Usage
 from pslite.job.membership_plan import Member, Plan
 
-PROTOCOL = 2
+PROTOCOL = 3
 MAX_HANDSHAKE_BYTES = 4096
 MAX_CONTROL_BYTES = 8 << 20
 
@@ -257,6 +257,16 @@ class Severed(Message, frozen=True):
     reason: str
 
 
+class Stacks(Message, frozen=True):
+    """What I do, as `DumpStacks` asks; the stacks of my threads are in my log."""
+
+    #: whether a worker's script computes, and does not wait for others; and where it is
+    computes: bool = False
+    place: str = ""
+    #: tasks of which I lack something
+    waits_for: tuple[str, ...] = ()
+
+
 class Leave(Message, frozen=True):
     """Member: my process ends in good order."""
 
@@ -329,6 +339,8 @@ class Prepare(Message, frozen=True):
     recover: bool = False
     #: no worker has weights yet: the first one provides them (all-reduce)
     fresh: bool = False
+    #: how long the job may make no progress, in seconds; 0: for ever
+    progress_seconds: float = 0.0
 
 
 class Abort(Message, frozen=True):
@@ -429,6 +441,10 @@ class Complete(Message, frozen=True):
     chief: str
 
 
+class DumpStacks(Message, frozen=True):
+    """The job makes no progress: write the stacks of your threads to your log, and answer `Stacks`."""
+
+
 class Exit(Message, frozen=True):
     """You are no longer needed: end with status 0.
 
@@ -481,6 +497,7 @@ FromMember = (
     | Digests
     | Failed
     | Severed
+    | Stacks
     | Leave
     | AgentExit
     | AgentUsage
@@ -506,6 +523,7 @@ FromCoordinator = (
     | DigestRequest
     | Published
     | Complete
+    | DumpStacks
     | Exit
     | RollBack
     | JobEnded

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from pslite.errors import JobFailed, ProtocolError, RolledBack
 from pslite.fault_points import FaultHook, FaultPoint, FaultPoints
 from pslite.job.job_spec import JobSpec
+from pslite.job.stack_dump import dump_stacks
 from pslite.net.authentication import Identity
 from pslite.net.coordinator_client import CoordinatorClient
 from pslite.net.data_frames import Link
@@ -31,6 +32,7 @@ from pslite.net.messages import (
     Commit,
     DigestRequest,
     Digests,
+    DumpStacks,
     Exit,
     JobEnded,
     Join,
@@ -47,6 +49,7 @@ from pslite.net.messages import (
     Refused,
     RollBack,
     Saved,
+    Stacks,
     Trust,
 )
 from pslite.server.async_rounds import AsynchronousRounds
@@ -148,6 +151,7 @@ class Server:
             Clip: self._take_factors,
             Trust: self._take_factors,
             DigestRequest: self._send_digests,
+            DumpStacks: self._dump_stacks,
             Exit: self._exit,
             RollBack: _roll_back,
             JobEnded: _job_ended,
@@ -399,6 +403,11 @@ class Server:
             self._queue_result(Digests(blocks=blocks))
 
         threading.Thread(target=run, name="digests", daemon=True).start()
+
+    def _dump_stacks(self, message: DumpStacks) -> None:  # noqa: ARG002
+        dump_stacks()
+        waits_for = tuple(sorted(self._rounds.waits_for())) if self._state.has_spec else ()
+        self._state.send(Stacks(waits_for=waits_for))
 
     def _exit(self, message: Exit) -> None:
         self._state.say(message.reason)

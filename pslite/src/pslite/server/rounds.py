@@ -225,6 +225,10 @@ class Rounds(ABC):
                 break
         return bool(self.resumed)
 
+    def waits_for(self) -> set[str]:
+        """Return the members of which something is missing: servers that have not confirmed the last step."""
+        return {task for block in self.server.owned.values() if block.awaits_backup for task in block.backups}
+
     @abstractmethod
     def workers_lost(self, nodes: Mapping[int, Collection[int]]) -> None:
         """Continue without workers that have died: `nodes` are the tree nodes that they pushed, by plan number.
@@ -274,6 +278,16 @@ class SynchronousRounds(Rounds):
             encoding.round(out)
         pool.give(right)
         return out
+
+    def waits_for(self) -> set[str]:
+        """Return the workers whose pushes of the present step are missing, and servers that have not confirmed it."""
+        pushing = (
+            (self.server.plan_of(block).pushers, block.received)
+            for block in self.server.owned.values()
+            if block.total is None
+        )
+        workers = {task for pushers, received in pushing for node, task in pushers.items() if node not in received}
+        return super().waits_for() | workers - {ANY_WORKER}
 
     def proceed(self, block: BlockState) -> None:
         """Apply a block's step if its sum is complete, its state is here and its factors are known."""

@@ -14,10 +14,12 @@ from pslite.errors import JobFailed, PsliteError
 from pslite.fault_points import FaultHook, FaultPoint, FaultPoints
 from pslite.job.job_spec import JobSpec
 from pslite.job.member_measurements import MAX_STEPS, StepTimes, ThroughputMeter
+from pslite.job.stack_dump import dump_stacks, place_of
 from pslite.net.authentication import Identity
 from pslite.net.coordinator_client import CoordinatorClient
 from pslite.net.messages import (
     Beat,
+    DumpStacks,
     Exit,
     Failed,
     FromCoordinator,
@@ -27,6 +29,7 @@ from pslite.net.messages import (
     Message,
     Refused,
     RollBack,
+    Stacks,
 )
 from pslite.worker.script_process import Host, ScriptProcess
 from pslite.worker.training_session import Drained
@@ -34,6 +37,8 @@ from pslite.worker.weights_version import Progress
 
 #: the least time between two progress reports of a fast loop
 _PROGRESS_SECONDS = 0.1
+#: characters of the place where a script is that are told
+_MAX_PLACE = 1000
 #: the longest time between two looks at the control connection
 _LOOK_SECONDS = 0.2
 #: how much longer than the lease the end of a process may wait for its control thread
@@ -109,6 +114,9 @@ class Membership(ABC):
         self._step_seconds = deque[float](maxlen=MAX_STEPS)
         self._client: CoordinatorClient | None = None
         self._thread: threading.Thread | None = None
+        #: the thread of the script, and whether it computes: it does not wait for others
+        self._script_thread = threading.get_ident()
+        self._computes = False
 
     @property
     @abstractmethod
@@ -123,6 +131,10 @@ class Membership(ABC):
     @abstractmethod
     def _handle_other(self, message: FromCoordinator) -> None:
         """Take a message that is not the same for all kinds of workers; in the control thread."""
+
+    def _waits_for(self) -> tuple[str, ...]:
+        """Return the tasks of which something is missing, as far as that is known; in the control thread."""
+        return ()
 
     @abstractmethod
     def _wake(self) -> None:
@@ -271,6 +283,10 @@ class Membership(ABC):
                 self._process.begin_again(message.reason)
         elif isinstance(message, JobEnded):
             self._job_failed(message.reason)
+        elif isinstance(message, DumpStacks):
+            dump_stacks()
+            place, waits_for = place_of(self._script_thread), () if self._computes else self._waits_for()
+            self._send(Stacks(computes=self._computes, place=place[-_MAX_PLACE:], waits_for=waits_for))
         elif isinstance(message, Refused):
             self._job_failed(f"the coordinator refused {self._identity.task}: {message.reason}")
         else:

@@ -6,7 +6,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+
+import numpy as np
+import pytest
+
+from pslite.errors import PeerLost
+from pslite.worker.allreduce.process_group import Group, RelayStore
 
 #: One of two members stands still when it is to receive more than a connection holds, and is killed: gloo never ends
 #: that send.
@@ -62,3 +70,18 @@ def test_a_send_that_never_ends_keeps_neither_memory_nor_the_end_of_its_process(
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     assert (process.returncode, said) == (0, "True True True\n"), errors
+
+
+def test_an_operation_in_which_another_member_takes_no_part_ends_in_time():
+    stores: list[RelayStore] = []
+    stores += [RelayStore(lambda key, value, other=1 - rank: stores[other].take(key, value)) for rank in (0, 1)]
+    done = threading.Event()
+    with ThreadPoolExecutor(2) as pool:
+        groups = list(pool.map(lambda rank: Group(1, rank, 2, stores[rank], "127.0.0.1", done.set, 1.0), (0, 1)))
+    work = groups[0].add(np.ones(4, np.float32))
+    assert done.wait(60)
+    with pytest.raises(PeerLost, match=r"(?i)timed out"):
+        work.result()
+    for group in groups:
+        group.close()
+    assert all(group.join(60.0) for group in groups)

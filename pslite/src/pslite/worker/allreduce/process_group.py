@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from pslite.errors import PeerLost, UsageError
 
-#: nothing ends by time: who waits looks at what the coordinator says meanwhile
+#: where the job has no progress deadline nothing ends by time: who waits looks at what the coordinator says meanwhile
 _FOREVER = timedelta(days=30)
 #: a receive that can only end by its time closes all connections of a group
 _AT_ONCE = timedelta(milliseconds=1)
@@ -143,6 +143,8 @@ class Group:
         name or address of the interface on which this process can be reached.
     wake
         called by other threads when an operation has ended.
+    seconds
+        how long an operation may take; 0: for ever.
 
     Raises
     ------
@@ -154,7 +156,14 @@ class Group:
     """
 
     def __init__(
-        self, number: int, rank: int, size: int, store: RelayStore, host: str, wake: Callable[[], None]
+        self,
+        number: int,
+        rank: int,
+        size: int,
+        store: RelayStore,
+        host: str,
+        wake: Callable[[], None],
+        seconds: float = 0.0,
     ) -> None:
         self.number, self.rank, self.size = number, rank, size
         self._store = store
@@ -171,7 +180,7 @@ class Group:
             return
         gloo: Any = dist.ProcessGroupGloo  # what we need of it has no public name
         options = gloo._Options()  # noqa: SLF001
-        options._timeout = _FOREVER  # noqa: SLF001
+        options._timeout = timedelta(seconds=seconds) if seconds else _FOREVER  # noqa: SLF001
         try:
             options._devices = [gloo.create_device(hostname=host)]  # noqa: SLF001
         except RuntimeError as error:

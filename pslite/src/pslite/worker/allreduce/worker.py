@@ -193,9 +193,11 @@ class AllReduceWorker(Membership):
         )
         self._recover()
         self._catch_up()
+        self._computes = True
 
     def finish(self) -> None:
         """Say that the last version is reached, and wait until everybody has it: somebody may need ours."""
+        self._computes = False
         self._report_progress(force=True)
         self._send(Digests(blocks=self._replica.digests()))
         self._send(Finished(version=self.version, suspension_ms=self._suspensions))
@@ -266,11 +268,13 @@ class AllReduceWorker(Membership):
                 "each once"
             )
         before = self.version
+        self._computes = False
         try:
             self._step(contributions)
         except _GroupBroken:
             self._recover()
         self._catch_up()
+        self._computes = True
         if self.version == before:
             return self.share.nodes
         self._note_progress(loss, samples)
@@ -586,7 +590,7 @@ class AllReduceWorker(Membership):
             if message.spec != self.spec:
                 raise UsageError("the plan's job description differs from that of this worker's script")
             if rank >= 0:
-                group = Group(plan.number, rank, size, store, self._host, self._bell.set)
+                group = Group(plan.number, rank, size, store, self._host, self._bell.set, message.progress_seconds)
                 with self._stages_lock:
                     self._made = [other for other in self._made if not other.join(0.0)] + [group]
                 how = Division(self.spec, size, range(size), self.weights.memory.size)

@@ -6,6 +6,7 @@ first one computes, and opens what a coming plan needs.  Taking a new plan into 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -178,6 +179,7 @@ class Worker(Membership):
         self._model.show(progress.awaited)
         self.joined_late = prepared.previous is not None
         self._enter(prepared, progress.awaited)
+        self._computes = True
         self._meter.begin()
 
     def _connect(self, spec: JobSpec | None) -> None:
@@ -251,7 +253,15 @@ class Worker(Membership):
             self._patient = False
 
     def _pump(self, done: Callable[[], bool]) -> None:
+        computed, self._computes = self._computes, False
         self._plane.pump(done, self._check)
+        self._computes = computed
+
+    def _waits_for(self) -> tuple[str, ...]:
+        plan = self._plans.current
+        with contextlib.suppress(RuntimeError):  # they are coming in
+            return tuple({plan.owner(number).task for number in self._progress.missing}) if plan is not None else ()
+        return ()
 
     def _check(self) -> None:
         """Look at what other threads have to say."""

@@ -1,0 +1,73 @@
+"""How long a job may stand still, and which member is found to hold it up."""
+
+from __future__ import annotations
+
+import pytest
+
+from pslite.coordinator.progress_deadline import stuck_members
+from pslite.coordinator.progress_watch import ProgressRule, ProgressWatch
+from pslite.net.messages import Stacks
+
+RULE = ProgressRule(60.0, 10.0)
+NONE: tuple[int, ...] = ()
+
+
+def test_a_deadline_is_learned_from_steps():
+    watch = ProgressWatch()
+    watch.note(0.0, 0, NONE)
+    assert watch.deadline(RULE) == 120.0  # before the first step
+    watch.note(1.0, 1, NONE)
+    assert watch.deadline(RULE) == 60.0
+    watch.note(21.0, 3, NONE)  # two steps of 10 s
+    assert watch.deadline(RULE) == 100.0
+    watch.note(22.0, 4, NONE)
+    assert (watch.since, watch.deadline(RULE)) == (22.0, 100.0)
+    # what takes long because members change is no step
+    watch.note(500.0, 5, (2,))
+    assert watch.deadline(RULE) == 100.0
+    # a day later the slow step does not count any more
+    watch.rest(90_000.0)
+    watch.note(90_000.0, 5, (2,))
+    assert watch.deadline(RULE) == 120.0
+    watch.note(90_001.0, 6, (2,))
+    assert watch.deadline(RULE) == 60.0
+
+
+def test_a_job_without_a_deadline_may_stand_still_for_ever():
+    watch = ProgressWatch()
+    watch.note(0.0, 0, NONE)
+    assert watch.deadline(ProgressRule(0.0)) == watch.longest(ProgressRule(0.0)) == 0.0
+
+
+def computes(place="train.py:12 in load"):
+    return Stacks(computes=True, place=place)
+
+
+def waits(*tasks):
+    return Stacks(waits_for=tasks)
+
+
+@pytest.mark.parametrize(
+    ("answers", "found"),
+    [
+        pytest.param({"w0": waits("s0"), "w1": computes()}, ["w1"], id="a script that hangs"),
+        pytest.param({"w0": computes(), "w1": computes()}, ["w0", "w1"], id="all scripts hang"),
+        pytest.param({"w0": waits("s0")}, ["w1"], id="a process that does not answer"),
+        pytest.param(
+            {"w0": waits("s0", "s1"), "w1": waits("s1"), "s0": waits("w1"), "s1": waits("w1")}, ["w1"],
+            id="a worker and a server cannot reach each other",
+        ),
+        pytest.param(
+            {"w0": waits("s0"), "w1": waits("s0"), "s0": waits("w0", "w1"), "s1": waits()}, ["s0"],
+            id="a server takes nothing",
+        ),
+        pytest.param(
+            {"w0": waits("s0"), "w1": waits("s0"), "s0": waits("s1"), "s1": waits()}, ["s1"],
+            id="a replica is not confirmed",
+        ),
+        pytest.param({"w0": waits("s0"), "w1": waits("s0"), "s1": waits()}, ["s0"], id="a server does not answer"),
+        pytest.param({"w0": waits(), "w1": waits()}, [], id="all-reduce: all wait for the others"),
+    ],
+)  # fmt: skip
+def test_who_holds_a_job_up(answers, found):
+    assert [each.task for each in stuck_members(5, ["w0", "w1"], answers)] == found
