@@ -40,6 +40,8 @@ class DaemonProcess:
         self.config = directory / "dl2d.yaml"
         self.log = directory / "daemon.log"
         self.env = dict(os.environ if env is None else env)
+        #: Further arguments of ``dl2d run``.
+        self.arguments: list[str] = []
         self.settings = {
             "state_dir": str(self.state_dir),
             "api": {"port": self.port, "heartbeat_seconds": 0.3},
@@ -77,7 +79,7 @@ class DaemonProcess:
     def spawn(self) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as log:
             return subprocess.Popen(
-                [str(BIN / "dl2d"), "run", "--config", str(self.config)],
+                [str(BIN / "dl2d"), "run", "--config", str(self.config), *self.arguments],
                 stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=self.env, start_new_session=True,
             )  # fmt: skip
 

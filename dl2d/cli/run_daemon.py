@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from dl2d.cli.logging import configure_logging
 from dl2d.cli.options import ConfigOption
-from dl2d.config.settings import DEFAULT_PATH, load_settings
+from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.errors import ConfigError
-from dl2d.daemon.loop import Daemon
+from dl2d.daemon.loop import Daemon, process_name
 from dl2d.daemon.models.learner_process import learner_command
+from dl2d.daemon.standby import wait_for_lease
+from dl2d.daemon.systemd import ServiceManager
 from dl2d.store import schema
 from dl2d.store.sql_store import SqlStore
 from dl2d.tick.policy_call import freeze_startup_objects
@@ -20,6 +27,9 @@ _ADVICE = "give the folder to the daemon's account, or set another one"
 
 def run(
     config: ConfigOption = DEFAULT_PATH,
+    standby: Annotated[
+        bool, typer.Option("--standby", help="If another daemon holds the store, wait and take over when it ends.")
+    ] = False,
 ) -> None:
     """Run the daemon until SIGTERM; SIGHUP reads the configuration again."""
     settings = load_settings(config)
@@ -29,6 +39,9 @@ def run(
     if schema.current(settings.store_url) is None:
         schema.upgrade(settings.store_url)
     store = SqlStore(settings.store_url, progress_seconds=settings.store.progress_seconds)
+    if standby and not _waited(settings, store):
+        store.close()
+        return
     with Daemon(
         settings,
         store,
@@ -47,3 +60,17 @@ def _make_folder(folder: Path) -> None:
         raise ConfigError(f"state_dir: {error.filename or folder}: {error.strerror}; {_ADVICE}") from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(f"state_dir: {folder} may not be written by uid {os.getuid()}; {_ADVICE}")
+
+
+def _waited(settings: Settings, store: SqlStore) -> bool:
+    """Wait for the lease; false if the process was told to end before it came."""
+    stop = threading.Event()
+    handled = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+    service = ServiceManager()
+    try:
+        return wait_for_lease(store, process_name(), settings.schedule.poll_seconds, service, stop)
+    finally:
+        for number, before in handled.items():
+            signal.signal(number, before)
+        if stop.is_set():
+            service.stopping()

@@ -219,6 +219,17 @@ class TaskChange(msgspec.Struct, frozen=True, gc=False):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class LeaseSign:
+    """A sign of life of the lease's holder: two are equal if the holder gave none in between."""
+
+    holder: str
+    #: Grows with each holder.
+    term: int
+    #: Grows with each sign.
+    renewals: int
+
+
 class TickStore(Protocol):
     """What a tick reads and writes. Every method may raise ``StoreUnavailable``; then nothing of the call was kept."""
 
@@ -300,6 +311,10 @@ class TickStore(Protocol):
         """Keep a slot and its decisions."""
         ...
 
+    def check_lease(self) -> None:
+        """Raise ``AlreadyRunning`` if another daemon has taken the lease; called before each call that acts."""
+        ...
+
     def keep_guard_memory(self, memory: GuardMemory) -> None:
         """Replace the guard's memory."""
         ...
@@ -316,11 +331,20 @@ class TickStore(Protocol):
 class Store(TickStore, Protocol):
     """The daemon's store: what a tick needs, the lease, and the histories that users read."""
 
-    def acquire(self, holder: str) -> None:
+    def acquire(self, holder: str, *, silent: LeaseSign | None = None) -> None:
         """Become the only daemon on this store until ``close``, also across a crash of this process.
 
-        Raises ``AlreadyRunning``, naming the holder. ``holder`` is a text for people: host and pid.
+        Raises ``AlreadyRunning``, naming the holder. ``holder`` is a text for people: host and pid. With ``silent``,
+        the lease is taken from a holder whose last sign of life that was, if it still is.
         """
+        ...
+
+    def renew_lease(self) -> None:
+        """Give a sign of life as the holder. Raises ``AlreadyRunning`` if another daemon has the lease."""
+        ...
+
+    def lease_sign(self) -> LeaseSign | None:
+        """Last sign of life of the holder; None if nobody ever held the lease."""
         ...
 
     def close(self) -> None:

@@ -34,6 +34,7 @@ from dl2d.daemon.credentials import load_credentials
 from dl2d.daemon.health import Health
 from dl2d.daemon.models.active_version import ActiveVersion
 from dl2d.daemon.models.learner_process import Learner
+from dl2d.daemon.standby import LeaseKeeper, renewal_seconds
 from dl2d.daemon.systemd import ServiceManager
 from dl2d.plugins import load_manager, load_placement, load_policy
 from dl2d.tick.policy_call import Deadline
@@ -110,7 +111,9 @@ class Daemon(AbstractContextManager["Daemon"]):
             stack.callback(store.close)
             self._store = store
             credentials = load_credentials(settings.secret_path, create=True)
-            store.acquire(f"process {os.getpid()} on {socket.gethostname()}")
+            store.acquire(process_name())
+            keeper = LeaseKeeper(store, renewal_seconds(settings.schedule.poll_seconds), self._lease_lost)
+            stack.callback(keeper.close)
             limits = ConnectionLimits(per_address=settings.api.connections_per_address)
             self._server = ApiServer(settings.api.host, settings.api.port, limits)
             stack.callback(self._server.stop)
@@ -274,9 +277,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             with self._manager_access.lock:
                 self._state, report = tick(self._context, self._state)
         except AlreadyRunning as error:
-            # The lease on the store was lost to another daemon: two must never act on one cluster.
-            self._fatal = error
-            self.stop()
+            self._lease_lost(error)
             return None
         except Dl2dError as error:
             self._status = f"last tick failed: {error}"
@@ -323,6 +324,11 @@ class Daemon(AbstractContextManager["Daemon"]):
             log.info("listing is complete again")
         if report.remarks and report.remarks != before[1]:
             log.warning("not stopped", reasons=report.remarks[:_MAX_REASONS], count=len(report.remarks))
+
+    def _lease_lost(self, error: AlreadyRunning) -> None:
+        """End: the lease on the store was lost to another daemon, and two must never act on one cluster."""
+        self._fatal = error
+        self.stop()
 
     def _log_idle(self, report: Report) -> None:
         """Log that jobs wait although they fit: when it begins, and when the fallback decides because of it."""
@@ -422,8 +428,7 @@ class Daemon(AbstractContextManager["Daemon"]):
 
     def _enter(self, mode: Mode, reason: str) -> None:
         """Record the mode; a mode that cannot be recorded is not entered."""
-        by = f"process {os.getpid()} on {socket.gethostname()}"
-        change = self._store.enter_mode(mode, at=self._clock(), by=by, reason=reason)
+        change = self._store.enter_mode(mode, at=self._clock(), by=process_name(), reason=reason)
         if change is not None:
             log.info("mode", mode=str(mode), before=str(change.before or ""), reason=reason)
 
@@ -469,6 +474,11 @@ class Daemon(AbstractContextManager["Daemon"]):
             self.reload()
         else:
             self.stop()
+
+
+def process_name() -> str:
+    """This process and its machine, for people."""
+    return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 def guard_rules(settings: Settings) -> GuardRules:

@@ -205,6 +205,9 @@ class MemoryStore:
         """Number of the newest slot; 0 if there is none."""
         return self._last_slot
 
+    def check_lease(self) -> None:
+        """Nobody else can take it."""
+
     def keep_guard_memory(self, memory: GuardMemory) -> None:
         """Replace the guard's memory."""
         self._memory = memory

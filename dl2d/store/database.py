@@ -23,6 +23,7 @@ LOCK_SECONDS = 10.0
 _CONNECT_SECONDS = 10
 _POSTGRESQL = "postgresql+psycopg"
 _EXAMPLES = "write sqlite:////var/lib/dl2d/dl2d.sqlite or postgresql://user@host/database"
+_END_IDLE = f"SET LOCAL idle_in_transaction_session_timeout = '{int(LOCK_SECONDS * 1000)}ms'"
 _WRITE = "dl2d_write"
 _DURABLE = "dl2d_durable"
 
@@ -189,6 +190,8 @@ class Database:
             if self.place.is_postgresql and not durable:
                 connection.exec_driver_sql("SET LOCAL synchronous_commit = off")
             if self.fence is not None:
+                if self.place.is_postgresql:  # one that stands still in the middle must not keep its locks
+                    connection.exec_driver_sql(_END_IDLE)
                 self.fence.check(connection)
             yield connection
 

@@ -1,4 +1,9 @@
-"""The lease: one daemon per store. The operating system or PostgreSQL gives the lock back when its holder dies."""
+"""The lease: one daemon per store.
+
+Its term in the table ``lease`` is what counts: it grows with each holder, and a holder of an older term cannot write.
+A file lock or an advisory lock beside it tells at once when the holder dies, since the operating system or PostgreSQL
+gives it back then.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +21,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from dl2d.core.errors import AlreadyRunning, StoreUnavailable
 from dl2d.store.database import Place, translated
-from dl2d.store.mapping import Base, FreeText
+from dl2d.store.mapping import ZERO, Base, FreeText
 
 
 class LeaseRow(Base):
@@ -28,6 +33,7 @@ class LeaseRow(Base):
     holder: Mapped[str] = mapped_column(FreeText(), comment="process and machine")
     term: Mapped[int] = mapped_column(comment="grows by one with each holder; a holder of an older term may not write")
     since: Mapped[float] = mapped_column(comment="seconds since 1970")
+    renewals: Mapped[int] = mapped_column(server_default=ZERO, comment="grows with each sign of life of the holder")
 
 
 _log = structlog.get_logger(__name__)

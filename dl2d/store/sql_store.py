@@ -6,10 +6,11 @@ This module opens the database, holds the lease and begins transactions; tables 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Collection, Sequence
 
-from sqlalchemy import Connection, event, select
+from sqlalchemy import Connection, event, select, update
 
 from dl2d.core.cluster import Task
 from dl2d.core.daemon_mode import Mode, ModeChange
@@ -21,6 +22,7 @@ from dl2d.core.site_history import History
 from dl2d.core.store import (
     DecisionEntry,
     JobChange,
+    LeaseSign,
     Resize,
     RuntimePlan,
     Slot,
@@ -73,7 +75,10 @@ class SqlStore:
             raise SchemaOutdated(f"there is no store at {self._place}; `dl2d db upgrade` creates it")
         self._database = Database(self._place)
         self._lease = _lease_of(self._database)
+        #: Term of the lease that this process holds, its name in it, and whether it has the lock as well.
         self._term: int | None = None
+        self._holder = ""
+        self._locked = False
         try:
             if self._place.in_memory:
                 schema.make_in_memory(self._database)
@@ -88,35 +93,74 @@ class SqlStore:
 
     # Lease
 
-    def acquire(self, holder: str) -> None:
+    def acquire(self, holder: str, *, silent: LeaseSign | None = None) -> None:
         """See ``Store.acquire``."""
         if self._term is not None:
             return
-        self._lease.take(holder)
+        try:
+            self._lease.take(holder)
+            self._locked = True
+        except AlreadyRunning:
+            if silent is None:
+                raise
         try:
             with self._database.writing("taking the lease") as connection:
-                term = 1 + (connection.execute(select(LeaseRow.term).where(LeaseRow.name == _LEASE)).scalar() or 0)
-                held = {"name": _LEASE, "holder": holder, "term": term, "since": time.time()}
+                now = self._sign_in(connection, locks=True)
+                if silent is not None and now != silent:
+                    raise AlreadyRunning(f"the store {self._place} is held by another daemon, which is alive")
+                term = 1 + (0 if now is None else now.term)
+                held = {"name": _LEASE, "holder": holder, "term": term, "since": time.time(), "renewals": 0}
                 connection.execute(upsert(connection, LeaseRow, replace=True), held)
         except BaseException:
             self._lease.release()
+            self._locked = False
             raise
-        self._term = term
+        self._term, self._holder = term, holder
         self._database.fence = self
 
-    def check(self, connection: Connection) -> None:
-        """Refuse to write once another daemon has taken the store, e.g. while PostgreSQL was away.
+    def renew_lease(self) -> None:
+        """See ``Store.renew_lease``. Takes the lock as well, where a silent holder had kept it."""
+        if not self._locked:
+            with contextlib.suppress(AlreadyRunning):
+                self._lease.take(self._holder)
+                self._locked = True
+        with self._database.writing("renewing the lease", durable=False) as connection:
+            renewed = update(LeaseRow).where(LeaseRow.name == _LEASE).values(renewals=LeaseRow.renewals + 1)
+            connection.execute(renewed)
 
-        The row is locked until the transaction ends, so no daemon can take over in the middle of it.
-        """
-        self._lease.check()
-        if not self._place.is_postgresql:
+    def lease_sign(self) -> LeaseSign | None:
+        """See ``Store.lease_sign``."""
+        with self._database.reading("reading the lease") as connection:
+            return self._sign_in(connection)
+
+    def _sign_in(self, connection: Connection, *, locks: bool = False) -> LeaseSign | None:
+        """The sign in the table; ``locks`` keeps others from changing it until the transaction ends."""
+        chosen = select(LeaseRow.holder, LeaseRow.term, LeaseRow.renewals).where(LeaseRow.name == _LEASE)
+        row = connection.execute(chosen.with_for_update() if locks else chosen).one_or_none()
+        return None if row is None else LeaseSign(row.holder, row.term, row.renewals)
+
+    def check_lease(self) -> None:
+        """See ``TickStore.check_lease``."""
+        if self._term is None:
             return
-        found = connection.execute(
-            select(LeaseRow.term, LeaseRow.holder).where(LeaseRow.name == _LEASE).with_for_update(read=True)
-        ).one_or_none()
-        if found is None or found.term != self._term:
-            other = "nobody we know" if found is None else found.holder
+        with self._database.reading("checking the lease") as connection:
+            self._check_term(self._sign_in(connection))
+
+    def check(self, connection: Connection) -> None:
+        """Refuse to write once another daemon has taken the store, e.g. while this one stood still.
+
+        The row is locked until the transaction ends (in SQLite the whole database is), so no daemon can take over in
+        the middle of it.
+        """
+        if self._locked:
+            self._lease.check()
+        chosen = select(LeaseRow.holder, LeaseRow.term, LeaseRow.renewals).where(LeaseRow.name == _LEASE)
+        row = connection.execute(chosen.with_for_update(read=True)).one_or_none()
+        self._check_term(None if row is None else LeaseSign(row.holder, row.term, row.renewals))
+
+    def _check_term(self, sign: LeaseSign | None) -> None:
+        if sign is None or sign.term != self._term:
+            other = "nobody we know" if sign is None else sign.holder
             raise AlreadyRunning(
                 f"the store {self._place} was taken over by another daemon ({other}); this one must end"
             )

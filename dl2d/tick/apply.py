@@ -41,6 +41,7 @@ def apply(context: Context, plan: Plan, jobs: Mapping[JobKey, Job], at: float) -
         if task.job not in task_specs:
             task_specs[task.job] = context.task_specs.of_job(jobs[task.job])
         spec = task_specs[task.job].task_spec(task)
+        store.check_lease()
         try:
             handle = context.manager.submit(spec)
         except Unavailable as error:
@@ -61,6 +62,7 @@ def apply(context: Context, plan: Plan, jobs: Mapping[JobKey, Job], at: float) -
 
 def start_anchor(context: Context, job: Job, at: float) -> None:
     """Start the anchor of a job that was submitted to the daemon; if the resource manager refuses it, the job ends."""
+    context.store.check_lease()
     try:
         handle = context.manager.submit(context.task_specs.anchor_spec(job))
     except Unavailable as error:

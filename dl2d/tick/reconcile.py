@@ -161,6 +161,7 @@ def _stop(
     for identity in due:
         log.info("stop", handle=identity.handle, tag=identity.tag, user=identity.user, reason=reasons[identity])
     if due:
+        context.store.check_lease()
         context.manager.stop(due, context.grace_seconds)
     return recent | {keys[identity]: at for identity in due}
 

@@ -13,6 +13,7 @@ from sqlalchemy import text
 from store.samples import a_job
 
 from dl2d.core.errors import AlreadyRunning, StoreUnavailable
+from dl2d.core.store import LeaseSign
 from dl2d.store import schema
 from dl2d.store.sql_store import SqlStore
 
@@ -87,6 +88,34 @@ def test_the_holder_stands_in_the_table(kept_url):
             store.acquire(holder)
             with store._database.reading("test") as connection:
                 assert connection.execute(text("SELECT holder, term FROM lease")).all() == [(holder, term)]
+
+
+def test_a_silent_holder_loses_the_lease_and_can_write_no_more(kept_url):
+    """Its process stands still: the lock is still its own, so the term decides."""
+    with closing(SqlStore(kept_url)) as first, closing(SqlStore(kept_url)) as second:
+        assert second.lease_sign() is None
+        first.acquire("first")
+        sign = second.lease_sign()
+        assert sign == LeaseSign("first", 1, 0)
+        first.renew_lease()
+        with pytest.raises(AlreadyRunning, match="which is alive"):
+            second.acquire("second", silent=sign)
+        sign = second.lease_sign()
+        assert sign == LeaseSign("first", 1, 1)
+        first.check_lease()
+        second.acquire("second", silent=sign)
+        for attempt in (lambda: first.add_job(a_job()), first.check_lease, first.renew_lease,
+                        lambda: first.registry.begin_run("dl2", 1.0)):  # fmt: skip
+            with pytest.raises(AlreadyRunning, match=r"another daemon \(second\)"):
+                attempt()
+        second.add_job(a_job(2))
+        second.check_lease()
+        first.close()
+        second.renew_lease()  # and takes the lock that has become free
+        with closing(SqlStore(kept_url)) as third, pytest.raises(AlreadyRunning, match="held by another daemon"):
+            third.acquire("third")
+        second.add_job(a_job(3))
+        assert [job.key.id for job in second.jobs(live=True)] == ["2", "3"]
 
 
 def test_the_lock_file_cannot_be_made(tmp_path):

@@ -13,7 +13,7 @@ from tick.world import World
 
 from dl2d.core.cluster import NodeState, Snapshot, TaskState
 from dl2d.core.decision import Constraint, Decision, Reason
-from dl2d.core.errors import Rejected, Unavailable
+from dl2d.core.errors import AlreadyRunning, Rejected, Unavailable
 from dl2d.core.guard_memory import GuardMemory
 from dl2d.core.jobs import NOTHING, Allocation, JobState, Progress, Role
 from dl2d.core.json_codec import encode
@@ -501,6 +501,29 @@ def test_a_cool_down_counts_from_resizes_that_happened_not_from_decisions(world:
     world.settle()
     confirmed = max(task.since for task in world.store.tasks(live=True, job=key))
     assert world.state.memory.resized_at == {key: confirmed}
+
+
+def test_a_daemon_that_lost_its_lease_submits_and_stops_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stood still between a write to the store and the call of the resource manager."""
+    key = world.submit(max_workers=2, max_ps=2)
+    world.settle()
+    world.beat(key, state="finished")
+    waiting = world.submit()
+    stopped: list[object] = []
+    monkeypatch.setattr(world.manager, "stop", lambda *given: stopped.append(given))
+    submitted = len(world.manager.submitted)
+
+    def lost() -> None:
+        raise AlreadyRunning("the store was taken over by another daemon")
+
+    monkeypatch.setattr(world.store, "check_lease", lost)
+    for seconds in (1.0, 100.0):
+        with pytest.raises(AlreadyRunning):
+            world.tick(seconds)
+    assert (world.manager.submitted[submitted:], stopped) == ([], [])
+    monkeypatch.undo()
+    world.settle()
+    assert world.has(waiting) != NOTHING
 
 
 def test_churn_is_counted_for_a_slot_not_for_each_decision_in_it(world: World) -> None:

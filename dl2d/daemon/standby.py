@@ -1,0 +1,105 @@
+"""Standby: waits for the lease on the store, and takes it when its holder ends or gives no sign of life any more."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import structlog
+
+from dl2d.core.errors import AlreadyRunning, Dl2dError
+from dl2d.core.store import LeaseSign, Store
+from dl2d.daemon.systemd import ServiceManager
+
+log = structlog.get_logger()
+
+#: Part of the poll interval after which the holder renews the lease, and a standby looks.
+_RENEWALS_PER_INTERVAL = 4
+#: Poll intervals without a renewal after which a standby takes the lease: with a look it is less than two.
+_SILENT_INTERVALS = 1.5
+#: A holder on a busy machine is given at least this long.
+_MIN_SILENT_SECONDS = 3.0
+
+
+def renewal_seconds(poll_seconds: float) -> float:
+    """Seconds between two renewals of the lease."""
+    return max(poll_seconds / _RENEWALS_PER_INTERVAL, 0.1)
+
+
+def wait_for_lease(
+    store: Store,
+    holder: str,
+    poll_seconds: float,
+    service: ServiceManager,
+    stop: threading.Event,
+    *,
+    timer: Callable[[], float] = time.monotonic,
+) -> bool:
+    """Wait until this process holds the lease; false if ``stop`` came first.
+
+    The holder's signs of life are counted in the store and timed on this process's clock, so the clocks of two machines
+    need not agree. A holder that is silent for one and a half poll intervals loses the lease: its term ends, and
+    whatever it still writes is refused.
+    """
+    silent_after = max(_SILENT_INTERVALS * poll_seconds, _MIN_SILENT_SECONDS)
+    seen: LeaseSign | None = None
+    since, status = timer(), ""
+    while not stop.is_set():
+        try:
+            store.acquire(holder)
+        except AlreadyRunning:
+            pass
+        except Dl2dError as error:
+            log.warning("standby cannot reach the store", error=str(error))
+            seen = None
+        else:
+            log.info("standby takes over", reason="the lease was free")
+            return True
+        try:
+            sign = store.lease_sign()
+            if sign is None or sign != seen:
+                seen, since = sign, timer()
+            elif timer() - since >= silent_after:
+                store.acquire(holder, silent=sign)
+                log.error("standby takes over", reason=f"no sign of life for {silent_after:g} s", silent=sign.holder)
+                return True
+        except AlreadyRunning:
+            seen = None  # it lives, or another standby was first
+        except Dl2dError as error:
+            log.warning("standby cannot reach the store", error=str(error))
+            seen = None
+        held_by = f" held by {seen.holder}" if seen is not None else ""
+        if not status:
+            service.ready(f"standby: waits for the lease{held_by}")
+            log.info("standby", holder=seen.holder if seen is not None else "")
+        status = f"standby: waits for the lease{held_by}"
+        service.alive(status)
+        stop.wait(renewal_seconds(poll_seconds))
+    return False
+
+
+class LeaseKeeper:
+    """Renews the lease in a thread of its own, whatever the tick is doing, until ``close``."""
+
+    def __init__(self, store: Store, seconds: float, lost: Callable[[AlreadyRunning], None]) -> None:
+        """``lost`` is called once when another daemon has taken the lease."""
+        self._store, self._seconds, self._lost = store, seconds, lost
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop renewing."""
+        self._closed.set()
+        self._thread.join(timeout=5.0)
+
+    def _run(self) -> None:
+        while not self._closed.wait(self._seconds):
+            try:
+                self._store.renew_lease()
+            except AlreadyRunning as error:
+                self._lost(error)
+                return
+            except Dl2dError as error:
+                log.warning("the lease was not renewed", error=str(error))

@@ -1,0 +1,104 @@
+"""Two daemons on one store: a leader that stands still or ends, and a standby that takes over."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from daemon_process import DaemonProcess
+from store.conftest import kept_postgres_url, kept_url, postgres
+
+from dl2d.store.sql_store import SqlStore
+
+__all__ = ["kept_postgres_url", "kept_url", "postgres"]
+
+
+@pytest.fixture
+def pair(tmp_path: Path, kept_url: str) -> Iterator[tuple[DaemonProcess, DaemonProcess]]:
+    """A leader, and the daemon of another machine that is to be its standby."""
+    leader, standby = (
+        DaemonProcess(
+            tmp_path / name,
+            {
+                "resource_manager": {"name": "local"},
+                "store": {"url": kept_url},
+                "schedule": {"poll_seconds": 0.5, "slot_seconds": 1},
+            },
+        )
+        for name in ("leader", "standby")
+        if not (tmp_path / name).mkdir()  # type: ignore[func-returns-value]
+    )
+    standby.arguments = ["--standby"]
+    with leader:
+        yield leader, standby
+        if standby.process is not None:
+            standby.process.terminate()
+            standby.process.wait(timeout=30)
+
+
+def _wait_as_standby(standby: DaemonProcess, folder: Path) -> None:
+    """Start the standby, and wait until it tells the service manager that it is one."""
+    path = folder / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        channel.bind(str(path))
+        channel.settimeout(60)
+        standby.env |= {"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": "600000"}
+        standby.process = standby.spawn()
+        words = channel.recv(4096).decode().splitlines()
+        assert words[0] == "READY=1"
+        assert words[1].startswith("STATUS=standby: waits for the lease held by process ")
+        assert channel.recv(4096).decode().splitlines()[0] == "WATCHDOG=1"
+
+
+def test_a_leader_that_stands_still_loses_the_lease_and_can_write_nothing_when_it_wakes(
+    pair: tuple[DaemonProcess, DaemonProcess], kept_url: str, tmp_path: Path
+) -> None:
+    leader, standby = pair
+    _wait_as_standby(standby, tmp_path)
+    assert leader.process is not None
+    with closing(SqlStore(kept_url)) as store:
+        first = store.lease_sign()
+        assert first is not None
+        os.kill(leader.process.pid, signal.SIGSTOP)
+        standby.wait_until(standby.answers, "the standby serves")
+        sign = store.lease_sign()
+        assert sign is not None
+        assert standby.process is not None
+        assert (sign.term, sign.holder.split()[1]) == (first.term + 1, str(standby.process.pid))
+        slots = store.last_slot_number()
+        os.kill(leader.process.pid, signal.SIGCONT)
+        assert leader.process.wait(timeout=60) == 1
+        assert "was taken over by another daemon" in leader.said()
+        standby.wait_until(lambda: store.last_slot_number() > slots + 1, "the standby decides")
+        after = store.lease_sign()
+        assert after is not None
+        assert (after.term, after.holder) == (sign.term, sign.holder)
+    assert "tick failed" not in standby.said(1000)
+
+
+@pytest.mark.slow
+def test_a_leader_that_ends_is_followed_at_once(
+    pair: tuple[DaemonProcess, DaemonProcess], tmp_path: Path, kept_url: str
+) -> None:
+    leader, standby = pair
+    _wait_as_standby(standby, tmp_path)
+    leader.kill()
+    standby.wait_until(standby.answers, "the standby serves")
+    with closing(SqlStore(kept_url)) as store:
+        sign = store.lease_sign()
+        assert sign is not None
+        assert sign.term == 2
+    assert standby.stop() == 0
+
+
+@pytest.mark.slow
+def test_a_standby_that_is_told_to_end_ends(pair: tuple[DaemonProcess, DaemonProcess], tmp_path: Path) -> None:
+    leader, standby = pair
+    _wait_as_standby(standby, tmp_path)
+    assert standby.stop() == 0
+    assert leader.answers()
