@@ -144,9 +144,7 @@ def _backing_off(entry: JobDecision, job: Job, floor: Allocation, failures: Star
     held = entry.previous
     delay = failures.retry_at(rules.backoff) - failures.at
     times = f"{failures.attempts} attempt{'s' * (failures.attempts != 1)} in a row"
-    text = (
-        f"{times} to start its tasks failed, the last: {failures.last}; the next one waits {delay:g} s from then on"
-    )
+    text = f"{times} to start its tasks failed, the last: {failures.last}; the next one waits {delay:g} s from then on"
     below_floor = held.workers < floor.workers or held.ps < floor.ps
     reason = Reason(Constraint.BACKOFF, text, gave_way=Constraint.FLOOR if below_floor else None)
     lowest = Allocation(min(held.workers, floor.workers), min(held.ps, floor.ps))
