@@ -201,6 +201,9 @@ class Capabilities:
     starts_anchors: bool
     #: Tasks can be started as other users.
     other_users: bool
+    #: Number of calls of ``submit`` that may be under way at once, beside a call of another method. 0: ``submit`` is
+    #: called by itself too.
+    parallel_submits: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +220,9 @@ class Anchor:
 
 
 class ResourceManager(Protocol):
-    """What dl2d needs of a resource manager. Methods may block; they are called from one thread at a time.
+    """What dl2d needs of a resource manager. Methods may block.
+
+    They are called from one thread at a time, except ``submit`` as far as ``Capabilities.parallel_submits`` allows.
 
     Every method may raise ``Unavailable``.
     """

@@ -24,7 +24,7 @@ from dl2d.config.settings import Settings
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.errors import AlreadyRunning, ConfigError, Dl2dError
 from dl2d.core.policy_registry import SiteStore
-from dl2d.core.resource_manager import ResourceManager
+from dl2d.core.resource_manager import ResourceManager, TaskSpec
 from dl2d.daemon.api.admission import Admission
 from dl2d.daemon.api.application import create_api
 from dl2d.daemon.api.connections import ConnectionLimits, RateLimiter
@@ -35,6 +35,7 @@ from dl2d.daemon.health import Health
 from dl2d.daemon.models.active_version import ActiveVersion
 from dl2d.daemon.models.learner_process import Learner
 from dl2d.daemon.standby import LeaseKeeper, renewal_seconds
+from dl2d.daemon.start_pool import StartPool
 from dl2d.daemon.systemd import ServiceManager
 from dl2d.plugins import load_manager, load_placement, load_policy
 from dl2d.tick.policy_call import Deadline
@@ -126,7 +127,10 @@ class Daemon(AbstractContextManager["Daemon"]):
             self._cluster = capabilities.cluster
             self._scheduler = f"{capabilities.name} {capabilities.version}".strip()
             self._task_specs = TaskSpecs(self.url, credentials)
-            self._manager_access = ManagerAccess(self._manager)
+            parallel_submits = capabilities.parallel_submits
+            self._manager_access = ManagerAccess(self._manager, parallel_submits=parallel_submits)
+            self._starts = StartPool(self._submit, max(1, parallel_submits))
+            stack.callback(self._starts.close)
             self._admission = Admission(settings.jobs.rules)
             #: Held to replace the context; a tick works with the one that it began with.
             self._replacing_context = threading.Lock()
@@ -274,8 +278,7 @@ class Daemon(AbstractContextManager["Daemon"]):
         self._again.clear()
         try:
             self._refresh_policy()
-            with self._manager_access.lock:
-                self._state, report = tick(self._context, self._state)
+            self._state, report = tick(self._context, self._state)
         except AlreadyRunning as error:
             self._lease_lost(error)
             return None
@@ -298,6 +301,8 @@ class Daemon(AbstractContextManager["Daemon"]):
         self._log_idle(report)
         self._log_listing(report)
         self._withdraw_if_failing(report)
+        if len(report.outcome.started) < len(report.plan.starts) and not report.outcome.failures:
+            self.wake()  # it had no time to submit them all
         snapshot = report.snapshot
         status = f"slot {snapshot.slot}: {len(snapshot.jobs)} jobs, {len(snapshot.tasks)} tasks"
         self._status = status if report.mode.acts else f"{report.mode}, {status}"
@@ -329,6 +334,11 @@ class Daemon(AbstractContextManager["Daemon"]):
         """End: the lease on the store was lost to another daemon, and two must never act on one cluster."""
         self._fatal = error
         self.stop()
+
+    def _submit(self, task: TaskSpec) -> str:
+        """Submit a task, in a thread of the pool."""
+        self._store.check_lease()
+        return self._manager_access.shared.submit(task)
 
     def _log_idle(self, report: Report) -> None:
         """Log that jobs wait although they fit: when it begins, and when the fallback decides because of it."""
@@ -436,7 +446,7 @@ class Daemon(AbstractContextManager["Daemon"]):
         jobs = settings.jobs
         return Context(
             cluster=self._cluster,
-            manager=self._manager,
+            manager=self._manager_access.shared,
             store=self._store,
             deciders=Deciders(
                 policy=active.policy,
@@ -465,6 +475,8 @@ class Daemon(AbstractContextManager["Daemon"]):
             request_rules=jobs.rules,
             idle_seconds=settings.policy.idle_seconds,
             grace_seconds=jobs.grace_seconds,
+            starter=self._starts,
+            start_limit=settings.schedule.poll_seconds,
             timer=self._timer,
         )
 

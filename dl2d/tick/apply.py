@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import structlog
 
@@ -10,8 +10,8 @@ from dl2d.core.cluster import TaskState
 from dl2d.core.errors import ResourceManagerError, Unavailable
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobState
 from dl2d.core.store import JobChange, TaskChange
-from dl2d.core.tick_plan import Failure, Outcome, Plan
-from dl2d.tick.task_specs import JobTaskSpecs
+from dl2d.core.tick_plan import Failure, Outcome, Plan, Start
+from dl2d.tick.starter import SequentialStarter, Starter
 from dl2d.tick.tick_context import Context
 
 log = structlog.get_logger()
@@ -22,42 +22,54 @@ def apply(context: Context, plan: Plan, jobs: Mapping[JobKey, Job], at: float) -
 
     ``jobs`` are those of the plan, with their commands. A task drains when the answer to its coordinator's next
     heartbeat does not name it among the members. When the resource manager does not answer to a start, which may have
-    been carried out or not, the task stays in state ``asked``: the next ticks find it by its tag or give it up.
+    been carried out or not, the task stays in state ``asked``: the next ticks find it by its tag or give it up. Starts
+    that are left when ``Context.start_limit`` is over are not asked for; the next tick plans them again.
     """
     store = context.store
     drained = store.change_tasks(
         [TaskChange(stop.job, stop.task, TaskState.DRAINING, note="decided") for stop in plan.stops], at
     )
+    starter = context.starter or SequentialStarter(context.manager, store.check_lease)
+    begin = context.timer()
     started: list[str] = []
     failures: list[Failure] = []
-    changes: list[TaskChange] = []
-    manager_answers = True
-    task_specs: dict[JobKey, JobTaskSpecs] = {}
-    for task in store.ask_tasks(plan.starts, at):
-        if not manager_answers:
-            note, cause = "the resource manager does not answer", FailureCause.NOT_STARTED
-            changes.append(TaskChange(task.job, task.id, TaskState.FAILED, note=note, cause=cause))
-            continue
-        if task.job not in task_specs:
-            task_specs[task.job] = context.task_specs.of_job(jobs[task.job])
-        spec = task_specs[task.job].task_spec(task)
-        store.check_lease()
-        try:
-            handle = context.manager.submit(spec)
-        except Unavailable as error:
-            manager_answers = False
-            failures.append(Failure(task.job, f"start {task.id} on {task.node}", str(error)))
-        except ResourceManagerError as error:
-            failures.append(Failure(task.job, f"start {task.id} on {task.node}", str(error)))
-            note, cause = str(error), FailureCause.REFUSED
-            changes.append(TaskChange(task.job, task.id, TaskState.FAILED, note=note, cause=cause))
-        else:
-            started.append(spec.tag)
-            changes.append(TaskChange(task.job, task.id, TaskState.ASKED, handle=handle))
-    store.change_tasks(changes, at)
+    for first in range(0, len(plan.starts), starter.batch):
+        if first and context.timer() - begin >= context.start_limit:
+            break
+        tags, failed = _start(context, starter, plan.starts[first : first + starter.batch], jobs, at)
+        started += tags
+        failures += [failure for failure, _ in failed]
+        if any(isinstance(error, Unavailable) for _, error in failed):
+            break
     for failure in failures:
         log.error("start failed", job=failure.job.id, what=failure.what, error=failure.error)
     return Outcome(tuple(started), tuple(task.tag for task in drained), tuple(failures))
+
+
+def _start(
+    context: Context, starter: Starter, starts: Sequence[Start], jobs: Mapping[JobKey, Job], at: float
+) -> tuple[list[str], list[tuple[Failure, ResourceManagerError]]]:
+    """Persist tasks, submit them, and persist what came of it; returns the tags of those that started, and failures."""
+    tasks = context.store.ask_tasks(starts, at)
+    specs_of = {key: context.task_specs.of_job(jobs[key]) for key in {task.job: None for task in tasks}}
+    specs = [specs_of[task.job].task_spec(task) for task in tasks]
+    started: list[str] = []
+    failures: list[tuple[Failure, ResourceManagerError]] = []
+    changes: list[TaskChange] = []
+    for task, spec, answer in zip(tasks, specs, starter.submit(specs), strict=True):
+        if isinstance(answer, str):
+            started.append(spec.tag)
+            changes.append(TaskChange(task.job, task.id, TaskState.ASKED, handle=answer))
+        elif answer is None:
+            note, cause = "the resource manager does not answer", FailureCause.NOT_STARTED
+            changes.append(TaskChange(task.job, task.id, TaskState.FAILED, note=note, cause=cause))
+        else:
+            failures.append((Failure(task.job, f"start {task.id} on {task.node}", str(answer)), answer))
+            if not isinstance(answer, Unavailable):
+                note, cause = str(answer), FailureCause.REFUSED
+                changes.append(TaskChange(task.job, task.id, TaskState.FAILED, note=note, cause=cause))
+    context.store.change_tasks(changes, at)
+    return started, failures
 
 
 def start_anchor(context: Context, job: Job, at: float) -> None:

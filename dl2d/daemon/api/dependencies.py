@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.errors import Unavailable
-from dl2d.core.resource_manager import ResourceManager
+from dl2d.core.resource_manager import Anchor, Capabilities, ResourceManager, RmListing, TaskSpec
 from dl2d.core.store import Store
 from dl2d.daemon.api.admission import Admission
 from dl2d.daemon.api.connections import RateLimiter
@@ -17,19 +17,72 @@ from dl2d.daemon.health import Health
 from dl2d.tick.task_specs import Credentials, TaskSpecs
 
 
-class ManagerAccess:
-    """The resource manager, which is called from one thread at a time: a tick's, or a request's.
+class SharedManager:
+    """The resource manager as a tick calls it while requests do: locked in each call, except in a parallel ``submit``.
 
-    A request waits at most ``wait_seconds``, and at most ``max_waiting`` requests wait at once: the threads that serve
-    heartbeats must never all be taken up by it.
+    Implements ``ResourceManager``.
     """
 
-    def __init__(self, manager: ResourceManager, *, wait_seconds: float = 10.0, max_waiting: int = 8) -> None:
+    def __init__(
+        self, manager: ResourceManager, lock: AbstractContextManager[object], *, parallel_submits: bool
+    ) -> None:
+        self._manager = manager
+        self._lock = lock
+        self._submit_lock = nullcontext() if parallel_submits else lock
+
+    def capabilities(self) -> Capabilities:
+        """See ``ResourceManager.capabilities``."""
+        with self._lock:
+            return self._manager.capabilities()
+
+    def listing(self, ended_since: float | None = None) -> RmListing:
+        """See ``ResourceManager.listing``."""
+        with self._lock:
+            return self._manager.listing(ended_since)
+
+    def submit(self, task: TaskSpec) -> str:
+        """See ``ResourceManager.submit``."""
+        with self._submit_lock:
+            return self._manager.submit(task)
+
+    def stop(self, handles: Sequence[str], grace: float) -> None:
+        """See ``ResourceManager.stop``."""
+        with self._lock:
+            self._manager.stop(handles, grace)
+
+    def authenticate(self, rm_id: str, proof: str) -> Anchor:
+        """See ``ResourceManager.authenticate``."""
+        with self._lock:
+            return self._manager.authenticate(rm_id, proof)
+
+    def close(self) -> None:
+        """See ``ResourceManager.close``."""
+        self._manager.close()
+
+
+class ManagerAccess:
+    """The resource manager for requests, which take turns with each other and with the calls of a tick.
+
+    Starts are submitted beside other calls where the manager allows it, so that no request waits for them. A request
+    waits at most ``wait_seconds``, and at most ``max_waiting`` requests wait at once: the threads that serve heartbeats
+    must never all be taken up by it.
+    """
+
+    def __init__(
+        self,
+        manager: ResourceManager,
+        *,
+        parallel_submits: int = 0,
+        wait_seconds: float = 10.0,
+        max_waiting: int = 8,
+    ) -> None:
         self.manager = manager
         #: Held while the manager is called.
         self.lock = threading.Lock()
         self.wait_seconds = wait_seconds
         self._waiting = threading.BoundedSemaphore(max_waiting)
+        #: The manager for ticks.
+        self.shared = SharedManager(manager, self.lock, parallel_submits=parallel_submits > 0)
 
     @contextmanager
     def for_request(self) -> Iterator[ResourceManager]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -87,7 +88,7 @@ class Commands:
 
 
 class TokenBucket:
-    """At most ``rate`` times a second on average, with bursts of up to a second's worth.
+    """At most ``rate`` times a second on average, with bursts of up to a second's worth. Thread-safe.
 
     Parameters
     ----------
@@ -106,18 +107,21 @@ class TokenBucket:
         self._sleep = sleep
         self._tokens = self._most
         self._at = clock()
+        #: Held while a thread waits for its token, so that others wait behind it.
+        self._taking = threading.Lock()
 
     def take(self) -> None:
         """Take one token, after waiting for it if there is none."""
-        now = self._clock()
-        self._tokens = min(self._most, self._tokens + max(0.0, now - self._at) * self._rate)
-        self._at = now
-        if self._tokens < 1:
-            wait = (1 - self._tokens) / self._rate
-            self._sleep(wait)
-            self._tokens += wait * self._rate
-            self._at += wait
-        self._tokens -= 1
+        with self._taking:
+            now = self._clock()
+            self._tokens = min(self._most, self._tokens + max(0.0, now - self._at) * self._rate)
+            self._at = now
+            if self._tokens < 1:
+                wait = (1 - self._tokens) / self._rate
+                self._sleep(wait)
+                self._tokens += wait * self._rate
+                self._at += wait
+            self._tokens -= 1
 
 
 def failure(what: str, answer: Answer) -> ResourceManagerError:

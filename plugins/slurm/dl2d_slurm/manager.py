@@ -37,6 +37,9 @@ _CLUSTER_NAME = re.compile(r"^ClusterName\s*=\s*(\S+)", re.MULTILINE)
 _MAX_REPORTED = 1000
 _DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
+#: sbatch commands that run at once, so that a slow controller is asked at the full rate.
+_PARALLEL_SUBMITS = 8
+
 
 def create(settings: Mapping[str, object], *, clock: Callable[[], float]) -> ResourceManager:
     """Build the manager from ``resource_manager.slurm`` of the config file. Asks nothing of Slurm yet.
@@ -93,6 +96,8 @@ class SlurmManager:
         self._spelling: Mapping[str, str] = {}
         self._capacities: Mapping[str, Resources] = {}
         self._last: RmListing | None = None
+        #: Replaced whenever a task was submitted: a listing that was read meanwhile may lack it and is not used again.
+        self._last_submit = object()
         self._reported: set[str] = set()
         self._cluster = settings.cluster
 
@@ -108,6 +113,7 @@ class SlurmManager:
             version=version,
             starts_anchors=False,
             other_users=self._uid == 0,
+            parallel_submits=_PARALLEL_SUBMITS,
         )
 
     def listing(self, ended_since: float | None = None) -> RmListing:
@@ -125,6 +131,7 @@ class SlurmManager:
             and 0 <= now - self._last.at < self._settings.poll_floor_seconds
         ):
             return self._last
+        last_submit = self._last_submit
         word = secrets.token_hex(16)
         # Jobs first: a job that starts between the two queries then counts twice, as waiting and in its node's use,
         # which does no harm. The other way round it would count as started on a node that still looks free.
@@ -148,8 +155,9 @@ class SlurmManager:
         if ask_accounting and ended_since is not None:
             listed = {(job.handle, job.submitted) for job in jobs.jobs}
             ended, ended_until = self._accounting.ended_jobs(ended_since, now, listed)
-        self._last = RmListing(now, with_held(nodes.nodes, jobs), (*jobs.jobs, *ended), ended_until, incomplete)
-        return self._last
+        listing = RmListing(now, with_held(nodes.nodes, jobs), (*jobs.jobs, *ended), ended_until, incomplete)
+        self._last = listing if last_submit is self._last_submit else None
+        return listing
 
     def _ask(self, *argv: str) -> str:
         answer = self._commands.run(*argv, more=TIMES_AS_SECONDS)
@@ -170,8 +178,10 @@ class SlurmManager:
         argv = options(task, self._settings, self._spelling, as_owner=as_owner)
         text = script(task.launch)
         self._submit_rate.take()
-        self._last = None
-        answer = self._commands.run("sbatch", *argv, stdin=text)
+        try:
+            answer = self._commands.run("sbatch", *argv, stdin=text)
+        finally:
+            self._last_submit, self._last = object(), None
         where = f" on {task.node}" if task.node else ""
         what = f"sbatch of {task.name} of job {task.job.id} for {task.owner.user}{where}"
         if answer.status != 0:

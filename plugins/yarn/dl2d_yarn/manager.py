@@ -108,6 +108,10 @@ class _Service:
     retry_at: float = 0.0
 
 
+#: Services that are posted at once; tasks only wait for containers, which takes no call.
+_PARALLEL_SUBMITS = 4
+
+
 class YarnManager:
     """YARN through REST; implements ``ResourceManager`` and ``ContainerManager``.
 
@@ -157,6 +161,7 @@ class YarnManager:
             version=read_version(self._client),
             starts_anchors=True,
             other_users=False,
+            parallel_submits=_PARALLEL_SUBMITS,
         )
 
     def listing(self, ended_since: float | None = None) -> RmListing:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx2
@@ -20,8 +20,10 @@ from dl2d.daemon.api.connections import DEFAULT_LIMITS, ConnectionLimits, RateLi
 from dl2d.daemon.api.dependencies import ManagerAccess, Services
 from dl2d.daemon.api.server import ApiServer
 from dl2d.daemon.health import Health
+from dl2d.daemon.start_pool import StartPool
 from dl2d.testing.builders import OWNER
 from dl2d.tick.task_specs import Credentials, TaskSpecs
+from dl2d.tick.tick_context import Context
 
 JSON = {"Content-Type": "application/json"}
 RULES = RequestRules(frozenset({"resnet-50", "vgg-16"}), 16, 16)
@@ -46,6 +48,7 @@ class ApiWorld(World):
 
     starts_anchors: bool = True
     request_rules: RequestRules = RULES
+    parallel_submits: int = 4
     limits: ConnectionLimits = DEFAULT_LIMITS
     #: Requests without a credential that are answered; there are no more until ``now`` goes on.
     burst: float = 1000.0
@@ -54,7 +57,8 @@ class ApiWorld(World):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.credentials = Credentials(b"k" * 32)
-        self.access = ManagerAccess(self.manager, max_waiting=8)
+        self.access = ManagerAccess(self.manager, parallel_submits=self.parallel_submits, max_waiting=8)
+        self.starts = StartPool(self.access.shared.submit, max(1, self.parallel_submits))
         self.health = Health(lambda: self.now)
         self.server = ApiServer("127.0.0.1", 0, self.limits)
         services = Services(
@@ -76,12 +80,17 @@ class ApiWorld(World):
         host, port = self.server.address
         self.client = httpx2.Client(base_url=f"http://{host}:{port}", timeout=30, trust_env=False)
 
+    def context(self) -> Context:
+        """As the daemon has it: starts are submitted in parallel, and calls take turns with those of requests."""
+        return replace(super().context(), manager=self.access.shared, starter=self.starts)
+
     def _wake(self) -> None:
         self.woken += 1
 
     def close(self) -> None:
         self.client.close()
         self.server.stop()
+        self.starts.close()
         super().close()
 
     def post(self, path: str, body: object, credential: str = "") -> httpx2.Response:

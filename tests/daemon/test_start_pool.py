@@ -1,0 +1,174 @@
+"""Starts are submitted in parallel, within a number, and nobody waits for them but the tick."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+from daemon.api.api_world import ApiWorld
+
+from dl2d.core.cluster import TaskState
+from dl2d.core.errors import Rejected, Unavailable
+from dl2d.core.resource_manager import TaskSpec
+from dl2d.daemon.start_pool import StartPool
+from dl2d.policies.fifo import Fifo
+from dl2d.testing.builders import make_nodes
+from dl2d.tick.tick_context import Context
+
+SECONDS = 30.0
+
+
+class Gate:
+    """Calls that stop until they are let through, counted."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.changed = threading.Condition()
+        self.inside = self.most = self.calls = 0
+
+    def __call__(self) -> None:
+        with self.changed:
+            self.calls += 1
+            self.inside += 1
+            self.most = max(self.most, self.inside)
+            self.changed.notify_all()
+        assert self.open.wait(SECONDS)
+        with self.changed:
+            self.inside -= 1
+
+    def wait_for(self, inside: int) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.inside >= inside, SECONDS)
+
+
+@pytest.fixture
+def world() -> Iterator[ApiWorld]:
+    world = ApiWorld(cluster_nodes=make_nodes(8), policy=Fifo(), parallel_submits=3)
+    yield world
+    world.close()
+
+
+def test_the_api_answers_while_starts_are_submitted(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Registrations and heartbeats; and never are more calls under way than the manager allows."""
+    keys = [world.submit() for _ in range(2)]
+    world.tick(1.0)
+    world.beat()
+    world.add_anchor()
+    gate, submit, one_at_a_time = Gate(), world.manager.submit, threading.Lock()
+
+    def submit_slowly(task: TaskSpec) -> str:
+        gate()
+        with one_at_a_time:  # the manager in memory is not made for threads
+            return submit(task)
+
+    monkeypatch.setattr(world.manager, "submit", submit_slowly)
+    with ThreadPoolExecutor(1) as thread:
+        ticking = thread.submit(world.tick)
+        try:
+            gate.wait_for(3)
+            asked = world.store.tasks(live=True)
+            assert {task.handle for task in asked} == {""}, "they are persisted before they are submitted"
+            assert world.register().status_code == 200
+            assert world.heartbeat(keys[0]).status_code == 200
+            assert not ticking.done()
+        finally:
+            gate.open.set()
+        report = ticking.result(SECONDS)
+    assert gate.most == 3
+    assert gate.calls == len(report.plan.starts) == len(report.outcome.started) > 3
+    running = {job.tag: job.handle for job in world.manager.live()}
+    assert len(asked) == gate.calls
+    handles = {task.tag: task.handle for task in world.store.tasks(live=True)}
+    assert handles == {task.tag: running[task.tag] for task in asked}
+
+
+def test_a_manager_that_is_called_by_one_thread_only_still_lets_requests_between(
+    world: ApiWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = ApiWorld(cluster_nodes=make_nodes(8), policy=Fifo(), parallel_submits=0)
+    alone.ready()
+    calls, inside = alone.manager.submit, threading.Lock()
+
+    def submit(task: TaskSpec) -> str:
+        assert inside.acquire(blocking=False), "one call at a time"
+        assert alone.access.lock.locked()
+        try:
+            return calls(task)
+        finally:
+            inside.release()
+
+    monkeypatch.setattr(alone.manager, "submit", submit)
+    report = alone.tick()
+    assert len(report.outcome.started) == len(report.plan.starts) > 1
+    assert not alone.access.lock.locked()
+    alone.close()
+
+
+def test_starts_that_a_tick_has_no_time_for_are_left_to_the_next(
+    world: ApiWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are not asked for, so that nothing counts as never started; the decision stays the same."""
+    key = world.ready(max_workers=8)
+    seconds = iter(range(1000))
+    world.starts.batch = 2
+
+    def hurried(make: object = world.context) -> Context:
+        return replace(make(), timer=lambda: float(next(seconds)), start_limit=2.0)  # type: ignore[operator]
+
+    monkeypatch.setattr(world, "context", hurried)
+    first = world.tick(1.0)
+    assert 0 < len(first.outcome.started) < len(first.plan.starts)
+    assert len(world.store.tasks(live=True)) == len(first.outcome.started)
+    for _ in range(8):
+        report = world.tick(1.0)
+        assert not report.decided
+    assert report.plan.starts == ()
+    assert {task.state for task in world.store.tasks(live=False, job=key)} <= {TaskState.ASKED, TaskState.GRANTED}
+    assert len(world.store.tasks(live=True)) == len(first.plan.starts)
+
+
+def _specs(count: int) -> list[TaskSpec]:
+    return [f"task {number}" for number in range(count)]  # type: ignore[misc]
+
+
+def test_after_the_first_that_is_not_answered_none_is_submitted() -> None:
+    def submit(task: TaskSpec) -> str:
+        if task == "task 1":  # type: ignore[comparison-overlap]
+            raise Rejected("no")
+        if task == "task 2":
+            raise Unavailable("away")
+        return f"handle of {task}"
+
+    pool = StartPool(submit, 1)
+    first, refused, away, *others = pool.submit(_specs(5))
+    pool.close()
+    assert first == "handle of task 0"
+    assert (type(refused), type(away)) == (Rejected, Unavailable)
+    assert others == [None, None]
+
+
+def test_a_call_that_hangs_takes_its_thread_and_nothing_else() -> None:
+    gate = Gate()
+
+    def submit(task: TaskSpec) -> str:
+        if task == "task 0":  # type: ignore[comparison-overlap]
+            gate()
+        return str(task)
+
+    pool = StartPool(submit, 1, answer_seconds=0.05)
+    hanging, left = pool.submit(_specs(2))
+    assert isinstance(hanging, Unavailable)
+    assert "did not answer to the start in 0.05 s" in str(hanging)
+    assert left is None
+    again, *others = pool.submit(_specs(2))
+    assert isinstance(again, Unavailable)
+    assert "1 earlier starts have no answer" in str(again)
+    assert others == [None]
+    gate.open.set()
+    (hung,) = pool._hanging
+    assert hung.result(SECONDS) == "task 0"
+    assert pool.submit(_specs(3)[1:]) == ["task 1", "task 2"]
+    pool.close()
