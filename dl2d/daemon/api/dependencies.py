@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.errors import Unavailable
-from dl2d.core.resource_manager import Anchor, Capabilities, ResourceManager, RmListing, TaskSpec
+from dl2d.core.resource_manager import Anchor, Capabilities, ResourceManager, RmIdentity, RmListing, TaskSpec
 from dl2d.core.store import Store
 from dl2d.daemon.api.admission import Admission
 from dl2d.daemon.api.connections import RateLimiter
@@ -45,10 +45,10 @@ class SharedManager:
         with self._submit_lock:
             return self._manager.submit(task)
 
-    def stop(self, handles: Sequence[str], grace: float) -> None:
+    def stop(self, jobs: Sequence[RmIdentity], grace: float) -> None:
         """See ``ResourceManager.stop``."""
         with self._lock:
-            self._manager.stop(handles, grace)
+            self._manager.stop(jobs, grace)
 
     def authenticate(self, rm_id: str, proof: str) -> Anchor:
         """See ``ResourceManager.authenticate``."""
