@@ -9,7 +9,7 @@ from dl2d.core.jobs import NOTHING, Allocation
 from dl2d.core.json_codec import encode
 from dl2d.core.resources import Resources
 from dl2d.policies.fifo import Fifo
-from dl2d.tick.guard_limits import check_decision
+from dl2d.tick.decision_check import check_decision
 
 ONE = {"worker": Resources.of(cpu=1), **NO_PS}
 

@@ -25,7 +25,7 @@ from dl2d.policies.tetris import Tetris
 from dl2d.simulation.replay import Rules, replay
 from dl2d.simulation.simulation_presets import PresetName, TrueSpeeds, preset
 from dl2d.simulation.workload.format import read_workload
-from dl2d.tick.guard_limits import check_decision
+from dl2d.tick.decision_check import check_decision
 
 W, P = Role.WORKER, Role.PS
 

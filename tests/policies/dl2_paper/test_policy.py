@@ -29,7 +29,7 @@ from dl2d.simulation.vectorized.clusters import Clusters
 from dl2d.simulation.vectorized.stepwise_sizing import Windows
 from dl2d.simulation.vectorized.workload_arrays import Library
 from dl2d.simulation.workload.format import Workload
-from dl2d.tick.guard_limits import check_decision
+from dl2d.tick.decision_check import check_decision
 
 MODELS = ("holes", "m0", "m1", "m2", "ring")
 RESOURCES = ("cpu", "gpu", "memory")
