@@ -198,7 +198,7 @@ class Host:
     """Takes one connection on each socket that a server would open."""
 
     def __init__(self):
-        self.sockets, self.local = open_listeners()
+        self.sockets, self.local = open_listeners("127.0.0.1")
         self.address = f"127.0.0.1:{self.sockets[0].getsockname()[1]}"
         self.taken = []
         self.threads = [threading.Thread(target=self.serve, args=(sock,), daemon=True) for sock in self.sockets]

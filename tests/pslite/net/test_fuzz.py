@@ -293,7 +293,7 @@ def test_a_workers_port(monkeypatch, encrypt):
     monkeypatch.setenv("DL2_TRANSPORT", "tcp")
     token, rng = bytes(range(32)), random.Random(5)
     giver = Identity("worker", "worker-0", "g", token, encrypt)
-    taking = Taking(Identity("worker", "worker-1", "t", token, encrypt), "job", lambda _: None)
+    taking = Taking(Identity("worker", "worker-1", "t", token, encrypt), "job", "127.0.0.1", lambda _: None)
     address = f"127.0.0.1:{taking.port}"
     giving, visits = [], []
 

@@ -27,7 +27,13 @@ class Server:
         state = ServerState("ps-0", self.messages.append, self.lines.append, FaultPoints(None, "ps-0"))
         identity = Identity(role="ps", task="ps-0", incarnation="x", token=bytes(TOKEN_BYTES), encrypt="none")
         self.connections = Connections(
-            state, self.selector, identity, "job", is_needed=lambda link: needed, on_opened=lambda link: None
+            state,
+            self.selector,
+            identity,
+            "job",
+            "127.0.0.1",
+            is_needed=lambda link: needed,
+            on_opened=lambda link: None,
         )
         self.control = SimpleNamespace(late=lambda since, seconds: True, send=self.messages.append)
 

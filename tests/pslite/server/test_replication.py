@@ -78,7 +78,7 @@ def test_a_backup_takes_over_from_an_owner_that_has_died(two):
     # its own block has no replica now, and waits for none
     assert second.answers("worker-0") == [(PARAM, 1, 9.0)]
     second_member = second.state.plans[1].plan.servers[1]
-    second.failover.promote(Promote(number=1, gone=("ps-0",), owners={number: second_member}))
+    second.failover.promote(Promote.by_block(1, ("ps-0",), {number: second_member}))
     assert second.messages[-1] == Promoted(number=1)
     assert second.answers("worker-0") == [(PARAM, 1, 9.0)]
     second.push(0, 1, 1, 4.0, block=number)
@@ -93,7 +93,7 @@ def test_a_block_whose_version_was_reported_does_not_change_until_its_owner_is_k
     assert second.answers("worker-0") == []
     assert second.state.owned[own_block].version == 0
     second_member = second.state.plans[1].plan.servers[1]
-    second.failover.promote(Promote(number=1, gone=("ps-0",), owners={0: second_member} if own_block else {}))
+    second.failover.promote(Promote.by_block(1, ("ps-0",), {0: second_member} if own_block else {}))
     assert second.state.owned[own_block].version == 1
 
 

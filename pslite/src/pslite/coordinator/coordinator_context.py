@@ -33,7 +33,9 @@ class Job:
     say: Callable[[str], None]
     #: measures how much each member should do
     balance: LoadBalancer
-    encrypt: Encryption = "control"
+    encrypt: Encryption = "all"
+    #: whether the user has demanded that: a job that cannot do all of it is refused
+    encryption_demanded: bool = False
     #: tasks that have a task agent, which reports how their processes end
     agents: Collection[str] = ()
     #: completes checkpoints

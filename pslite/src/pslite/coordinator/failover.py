@@ -223,7 +223,7 @@ def take_copies(job: Job, member: MemberState, message: Copies) -> None:
     failover.waits_for = {m.task for plan in state.plans_in_force() for m in plan.servers}
     for task in failover.waits_for:
         state.members[task].state = "active"  # one that was to leave may be needed for longer
-    job.tell(failover.waits_for, Promote(number=failover.number, gone=gone, owners=owners))
+    job.tell(failover.waits_for, Promote.by_block(failover.number, gone, owners))
 
 
 def promoted(job: Job, member: MemberState, message: Promoted) -> None:
@@ -238,7 +238,7 @@ def promoted(job: Job, member: MemberState, message: Promoted) -> None:
         return
     gone, owners = tuple(state.lost_servers), state.new_owners
     state.failover, state.new_owners = None, {}
-    job.tell(state.workers_in_force(), Promote(number=failover.number, gone=gone, owners=owners))
+    job.tell(state.workers_in_force(), Promote.by_block(failover.number, gone, owners))
     if 0 in owners and pending is not None and pending.previous is not None:
         job.tell({pending.previous.owner(0).task}, Commit(plan=pending.plan.number))
     if state.digests_requested:

@@ -89,6 +89,8 @@ class Coordinator:
         listens already.
     encrypt
         what goes over TLS.
+    encryption_demanded
+        whether the user has demanded that: an all-reduce job, whose gradients torch (gloo) sends in clear, is refused.
     log
         where to write what must not be forgotten, and what a coordinator before this one has written: then its job is
         continued.  It is closed at the end, and deleted if the job has ended.
@@ -112,7 +114,8 @@ class Coordinator:
         host: str,
         settings: Settings | None = None,
         listener: socket.socket | None = None,
-        encrypt: Encryption = "control",
+        encrypt: Encryption = "all",
+        encryption_demanded: bool = False,
         log: CoordinatorLog | None = None,
         faults: FaultHook | None = None,
     ) -> None:
@@ -139,7 +142,17 @@ class Coordinator:
         self._agents: dict[str, _Connection] = {}
         factors = self._log.last_factors()
         disk = DiskThread(self._wake, lambda: self._faults.reached(FaultPoint.DISK, "checkpoint"))
-        self._job = Job(state, settings, say, balance, encrypt, agents=self._agents.keys(), factors=factors, disk=disk)
+        self._job = Job(
+            state,
+            settings,
+            say,
+            balance,
+            encrypt,
+            encryption_demanded,
+            agents=self._agents.keys(),
+            factors=factors,
+            disk=disk,
+        )
         self._selector = selectors.DefaultSelector()
         self._listener = HandshakeListener(
             self._selector, listener, acceptor=self._acceptor, welcome=self._welcome, say=say

@@ -9,7 +9,7 @@ from pslite.coordinator.job_state import ROLES, JobState, MemberState
 from pslite.job.job_spec import JobSpec, Sum, differences
 from pslite.net.messages import AtBarrier, BarrierOpen, Describe, Finished, Hello, Join, Refused, Seat
 from pslite.net.reliable_channel import ReliableChannel
-from pslite.net.tls import VARIABLE, Encryption
+from pslite.net.tls import VARIABLE
 
 #: how often the user is told that the job cannot begin yet
 _STILL_WAITING_SECONDS = 60.0
@@ -21,7 +21,7 @@ def objection(job: Job, hello: Hello, message: Join) -> str:
     if state.state in ("failed", "cancelled"):
         return f"the job is over, {state.state}: {state.reason}"
     if hello.role == "worker":
-        return _mismatch(state, job.encrypt, message.spec) if message.spec is not None else ""
+        return _mismatch(job, message.spec) if message.spec is not None else ""
     if state.all_reduce:
         return "the job's architecture is allreduce: it has no servers"
     return "" if message.address else "a server must send the address at which it accepts data connections"
@@ -55,7 +55,7 @@ def join(job: Job, hello: Hello, message: Join, line: ReliableChannel) -> Member
 
 def describe(job: Job, member: MemberState, message: Describe) -> None:
     """Take the job specification of a worker that has joined without one."""
-    reason = _mismatch(job.state, job.encrypt, message.spec)
+    reason = _mismatch(job, message.spec)
     if reason:
         job.say(f"refused {member.task}: {reason}")
         member.channel.send(Refused(reason=reason))
@@ -71,9 +71,10 @@ def _adopt(state: JobState, spec: JobSpec) -> None:
         state.describe(spec)
 
 
-def _mismatch(state: JobState, encrypt: Encryption, spec: JobSpec) -> str:
+def _mismatch(job: Job, spec: JobSpec) -> str:
     """Return why a worker with that job specification cannot take part; empty if it can."""
-    if spec.architecture == "allreduce" and encrypt == "all":
+    state = job.state
+    if spec.architecture == "allreduce" and job.encrypt == "all" and job.encryption_demanded:
         return (
             f"{VARIABLE} is all, which is not possible in an all-reduce job: torch (gloo) sends the gradients over "
             f"connections that are not encrypted; train with servers, or set {VARIABLE}=control"

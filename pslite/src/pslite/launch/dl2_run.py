@@ -34,7 +34,7 @@ environment (set by the scheduler; without it a whole job runs on this machine):
   DL2_ARCHITECTURE ps or allreduce, for scripts that do not set it (workers)
   DL2_BALANCE      speed or even, as --balance (coordinator)
   DL2_WATCH_SECONDS  seconds between measurements of a task's resource usage (default 5; 0: no measurements)
-  DL2_ENCRYPT      what TLS encrypts, the same in all tasks: none, control (the default) or all
+  DL2_ENCRYPT      what TLS encrypts, the same in all tasks: none, control or all (the default)
   DL2_PROGRESS_DEADLINE  seconds, as --progress-deadline (coordinator)
   DL2_STATE        folder of the coordinator's log (default: a temporary one; none: no log)
   DL2_DAEMON, DL2_JOB, DL2_CREDENTIAL   the scheduler's job API (coordinator)
@@ -62,8 +62,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--encrypt",
         choices=get_args(Encryption),
-        help="what TLS encrypts between machines: messages with the coordinator (control, the default), also gradients "
-        "and weights (all), or nothing (none)",
+        help="what TLS encrypts between machines: messages with the coordinator, gradients and weights (all, the "
+        "default), messages with the coordinator alone (control), or nothing (none)",
     )
     parser.add_argument("--quiet", action="store_true", help="no progress lines on stderr")
     parser.add_argument(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import os
 import re
 import secrets
@@ -20,7 +22,7 @@ from pslite.launch.local_tasks import LocalTasks
 from pslite.launch.membership_from_daemon import DaemonClient, report_failure
 from pslite.launch.mxnet_launcher import OpenMembership, launched_listener
 from pslite.launch.registration import Registration, register
-from pslite.launch.task_environment import balance_of, job_encryption, need, progress_deadline
+from pslite.launch.task_environment import balance_of, encryption_of, job_encryption, need, progress_deadline
 from pslite.net.authentication import TOKEN_BYTES, parse_token
 from pslite.net.framing import listen
 
@@ -72,6 +74,7 @@ def launched(environ: Mapping[str, str], say: Callable[[str], None]) -> int:
         settings=replace(_settings(environ), grace=_GRACE_SECONDS),
         host=need(environ, "DMLC_PS_ROOT_URI"),
         encrypt=job_encryption(environ),
+        encryption_demanded=bool(encryption_of(environ)),
     )
     location, source = locate_log(environ), OpenMembership.of(environ)
     return Supervisor(make, listener=launched_listener(environ), location=location, say=say, source=source).run()
@@ -100,13 +103,31 @@ def standalone(tasks: Tasks, environ: Mapping[str, str], say: Callable[[str], No
         settings=replace(_settings(environ), grace=_GRACE_SECONDS, start=_START_SECONDS),
         host="127.0.0.1",
         encrypt=job_encryption(environ),
+        encryption_demanded=bool(encryption_of(environ)),
     )
     local = tasks.local(environ, location.wanted)
     return Supervisor(make, listener=_listen(location, "127.0.0.1"), location=location, say=say, tasks=local).run()
 
 
+def _listen_as(host: str, location: LogLocation, say: Callable[[str], None]) -> socket.socket:
+    """Listen on the address of the name under which members reach this host, or on all if it has none of its own."""
+    try:
+        found = [str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+    except OSError:
+        found = []
+    for address in found:
+        # a name of this host that its own /etc/hosts has as a loopback address is another one elsewhere
+        if ipaddress.ip_address(address.partition("%")[0]).is_loopback and host not in (address, "localhost"):
+            continue
+        with contextlib.suppress(OSError):
+            listen(address).close()
+            return _listen(location, address)
+    say(f"{host} is no address of this host: members are accepted on all of its addresses; set DL2_HOST to one of them")
+    return _listen(location)
+
+
 def _listen(location: LogLocation, host: str = "") -> socket.socket:
-    """Listen where the members of a job that is gone on with look for their coordinator, otherwise anywhere."""
+    """Listen where the members of a job that is gone on with look for their coordinator, otherwise on a free port."""
     try:
         return listen(host, location.port)
     except OSError as error:
@@ -138,7 +159,7 @@ def _coordinate(tasks: Tasks, environ: Mapping[str, str], say: Callable[[str], N
     daemon = need(environ, "DL2_DAEMON")
     host = environ.get("DL2_HOST") or _own_name()
     location = locate_log(environ)
-    with _listen(location) as listener:
+    with _listen_as(host, location, say) as listener:
         address = f"{host}:{listener.getsockname()[1]}"
         if environ.get("DL2_CREDENTIAL"):
             registration = Registration(
@@ -165,6 +186,7 @@ def _coordinate(tasks: Tasks, environ: Mapping[str, str], say: Callable[[str], N
             settings=settings,
             host=host,
             encrypt=job_encryption(environ),
+            encryption_demanded=bool(encryption_of(environ)),
         )
         source = DaemonClient(daemon, registration.job, registration.credential, say=say)
         return Supervisor(make, listener=listener, location=location, say=say, tasks=own, source=source).run()

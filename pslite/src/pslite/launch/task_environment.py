@@ -109,8 +109,8 @@ def encryption_of(environ: Mapping[str, str]) -> Literal["", "none", "control", 
 
 
 def job_encryption(environ: Mapping[str, str]) -> Encryption:
-    """Return what a coordinator has its job encrypt: control unless DL2_ENCRYPT is set.  Raises as `encryption_of`."""
-    return encryption_of(environ) or "control"
+    """Return what a coordinator has its job encrypt: all unless DL2_ENCRYPT is set.  Raises as `encryption_of`."""
+    return encryption_of(environ) or "all"
 
 
 def balance_of(environ: Mapping[str, str]) -> Literal["speed", "even"]:

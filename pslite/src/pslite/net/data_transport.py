@@ -36,9 +36,9 @@ def machine() -> str:
         return ""
 
 
-def open_listeners() -> tuple[list[socket.socket], str]:
-    """Open the sockets on which data is taken, TCP first; return them, and the name of the Unix socket or ""."""
-    listeners = [listen()]
+def open_listeners(host: str) -> tuple[list[socket.socket], str]:
+    """Open the sockets on which data is taken, TCP on `host` first; return them, and the Unix socket's name or ""."""
+    listeners = [listen(host)]
     if os.environ.get(VARIABLE) == "tcp" or not machine():
         return listeners, ""
     name = f"pslite-{secrets.token_hex(16)}"

@@ -194,8 +194,12 @@ def listen(host: str = "", port: int = 0) -> socket.socket:
     """Open a listening socket on `port` (0: a free one) of `host` (empty: all interfaces), IPv4 or IPv6 as it is."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.bind((host, port))
-    sock.listen(256)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        sock.listen(256)
+    except OSError:
+        sock.close()
+        raise
     sock.setblocking(False)
     return sock

@@ -11,6 +11,7 @@ import selectors
 import socket
 import ssl
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,8 +23,8 @@ from pslite.net.tls import VARIABLE, Sealed, begins_tls, why
 
 #: seconds for a connection to prove that it knows the token
 _HANDSHAKE_SECONDS = 10.0
-#: pending connections at a time
-_MAX_PENDING = 64
+#: pending connections at a time, of one address and of all
+_MAX_PENDING_OF_ADDRESS, _MAX_PENDING = 64, 256
 
 
 @dataclass(eq=False)
@@ -33,7 +34,8 @@ class _PendingConnection:
     sock: socket.socket
     acceptor: Acceptor
     since: float
-    #: where it comes from
+    #: where it comes from: its address, and that with its port
+    address: str
     origin: str
     #: whether nothing has come yet that tells whether it speaks TLS
     undetected: bool
@@ -73,7 +75,8 @@ class HandshakeListener:
         self._acceptor = acceptor
         self._welcome = welcome
         self._say = say
-        self._pending: set[_PendingConnection] = set()
+        #: in order of arrival
+        self._pending: dict[_PendingConnection, None] = {}
         selector.register(listener, selectors.EVENT_READ, self._accept)
 
     def expire(self, now: float) -> None:
@@ -94,19 +97,32 @@ class HandshakeListener:
             sock, address = self._listener.accept()
         except OSError:
             return
-        if len(self._pending) >= _MAX_PENDING:
-            sock.close()
-            return
         sock.setblocking(False)
         local = sock.family == socket.AF_UNIX
         if not local:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             watch_peer(sock)
-        origin = "this machine" if local else f"{address[0]}:{address[1]}"
+        host = "this machine" if local else str(address[0])
+        origin = host if local else f"{host}:{address[1]}"
+        self._make_room(host)
         # what does not leave the machine is not encrypted
-        pending = _PendingConnection(sock, self._acceptor(), time.monotonic(), origin, undetected=not local)
-        self._pending.add(pending)
+        pending = _PendingConnection(sock, self._acceptor(), time.monotonic(), host, origin, undetected=not local)
+        self._pending[pending] = None
         self._selector.register(sock, selectors.EVENT_READ, lambda: self._on_readable(pending))
+
+    def _make_room(self, host: str) -> None:
+        """Drop the oldest pending connection of an address that has too many, or of the one with the most of all.
+
+        Members prove themselves at once: those that wait are strangers, who must not keep members out.
+        """
+        count = Counter(pending.address for pending in self._pending)
+        if count[host] >= _MAX_PENDING_OF_ADDRESS:
+            crowded = host
+        elif len(self._pending) >= _MAX_PENDING:
+            ((crowded, _),) = count.most_common(1)
+        else:
+            return
+        self._drop(next(pending for pending in self._pending if pending.address == crowded))
 
     def _on_readable(self, pending: _PendingConnection) -> None:
         try:
@@ -185,12 +201,12 @@ class HandshakeListener:
             self._say(f"refused a connection that claims to be {hello.task if hello else '?'}: {acceptor.refusal}")
             self._drop(pending)
             return
-        self._pending.discard(pending)
+        self._pending.pop(pending, None)
         self._selector.unregister(sock)
         self._welcome(sock, hello)
 
     def _drop(self, pending: _PendingConnection) -> None:
-        self._pending.discard(pending)
+        self._pending.pop(pending, None)
         with contextlib.suppress(KeyError):  # it may have ended while it changed to TLS
             self._selector.unregister(pending.sock)
         pending.sock.close()

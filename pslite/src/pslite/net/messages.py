@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -404,7 +405,22 @@ class Promote(Message, frozen=True):
 
     number: int
     gone: tuple[str, ...]
-    owners: dict[int, Member]
+    #: new owners with the numbers of their blocks: a member stands here once, and not once for each block
+    owned: tuple[tuple[Member, tuple[int, ...]], ...]
+
+    @classmethod
+    def by_block(cls, number: int, gone: tuple[str, ...], owners: Mapping[int, Member]) -> Promote:
+        """Make it of the new owner of each block."""
+        blocks: dict[str, list[int]] = {}
+        members = {owner.task: owner for owner in owners.values()}
+        for block, owner in owners.items():
+            blocks.setdefault(owner.task, []).append(block)
+        return cls(number=number, gone=gone, owned=tuple((members[task], tuple(blocks[task])) for task in blocks))
+
+    @property
+    def owners(self) -> dict[int, Member]:
+        """The new owner of each block."""
+        return {block: owner for owner, blocks in self.owned for block in blocks}
 
 
 class Clip(Message, frozen=True):

@@ -35,6 +35,8 @@ class Connections:
     identity: Identity
     #: the job's id
     job: str
+    #: address of this host on which connections are accepted
+    host: str
     #: returns whether the training needs a connection that has just broken
     is_needed: Callable[[Link], bool]
     #: is called with a new connection to another server, in the thread that has opened it
@@ -61,7 +63,7 @@ class Connections:
 
     def __post_init__(self, on_opened: Callable[[Link], None]) -> None:
         self.connector = ServerConnections(on_opened, self.server.faults)
-        listeners, self.local = open_listeners()
+        listeners, self.local = open_listeners(self.host)
         self.port = int(listeners[0].getsockname()[1])
         self._listeners = [
             HandshakeListener(

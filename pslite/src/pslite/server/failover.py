@@ -68,19 +68,19 @@ class Failover:
 
     def promote(self, message: Promote) -> None:
         """Give blocks new owners under every plan; own those that this server is given."""
-        server = self.server
-        for number in message.owners:
+        server, new_owners = self.server, message.owners
+        for number in new_owners:
             owners = {plan.owner(number).task for plan in server.known_plans()}
             server.former_owners.setdefault(number, set()).update(owners)
         for prepared in server.plans.values():
-            prepared.plan = prepared.plan.without(message.gone, message.owners)
-            prepared.previous = prepared.previous and prepared.previous.without(message.gone, message.owners)
+            prepared.plan = prepared.plan.without(message.gone, new_owners)
+            prepared.previous = prepared.previous and prepared.previous.without(message.gone, new_owners)
             # A plan that is not completed may have more to move now; it is reported again.
             prepared.reported = prepared.plan.number <= server.completed_plan
         # before any `Moved`, which must refer to the new owners
         server.send(Promoted(number=message.number))
         promoted = []
-        for number, owner in message.owners.items():
+        for number, owner in new_owners.items():
             newest = self._newest_copy(number)
             owned = server.owned.pop(number, None)
             if owned is not None:
@@ -94,7 +94,7 @@ class Failover:
         server.owned.update({block.number: block for block in promoted})
         for block in promoted:
             self._become_owner(block)
-        self._unfreeze(message.owners)
+        self._unfreeze(new_owners)
         self.rounds.answer_requests()
         self.handoff.report()
 

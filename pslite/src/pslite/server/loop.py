@@ -119,11 +119,11 @@ class Server:
         self._identity = self._control.identity
         self._state = state = ServerState(identity.task, self._control.send, say, FaultPoints(faults, identity.task))
         self._connections = connections = Connections(
-            state, self._selector, self._identity, self._control.job,
+            state, self._selector, self._identity, self._control.job, host or self._control.own_host,
             is_needed=self._is_needed, on_opened=self._queue_result,
         )  # fmt: skip
         #: host:port on which data connections are accepted
-        self.address = f"{host or self._control.own_host}:{connections.port}"
+        self.address = f"{connections.host}:{connections.port}"
         state.send(
             Join(
                 host=socket.gethostname(),

@@ -38,7 +38,7 @@ class Pair:
         self.giver = Identity("worker", "worker-0", uuid.uuid4().hex, token)
         receiver = identity("worker-1")
         self.said = []
-        self.taking = Taking(receiver, "job", self.said.append)
+        self.taking = Taking(receiver, "job", "127.0.0.1", self.said.append)
         self.member = Member(
             task="worker-1", incarnation=receiver.incarnation, host="h", pid=1,
             address=f"127.0.0.1:{self.taking.port}", local=self.taking.local, machine=self.taking.machine,

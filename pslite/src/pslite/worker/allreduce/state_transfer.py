@@ -118,16 +118,18 @@ class Taking:
         who we are.
     job
         the name of the job.
+    host
+        address of this host, on which connections are accepted.
     say
         takes lines for the user.
 
     """
 
-    def __init__(self, identity: Identity, job: str, say: Callable[[str], None]) -> None:
+    def __init__(self, identity: Identity, job: str, host: str, say: Callable[[str], None]) -> None:
         self._identity = identity
         self._job = job
         self._selector = selectors.DefaultSelector()
-        listeners, self.local = open_listeners()
+        listeners, self.local = open_listeners(host)
         self.port: int = listeners[0].getsockname()[1]
         self.machine = machine()
         self._listeners = [

@@ -178,7 +178,7 @@ class AllReduceWorker(Membership):
         """
         client = self._open()
         self._host = self._host or client.own_host
-        self._taking = Taking(self._identity, self._job, self._say)
+        self._taking = Taking(self._identity, self._job, self._host, self._say)
         self._saver = Saver(self.spec, f"{self._identity.task}-{self._identity.incarnation[:8]}", self._send)
         host = f"[{self._host}]" if ":" in self._host else self._host
         self._join(

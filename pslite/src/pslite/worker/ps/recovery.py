@@ -51,14 +51,15 @@ class Recovery:
 
     def follow(self, message: Promote) -> None:
         """Go on with the servers that own the blocks of dead ones: what was pushed in this step is pushed to them."""
-        self._plans.replace_owners(message.gone, message.owners)
+        owners = message.owners
+        self._plans.replace_owners(message.gone, owners)
         self._plane.forget(message.gone)
         self._plane.clear_doubts()
         if self._plans.current is not None:
-            self._sender.push_again(message.owners)
+            self._sender.push_again(owners)
             # a worker that is behind has been sent them, but perhaps over a connection that broke
-            self._ask_again(message.owners.keys() & self._progress.missing)
-            self._fetch.ask(message.owners)
+            self._ask_again(owners.keys() & self._progress.missing)
+            self._fetch.ask(owners)
         self._faults.reached(FaultPoint.OWNERS_CHANGED)
 
     def _ask_again(self, numbers: Iterable[int]) -> None:
