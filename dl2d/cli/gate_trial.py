@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from dl2d.config.settings import Settings
 from dl2d.core.errors import Dl2dError
 from dl2d.core.policy import Policy
-from dl2d.core.policy_registry import SITE_SCHEDULER, Registry, Trial, TrialCase, Version
+from dl2d.core.policy_registry import SITE_SCHEDULER, Registry, Trial, TrialCase, Version, VersionState
 from dl2d.core.site_history import RecordingStore
 from dl2d.daemon.loop import guard_rules
 from dl2d.daemon.models.active_version import current_checkpoint, given
@@ -17,7 +17,7 @@ from dl2d.learning.digital_twin import DAY_SECONDS
 from dl2d.learning.promotion_gate import GateSettings, Verdict, compare
 from dl2d.learning.train_test_split import Split, split_history
 from dl2d.plugins import POLICIES, Given, available, load_placement, load_policy, takes_checkpoint
-from dl2d.policies.common.checkpoint import Checkpoint
+from dl2d.policies.common.checkpoint import DIGITS, Checkpoint
 
 #: Least length of an interval in a replay of recorded days, in seconds.
 _SHORTEST_SLOT: Final = 300.0
@@ -90,10 +90,18 @@ def recorded_days(
     return split_history(history, slot_seconds(settings), seed=seed, min_days=settings.learning.gate_min_days)
 
 
-def on_trial(settings: Settings, name: str, split: Split, candidate: Side, current: Side, *, tell: Tell) -> Trial:
-    """Compare a candidate with what decides now on the days that were kept back."""
+def on_trial(
+    settings: Settings, name: str, split: Split, candidate: Side, current: Side, *, tell: Tell,
+    margin: float | None = None,
+) -> Trial:  # fmt: skip
+    """Compare a candidate with what decides now on the days that were kept back.
+
+    ``margin`` is how much worse it may surely not be; None for that of the configuration.
+    """
     assert candidate.policy is not None
     is_site = current.digest == SITE_SCHEDULER
+    if margin is None:
+        margin = settings.learning.gate_site_margin if is_site else 0.0
     cases: tuple[TrialCase, ...] = ()
     if candidate.digest == current.digest:
         verdict = Verdict(passed=False, reason="it is what decides already")
@@ -109,7 +117,7 @@ def on_trial(settings: Settings, name: str, split: Split, candidate: Side, curre
                 timeout=settings.policy.timeout_seconds,
                 min_days=settings.learning.gate_min_days,
                 min_jobs=settings.learning.gate_min_jobs,
-                margin=settings.learning.gate_site_margin if is_site else 0.0,
+                margin=margin,
             ),
             timer=time.process_time,
             progress=lambda done, total: tell("comparing", done, total),
@@ -128,6 +136,28 @@ def on_trial(settings: Settings, name: str, split: Split, candidate: Side, curre
         passed=verdict.passed,
         reason=verdict.reason + (f", {_against(current)}" if is_site else ""),
     )
+
+
+def live_review(settings: Settings, registry: Registry, split: Split, *, tell: Tell) -> Trial | None:
+    """Compare the fallback with what the live version did on the days kept back; passed if it is surely better.
+
+    Both are replayed in the twin: the fallback as it would have decided, the live version as the sizes that jobs really
+    had, so that what the twin does not know of the site is missing on both sides. None where dl2d does not act, or
+    where the version was not live and asked on all of these days.
+    """
+    name = settings.policy.name
+    live = registry.live(name) if settings.mode.acts and takes_checkpoint(name) else None
+    if live is None or not all(name in day.policies for day in split.held_out):
+        return None
+    changes = registry.changes(name, limit=1000)
+    since = next((each.at for each in changes if each.digest == live.digest and each.after is VersionState.LIVE), None)
+    if since is None or since > split.held_out[0].begin:
+        return None
+    fallback = Side(settings.policy.fallback, load_policy(settings.policy.fallback, "policy.fallback"))
+    trial = on_trial(settings, name, split, fallback, Side(SITE_SCHEDULER, None), tell=tell, margin=0.0)
+    verdict = trial.reason.removesuffix(f", {_against(Side(SITE_SCHEDULER, None))}")
+    reason = f"fallback {fallback.digest} in place of version {live.digest[:DIGITS]} while that was live: "
+    return replace(trial, current=live.digest, reason=reason + verdict)
 
 
 def _against(current: Side) -> str:

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -61,6 +62,7 @@ def stand_back(memory_mib: int) -> None:
 def _learn(settings: Settings) -> Path:
     """Folder of the candidate."""
     # After the limits were set, for what is imported here takes time and memory.
+    from dl2d.cli.gate_trial import live_review  # noqa: PLC0415
     from dl2d.cli.options import reading  # noqa: PLC0415
     from dl2d.cli.train_from_store import TwinSettings, judged, learn  # noqa: PLC0415
     from dl2d.daemon.models.candidates import write_candidate  # noqa: PLC0415
@@ -75,7 +77,9 @@ def _learn(settings: Settings) -> Path:
     with tempfile.TemporaryDirectory(prefix="dl2d-learner-") as folder, reading(settings) as store:
         chosen = TwinSettings(iterations=_ITERATIONS, days=None, minutes=None, seed=settings.learning.seed)
         learned = learn(settings, store, settings.policy.name, chosen, Path(folder), tell=tell, now=time.time())
-        return write_candidate(judged(settings, store.registry, learned, tell=tell))
+        candidate = judged(settings, store.registry, learned, tell=tell)
+        review = live_review(settings, store.registry, learned.split, tell=tell)
+        return write_candidate(replace(candidate, review=review))
 
 
 def _end_with_the_daemon() -> None:

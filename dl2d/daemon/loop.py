@@ -43,7 +43,7 @@ from dl2d.tick.record import Report
 from dl2d.tick.task_specs import TaskSpecs
 from dl2d.tick.tick import tick
 from dl2d.tick.tick_context import Context, Deciders, GuardRules, Timeouts
-from dl2d.tick.tick_state import SetAside, TickState
+from dl2d.tick.tick_state import RECENT_DECISIONS, SetAside, TickState
 
 log = structlog.get_logger()
 
@@ -358,12 +358,18 @@ class Daemon(AbstractContextManager["Daemon"]):
         self._logged_set_aside = aside
 
     def _withdraw_if_failing(self, report: Report) -> None:
-        """Take back a learned version whose decisions fail one after the other."""
+        """Take back a learned version of which decisions fail one after the other, or half of the last ones did."""
         failures = report.policy_failures
         with self._replacing_context:
-            if not report.decided or failures.count < self._settings.policy.max_failures:
+            recent = sum(failures.recent)
+            if not report.decided or not failures.count:
                 return
-            reason = f"{failures.count} consecutive decisions failed, the last one: {failures.cause}"
+            if failures.count >= self._settings.policy.max_failures:
+                reason = f"{failures.count} consecutive decisions failed, the last one: {failures.cause}"
+            elif recent >= RECENT_DECISIONS / 2:
+                reason = f"{recent} of the last {RECENT_DECISIONS} decisions failed, the last one: {failures.cause}"
+            else:
+                return
             if self._active.withdraw(reason):
                 self._refreshed_at = -math.inf
                 self.wake()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from dl2d.core.decision import Decision
 from dl2d.core.guard_memory import GuardMemory
@@ -12,24 +13,31 @@ from dl2d.core.policy import Policy
 from dl2d.tick.missing import Missing
 from dl2d.tick.needless_wait import NeedlessWait
 
+#: Number of decisions among which failures are counted that are not consecutive.
+RECENT_DECISIONS: Final = 20
+
 
 @dataclass(frozen=True, slots=True)
 class PolicyFailures:
-    """Consecutive decisions of one policy version that failed, so that the fallback decided."""
+    """Decisions of one policy version that failed, so that the fallback decided."""
 
     version: str = ""
+    #: Consecutive ones up to the last decision.
     count: int = 0
     #: Why the last one failed.
     cause: str = ""
+    #: Of the last ``RECENT_DECISIONS``, whether each failed, oldest first.
+    recent: tuple[bool, ...] = ()
 
     def after(self, policy: Policy, decision: Decision) -> PolicyFailures:
         """The failures after one more decision. One without jobs, or without the policy, changes nothing."""
         if not decision.jobs or decision.out_of_range:
             return self
-        if not (cause := decision.fallback_cause):
-            return PolicyFailures()
-        before = self.count if self.version == policy.version else 0
-        return PolicyFailures(policy.version, before + 1, cause)
+        cause, same = decision.fallback_cause, self.version == policy.version
+        recent = ((*self.recent, bool(cause)) if same else (bool(cause),))[-RECENT_DECISIONS:]
+        if not cause:
+            return PolicyFailures(policy.version, recent=recent)
+        return PolicyFailures(policy.version, (self.count if same else 0) + 1, cause, recent)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from cli.conftest import Dl2d, store_url, write_config
 from recorded_site import record
 
 from dl2d.cli import gate_trial
 from dl2d.config.settings import load_settings
+from dl2d.core.cluster import Snapshot
+from dl2d.core.decision import Constraint, Decision, Reason
 from dl2d.core.jobs import NOTHING
+from dl2d.core.packing import Packing
+from dl2d.core.policy import NO_EVIDENCE
 from dl2d.core.policy_registry import SITE_SCHEDULER, VersionState
-from dl2d.daemon.models.active_version import ActiveVersion
+from dl2d.daemon.models.active_version import ActiveVersion, keep_version
+from dl2d.daemon.models.candidates import withdraw_if_worse
 from dl2d.learning.promotion_gate import Verdict
 from dl2d.policies.common.checkpoint import read_checkpoint
+from dl2d.policies.common.greedy import GreedyAllocation
 from dl2d.policies.dl2.policy import with_checkpoint
 from dl2d.policies.dl2_paper.policy import Dl2Original
 from dl2d.policies.drf import Drf
@@ -26,6 +35,8 @@ from dl2d.store.sql_store import SqlStore
 
 #: Less than two days of one node.
 DAYS = "generator:poisson?nodes=1&jobs=24&rate=0.25&median_seconds=3000&most_gpus=4&slot_seconds=1200"
+#: Six quiet days of a node: a job that gets its minimum size alone leaves most of it idle.
+QUIET_DAYS = "generator:poisson?nodes=1&jobs=70&rate=0.16&median_seconds=3000&most_gpus=4&slot_seconds=1200"
 DAY = 86_400
 
 
@@ -122,6 +133,61 @@ def test_what_the_gate_said_is_said_of_the_policy_in_charge(
     ran = dl2d("train", "--twin", "--gate", "--iterations", "1", "-o", tmp_path / "out", "-c", config)
     assert ran.status == 0, ran.err
     assert ran.out.splitlines()[-1] == words
+
+
+@pytest.mark.slow
+def test_a_live_version_that_did_worse_than_the_fallback_would_have_is_rolled_back(tmp_path: Path) -> None:
+    """It is said of dl2 what a policy did that gives each job its minimum size."""
+    url = store_url(tmp_path)
+    begin = time.time() // DAY * DAY - 6 * DAY
+    record(url, load_source(QUIET_DAYS, seed=1).workload, Smallest(), begin=begin, decided_by="dl2")
+    config = write_config(
+        tmp_path, schedule={"slot_seconds": 1200.0}, learning={"gate_min_days": 3, "gate_min_jobs": 10}
+    )
+    settings = load_settings(config)
+    with closing(SqlStore(url)) as store:
+        registry = store.registry
+        first, second = (with_checkpoint().checkpoint, with_checkpoint().checkpoint)
+        second = replace(second, weights={**second.weights, "scorer": second.weights["scorer"] + 1})
+        split = gate_trial.recorded_days(settings, store, now=time.time(), seed=0)
+        tell = partial(lambda *_, **__: None)
+        assert gate_trial.live_review(settings, registry, split, tell=tell) is None  # none is live
+        for number, made in enumerate((first, second)):
+            keep_version(made, settings.versions_path, registry, at=begin, origin="a test")
+            registry.change("dl2", made.digest, VersionState.LIVE, at=begin + number, by="ann", reason="test")
+        review = gate_trial.live_review(settings, registry, split, tell=tell)
+        assert review is not None
+        assert (review.candidate, review.current, review.passed) == ("drf", second.digest, True)
+        assert review.high is not None
+        assert review.high < 0
+        assert "fallback drf in place of version" in review.reason
+        done = withdraw_if_worse(review, registry, at=time.time())
+        assert done.startswith(
+            f"version {second.digest[:12]} withdrawn, {first.digest[:12]} is live again: fallback drf"
+        )
+        change = registry.changes("dl2")[0]
+        assert (change.digest, change.rollback, change.reason) == (first.digest, True, review.reason)
+        assert registry.trials("dl2")[0] == review
+        # The earlier version was not live on these days: nothing is known of it.
+        assert gate_trial.live_review(settings, registry, split, tell=tell) is None
+        assert withdraw_if_worse(review, registry, at=time.time()) == ""
+        # Nor does anything happen where the version is the first.
+        first_again = replace(review, current=first.digest)
+        assert "stays live, for none can replace it" in withdraw_if_worse(first_again, registry, at=time.time())
+
+
+class Smallest:
+    """A policy that gives each job its minimum size while there is room."""
+
+    name, version, needs = "smallest", "1", NO_EVIDENCE
+
+    def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
+        del rng
+        allocation = GreedyAllocation(snapshot, packing)
+        for job in snapshot.jobs:
+            if allocation.allocations[job.key] != NOTHING or allocation.grow(job) is None:
+                allocation.refuse(job, Reason(Constraint.SATISFIED, "has its minimum size"))
+        return allocation.decision(self.name, self.version)
 
 
 @pytest.mark.parametrize(("decided_by", "words"), [("observed", "its recorded sizes"), ("drf", "policy drf")])

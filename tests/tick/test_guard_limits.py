@@ -34,6 +34,7 @@ from dl2d.tick.decision_check import check_decision
 from dl2d.tick.guard_limits import guard
 from dl2d.tick.policy_call import Deadline
 from dl2d.tick.tick_context import Deciders, GuardRules
+from dl2d.tick.tick_state import PolicyFailures
 
 WHY = Reason(Constraint.SATISFIED, "because")
 BIG = cluster(1, cpu=999, gpu=999, memory=999)
@@ -652,3 +653,17 @@ def test_the_generator_depends_on_seed_and_slot_alone() -> None:
         decide(replace(snapshot, slot=slot), deciders, seed)
     assert drawn[0] == drawn[1]
     assert len(set(drawn)) == 3
+
+
+def test_failures_are_counted_in_a_row_and_among_the_last_decisions() -> None:
+    snapshot = a_snapshot([a_job(1)], BIG)
+    failed, good = choose(snapshot, fails), a_decision(snapshot, (1, 1))
+    policy, failures = Scripted(fails), PolicyFailures()
+    for number in range(30):
+        failures = failures.after(policy, failed if number % 2 else good)
+    assert (failures.count, sum(failures.recent), len(failures.recent)) == (1, 10, 20)
+    assert failures.cause == "policy scripted failed: ZeroDivisionError: division by zero"
+    failures = failures.after(policy, replace(good, jobs=()))
+    assert failures.count == 1  # a decision on no job says nothing
+    policy.version = "2"
+    assert failures.after(policy, failed).recent == (True,)

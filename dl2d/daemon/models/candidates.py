@@ -13,10 +13,11 @@ from typing import Final
 import msgspec
 
 from dl2d.atomic_file import write_atomically
-from dl2d.core.errors import CheckpointError
+from dl2d.core.errors import CheckpointError, RegistryError
 from dl2d.core.json_codec import decode, encode
 from dl2d.core.policy_registry import SITE_SCHEDULER, Registry, Trial, Version, VersionState
 from dl2d.daemon.models.active_version import read_version
+from dl2d.policies.common.checkpoint import DIGITS
 
 #: Beside the checkpoint.
 _FILE: Final = "candidate.json"
@@ -30,6 +31,8 @@ class Candidate:
 
     version: Version
     trial: Trial
+    #: Trial of the fallback against what the live version did; None where there was none.
+    review: Trial | None = None
 
 
 def write_candidate(candidate: Candidate) -> Path:
@@ -78,3 +81,22 @@ def enter(candidate: Candidate, registry: Registry, *, at: float) -> Trial:
         state = VersionState.LIVE if trial.passed else VersionState.REJECTED
         registry.change(version.policy, version.digest, state, at=at, by=_BY, reason=trial.reason)
     return trial
+
+
+def withdraw_if_worse(review: Trial, registry: Registry, *, at: float) -> str:
+    """Keep a review of the live version, and roll it back if the fallback would surely have been better.
+
+    Returns what was done, in words; empty where the version stays live. It does so where it is not live any more, and
+    where it replaced none: then a remark on it says so.
+    """
+    registry.add_trial(review)
+    live = registry.live(review.policy)
+    if not review.passed or live is None or live.digest != review.current:
+        return ""
+    version = live.digest[:DIGITS]
+    try:
+        earlier = registry.roll_back(review.policy, at=at, by=_BY, reason=review.reason)
+    except RegistryError as error:
+        registry.remark(review.policy, live.digest, at=at, by=_BY, text=f"{review.reason}; it stays live: {error}")
+        return f"version {version} stays live, for none can replace it ({error}): {review.reason}"
+    return f"version {version} withdrawn, {earlier.digest[:DIGITS]} is live again: {review.reason}"

@@ -21,7 +21,7 @@ import structlog
 
 from dl2d.core.errors import Dl2dError
 from dl2d.core.policy_registry import Registry, RunState
-from dl2d.daemon.models.candidates import enter, read_candidate
+from dl2d.daemon.models.candidates import enter, read_candidate, withdraw_if_worse
 from dl2d.policies.common.checkpoint import DIGITS
 
 log = structlog.get_logger()
@@ -150,11 +150,20 @@ class Learner:
         try:
             candidate = read_candidate(folder)
             trial = enter(candidate, self._registry, at=self._clock())
+            done = (
+                ""
+                if candidate.review is None
+                else withdraw_if_worse(candidate.review, self._registry, at=self._clock())
+            )
         except Dl2dError as error:
             return RunState.FAILED, f"its candidate cannot be taken: {error}"
         verdict = "passed" if trial.passed else "failed"
         log.info("candidate", version=trial.candidate[:DIGITS], verdict=verdict, reason=trial.reason)
-        return RunState.FINISHED, f"version {trial.candidate[:DIGITS]} {verdict}: {trial.reason}"
+        note = f"version {trial.candidate[:DIGITS]} {verdict}: {trial.reason}"
+        if done:
+            log.error("live policy version is worse than the fallback", done=done)
+            note = f"{note}; {done}"
+        return RunState.FINISHED, note
 
     def _read_output(self, process: subprocess.Popen[bytes], number: int) -> list[str]:
         """Log its output; returns the last lines."""

@@ -27,7 +27,7 @@ from dl2d.config.settings import Settings
 from dl2d.core.policy_registry import LearningRun, RunState, Trial, TrialCase, VersionState
 from dl2d.daemon.loop import Daemon
 from dl2d.daemon.models.active_version import keep_version, version_in
-from dl2d.daemon.models.candidates import Candidate, write_candidate
+from dl2d.daemon.models.candidates import Candidate, read_candidate, write_candidate
 from dl2d.daemon.models.learner_process import Learner
 from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.policies.dl2.policy import with_checkpoint
@@ -118,6 +118,27 @@ def test_a_candidate_that_beat_what_does_not_decide_any_more_is_rejected(store: 
     assert "failed: another version went live meanwhile; so it went" in run.note
     assert [version.state for version in store.registry.versions()] == [VersionState.REJECTED, VersionState.LIVE]
     assert not store.registry.trials()[0].passed
+
+
+def test_a_live_version_that_did_worse_than_the_fallback_is_rolled_back(store: SqlStore, tmp_path: Path) -> None:
+    """A row and a line of the log say so, whatever became of the candidate."""
+    folder = candidate(tmp_path, store, passed=False)
+    (live,) = (version for version in store.registry.versions() if version.state is VersionState.LIVE)
+    made = with_checkpoint().checkpoint
+    newer = replace(made, weights={**made.weights, "scorer": np.asarray(made.weights["scorer"]) + 2})
+    version = keep_version(newer, tmp_path, store.registry, at=2.0, origin="a test")
+    store.registry.change("dl2", version.digest, VersionState.LIVE, at=2.0, by="ann", reason="test")
+    found = read_candidate(folder)
+    review = replace(found.trial, candidate="drf", current=version.digest, passed=True, reason="drf is surely better")
+    write_candidate(replace(found, review=review))
+    with capture_logs() as logs:
+        run = ran(store, names(folder))
+    done = f"version {version.digest[:12]} withdrawn, {live.digest[:12]} is live again: drf is surely better"
+    assert run.note.endswith(f"; {done}")
+    assert [entry["done"] for entry in logs if entry["log_level"] == "error"] == [done]
+    change = store.registry.changes("dl2")[0]
+    assert (change.digest, change.by, change.rollback) == (live.digest, "gate", True)
+    assert store.registry.trials("dl2")[0] == review
 
 
 def test_a_candidate_that_is_none_is_a_failure(store: SqlStore, tmp_path: Path) -> None:
