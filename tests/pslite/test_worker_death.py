@@ -63,12 +63,21 @@ def test_whatever_is_trained_and_sent(options, transport):
 
 
 @pytest.mark.slow
-def test_a_worker_that_hangs_is_given_up_after_its_lease():
-    kill = KillAt("worker-1", 20, signal.SIGSTOP)
-    result = run_local(command(*SLOW), workers=2, servers=1, on_status=kill, settings=LEASE)
+def test_a_process_that_stands_still_is_given_up_after_its_lease_and_killed_by_its_dl2_run():
+    """Otherwise it would keep its GPU, and nobody would start another one in its place."""
+
+    class Stop(KillAt):
+        def __call__(self, status, director):
+            if self.pid is None:
+                return super().__call__(status, director)
+            return director.processes[self.task].poll() is None
+
+    stop = Stop("worker-1", 20, signal.SIGSTOP)
+    result = run_local(command(*SLOW), workers=2, servers=1, on_status=stop, settings=LEASE)
     assert result.state == "finished", result.log
     assert result.digest == static_digest(*SLOW)
-    assert any(f"(pid {kill.pid}) died or hangs: silent for 8 s; worker-0 does its part" in line for line in result.log)
+    assert any(f"(pid {stop.pid}) died or hangs: silent for 8 s; worker-0 does its part" in line for line in result.log)
+    assert result.exit_codes == {"worker-0": 0, "ps-0": 0, "worker-1": 128 + 9}
 
 
 #: twice that before the first step

@@ -80,8 +80,8 @@ class Job:
                 member.channel.send(message)
 
     def give_up(self, member: MemberState, why: str) -> None:
-        """Count a member as gone; if its process lives it is told to end."""
-        member.state = "left"
+        """Count a member as gone; if its process lives it is told to end, and so is its task agent."""
+        member.state, member.given_up = "left", True
         member.channel.send(JobEnded(reason=f"{member.task} was given up: {why}"))
 
     def fail(self, reason: str) -> None:

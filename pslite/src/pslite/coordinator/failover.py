@@ -90,7 +90,7 @@ def lose(job: Job, member: MemberState, how: str, *, fatal: bool = False) -> Non
         else:
             lose_worker(job, member, text)
         return
-    member.state = "left"
+    member.state, member.given_up = "left", True
     job.say(f"{text}; it is in no plan, the job goes on")
     job.urgent = True
     if pending is not None and member.task in pending.plan.tasks():

@@ -59,7 +59,8 @@ class MemberState:
     chief: bool = False
     #: a plan has removed it
     drained: bool = False
-    #: how it held the job up, if it was given up for that
+    #: the job goes on without it although its process may live; how it held the job up, if that was the reason
+    given_up: bool = False
     hung: str = ""
     #: step times of its last heartbeat that had any
     steps: StepTimes | None = None

@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from pslite.coordinator import (
     checkpoints,
@@ -66,6 +67,8 @@ class _Connection:
     hello: Hello
     channel: Channel[FromMember]
     member: MemberState | None = None
+    #: of a task agent: whether it has been told to end its process
+    ending: bool = False
 
 
 class Coordinator:
@@ -303,6 +306,7 @@ class Coordinator:
             job_completion.check(job)
         urgent, job.urgent = job.urgent, False
         self._log.changed |= urgent
+        self._end_given_up()
         self._write_and_send()
         reply = self._director.exchange(status.report(job), urgent=urgent)
         if reply is not None:
@@ -313,6 +317,15 @@ class Coordinator:
             state.reply = reply
         if state.reply is not None and state.reply.stop and not state.over:
             job.end("cancelled", "the scheduler cancelled it")
+
+    def _end_given_up(self) -> None:
+        """Have task agents end processes that were given up, since one that hangs does not end by itself."""
+        for task, connection in self._agents.items():
+            member = self._job.state.members.get(task)
+            if member is not None and member.given_up and not connection.ending:
+                connection.ending = True
+                end = JobEnded(reason=f"{task} was given up")
+                self._log.then(partial(connection.channel.send, end))
 
     def _advance(self, now: float) -> None:
         """Take the next step of a plan, unless blocks of a dead server have to find their owners first."""

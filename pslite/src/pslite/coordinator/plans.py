@@ -354,7 +354,7 @@ def give_up(job: Job, pending: PendingPlan, reason: str, unfit: set[str]) -> Non
     for task in unfit - pending.previous_tasks():
         member = job.state.members[task]
         member.channel.send(JobEnded(reason=f"dropped from the job: {reason}"))
-        member.state = "left"
+        member.state, member.given_up = "left", True
     abort(job, pending, reason)
 
 

@@ -8,7 +8,7 @@ import time
 from pslite.errors import PsliteError
 from pslite.net.authentication import Identity, connect
 from pslite.net.framing import Channel, Inbox
-from pslite.net.messages import MAX_CONTROL_BYTES, AgentExit, FromCoordinator, Message, Noted
+from pslite.net.messages import MAX_CONTROL_BYTES, AgentExit, FromCoordinator, JobEnded, Message, Noted
 
 _PAUSE_SECONDS = 0.01
 
@@ -31,6 +31,8 @@ class AgentConnection:
         self._lock = threading.Lock()
         self._channel: Channel[FromCoordinator] | None = None
         self._noted = False
+        #: whether the job goes on without the task, whose process has to end
+        self.given_up = False
 
     def open(self, seconds: float) -> str:
         """Connect within `seconds`; return the reason of a failure, "" for success."""
@@ -56,6 +58,7 @@ class AgentConnection:
             except PsliteError:
                 messages, still_open = [], False
             self._noted |= any(isinstance(message, Noted) for message in messages)
+            self.given_up |= any(isinstance(message, JobEnded) for message in messages)
             if still_open:
                 channel.flush()
             else:

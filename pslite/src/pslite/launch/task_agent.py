@@ -26,6 +26,8 @@ from pslite.net.messages import AgentExit, AgentUsage
 
 #: time limits for the coordinator to acknowledge the report of a failure, and to be reached after a success
 _REPORT_SECONDS, _QUICK_SECONDS = 2.0, 0.2
+#: how long a process may take to end by itself that was given up
+_GIVEN_UP_SECONDS = 10.0
 #: time limits for the first connection and for later ones, and the time between two polls
 _CONNECT_SECONDS, _AGAIN_SECONDS, _LOOK_SECONDS = 60.0, 5.0, 0.5
 
@@ -153,6 +155,8 @@ class TaskAgent:
         while not self._over.wait(min(_LOOK_SECONDS, monitor.pause or _LOOK_SECONDS)):
             if not self._connection.poll() and not refused:
                 self._connection.open(_AGAIN_SECONDS)
+            if self._connection.given_up:
+                self._kill_if_it_hangs(process)
             if not self._watch_seconds or time.monotonic() < due:
                 continue
             usage = monitor.sample()
@@ -162,6 +166,16 @@ class TaskAgent:
                 self._connection.send(AgentUsage(usage=usage))
         if gpus is not None:
             gpus.close()
+
+    def _kill_if_it_hangs(self, process: subprocess.Popen[bytes]) -> None:
+        """The job goes on without the task: kill it with its descendants if it does not end by itself."""
+        if self._over.wait(_GIVEN_UP_SECONDS):
+            return
+        self._say(f"{self._identity.task} was given up and does not end: it is killed")
+        for member in reversed(family(process.pid)):
+            with contextlib.suppress(psutil.Error):
+                member.kill()
+        self._over.wait(_GIVEN_UP_SECONDS)
 
     def _total_usage(self, before: resource.struct_rusage, seconds: float) -> Usage:
         """Return what the task has used in all, from the kernel's accounting of waited-for children."""
