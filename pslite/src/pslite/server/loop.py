@@ -187,10 +187,10 @@ class Server:
         self._control.watch(self._selector, self._read_control)
         self._selector.register(self._wake_out, selectors.EVENT_READ, self._take_results)
         try:
+            steps_wait = False
             # even after `Exit`, until the coordinator has confirmed all messages of this server
             while self._status is None or not self._control.settled:
-                busy = self._handoff.can_send() or self._continues_steps()
-                wait = 0 if busy else min(_CONTROL_SECONDS, self._control.heartbeat)
+                wait = 0 if steps_wait or self._handoff.can_send() else min(_CONTROL_SECONDS, self._control.heartbeat)
                 meter.end()
                 ready = self._selector.select(wait)
                 meter.begin()
@@ -199,6 +199,7 @@ class Server:
                         self._connections.serve(key.data, mask, self._frames)
                     else:
                         key.data()
+                steps_wait = self._continue_steps()
                 self._steps.report()
                 self._handoff.send()
                 self._connections.flush()
@@ -241,7 +242,7 @@ class Server:
             self._read_control()
         self._connections.check_timeouts(self._control)
 
-    def _continues_steps(self) -> bool:
+    def _continue_steps(self) -> bool:
         """Continue steps whose factors have come, for a moment; return whether more of them wait."""
         return self._state.has_spec and self._rounds.continue_steps()
 
