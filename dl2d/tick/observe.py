@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from dl2d.core.cluster import Snapshot, Task, in_submit_order
-from dl2d.core.jobs import NO_LAUNCH, Allocation, Job, JobKey, JobState, Progress
+from dl2d.core.jobs import NO_LAUNCH, Allocation, Job, JobKey, JobRequest, JobState, Progress
 from dl2d.core.measured_speeds import TrainingKind
 from dl2d.core.policy import Evidence
 from dl2d.core.resource_manager import ResourceManager, RmListing
@@ -93,9 +93,16 @@ def take_snapshot(live: LiveJobs, listing: RmListing, slot: int) -> Snapshot:
     snapshot = Snapshot(at=listing.at, slot=slot, nodes=nodes, jobs=jobs, tasks=tasks, floors=tuple(floors.items()))
     if listing.incomplete:
         held = snapshot.held()
-        kept = {key: Allocation(*map(max, held[key], floor)) for key, floor in floors.items()}
-        return replace(snapshot, floors=tuple(kept.items()))
+        kept = ((job.key, _largest_within(job.request, held[job.key])) for job in running)
+        return replace(snapshot, floors=tuple(kept))
     return snapshot
+
+
+def _largest_within(request: JobRequest, held: Allocation) -> Allocation:
+    """The largest size that a job may have and that is not above what it has, at least its minimum size."""
+    smallest = request.min_size
+    workers, ps = request.largest_allowed(held.workers), min(held.ps, request.max_ps)
+    return Allocation(max(workers, smallest.workers), max(ps, smallest.ps))
 
 
 def _just_started(jobs: Iterable[Job], tasks: Iterable[Task], at: float) -> frozenset[JobKey]:

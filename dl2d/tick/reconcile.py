@@ -34,8 +34,8 @@ log = structlog.get_logger()
 _MAX_ENDED_JOBS = 200
 _NO_FAILURES = StartFailures()
 #: Why a task or anchor that is not listed has ended.
-NOT_LISTED: Final = "is not listed by the resource manager any more"
-REQUEUED: Final = "was requeued: the resource manager has given its id to a new start"
+NOT_LISTED: Final = "is not listed any more"
+REQUEUED: Final = "was requeued, or its id was given again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,6 +306,8 @@ def compare(
     tasks_as_owner
         Whether tasks run as the user who owns their job.
     """
+    if listing.incomplete:
+        timeouts = replace(timeouts, start_seconds=math.inf)
     jobs = {job.key: job for job in (*ended_jobs, *live.jobs)}
     job_changes: list[tuple[JobKey, JobChange]] = []
     stops: list[tuple[RmJob, Job | None, str]] = []
@@ -319,8 +321,8 @@ def compare(
             if anchor is not None and not anchor.state.ended and _must_stop_anchor(job, listing.at, timeouts):
                 stops.append((anchor, job, f"job {job.key.id} is {job.state}"))
             continue
-        absence = REQUEUED if tag in matches.requeued else NOT_LISTED if tag in gone else ""
-        change = _job_change(job, anchor, absence, timeouts, start_failures.get(job.key, _NO_FAILURES))
+        failures = start_failures.get(job.key, _NO_FAILURES)
+        change = _job_change(job, anchor, _absence(tag, matches, gone), timeouts, failures)
         if change is not None:
             job_changes.append((job.key, change))
             if change.state is not None and change.state.ended:
@@ -331,7 +333,7 @@ def compare(
         listed = matches.listed.get(task.tag)
         task_change, stop_reason = _task_change(
             task, listed, listing.at, timeouts,
-            absence=REQUEUED if task.tag in matches.requeued else NOT_LISTED if task.tag in gone else "",
+            absence=_absence(task.tag, matches, gone),
             ended_as=ended_states.get(task.job), calling_since=calling_since.get(task.job),
         )  # fmt: skip
         if task_change is not None:
@@ -340,14 +342,8 @@ def compare(
             stops.append((listed, jobs.get(task.job), stop_reason))
 
     live_tags = {task.tag for task in live.tasks} | {task_tag(job.key, ANCHOR) for job in live.jobs}
-    remarks = []
-    for stray, key, name in matches.strays:
-        if stray.tag not in known_strays:
-            remarks.append(f"{stray.handle} has the mark of {name} of {key.slug}, which this store never asked for")
-        elif stray.tag not in live_tags:
-            stops.append((stray, known_strays[stray.tag], f"{name} of {key.slug} is not wanted"))
-        elif (twin := matches.listed.get(stray.tag)) is not None and not twin.state.ended:
-            stops.append((stray, known_strays[stray.tag], f"{name} of {key.slug} runs twice"))
+    stray_stops, remarks = _compare_strays(matches, live_tags, known_strays)
+    stops += stray_stops
     allowed = []
     for listed, owner, reason in stops:
         if owner is not None and may_stop(listed, owner, tasks_as_owner=tasks_as_owner):
@@ -358,6 +354,28 @@ def compare(
     return Changes(
         tuple(job_changes), tuple(task_changes), tuple(allowed) if not listing.incomplete else (), tuple(remarks)
     )
+
+
+def _absence(tag: str, matches: Matches, gone: Collection[str]) -> str:
+    """Why a task or anchor that is not listed has ended; empty if it may be listed again."""
+    return REQUEUED if tag in matches.requeued else NOT_LISTED if tag in gone else ""
+
+
+def _compare_strays(
+    matches: Matches, live_tags: Collection[str], known: Mapping[str, Job]
+) -> tuple[list[tuple[RmJob, Job | None, str]], list[str]]:
+    """The strays that have to be stopped, with their job and the reason; and remarks on those that are not dl2d's."""
+    stops: list[tuple[RmJob, Job | None, str]] = []
+    remarks = []
+    for stray, key, name in matches.strays:
+        job, twin = known.get(stray.tag), matches.listed.get(stray.tag)
+        if job is None:
+            remarks.append(f"{stray.handle} has the mark of {name} of {key.slug}, which this store never asked for")
+        elif stray.tag not in live_tags:
+            stops.append((stray, job, f"{name} of {key.slug} is not wanted"))
+        elif twin is not None and not twin.state.ended:
+            stops.append((stray, job, f"{name} of {key.slug} runs twice"))
+    return stops, remarks
 
 
 def _must_stop_anchor(job: Job, at: float, timeouts: Timeouts) -> bool:
@@ -434,7 +452,8 @@ def _task_change(
     if not task.state.wanted:
         return None, _why_stop_leaving(task, listed, at, timeouts, ended_as=ended_as, calling_since=calling_since)
     if listed.state is RmJobState.PENDING:
-        if elapsed > timeouts.start_seconds:
+        # One that has run is listed as waiting by a listing that is late.
+        if task.state is TaskState.ASKED and elapsed > timeouts.start_seconds:
             note = f"not started in {timeouts.start_seconds:g} s: {listed.reason}"
             return change_to(TaskState.DRAINING, note), "not started in time"
         same = listed.reason == task.note and task.handle and identified

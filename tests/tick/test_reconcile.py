@@ -82,43 +82,6 @@ def stopped_handles(changes: Changes) -> dict[str, str]:
     return {listed.handle: reason for listed, reason in changes.stops}
 
 
-@pytest.mark.parametrize(
-    ("task", "rm", "want", "stopped"),
-    [
-        # Coming
-        (a_task(T.ASKED), R.RUNNING, T.GRANTED, ""),
-        (a_task(T.ASKED), R.PENDING, None, ""),
-        (a_task(T.ASKED, since=NOW - 601), R.PENDING, T.DRAINING, "not started in time"),
-        (a_task(T.ASKED), R.FAILED, T.FAILED, ""),
-        (a_task(T.ASKED), R.LOST, T.FAILED, ""),
-        (a_task(T.ASKED), R.CANCELLED, T.FAILED, ""),
-        (a_task(T.ASKED, handle=""), None, T.FAILED, ""),
-        (a_task(T.ASKED, handle=""), R.RUNNING, T.GRANTED, ""),  # its answer was lost, its mark is there
-        (a_task(T.ASKED), None, T.FAILED, ""),
-        # There
-        (a_task(T.GRANTED), R.RUNNING, None, ""),
-        (a_task(T.CONFIRMED), R.RUNNING, None, ""),
-        (a_task(T.CONFIRMED), R.ENDING, None, ""),
-        (a_task(T.CONFIRMED), R.DONE, T.RELEASED, ""),
-        (a_task(T.CONFIRMED), R.FAILED, T.FAILED, ""),
-        (a_task(T.CONFIRMED), None, T.FAILED, ""),
-        # Going
-        (a_task(T.DRAINING), R.RUNNING, None, ""),
-        (a_task(T.DRAINING, since=NOW - 61), R.RUNNING, None, "was not drained in 60 s"),
-        (a_task(T.DRAINING), R.PENDING, None, "is not wanted any more"),
-        (a_task(T.DRAINED, since=NOW - 11), R.RUNNING, None, "did not end in 10 s"),
-        (a_task(T.DRAINED), R.DONE, T.RELEASED, ""),
-        (a_task(T.DRAINING), R.FAILED, T.RELEASED, ""),
-        (a_task(T.DRAINING), None, T.RELEASED, ""),
-        (a_task(T.DRAINING, handle=""), None, T.RELEASED, ""),
-    ],
-)
-def test_a_task_of_a_running_job(task: Task, rm: RmJobState | None, want: TaskState | None, stopped: str) -> None:
-    found = see(a_job(), [task], [ANCHOR_RUNS, *([] if rm is None else [an_rm_job(rm)])])
-    assert [change.state for change in found.tasks if change.state is not task.state] == ([want] if want else [])
-    assert stopped_handles(found) == ({"h0": stopped} if stopped else {})
-
-
 def test_why_a_task_waits_and_how_it_ended_are_kept() -> None:
     waits = see(a_job(), [a_task(T.ASKED)], [ANCHOR_RUNS, an_rm_job(R.PENDING, reason="Priority")])
     assert [(change.state, change.note) for change in waits.tasks] == [(T.ASKED, "Priority")]
@@ -151,31 +114,6 @@ def test_who_was_not_told_to_leave_is_not_late(since: float, told: float | None,
     assert bool(found.stops) is late
 
 
-@pytest.mark.parametrize(
-    ("job", "anchor", "want"),
-    [
-        (a_job(J.SUBMITTED, anchor=""), None, None),
-        (a_job(J.SUBMITTED, anchor=""), R.RUNNING, JobChange(anchor="a")),
-        (a_job(J.SUBMITTED), R.PENDING, None),
-        (a_job(J.SUBMITTED), R.DONE,
-         JobChange(state=J.FAILED, end_reason="its coordinator ended before it called: why", cause=F.FAILED)),
-        (a_job(), R.RUNNING, None),
-        (a_job(), R.DONE, JobChange(state=J.FINISHED, end_reason="its coordinator ended: why")),
-        (a_job(), R.FAILED, JobChange(state=J.FAILED, end_reason="its coordinator ended: why", cause=F.FAILED)),
-        (a_job(), R.CANCELLED,
-         JobChange(state=J.CANCELLED, end_reason="its coordinator ended: why", cause=F.CANCELLED)),
-        (a_job(), R.LOST, JobChange(state=J.LOST, end_reason="its coordinator ended: why", cause=F.NODE_LOST)),
-        (a_job(), None, JobChange(state=J.LOST, cause=F.NOT_LISTED,
-                                  end_reason="its anchor is not listed by the resource manager any more")),
-    ],
-)  # fmt: skip
-def test_a_job_by_its_anchor(job: Job, anchor: RmJobState | None, want: JobChange | None) -> None:
-    listed = [] if anchor is None else [replace_struct(ANCHOR_RUNS, state=anchor, reason="why")]
-    found = see(job, [], listed)
-    assert found.jobs == (() if want is None else ((KEY, want),))
-    assert found.stops == ()
-
-
 def test_tasks_that_never_join_end_their_job_in_the_end() -> None:
     assert see(a_job(), [], [ANCHOR_RUNS], failures=2).jobs == ()
     ((_, change),) = see(a_job(), [], [ANCHOR_RUNS], failures=3).jobs
@@ -183,20 +121,6 @@ def test_tasks_that_never_join_end_their_job_in_the_end() -> None:
         J.FAILED,
         "3 attempts in a row to start its tasks failed; the last: exit status 1",
     )
-
-
-def test_an_ended_jobs_tasks_get_time_to_end_and_are_then_stopped() -> None:
-    running = [an_rm_job(R.RUNNING)]
-    early = see(a_job(J.FINISHED), [a_task(since=NOW - 3600)], running)
-    assert ([change.state for change in early.tasks], early.stops) == ([T.DRAINING], ())
-    late = see(a_job(J.FINISHED), [a_task(T.DRAINING, since=NOW - 11)], running, told=None)
-    assert stopped_handles(late) == {"h0": "did not end in 10 s"}
-
-
-@pytest.mark.parametrize("state", [T.CONFIRMED, T.DRAINING])
-def test_a_cancelled_jobs_tasks_are_stopped_at_once(state: TaskState) -> None:
-    found = see(a_job(J.CANCELLED), [a_task(state)], [an_rm_job(R.RUNNING)])
-    assert stopped_handles(found) == {"h0": "its job was cancelled"}
 
 
 def test_a_job_that_ended_last_is_found_however_many_jobs_were_submitted_after_it() -> None:
@@ -207,18 +131,6 @@ def test_a_job_that_ended_last_is_found_however_many_jobs_were_submitted_after_i
     for job in (*others[:250], first):
         store.change_job(job.key, JobChange(state=J.FINISHED), NOW)
     assert first.key in [job.key for job in reconcile._ended_jobs(store, LiveJobs())]
-
-
-@pytest.mark.parametrize(
-    ("job", "stopped"),
-    [
-        (a_job(J.FINISHED, ended=NOW - 5), False),
-        (a_job(J.FINISHED, ended=NOW - 11), True),
-        (a_job(J.CANCELLED, ended=NOW), True),
-    ],
-)
-def test_an_ended_jobs_anchor(job: Job, stopped: bool) -> None:
-    assert stopped_handles(see(job, [], [ANCHOR_RUNS])) == ({"a": f"job 1 is {job.state}"} if stopped else {})
 
 
 def test_orphans() -> None:

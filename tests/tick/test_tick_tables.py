@@ -1,0 +1,350 @@
+"""Tables of whole ticks: what the store has and what the resource manager lists, and what the tick makes of it.
+
+Each cell is the outcome of ticks of a cluster of its own: the state that the task or job enters, ``.`` where it stays,
+and ``!`` where the resource manager is told to stop it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import pytest
+from msgspec import structs
+from tick.world import GivesNothing, World
+
+from dl2d.core.cluster import Task, TaskState, task_tag
+from dl2d.core.jobs import JobKey, JobState, Progress, Role
+from dl2d.core.resource_manager import RmJob, RmJobState, RmListing
+from dl2d.core.resources import Resources
+from dl2d.core.store import JobChange, TaskChange
+from dl2d.core.tick_plan import Start
+from dl2d.daemon.health import Health
+from dl2d.testing import MemoryStore, ScriptedManager
+from dl2d.testing.builders import make_job, make_nodes
+from dl2d.tick.task_specs import ANCHOR
+from dl2d.tick.tick_context import Timeouts
+from dl2d.tick.tick_state import TickState
+
+#: When the resource manager accepted the task or anchor; its user is ann.
+SUBMITTED = 999_000
+KEY = JobKey("test", "1", SUBMITTED)
+TIMEOUTS = Timeouts(
+    unseen_listings=3, unseen_seconds=30, start_seconds=600, drain_seconds=60, end_seconds=10, silent_seconds=1e6
+)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A listing: records of the task or anchor in question, and when it comes."""
+
+    records: tuple[RmJob, ...] = ()
+    #: Seconds since the listing before, and by how much the clock of the daemon's machine was set meanwhile.
+    after: float = 10.0
+    clock: float = 0.0
+    incomplete: bool = False
+
+
+def record(state: RmJobState = RmJobState.RUNNING, **changes: Any) -> RmJob:
+    plain = {"handle": "17", "tag": "mark", "user": "ann", "node": "n1", "submitted": SUBMITTED}
+    return RmJob(state=state, reason=f"is {state}", **{**plain, **changes})
+
+
+def once(*records: RmJob, **more: Any) -> list[Listed]:
+    return [Listed(records, **more)]
+
+
+RUNS = record()
+#: What the resource manager says, as the tables have it.
+SAYS: Mapping[str, list[Listed]] = {
+    # Nothing
+    "not listed": once(),
+    "not listed, twice in an hour": [Listed(), Listed(after=3600)],
+    "not listed, 4 times in 29 s": [Listed(), Listed(after=9), Listed(after=10), Listed(after=10)],
+    "not listed, 3 times, clock set forward": [Listed(), Listed(after=1, clock=1e6), Listed(after=1)],
+    "not listed, 2 times, listed, 2 times": [Listed(), Listed(after=60), *once(RUNS), Listed(), Listed(after=60)],
+    "not listed, 4 times, incomplete": [Listed(after=60, incomplete=True)] * 4,
+    "not listed, 2 times, then incomplete": [Listed(), Listed(after=20), *[Listed(after=60, incomplete=True)] * 2],
+    "not listed, 3 times in 30 s": [Listed(), Listed(after=15), Listed(after=15)],
+    "not listed, 3 times, clock set back": [Listed(), Listed(after=15, clock=-1e5), Listed(after=15)],
+    # Its state
+    "pending": once(record(RmJobState.PENDING)),
+    "pending, after 601 s": once(record(RmJobState.PENDING), after=601),
+    "pending, after 601 s, incomplete": once(record(RmJobState.PENDING), after=601, incomplete=True),
+    "running": once(RUNS),
+    "running, after 11 s": once(RUNS, after=11),
+    "running, after 61 s": once(RUNS, after=61),
+    "running, after 61 s, incomplete": once(RUNS, after=61, incomplete=True),
+    "ending": once(record(RmJobState.ENDING)),
+    "done": once(record(RmJobState.DONE)),
+    "failed": once(record(RmJobState.FAILED)),
+    "cancelled": once(record(RmJobState.CANCELLED)),
+    "lost": once(record(RmJobState.LOST)),
+    "failed, in an incomplete listing": once(record(RmJobState.FAILED), incomplete=True),
+    # Its identity
+    "doubled": once(RUNS, RUNS, after=61),
+    "doubled, as failed too": once(RUNS, record(RmJobState.FAILED)),
+    "an older failed one with its id": once(record(RmJobState.FAILED, submitted=SUBMITTED - 500, tag="")),
+    "its id is another user's": [Listed((record(user="eve", submitted=SUBMITTED + 500, tag=""),), after=61)] * 3,
+    "its id is ann's other job's": [Listed((record(submitted=SUBMITTED + 500, tag=""),), after=61)] * 3,
+    "its id is another task's": [Listed((record(submitted=SUBMITTED + 500, tag="other"),), after=61)] * 3,
+    "requeued": once(record(submitted=SUBMITTED + 500)),
+    "its mark was removed": once(record(tag=""), after=61),
+    "its user is not known": once(record(user="1000"), after=61),
+}
+
+
+class Given(ScriptedManager):
+    """Lists what the row says beside the anchor."""
+
+    said = Listed()
+    anchor: tuple[RmJob, ...] = ()
+    marks: Mapping[str, str] = {}
+
+    def listing(self, ended_since: float | None = None) -> RmListing:
+        records = tuple(structs.replace(each, tag=self.marks.get(each.tag, "")) for each in self.said.records)
+        listing = super().listing(ended_since)
+        return replace(
+            listing, jobs=(*self.anchor, *records), incomplete=("torn record",) if self.said.incomplete else ()
+        )
+
+
+class KeptStore(MemoryStore):
+    """Remembers how tasks ended."""
+
+    ended: Task | None = None
+
+    def change_tasks(self, changes: Sequence[TaskChange], at: float) -> tuple[Task, ...]:
+        moved = super().change_tasks(changes, at)
+        self.ended = next((task for task in moved if task.state.ended), self.ended)
+        return moved
+
+
+def cluster(job_state: JobState, **job: Any) -> World:
+    """A cluster with one job, whose coordinator calls and whose anchor runs."""
+    world = World(cluster_nodes=make_nodes(2), policy=GivesNothing(), timeouts=TIMEOUTS, idle_seconds=math.inf)
+    world.store.close()
+    world.store = KeptStore()
+    world.manager = Given(world.cluster_nodes, lambda: world.now)
+    world.store.add_job(replace(make_job(1, submitted=SUBMITTED, min_ps=0), anchor="a", address="h:1", **job))
+    if job_state is not JobState.SUBMITTED:
+        world.store.change_job(KEY, JobChange(state=job_state), world.now)
+    world.manager.anchor = (RmJob(handle="a", state=RmJobState.RUNNING, user="ann", submitted=SUBMITTED),)
+    world.state = TickState(calling_since={KEY: 0.0})
+    return world
+
+
+def played(world: World, said: Iterable[Listed], *, calls: bool = True) -> None:
+    for listed in said:
+        world.manager.said = listed
+        world.now += listed.clock
+        if calls:
+            world.store.report_progress(KEY, Progress(at=world.now + listed.after))
+        world.tick(listed.after)
+
+
+def outcome(before: str, after: str, world: World, handle: str) -> str:
+    assert set(world.manager.stopped) <= {handle}, "something else was stopped"
+    return ("." if before == after else after) + ("!" if handle in world.manager.stopped else "")
+
+
+# Tasks
+
+
+def task_cell(said: list[Listed], column: str, job_state: JobState = JobState.READY) -> tuple[str, str]:
+    """The outcome for a task in the state that a column names, and its note."""
+    state, handle = TaskState(column.rstrip("?")), "" if column.endswith("?") else "17"
+    world = cluster(JobState.READY)
+    (task,) = world.store.ask_tasks([Start(KEY, Role.WORKER, "n1", Resources.of(cpu=1))], world.now)
+    submitted = SUBMITTED if handle else None
+    world.store.change_tasks([TaskChange(KEY, task.id, state, handle=handle, submitted=submitted)], world.now)
+    if job_state.ended:
+        world.store.change_job(KEY, JobChange(state=job_state), world.now)
+        world.manager.anchor = ()
+    world.manager.marks = {"mark": task.tag, "other": task_tag(KEY, "worker-9")}
+    played(world, said, calls=not job_state.ended)
+    # Another one is started in the place of one that has ended.
+    after = world.store.ended or world.store.tasks(live=True, job=KEY)[0]
+    return outcome(state, after.state, world, "17"), after.note
+
+
+def anchor_cell(said: list[Listed], column: str, *, marked: bool, calls: bool = False) -> tuple[str, str]:
+    """The outcome for a job and its anchor, which its user submitted (Slurm) or which dl2d started (``marked``)."""
+    state = JobState(column.rstrip("?"))
+    world = cluster(state)
+    world.store.change_job(KEY, JobChange(anchor="17"), world.now)
+    world.manager.anchor = ()
+    world.manager.marks = {"mark": task_tag(KEY, ANCHOR) if marked else "", "other": task_tag(KEY, "worker-9")}
+    played(world, said, calls=calls)
+    after = world.job(KEY)
+    return outcome(state, after.state, world, "17"), after.end_reason
+
+
+#: A task of a job whose coordinator runs. ``asked?``: the answer to its start was lost, so the store has no handle.
+TASKS = """
+the resource manager has it            | asked?    | asked     | granted  | joined   | draining | drained  | confirmed
+not listed                             | .         | .         | .        | .        | .        | .        | .
+not listed, twice in an hour           | .         | .         | .        | .        | .        | .        | .
+not listed, 4 times in 29 s            | .         | .         | .        | .        | .        | .        | .
+not listed, 3 times, clock set forward | .         | .         | .        | .        | .        | .        | .
+not listed, 2 times, listed, 2 times   | granted   | granted   | .        | .        | .!       | .!       | .
+not listed, 4 times, incomplete        | .         | .         | .        | .        | .        | .        | .
+not listed, 2 times, then incomplete   | .         | .         | .        | .        | .        | .        | .
+not listed, 3 times in 30 s            | failed    | failed    | failed   | failed   | released | released | failed
+not listed, 3 times, clock set back    | failed    | failed    | failed   | failed   | released | released | failed
+pending                                | .         | .         | .        | .        | .!       | .!       | .
+pending, after 601 s                   | draining! | draining! | .        | .        | .!       | .!       | .
+pending, after 601 s, incomplete       | .         | .         | .        | .        | .        | .        | .
+running                                | granted   | granted   | .        | .        | .        | .        | .
+running, after 11 s                    | granted   | granted   | .        | .        | .        | .!       | .
+running, after 61 s                    | granted   | granted   | .        | .        | .!       | .!       | .
+running, after 61 s, incomplete        | granted   | granted   | .        | .        | .        | .        | .
+ending                                 | granted   | granted   | .        | .        | .        | .        | .
+done                                   | released  | released  | released | released | released | released | released
+failed                                 | failed    | failed    | failed   | failed   | released | released | failed
+cancelled                              | failed    | failed    | failed   | failed   | released | released | failed
+lost                                   | failed    | failed    | failed   | failed   | released | released | failed
+failed, in an incomplete listing       | failed    | failed    | failed   | failed   | released | released | failed
+doubled                                | granted   | granted   | .        | .        | .!       | .!       | .
+doubled, as failed too                 | granted   | granted   | .        | .        | .        | .        | .
+an older failed one with its id        | .         | .         | .        | .        | .        | .        | .
+its id is another user's               | failed    | failed    | failed   | failed   | released | released | failed
+its id is ann's other job's            | failed    | failed    | failed   | failed   | released | released | failed
+its id is another task's               | failed    | failed    | failed   | failed   | released | released | failed
+requeued                               | granted   | failed    | failed   | failed   | released | released | failed
+its mark was removed                   | .         | granted   | .        | .        | .        | .        | .
+its user is not known                  | .         | granted   | .        | .        | .        | .        | .
+"""
+#: A job by its anchor, which its user submitted (Slurm); its coordinator does not call.
+ANCHORS = """
+the resource manager has it            | submitted | ready     | finished | cancelled | running
+not listed                             | .         | .         | .        | .         | .
+not listed, twice in an hour           | .         | .         | .        | .         | .
+not listed, 3 times, clock set forward | .         | .         | .        | .         | .
+not listed, 2 times, listed, 2 times   | .         | .         | .!       | .!        | .
+not listed, 4 times, incomplete        | .         | .         | .        | .         | .
+not listed, 2 times, then incomplete   | .         | .         | .        | .         | .
+not listed, 3 times in 30 s            | lost      | lost      | .        | .         | lost
+not listed, 3 times, clock set back    | lost      | lost      | .        | .         | lost
+pending                                | .         | .         | .        | .!        | .
+running                                | .         | .         | .        | .!        | .
+running, after 11 s                    | .         | .         | .!       | .!        | .
+running, after 61 s, incomplete        | .         | .         | .        | .         | .
+ending                                 | .         | .         | .        | .!        | .
+done                                   | failed    | finished  | .        | .         | finished
+failed                                 | failed    | failed    | .        | .         | failed
+cancelled                              | cancelled | cancelled | .        | .         | cancelled
+lost                                   | lost      | lost      | .        | .         | lost
+doubled                                | .         | .         | .!       | .!        | .
+an older failed one with its id        | .         | .         | .        | .         | .
+its id is another user's               | lost      | lost      | .        | .         | lost
+its id is ann's other job's            | lost      | lost      | .        | .         | lost
+its id is another task's               | lost      | lost      | .        | .         | lost
+requeued                               | lost      | lost      | .        | .         | lost
+its user is not known                  | .         | .         | .        | .         | .
+"""
+#: A job by its anchor, which dl2d started.
+MARKED_ANCHORS = """
+the resource manager has it | submitted | ready | finished | cancelled | running
+not listed, 3 times in 30 s | lost      | lost  | .        | .         | lost
+running, after 11 s         | .         | .     | .!       | .!        | .
+its mark was removed        | .         | .     | .!       | .!        | .
+its user is not known       | .         | .     | .        | .         | .
+its id is another user's    | lost      | lost  | .        | .         | lost
+its id is another task's    | lost      | lost  | .        | .         | lost
+"""
+#: A task of a job that has ended.
+TASKS_OF_FINISHED_JOBS = """
+the resource manager has it     | asked?   | asked    | granted  | joined   | draining | drained  | confirmed
+pending                         | draining | draining | draining | draining | .!       | .!       | draining
+running                         | draining | draining | draining | draining | .        | .        | draining
+running, after 11 s             | draining | draining | draining | draining | .!       | .!       | draining
+running, after 61 s, incomplete | draining | draining | draining | draining | .        | .        | draining
+failed                          | released | released | released | released | released | released | released
+not listed                      | .        | .        | .        | .        | .        | .        | .
+not listed, 3 times in 30 s     | failed   | released | released | released | released | released | released
+its id is another user's        | failed   | released | released | released | released | released | released
+"""
+TASKS_OF_CANCELLED_JOBS = """
+the resource manager has it     | asked?    | asked     | granted   | joined    | draining | drained  | confirmed
+pending                         | draining! | draining! | draining! | draining! | .!       | .!       | draining!
+running                         | draining! | draining! | draining! | draining! | .!       | .!       | draining!
+running, after 61 s, incomplete | draining  | draining  | draining  | draining  | .        | .        | draining
+requeued                        | draining! | released  | released  | released  | released | released | released
+its user is not known           | .         | draining  | draining  | draining  | .        | .        | draining
+"""
+
+Cell = Callable[[list[Listed], str], tuple[str, str]]
+TABLES: dict[str, tuple[str, Cell]] = {
+    "task": (TASKS, task_cell),
+    "anchor": (ANCHORS, partial(anchor_cell, marked=False)),
+    "marked anchor": (MARKED_ANCHORS, partial(anchor_cell, marked=True)),
+    "task of a finished job": (TASKS_OF_FINISHED_JOBS, partial(task_cell, job_state=JobState.FINISHED)),
+    "task of a cancelled job": (TASKS_OF_CANCELLED_JOBS, partial(task_cell, job_state=JobState.CANCELLED)),
+}
+ROWS = [
+    pytest.param(cell, header.split("|")[1:], *row.split("|", 1), id=f"{name}: {row.split('|')[0].strip()}")
+    for name, (table, cell) in TABLES.items()
+    for header, *rows in [table.strip().splitlines()]
+    for row in rows
+]
+
+
+@pytest.mark.parametrize(("cell", "columns", "label", "want"), ROWS)
+def test_what_a_tick_makes_of_a_listing(cell: Cell, columns: list[str], label: str, want: str) -> None:
+    outcomes = [cell(SAYS[label.strip()], column.strip())[0] for column in columns]
+    assert outcomes == [each.strip() for each in want.split("|")]
+
+
+@pytest.mark.parametrize(
+    ("label", "task", "job"),
+    [
+        ("not listed, 3 times in 30 s", "is not listed any more", "its anchor is not listed any more"),
+        ("its id is another user's", "is not listed any more", "its anchor is not listed any more"),
+        ("requeued", "was requeued, or its id was given again", "its anchor was requeued, or its id was given again"),
+        ("pending", "is pending", ""),
+        ("failed", "is failed", "its coordinator ended: is failed"),
+        ("lost", "is lost", "its coordinator ended: is lost"),
+    ],
+)
+def test_the_reason_is_recorded(label: str, task: str, job: str) -> None:
+    assert task_cell(SAYS[label], "confirmed")[1] == task
+    assert anchor_cell(SAYS[label], "running", marked=False)[1] == job
+
+
+def test_every_pair_of_a_tasks_state_and_what_the_resource_manager_says_has_a_cell() -> None:
+    columns = {column.strip() for column in TASKS.strip().splitlines()[0].split("|")[1:]}
+    assert columns == {"asked?", *(state for state in TaskState if not state.ended)}
+    assert {row.split("|")[0].strip() for row in TASKS.strip().splitlines()[1:]} == SAYS.keys()
+    assert {str(state) for state in RmJobState} <= SAYS.keys()
+
+
+def test_an_anchor_whose_coordinator_calls_runs_whatever_listings_lack() -> None:
+    assert anchor_cell(SAYS["not listed, 3 times in 30 s"], "running", marked=False, calls=True) == (".", "")
+
+
+def test_an_incomplete_listing_carries_out_no_decision_to_shrink_and_is_shown() -> None:
+    """Nodes may be missing from it, so that jobs would seem to fit no more."""
+    world = World(cluster_nodes=make_nodes(4))
+    try:
+        first = world.submit(max_workers=8, max_ps=8)
+        world.settle()
+        world.submit(max_workers=8, max_ps=8)
+        health = Health(lambda: world.elapsed)
+        world.manager.incomplete = ("squeue: cannot read '17|RUN'",)
+        world.manager.set_node(structs.replace(make_nodes(4)[3], capacity=Resources.of(cpu=8)))
+        world.settle()
+        health.completed(world.tick(400.0))
+        assert (world.has(first), world.manager.stopped) == ((8, 8), [])
+        assert "listing is incomplete" in health.status().problems[0]
+        assert "'17|RUN'" in health.status().problems[0]
+        world.manager.incomplete = ()
+        world.settle()
+        health.completed(world.tick(400.0))
+        assert world.has(first) < (8, 8)
+        assert health.status().problems == ()
+    finally:
+        world.close()
