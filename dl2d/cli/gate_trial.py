@@ -81,13 +81,26 @@ def incumbent(settings: Settings, split: Split, live: Side) -> Side:
 
 
 def recorded_days(
-    settings: Settings, store: RecordingStore, *, now: float, seed: int, days: int | None = None
-) -> Split:
-    """What the store has of the last days, as workloads. Raises ``WorkloadError`` where that is too little."""
+    settings: Settings, store: RecordingStore, *, now: float, seed: int, days: float | None = None,
+    candidate: Checkpoint | None = None, for_training: bool = True,
+) -> Split:  # fmt: skip
+    """What the store has of the last days, as workloads; days that a candidate learned from are not kept back.
+
+    Raises ``WorkloadError`` where that is too little.
+    """
     length = (settings.learning.days if days is None else days) * DAY_SECONDS
     begin = (now - length) // DAY_SECONDS * DAY_SECONDS
     history = store.history(begin, now)
-    return split_history(history, slot_seconds(settings), seed=seed, min_days=settings.learning.gate_min_days)
+    return split_history(
+        history, slot_seconds(settings), seed=seed, min_days=settings.learning.gate_min_days,
+        learned=() if candidate is None else learned_days(candidate), for_training=for_training,
+    )  # fmt: skip
+
+
+def learned_days(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Days (YYYY-MM-DD, UTC) of this site that a checkpoint was trained on, as far as it says."""
+    days = checkpoint.training.get("days")
+    return tuple(map(str, days)) if isinstance(days, list | tuple) else ()
 
 
 def on_trial(

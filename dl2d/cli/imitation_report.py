@@ -21,9 +21,7 @@ def start_problem(policy: Policy, recordings: Sequence[Recording]) -> str:
 
 def comparison_lines(trained: SizeComparison, yardstick: Yardstick, before: SizeComparison | None = None) -> list[str]:
     """Sizes that the trained policy gives on the held-out slots; ``before`` is the policy with dl2d's own weights."""
-    simple = {"size as before": yardstick.as_before, "drf": yardstick.drf}
-    if before is not None:
-        simple = {"dl2d's own weights": before, **simple}
+    simple = _simple_deciders(yardstick, before)
     all_jobs = "; ".join(f"{name}: {each.same:.1%}, {each.differing:.1%}" for name, each in simple.items())
     new_jobs = "; ".join(
         f"{name}: {each.started_same:.1%}" for name, each in simple.items() if each is not yardstick.as_before
@@ -33,7 +31,24 @@ def comparison_lines(trained: SizeComparison, yardstick: Yardstick, before: Size
         f"{trained.differing:.1%} of tasks differ ({all_jobs})"
     )
     started = f"of {trained.started} jobs that were started then, {trained.started_same:.1%} get the recorded size"
-    return [recorded, f"{started} ({new_jobs})" if trained.started else "no job was started in these slots"]
+    lines = [recorded, f"{started} ({new_jobs})" if trained.started else "no job was started in these slots"]
+    if equals := not_better_than(trained, yardstick, before):
+        lines.append(f"not better than {' and '.join(equals)}: that is as near to the recorded scheduler")
+    return lines
+
+
+def not_better_than(trained: SizeComparison, yardstick: Yardstick, before: SizeComparison | None = None) -> list[str]:
+    """The simple deciders that come as near to the recorded sizes as the trained policy, of all jobs or of new ones."""
+    return [
+        name
+        for name, each in _simple_deciders(yardstick, before).items()
+        if trained.differing >= each.differing or trained.started_same < each.started_same
+    ]
+
+
+def _simple_deciders(yardstick: Yardstick, before: SizeComparison | None) -> dict[str, SizeComparison]:
+    own = {} if before is None else {"dl2d's own weights": before}
+    return {**own, "size as before": yardstick.as_before, "drf": yardstick.drf}
 
 
 def write_imitation_report(out: Path, checkpoint: Checkpoint, losses: Sequence[float], lines: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 from collections.abc import Iterable
@@ -12,13 +13,19 @@ import typer
 from dl2d.cli.options import ConfigOption, JsonOption, reading
 from dl2d.cli.output import print_json, print_tables, table
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
-from dl2d.core.errors import WorkloadError
+from dl2d.core.errors import Dl2dError, WorkloadError
+from dl2d.core.policy_registry import Registry
+from dl2d.daemon.models.active_version import current_checkpoint
+from dl2d.plugins import takes_checkpoint
+from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.store.database import Place
 from dl2d.store.read_only_query import shadow_comparison
 
 
 def shadow(
-    days: Annotated[float, typer.Option("--days", min=0.01, help="How many of the last days to compare.")] = 7.0,
+    days: Annotated[
+        float, typer.Option("--days", min=0.01, help="How many of the last days to compare, and to replay.")
+    ] = 7.0,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many jobs to list.")] = 20,
     saved: Annotated[
         bool,
@@ -33,7 +40,7 @@ def shadow(
     """
     settings = load_settings(config)
     counts, jobs = shadow_comparison(Place.parse(settings.store_url), days, limit)
-    savings = _savings(settings) if saved and counts else None
+    savings = _savings(settings, days) if saved and counts else None
     if as_json:
         print_json({"days": days, "policies": counts, "saved": savings, "jobs": jobs})
         return
@@ -78,8 +85,10 @@ def sentence(found: dict[str, Any]) -> str:
     )
 
 
-def _savings(settings: Settings) -> dict[str, Any]:
+def _savings(settings: Settings, days: float) -> dict[str, Any]:
     """How much sooner jobs would have ended with what decides in mode shadow, by replays of both on recorded days.
+
+    These are all whole days among the last ones, without those that it was trained on.
 
     ``change`` is the mean completion time divided by the site's, minus 1, and ``low`` and ``high`` are the ends of its
     95 % interval; None if unknown. ``better`` is whether jobs surely end sooner. ``reason`` is the gate's, or why
@@ -91,7 +100,10 @@ def _savings(settings: Settings) -> dict[str, Any]:
 
     with interruptible(lambda: "nothing was compared"), progress_bars() as display, reading(settings) as store:
         try:
-            split = recorded_days(settings, store, now=time.time(), seed=settings.learning.seed)
+            split = recorded_days(
+                settings, store, now=time.time(), seed=settings.learning.seed, days=days, for_training=False,
+                candidate=_deciding_checkpoint(settings, store.registry),
+            )  # fmt: skip
         except WorkloadError as error:
             unknown = dict.fromkeys(("change", "low", "high", "site_seconds", "dl2d_seconds"))
             return {**unknown, "days": [], "better": False, "reason": error.problem}
@@ -108,6 +120,14 @@ def _savings(settings: Settings) -> dict[str, Any]:
         "dl2d_seconds": our_mean, "days": list(trial.days), "better": trial.passed and (trial.high or 0.0) < 0,
         "reason": trial.reason,
     }  # fmt: skip
+
+
+def _deciding_checkpoint(settings: Settings, registry: Registry) -> Checkpoint | None:
+    if not takes_checkpoint(settings.policy.name):
+        return None
+    with contextlib.suppress(Dl2dError):  # the fallback decides
+        return current_checkpoint(settings, registry, settings.policy.name)
+    return None
 
 
 def savings_sentence(found: dict[str, Any]) -> str:

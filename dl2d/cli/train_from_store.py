@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from dl2d import __version__
-from dl2d.cli.gate_trial import Side, Tell, incumbent, on_trial, policy_of, recorded_days
+from dl2d.cli.gate_trial import Side, Tell, incumbent, learned_days, on_trial, policy_of, recorded_days
 from dl2d.config.settings import Settings
 from dl2d.core.errors import CheckpointError, Dl2dError
 from dl2d.core.measured_speeds import MeasuredSpeeds
@@ -95,8 +95,8 @@ def learn(
         Something cannot be read or written, or the policy has no weights yet.
     """
     ends_at = time.monotonic() + 60 * (settings.learning.minutes if chosen.minutes is None else chosen.minutes)
-    split = recorded_days(settings, store, now=now, seed=chosen.seed, days=chosen.days)
     parent = _current(settings, store.registry, policy)
+    split = recorded_days(settings, store, now=now, seed=chosen.seed, days=chosen.days, candidate=parent)
     learned = (_learn_dl2 if policy == DL2 else _learn_dl2_paper)(
         settings, store, split, parent, chosen, ends_at, out / "checkpoint", tell
     )
@@ -224,7 +224,8 @@ def _record(split: Split, parent: Checkpoint, seed: int, seconds: float) -> dict
     """What the checkpoint says of its training, whatever the policy."""
     return {
         "dl2d": __version__, "twin": True, "parent": parent.digest, "seed": seed,
-        "days": [day.name for day in split.trained_on], "held_out": [day.name for day in split.held_out],
+        "days": sorted({*learned_days(parent), *(day.name for day in split.trained_on)}),
+        "held_out": [day.name for day in split.held_out],
         "data_from": split.trained_on[0].begin, "data_to": split.trained_on[-1].begin + DAY_SECONDS,
         "jobs": sum(day.submitted for day in split.trained_on), "seconds": round(seconds, 1), "costs": _costs(split),
     }  # fmt: skip

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import typer
 
-from dl2d.cli.gate_trial import Side, on_trial, policy_of, recorded_days
-from dl2d.cli.imitation_report import comparison_lines, start_problem, write_imitation_report
+from dl2d.cli.gate_trial import Side, on_trial, policy_of
+from dl2d.cli.imitation_report import comparison_lines, not_better_than, start_problem, write_imitation_report
 from dl2d.cli.options import reading
 from dl2d.cli.output import print_json
+from dl2d.cli.recorded_slots import RecordedSlots
 from dl2d.cli.train_options import interruptible, progress_bars, show_on_bar
 from dl2d.config.settings import Settings
-from dl2d.core.errors import GateRefused, WorkloadError
+from dl2d.core.errors import GateRefused
 from dl2d.core.json_codec import as_plain
 from dl2d.core.measured_speeds import TrainingKind
-from dl2d.learning.recorded_slots import Recording
 from dl2d.learning.scorer_imitation import imitate_with_scorer
 from dl2d.policies.common.checkpoint import write_checkpoint
 from dl2d.policies.dl2.policy import Dl2, with_checkpoint
@@ -29,8 +27,7 @@ _DL2: Final = "dl2"
 
 def train_scorer(
     settings: Settings,
-    recordings: Sequence[Recording],
-    slot_seconds: float,
+    recorded: RecordedSlots,
     *,
     out: Path,
     seed: int,
@@ -39,7 +36,7 @@ def train_scorer(
 ) -> None:
     """Fit weights to recorded slots; the checkpoint gets them if recorded days' jobs end sooner than with dl2d's own.
 
-    Where there are enough days to compare on, only slots before these are learned from.
+    Slots of the days to compare on are not learned from.
 
     Raises
     ------
@@ -49,24 +46,21 @@ def train_scorer(
     began = time.monotonic()
     with interruptible(lambda: "nothing was written"), progress_bars() as display, reading(settings) as store:
         show = show_on_bar(display, "learning")
-        try:
-            days, reason = recorded_days(settings, store, now=time.time(), seed=seed), ""
-        except WorkloadError as error:
-            days, reason = None, f"completion times cannot be compared: {error.problem}"
-        end = math.inf if days is None else min(day.begin for day in days.held_out)
+        recordings, days, reason = recorded.slots, recorded.days, recorded.problem
         kinds = {TrainingKind.of(job.request) for recording in recordings for job in recording.snapshot.jobs}
-        found = imitate_with_scorer(
-            [recording for recording in recordings if recording.snapshot.at < end],
-            with_checkpoint().checkpoint, store.speeds(kinds), slot_seconds=slot_seconds, seed=seed,
-            min_jobs=min_jobs, on_round=lambda done, total, loss: show("learning", done, total, f"loss {loss:.3f}"),
-        )  # fmt: skip
+        with recorded.explained():
+            found = imitate_with_scorer(
+                recorded.learned_from, with_checkpoint().checkpoint, store.speeds(kinds),
+                slot_seconds=recorded.slot_seconds, seed=seed, min_jobs=min_jobs,
+                on_round=lambda done, total, loss: show("learning", done, total, f"loss {loss:.3f}"),
+            )  # fmt: skip
         trial = None
         if days is not None and not (reason := start_problem(Dl2(found.fitted), recordings)):
             sides = (Side(each.digest, policy_of(settings, each)) for each in (found.fitted, found.begun_with))
             trial = on_trial(settings, _DL2, days, *sides, tell=show)
             reason = trial.reason
     is_better = trial is not None and trial.passed
-    checkpoint = found.fitted if is_better else found.begun_with
+    checkpoint = recorded.with_days(found.fitted) if is_better else found.begun_with
     if not is_better and (problem := start_problem(Dl2(checkpoint), recordings)):
         raise GateRefused(f"policy {_DL2} {problem}; nothing was written")
     folder = out / "checkpoint"
@@ -76,6 +70,7 @@ def train_scorer(
         f"{found.states} choices learned from; a right step scores highest in {found.agreement:.1%} of others",
         *comparison_lines(found.comparison, found.yardstick, found.comparison_begun_with),
         f"the checkpoint has {weights}: {reason}",
+        *([recorded.note] if recorded.note else []),
     ]
     write_imitation_report(out, checkpoint, found.losses, lines)
     seconds = round(time.monotonic() - began, 1)
@@ -83,6 +78,7 @@ def train_scorer(
         print_json({
             "checkpoint": str(folder), "digest": checkpoint.digest, "seconds": seconds,
             "weights": "fitted" if is_better else "own", "reason": reason,
+            "not_better_than": not_better_than(found.comparison, found.yardstick, found.comparison_begun_with),
             "trial": None if trial is None else as_plain(trial), **checkpoint.training,
         })  # fmt: skip
         return

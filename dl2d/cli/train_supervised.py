@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import statistics
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from dl2d.cli.imitation_report import comparison_lines, start_problem, write_imitation_report
-from dl2d.cli.options import JsonOption, reading
+from dl2d.cli.imitation_report import comparison_lines, not_better_than, start_problem, write_imitation_report
+from dl2d.cli.options import JsonOption
 from dl2d.cli.output import print_json
+from dl2d.cli.recorded_slots import recorded_slots
 from dl2d.cli.train_options import (
     Design,
     interruptible,
@@ -22,11 +21,9 @@ from dl2d.cli.train_options import (
     site_settings,
     training_workloads,
 )
-from dl2d.config.settings import Settings as SiteSettings
-from dl2d.core.errors import GateRefused, RequestError
+from dl2d.core.errors import GateRefused
 from dl2d.learning.dl2_paper.settings import NetworkKind, Settings, SupervisedLoss, Teacher
 from dl2d.learning.recorded_slots import Recording
-from dl2d.plugins import load_placement
 from dl2d.policies.common.checkpoint import write_checkpoint
 from dl2d.policies.dl2_paper.policy import Dl2Original
 from dl2d.simulation.workload.sources import source_forms
@@ -93,7 +90,8 @@ def supervised(
         site = site_settings(config, store)
         from dl2d.cli.train_scorer import train_scorer  # noqa: PLC0415 - what replays days takes half a second
 
-        train_scorer(site, *_recorded(site, slots, policy), out=out, seed=seed, min_jobs=min_jobs, as_json=as_json)
+        recorded = recorded_slots(site, slots, policy, seed)
+        train_scorer(site, recorded, out=out, seed=seed, min_jobs=min_jobs, as_json=as_json)
         return
     if from_store == (teacher is not None):
         raise typer.BadParameter("give either --from-store or --teacher")
@@ -108,6 +106,7 @@ def supervised(
         supervised_updates=most_updates, network=network, window=window,
     )  # fmt: skip
     recordings: list[Recording] = []
+    note = ""
     with interruptible(lambda: "nothing was written"), progress_bars() as display:
         bar = display.add_task("looking on", total=None, note="")
 
@@ -115,10 +114,14 @@ def supervised(
             display.update(bar, description="learning", completed=done, total=total, note=f"loss {value:.3f}")
 
         if from_store:
-            recordings, seconds = _recorded(site_settings(config, store), slots, policy)
-            found = learning.imitate_recordings(
-                recordings, settings, slot_seconds=seconds, seed=seed, min_jobs=min_jobs, on_update=show
-            )
+            recorded = recorded_slots(site_settings(config, store), slots, policy, seed)
+            recordings, note = recorded.slots, recorded.note
+            with recorded.explained():
+                found = learning.imitate_recordings(
+                    recorded.learned_from, settings, slot_seconds=recorded.slot_seconds, seed=seed, min_jobs=min_jobs,
+                    on_update=show,
+                )  # fmt: skip
+            found = replace(found, checkpoint=recorded.with_days(found.checkpoint))
         else:
             train_on, look_at = training_workloads(workload or [], validate or [], seed, draws)
             found = learning.imitate_teacher(train_on, look_at, settings, seed=seed, on_update=show)
@@ -129,31 +132,22 @@ def supervised(
         )
     folder = out / "checkpoint"
     write_checkpoint(found.checkpoint, folder)
-    lines = _lines(found, teacher)
+    lines = [*_lines(found, teacher), *([note] if note else [])]
     write_imitation_report(out, found.checkpoint, found.losses, lines)
     taken = round(time.monotonic() - began, 1)
     if as_json:
-        training = found.checkpoint.training
-        print_json({"checkpoint": str(folder), "digest": found.checkpoint.digest, "seconds": taken,
-                    "lessons": found.demonstrations, "losses": list(found.losses), **training})  # fmt: skip
+        training, nothing_better = found.checkpoint.training, None
+        if found.comparison is not None and found.yardstick is not None:
+            nothing_better = not_better_than(found.comparison, found.yardstick)
+        print_json({
+            "checkpoint": str(folder), "digest": found.checkpoint.digest, "seconds": taken,
+            "not_better_than": nothing_better, "lessons": found.demonstrations, "losses": list(found.losses),
+            **training,
+        })  # fmt: skip
         return
     for line in lines:
         typer.echo(line)
     typer.echo(f"{folder}: {found.checkpoint.digest[:12]}, after {taken:.0f} s; report in {out / 'report.md'}")
-
-
-def _recorded(settings: SiteSettings, most: int, policy: str | None) -> tuple[list[Recording], float]:
-    """Slots of the store, oldest first, and their usual distance in seconds."""
-    placement = load_placement(settings.placement)
-    with reading(settings) as store:
-        listed = [each for each in store.slots(limit=most) if policy in {None, each.policy}]
-        found = [slot for each in reversed(listed) if (slot := store.slot(each.number)) is not None]
-    if not found:
-        whose = "" if policy is None else f" in which {policy} decided"
-        raise RequestError("--from-store", f"the store has no recorded slots{whose}")
-    times = sorted(slot.at for slot in found)
-    between = [later - earlier for earlier, later in itertools.pairwise(times) if later > earlier]
-    return [Recording(slot.snapshot, slot.decision, placement) for slot in found], statistics.median(between or [60.0])
 
 
 def _lines(found: Imitation, teacher: Teacher | None) -> list[str]:

@@ -70,10 +70,19 @@ class Day:
     #: Policies that decided on this day.
     policies: frozenset[str] = frozenset()
 
+    def includes(self, at: float) -> bool:
+        """Whether a time, in seconds since 1970, is on this day."""
+        return self.begin <= at < self.begin + DAY_SECONDS
+
     @property
     def submitted(self) -> int:
         """Number of jobs that were submitted on this day."""
         return sum(job.at > 0 for job in self.jobs)
+
+
+def day_name(at: float) -> str:
+    """The day (UTC) of a time in seconds since 1970, as YYYY-MM-DD."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d")
 
 
 def days_of(history: History) -> tuple[Day, ...]:
@@ -86,7 +95,7 @@ def days_of(history: History) -> tuple[Day, ...]:
     days = []
     for number in range(first, int(history.end // DAY_SECONDS)):
         begin = number * DAY_SECONDS
-        name = datetime.fromtimestamp(begin, UTC).strftime("%Y-%m-%d")
+        name = day_name(begin)
         day = _between(history, begin, begin + DAY_SECONDS, name)
         if day is not None and day.submitted:
             days.append(day)

@@ -126,7 +126,7 @@ def judge(
     result = f"mean completion time {change:+.2%} (95 % interval {low:+.2%} to {high:+.2%}) on {compared_on}"
     if high < 0:
         return verdict(result, passed=True)
-    wanted = f"not more than {100 * settings.margin:g} % worse" if settings.margin else "better"
+    wanted = f"less than {100 * settings.margin:g} % worse" if settings.margin else "better"
     if high < settings.margin:
         return verdict(f"surely {wanted}: {result}", passed=True)
     return verdict(f"surely worse: {result}" if low > settings.margin else f"not surely {wanted}: {result}")

@@ -14,7 +14,6 @@ from dl2d.core.errors import WorkloadError
 from dl2d.core.measured_speeds import MeasuredSpeeds
 from dl2d.core.site_history import History, RecordedSizes
 from dl2d.learning.digital_twin import (
-    DAY_SECONDS,
     Day,
     Speeds,
     costs_of,
@@ -41,9 +40,9 @@ _HELD_OUT: Final = 1 / 4
 _MOST_LOOKED_AT: Final = 4
 #: Most jobs of a day, about; where there are more, it is played as that of a smaller site.
 _MOST_TRAINED, _MOST_COMPARED = 120, 300
-#: Days that are compared as one workload are replayed with so many different speeds that about this many jobs are
-#: replayed, but with two at least.
-_MOST_JOBS_REPLAYED: Final = 6000
+#: Days that are compared as one workload are replayed with so many different speeds, with fewer where more than so many
+#: jobs would be replayed, but with two. A draw is that of all days: with few, the interval over days is too narrow.
+_MOST_DRAWS, _MOST_JOBS_REPLAYED = 8, 6000
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +83,9 @@ class Split:
 
 
 def split_history(
-    history: History, slot_seconds: float, *, seed: int, min_days: int = 3, draws: int = 24, tests: int = 20
-) -> Split:
+    history: History, slot_seconds: float, *, seed: int, min_days: int = 3, draws: int = 24, tests: int = 20,
+    learned: Container[str] = (), for_training: bool = True,
+) -> Split:  # fmt: skip
     """Workloads made from a recorded history; the newest days are kept back for testing.
 
     Parameters
@@ -98,26 +98,37 @@ def split_history(
         Workloads to train on; each has speeds of its own, and those beyond the recorded days' have a drawn day.
     tests
         Workloads to compare on, about: the days that are kept back, with expected speeds and then with drawn ones.
+    learned
+        Days (YYYY-MM-DD) that are not kept back: what is compared was trained on them.
+    for_training
+        Whether there are to be workloads to train on; otherwise all days that may be are kept back.
 
     Raises
     ------
     WorkloadError
-        Jobs came on less than two days: there is nothing to train on and to test with.
+        Jobs came on less than two days, or all of them were learned from: there is nothing to train on and test with.
     """
     days = days_of(history)
-    if len(days) < 2:
+    if len(days) < (2 if for_training else 1):
         raise WorkloadError(
-            "", f"jobs with measured speeds were submitted on {len(days)} of the recorded days; at least 2 are "
-            "needed (only whole days in UTC count; jobs of fixed size report no speeds and do not count)",
+            "", f"jobs with measured speeds were submitted on {len(days)} of the recorded days; at least "
+            f"{2 if for_training else 1} are needed (only whole days in UTC count; jobs of fixed size report no speeds "
+            "and do not count)",
             where="the twin",
         )  # fmt: skip
-    kept = min(max(min_days, int(len(days) * _HELD_OUT)), len(days) - 1)
-    trained_on, held_out = days[:-kept], days[-kept:]
+    unseen = [day for day in days if day.name not in learned]
+    if not unseen:
+        raise WorkloadError("", "what is compared was trained on all recorded days", where="the twin")
+    kept = min(max(min_days, int(len(days) * _HELD_OUT)), len(days) - 1) if for_training else len(days)
+    held_out = tuple(unseen[-kept:])
+    trained_on = tuple(day for day in days if day not in held_out) if for_training else ()
     measured = learnt_from(history, days)
     speeds = Speeds(GaussianProcess(by_kind(measured)), [job.request for day in days for job in day.jobs])
-    training = list(_played(trained_on, speeds, slot_seconds, np.random.default_rng([seed, _TRAINING]), draws))
-    rng = np.random.default_rng([seed, _VALIDATION])
-    validation = list(_played(trained_on[-_MOST_LOOKED_AT:], speeds, slot_seconds, rng, 2 * _MOST_LOOKED_AT))
+    training, validation = [], []
+    if for_training:
+        training = list(_played(trained_on, speeds, slot_seconds, np.random.default_rng([seed, _TRAINING]), draws))
+        rng = np.random.default_rng([seed, _VALIDATION])
+        validation = list(_played(trained_on[-_MOST_LOOKED_AT:], speeds, slot_seconds, rng, 2 * _MOST_LOOKED_AT))
     rng = np.random.default_rng([seed, _TEST])
     cases = []
     for number in range(max(2, tests // len(held_out))):
@@ -127,7 +138,7 @@ def split_history(
             if workload is not None:
                 name = f"{day.name}, draw {number}" if number else day.name
                 cases.append(Case(name, workload, {day.name: day.submitted}))
-    if not training or not validation or not cases:
+    if not cases or (for_training and not (training and validation)):
         raise WorkloadError(
             "", "no recorded job has a size at which its speed is known or can be predicted", where="the twin"
         )
@@ -138,7 +149,7 @@ def split_history(
         validation=tuple(validation),
         cases=tuple(cases),
         period_cases=tuple(
-            _period_cases(history, held_out, speeds, slot_seconds, np.random.default_rng([seed, _PERIOD]), tests)
+            _period_cases(history, held_out, speeds, slot_seconds, np.random.default_rng([seed, _PERIOD]))
         ),
         costs=costs_of(history),
         measured=measured,
@@ -146,7 +157,7 @@ def split_history(
 
 
 def _period_cases(
-    history: History, days: Sequence[Day], speeds: Speeds, slot_seconds: float, rng: np.random.Generator, tests: int
+    history: History, days: Sequence[Day], speeds: Speeds, slot_seconds: float, rng: np.random.Generator
 ) -> Iterator[Case]:
     """The days as one workload, with expected speeds and then with drawn ones, and the sizes that jobs had.
 
@@ -161,7 +172,7 @@ def _period_cases(
         whole = period_of(history, period[0].begin, end)
         if whole is None:
             continue
-        for number in range(max(2, min(tests // len(days), _MOST_JOBS_REPLAYED // max(len(whole.jobs), 1)))):
+        for number in range(max(2, min(_MOST_DRAWS, _MOST_JOBS_REPLAYED // max(len(whole.jobs), 1)))):
             workload = workload_of(whole, speeds.draw(rng) if number else speeds.means(), slot_seconds)
             compared = {} if workload is None else _compared_jobs(whole, period, {job.id for job in workload.jobs})
             if workload is None or not compared:
@@ -182,7 +193,7 @@ def _compared_jobs(whole: Day, days: Sequence[Day], present: Container[str]) -> 
             and job.sizes
             # At 0 stand those that were there before.
             and job.at > 0
-            and 0 <= whole.begin + job.at - day.begin < DAY_SECONDS
+            and day.includes(whole.begin + job.at)
         ]
         for day in days
     }

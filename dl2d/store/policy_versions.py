@@ -74,7 +74,9 @@ class PolicyTrialRow(Base):
     number: Mapped[int] = mapped_column(NUMBER, primary_key=True, comment="in the order in which they were made")
     policy: Mapped[str] = mapped_column(comment="policy of both versions")
     candidate: Mapped[str] = mapped_column(comment="digest")
-    current: Mapped[str] = mapped_column(comment="digest of the version that decided then")
+    current: Mapped[str] = mapped_column(
+        comment="digest of the version that decided then, a policy's name, or site-scheduler"
+    )
     at: Mapped[float] = mapped_column(comment="seconds since 1970")
     days: Mapped[tuple[str, ...]] = mapped_column(Json(tuple[str, ...]), comment="recorded days, JSON")
     cases: Mapped[tuple[TrialCase, ...]] = mapped_column(

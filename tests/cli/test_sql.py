@@ -87,16 +87,20 @@ def test_shadow_counts_agreement_and_lists_the_jobs_that_differ_most(dl2d: Dl2d,
 
 
 @pytest.mark.parametrize(
-    ("source", "jobs"),
+    ("source", "seed", "jobs"),
     [
-        ("generator:poisson?nodes=1&jobs=24&rate=0.25&median_seconds=3000&most_gpus=4&slot_seconds=1200", "1 day with"),
-        pytest.param(WEEK, "6 days with", marks=pytest.mark.slow),
+        (
+            "generator:poisson?nodes=1&jobs=24&rate=0.25&median_seconds=3000&most_gpus=4&slot_seconds=1200",
+            2,
+            "2 days with",
+        ),
+        pytest.param(WEEK, 4, "8 days with 110 jobs", marks=pytest.mark.slow),
     ],
     ids=["two-days", "a-week"],
 )
-def test_shadow_says_what_dl2d_would_have_saved(dl2d: Dl2d, tmp_path: Path, source: str, jobs: str) -> None:
+def test_shadow_says_what_dl2d_would_have_saved(dl2d: Dl2d, tmp_path: Path, source: str, seed: int, jobs: str) -> None:
     """Users' jobs run whole, as they came."""
-    workload = load_source(source, seed=2).workload
+    workload = load_source(source, seed=seed).workload
     days = max(job.submit_slot for job in workload.jobs) * workload.slot_seconds // DAY + 3
     record(store_url(tmp_path), workload, Fifo(), begin=time.time() // DAY * DAY - days * DAY, decided_by="observed")
     config = write_config(tmp_path, mode="shadow", policy={"name": "dl2"}, schedule={"slot_seconds": 1200.0},
@@ -105,8 +109,11 @@ def test_shadow_says_what_dl2d_would_have_saved(dl2d: Dl2d, tmp_path: Path, sour
     assert jobs in saved["reason"]
     assert "compared with the site's scheduler (its recorded sizes)" in saved["reason"]
     assert saved["dl2d_seconds"] < saved["site_seconds"]
-    if jobs.startswith("1 day"):
-        assert (saved["better"], saved["change"]) == (False, None)
+    if jobs.startswith("2 days"):
+        assert not saved["better"]
+        since_second_day = days - 1 + time.time() % DAY / DAY - 0.01
+        shorter = dl2d("shadow", "-c", config, "--days", f"{since_second_day}", "--json").json["saved"]
+        assert shorter["days"] == saved["days"][1:]
         return
     assert saved["better"]
     assert saved["low"] < saved["change"] < saved["high"] < 0

@@ -20,10 +20,12 @@ from dl2d.core.decision import Decision
 from dl2d.core.jobs import JobState
 from dl2d.core.store import Slot
 from dl2d.core.tick_plan import Outcome, Plan
+from dl2d.learning.digital_twin import day_name
 from dl2d.learning.dl2_paper.demonstrations import recordings_of
 from dl2d.learning.promotion_gate import Verdict
 from dl2d.policies.common.checkpoint import read_checkpoint
 from dl2d.policies.dl2.policy import with_checkpoint
+from dl2d.policies.drf import Drf
 from dl2d.policies.srtf import Srtf
 from dl2d.simulation.workload.format import read_workload
 from dl2d.simulation.workload.sources import load_source
@@ -145,6 +147,28 @@ def test_dl2_has_its_own_weights_where_completion_times_cannot_be_compared(dl2d:
     assert "size as before: " in report
 
 
+def test_days_on_which_versions_are_compared_are_not_learned_from(dl2d: Dl2d, tmp_path: Path) -> None:
+    begin = time.time() // DAY * DAY - 3 * DAY
+    record(store_url(tmp_path), load_source(DAYS, seed=2).workload, Drf(), begin=begin, decided_by="observed")
+    config = write_config(tmp_path, mode="shadow", schedule={"slot_seconds": 1200.0},
+                          policy={"name": "dl2-original", "checkpoint": str(tmp_path / "out")})  # fmt: skip
+    train = ("train", "supervised", "--from-store", "--min-jobs", "3", "--updates", "3", "-c", config, "-o",
+             tmp_path / "out")  # fmt: skip
+    ran = dl2d(*train, "--json")
+    assert ran.status == 0, ran.err
+    days = [day_name(begin + number * DAY) for number in range(2)]
+    assert ran.json["days"] == days[:1]
+    assert "drf" in ran.json["not_better_than"]  # it is drf that was recorded
+    ran = dl2d(*train)
+    assert f"not learned from: {days[1]}, the days on which versions are compared" in ran.out
+    assert "drf: that is as near to the recorded scheduler" in ran.out
+    # Nor is what was learned from compared on.
+    assert dl2d("shadow", "-c", config, "--json").json["saved"]["days"] == days[1:]
+    ran = dl2d(*train[:3], "--min-jobs", "24", *train[5:])
+    assert ran.status == 1
+    assert f"at least 24 are needed; record more, or lower --min-jobs; not learned from: {days[1]}" in ran.err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("passed", [True, False])
 def test_fitted_weights_are_taken_if_they_pass_the_gate(
@@ -159,6 +183,7 @@ def test_fitted_weights_are_taken_if_they_pass_the_gate(
     ran = dl2d("train", "supervised", "--from-store", "--design", "jumps", "-c", config, "-o", out, "--json")
     assert ran.status == 0, ran.err
     assert (ran.json["weights"], ran.json["reason"]) == ("fitted" if passed else "own", "as the gate says")
+    assert ran.json.get("days") == ([day_name(begin + number * DAY) for number in range(3)] if passed else None)
     checkpoint, own = read_checkpoint(out / "checkpoint", policy="dl2"), with_checkpoint().checkpoint
     assert (checkpoint.weights["scorer"] == own.weights["scorer"]).all() == (not passed)
     assert checkpoint.settings["slot_seconds"] == 1200.0

@@ -330,6 +330,16 @@ class TestSplit:
         split = split_history(a_history(*(a_job(number, number * 9000.0) for number in range(1, 28))), SLOT, seed=0)
         assert ([day.name for day in split.trained_on], len(split.held_out)) == (["2025-10-13"], 2)
 
+    def test_days_that_were_learned_from_are_not_kept_back(self) -> None:
+        history = a_history(*(a_job(number, number * 9000.0) for number in range(1, 28)))
+        split = split_history(history, SLOT, seed=0, learned=("2025-10-14",))
+        assert [day.name for day in split.held_out] == ["2025-10-13", "2025-10-15"]
+        assert [day.name for day in split.trained_on] == ["2025-10-14"]
+        split = split_history(history, SLOT, seed=0, learned=("2025-10-14",), for_training=False)
+        assert (len(split.held_out), split.trained_on, split.training) == (2, (), ())
+        with pytest.raises(WorkloadError, match="was trained on all recorded days"):
+            split_history(history, SLOT, seed=0, learned=("2025-10-13", "2025-10-14", "2025-10-15"))
+
     def test_a_day_alone_is_too_little(self) -> None:
         with pytest.raises(WorkloadError, match="were submitted on 1 of the recorded days; at least 2 are needed"):
             split_history(a_history(a_job(1, 1.0)), SLOT, seed=0)

@@ -79,9 +79,9 @@ class TestJudge:
         ("ratios", "words"),
         [
             ((0.9, 0.9, 0.9), "mean completion time -10.00%"),
-            ((1.0, 1.0, 1.0), "surely not more than 2 % worse: mean completion time +0.00%"),
-            ((1.011, 1.01, 1.009), "surely not more than 2 % worse: mean completion time +1.00%"),
-            ((0.95, 1.05, 1.0), "not surely not more than 2 % worse: mean completion time -0.08%"),
+            ((1.0, 1.0, 1.0), "surely less than 2 % worse: mean completion time +0.00%"),
+            ((1.011, 1.01, 1.009), "surely less than 2 % worse: mean completion time +1.00%"),
+            ((0.95, 1.05, 1.0), "not surely less than 2 % worse: mean completion time -0.08%"),
             ((1.031, 1.03, 1.029), "surely worse: mean completion time +3.00%"),
         ],
     )
