@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import re
+import sys
+from pathlib import Path
+
 import pytest
 
-from pslite.coordinator.progress_deadline import stuck_members
+sys.path.insert(0, str(Path(__file__).parent))
+from jobs import JOINED, job
+
+from pslite.coordinator.progress_deadline import check, stuck_members
 from pslite.coordinator.progress_watch import ProgressRule, ProgressWatch
+from pslite.coordinator.status import report
+from pslite.job.job_status import Cause
 from pslite.net.messages import Stacks
 
 RULE = ProgressRule(60.0, 10.0)
@@ -37,6 +46,20 @@ def test_a_job_without_a_deadline_may_stand_still_for_ever():
     watch = ProgressWatch()
     watch.note(0.0, 0, NONE)
     assert watch.deadline(ProgressRule(0.0)) == watch.longest(ProgressRule(0.0)) == 0.0
+
+
+def test_a_worker_that_does_not_describe_the_job_is_given_up():
+    a_job, lines = job(["worker-0", "worker-1", "ps-0"], plan=(), progress=RULE)
+    late = a_job.state.members["worker-1"]
+    late.described = False
+    check(a_job, JOINED + 120.0)
+    assert late.present
+    check(a_job, JOINED + 121.0)
+    assert not late.present
+    (line,) = lines
+    assert re.match(r"worker-1 on n .* its script has not described the job within 120 s .* in no plan", line)
+    (shown,) = (member for member in report(a_job).members if member.task == "worker-1")
+    assert (shown.cause, shown.how) == (Cause.HUNG, late.hung)
 
 
 def computes(place="train.py:12 in load"):

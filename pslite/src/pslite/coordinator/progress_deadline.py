@@ -33,6 +33,7 @@ class Stuck(NamedTuple):
 def check(job: Job, now: float) -> None:
     """Look whether the job has made progress; if it has not for too long, find out why, and act."""
     state, watch = job.state, job.watch
+    _give_up_undescribed(job, now)
     if not _expects_progress(state):
         watch.rest(now)
         return
@@ -58,6 +59,15 @@ def take_stacks(job: Job, member: MemberState, message: Stacks) -> None:
     """A member says what it does."""
     if job.watch.asked:
         job.watch.answers[member.task] = message
+
+
+def _give_up_undescribed(job: Job, now: float) -> None:
+    """Give up workers whose scripts do not come so far as to say what they train: others may wait for them."""
+    limit = job.settings.progress.first
+    for member in job.state.waiting("worker") if limit else ():
+        if not member.described and now - member.joined > limit:
+            member.hung = f"its script has not described the job within {limit:g} s after it had joined"
+            lose(job, member, f"died or hangs: {member.hung}")
 
 
 def _expects_progress(state: JobState) -> bool:
