@@ -211,6 +211,26 @@ def test_stopping_one_task_leaves_the_others_alone(rm: Harness) -> None:
     assert rm.processes() != []
 
 
+def test_what_has_another_identity_by_now_is_not_stopped(any_rm: Harness) -> None:
+    """As where the id was given to another user or to another job of its user, or the job was requeued."""
+    handle = any_rm.manager.submit(any_rm.spec(FOREVER))
+    listed = any_rm.wait_for(handle, RmJobState.RUNNING)
+    assert (listed.tag, bool(listed.user), listed.submitted > 0) == (listed.identity.tag, True, True)
+    for other in (
+        listed.identity._replace(user="eve"),
+        listed.identity._replace(submitted=listed.submitted - 500),
+        listed.identity._replace(submitted=listed.submitted + 500, user="eve", tag=""),
+        listed.identity._replace(tag=listed.tag + "0"),
+        listed.identity._replace(tag=""),
+    ):
+        any_rm.manager.stop([other], 0)
+        any_rm.manager.stop([other], 3600)
+    assert any_rm.job_of(handle).state is RmJobState.RUNNING
+    assert any_rm.manager.listing().incomplete == ()
+    any_rm.manager.stop([listed.identity], 0)
+    any_rm.wait_for_end(handle)
+
+
 def test_a_demand_that_no_node_can_hold_is_refused_with_amounts(any_rm: Harness) -> None:
     with pytest.raises(Rejected, match="cpu") as caught:
         any_rm.manager.submit(any_rm.spec("exit 0", demand=Resources.of(cpu=9)))
@@ -279,6 +299,7 @@ def test_an_anchor_takes_no_room(rm: Harness) -> None:
     task = rm.spec(FOREVER, role=Role.COORDINATOR, demand=NO_RESOURCES, node="")
     handle = rm.manager.submit(task)
     rm.wait_for(handle, RmJobState.RUNNING)
+    assert rm.manager.submit(task) == handle  # as where the answer to its start was lost
     assert all(node.used == NO_RESOURCES for node in rm.manager.listing().nodes)
     full = rm.manager.submit(rm.spec("exit 0", demand=rm.node().capacity))
     assert rm.wait_for_end(full).state is RmJobState.DONE
