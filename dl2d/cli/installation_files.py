@@ -20,8 +20,15 @@ def config() -> None:
 
 def unit(
     config: Annotated[Path, typer.Option("--config", "-c", help="Configuration file of the service.")] = DEFAULT_PATH,
+    local_jobs: Annotated[
+        bool,
+        typer.Option("--local-jobs", help="Print the drop-in that gives the local manager's jobs GPUs and homes."),
+    ] = False,
 ) -> None:
     """Print the systemd unit with this installation's path: `dl2d unit > /etc/systemd/system/dl2d.service`."""
+    if local_jobs:
+        typer.echo(shipped("systemd/local-jobs.conf").read_text(encoding="utf-8"), nl=False)
+        return
     program = Path(sys.argv[0]).resolve()
     command = f"ExecStart={program} run --config {config.absolute()}"
     text = shipped("systemd/dl2d.service").read_text(encoding="utf-8")

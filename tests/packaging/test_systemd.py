@@ -62,6 +62,38 @@ def test_the_daemon_sees_no_more_than_it_needs(machine: SystemdMachine) -> None:
     assert fields["Seccomp"] == "2"
 
 
+def seen_by_jobs(machine: SystemdMachine) -> dict[str, bool]:
+    """Which of these a process of the unit finds, and may write; its view of the file system is that of the daemon."""
+    view = f"/proc/{main_pid(machine)}/root"
+    tests = {
+        "gpu": f"test -e {view}/dev/nvidia0",
+        "home": f"touch {view}/home/ann/result",
+        "data": f"touch {view}/data/result",
+        "tmp": f"test -e {view}/tmp/of-users",
+        "programs": f"touch {view}/usr/result",
+    }
+    return {
+        what: machine.run("sh", "-c", f"{test} && echo yes || true").strip() == "yes" for what, test in tests.items()
+    }
+
+
+def test_the_drop_in_for_local_jobs_gives_them_gpus_and_folders(machine: SystemdMachine) -> None:
+    machine.run("sh", "-c", "mkdir -p /home/ann /data && touch /dev/nvidia0 /tmp/of-users", check=True)
+    machine.run("systemctl", "restart", "dl2d", check=True)
+    assert seen_by_jobs(machine) == dict.fromkeys(("gpu", "home", "data", "tmp", "programs"), False)
+    text = subprocess.run([DL2D, "unit", "--local-jobs"], capture_output=True, text=True, check=True, timeout=60).stdout
+    # After the drop-in of these tests, which shows them the interpreter.
+    drop_in = machine.root / "etc/systemd/system/dl2d.service.d/zz-local-jobs.conf"
+    drop_in.write_text(text)
+    machine.run("systemctl", "daemon-reload", check=True)
+    machine.run("systemctl", "restart", "dl2d", check=True)
+    try:
+        assert seen_by_jobs(machine) == {"gpu": True, "home": True, "data": True, "tmp": True, "programs": False}
+    finally:
+        drop_in.unlink()
+        machine.run("systemctl", "daemon-reload", check=True)
+
+
 def test_reload_reads_the_configuration_again(machine: SystemdMachine) -> None:
     machine.run("systemctl", "start", "dl2d", check=True)
     before = main_pid(machine)

@@ -27,6 +27,16 @@ def test_systemd_accepts_the_unit_without_a_remark(unit: Path) -> None:
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
+def test_systemd_accepts_the_drop_in_for_local_jobs(unit: Path) -> None:
+    command = [DL2D, "unit", "--local-jobs"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    folder = unit.with_name("dl2d.service.d")
+    folder.mkdir()
+    (folder / "local-jobs.conf").write_text(text)
+    done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
 def test_the_unit_names_this_installation(unit: Path) -> None:
     assert f"ExecStart={DL2D} run --config /etc/dl2d/dl2d.yaml\n" in unit.read_text()
 
