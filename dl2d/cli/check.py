@@ -146,18 +146,25 @@ def _policy(settings: Settings) -> Iterator[Finding]:
             problem = _start_problem(settings, policy)
             if problem or named is not None or settings.policy.settings:
                 yield Finding(item, not problem, f"{policy.name} version {policy.version} {problem}".rstrip())
-        if live is not None:
-            policy = load_policy(settings.policy.name, given=given(settings, read_version(live)))
-            problem = _start_problem(settings, policy)
-            said = f"{policy.name} version {policy.version}"
-            yield Finding("live version", not problem, f"{said} {problem}" if problem else f"{said}, {live.origin}")
     except Dl2dError as error:
-        said = str(error).removeprefix(f"{item}: ")
-        yield Finding(item if live is None or str(error).startswith("policy.") else "live version", False, said)
+        yield Finding(item, False, str(error).removeprefix(f"{item}: "))
+    if live is not None:
+        yield _live_version(settings, live)
     try:
         check_learning(settings)
     except Dl2dError as error:
         yield Finding("learning.enabled", False, str(error).removeprefix("learning.enabled: "))
+
+
+def _live_version(settings: Settings, live: Version) -> Finding:
+    try:
+        policy = load_policy(settings.policy.name, given=given(settings, read_version(live)))
+    except Dl2dError as error:
+        item = "policy.settings" if str(error).startswith("policy.settings") else "live version"
+        return Finding(item, False, str(error).removeprefix(f"{item}: "))
+    problem = _start_problem(settings, policy)
+    said = f"{policy.name} version {policy.version}"
+    return Finding("live version", not problem, f"{said} {problem}" if problem else f"{said}, {live.origin}")
 
 
 def _gate_problem(settings: Settings, named: Checkpoint) -> str:

@@ -1,4 +1,4 @@
-"""Bad checkpoints of every kind, through promote and whole ticks: none ends a running job or starves a new one."""
+"""Bad checkpoints of every kind, through check, promote and whole ticks: none ends or starves a job."""
 
 from __future__ import annotations
 
@@ -99,10 +99,16 @@ def test_no_checkpoint_harms_a_job(dl2d: Dl2d, tmp_path: Path, first: int) -> No
         write_checkpoint(made, folder)
         if rng.random() < 0.1:
             damaged(folder, rng)
+        named = write_config(tmp_path, policy={"name": made.policy, "checkpoint": str(folder)})
+        checked = dl2d("check", "--json", "-c", named)
+        (finding,) = [each for each in checked.json["findings"] if each["item"] == "policy.checkpoint"]
+        assert (checked.status == 0) <= finding["good"]
+        assert len(finding["text"].splitlines()) == 1
         config = write_config(tmp_path, policy={"name": made.policy})
         ran = dl2d("policy", "promote", folder, *FORCE, "-c", config)
         outcomes.append(ran.status)
         if ran.status:
+            assert not finding["good"], finding
             (line,) = ran.err.splitlines()
             assert (ran.status, line[:6]) == (1, "dl2d: "), line
             continue
