@@ -29,7 +29,8 @@ _OPEN_PACKAGES = tuple(
     f"--add-opens=java.base/{package}=ALL-UNNAMED"
     for package in ("java.lang", "java.io", "java.net", "java.util", "java.util.concurrent")
 )
-_YARN = "org.apache.hadoop.yarn.server"
+#: Java package of YARN's daemons.
+PACKAGE = "org.apache.hadoop.yarn.server"
 _LOG4J = """log4j.rootLogger=INFO,file
 log4j.appender.file=org.apache.log4j.FileAppender
 log4j.appender.file.File={file}
@@ -174,9 +175,9 @@ class YarnCluster:
                 128,
                 (str(self._rm_ports[5]), str(self.folder / "zookeeper")),
             ),
-            "rm": (f"{_YARN}.resourcemanager.ResourceManager", "conf", 512, ()),
-            "rm2": (f"{_YARN}.resourcemanager.ResourceManager", "conf2", 512, ()),
-        }.get(name, (f"{_YARN}.nodemanager.NodeManager", f"{name}/conf", 256, ()))
+            "rm": (f"{PACKAGE}.resourcemanager.ResourceManager", "conf", 512, ()),
+            "rm2": (f"{PACKAGE}.resourcemanager.ResourceManager", "conf2", 512, ()),
+        }.get(name, (f"{PACKAGE}.nodemanager.NodeManager", f"{name}/conf", 256, ()))
         folder = self.folder / conf
         environment = {
             **{key: os.environ[key] for key in ("PATH", "HOME", "LANG") if key in os.environ},

@@ -28,7 +28,7 @@ class JobLine:
         if job.state.ended:
             return job.end_reason
         if job.state is JobState.SUBMITTED:
-            return "waits for the first heartbeat of its coordinator"
+            return job.end_reason or "waits for the first heartbeat of its coordinator"
         if self.decided is None:
             return "waits for its first decision"
         return (self.decided.guarded[-1] if self.decided.guarded else self.decided.reason).text

@@ -157,6 +157,11 @@ def _to_yarn(
     if show:
         print_json(service)
         return
+    if not settings.mode.acts:
+        raise RequestError(
+            "--rm", f"dl2d is in mode {settings.mode}, in which it starts no tasks: print the service file (--show), "
+            "give its coordinator the resources of all tasks and `dl2-run --workers W --servers S`, and post it"
+        )  # fmt: skip
     # The tickets are the user's, not the daemon's.
     with RestClient.of(replace(yarn, user="" if yarn.principal else getpass.getuser(), keytab="")) as client:
         answer = client.send("POST", SERVICES_PATH, service)

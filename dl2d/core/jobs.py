@@ -267,7 +267,7 @@ class Job:
     #: When the job first had a confirmed allocation, and when it ended; seconds since 1970.
     started_at: float | None = None
     ended_at: float | None = None
-    #: Why the job ended as it did.
+    #: Why the job ended as it did; until its coordinator calls, what its anchor waits for.
     end_reason: str = ""
     #: SHA-256 of the final weights.
     digest: str = ""

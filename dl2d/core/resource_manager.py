@@ -6,7 +6,7 @@ One test suite (tests/contract) runs over every implementation.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
@@ -119,6 +119,18 @@ class RmJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
+class GrowthLimit:
+    """What some jobs may have together besides what they have, where that is less than the nodes have free."""
+
+    #: Handles of the jobs' anchors.
+    anchors: frozenset[str]
+    #: Amounts by resource; resources without a limit are absent.
+    left: Mapping[str, float]
+    #: Who sets the limit, for users: ``queue root.gpu leaves alice no more``.
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class RmListing:
     """Nodes and jobs that a resource manager lists, at one time."""
 
@@ -131,6 +143,8 @@ class RmListing:
     ended_until: float | None = None
     #: Why nodes or jobs may be missing, such as a record that cannot be read; empty if the listing is complete.
     incomplete: tuple[str, ...] = ()
+    #: Limits for some of the jobs (YARN's queues and their users), which the nodes do not show.
+    growth_limits: tuple[GrowthLimit, ...] = ()
 
 
 class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -167,6 +181,8 @@ class ContainerReport(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     task: str = ""
     #: Exit status of the task, the negative number of the signal that ended it, or None while it runs.
     exit_code: int | None = None
+    #: The resource manager is ending the container (preempted, its node stops): it takes no other task.
+    ending: bool = False
 
 
 class ContainerOrder(msgspec.Struct, frozen=True, gc=False):

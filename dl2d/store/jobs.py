@@ -102,7 +102,7 @@ class JobRow(_Reported, Base):
     address: Mapped[str] = mapped_column(comment="host:port of the coordinator")
     started_at: Mapped[float | None] = mapped_column(comment="when it trained first, seconds since 1970")
     ended_at: Mapped[float | None] = mapped_column(comment="when it ended, seconds since 1970")
-    end_reason: Mapped[str] = mapped_column(FreeText(), comment="how it ended, in words")
+    end_reason: Mapped[str] = mapped_column(FreeText(), comment="how it ended, in words; while submitted: why it waits")
     end_cause: Mapped[str] = mapped_column(
         server_default=EMPTY, comment="why it failed or was lost, one word; otherwise empty"
     )

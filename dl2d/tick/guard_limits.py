@@ -6,7 +6,8 @@ gives way, and the reason says so (``Reason.gave_way``). From hard to soft:
 1. state: a job whose coordinator is silent keeps its allocation, and one whose starts fail does not grow yet;
 2. capacity: all jobs together get no more than the nodes have for them;
 3. floors: a running job keeps its minimum size. What the capacity lacks for it waits;
-4. limits: jobs of one user, account or partition hold no more than the site allows;
+4. limits: jobs of one user, account or partition hold no more than the site allows, and grow by no more than the
+   resource manager's queues leave them;
 5. cool-downs: a job that was resized a short while ago keeps its allocation;
 6. churn: no more than a number of tasks are started in a slot.
 
@@ -18,13 +19,14 @@ cool-down protects.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from dl2d.core.cluster import NodeState, Snapshot
+from dl2d.core.cluster import NodeState, Snapshot, TaskState
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.guard_memory import GuardMemory, StartFailures
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobRequest
+from dl2d.core.resource_manager import GrowthLimit
 from dl2d.core.resources import Resources
 from dl2d.tick.tick_context import GuardRules
 
@@ -36,6 +38,7 @@ def guard(
     memory: GuardMemory,
     *,
     silent: Collection[JobKey] = (),
+    growth_limits: Iterable[GrowthLimit] = (),
 ) -> Decision:
     """The decision within all rules, where the coordinators of the jobs ``silent`` are silent.
 
@@ -56,7 +59,7 @@ def guard(
             ranges.append(_backing_off(entry, job, floor, failures, rules))
         else:
             ranges.append(_cooled(entry, job, floor, memory.resized_at.get(job.key), at, rules))
-    sums = _sums(ranges, snapshot, rules)
+    sums = [*_sums(ranges, snapshot, rules), *_growth_sums(ranges, snapshot, growth_limits)]
     if rules.churn or any(total.exceeded() for total in sums):
         _reserve(ranges)
         _give(ranges, rules, len(memory.started_at))
@@ -210,6 +213,24 @@ def _sums(ranges: Iterable[_Range], snapshot: Snapshot, rules: GuardRules) -> li
                 each.sums.append(found[kind, name])
         each.give(each.desired)
     return list(found.values())
+
+
+def _growth_sums(ranges: Sequence[_Range], snapshot: Snapshot, limits: Iterable[GrowthLimit]) -> Iterator[_Sum]:
+    """What jobs have, and what the resource manager leaves them besides. Tasks that do not run yet count as growth."""
+    for limit in limits:
+        members = [each for each in ranges if each.job.anchor in limit.anchors]
+        keys = {each.job.key for each in members}
+        tasks = [task for task in snapshot.tasks if task.job in keys]
+        runs = Resources.total(task.demand for task in tasks if task.state is not TaskState.ASKED)
+        has = dict(Resources.total(task.demand for task in tasks if task.state.wanted).thousandths)
+        bound = {
+            name: max(round(1000 * (runs.get(name) + left)), has.get(name, 0)) for name, left in limit.left.items()
+        }
+        found = _Sum(Constraint.LIMIT, limit.reason, bound)
+        for each in members:
+            each.sums.append(found)
+            found.add(each.job.request, each.given)
+        yield found
 
 
 def _capacity(snapshot: Snapshot) -> dict[str, int]:

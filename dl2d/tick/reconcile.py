@@ -404,7 +404,11 @@ def _job_change(
     if failures.attempts >= timeouts.start_failures:
         reason = f"{failures.attempts} attempts in a row to start its tasks failed; the last: {failures.last}"
         return JobChange(state=JobState.FAILED, end_reason=reason, cause=FailureCause.TASKS_FAILED)
-    return JobChange(anchor=anchor.handle) if not job.anchor else None
+    # Until its coordinator calls, its reason is what its anchor waits for.
+    waits_for = anchor.reason if job.state is JobState.SUBMITTED and anchor.reason != job.end_reason else None
+    if job.anchor and waits_for is None:
+        return None
+    return JobChange(anchor=None if job.anchor else anchor.handle, end_reason=waits_for)
 
 
 def _task_change(

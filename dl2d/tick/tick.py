@@ -56,7 +56,10 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
         proposed = decide(snapshot, deciders, context.seed, set_aside=set_aside)
         if set_aside is None:
             policy_failures = policy_failures.after(deciders.policy, proposed)
-        guarded = guard(proposed, snapshot, context.guard_rules, reconciled.memory, silent=silent)
+        guarded = guard(
+            proposed, snapshot, context.guard_rules, reconciled.memory,
+            silent=silent, growth_limits=observed.listing.growth_limits,
+        )  # fmt: skip
         if mode is Mode.LIVE:
             slot_decision = SlotDecision(proposed, in_force=guarded)
         else:

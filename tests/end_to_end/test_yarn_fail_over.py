@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 import yarn_cluster
@@ -14,7 +14,7 @@ from dl2d.core.resource_manager import RmJobState
 from dl2d_yarn.client_command import decommission
 from dl2d_yarn.listing import SERVICES_PATH, read_listing, read_service
 from dl2d_yarn.observed_jobs import read_containers
-from dl2d_yarn.queue_limits import QueueLimits, read_pending_reason, read_queue_limits
+from dl2d_yarn.queue_limits import Queues, read_pending_reason, read_queues
 from dl2d_yarn.rest_client import RestClient
 
 pytestmark = [
@@ -79,9 +79,10 @@ def test_the_standby_redirects_and_takes_over(cluster: YarnCluster, masters: dic
         # The queue may have 4 vcores; the master and the small containers have three of them, so one waits.
         # A service's master often asks for a container too many, which counts as used until it gives it back.
         wait_until(lambda: len(read_containers(both, application).nodes) == 2)
-        wait_until(lambda: _limits(both, "small", cluster).headroom["cpu"] == 1)
-        assert _limits(both, "small", cluster).pending_elsewhere.get("cpu") == 0
-        wait_until(lambda: _limits(both, "root.default", cluster).pending_elsewhere.get("cpu") == 4)
+        wait_until(lambda: headroom(both, "small", cluster)["cpu"] == 1)
+        wait_until(lambda: queues(both).pending_outside(["root.default"]).get("cpu") == 4)
+        assert queues(both).pending_outside(["small"]).get("cpu") == 0
+        assert headroom(both, "default", cluster).keys() == {"cpu", "memory", "gpu"}
         wait_until(lambda: "headroom" in read_pending_reason(both, application.id))
         assert application.queue == "root.small"
         assert read_containers(both, application).waiting == 1
@@ -111,10 +112,16 @@ def test_the_standby_redirects_and_takes_over(cluster: YarnCluster, masters: dic
         both.send("DELETE", f"{SERVICES_PATH}/sleeper")
 
 
-def _limits(client: RestClient, queue: str, cluster: YarnCluster) -> QueueLimits:
-    limits = read_queue_limits(client, queue, cluster.user)
-    assert limits is not None
-    return limits
+def queues(client: RestClient) -> Queues:
+    found = read_queues(client)
+    assert found is not None
+    return found
+
+
+def headroom(client: RestClient, queue: str, cluster: YarnCluster) -> Mapping[str, float]:
+    found = queues(client).headroom(queue, cluster.user)
+    assert found is not None
+    return found
 
 
 def _is_active(address: str, user: str) -> bool:

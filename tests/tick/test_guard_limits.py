@@ -23,6 +23,7 @@ from dl2d.core.guard_memory import GuardMemory, StartFailures
 from dl2d.core.jobs import NOTHING, Allocation, Owner, Role
 from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE
+from dl2d.core.resource_manager import GrowthLimit
 from dl2d.core.resources import Resources, Shortfall
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.common.input_ranges import INPUT_RANGES, out_of_range, training_ranges
@@ -137,6 +138,28 @@ def test_a_limit_counts_all_jobs_of_a_user_and_nobody_elses() -> None:
     decision = guard(a_decision(snapshot, (4, 4), (4, 4), (4, 4)), snapshot, rules, GuardMemory())
     assert outcome(decision) == [((4, 4), []), ((1, 1), [Constraint.LIMIT]), ((4, 4), [])]
     assert decision.jobs[1].guarded[0].text == "jobs of ann may hold gpu=5 together"
+
+
+@pytest.mark.parametrize(
+    ("left", "gets"),
+    [
+        ({"cpu": 99}, [(4, 4), (4, 4)]),
+        # The first job has 2 workers and 1 PS: what is left is a worker and 2 PSs more, and nothing for the second one.
+        ({"cpu": 4, "gpu": 1}, [(3, 3), (0, 0)]),
+        # It keeps what it has, although its queue has less.
+        ({"gpu": 0}, [(2, 2), (0, 0)]),
+        ({"cpu": 0, "gpu": 0}, [(2, 1), (0, 0)]),
+    ],
+)
+def test_jobs_grow_by_no_more_than_the_resource_manager_leaves_them(left: dict[str, float], gets: list[Any]) -> None:
+    jobs = [replace(a_job(number), anchor=f"anchor-{number}") for number in (1, 2, 3)]
+    snapshot = a_snapshot(jobs, BIG, held={0: Allocation(2, 1)})
+    limit = GrowthLimit(frozenset({"anchor-1", "anchor-2"}), left, "queue root.a leaves no more to ann")
+    wanted = a_decision(snapshot, (4, 4), (4, 4), (4, 4))
+    decision = guard(wanted, snapshot, GuardRules(), NO_MEMORY, growth_limits=[limit])
+    assert [entry.allocation for entry in decision.jobs] == [*gets, (4, 4)]
+    assert {reason.text for entry in decision.jobs for reason in entry.guarded} <= {limit.reason}
+    check_decision(decision, snapshot)
 
 
 def test_a_limit_never_breaks_a_floor() -> None:

@@ -87,11 +87,14 @@ def queue(
     used: tuple[int, int, int],
     *,
     pending: tuple[int, int, int] = (0, 0, 0),
+    least: tuple[int, int, int] = (0, 0, 0),
     **more: Any,
 ) -> dict[str, Any]:
-    """A queue of the capacity scheduler: maximum, used and pending memory, vcores and GPUs."""
+    """A queue of the capacity scheduler: maximum, used, pending and guaranteed memory, vcores and GPUs."""
     usage = {"partitionName": "", "used": amounts(*used), "pending": amounts(*pending)}
-    capacity = {"partitionName": "", "effectiveMaxResource": amounts(*most), "absoluteMaxCapacity": 100.0}
+    capacity = {
+        "partitionName": "", "effectiveMinResource": amounts(*least), "effectiveMaxResource": amounts(*most)
+    }  # fmt: skip
     return {
         "queueName": name,
         "capacities": {"queueCapacitiesByPartition": [capacity]},

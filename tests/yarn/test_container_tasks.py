@@ -49,6 +49,21 @@ def board() -> Trial:
     return Trial()
 
 
+def test_a_task_of_a_container_that_yarn_ends_is_cancelled_and_the_container_gets_no_other(board: Trial) -> None:
+    preempted, drained, waits = board.add("worker-1", "worker-2", "worker-3")
+    assert [board.report(place, 5 + place).task for place in (0, 1)] == ["worker-1", "worker-2"]
+    order = board.report(0, 5, task="worker-1", ending=True)
+    assert (preempted.state, order.grace) == (RmJobState.CANCELLED, None)
+    assert board.report(0, 5, task="worker-1", exit_code=-15, ending=True).task == ""
+    assert board.report(1, 6, task="worker-2", exit_code=0, ending=True).task == ""
+    assert (preempted.state, drained.state, waits.state) == (
+        RmJobState.CANCELLED, RmJobState.DONE, RmJobState.PENDING
+    )  # fmt: skip
+    assert preempted.reason == "YARN ended its container: preempted, or its node stops"
+    # Its position is free for the container that YARN starts instead.
+    assert board.report(0, 9).task == "worker-3"
+
+
 def test_tasks_are_given_in_order_and_only_to_their_role(board: Trial) -> None:
     board.add("worker-10", "worker-9", "ps-1")
     assert board.report(1, 5).task == "worker-9"

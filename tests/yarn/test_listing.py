@@ -16,7 +16,7 @@ from dl2d.core.errors import ResourceManagerError, Unavailable
 from dl2d.core.resource_manager import RmJobState
 from dl2d.core.resources import Resources
 from dl2d_yarn.listing import read_listing, read_service, read_version
-from dl2d_yarn.queue_limits import read_pending_reason, read_queue_limits
+from dl2d_yarn.queue_limits import read_pending_reason, read_queues
 from dl2d_yarn.states import ServiceUse
 
 
@@ -172,11 +172,12 @@ def test_spoiled_queues_never_raise_anything_else(data: st.DataObject) -> None:
     broken = json.dumps(data.draw(spoiled(whole)))
     client = client_of(lambda _request: httpx2.Response(200, content=broken))
     try:
-        limits = read_queue_limits(client, "default", "dl2d")
+        queues = read_queues(client)
     except ResourceManagerError:
         return
-    if limits is not None:
-        assert all(amount >= 0 for amount in limits.headroom.values())
+    headroom = queues.headroom("default", "dl2d") if queues is not None else None
+    if headroom is not None:
+        assert all(amount >= 0 for amount in headroom.values())
         assert read_pending_reason(client, "application_1_0001") == ""
 
 

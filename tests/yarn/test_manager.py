@@ -16,7 +16,7 @@ from dl2d.core.errors import ConfigError, NotFound, Rejected, Unavailable
 from dl2d.core.jobs import JobKey, Launch, Owner, Role
 from dl2d.core.resource_manager import ContainerManager, ContainerReport, RmIdentity, RmJobState, TaskSpec
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d_yarn import manager as manager_module
+from dl2d_yarn import service_changes
 from dl2d_yarn.manager import YarnManager, create
 
 JOB = JobKey("yarn", "7", 1_795_581_700)
@@ -110,7 +110,8 @@ def test_a_listing_takes_two_calls_whatever_the_number_of_jobs(yarn: FakeYarn, m
     yarn.calls.clear()
     listing = manager.listing()
     assert yarn.calls == ["GET /ws/v1/cluster/apps", "GET /ws/v1/cluster/nodes"]
-    assert len(listing.jobs) == 3  # services of others are none of ours
+    # Services of others are listed, as on Slurm, and are none of dl2d's.
+    assert len([job for job in listing.jobs if job.tag]) == 3
 
 
 def test_all_starts_of_a_tick_are_one_flex_and_all_stops_another(yarn: FakeYarn, manager: YarnManager) -> None:
@@ -261,7 +262,7 @@ def test_a_container_that_is_gone_without_a_word_is_lost(yarn: FakeYarn) -> None
     manager.report_container(report("worker-1", 4))
     yarn.containers[NAME] = ["container_1795581702976_0001_01_000003"]
     now[0] += 60
-    manager._find_overdue()
+    manager._changer.find_overdue()
     states = {job.handle: job.state for job in manager.listing().jobs}
     assert [states[handle] for handle in handles] == [RmJobState.RUNNING, RmJobState.LOST]
     manager.close()
@@ -329,10 +330,10 @@ def test_a_coordinator_that_cannot_start_fails(yarn: FakeYarn) -> None:
     manager.listing()
     handle = started(manager)
     yarn.dead[NAME] = "container_1795581702976_0001_01_000005"
-    manager._find_overdue()
+    manager._changer.find_overdue()
     assert manager.listing().jobs[0].state is RmJobState.RUNNING
     now[0] += 70
-    manager._find_overdue()
+    manager._changer.find_overdue()
     (job,) = manager.listing().jobs
     assert (job.handle, job.state) == (handle, RmJobState.FAILED)
     assert "_000005 ended before it called; see its log in YARN" in job.reason
@@ -360,8 +361,8 @@ def test_a_container_that_has_not_reported_yet_does_not_count_twice(yarn: FakeYa
 def test_a_container_without_a_task_is_given_up_with_the_yarn_command(
     yarn: FakeYarn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manager_module, "_OVERDUE_SECONDS", 0.3)
-    monkeypatch.setattr(manager_module, "_IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(service_changes, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(service_changes, "IDLE_SECONDS", 0.5)
     command, called = tmp_path / "yarn", tmp_path / "called"
     command.write_text(f'#!/bin/sh\necho "$HADOOP_PROXY_USER:$*" >>{called}\n')
     command.chmod(0o755)

@@ -177,7 +177,7 @@ def receive(job: Job, tasks: tuple[Task, ...], beat: Heartbeat, at: float) -> Re
     change = JobChange(
         state=state if moved else None,
         address=beat.address if beat.address != job.address else None,
-        end_reason=_end_reason(beat, state) if state.ended else None,
+        end_reason=_end_reason(beat, state) if state.ended else "" if job.state is JobState.SUBMITTED else None,
         digest=beat.result.digest if beat.result is not None else None,
         cause=FailureCause.TRAINING_FAILED if state is JobState.FAILED else None,
     )

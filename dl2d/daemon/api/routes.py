@@ -191,6 +191,7 @@ class ContainerBody(BaseModel):
     node: Annotated[str, Field(pattern=r"^[A-Za-z0-9.:_-]{0,300}$")] = ""
     task: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{0,128}$")] = ""
     exit_code: Annotated[int, Field(ge=-255, le=255)] | None = None
+    ending: bool = False
 
 
 @_of_jobs.post("/v1/jobs/{slug}/containers")
@@ -202,7 +203,7 @@ def container(
     if not isinstance(manager, ContainerManager):
         raise HTTPException(409, "this cluster's resource manager starts each task itself, in a job of its own")
     order = manager.report_container(ContainerReport(job=job.key, **body.model_dump()))
-    if body.exit_code is not None or order.task:
+    if body.exit_code is not None or body.ending or order.task:
         services.wake()
     return {
         "task": _launch_of(order.task, job, services),

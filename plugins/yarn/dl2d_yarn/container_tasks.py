@@ -175,8 +175,9 @@ class ContainerTasks:
            its place, so its task is killed.
         2. Its task has ended: noted.
         3. It runs a task: goes on, or is asked to stop. One that is unknown was given out by an earlier daemon.
-        4. It has no task, although one was given to it: that answer was lost, so it is given again.
-        5. It has no task: the first one that waits.
+        4. YARN is ending it: its task counts as ended, and it gets no other.
+        5. It has no task, although one was given to it: that answer was lost, so it is given again.
+        6. It has no task: the first one that waits.
         """
         now = self._clock()
         component = self.component(report.job, report.role)
@@ -190,12 +191,17 @@ class ContainerTasks:
             task = self._adopt(report, now)
         if task is not None and report.exit_code is not None:
             if task.incarnation in ("", report.incarnation):
-                task.end(*_verdict(report.exit_code), now)
+                task.end(*_verdict(report.exit_code, ending=report.ending), now)
         elif task is not None:
+            if report.ending and task.incarnation == report.incarnation:
+                task.end(*_verdict(None, ending=True), now)
+                return ContainerOrder(self._report_seconds)
             if not task.live or task.incarnation != report.incarnation:
                 return ContainerOrder(self._report_seconds, grace=0.0)
             task.reported = now
             return ContainerOrder(self._report_seconds, grace=_remaining(task, now))
+        if report.ending:
+            return ContainerOrder(self._report_seconds)
         order = self._next_order(report, component, now)
         if was_idle is not None and report.instance in component.idle:
             component.idle[report.instance].since = was_idle.since
@@ -269,6 +275,11 @@ class ContainerTasks:
                 if position < component.wanted and idle.reported >= since:
                     room.setdefault(idle.node, []).append(component.demand)
         return {node: Resources.total(demands) for node, demands in room.items()}
+
+    def idle_demand(self, job: JobKey) -> Resources:
+        """Resources of a job's containers without a task."""
+        components = (self.component(job, role) for role in Role)
+        return Resources.total(component.demand * len(component.idle) for component in components)
 
     def unreported(self, job: JobKey, containers: int) -> list[Task]:
         """Tasks of a job that wait although YARN has started a container for them, which has not reported yet.
@@ -379,9 +390,11 @@ def _age(container: str) -> tuple[int, ...]:
     return numbers if container.startswith("container_e") or not numbers else (0, *numbers)
 
 
-def _verdict(exit_code: int) -> tuple[RmJobState, str]:
-    """State and reason of a task that ended."""
+def _verdict(exit_code: int | None, *, ending: bool) -> tuple[RmJobState, str]:
+    """State and reason of a task that ended; ``ending``: since its container is being ended."""
     if exit_code == 0:
         return RmJobState.DONE, ""
+    if ending or exit_code is None:
+        return RmJobState.CANCELLED, "YARN ended its container: preempted, or its node stops"
     how = f"exit status {exit_code}" if exit_code > 0 else f"killed by signal {-exit_code}"
     return RmJobState.FAILED, how

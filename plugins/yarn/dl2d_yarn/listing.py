@@ -267,7 +267,7 @@ def _applications(apps: Iterable[_App]) -> tuple[tuple[Application, ...], list[s
             # It may hold resources, so nothing new is started in its place and it does not count as ended.
             remarks.append(f"{app.id}: unknown state {app.state[:60]!r} with final status {app.final_status[:60]!r}")
             state = RmJobState.RUNNING
-        reason = "" if state is RmJobState.RUNNING else with_exit_status(" ".join(app.diagnostics.split())[:1000])
+        reason = "" if state is RmJobState.RUNNING else _reason(app.diagnostics)
         usages = app.resource_info.resource_usages_by_partition if app.resource_info else ()
         read.append(
             Application(
@@ -278,6 +278,12 @@ def _applications(apps: Iterable[_App]) -> tuple[tuple[Application, ...], list[s
             )
         )  # fmt: skip
     return tuple(read), remarks
+
+
+def _reason(diagnostics: str) -> str:
+    """Diagnostics in one line, without the time at their beginning and the amounts of the queue at their end."""
+    line = re.sub(r"^\[[^]]*\] ", "", " ".join(diagnostics.split()))
+    return with_exit_status(line.partition(" Details :")[0].strip()[:1000])
 
 
 def _nodes(nodes: Iterable[_Node]) -> tuple[tuple[Node, ...], dict[str, str], list[str]]:

@@ -1,9 +1,9 @@
-"""What the queue of dl2d's services lets them have, and why a service's containers wait."""
+"""What queues let the services in them have, and why a service's containers wait."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -22,6 +22,8 @@ _MAX_REASON: Final = 300
 
 class _Capacity(msgspec.Struct, rename="camel"):
     partition_name: str = ""
+    #: What the queue is guaranteed, and the most that it may have.
+    effective_min_resource: Vector | None = None
     effective_max_resource: Vector | None = None
 
 
@@ -43,11 +45,14 @@ class _User(msgspec.Struct, rename="camel"):
     username: str = ""
     resources_used: Vector | None = None
     user_resource_limit: Vector | None = None
+    #: Whether applications of the user wait for containers.
+    is_active: bool = False
 
 
 class _Queue(msgspec.Struct, rename="camel"):
     queue_name: str = ""
-    queue_path: str = ""
+    #: Most that one user may have, as a multiple of what the queue is guaranteed; negative for no limit.
+    user_limit_factor: float = 1.0
     capacities: _Capacities = msgspec.field(default_factory=_Capacities)
     resources: _Usages = msgspec.field(default_factory=_Usages)
     queues: dict[Literal["queue"], list[_Queue]] | None = None
@@ -55,6 +60,10 @@ class _Queue(msgspec.Struct, rename="camel"):
 
     def children(self) -> Sequence[_Queue]:
         return (self.queues or {}).get("queue", ())
+
+    def capacity(self, partition: str) -> _Capacity:
+        capacities = self.capacities.queue_capacities_by_partition
+        return next((capacity for capacity in capacities if capacity.partition_name == partition), _Capacity())
 
     def usage(self, partition: str) -> _Usage:
         found = (usage for usage in self.resources.resource_usages_by_partition if usage.partition_name == partition)
@@ -71,52 +80,90 @@ class _Scheduler(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """What a queue still has room for, and what other queues' applications wait for."""
+    """What queues still have room for, and what other queues' applications wait for."""
 
     #: By resource; resources without a limit are absent.
     headroom: Mapping[str, float]
     pending_elsewhere: Resources
 
 
-def read_queue_limits(client: RestClient, queue: str, user: str, *, partition: str = "") -> QueueLimits | None:
-    """Ask for the scheduler's queues; None where the scheduler is not the capacity scheduler or lacks the queue.
+@dataclass(frozen=True, slots=True)
+class Queues:
+    """The capacity scheduler's queues, as it reported them; ``partition`` is the node label that counts."""
 
-    The headroom is the least that the queue, the queues above it, and the limit of the user in it allow. Raises as
-    ``RestClient.get``.
-    """
+    root: _Queue
+    partition: str = ""
+
+    def headroom(self, queue: str, user: str) -> Mapping[str, float] | None:
+        """What a user's applications in a queue may have besides what they have, by resource; None without the queue.
+
+        This is the least that the queue, the queues above it, and the limit of the user in it leave. Resources without
+        a limit are absent.
+        """
+        chain = _chain(self.root, queue)
+        if not chain:
+            return None
+        headroom: dict[str, float] = {}
+        for member in chain:
+            used, capacity = member.usage(self.partition).used, member.capacity(self.partition)
+            _take_least(headroom, _amounts(capacity.effective_max_resource), used)
+        users = (chain[-1].users or {}).get("user", [])
+        for entry in users:
+            if entry.username == user:
+                others_wait = any(other.is_active for other in users if other is not entry)
+                _take_least(headroom, self._user_limit(chain[-1], entry, others_wait=others_wait), entry.resources_used)
+        return headroom
+
+    def _user_limit(self, queue: _Queue, user: _User, *, others_wait: bool) -> Mapping[str, float]:
+        """Amounts that a user may have in a queue; empty for no limit.
+
+        Where the queue has more than it is guaranteed, YARN reports what it has now and one container more, and raises
+        that as it grows, as long as no other user waits.
+        """
+        reported = _amounts(user.user_resource_limit)
+        if others_wait or not reported:
+            return reported
+        if queue.user_limit_factor < 0:
+            return {}
+        guaranteed = _amounts(queue.capacity(self.partition).effective_min_resource)
+        return {name: max(most, guaranteed.get(name, 0) * queue.user_limit_factor) for name, most in reported.items()}
+
+    def pending_outside(self, queues: Collection[str]) -> Resources:
+        """What applications in all other queues wait for."""
+        inside = [chain[-1] for queue in queues if (chain := _chain(self.root, queue))]
+        others = [leaf for leaf in _leaves(self.root) if not any(leaf is each for each in inside)]
+        return Resources.total(read_vector(leaf.usage(self.partition).pending) for leaf in others)
+
+
+def read_queues(client: RestClient, partition: str = "") -> Queues | None:
+    """Ask for the scheduler's queues; None where it is not the capacity scheduler. Raises as ``RestClient.get``."""
     root = client.get(SCHEDULER_PATH, _Scheduler).scheduler.scheduler_info
-    chain = _chain(root, queue)
-    if not chain:
-        return None
-    headroom: dict[str, float] = {}
-    for member in chain:
-        for capacity in member.capacities.queue_capacities_by_partition:
-            if capacity.partition_name == partition:
-                _take_least(headroom, capacity.effective_max_resource, member.usage(partition).used)
-    for entry in (chain[-1].users or {}).get("user", ()):
-        if entry.username == user:
-            _take_least(headroom, entry.user_resource_limit, entry.resources_used)
-    others = [leaf for leaf in _leaves(root) if leaf is not chain[-1]]
-    pending = Resources.total(read_vector(leaf.usage(partition).pending) for leaf in others)
-    return QueueLimits(headroom, pending)
+    return Queues(root, partition) if root.children() else None
 
 
-def _take_least(headroom: dict[str, float], limit: Vector | None, used: Vector | None) -> None:
-    """Lower the headroom to what a limit leaves; a limit without memory is none."""
-    most, has = read_vector(limit), read_vector(used)
+def _amounts(limit: Vector | None) -> Mapping[str, float]:
+    """Amounts of a limit by dl2d's names, zeros too; a limit without memory is none."""
+    most = read_vector(limit)
     if limit is None or not most.get("memory"):
-        return
-    for name in map(resource_name, limit.resource_informations.resource_information):
-        left = max(0.0, most.get(name) - has.get(name))
+        return {}
+    return {name: most.get(name) for name in map(resource_name, limit.resource_informations.resource_information)}
+
+
+def _take_least(headroom: dict[str, float], limit: Mapping[str, float], used: Vector | None) -> None:
+    """Lower the headroom to what a limit leaves."""
+    has = read_vector(used)
+    for name, most in limit.items():
+        left = max(0.0, most - has.get(name))
         headroom[name] = min(headroom.get(name, left), left)
 
 
-def _chain(queue: _Queue, name: str) -> list[_Queue]:
-    """The queue of this name or path, behind the queues above it."""
+def _chain(queue: _Queue, name: str, above: str = "") -> list[_Queue]:
+    """The queue of this name or path (``root.gpu``), behind the queues above it."""
+    path = f"{above}{queue.queue_name}"
     if not queue.children():
-        return [queue] if name in (queue.queue_name, queue.queue_path, queue.queue_path.removeprefix("root.")) else []
+        return [queue] if name in (queue.queue_name, path, path.removeprefix("root.")) else []
     for child in queue.children():
-        below = _chain(child, name)
+        below = _chain(child, name, f"{path}.")
         if below:
             return [queue, *below]
     return []
@@ -151,6 +198,12 @@ def within_limits(nodes: Sequence[Node], limits: QueueLimits, *, leave_pending: 
         structs.replace(node, used=node.used + Resources.of(withheld[node.name])) if withheld.get(node.name) else node
         for node in nodes
     )
+
+
+def sum_of(headrooms: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
+    """What several headrooms leave together; a resource that one of them does not limit is not limited."""
+    names = set.intersection(*map(set, headrooms)) if headrooms else set()
+    return {name: sum(headroom[name] for headroom in headrooms) for name in names}
 
 
 def read_pending_reason(client: RestClient, application: str) -> str:

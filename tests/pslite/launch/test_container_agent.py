@@ -152,6 +152,19 @@ def test_a_stop_asks_first_and_kills_later(scheduler: Scheduler, agent: subproce
     assert agent.poll() is None
 
 
+@pytest.mark.parametrize("script", [FOREVER, f"trap 'sleep 0.5; exit 7' TERM; {FOREVER}"])
+def test_a_container_that_is_ended_reports_it_at_once(
+    scheduler: Scheduler, agent: subprocess.Popen[str], script: str
+) -> None:
+    scheduler.give("worker-1", script)
+    wait_until((scheduler.cwd / "started").exists)
+    os.killpg(agent.pid, signal.SIGTERM)
+    assert agent.wait(20) == 0
+    ending = [each for each in scheduler.reports if each.get("ending")]
+    assert {each["task"] for each in ending} == {"worker-1"}
+    assert "ending" not in scheduler.reports[0]
+
+
 def test_what_a_task_leaves_behind_ends_before_its_end_is_reported(
     scheduler: Scheduler, agent: subprocess.Popen[str]
 ) -> None:
@@ -222,7 +235,7 @@ def test_a_container_without_a_credential_registers_and_runs_its_own_command(sch
     assert process.returncode == 2
 
 
-def test_a_service_that_the_scheduler_only_observes_does_not_start(scheduler: Scheduler) -> None:
+def test_a_worker_of_a_service_that_the_scheduler_only_observes_does_not_start(scheduler: Scheduler) -> None:
     scheduler.registration = {**REGISTRATION, "static": True}
     environment = {name: value for name, value in ENVIRONMENT.items() if name != "DL2_JOB"}
     url = f"http://127.0.0.1:{scheduler.server.server_port}"
@@ -232,7 +245,7 @@ def test_a_service_that_the_scheduler_only_observes_does_not_start(scheduler: Sc
         stderr=subprocess.PIPE, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert process.returncode == 2
-    assert "only observes" in process.stderr
+    assert "this service trains in its coordinator's container alone" in process.stderr
 
 
 @pytest.mark.parametrize(

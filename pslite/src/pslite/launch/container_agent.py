@@ -4,7 +4,8 @@ A resource manager such as YARN starts containers of a role, not tasks: which ta
 it ends, the scheduler says in its answers to the container's reports. A container without a task waits.
 
 The containers of a service that its user posted have no credential: they register with the secret in the description of
-the service, and their tasks run dl2-run's own command in the container's own folder and environment.
+the service, and their tasks run dl2-run's own command in the container's own folder and environment. Where the
+scheduler only observes, the whole job runs in the coordinator's container.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import msgspec
 import psutil
 
 from pslite.errors import UsageError
-from pslite.launch.registration import register
+from pslite.launch.registration import Registration, register
 from pslite.launch.resource_usage import family
 from pslite.launch.signals import ENDING, handled
 from pslite.launch.task_environment import need
@@ -118,6 +119,9 @@ class ContainerAgent:
         its environment.
     command
         the user's command, which the tasks of a container that registers run.
+    run_job
+        runs the whole job in this container, where the scheduler only observes, with this environment; returns the exit
+        status.
     say
         takes lines for the user.
 
@@ -129,9 +133,11 @@ class ContainerAgent:
         environ: Mapping[str, str],
         command: Sequence[str] = (),
         *,
+        run_job: Callable[[Registration, Mapping[str, str]], int],
         say: Callable[[str], None],
     ) -> None:
         self._place = place
+        self._run_job = run_job
         self._environ = {name: value for name, value in environ.items() if name.startswith(_OF_THE_NODE)}
         #: Command and environment of all tasks, where the container registers.
         self._own: tuple[list[str], dict[str, str]] | None = None
@@ -156,7 +162,9 @@ class ContainerAgent:
         """
         _adopt_orphans()
         if self._own is not None:
-            self._register(self._own[0][4:])
+            registration = self._register(self._own[0][4:])
+            if registration.static:
+                return self._run_job(registration, {**self._own[1], "DL2_DAEMON": self._place.daemon})
         with handled(self._end, ENDING):
             task, code = "", None
             while not self._ending:
@@ -173,7 +181,7 @@ class ContainerAgent:
                     return _ENDED if self._ending else self._finish(task, code)
         return _ENDED if self._place.role == "coordinator" else 0
 
-    def _register(self, command: Sequence[str]) -> None:
+    def _register(self, command: Sequence[str]) -> Registration:
         """Find out which job the container belongs to."""
         place = self._place
         numbers = re.fullmatch(r"container_(?:e[0-9]+_)?([0-9]+_[0-9]+)_[0-9]+_[0-9]+", place.container)
@@ -186,9 +194,10 @@ class ContainerAgent:
             "cwd": os.getcwd(),  # noqa: PTH109  (a string is what is wanted)
         }
         registration = register(place.daemon, lambda: body, self._say)
-        if registration.static:
-            raise UsageError("the scheduler only observes (its mode is not live): it starts no tasks of this service")
+        if registration.static and place.role != "coordinator":
+            raise UsageError("the scheduler only observes: this service trains in its coordinator's container alone")
         self._place = replace(place, job=registration.job, credential=registration.credential)
+        return registration
 
     def _end(self, number: int) -> None:
         del number
@@ -227,10 +236,13 @@ class ContainerAgent:
             return 127
         deadline: float | None = None
         due = time.monotonic() + self._interval
+        reported = False
         while process.poll() is None:
             now = time.monotonic()
             if self._ending and coordinates:
                 deadline = now
+            elif self._ending and not reported:
+                reported, due = True, now
             if deadline is not None and now >= deadline:
                 _kill(_descendants(before))
             if now >= due:
@@ -242,6 +254,8 @@ class ContainerAgent:
                     until = time.monotonic() + order.grace
                     deadline = until if deadline is None else min(deadline, until)
             time.sleep(_LOOK_SECONDS)
+        if self._ending and not coordinates and not reported:
+            self._report(task.id, process.returncode)  # at once: there may be no time for what follows
         self._clear(before, deadline)
         self._say(f"{task.id} has ended: {process.returncode}")
         return process.returncode
@@ -274,6 +288,8 @@ class ContainerAgent:
             "task": task,
             "exit_code": code,
         }
+        if self._ending:
+            body["ending"] = True
         headers = {"Authorization": f"Bearer {place.credential}", "Content-Type": "application/json"}
         url = f"{place.daemon}/v1/jobs/{place.job}/containers"
         request = urllib.request.Request(url, msgspec.json.encode(body), headers, method="POST")  # noqa: S310

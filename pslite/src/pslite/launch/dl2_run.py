@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from pslite.errors import PsliteError, UsageError
 from pslite.job.printable_text import indented
@@ -22,6 +22,9 @@ from pslite.launch.task_environment import (
     watch_seconds,
 )
 from pslite.net.tls import VARIABLE, Encryption
+
+if TYPE_CHECKING:
+    from pslite.launch.registration import Registration
 
 _EPILOG = """\
 environment (set by the scheduler; without it a whole job runs on this machine):
@@ -128,8 +131,14 @@ def _run(options: argparse.Namespace, environ: dict[str, str], say: Callable[[st
     if role == "container":
         from pslite.launch import container_agent  # noqa: PLC0415  (see below)
 
+        def run_job(registration: Registration, own: Mapping[str, str]) -> int:
+            from pslite.launch import launcher  # noqa: PLC0415  (see below)
+
+            tasks = launcher.Tasks(command, options.workers, options.servers, encryption_of(environ))
+            return launcher.coordinate(tasks, own, say, registration)
+
         place = container_agent.container_environment(environ)
-        return container_agent.ContainerAgent(place, environ, command, say=say).run()
+        return container_agent.ContainerAgent(place, environ, command, run_job=run_job, say=say).run()
     if role == "ps":
         return _task(role, [sys.executable, "-m", "pslite.launch.server_process"], environ, say)
     if not command:

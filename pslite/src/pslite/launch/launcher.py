@@ -137,8 +137,12 @@ def _listen(location: LogLocation, host: str = "") -> socket.socket:
         ) from error
 
 
-def coordinate(tasks: Tasks, environ: Mapping[str, str], say: Callable[[str], None]) -> int:
+def coordinate(
+    tasks: Tasks, environ: Mapping[str, str], say: Callable[[str], None], registration: Registration | None = None
+) -> int:
     """Coordinate the job under dl2d that this batch job is, which registers itself if need be; returns the exit status.
+
+    A container of YARN has a `registration` already.
 
     Raises
     ------
@@ -147,7 +151,7 @@ def coordinate(tasks: Tasks, environ: Mapping[str, str], say: Callable[[str], No
 
     """
     try:
-        return _coordinate(tasks, environ, say)
+        return _coordinate(tasks, environ, say, registration)
     except PsliteError as error:
         if environ.get("DL2_CREDENTIAL"):
             job, credential = need(environ, "DL2_JOB"), environ["DL2_CREDENTIAL"]
@@ -155,17 +159,19 @@ def coordinate(tasks: Tasks, environ: Mapping[str, str], say: Callable[[str], No
         raise
 
 
-def _coordinate(tasks: Tasks, environ: Mapping[str, str], say: Callable[[str], None]) -> int:
+def _coordinate(
+    tasks: Tasks, environ: Mapping[str, str], say: Callable[[str], None], registration: Registration | None
+) -> int:
     daemon = need(environ, "DL2_DAEMON")
     host = environ.get("DL2_HOST") or _own_name()
     location = locate_log(environ)
     with _listen_as(host, location, say) as listener:
         address = f"{host}:{listener.getsockname()[1]}"
-        if environ.get("DL2_CREDENTIAL"):
+        if registration is None and environ.get("DL2_CREDENTIAL"):
             registration = Registration(
                 job=need(environ, "DL2_JOB"), credential=environ["DL2_CREDENTIAL"], token=need(environ, "DL2_TOKEN")
             )
-        else:
+        elif registration is None:
             registration = _register(daemon, tasks.argv(), address, environ, say)
         if not _JOB.fullmatch(registration.job):
             raise UsageError(f"the job name {registration.job!r} is malformed")

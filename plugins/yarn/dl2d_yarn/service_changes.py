@@ -1,0 +1,272 @@
+"""Thread that changes services: brings them to the size that their tasks need, and removes those that have ended."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Final
+
+import structlog
+
+from dl2d.core.cluster import task_tag
+from dl2d.core.errors import NotFound, Rejected, ResourceManagerError, Unavailable
+from dl2d.core.jobs import Role
+from dl2d.core.resource_manager import RmJobState
+from dl2d_yarn.client_command import decommission
+from dl2d_yarn.container_tasks import ContainerTasks, Task
+from dl2d_yarn.listing import SERVICES_PATH, read_service
+from dl2d_yarn.listing import Service as Description
+from dl2d_yarn.queue_limits import read_pending_reason
+from dl2d_yarn.rest_client import RestClient
+from dl2d_yarn.service_file import TASK_ROLES, flex_request
+from dl2d_yarn.services import ANCHOR, Service, Services
+from dl2d_yarn.settings import YarnSettings
+from dl2d_yarn.states import ServiceUse
+
+log = structlog.get_logger(__name__)
+
+#: Time between two rounds, and from a failure to the next attempt, seconds.
+_ROUND_SECONDS: Final = 0.2
+_RETRY_SECONDS: Final = 1.0
+#: Time between two rounds that also ask YARN what it does not say by itself, seconds.
+LOOK_SECONDS: Final = 5.0
+#: A container that has not reported for so many intervals, and seconds, is looked for.
+OVERDUE_INTERVALS, _OVERDUE_SECONDS = 5, 15.0
+#: A coordinator whose containers have all ended so many times later has failed.
+_START_INTERVALS: Final = 4
+#: A container below a busy one that has had no task for so long is given up, seconds.
+IDLE_SECONDS: Final = 30.0
+#: Number of services that are asked why their containers wait, or removed after their end, each time.
+_MAX_ASKED: Final = 5
+
+
+class ServiceChanger:
+    """One request for all starts and stops of a job, in a thread that runs from ``start`` to ``close``.
+
+    Parameters
+    ----------
+    lock
+        Held while ``tasks`` and ``services`` are read or changed, never during a call.
+    is_ready
+        Whether containers had the time to report since the daemon's start. Called with the lock held.
+    look
+        Called every ``LOOK_SECONDS`` by the thread.
+    report
+        Takes what went wrong, for the log.
+    """
+
+    def __init__(
+        self,
+        settings: YarnSettings,
+        client: RestClient,
+        lock: threading.Lock,
+        tasks: ContainerTasks,
+        services: Services,
+        *,
+        clock: Callable[[], float],
+        is_ready: Callable[[], bool],
+        look: Callable[[], None],
+        report: Callable[[str], None],
+    ) -> None:
+        self._settings = settings
+        self._client = client
+        self._lock = lock
+        self._tasks = tasks
+        self._services = services
+        self._clock = clock
+        self._is_ready = is_ready
+        self._look = look
+        self._report = report
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread, if it does not run."""
+        if self._thread is None and not self._closing.is_set():
+            self._thread = threading.Thread(target=self._run, name="dl2d-yarn-changer", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        looked_at = time.monotonic()
+        while not self._closing.wait(_ROUND_SECONDS):
+            look = time.monotonic() - looked_at > LOOK_SECONDS
+            looked_at = time.monotonic() if look else looked_at
+            try:
+                self._change_all(look=look)
+            except Exception:
+                # Without this thread no job would change its size any more.
+                log.exception("services were not changed")
+
+    def _change_all(self, *, look: bool) -> None:
+        """One round; with ``look`` also ask YARN what it does not say by itself."""
+        with self._lock:
+            if not self._is_ready():
+                return
+            services = self._services.by_job.values()
+            due = [service for service in services if service.retry_at <= self._clock() and not service.removed]
+        # Of services that have ended, of which there may be many at the start, a few each time.
+        ended = [service for service in due if service.state.ended]
+        for service in [service for service in due if not service.state.ended] + ended[:_MAX_ASKED]:
+            self._attempt(service, self._remove if service.remove_at is not None else self._resize)
+        if look:
+            self.find_overdue()
+            self._look()
+            self._read_reasons()
+            self._decommission()
+
+    def _attempt(self, service: Service, change: Callable[[Service], None]) -> None:
+        try:
+            change(service)
+        except ResourceManagerError as error:
+            service.retry_at = self._clock() + _RETRY_SECONDS
+            with self._lock:
+                for task in self._tasks.of_job(service.job):
+                    if task.state is RmJobState.PENDING and task.role is not Role.COORDINATOR:
+                        task.reason = str(error)
+            self._report(f"{service.name}: {error}")
+
+    def _resize(self, service: Service) -> None:
+        """Ask for the number of containers that each component needs, in one request."""
+        with self._lock:
+            if service.state.ended or not service.application:
+                return
+            components = {role: self._tasks.size_wanted(service.job, role) for role in TASK_ROLES}
+            wanted = {role: component.size for role, component in components.items()}
+            unknown = any(component.asked is None for component in components.values())
+        if not unknown and all(component.asked == wanted[role] for role, component in components.items()):
+            return
+        found = self._described(service)
+        if unknown:  # as after a restart; a request that changes nothing would hold the service in state FLEX
+            if found.use is not ServiceUse.FLEX:
+                raise Unavailable(f"{service.name} cannot be resized yet")
+            for role, component in components.items():
+                component.asked = found.sizes.get(role.value)
+                component.decommissioned |= found.decommissioned.get(role.value, set())
+                wanted[role] = component.size
+        if all(component.asked == wanted[role] for role, component in components.items()):
+            return
+        path = f"{SERVICES_PATH}/{service.name}"
+        self._client.send("PUT", path, flex_request(wanted), do_as=service.user)
+        with self._lock:
+            for role, component in components.items():
+                component.asked = wanted[role]
+        log.info("service resized", name=service.name, **{role.value: size for role, size in wanted.items()})
+
+    def _described(self, service: Service) -> Description:
+        """Description of a service, right before it is changed by its name.
+
+        Raises
+        ------
+        NotFound
+            It does not exist any more, or another one has got its name.
+        Unavailable
+            YARN does not say which one it is.
+        """
+        found = read_service(self._client, service.name, do_as=service.user)
+        if found.application and found.application != service.application:
+            raise NotFound(f"service {service.name} is {found.application} by now, not {service.application}")
+        if not found.application and found.use is not ServiceUse.ENDED:
+            raise Unavailable(f"YARN does not say yet which application service {service.name} is")
+        return found
+
+    def _remove(self, service: Service) -> None:
+        """Remove a service, with all that runs in it, once its coordinator has had its time to end."""
+        with self._lock:
+            task = self._tasks.get(task_tag(service.job, ANCHOR))
+            ended = service.state.ended or (task is not None and not task.live)
+            due = service.remove_at is not None and (ended or self._clock() >= service.remove_at)
+            if service.removed or not due:
+                return
+        try:
+            self._described(service)
+            self._client.send("DELETE", f"{SERVICES_PATH}/{service.name}", do_as=service.user)
+        except NotFound:
+            pass
+        except Rejected as error:
+            if "doesn't exist" not in error.said:
+                raise
+        with self._lock:
+            service.removed = True
+        log.info("service removed", name=service.name)
+
+    def find_overdue(self) -> None:
+        """Look for containers that do not report: what YARN does not list any more has ended."""
+        seconds = max(_OVERDUE_SECONDS, OVERDUE_INTERVALS * self._settings.report_seconds)
+        by_job = self._services.by_job
+        with self._lock:
+            late = [(by_job.get(job), tasks) for job, tasks in self._tasks.overdue(seconds).items()]
+            since = self._clock() - _START_INTERVALS * seconds
+            anchors = self._tasks.pending_anchors()
+            unstarted = [by_job[each.job] for each in anchors if each.submitted < since and each.job in by_job]
+        for service, tasks in late:
+            if service is not None:
+                self._attempt(service, partial(self._end_gone, tasks))
+        for service in unstarted:
+            if service.state is RmJobState.RUNNING and service.remove_at is None:
+                self._attempt(service, self._end_unstarted)
+
+    def _end_gone(self, tasks: Iterable[Task], service: Service) -> None:
+        present = read_service(self._client, service.name, do_as=service.user).containers
+        with self._lock:
+            for task in tasks:
+                if present and task.container not in present:
+                    task.end(RmJobState.LOST, f"{task.container} is gone", self._clock())
+
+    def _end_unstarted(self, service: Service) -> None:
+        """End a job whose coordinator's containers end before they report: YARN may wait for another node for ever."""
+        dead = read_service(self._client, service.name, do_as=service.user).dead.get(Role.COORDINATOR.value)
+        anchor = self._tasks.get(task_tag(service.job, ANCHOR))
+        if dead and anchor is not None:
+            with self._lock:
+                reason = f"its coordinator's container {dead[-1]} ended before it called; see its log in YARN"
+                anchor.end(RmJobState.FAILED, reason, self._clock())
+                service.remove_at = 0.0
+
+    def _read_reasons(self) -> None:
+        """Ask YARN why containers wait, for each service that has waited for some."""
+        since = self._clock() - LOOK_SECONDS
+        with self._lock:
+            waiting = (*self._tasks.waiting(), *self._tasks.pending_anchors())
+            late = {task.job for task in waiting if task.submitted < since}
+            services = [service for job, service in self._services.by_job.items() if job in late]
+        running = [service for service in services if service.state is RmJobState.RUNNING and service.is_live]
+        for service in running[:_MAX_ASKED]:
+            try:
+                reason = read_pending_reason(self._client, service.application)
+            except ResourceManagerError as error:
+                self._report(f"{service.name}: {error}")
+                continue
+            with self._lock:
+                for task in self._tasks.of_job(service.job):
+                    if task.state is RmJobState.PENDING and reason:
+                        task.reason = f"waits for a container: {reason}"
+
+    def _decommission(self) -> None:
+        """Give up containers that have had no task for long, where the ``yarn`` command is configured."""
+        if not self._settings.yarn_command:
+            return
+        with self._lock:
+            surplus = [(self._services.live(job), found) for job, found in self._tasks.surplus(IDLE_SECONDS).items()]
+        for service, containers in surplus:
+            if service is not None:
+                self._attempt(service, partial(self._give_up, containers))
+
+    def _give_up(self, containers: Iterable[tuple[Role, int]], service: Service) -> None:
+        self._described(service)
+        for role, position in containers:
+            user = service.user if service.user != self._settings.account else ""
+            decommission(self._settings.yarn_command, service.name, f"{role.value}-{position}", do_as=user)
+            with self._lock:
+                component = self._tasks.component(service.job, role)
+                component.decommissioned.add(position)
+                component.idle.pop(position, None)
+                component.asked = None if component.asked is None else component.asked - 1
+            log.info("container given up", name=service.name, instance=f"{role.value}-{position}")

@@ -1,0 +1,167 @@
+"""Services of dl2d's jobs, by job, as YARN listed them last. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from dl2d.core.cluster import task_tag
+from dl2d.core.jobs import JobKey, Role
+from dl2d.core.resource_manager import RmIdentity, RmJob, RmJobState
+from dl2d_yarn.container_tasks import ContainerTasks, Task
+from dl2d_yarn.listing import SERVICE_TYPE, Application, ClusterListing
+from dl2d_yarn.service_file import job_of_service
+
+#: Id of a job's anchor in its tag.
+ANCHOR: Final = "anchor"
+
+
+@dataclass(slots=True)
+class Service:
+    """A job's service, as it was listed last."""
+
+    job: JobKey
+    name: str
+    #: Id of its application; empty until it is listed.
+    application: str = ""
+    user: str = ""
+    queue: str = ""
+    #: When it started, seconds since 1970, and whether its name is dl2d's mark.
+    started: int = 0
+    tagged: bool = False
+    state: RmJobState = RmJobState.PENDING
+    #: Its removal was asked for, since when; None: it is not to be removed.
+    remove_at: float | None = None
+    removed: bool = False
+    #: When the next attempt to change it is due.
+    retry_at: float = 0.0
+
+    @property
+    def identity(self) -> RmIdentity:
+        """Identity of its anchor."""
+        tag = task_tag(self.job, ANCHOR) if self.tagged else ""
+        return RmIdentity(self.application, self.started, self.user, tag)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it has not ended and is not to be removed."""
+        return not self.state.ended and self.remove_at is None
+
+
+class Services:
+    """Services of dl2d's jobs. Not thread-safe.
+
+    A service that its user posted is dl2d's from the first report of one of its containers on: in the modes observe and
+    shadow none reports, and dl2d changes nothing of it.
+
+    Parameters
+    ----------
+    cluster
+        Name of the cluster, the first part of its jobs' keys.
+    user
+        User that YARN takes the daemon for: its services with names like the daemon's are the daemon's.
+    tasks
+        Tasks of the containers that report.
+    clock
+        Seconds since 1970.
+    """
+
+    def __init__(self, cluster: str, user: str, tasks: ContainerTasks, clock: Callable[[], float]) -> None:
+        self._cluster = cluster
+        self._user = user
+        self._tasks = tasks
+        self._clock = clock
+        self.by_job: dict[JobKey, Service] = {}
+        #: Applications of the last listing, by id.
+        self.applications: Mapping[str, Application] = {}
+
+    def key(self, application: Application) -> JobKey:
+        """Key of a job whose service its user posted."""
+        return JobKey(self._cluster, application.id.removeprefix("application_"), application.started)
+
+    def live(self, job: JobKey) -> Service | None:
+        """The service of a job, if it has one that is live."""
+        service = self.by_job.get(job)
+        return service if service is not None and service.is_live else None
+
+    def application(self, service: Service) -> Application | None:
+        """The application of a service, if it is listed."""
+        return self.applications.get(service.application)
+
+    def take(self, listing: ClusterListing) -> list[RmJob]:
+        """Note the services of a listing; returns them as jobs: dl2d's anchors, and those of others."""
+        jobs = []
+        present = set()
+        #: Jobs whose containers reported, also if an earlier daemon registered them.
+        reporting = self._tasks.jobs()
+        self.applications = {application.id: application for application in listing.applications}
+        for application in listing.applications:
+            if application.type != SERVICE_TYPE:
+                continue
+            job = job_of_service(application.name, self._cluster) if application.user == self._user else None
+            posted = job is None
+            if job is None:
+                job = self.key(application)
+                if job not in self.by_job and job not in reporting:
+                    jobs.append(_job_of(application))
+                    continue
+            service = self.by_job.setdefault(job, Service(job, application.name))
+            if application.state.ended and service.application not in ("", application.id):
+                continue
+            present.add(job)
+            service.application, service.state = application.id, application.state
+            service.user, service.queue = application.user, application.queue
+            service.started, service.tagged = application.started, not posted
+            if application.state.ended:
+                reason = f"{application.id} has ended: {application.reason}"
+                self._tasks.end_job(job, RmJobState.CANCELLED, reason)
+                # The name and the folder stay taken until the service is removed.
+                service.remove_at = service.remove_at if service.remove_at is not None else 0.0
+            jobs.append(self._anchor(application, service))
+        if not listing.incomplete:
+            for job in [job for job, service in self.by_job.items() if service.application and job not in present]:
+                del self.by_job[job]
+        return jobs
+
+    def take_up(self, job: JobKey) -> None:
+        """Make the service of a job dl2d's whose container reports, if its user posted it."""
+        application = self.applications.get(f"application_{job.id}")
+        if job not in self.by_job and application is not None and self.key(application) == job:
+            self.by_job[job] = Service(
+                job, application.name, application.id, application.user, application.queue, application.started,
+                state=application.state,
+            )  # fmt: skip
+            self.add_anchor(job, application.user)
+
+    def add_anchor(self, job: JobKey, user: str) -> None:
+        """Have a job's anchor wait for a container, if it is not known."""
+        if self._tasks.get(task_tag(job, ANCHOR)) is None:
+            self._tasks.add(Task(job, ANCHOR, Role.COORDINATOR, user, self._clock()))
+
+    def restart_anchors(self) -> None:
+        """Have anchors wait for a container where none has reported since the daemon's start: YARN starts another."""
+        for service in self.by_job.values():
+            if service.is_live and service.application:
+                self.add_anchor(service.job, service.user)
+
+    def _anchor(self, application: Application, service: Service) -> RmJob:
+        """The anchor: its coordinator's own report of its end counts more than what became of the service."""
+        task = self._tasks.get(task_tag(service.job, ANCHOR))
+        state, reason = application.state, application.reason
+        if task is not None and task.state in (RmJobState.DONE, RmJobState.FAILED):
+            state, reason = task.state, task.reason
+        elif not state.ended and service.remove_at is not None:
+            state, reason = RmJobState.ENDING, "asked to stop"
+        elif state is RmJobState.RUNNING and task is not None and task.state is RmJobState.PENDING:
+            reason = task.reason
+        handle, submitted, user, tag = service.identity
+        return RmJob(handle=handle, state=state, tag=tag, user=user, reason=reason, submitted=submitted)
+
+
+def _job_of(application: Application) -> RmJob:
+    """The service of somebody else."""
+    return RmJob(
+        handle=application.id, state=application.state, user=application.user, reason=application.reason,
+        submitted=application.started, ended=application.ended,
+    )  # fmt: skip
