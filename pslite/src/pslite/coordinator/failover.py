@@ -78,7 +78,8 @@ def lose(job: Job, member: MemberState, how: str, *, fatal: bool = False) -> Non
             state.dead[member.task] = -1 if member.ended_early else state.version
             if not member.ended_early:
                 loss = Incident(time.monotonic(), state.version, member.host)
-                state.losses, fatal = count_loss(state.losses, loss, job.settings.lease + job.settings.verdict)
+                window = job.settings.lease + job.settings.verdict
+                state.losses, fatal = count_loss(state.losses, loss, member.heard, window)
             if fatal:
                 job.say(f"workers were lost {MAX_LOSSES.count} times at version {state.version}")
         if fatal:
@@ -103,13 +104,15 @@ def lose(job: Job, member: MemberState, how: str, *, fatal: bool = False) -> Non
             job.fail(text)  # nobody starts another one
 
 
-def count_loss(losses: Sequence[Incident], loss: Incident, window: float) -> tuple[list[Incident], bool]:
+def count_loss(losses: Sequence[Incident], loss: Incident, heard: float, window: float) -> tuple[list[Incident], bool]:
     """Return the losses that count, with a worker's new one, and whether they are too many at its version.
 
-    What is lost on one host within `window` seconds is one loss: with a host of many workers it is all of them.
+    What is lost at one time is one loss: with a host of many workers it is all of them.  That is on one host within
+    `window` seconds; elsewhere, where nothing was heard of the worker after the other loss was known, so that it cannot
+    have died of the work that it took over.
     """
     counted = [each for each in losses if loss.at - each.at < MAX_LOSSES.seconds]
-    if not any(each.host == loss.host and loss.at - each.at <= window for each in counted):
+    if not any((each.host == loss.host and loss.at - each.at <= window) or heard < each.at for each in counted):
         counted.append(loss)
     return counted, MAX_LOSSES.reached([each.at for each in counted if each.version == loss.version], loss.at)
 
@@ -155,7 +158,7 @@ def process_ended(job: Job, task: str, message: AgentExit) -> None:
         if job.settings.start is None and message.signal in _SIGNALS_FROM_OUTSIDE:
             # Nothing is known against the script, and the resource manager starts another process.
             loss = Incident(time.monotonic(), state.version, task)
-            state.losses, too_many = count_loss(state.losses, loss, 0.0)
+            state.losses, too_many = count_loss(state.losses, loss, loss.at, 0.0)
             if not too_many:
                 return
         job.fail(text)
