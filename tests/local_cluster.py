@@ -75,7 +75,7 @@ class LocalCluster(DaemonProcess):
             raise AssertionError(f"cannot clean up: {error}") from error
         try:
             deadline = time.monotonic() + 30
-            while live := [job.handle for job in manager.listing().jobs if not job.state.ended]:
+            while live := [job.identity for job in manager.listing().jobs if not job.state.ended]:
                 assert time.monotonic() < deadline, f"tasks are still there: {live}"
                 manager.stop(live, 0)
                 time.sleep(0.1)

@@ -260,7 +260,8 @@ class ResourceManager(Protocol):
     def submit(self, task: TaskSpec) -> str:
         """Start a task and return its handle.
 
-        A manager that starts anchors does not start one that runs already, and returns its handle.
+        A manager that starts anchors does not start one that runs already: it returns its handle, or raises
+        ``Unavailable`` and lists it.
 
         Raises ``Rejected`` (bad demand, account, node), ``NotFound`` (no such node), ``Denied``.
         """

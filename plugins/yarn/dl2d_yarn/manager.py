@@ -298,7 +298,8 @@ class YarnManager:
 
     def _remove_remainder(self, name: str, error: Rejected) -> NoReturn:
         """Remove a service that was posted without ever becoming an application, whose name is taken."""
-        if name not in {application.name for application in self._read_listing().applications}:
+        listing = self._read_listing()
+        if not listing.incomplete and name not in {application.name for application in listing.applications}:
             self._client.send("DELETE", f"{SERVICES_PATH}/{name}")
         raise Unavailable(f"{name}: was posted before; looking for it again", said=error.said)
 
