@@ -118,9 +118,11 @@ def _default(field: dataclasses.Field[Any]) -> object:
 
 
 def to_plain(record: Any) -> dict[str, Any]:
-    """The record as plain values by file key, without fields that are empty by default."""
+    """The record as plain values by file key, without internal fields and those that are empty by default."""
     made: dict[str, Any] = {}
     for field in _fields(record):
+        if field.name in record.internal_fields:
+            continue
         value = getattr(record, field.name)
         if value or value != _default(field):
             made[record.file_keys.get(field.name, field.name)] = _plain(value)

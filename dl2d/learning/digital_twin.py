@@ -20,7 +20,7 @@ import numpy as np
 
 from dl2d.core.array_types import Floats
 from dl2d.core.cluster import Node, NodeState
-from dl2d.core.jobs import Architecture, Job, JobRequest, JobState
+from dl2d.core.jobs import Architecture, Job, JobRequest, JobState, Owner
 from dl2d.core.measured_speeds import MeasuredSpeeds, TrainingKind
 from dl2d.core.resources import Resources
 from dl2d.core.site_history import History, RecordedSizes, Sight
@@ -55,6 +55,8 @@ class DayJob:
     sizes: RecordedSizes = ()
     #: Whether it ended before the day did.
     ended: bool = True
+    #: Whose job it was; None for nobody known.
+    owner: Owner | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,6 +266,7 @@ def workload_of(day: Day, speeds: Mapping[TrainingKind, Table], slot_seconds: fl
                 max_ps=min(request.max_ps, MAX_TASKS) if has_ps else 0,
                 allowed_workers=tuple(count for count in request.allowed_workers if count <= MAX_TASKS),
                 architecture=request.architecture,
+                owner=job.owner,
             )
         )
     if not jobs:
@@ -333,13 +336,13 @@ def _day_job(job: Job, begin: float, end: float, history: History) -> DayJob | N
         sizes += ((end - begin, max((size for _, size in sizes), key=sum, default=request.min_size)),)
     if submitted >= begin:
         # At 0 stand those that were there before.
-        return DayJob(request, max(submitted - begin, 1e-3), real, request.epochs, sizes, ended)
+        return DayJob(request, max(submitted - begin, 1e-3), real, request.epochs, sizes, ended, job.owner)
     done = [sight.epochs[job.key] for sight in history.sights if sight.at >= begin and job.key in sight.epochs]
     if not done or done[0] >= real:
         return None
     left = real - done[0]
     declared = max(request.epochs - done[0], _LEAST_EPOCHS)
-    return DayJob(request, 0.0, max(left, _LEAST_EPOCHS), declared, sizes, ended)
+    return DayJob(request, 0.0, max(left, _LEAST_EPOCHS), declared, sizes, ended, job.owner)
 
 
 def _epochs(job: Job) -> float | None:

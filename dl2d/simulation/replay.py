@@ -271,7 +271,7 @@ class _Run:
             # Without floors jobs stay "ready": a policy may take everything from them and give it back later.
             self._store.add_job(
                 Job(
-                    key=key, request=to_request(job, self.workload), owner=_OWNER, launch=_LAUNCH,
+                    key=key, request=to_request(job, self.workload), owner=job.owner or _OWNER, launch=_LAUNCH,
                     state=JobState.READY, anchor=f"anchor-{job.id}", address="simulated",
                     progress=Progress(at=self._at),
                 )

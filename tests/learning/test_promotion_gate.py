@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Alternative, Decision
-from dl2d.core.jobs import Allocation
+from dl2d.core.jobs import Allocation, Owner
 from dl2d.core.packing import Packing
 from dl2d.core.policy_registry import TrialCase
 from dl2d.core.resources import Resources
@@ -221,6 +221,25 @@ class TestCompare:
         assert done.candidate.guarded == done.current.guarded > 0
         assert free.candidate.guarded == 0
         assert all(held.candidate > loose.candidate for held, loose in zip(done.cases, free.cases, strict=True))
+
+    def test_a_limit_for_users_counts_the_jobs_of_each_user_as_in_the_daemon(self) -> None:
+        case = WORKLOADS[0]
+        jobs = [replace(job, owner=Owner(f"user-{job.id}", 1, 1)) for job in case.workload.jobs]
+        each_their_own = replace(case, workload=replace(case.workload, jobs=tuple(jobs)))
+        one, many = (
+            compare(
+                [played], Drf(), Drf(), LoadBalance(), costs=Realism(), rules=GuardRules(per_user=Resources.of(gpu=4)),
+                settings=SETTINGS, timer=time.process_time,
+            ).cases[0].candidate
+            for played in (case, each_their_own)
+        )  # fmt: skip
+        assert many < one
+
+    def test_a_running_job_keeps_its_minimum_size_as_in_the_daemon(self) -> None:
+        done = compared(Odd(lambda decision: replace(decision, jobs=tuple(
+            replace(entry, allocation=Allocation(0, 0)) for entry in decision.jobs))), Fifo())  # fmt: skip
+        assert not done.verdict.passed
+        assert "and not less than" in done.verdict.reason
 
     def test_what_resizes_cost_is_counted(self) -> None:
         costly = compared(Drf(), Drf(), costs=Realism(start_seconds=300.0, join_seconds=60.0))

@@ -32,7 +32,7 @@ from dl2d.core.input_validation import (
     read,
     to_plain,
 )
-from dl2d.core.jobs import Architecture, JobRequest
+from dl2d.core.jobs import Architecture, JobRequest, Owner
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.simulation.speeds.model_profiles import load_profile
 from dl2d.simulation.speeds.speed_models import MAX_INTERPOLATED, MAX_TASKS, SpeedModel, Table, parse_speed
@@ -106,8 +106,10 @@ class SimulatedJob(Record):
     architecture: Architecture = Architecture.PS
     #: Type that its user says it is, where that is another.
     said_model: str = ""
+    #: Whose job it is, where the site's guard has limits for users, accounts or partitions; None where that is unknown.
+    owner: Owner | None = None
 
-    internal_fields: ClassVar[frozenset[str]] = frozenset({"said_model"})
+    internal_fields: ClassVar[frozenset[str]] = frozenset({"said_model", "owner"})
 
     @property
     def least_workers(self) -> int:
