@@ -14,7 +14,7 @@ import typer
 from dl2d.cli.daemon_health import daemon_health
 from dl2d.cli.job_file import JobFile, is_batch_script, read_batch_script
 from dl2d.cli.options import ConfigOption, JsonOption, reading
-from dl2d.cli.output import print_json
+from dl2d.cli.output import byte_size, print_json
 from dl2d.cli.start_check import address_problem, folder_problem, manager_answers
 from dl2d.cli.status import MODE_WORDS
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
@@ -32,6 +32,7 @@ from dl2d.local.settings import LocalSettings
 from dl2d.plugins import MANAGERS, PLACEMENTS, POLICIES, load_placement, load_policy
 from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.store import schema
+from dl2d.store.database import Database, Place
 from dl2d.tick.policy_start_check import site_start_check, start_check
 from dl2d_slurm.settings import SlurmSettings
 from dl2d_yarn.cluster_check import check_cluster
@@ -254,12 +255,25 @@ def _store(settings: Settings) -> Finding:
     except Dl2dError as error:
         return Finding("store", False, str(error))
     if now == head:
-        return Finding("store", True, f"schema {now}")
+        return Finding("store", True, f"schema {now}, {_store_size(settings)}")
     if now is None and not settings.store.url:
         text = f"{settings.state_dir}/dl2d.sqlite does not exist yet; the first `dl2d run` creates it"
         return Finding("store", True, text)
     said = "is empty" if now is None else f"has schema {now}"
     return Finding("store", False, f"{said}, but this version of dl2d needs {head}; run `dl2d db upgrade`")
+
+
+def _store_size(settings: Settings) -> str:
+    """Size of the store, and where it is a file the room on its disk."""
+    place = Place.parse(settings.store_url)
+    database = Database(place)
+    try:
+        size = byte_size(database.size())
+    except Dl2dError:  # another finding
+        return "size unknown"
+    finally:
+        database.close()
+    return f"{size}; {byte_size(shutil.disk_usage(place.file.parent).free)} free on its disk" if place.file else size
 
 
 def _secret(settings: Settings) -> Finding:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from dl2d.cli.options import ConfigOption, JsonOption
+from dl2d.cli.output import console
 from dl2d.config.settings import DEFAULT_PATH, load_settings
+from dl2d.core.errors import SchemaOutdated
 from dl2d.store import schema
+from dl2d.store.database import Database, Place
+from dl2d.store.export import export as write_files
 
 app = typer.Typer(no_args_is_help=True, help="The database's schema.")
 
@@ -43,3 +48,28 @@ def grant(
     """Let a role of PostgreSQL read all views and tables, except the commands and environments of jobs."""
     schema.grant_reading(load_settings(config).store_url, role)
     typer.echo(f"{role} may read the views and tables; jobs.launch (commands and environments) is left out")
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(help="Folder for the files; made where it is missing.")],
+    table: Annotated[list[str] | None, typer.Option(help="Only this table; may be given several times.")] = None,
+    config: ConfigOption = DEFAULT_PATH,
+    as_json: JsonOption = False,
+) -> None:
+    """Write the tables as CSV files, except the commands and environments of jobs; safe beside a running daemon."""
+    place = Place.parse(load_settings(config).store_url)
+    if place.is_missing():
+        raise SchemaOutdated(f"there is no store at {place}")
+    database = Database(place)
+    try:
+        with console().status("exporting") as shown:
+            rows = write_files(
+                database, folder, table or (), done=lambda name, count: shown.update(f"{name}: {count} rows")
+            )
+    finally:
+        database.close()
+    if as_json:
+        typer.echo(json.dumps({"folder": str(folder), "rows": rows}))
+    else:
+        typer.echo(f"{sum(rows.values())} rows of {len(rows)} tables written to {folder}")

@@ -97,3 +97,12 @@ def duration(seconds: float) -> str:
 def number(value: float | None, digits: int = 3) -> str:
     """A measured value to some significant digits; ``-`` for none."""
     return "-" if value is None else f"{value:.{digits}g}" if abs(value) < 10**digits else f"{value:.0f}"
+
+
+def byte_size(count: float) -> str:
+    """A number of bytes with a unit: ``1.2 GB``."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"

@@ -15,7 +15,7 @@ from rich.text import Text
 from dl2d.cli.daemon_health import daemon_health
 from dl2d.cli.job_summary import JobLine, as_of_now, job_lines
 from dl2d.cli.options import ConfigOption, JsonOption, find_job, reading
-from dl2d.cli.output import console, duration, number, on_terminal, print_json, print_tables, table
+from dl2d.cli.output import byte_size, console, duration, number, on_terminal, print_json, print_tables, table
 from dl2d.config.settings import DEFAULT_PATH, load_settings
 from dl2d.core.cluster import Task
 from dl2d.core.daemon_mode import Mode
@@ -85,6 +85,8 @@ def status(
                 print_tables(*_tables(lines, tasks, time.time()))
             else:
                 typer.echo(_NO_JOBS_OF_A_DAY if every else _NO_JOBS)
+            if every:
+                typer.echo(f"store: {byte_size(store.size())}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +206,7 @@ def _as_json(
         "at": time.time(),
         "slot": store.last_slot_number(),
         "mode": str(mode_of(store)),
+        "store_bytes": store.size(),
         "jobs": [line.as_json() for line in lines],
     }
     if with_tasks:

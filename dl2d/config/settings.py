@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +26,9 @@ from dl2d.core.errors import ConfigError, RequestError
 from dl2d.core.input_validation import problems_of
 from dl2d.core.job_request import MAX_TASKS, RequestRules
 from dl2d.core.resources import Resources, parse_resources
+from dl2d.core.store import Keep
 
+_DAY = 86_400.0
 DEFAULT_PATH = Path("/etc/dl2d/dl2d.yaml")
 
 #: Types of model that a site knows without adding any.
@@ -43,6 +46,24 @@ class StoreSettings(_Section):
 
     url: str = ""
     progress_seconds: float = Field(default=10.0, ge=0, le=86_400)
+    keep_progress_days: float = Field(default=14.0, ge=0, le=36_600)
+    keep_decisions_days: float = Field(default=60.0, ge=0, le=36_600)
+    keep_slots_days: float = Field(default=60.0, ge=0, le=36_600)
+    keep_jobs_days: float = Field(default=730.0, ge=0, le=36_600)
+
+    @property
+    def keep(self) -> Keep:
+        """How long what was recorded is kept."""
+
+        def seconds(days: float) -> float:
+            return _DAY * days if days else math.inf
+
+        return Keep(
+            progress=seconds(self.keep_progress_days),
+            decisions=seconds(self.keep_decisions_days),
+            slots=seconds(self.keep_slots_days),
+            jobs=seconds(self.keep_jobs_days),
+        )
 
 
 class PolicySettings(_Section):
@@ -220,6 +241,16 @@ class Settings(BaseSettings):
             msg = "canary is not there yet; choose observe, shadow or live"
             raise ValueError(msg)
         return value
+
+    @model_validator(mode="after")
+    def _keeps_what_it_learns_from(self) -> Settings:
+        needed = _DAY * self.learning.days
+        keep = self.store.keep
+        for name in ("decisions", "slots", "jobs"):
+            if self.learning.enabled and getattr(keep, name) < needed:
+                msg = f"store.keep_{name}_days: must be at least learning.days={self.learning.days}, or 0"
+                raise ValueError(msg)
+        return self
 
     @model_validator(mode="after")
     def _silence_is_longer_than_a_pause(self) -> Settings:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from dl2d.core.daemon_mode import Mode, ModeChange
-from dl2d.core.store import Store
+from dl2d.core.store import Keep, Store
 
 #: What trials name in place of a version's digest where a candidate was compared with the site's own scheduler.
 SITE_SCHEDULER: Final = "site-scheduler"
@@ -192,4 +192,12 @@ class SiteStore(Store, Protocol):
 
     def mode_changes(self, *, limit: int = 100) -> tuple[ModeChange, ...]:
         """Changes of mode, newest first."""
+        ...
+
+    def prune(self, keep: Keep, now: float) -> int:
+        """Delete some of what is older than it is kept, or give back some space; 0 if there is nothing left to do."""
+        ...
+
+    def size(self) -> int:
+        """Bytes that the store takes on disk."""
         ...

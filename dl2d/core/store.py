@@ -6,6 +6,7 @@ tick and the job API may both write: whoever comes second with an older state ch
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -228,6 +229,20 @@ class LeaseSign:
     term: int
     #: Grows with each sign.
     renewals: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keep:
+    """How long a site keeps what it recorded, seconds; infinity for ever."""
+
+    #: Progress of jobs over time.
+    progress: float = math.inf
+    #: Decisions on single jobs.
+    decisions: float = math.inf
+    #: Slots, with what their policy was given, and with their decisions.
+    slots: float = math.inf
+    #: Jobs from their end on, with all that belongs to them.
+    jobs: float = math.inf
 
 
 class TickStore(Protocol):

@@ -34,6 +34,7 @@ from dl2d.daemon.credentials import load_credentials
 from dl2d.daemon.health import Health
 from dl2d.daemon.models.active_version import ActiveVersion
 from dl2d.daemon.models.learner_process import Learner
+from dl2d.daemon.pruning import PRUNE_SECONDS, prune
 from dl2d.daemon.standby import LeaseKeeper, renewal_seconds
 from dl2d.daemon.start_pool import StartPool
 from dl2d.daemon.systemd import ServiceManager
@@ -47,7 +48,7 @@ from dl2d.tick.tick_state import RECENT_DECISIONS, SetAside, TickState
 
 log = structlog.get_logger()
 
-_TICK, _LEARN = "tick", "learn"
+_TICK, _LEARN, _PRUNE = "tick", "learn", "prune"
 #: Minimum time between two ticks, so that a burst of events does not overload the manager.
 _MIN_TICK_GAP_SECONDS = 0.5
 #: Requests without a credential that an address may send at once, in seconds of its rate.
@@ -215,6 +216,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             executors={
                 "default": {"type": "threadpool", "max_workers": 1},
                 _LEARN: {"type": "threadpool", "max_workers": 1},
+                _PRUNE: {"type": "threadpool", "max_workers": 1},
             },
             job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
             timezone="UTC",
@@ -224,6 +226,8 @@ class Daemon(AbstractContextManager["Daemon"]):
             self.tick()
             scheduler.add_job(self.tick, "interval", seconds=self._settings.schedule.poll_seconds, id=_TICK)
             self._schedule_learning(scheduler, self._settings)
+            pruning = (self._store, self._settings.store.keep, self._clock, self._stop)
+            scheduler.add_job(prune, "interval", seconds=PRUNE_SECONDS, args=pruning, id=_PRUNE, executor=_PRUNE)
             scheduler.start()
             self._service.ready(self._status)
             log.info("ready", url=self.url, poll_seconds=self._settings.schedule.poll_seconds)

@@ -195,6 +195,18 @@ class Database:
                 self.fence.check(connection)
             yield connection
 
+    def size(self) -> int:
+        """Bytes on disk: SQLite's file with its write-ahead log, or PostgreSQL's database."""
+        if self.place.file is not None:
+            files = (self.place.file, self.place.file.with_name(f"{self.place.file.name}-wal"))
+            with translated(self.place, "measuring the store"):
+                return sum(file.stat().st_size for file in files if file.exists())
+        postgresql = "SELECT pg_database_size(current_database())"
+        memory = "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"
+        with self.reading("measuring the store") as connection:
+            found = connection.exec_driver_sql(postgresql if self.place.is_postgresql else memory)
+            return int(found.scalar_one())
+
     def close(self) -> None:
         """Give up all connections; further transactions are refused."""
         self._closed = True

@@ -215,6 +215,8 @@ def _create_file(place: Place, file: Path) -> None:
         try:
             while True:
                 try:
+                    # Of a file that has tables already, only VACUUM would change it.
+                    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
                     (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
                 except sqlite3.OperationalError as error:
                     # The change of mode does not wait for a lock by itself when two upgrades meet.

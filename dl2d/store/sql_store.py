@@ -22,6 +22,7 @@ from dl2d.core.site_history import History
 from dl2d.core.store import (
     DecisionEntry,
     JobChange,
+    Keep,
     LeaseSign,
     Resize,
     RuntimePlan,
@@ -34,7 +35,7 @@ from dl2d.core.tick_plan import Start
 from dl2d.store import guard_memory as guard_memory_queries
 from dl2d.store import jobs as job_queries
 from dl2d.store import modes as mode_queries
-from dl2d.store import schema
+from dl2d.store import retention, schema
 from dl2d.store import slot_records as slot_queries
 from dl2d.store import speeds as speed_queries
 from dl2d.store import tasks as task_queries
@@ -345,6 +346,15 @@ class SqlStore:
         """See ``SiteStore.mode_changes``."""
         with self._database.reading("listing changes of mode") as connection:
             return mode_queries.changes(connection, limit)
+
+    def prune(self, keep: Keep, now: float) -> int:
+        """See ``SiteStore.prune``."""
+        with self._database.writing("deleting old rows", durable=False) as connection:
+            return retention.prune(connection, keep, now) or retention.give_back_space(connection)
+
+    def size(self) -> int:
+        """See ``SiteStore.size``."""
+        return self._database.size()
 
 
 def _lease_of(database: Database) -> Lease:

@@ -1,0 +1,44 @@
+"""Deletes what is older than the site keeps it, beside the ticks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import structlog
+
+from dl2d.core.errors import Dl2dError
+from dl2d.core.policy_registry import SiteStore
+from dl2d.core.store import Keep
+
+log = structlog.get_logger()
+
+#: Seconds between two times that old rows are deleted.
+PRUNE_SECONDS = 3600.0
+
+
+def prune(
+    store: SiteStore,
+    keep: Keep,
+    clock: Callable[[], float],
+    stop: threading.Event,
+    timer: Callable[[], float] = time.monotonic,
+) -> None:
+    """Delete all that is too old, step by step; after each step others may write for as long as it took.
+
+    ``clock`` gives seconds since 1970. An error is logged, and the next time goes on from there.
+    """
+    deleted, now = 0, clock()
+    try:
+        while not stop.is_set():
+            begin = timer()
+            step = store.prune(keep, now)
+            if not step:
+                break
+            deleted += step
+            stop.wait(timer() - begin)
+    except Dl2dError as error:
+        log.warning("old rows were not deleted", error=str(error), kind=type(error).__name__)
+    if deleted:
+        log.info("old rows deleted", rows=deleted, store_bytes=store.size())
