@@ -102,7 +102,9 @@ def test_ended_jobs_of_the_last_day_are_shown_on_demand(dl2d: Dl2d, recorded: Re
     store.change_job(recorded.second, JobChange(state=JobState.FAILED, end_reason="worker-0 died"), now - 90_000)
     assert [job["id"] for job in dl2d("status", "--json", "-c", recorded.config).json["jobs"]] == ["3"]
     ran = dl2d("status", "--all", "-c", recorded.config)
-    assert [line.split()[0] for line in ran.out.splitlines()[1:]] == ["1", "3"]
+    *lines, size = ran.out.splitlines()[1:]
+    assert [line.split()[0] for line in lines] == ["1", "3"]
+    assert size.startswith("store: ")
     assert "did all epochs" in ran.out
     assert "worker-0 died" in dl2d("status", "2", "-c", recorded.config).out
 
