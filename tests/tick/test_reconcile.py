@@ -114,6 +114,14 @@ def test_who_was_not_told_to_leave_is_not_late(since: float, told: float | None,
     assert bool(found.stops) is late
 
 
+def test_what_its_anchor_waits_for_is_a_jobs_reason_until_its_coordinator_calls() -> None:
+    waits = [replace_struct(ANCHOR_RUNS, state=R.PENDING, reason="no room in the queue")]
+    ((_, change),) = see(a_job(J.SUBMITTED), [], waits).jobs
+    assert change == JobChange(end_reason="no room in the queue")
+    assert see(change.applied(a_job(J.SUBMITTED), NOW), [], waits).jobs == ()
+    assert see(a_job(J.READY), [], waits).jobs == ()
+
+
 def test_tasks_that_never_join_end_their_job_in_the_end() -> None:
     assert see(a_job(), [], [ANCHOR_RUNS], failures=2).jobs == ()
     ((_, change),) = see(a_job(), [], [ANCHOR_RUNS], failures=3).jobs

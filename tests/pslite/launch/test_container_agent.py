@@ -64,6 +64,9 @@ class Scheduler:
     def order(self, report: dict[str, Any]) -> bytes:
         if "rm_id" in report:
             return b""
+        if "members" in report:
+            members = [each["task"] for each in report["members"]]
+            return json.dumps({"members": members, "stop": False, "heartbeat_seconds": 0.2}).encode()
         runs = report["task"] and report["exit_code"] is None
         task = self.tasks.pop(0) if self.tasks and not runs else None
         return json.dumps({"report_seconds": 0.1, "task": task, "grace": self.grace if runs else None}).encode()
@@ -233,6 +236,24 @@ def test_a_container_without_a_credential_registers_and_runs_its_own_command(sch
     # dl2-run itself was started, with the environment that the order has: a worker without a coordinator.
     assert "DL2_COORDINATOR is not set" in process.stderr
     assert process.returncode == 2
+
+
+@pytest.mark.slow
+def test_a_service_that_the_scheduler_only_observes_trains_in_its_coordinators_container(scheduler: Scheduler) -> None:
+    scheduler.registration = {**REGISTRATION, "static": True}
+    url = f"http://127.0.0.1:{scheduler.server.server_port}"
+    environment = {name: value for name, value in ENVIRONMENT.items() if name not in ("DL2_JOB", "DL2_CREDENTIAL")}
+    environment |= {"DL2_ROLE": "container", "DL2_DAEMON": url, "DL2_INSTANCE": "coordinator-0", "DL2_PROOF": "secret"}
+    worker = Path(__file__).parents[1] / "numpy_worker.py"
+    command = ["--workers", "2", "python", str(worker), "--epochs", "2"]
+    process = subprocess.run(
+        [sys.executable, "-m", "pslite.run", *command], env=environment | {"PATH": os.environ["PATH"]},
+        cwd=scheduler.cwd, stderr=subprocess.PIPE, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert process.returncode == 0, process.stderr
+    assert "2 workers and 1 servers on this node" in process.stderr
+    # It reports as a coordinator, and asks for no task: dl2d changes nothing of the service.
+    assert {each["path"].rpartition("/")[2] for each in scheduler.reports} == {"register", "heartbeat"}
 
 
 def test_a_worker_of_a_service_that_the_scheduler_only_observes_does_not_start(scheduler: Scheduler) -> None:
