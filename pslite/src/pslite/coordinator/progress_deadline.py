@@ -47,8 +47,8 @@ def check(job: Job, now: float) -> None:
         watch.asked = now
         watch.answers.clear()
         job.say(
-            f"no progress for {limit:g} s: the job stands at version {state.version}; its tasks write their stacks to "
-            "their logs"
+            f"no progress for {limit:.0f} s: the job stands at version {state.version}; its tasks write their stacks "
+            "to their logs"
         )
         job.tell(state.members, DumpStacks())
     elif watch.answers.keys() >= _answering(state) or now - watch.asked > _ANSWER_SECONDS:
@@ -86,7 +86,7 @@ def _act(job: Job, now: float, limit: float) -> None:
     """Give up the members that hold the job up, or fail."""
     state = job.state
     found = stuck_members(state.version, _workers(state), job.watch.answers)
-    reason = f"no progress at version {state.version} for {limit:g} s"
+    reason = f"no progress at version {state.version} for {limit:.0f} s"
     text = f"{reason}: " + (
         "; ".join(f"{state.members[each.task].title} {each.how}" for each in found) or "nobody says why"
     )
