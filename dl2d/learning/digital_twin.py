@@ -232,16 +232,19 @@ class _Field:
 def workload_of(day: Day, speeds: Mapping[TrainingKind, Table], slot_seconds: float) -> Workload | None:
     """A day as the simulator takes it; None where nothing is left of it.
 
-    Left out are jobs that would never get on: all sizes that they may have were seen to fail. Models are called as the
+    Left out are jobs of unknown speed, and those that would never get on: all sizes that they may have were seen to
+    fail. Models are called as the
     site calls them. Where one model trains in several ways, those that are rarer go by another name, under which a
     policy knows nothing of them.
     """
     jobs: list[SimulatedJob] = []
     trains: dict[tuple[TrainingKind, int, int, tuple[int, ...]], bool] = {}
-    names = _names([TrainingKind.of(job.request) for job in day.jobs])
+    names = _names([kind for job in day.jobs if (kind := TrainingKind.of(job.request)) in speeds])
     for number, job in numbered(day):
         request, kind = job.request, TrainingKind.of(job.request)
         has_ps = request.architecture is Architecture.PS
+        if kind not in names:
+            continue
         bounds = (kind, request.max_workers, request.max_ps, request.allowed_workers)
         if bounds not in trains:
             trains[bounds] = any(

@@ -330,6 +330,18 @@ class TestSplit:
         split = split_history(a_history(*(a_job(number, number * 9000.0) for number in range(1, 28))), SLOT, seed=0)
         assert ([day.name for day in split.trained_on], len(split.held_out)) == (["2025-10-13"], 2)
 
+    def test_jobs_of_the_unfinished_day_take_part_and_are_not_compared(self) -> None:
+        """Without those of a kind that came on no day before."""
+        jobs = [*(a_job(number, number * 9000.0) for number in range(1, 28)),
+                a_job(28, 28 * 9000.0, model="new", state=JobState.RUNNING)]  # fmt: skip
+        history = a_history(*jobs, speeds=(SEEN, measured((1, 1, 5.0), model="new")))
+        sizes = {job.key: ((float(job.key.submitted), Allocation(1, 1)),) for job in jobs}
+        split = split_history(replace(history, end=MONDAY + 2.95 * DAY_SECONDS, sizes=sizes), SLOT, seed=0, min_days=1)
+        for case in split.period_cases:
+            assert {job.model for job in case.workload.jobs} == {"resnet-50"}
+            assert len(case.workload.jobs) == 18
+            assert case.jobs == {"2025-10-14": 10}
+
     def test_days_that_were_learned_from_are_not_kept_back(self) -> None:
         history = a_history(*(a_job(number, number * 9000.0) for number in range(1, 28)))
         split = split_history(history, SLOT, seed=0, learned=("2025-10-14",))
