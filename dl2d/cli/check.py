@@ -226,6 +226,12 @@ def _manager(settings: Settings) -> Iterator[Finding]:
                 missing = [command for command in _SLURM_COMMANDS if shutil.which(command) is None]
                 text = f"not in PATH: {', '.join(missing)}; install them where the daemon runs"
                 yield Finding("slurm commands", not missing, text if missing else "all are in PATH")
+                if (
+                    settings.mode.acts
+                    and not settings.api.certificate
+                    and not settings.api.advertise.startswith("https")
+                ):
+                    yield Finding("api.certificate", True, "none: jobs can register from this machine only")
                 if not missing:
                     yield from (Finding(*found) for found in manager_answers(settings))
             case "yarn":

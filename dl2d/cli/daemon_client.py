@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -34,6 +35,7 @@ class DaemonClient:
             headers={"Authorization": f"Bearer {credential}"},
             timeout=_SECONDS,
             trust_env=False,
+            verify=daemon_trust(settings),
         )
 
     def __enter__(self) -> Self:
@@ -106,4 +108,24 @@ def daemon_url(settings: Settings) -> str:
     if api.port == 0:
         raise ConfigError("api.port: with 0 the daemon listens on a port that commands cannot know; set a port number")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(api.host, api.host)  # noqa: S104 - compared, not bound
-    return f"http://[{host}]:{api.port}" if ":" in host else f"http://{host}:{api.port}"
+    return f"{api.scheme}://[{host}]:{api.port}" if ":" in host else f"{api.scheme}://{host}:{api.port}"
+
+
+def daemon_trust(settings: Settings) -> ssl.SSLContext | bool:
+    """How this machine's commands verify the daemon: by the certificate of the settings, whatever name it is for.
+
+    Raises
+    ------
+    ConfigError
+        The certificate cannot be read.
+    """
+    certificate = settings.api.certificate
+    if certificate is None:
+        return True
+    try:
+        context = ssl.create_default_context(cafile=str(certificate))
+    except OSError as error:
+        raise ConfigError(f"api.certificate: {certificate}: {error.strerror or error}") from error
+    context.check_hostname = False
+    context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
+    return context

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 
 import httpx2
 
-from dl2d.cli.daemon_client import daemon_url
+from dl2d.cli.daemon_client import daemon_trust, daemon_url
 from dl2d.cli.output import duration
 from dl2d.config.settings import Settings
 from dl2d.core.errors import Dl2dError
@@ -51,7 +51,7 @@ class DaemonHealth:
 def daemon_health(settings: Settings, seconds: float) -> DaemonHealth:
     """Ask the daemon, for at most so many seconds."""
     try:
-        url = daemon_url(settings)
+        url, trust = daemon_url(settings), daemon_trust(settings)
     except Dl2dError as error:
         return DaemonHealth(runs=False, description=str(error))
     try:
@@ -59,7 +59,7 @@ def daemon_health(settings: Settings, seconds: float) -> DaemonHealth:
     except (OSError, Dl2dError):
         credential = ""  # of another account, or not made yet
     try:
-        with httpx2.Client(timeout=seconds, trust_env=False) as client:
+        with httpx2.Client(timeout=seconds, trust_env=False, verify=trust) as client:
             answer = client.get(f"{url}/v1/health", headers={"Authorization": f"Bearer {credential or 'none'}"})
         content = answer.json()
         if "error" in content:

@@ -97,9 +97,28 @@ class ApiSettings(_Section):
     host: str = "127.0.0.1"
     port: int = Field(default=8910, ge=0, le=65_535)
     advertise: str = ""
+    certificate: Path | None = None
+    certificate_key: Path | None = None
     heartbeat_seconds: float = Field(default=2.0, gt=0, le=60)
     requests_per_second: float = Field(default=20.0, ge=1, le=10_000)
     connections_per_address: int = Field(default=256, ge=4, le=100_000)
+
+    @property
+    def scheme(self) -> str:
+        """``https`` with a certificate, otherwise ``http``."""
+        return "https" if self.certificate else "http"
+
+    @field_validator("certificate", "certificate_key", mode="before")
+    @classmethod
+    def _empty_is_none(cls, value: object) -> object:
+        return None if value == "" else value
+
+    @model_validator(mode="after")
+    def _both_or_neither(self) -> ApiSettings:
+        if (self.certificate is None) != (self.certificate_key is None):
+            msg = "api.certificate, api.certificate_key: set both or neither"
+            raise ValueError(msg)
+        return self
 
     @field_validator("advertise")
     @classmethod

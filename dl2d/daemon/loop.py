@@ -117,7 +117,9 @@ class Daemon(AbstractContextManager["Daemon"]):
             keeper = LeaseKeeper(store, renewal_seconds(settings.schedule.poll_seconds), self._lease_lost)
             stack.callback(keeper.close)
             limits = ConnectionLimits(per_address=settings.api.connections_per_address)
-            self._server = ApiServer(settings.api.host, settings.api.port, limits)
+            self._server = ApiServer(
+                settings.api.host, settings.api.port, limits, settings.api.certificate, settings.api.certificate_key
+            )
             stack.callback(self._server.stop)
             self._manager: ResourceManager = load_manager(
                 settings.resource_manager.name, manager_settings(settings), clock
@@ -173,7 +175,8 @@ class Daemon(AbstractContextManager["Daemon"]):
         host, port = self._server.address
         if host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
             host = socket.getfqdn()
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = self._settings.api.scheme
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None

@@ -27,6 +27,7 @@ from dl2d.daemon.api.authentication import (
     services_of,
     shows_submission_credential,
 )
+from dl2d.daemon.api.connections import is_loopback
 from dl2d.daemon.api.dependencies import Services
 from dl2d.daemon.api.heartbeat import Heartbeat, receive, targets
 from dl2d.tick.task_specs import ANCHOR
@@ -103,8 +104,10 @@ def metrics(services: Services = Depends(services_of)) -> Response:
 
 
 @_public.post("/v1/register")
-def register(body: Registration, services: Services = Depends(services_of)) -> dict[str, object]:
+def register(body: Registration, request: Request, services: Services = Depends(services_of)) -> dict[str, object]:
     """Register an anchor that the resource manager authenticates; doing it again changes nothing."""
+    if request.url.scheme != "https" and not is_loopback(request.client.host if request.client else ""):
+        raise HTTPException(403, "a job registers over https only: set api.certificate, and DL2_DAEMON to an https URL")
     with services.manager.for_request() as manager:
         anchor = manager.authenticate(body.rm_id, body.proof)
         # Looked up and added under the same lock: an anchor that calls twice at once is one job.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
+from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
@@ -14,11 +16,31 @@ from dl2d.daemon.api.connections import DEFAULT_LIMITS, ConnectionLimits, Connec
 _BACKLOG = 1024
 
 
+def _check_certificate(certificate: Path, key: Path | None) -> None:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+    except OSError as error:
+        raise ConfigError(
+            f"api.certificate={certificate} api.certificate_key={key}: {error.strerror or error}; both are PEM "
+            "files, and the key belongs to the certificate"
+        ) from error
+
+
 class ApiServer:
     """Serves an application until ``stop``; the socket is bound at once, so that a taken port is told at the start."""
 
-    def __init__(self, host: str, port: int, limits: ConnectionLimits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        limits: ConnectionLimits = DEFAULT_LIMITS,
+        certificate: Path | None = None,
+        certificate_key: Path | None = None,
+    ) -> None:
         self._limits = limits
+        self._certificate, self._certificate_key = certificate, certificate_key
+        if certificate is not None:
+            _check_certificate(certificate, certificate_key)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -52,6 +74,8 @@ class ApiServer:
             lifespan="off",
             timeout_graceful_shutdown=5,
             server_header=False,
+            ssl_certfile=self._certificate,
+            ssl_keyfile=self._certificate_key,
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -50,6 +51,8 @@ class ApiWorld(World):
     request_rules: RequestRules = RULES
     parallel_submits: int = 4
     limits: ConnectionLimits = DEFAULT_LIMITS
+    #: Paths of certificate and key; the client speaks plain HTTP all the same.
+    certificate: tuple[Path, ...] = ()
     #: Requests without a credential that are answered; there are no more until ``now`` goes on.
     burst: float = 1000.0
     woken: int = field(default=0, init=False)
@@ -60,7 +63,7 @@ class ApiWorld(World):
         self.access = ManagerAccess(self.manager, parallel_submits=self.parallel_submits, max_waiting=8)
         self.starts = StartPool(self.access.shared.submit, max(1, self.parallel_submits))
         self.health = Health(lambda: self.now)
-        self.server = ApiServer("127.0.0.1", 0, self.limits)
+        self.server = ApiServer("127.0.0.1", 0, self.limits, *self.certificate)
         services = Services(
             cluster="test",
             store=self.store,

@@ -29,6 +29,7 @@ import msgspec
 import psutil
 
 from pslite.errors import UsageError
+from pslite.launch.daemon_http import open_url
 from pslite.launch.registration import Registration, register
 from pslite.launch.resource_usage import family
 from pslite.launch.signals import ENDING, handled
@@ -294,7 +295,7 @@ class ContainerAgent:
         url = f"{place.daemon}/v1/jobs/{place.job}/containers"
         request = urllib.request.Request(url, msgspec.json.encode(body), headers, method="POST")  # noqa: S310
         try:
-            with urllib.request.urlopen(request, timeout=_HTTP_SECONDS) as response:  # noqa: S310  (checked)
+            with open_url(request, _HTTP_SECONDS) as response:
                 order = msgspec.json.decode(response.read(_MAX_REPLY), type=_Order)
         except urllib.error.HTTPError as error:
             self._say(f"the scheduler answered {error.code} to a report of {place.container}")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from pslite.errors import UsageError
+from pslite.launch.daemon_http import check_private, open_url
 
 _REGISTER_SECONDS = 300.0
 
@@ -31,9 +32,10 @@ def register(daemon: str, body: Callable[[], Mapping[str, object]], say: Callabl
     Raises
     ------
     UsageError
-        the daemon refused the job, or did not answer in time.
+        the daemon refused the job, did not answer in time, or can only be reached in clear over a network.
 
     """
+    check_private(daemon)
     deadline = time.monotonic() + _REGISTER_SECONDS
     pause = 0.5
     while True:
@@ -44,7 +46,7 @@ def register(daemon: str, body: Callable[[], Mapping[str, object]], say: Callabl
             method="POST",
         )
         try:
-            with urllib.request.urlopen(request, timeout=30) as response:  # noqa: S310
+            with open_url(request, 30) as response:
                 return msgspec.json.decode(response.read(1 << 20), type=Registration)
         except urllib.error.HTTPError as error:
             text = _error_text(error)

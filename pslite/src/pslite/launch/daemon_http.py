@@ -1,0 +1,53 @@
+"""HTTP requests to the daemon's job API."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import ssl
+import urllib.parse
+import urllib.request
+from functools import lru_cache
+from typing import Any
+
+from pslite.errors import UsageError
+
+#: variable with the path of the certificate (PEM) of the daemon, or of who has signed it
+CERTIFICATE_VARIABLE = "DL2_DAEMON_CERTIFICATE"
+
+
+def open_url(request: urllib.request.Request, timeout: float) -> Any:
+    """Send a request, over TLS where the URL is https; raises OSError and `urllib.error.HTTPError` as urllib does."""
+    context = _context(os.environ.get(CERTIFICATE_VARIABLE, "")) if request.type == "https" else None
+    return urllib.request.urlopen(request, timeout=timeout, context=context)  # noqa: S310  (http or https: checked)
+
+
+def check_private(daemon: str) -> None:
+    """Check that what is sent there is not in clear on a network: https, or this machine.
+
+    Raises
+    ------
+    UsageError
+        it is.
+
+    """
+    parts = urllib.parse.urlsplit(daemon)
+    host = parts.hostname or ""
+    try:
+        within = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        within = host == "localhost"
+    if parts.scheme != "https" and not within:
+        raise UsageError(
+            f"DL2_DAEMON is {daemon!r}: registration sends the job's secrets, which go over https only; the "
+            "administrator sets api.certificate in dl2d.yaml, and DL2_DAEMON to the https:// URL "
+            f"({CERTIFICATE_VARIABLE} names the certificate if this machine does not know who signed it)"
+        )
+
+
+@lru_cache(maxsize=4)
+def _context(certificate: str) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=certificate or None)
+    # a certificate that is given is trusted as it is, whoever has signed it
+    context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
+    return context
