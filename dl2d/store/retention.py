@@ -9,7 +9,7 @@ import math
 import sqlite3
 from typing import cast
 
-from sqlalchemy import Connection, and_, delete, exists, func, select
+from sqlalchemy import Connection, and_, delete, exists, func, select, text
 
 from dl2d.core.store import Keep
 from dl2d.store.job_measurements import JobLossRow, JobSpeedRow
@@ -29,6 +29,20 @@ _OF_JOB: tuple[type[Base], ...] = (
 )  # fmt: skip
 
 
+#: From one job to the next in the index: jobs without progress, as most that have ended, cost nothing.
+_JOB_WITH_OLD_PROGRESS = text("""
+    WITH RECURSIVE jobs_with_progress(number) AS (
+        SELECT min(job_number) FROM progress
+        UNION ALL
+        SELECT (SELECT min(job_number) FROM progress WHERE job_number > number) FROM jobs_with_progress
+        WHERE number IS NOT NULL
+    )
+    SELECT number FROM jobs_with_progress
+    WHERE EXISTS (SELECT 1 FROM progress WHERE job_number = number AND at < :before)
+    LIMIT 1
+""")
+
+
 def prune(connection: Connection, keep: Keep, now: float) -> int:
     """Delete some of the rows that are too old; returns how many, 0 if there are none left."""
     return (
@@ -41,8 +55,7 @@ def prune(connection: Connection, keep: Keep, now: float) -> int:
 
 def _prune_progress(connection: Connection, before: float) -> int:
     """Delete old progress of one job."""
-    old = exists().where(ProgressRow.job_number == JobRow.number, ProgressRow.at < before)
-    number = connection.execute(select(JobRow.number).where(old).order_by(JobRow.number).limit(1)).scalar()
+    number = connection.execute(_JOB_WITH_OLD_PROGRESS, {"before": before}).scalar()
     return 0 if number is None else _delete_progress(connection, number, before)
 
 
