@@ -4,16 +4,43 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Any
 
 import structlog
 
 from dl2d.config.settings import LogSettings
+from pslite.job.printable_text import printable
+
+#: Parts of an event that have several lines.
+_LINES = ("exception", "stack")
+
+
+def _console(**options: Any) -> structlog.dev.ConsoleRenderer:
+    return structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback, **options)
+
+
+def escape(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Processor that escapes what a terminal would act on: texts in the log may come from the network."""
+    return {name: _escaped(value, keep="\n\t" if name in _LINES else "") for name, value in event.items()}
+
+
+def _escaped(value: object, keep: str) -> object:
+    if isinstance(value, str):
+        return printable(value, keep=keep)
+    if isinstance(value, list | tuple):
+        return [_escaped(each, keep) for each in value]
+    return value
 
 
 def log_warnings_only() -> None:
     """For commands that print results: what goes wrong beside them is told on standard error, the rest nowhere."""
     structlog.configure(
-        processors=[structlog.processors.add_log_level, structlog.dev.ConsoleRenderer(colors=False, pad_event_to=0)],
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.format_exc_info,
+            escape,
+            _console(colors=False, pad_event_to=0),
+        ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
         # Looked up at each line, so that a stream which was put in its place later is used.
         logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
@@ -31,11 +58,9 @@ def configure_logging(settings: LogSettings) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.StackInfoRenderer(),
     ]
-    renderer: structlog.typing.Processor = (
-        structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
-    )
+    renderer: structlog.typing.Processor = structlog.processors.JSONRenderer() if as_json else _console()
     structlog.configure(
-        processors=[*shared, *([structlog.processors.format_exc_info] if as_json else []), renderer],
+        processors=[*shared, structlog.processors.format_exc_info, escape, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=False,
@@ -44,7 +69,12 @@ def configure_logging(settings: LogSettings) -> None:
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.format_exc_info,
+                escape,
+                renderer,
+            ],
         )
     )
     root = logging.getLogger()

@@ -19,6 +19,7 @@ from dl2d import __version__
 from dl2d.cli.optional_packages import missing_extra
 from dl2d.core.errors import ConfigError, Dl2dError, PluginError, RequestError, WorkloadError
 
+_LINE_ENDS = "\n\t"
 _JOBS, _ADMIN, _RESEARCH = "Jobs", "Administration", "Research"
 #: By command: its module in ``dl2d.cli``, the function or ``typer.Typer`` in there, and its heading and line of
 #: the help. The line stands here, so that ``dl2d --help`` need not import numpy, SQL or HTTP for the commands.
@@ -140,5 +141,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
 
 
 def _fail(error: Dl2dError, status: int) -> None:
-    print(f"dl2d: {error}", file=sys.stderr)  # noqa: T201
+    from pslite.job.printable_text import printable  # noqa: PLC0415 - only an error needs it
+
+    print(f"dl2d: {printable(str(error), keep=_LINE_ENDS)}", file=sys.stderr)  # noqa: T201
     sys.exit(status)

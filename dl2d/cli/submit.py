@@ -23,6 +23,7 @@ from dl2d.cli.output import print_json
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.errors import ConfigError, RequestError, ResourceManagerError
 from dl2d.core.jobs import JobKey, JobRequest, JobState
+from pslite.job.printable_text import printable
 from pslite.job.user_environment import remarks, user_environment
 
 RUNNER = "dl2-run"
@@ -88,7 +89,8 @@ def submit(
     if as_json:
         print_json({**answer, "state": str(ended.state), "end_reason": ended.end_reason, "digest": ended.digest})
     else:
-        typer.echo(f"job {ended.key.id} {ended.state}: {ended.end_reason}")
+        reason = printable(ended.end_reason, keep="\n\t")
+        typer.echo(f"job {ended.key.id} {ended.state}: {reason}")
     if ended.state is not JobState.FINISHED:
         raise typer.Exit(1)
 
