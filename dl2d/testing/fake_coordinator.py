@@ -45,6 +45,8 @@ class PromptCoordinator:
         self._store.report_progress(key, reception.progress)
         if reception.job is not None:
             self._store.change_job(key, reception.job, at)
-        for task in left:
-            self._manager.end(task.handle)
+        tags = {task.tag for task in left}
+        for listed in self._manager.live():
+            if listed.tag in tags:  # the store may not know its handle yet
+                self._manager.end(listed.handle)
         return targets(self._store.tasks(live=True, job=key))

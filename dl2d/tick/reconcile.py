@@ -33,6 +33,8 @@ log = structlog.get_logger()
 #: Number of jobs, those that ended last, whose anchor is stopped if it still runs.
 _MAX_ENDED_JOBS = 200
 _NO_FAILURES = StartFailures()
+#: What the store says of a time so far in the future was written before the clock was set back, seconds.
+_CLOCK_SECONDS = 60.0
 #: Why a task or anchor that is not listed has ended.
 NOT_LISTED: Final = "is not listed any more"
 REQUEUED: Final = "was requeued, or its id was given again"
@@ -251,7 +253,7 @@ def update_calling_since(
     anew: which tasks they were told to drain before is not known.
     """
     calling = (job.key for job in jobs if job.address and at - job.progress.at <= silent_seconds)
-    return {key: before.get(key, at) for key in calling}
+    return {key: min(before.get(key, at), at) for key in calling}
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,9 +380,16 @@ def _compare_strays(
     return stops, remarks
 
 
+def _is_over(since: float, seconds: float, at: float) -> bool:
+    """Whether a time has passed; a beginning in the future, which means that the clock was set back, is long ago."""
+    return at - since > seconds or since > at + _CLOCK_SECONDS
+
+
 def _must_stop_anchor(job: Job, at: float, timeouts: Timeouts) -> bool:
     """Whether the anchor of an ended job is to be stopped: at once if the job was cancelled, else after a while."""
-    return job.state is JobState.CANCELLED or (job.ended_at is not None and at - job.ended_at > timeouts.end_seconds)
+    return job.state is JobState.CANCELLED or (
+        job.ended_at is not None and _is_over(job.ended_at, timeouts.end_seconds, at)
+    )
 
 
 def _job_change(
@@ -489,8 +498,12 @@ def _why_stop_leaving(
     if ended_as is JobState.CANCELLED:
         return "its job was cancelled"
     if ended_as is not None or task.state is TaskState.DRAINED:
-        return f"did not end in {timeouts.end_seconds:g} s" if at - task.since > timeouts.end_seconds else ""
+        return f"did not end in {timeouts.end_seconds:g} s" if _is_over(task.since, timeouts.end_seconds, at) else ""
     # It may still hold weights of the job, so its coordinator gets the whole time from when it was told to drain it.
-    if calling_since is None or at - max(task.since, calling_since) <= timeouts.drain_seconds:
+    if calling_since is None:
+        return ""
+    # Where the clock was set back, the coordinator counts as calling from then on.
+    told_at = calling_since if task.since > at + _CLOCK_SECONDS else max(task.since, calling_since)
+    if at - told_at <= timeouts.drain_seconds:
         return ""
     return f"was not drained in {timeouts.drain_seconds:g} s"

@@ -78,6 +78,7 @@ SAYS: Mapping[str, list[Listed]] = {
     "running, after 11 s": once(RUNS, after=11),
     "running, after 61 s": once(RUNS, after=61),
     "running, after 61 s, incomplete": once(RUNS, after=61, incomplete=True),
+    "running, clock set back": once(RUNS, after=11, clock=-5000),
     "ending": once(record(RmJobState.ENDING)),
     "done": once(record(RmJobState.DONE)),
     "failed": once(record(RmJobState.FAILED)),
@@ -202,6 +203,7 @@ running                                | granted   | granted   | .        | .   
 running, after 11 s                    | granted   | granted   | .        | .        | .        | .!       | .
 running, after 61 s                    | granted   | granted   | .        | .        | .!       | .!       | .
 running, after 61 s, incomplete        | granted   | granted   | .        | .        | .        | .        | .
+running, clock set back                | granted   | granted   | .        | .        | .        | .!       | .
 ending                                 | granted   | granted   | .        | .        | .        | .        | .
 done                                   | released  | released  | released | released | released | released | released
 failed                                 | failed    | failed    | failed   | failed   | released | released | failed
@@ -263,6 +265,7 @@ pending                         | draining | draining | draining | draining | .!
 running                         | draining | draining | draining | draining | .        | .        | draining
 running, after 11 s             | draining | draining | draining | draining | .!       | .!       | draining
 running, after 61 s, incomplete | draining | draining | draining | draining | .        | .        | draining
+running, clock set back         | draining | draining | draining | draining | .!       | .!       | draining
 failed                          | released | released | released | released | released | released | released
 not listed                      | .        | .        | .        | .        | .        | .        | .
 not listed, 3 times in 30 s     | failed   | released | released | released | released | released | released

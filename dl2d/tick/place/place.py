@@ -86,7 +86,7 @@ def place(
     movable = [
         task
         for (key, _), tasks in groups.items()
-        if key not in silent
+        if key in requests and key not in silent  # a job that has ended may still have tasks
         for task in tasks
         if (task.job, task.id) not in leaving_ids
     ]
