@@ -500,10 +500,7 @@ def _why_stop_leaving(
     if ended_as is not None or task.state is TaskState.DRAINED:
         return f"did not end in {timeouts.end_seconds:g} s" if _is_over(task.since, timeouts.end_seconds, at) else ""
     # It may still hold weights of the job, so its coordinator gets the whole time from when it was told to drain it.
-    if calling_since is None:
-        return ""
-    # Where the clock was set back, the coordinator counts as calling from then on.
-    told_at = calling_since if task.since > at + _CLOCK_SECONDS else max(task.since, calling_since)
-    if at - told_at <= timeouts.drain_seconds:
+    # Where the clock was set back, it gets more.
+    if calling_since is None or at - max(task.since, calling_since) <= timeouts.drain_seconds:
         return ""
     return f"was not drained in {timeouts.drain_seconds:g} s"
