@@ -5,7 +5,7 @@
 
 Makes live jobs with a report of progress every 10 s, a decision on each every 5 minutes, a resize an hour, and as many
 ended jobs a day as there are live ones, in an SQLite file with the schema before the bounded measurements (0011); then
-upgrades it, asks each query of a tick and a heartbeat, deletes what is older than half of the days, and asks again.
+upgrades it and asks each query of a tick and a heartbeat; with --prune it then deletes the older half and asks again.
 Prints one JSON object: times in milliseconds (median of five), seconds, bytes.
 """
 
@@ -141,6 +141,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=20)
     parser.add_argument("--days", type=int, default=30)
+    parser.add_argument("--prune", action="store_true", help="also delete the older half, and ask again")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="dl2d-bench-") as folder:
         url = f"sqlite:///{folder}/store.sqlite"
@@ -158,6 +159,9 @@ def main() -> None:
                 "upgrade_seconds": round(upgraded, 1),
             }
             result |= {"ms": ask(store), "bytes": store.size()}
+            if not options.prune:
+                print(json.dumps(result, indent=1))
+                return
             half = options.days * _DAY / 2
             steps = []
             while True:
