@@ -5,9 +5,12 @@ from __future__ import annotations
 import socket
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import pytest
 from daemon.api.api_world import ApiWorld, error
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dl2d.daemon.api.connections import ConnectionLimits, RateLimiter, client_group, is_loopback
 
@@ -169,6 +172,43 @@ def test_a_request_that_waits_for_the_daemon_is_not_ended(make_world):
             assert ended(idle)  # the deadline has passed for what came after it
     answers = pending()
     assert [answer.status_code for answer in answers] == [200]
+
+
+_HEADS = st.tuples(
+    st.sampled_from(["GET", "POST", "DELETE", "PRI", "G\x00T"]),
+    st.sampled_from(["/v1/register", "/v1/jobs", "/v1/jobs/a.1.1/heartbeat", "/v1/jobs/%00/containers", "*", "//"]),
+    st.lists(
+        st.sampled_from(
+            ["Content-Length: 5", "Content-Length: 0", "Transfer-Encoding: chunked", "Transfer-Encoding: gzip, chunked",
+             "Expect: 100-continue", "Upgrade: websocket", "Connection: upgrade", "Authorization: Bearer \xff",
+             "Authorization: " + "x" * 70_000, "X: \r\n y", ": none"]
+        ),
+        max_size=4,
+    ),
+)  # fmt: skip
+
+
+def test_whatever_bytes_come_the_daemon_keeps_nothing_and_serves_on(make_world):
+    world = make_world(limits=ConnectionLimits(request_seconds=0.05))
+
+    @settings(max_examples=40, deadline=None)
+    @given(head=st.none() | _HEADS, rest=st.binary(max_size=300))
+    def attack(head: tuple[str, str, list[str]] | None, rest: bytes) -> None:
+        lines = [] if head is None else [f"{head[0]} {head[1]} HTTP/1.1", "Host: x", *head[2]]
+        with socket.create_connection(world.server.address, timeout=20) as channel:
+            try:
+                channel.sendall("\r\n".join([*lines, "", ""]).encode("latin-1") + rest)
+                with suppress(OSError):  # it has ended already
+                    channel.shutdown(socket.SHUT_WR)
+                while answer := channel.recv(65536):
+                    assert b" 200 " not in answer
+                    assert b"Traceback" not in answer
+            except ConnectionError:
+                pass
+
+    attack()
+    assert world.store.jobs(live=False) == ()
+    assert world.client.get("/v1/health").status_code == 200
 
 
 def test_rates_are_kept_for_a_bounded_number_of_addresses_and_for_networks_of_ipv6():
