@@ -56,7 +56,9 @@ def guard(
             and at < failures.retry_at(rules.backoff)
             and _grows(entry.previous, entry.allocation)
         ):
-            ranges.append(_backing_off(entry, job, floor, failures, rules))
+            found = _backing_off(entry, job, floor, failures, rules)
+            found.protected = _protected(entry, memory.resized_at.get(job.key), at, rules)
+            ranges.append(found)
         else:
             ranges.append(_cooled(entry, job, floor, memory.resized_at.get(job.key), at, rules))
     sums = [*_sums(ranges, snapshot, rules), *_growth_sums(ranges, snapshot, growth_limits)]
@@ -167,7 +169,7 @@ def _cooled(
     if resized_at is None or held == NOTHING:
         return found
     elapsed = max(at - resized_at, 0.0)
-    found.protected = elapsed < rules.cooldown_down
+    found.protected = _protected(entry, resized_at, at, rules)
     shrinks = wanted.workers < held.workers or wanted.ps < held.ps
     cooling = (
         (_grows(held, wanted), rules.cooldown_up, "grow"),
@@ -185,6 +187,11 @@ def _cooled(
             found.desired = found.reserved = unchanged
             break
     return found
+
+
+def _protected(entry: JobDecision, resized_at: float | None, at: float, rules: GuardRules) -> bool:
+    """Whether a cool-down keeps the job from shrinking."""
+    return entry.previous != NOTHING and resized_at is not None and max(at - resized_at, 0.0) < rules.cooldown_down
 
 
 # Bounds of sums

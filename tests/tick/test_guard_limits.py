@@ -162,6 +162,18 @@ def test_jobs_grow_by_no_more_than_the_resource_manager_leaves_them(left: dict[s
     check_decision(decision, snapshot)
 
 
+def test_a_limit_that_shrinks_a_job_which_cools_down_says_so_where_starts_failed_too() -> None:
+    snapshot = a_snapshot([a_job(1)], BIG, held={0: Allocation(3, 3)})
+    key = snapshot.jobs[0].key
+    memory = GuardMemory(resized_at={key: snapshot.at}, start_failures={key: StartFailures(1, "no node", snapshot.at)})
+    rules = GuardRules(per_user=Resources.of(gpu=2), cooldown_down=100, backoff=10)
+    (entry,) = guard(a_decision(snapshot, (4, 4)), snapshot, rules, memory).jobs
+    assert entry.allocation == (2, 2)
+    assert [(why.constraint, why.gave_way) for why in entry.guarded] == [
+        (Constraint.BACKOFF, None), (Constraint.LIMIT, Constraint.COOLDOWN)
+    ]  # fmt: skip
+
+
 def test_a_limit_never_breaks_a_floor() -> None:
     snapshot = a_snapshot([a_job(1, min_workers=2)], BIG, held={0: Allocation(4, 2)})
     assert guarded(snapshot, (4, 2), per_user=Resources.of(gpu=1)) == [((2, 2), [Constraint.LIMIT, Constraint.FLOOR])]
