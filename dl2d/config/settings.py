@@ -47,8 +47,8 @@ class StoreSettings(_Section):
     url: str = ""
     progress_seconds: float = Field(default=10.0, ge=0, le=86_400)
     keep_progress_days: float = Field(default=14.0, ge=0, le=36_600)
-    keep_decisions_days: float = Field(default=60.0, ge=0, le=36_600)
-    keep_slots_days: float = Field(default=60.0, ge=0, le=36_600)
+    keep_decisions_days: float = Field(default=365.0, ge=0, le=36_600)
+    keep_slots_days: float = Field(default=365.0, ge=0, le=36_600)
     keep_jobs_days: float = Field(default=730.0, ge=0, le=36_600)
 
     @property
