@@ -22,7 +22,7 @@ from dl2d.core.jobs import NOTHING
 from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE
 from dl2d.core.policy_registry import SITE_SCHEDULER, VersionState
-from dl2d.daemon.models.active_version import ActiveVersion, keep_version
+from dl2d.daemon.models.active_version import keep_version
 from dl2d.daemon.models.candidates import withdraw_if_worse
 from dl2d.learning.promotion_gate import Verdict
 from dl2d.policies.common.checkpoint import read_checkpoint
@@ -258,8 +258,8 @@ def test_the_papers_policy_learns_from_its_own_slots_and_the_twin(dl2d: Dl2d, tm
     config = write_config(
         tmp_path, schedule={"slot_seconds": 1200.0}, policy={"name": "dl2-original", "checkpoint": str(first)}
     )
-    with closing(SqlStore(url)) as store:
-        ActiveVersion(load_settings(config), store, time.time)  # as the daemon does: it registers the version
+    ran = dl2d("policy", "promote", first, "--force", "--reason", "it decided on those days", "-c", config)
+    assert ran.status == 0, ran.err
     out = tmp_path / "out"
     ran = dl2d(
         "train", "--twin", "--design", "original", "--gate", "--iterations", "2", "-o", out, "--json", "-c", config
