@@ -69,17 +69,18 @@ def match_listing(
     requeued: set[str] = set()
     unlisted: set[str] = set()
     for task in live.tasks:
+        tag = task.tag
         if task.handle:
-            listed = index.best(each for each in index.by_handle[task.handle] if index.is_task(each, task))
+            listed = index.best(each for each in index.by_handle[task.handle] if index.is_task(each, task, tag))
             if listed is None and any(_is_requeued(each, task) for each in index.by_handle[task.handle]):
-                requeued.add(task.tag)
+                requeued.add(tag)
                 continue
         else:
-            listed = index.by_tag(task.tag, task.job, known)
+            listed = index.by_tag(tag, task.job, known)
         if listed is not None:
-            found[task.tag] = listed
+            found[tag] = listed
         else:
-            unlisted.add(task.tag)
+            unlisted.add(tag)
     for key, job in jobs.items():
         tag = task_tag(key, ANCHOR)
         if job.anchor:
@@ -137,10 +138,10 @@ class _Index:
             if job.tag:
                 self._marked[job.tag].append(job)
 
-    def is_task(self, listed: RmJob, task: Task) -> bool:
-        """Whether a job with the task's handle is the task."""
+    def is_task(self, listed: RmJob, task: Task, tag: str) -> bool:
+        """Whether a job with the task's handle is the task, which has this tag."""
         same_time = listed.submitted == task.submitted
-        if listed.tag == task.tag:
+        if listed.tag == tag:
             return same_time or not task.submitted or not listed.submitted
         return not listed.tag and same_time and bool(task.submitted) and self._is_owner(listed, task.job)
 
@@ -156,9 +157,10 @@ class _Index:
         """Live jobs with a mark of this cluster that are not among ``matched``."""
         found = []
         for listed in (each for marked in self._marked.values() for each in marked):
+            if listed.state.ended or listed.identity in matched:
+                continue
             parsed = parse_tag(listed.tag)
-            mine = parsed is not None and parsed[0].cluster == cluster
-            if parsed is not None and mine and not listed.state.ended and listed.identity not in matched:
+            if parsed is not None and parsed[0].cluster == cluster:
                 found.append((listed, *parsed))
         return tuple({listed.identity: (listed, key, name) for listed, key, name in found}.values())
 

@@ -332,10 +332,11 @@ def compare(
 
     task_changes: list[TaskChange] = []
     for task in live.tasks:
-        listed = matches.listed.get(task.tag)
+        tag = task.tag
+        listed = matches.listed.get(tag)
         task_change, stop_reason = _task_change(
             task, listed, listing.at, timeouts,
-            absence=_absence(task.tag, matches, gone),
+            absence=_absence(tag, matches, gone),
             ended_as=ended_states.get(task.job), calling_since=calling_since.get(task.job),
         )  # fmt: skip
         if task_change is not None:
@@ -343,9 +344,11 @@ def compare(
         if stop_reason and listed is not None:
             stops.append((listed, jobs.get(task.job), stop_reason))
 
-    live_tags = {task.tag for task in live.tasks} | {task_tag(job.key, ANCHOR) for job in live.jobs}
-    stray_stops, remarks = _compare_strays(matches, live_tags, known_strays)
-    stops += stray_stops
+    remarks: list[str] = []
+    if matches.strays:
+        live_tags = {task.tag for task in live.tasks} | {task_tag(job.key, ANCHOR) for job in live.jobs}
+        stray_stops, remarks = _compare_strays(matches, live_tags, known_strays)
+        stops += stray_stops
     allowed = []
     for listed, owner, reason in stops:
         if owner is not None and may_stop(listed, owner, tasks_as_owner=tasks_as_owner):
