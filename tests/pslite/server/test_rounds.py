@@ -15,6 +15,9 @@ from pslite.job.job_spec import LAMB, Part, Segment
 from pslite.net.data_frames import FETCH, PARAM, REFUSED, RESEND, WHOLE, Header
 from pslite.net.messages import Clip, Norm, Trust
 
+#: eight weights in two blocks, whose steps need a trust ratio of both
+LAMB_SEGMENT = Segment(dtype="float32", optimizer=LAMB(), parts=(Part("a", (8,)),))
+
 
 def a_server(**changes):
     """Return a server that owns both blocks; two workers push the tree nodes 2 and 3."""
@@ -110,8 +113,7 @@ def test_steps_whose_factor_has_come_are_continued_in_slices(monkeypatch):
 
 def test_a_factor_that_a_second_coordinator_sends_again_counts_once():
     """Otherwise sums of squares of a completed step would be reported for the next one."""
-    lamb = Segment(dtype="float32", optimizer=LAMB(), parts=(Part("a", (8,)),))
-    parts = a_server(segments=(lamb,), clip_norm=1.0)
+    parts = a_server(segments=(LAMB_SEGMENT,), clip_norm=1.0)
     for block in (0, 1):
         parts.push(0, 2, 0, 4.0, block=block)
         parts.push(1, 3, 0, 4.0, block=block)
@@ -129,6 +131,26 @@ def test_a_factor_that_a_second_coordinator_sends_again_counts_once():
     parts.steps.report()
     assert [block.version for block in parts.state.owned.values()] == [1, 1]
     assert not any(isinstance(message, Norm) for message in parts.messages)
+
+
+def test_a_clip_factor_that_comes_together_with_an_older_trust_ratio_continues_its_step():
+    """A second coordinator sends both again, in one message after the other."""
+    parts = a_server(segments=(LAMB_SEGMENT,), clip_norm=1.0)
+    for version in (0, 1):
+        for block in (0, 1):
+            parts.push(0, 2, version, 4.0, block=block)
+            parts.push(1, 3, version, 4.0, block=block)
+        parts.steps.report()
+        parts.rounds.take_factors(Clip(version=version, factor=0.5))
+        parts.rounds.take_factors(Trust(version=0, factors={0: 0.5}))
+        parts.rounds.continue_steps()
+    assert [block.version for block in parts.state.owned.values()] == [1, 1]
+    parts.steps.report()
+    assert (parts.messages[-1].version, parts.messages[-1].of) == (1, "update")
+    assert set(parts.messages[-1].squares) == {0, 1}
+    parts.rounds.take_factors(Trust(version=1, factors={0: 0.5}))
+    parts.rounds.continue_steps()
+    assert [block.version for block in parts.state.owned.values()] == [2, 2]
 
 
 def test_weights_are_sent_again_on_request_unless_the_answer_is_still_to_come():

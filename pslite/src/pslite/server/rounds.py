@@ -55,9 +55,8 @@ class Rounds(ABC):
     handoff: Handoff
     #: requests of workers that are not answered yet: the last one of each connection, frame kind and block number
     requests: dict[tuple[Link, int, int], Header] = field(default_factory=dict)
-    #: blocks whose steps waited for factors of the coordinator that have come, and their version
-    resumed: deque[BlockState] = field(default_factory=deque)
-    resumed_version: int = -1
+    #: blocks whose steps waited for factors of the coordinator that have come, and the versions these are for
+    resumed: deque[tuple[BlockState, int]] = field(default_factory=deque)
     #: connection -> numbers of the shared memory regions whose descriptors have been sent over it
     shared_regions: WeakKeyDictionary[Link, set[int]] = field(default_factory=WeakKeyDictionary)
 
@@ -206,10 +205,13 @@ class Rounds(ABC):
         """Apply the gradients of a block if nothing is missing any more that this needs."""
 
     def take_factors(self, message: Clip | Trust) -> None:
-        """Have the steps continued that waited for these factors of the coordinator."""
+        """Have the steps continued that waited for these factors of the coordinator.
+
+        A new coordinator sends the last factors of each kind at once, which may belong to different versions.
+        """
         if self.steps.take_factors(message):
-            self.resumed = deque(self.server.owned.values())
-            self.resumed_version = message.version
+            waiting = (block for block in self.server.owned.values() if block.version == message.version)
+            self.resumed.extend((block, message.version) for block in waiting)
 
     def continue_steps(self) -> bool:
         """Continue steps whose factors have come, for a moment; return whether more of them wait.
@@ -218,8 +220,8 @@ class Rounds(ABC):
         """
         until = time.monotonic() + _SLICE_SECONDS
         while self.resumed:
-            block = self.resumed.popleft()
-            if self.server.owned.get(block.number) is block and block.version == self.resumed_version:
+            block, version = self.resumed.popleft()
+            if self.server.owned.get(block.number) is block and block.version == version:
                 self.proceed(block)
             if time.monotonic() >= until:
                 break
