@@ -537,7 +537,9 @@ class Rehearsal:
             if task in self.killed:
                 return
             self.killed.append(task)
-            self.members[task].sever()
+            # it joins before it is known here: then its own thread severs it
+            if task in self.members:
+                self.members[task].sever()
             if replace:
                 self._targets[role].remove(task)
                 self._fit(oldest=False)
