@@ -26,8 +26,8 @@ from dl2d.core.policy_registry import Version
 from dl2d.core.resource_manager import RmListing
 from dl2d.daemon.api.admission import check_feasible
 from dl2d.daemon.credentials import load_credentials
-from dl2d.daemon.loop import manager_settings
 from dl2d.daemon.models.active_version import check_learning, configured_checkpoint, gate_problem, given, read_version
+from dl2d.daemon.tick_settings import manager_settings
 from dl2d.local.settings import LocalSettings
 from dl2d.plugins import MANAGERS, PLACEMENTS, POLICIES, load_placement, load_policy
 from dl2d.policies.common.checkpoint import Checkpoint

@@ -38,7 +38,7 @@ from dl2d.config.settings import Settings, load_settings
 from dl2d.core.errors import Dl2dError
 from dl2d.core.jobs import JobKey
 from dl2d.core.resource_manager import RmIdentity
-from dl2d.daemon.loop import manager_settings
+from dl2d.daemon.tick_settings import manager_settings
 from dl2d.plugins import load_manager
 from dl2d.store.sql_store import SqlStore
 

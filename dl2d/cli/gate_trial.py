@@ -11,8 +11,8 @@ from dl2d.core.errors import Dl2dError
 from dl2d.core.policy import Policy
 from dl2d.core.policy_registry import SITE_SCHEDULER, Registry, Trial, TrialCase, Version, VersionState
 from dl2d.core.site_history import RecordingStore
-from dl2d.daemon.loop import guard_rules
 from dl2d.daemon.models.active_version import current_checkpoint, given
+from dl2d.daemon.tick_settings import guard_rules
 from dl2d.learning.digital_twin import DAY_SECONDS
 from dl2d.learning.promotion_gate import GateSettings, Verdict, compare
 from dl2d.learning.train_test_split import Split, split_history

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dl2d.config.settings import Settings
 from dl2d.core.errors import Dl2dError
-from dl2d.daemon.loop import manager_settings
+from dl2d.daemon.tick_settings import manager_settings
 from dl2d.plugins import load_manager
 
 #: Free space below which a daemon soon cannot record, in bytes.

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from types import FrameType, TracebackType
 
 import structlog
@@ -38,12 +37,13 @@ from dl2d.daemon.pruning import PRUNE_SECONDS, prune
 from dl2d.daemon.standby import LeaseKeeper, renewal_seconds
 from dl2d.daemon.start_pool import StartPool
 from dl2d.daemon.systemd import ServiceManager
+from dl2d.daemon.tick_settings import guard_rules, manager_settings, timeouts
 from dl2d.plugins import load_manager, load_placement, load_policy
 from dl2d.tick.policy_call import Deadline
 from dl2d.tick.record import Report
 from dl2d.tick.task_specs import TaskSpecs
 from dl2d.tick.tick import tick
-from dl2d.tick.tick_context import Context, Deciders, GuardRules, Timeouts
+from dl2d.tick.tick_context import Context, Deciders
 from dl2d.tick.tick_state import RECENT_DECISIONS, SetAside, TickState
 
 log = structlog.get_logger()
@@ -470,15 +470,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             ),
             task_specs=self._task_specs,
             guard_rules=guard_rules(settings),
-            timeouts=Timeouts(
-                unseen_listings=jobs.unseen_listings,
-                unseen_seconds=jobs.unseen_seconds,
-                silent_seconds=jobs.silent_seconds,
-                start_seconds=jobs.start_seconds,
-                drain_seconds=jobs.drain_seconds,
-                end_seconds=jobs.end_seconds,
-                start_failures=jobs.start_failures,
-            ),
+            timeouts=timeouts(settings),
             slot_seconds=settings.schedule.slot_seconds,
             seed=settings.schedule.seed,
             starts_anchors=self._starts_anchors,
@@ -504,24 +496,3 @@ class Daemon(AbstractContextManager["Daemon"]):
 def process_name() -> str:
     """This process and its machine, for people."""
     return f"process {os.getpid()} on {socket.gethostname()}"
-
-
-def guard_rules(settings: Settings) -> GuardRules:
-    """The site's limits on what a policy may do."""
-    return GuardRules(
-        per_user=settings.guard.per_user,
-        per_account=settings.guard.per_account,
-        per_partition=settings.guard.per_partition,
-        cooldown_up=settings.guard.cooldown_up_seconds,
-        cooldown_down=settings.guard.cooldown_down_seconds,
-        churn=settings.guard.churn,
-        backoff=settings.jobs.backoff_seconds,
-    )
-
-
-def manager_settings(settings: Settings) -> dict[str, object]:
-    """The chosen manager's part of the settings; one that keeps files gets a folder under the state folder."""
-    section: dict[str, object] = settings.resource_manager.chosen
-    if settings.resource_manager.name == "local":
-        section.setdefault("state_dir", str(Path(settings.state_dir).absolute() / "local"))
-    return section

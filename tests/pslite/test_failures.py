@@ -203,7 +203,7 @@ def test_random_bytes_to_coordinator_and_server_do_no_harm(coordinator_with_a_ru
 def test_a_member_that_sends_malformed_frames_is_cut_off(coordinator_with_a_running_job):
     job = coordinator_with_a_running_job
     server = next(m for m in job.coordinator.state.members.values() if m.role == "ps")
-    identity = Identity("worker", "worker-9", "x", job.token)
+    identity = Identity("worker", "worker-9", "x", job.token, encrypt="all")
     frames = [
         secrets.token_bytes(200),
         Header(PUSH, 1, 10**6, 1, 1024, 0, 0).pack(),  # a block that does not exist

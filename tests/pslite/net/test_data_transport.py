@@ -206,9 +206,9 @@ class Host:
             thread.start()
 
     def serve(self, listener):
-        listener.setblocking(True)
         while True:
             try:
+                listener.setblocking(True)
                 sock, _ = listener.accept()
             except OSError:
                 return

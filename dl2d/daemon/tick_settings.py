@@ -1,0 +1,43 @@
+"""What the site's settings say to a tick and to its resource manager."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dl2d.config.settings import Settings
+from dl2d.tick.tick_context import GuardRules, Timeouts
+
+
+def guard_rules(settings: Settings) -> GuardRules:
+    """The site's limits on what a policy may do."""
+    return GuardRules(
+        per_user=settings.guard.per_user,
+        per_account=settings.guard.per_account,
+        per_partition=settings.guard.per_partition,
+        cooldown_up=settings.guard.cooldown_up_seconds,
+        cooldown_down=settings.guard.cooldown_down_seconds,
+        churn=settings.guard.churn,
+        backoff=settings.jobs.backoff_seconds,
+    )
+
+
+def manager_settings(settings: Settings) -> dict[str, object]:
+    """The chosen manager's part of the settings; one that keeps files gets a folder under the state folder."""
+    section: dict[str, object] = settings.resource_manager.chosen
+    if settings.resource_manager.name == "local":
+        section.setdefault("state_dir", str(Path(settings.state_dir).absolute() / "local"))
+    return section
+
+
+def timeouts(settings: Settings) -> Timeouts:
+    """When a tick gives up waiting for a task or a job."""
+    jobs = settings.jobs
+    return Timeouts(
+        unseen_listings=jobs.unseen_listings,
+        unseen_seconds=jobs.unseen_seconds,
+        silent_seconds=jobs.silent_seconds,
+        start_seconds=jobs.start_seconds,
+        drain_seconds=jobs.drain_seconds,
+        end_seconds=jobs.end_seconds,
+        start_failures=jobs.start_failures,
+    )
