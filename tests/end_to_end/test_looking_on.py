@@ -106,11 +106,14 @@ exec dl2-run --workers 2 --servers 1 python "$HOME/train.py" --epochs 60 --optim
     third = found(daemon, elastic)
     daemon.wait_until(lambda: given(daemon, third) == Allocation(2, 1), "the elastic one trains at its own size")
     assert daemon.job(third).static
+
+    def measured() -> list[Allocation]:
+        return [point.allocation for speeds in daemon.store.job_speeds([third]) for point in speeds.points]
+
+    daemon.wait_until(lambda: Allocation(2, 1) in measured(), "its speed is recorded")
     daemon.wait_for_end(third, timeout=180)
     ended = daemon.job(third)
     assert (ended.state, ended.end_reason, bool(ended.digest)) == (JobState.FINISHED, "did all epochs", True)
-    (speeds,) = daemon.store.job_speeds([third])
-    assert Allocation(2, 1) in [point.allocation for point in speeds.points]
 
     cluster.run("scancel", plain, user=alice)
     daemon.wait_for_end(first)
