@@ -14,7 +14,7 @@ from daemon_process import BIN
 from local_cluster import LocalCluster
 from recorded_site import BUSY_DAYS, record
 
-from dl2d.core.policy_registry import RunState, VersionState
+from dl2d.core.policy_registry import RunState, Trial, VersionState
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
 from dl2d.policies.dl2.policy import with_checkpoint
 from dl2d.policies.drf import Drf
@@ -58,10 +58,15 @@ def test_what_was_learned_from_recorded_days_goes_live_and_decides(tmp_path: Pat
         (slot,) = cluster.store.slots(limit=1)
         return slot.policy_version.split()[0] if slot.number > recorded else ""
 
+    def learned() -> list[Trial]:
+        return [trial for trial in registry.trials() if trial.candidate != base]
+
+    reason = "it is what the test begins with"
+    dl2d("policy", "promote", tmp_path / "nothing", "--force", "--reason", reason, "-c", cluster.config)
     with cluster:
         cluster.wait_until(lambda: decided_by() == base[:12], "what the configuration names decides")
-        cluster.wait_until(registry.trials, "a candidate comes to the gate", timeout=1300, every=1.0)
-        (trial,) = registry.trials()[-1:]
+        cluster.wait_until(learned, "a candidate comes to the gate", timeout=1300, every=1.0)
+        trial = learned()[-1]
         assert trial.passed, trial.reason
         assert (trial.current, len(trial.days)) == (base, 3)
         assert trial.high is not None
