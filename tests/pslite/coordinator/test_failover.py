@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from coordinator.jobs import job
+from coordinator.jobs import JOINED, job, spec
 
-from pslite.coordinator.failover import count_loss, process_ended
+from pslite.coordinator.failover import count_loss, lose, process_ended
 from pslite.coordinator.job_state import Incident
 from pslite.job.job_status import Cause
 from pslite.net.messages import AgentExit
@@ -61,3 +61,22 @@ def test_a_job_whose_processes_are_killed_again_and_again_before_they_join_fails
         process_ended(a_job, f"worker-{number}", ended)
     assert a_job.state.state == "failed"
     assert lines[-1] == "job failed: worker-2 (pid 7) died: killed by signal 9 (SIGKILL) before it joined"
+
+
+@pytest.mark.parametrize(
+    ("returning", "ended", "state"),
+    [
+        pytest.param({"ps-0": "ps"}, [], "waiting", id="another one of its role joins again"),
+        pytest.param({"ps-0": "ps"}, ["ps-0"], "failed", id="another one was to join again, and its process has ended"),
+        pytest.param({"worker-1": "worker"}, [], "failed", id="it was the last of its role"),
+    ],
+)
+def test_a_server_in_no_plan_dies_when_the_job_has_gone_back(returning, ended, state):
+    """Nobody starts another one, and members that are told to join again have not done so."""
+    a_job, lines = job(["ps-1", "worker-0"], start=60.0)
+    a_job.state.begin_again(JOINED, 0, returning, "ps-2 died")
+    a_job.state.describe(spec())
+    for task in ended:
+        a_job.state.exits[task] = AgentExit(pid=7, status=0, signal=9, cause=Cause.KILLED, text="")
+    lose(a_job, a_job.state.members["ps-1"], "silent for 3 s")
+    assert a_job.state.state == state, lines

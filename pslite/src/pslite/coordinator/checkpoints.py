@@ -156,7 +156,7 @@ def check_return(job: Job, now: float) -> None:
     state, limit = job.state, job.settings.start
     if not state.rollback_reason or state.plan is not None:
         return
-    coming = {task: role for task, role in state.returning.items() if task not in state.exits}
+    coming = state.coming()
     empty = [role for role in state.roles if not state.waiting(role) and role not in coming.values()]
     unknown = any(task not in state.members and task not in coming for task in state.target or ())
     if limit is None:

@@ -100,7 +100,8 @@ def lose(job: Job, member: MemberState, how: str, *, fatal: bool = False) -> Non
         if member.role == "worker" and not state.somebody_waits_described:
             # the only one that has described the job: nothing can come of it unless another worker joins
             state.describe(None)
-        if job.settings.start is not None and not state.waiting(member.role):
+        left = [*(other.role for other in state.waiting()), *state.coming().values()]
+        if job.settings.start is not None and member.role not in left:
             job.fail(text)  # nobody starts another one
 
 

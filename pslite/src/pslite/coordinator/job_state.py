@@ -329,6 +329,10 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
         found = [m for m in self.members.values() if m.state == "joined" and role in ("", m.role)]
         return sorted(found, key=lambda m: m.joined)
 
+    def coming(self) -> dict[str, Role]:
+        """Return the members that are told to join again, and whose processes are not known to have ended."""
+        return {task: role for task, role in self.returning.items() if task not in self.exits}
+
     @property
     def somebody_waits_described(self) -> bool:
         """Whether a worker in no plan has sent its job specification."""
