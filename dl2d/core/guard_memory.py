@@ -36,7 +36,7 @@ class GuardMemory:
 
     #: When a task of the job last started, joined, began to leave or left, for live jobs.
     resized_at: Mapping[JobKey, float] = field(default_factory=dict)
-    #: When each task was asked for, by tag; tasks of the last slot.
+    #: When each task that was asked for within the last ``schedule.slot_seconds`` was asked for, by tag.
     started_at: Mapping[str, float] = field(default_factory=dict)
     #: Failed attempts to start tasks, of jobs that have any.
     start_failures: Mapping[JobKey, StartFailures] = field(default_factory=dict)

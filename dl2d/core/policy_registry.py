@@ -195,7 +195,7 @@ class SiteStore(Store, Protocol):
         ...
 
     def prune(self, keep: Keep, now: float) -> int:
-        """Delete some of what is older than it is kept, or give back some space; 0 if there is nothing left to do."""
+        """Delete some rows that are too old, or give back some space; returns 0 if there is nothing left to do."""
         ...
 
     def size(self) -> int:

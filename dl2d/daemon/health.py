@@ -24,13 +24,14 @@ class Status:
     problems: tuple[str, ...]
     #: Seconds since the last tick that was completed; None for none yet.
     last_tick_seconds: float | None
-    #: Why the last tick that failed did so, which only the daemon's account may know, and seconds since then.
+    #: Error of the last tick that failed, which only the daemon's account may read.
     last_error: str = ""
+    #: Seconds since that tick; None for none yet.
     last_error_seconds: float | None = None
 
 
 class Health:
-    """Is told of each tick; may be asked by other threads.
+    """Collects problems and metrics from each tick; ``status`` and ``metrics`` may be called by other threads.
 
     Parameters
     ----------

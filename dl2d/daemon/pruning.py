@@ -1,4 +1,4 @@
-"""Deletes what is older than the site keeps it, beside the ticks."""
+"""Deletes rows that are older than the site keeps them, in a thread beside the ticks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dl2d.core.store import Keep
 
 log = structlog.get_logger()
 
-#: Seconds between two times that old rows are deleted.
+#: Seconds from one deletion of old rows to the next.
 PRUNE_SECONDS = 3600.0
 
 
@@ -25,9 +25,9 @@ def prune(
     stop: threading.Event,
     timer: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Delete all that is too old, step by step; after each step others may write for as long as it took.
+    """Delete all rows that are too old, in steps; after each step it pauses as long, so that others can write.
 
-    ``clock`` gives seconds since 1970. An error is logged, and the next time goes on from there.
+    ``clock`` gives seconds since 1970. An error is logged; the next call goes on from there.
     """
     deleted, now = 0, clock()
     try:

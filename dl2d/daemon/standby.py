@@ -1,4 +1,4 @@
-"""Standby: waits for the lease on the store, and takes it when its holder ends or gives no sign of life any more."""
+"""Standby: waits for the lease on the store, and takes it when the holder ends or stops renewing it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from dl2d.daemon.systemd import ServiceManager
 
 log = structlog.get_logger()
 
-#: Part of the poll interval after which the holder renews the lease, and a standby looks.
+#: How often in a poll interval the holder renews the lease, and a standby looks at it.
 _RENEWALS_PER_INTERVAL = 4
-#: Poll intervals without a renewal after which a standby takes the lease: with a look it is less than two.
+#: Poll intervals without a renewal after which a standby takes the lease: less than two, its next look included.
 _SILENT_INTERVALS = 1.5
-#: A holder on a busy machine is given at least this long.
+#: A holder has at least so many seconds to renew the lease, since its machine may be busy.
 _MIN_SILENT_SECONDS = 3.0
 
 
@@ -39,8 +39,8 @@ def wait_for_lease(
     """Wait until this process holds the lease; false if ``stop`` came first.
 
     The holder's signs of life are counted in the store and timed on this process's clock, so the clocks of two machines
-    need not agree. A holder that is silent for one and a half poll intervals loses the lease: its term ends, and
-    whatever it still writes is refused.
+    need not agree. A holder that is silent for one and a half poll intervals, at least 3 s, loses the lease: its term
+    ends, and whatever it still writes is refused.
     """
     silent_after = max(_SILENT_INTERVALS * poll_seconds, _MIN_SILENT_SECONDS)
     seen: LeaseSign | None = None
@@ -65,7 +65,7 @@ def wait_for_lease(
                 log.error("standby takes over", reason=f"no sign of life for {silent_after:g} s", silent=sign.holder)
                 return True
         except AlreadyRunning:
-            seen = None  # it lives, or another standby was first
+            seen = None  # the holder lives, or another standby was first
         except Dl2dError as error:
             log.warning("standby cannot reach the store", error=str(error))
             seen = None

@@ -10,12 +10,15 @@ from dl2d.core.errors import ResourceManagerError, Unavailable
 from dl2d.core.resource_manager import TaskSpec
 from dl2d.tick.starter import Submitted
 
-#: Tasks of a batch for each thread: few threads then wait for the slowest, and a crash leaves few tasks to find again.
+#: Tasks of a batch for each thread: enough that threads seldom wait for the slowest call, and few enough that a crash
+#: leaves few tasks to find again.
 _TASKS_PER_THREAD = 8
 
 
 class StartPool:
-    """Implements ``dl2d.tick.starter.Starter``; never more calls at once than the manager allows.
+    """Submits the tasks of a batch in parallel, with no more calls at once than the resource manager allows.
+
+    Implements ``dl2d.tick.starter.Starter``.
 
     A call that has no answer in ``answer_seconds`` counts as ``Unavailable``: the task may have been started, and is
     found by its tag. Its thread is not used for others before the call returns.

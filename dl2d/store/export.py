@@ -31,8 +31,9 @@ def export(
 ) -> dict[str, int]:
     """Write ``<table>.csv`` for each table, or for those that are named; returns the numbers of rows.
 
-    A file takes its name when it is complete. NULL is an empty field; large records are Base64 of the bytes in the
-    database (JSON, compressed by zlib where that is shorter). ``done`` is told the rows of a table so far.
+    A file gets its name when it is complete. NULL is an empty field; large records are Base64 of the bytes in the
+    database (JSON, compressed by zlib where that is shorter). ``done`` is called with a table's name and its rows
+    so far.
 
     Raises
     ------

@@ -48,7 +48,7 @@ def keep(connection: Connection, memory: GuardMemory) -> None:
 
 
 def kept(connection: Connection) -> GuardMemory:
-    """See ``TickStore.guard_memory``. A row that cannot be read is logged and counts as none: the daemon goes on."""
+    """See ``TickStore.guard_memory``. If the row cannot be read, that is logged and the memory is empty."""
     row = connection.execute(select(*columns(GuardMemoryRow)).where(GuardMemoryRow.name == _NAME)).one_or_none()
     if row is None:
         return GuardMemory()

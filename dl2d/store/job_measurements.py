@@ -1,6 +1,6 @@
-"""Measurements of single live jobs, of a size that does not grow with time: tables ``job_speeds`` and ``job_losses``.
+"""Speeds and losses of single live jobs, in bounded space: tables ``job_speeds`` and ``job_losses``.
 
-Each row of a job's progress is counted once, when it is written; the rows are deleted when the job ends.
+Each row of a job's progress is added when it is written. The measurements of a job are deleted when it ends.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class JobLossRow(Base):
 
 
 def count_progress(connection: Connection, job_number: int, progress: Progress) -> None:
-    """Count a row of a job's progress in its speeds and losses."""
+    """Add a row of a job's progress to its speeds and losses."""
     progress = progress.finite()
     if progress.samples_per_second is not None and progress.workers:
         key = {"job_number": job_number, "workers": progress.workers, "ps": progress.ps}
@@ -81,7 +81,7 @@ def count_progress(connection: Connection, job_number: int, progress: Progress) 
 
 
 def forget(connection: Connection, job_number: int) -> None:
-    """Delete what was measured of a job."""
+    """Delete the measurements of a job."""
     for model in (JobSpeedRow, JobLossRow):
         connection.execute(delete(table_of(model)).where(table_of(model).c.job_number == job_number))
 

@@ -1,6 +1,6 @@
-"""Deletes rows that are older than a site keeps them, in small steps, and returns the space that is left free.
+"""Deletes rows that are older than a site keeps them, in small steps, and gives the space back to the file system.
 
-Each step is one short transaction, so that ticks and heartbeats wait for none of them for long.
+Each step is one short transaction, so that ticks and heartbeats never wait long.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from dl2d.store.mapping import Base, table_of
 from dl2d.store.slot_records import DecisionRow, ShadowAllocationRow, SlotResourceRow, SlotRow
 from dl2d.store.tasks import ResizeEventRow, ResizeRow, RuntimePlanRow, TaskReportRow, TaskRow
 
-#: Rows of progress that one step deletes at most, and slots.
+#: Maximum number of rows of progress, and of slots, that one step deletes.
 _ROWS, _SLOTS = 2000, 5
-#: Pages of SQLite that one step gives back, and free pages for each page of the file from which on it does.
+#: Pages of SQLite that one step gives back, and the share of free pages in the file above which it does.
 _PAGES, _FREE_SHARE = 500, 0.1
 #: Tables with rows of a job, in an order in which they can be deleted.
 _OF_JOB: tuple[type[Base], ...] = (
@@ -29,7 +29,8 @@ _OF_JOB: tuple[type[Base], ...] = (
 )  # fmt: skip
 
 
-#: From one job to the next in the index: jobs without progress, as most that have ended, cost nothing.
+#: A job with old progress. The query steps through the index from job to job, so that jobs without progress, as most
+#: ended ones are, cost nothing.
 _JOB_WITH_OLD_PROGRESS = text("""
     WITH RECURSIVE jobs_with_progress(number) AS (
         SELECT min(job_number) FROM progress
@@ -44,7 +45,10 @@ _JOB_WITH_OLD_PROGRESS = text("""
 
 
 def prune(connection: Connection, keep: Keep, now: float) -> int:
-    """Delete some of the rows that are too old; returns how many, 0 if there are none left."""
+    """Delete some of the rows that are too old; returns how many, 0 if there are none left.
+
+    ``now`` is in seconds since 1970.
+    """
     return (
         _prune_progress(connection, now - keep.progress)
         or _prune_decisions(connection, now - keep.decisions)
@@ -83,7 +87,7 @@ def _prune_decisions(connection: Connection, before: float) -> int:
 
 
 def _prune_slots(connection: Connection, before: float) -> int:
-    """Delete old slots with their decisions. The newest stays: the numbers are counted on from it."""
+    """Delete old slots with their decisions. The newest one stays, since the next slot's number follows from it."""
     newest = select(func.max(SlotRow.number)).scalar_subquery()
     old = select(SlotRow.number).where(SlotRow.at < before, SlotRow.number < newest).order_by(SlotRow.at)
     numbers = connection.execute(old.limit(_SLOTS)).scalars().all()
@@ -119,7 +123,7 @@ def give_back_space(connection: Connection) -> int:
     free, pages = _free_pages(connection)
     if free <= _FREE_SHARE * pages:
         return 0
-    # Each step of the statement frees a page, though it returns no rows.
+    # Each step of the statement frees one page, so it is stepped to its end, although it returns no rows.
     cast("sqlite3.Connection", connection.connection.driver_connection).execute(
         f"PRAGMA incremental_vacuum({_PAGES})"
     ).fetchall()

@@ -64,7 +64,7 @@ def _problems(entry: JobDecision) -> Iterator[str]:
     reasons: tuple[object, ...] = (entry.reason, *entry.guarded)
     for reason in reasons:
         if not isinstance(reason, Reason):
-            yield f"a reason {reason!r}, which is none"
+            yield f"a reason {reason!r}, which is not a Reason"
             return
         for short in reason.shortfalls:
             if not (_finite(short.wanted) and _finite(short.had)):

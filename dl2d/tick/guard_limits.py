@@ -5,14 +5,14 @@ gives way, and the reason says so (``Reason.gave_way``). From hard to soft:
 
 1. state: a job whose coordinator is silent keeps its allocation, and one whose starts fail does not grow yet;
 2. capacity: all jobs together get no more than the nodes have for them;
-3. floors: a running job keeps its minimum size. What the capacity lacks for it waits;
+3. floors: a running job keeps its minimum size. Tasks of it that have no room in the capacity are decided and wait;
 4. limits: jobs of one user, account or partition hold no more than the site allows, and grow by no more than the
    resource manager's queues leave them;
 5. cool-downs: a job that was resized a short while ago keeps its allocation;
 6. churn: no more than a number of tasks are started in a slot.
 
-No rule adds tasks to what the policy gave, except that a job keeps tasks that it has. What runs goes before what grows:
-a sum takes away growth first, beginning with the job submitted last, then tasks that run, and at last those that a
+No rule adds tasks to what the policy gave, except that a job keeps tasks that it has. Where a sum exceeds its bound,
+growth is taken away first, beginning with the job submitted last; then tasks that run; and last tasks of jobs that a
 cool-down protects.
 """
 
@@ -78,12 +78,13 @@ class _Range:
 
     entry: JobDecision
     job: Job
-    #: Below which it is not reduced.
+    #: The allocation below which it is not reduced.
     lowest: Allocation
-    #: What it gets if no sum and no churn is in the way.
+    #: What it gets if neither a sum nor churn limits it.
     desired: Allocation
     #: What is kept for it while other jobs grow: what it has, unless a sum is smaller.
     reserved: Allocation
+    #: What it gets, as decided so far.
     given: Allocation = NOTHING
     silent: bool = False
     #: Whether a cool-down keeps it from shrinking.
@@ -108,7 +109,7 @@ class _Sum:
     #: The bound in words.
     text: str
     limit: Mapping[str, int]
-    #: Whether there is nothing of a resource that ``limit`` does not name; otherwise it is not limited.
+    #: Whether a resource that ``limit`` does not name has the bound 0; otherwise it has no bound.
     complete: bool = False
     total: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
@@ -159,7 +160,7 @@ def _backing_off(entry: JobDecision, job: Job, floor: Allocation, failures: Star
 def _cooled(
     entry: JobDecision, job: Job, floor: Allocation, resized_at: float | None, at: float, rules: GuardRules
 ) -> _Range:
-    """The job's range with its cool-downs. A start is never delayed, nor is what a job lacks to its floor.
+    """The job's range under its cool-downs, which delay neither its first tasks nor those that it lacks of its floor.
 
     A resize that adds tasks of one role and removes tasks of the other has to wait for both cool-downs.
     """
@@ -198,7 +199,10 @@ def _protected(entry: JobDecision, resized_at: float | None, at: float, rules: G
 
 
 def _sums(ranges: Iterable[_Range], snapshot: Snapshot, rules: GuardRules) -> list[_Sum]:
-    """The bounded sums, with what the jobs desire; gives each job what it desires. What runs is within the capacity."""
+    """The bounded sums over jobs; gives each job what it desires.
+
+    The capacity is no sum if no job grows, since tasks that run are always within it.
+    """
     found: dict[tuple[str, str], _Sum] = {}
     if any(_grows(each.entry.previous, each.desired) for each in ranges):
         free = _capacity(snapshot)
@@ -223,7 +227,10 @@ def _sums(ranges: Iterable[_Range], snapshot: Snapshot, rules: GuardRules) -> li
 
 
 def _growth_sums(ranges: Sequence[_Range], snapshot: Snapshot, limits: Iterable[GrowthLimit]) -> Iterator[_Sum]:
-    """What jobs have, and what the resource manager leaves them besides. Tasks that do not run yet count as growth."""
+    """One sum for each of the resource manager's limits: bounded by what its jobs have and what it leaves them besides.
+
+    Tasks that do not run yet count as growth.
+    """
     for limit in limits:
         members = [each for each in ranges if each.job.anchor in limit.anchors]
         keys = {each.job.key for each in members}
@@ -241,7 +248,10 @@ def _growth_sums(ranges: Sequence[_Range], snapshot: Snapshot, limits: Iterable[
 
 
 def _capacity(snapshot: Snapshot) -> dict[str, int]:
-    """What all jobs together may hold: what others leave of the nodes that take tasks, and what runs on the others."""
+    """What all jobs together may hold, in thousandths by resource.
+
+    Of a node that takes tasks it is what others leave, and at least what runs there; of another node what runs there.
+    """
     ours: dict[str, list[Resources]] = defaultdict(list)
     kept: dict[str, list[Resources]] = defaultdict(list)
     for task in snapshot.tasks:
@@ -269,7 +279,7 @@ def _capacity(snapshot: Snapshot) -> dict[str, int]:
 
 
 def _reserve(ranges: list[_Range]) -> None:
-    """Reduce what is reserved until all sums hold or nothing more can go; what cool-downs protect goes last.
+    """Reduce what is reserved until all sums hold or nothing more can be taken; from protected jobs it is taken last.
 
     Gives each job what is reserved for it.
     """
@@ -283,7 +293,7 @@ def _reserve(ranges: list[_Range]) -> None:
 
 
 def _reduce(each: _Range, least: Allocation) -> list[_Sum]:
-    """Take tasks away, not below ``least``, until the job's sums hold; returns the sums that did not."""
+    """Take tasks away, not below ``least``, until the job's sums hold; returns the sums that did not hold."""
     binding: list[_Sum] = []
     while True:
         exceeded: set[str] = set()
@@ -341,7 +351,7 @@ def _give(ranges: Iterable[_Range], rules: GuardRules, started: int) -> None:
         if not rules.churn:
             continue
         starts = _starts(held, each.given)
-        # A job that has nothing may exceed the number if it is the first of the slot: it might never start otherwise.
+        # A job without tasks may exceed the number if the slot has no start yet: it might never start otherwise.
         first = held == NOTHING and starts_left == rules.churn
         if starts > starts_left and not first:
             text = f"this slot's {rules.churn} starts are used up"

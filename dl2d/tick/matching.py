@@ -10,7 +10,7 @@ the task's handle, its submit time or none is known,  the task
 and its mark
 the task's handle and submit time, no mark, and the   the task, whose user has removed the mark: it is never
 owner of its job                                      stopped
-the task's handle and mark, and a later submit time   requeued: the task has ended, what is listed is another
+the task's handle and mark, and a later submit time   requeued: the task has ended, and this is another job
 the task's mark and the owner of its job, and the     the task, whose start was not answered
 store has no handle yet
 anything else                                         not the task
@@ -42,8 +42,8 @@ class Matches:
     requeued: frozenset[str] = frozenset()
     #: Tags of live tasks, and of anchors of live jobs, that are not listed.
     unlisted: frozenset[str] = frozenset()
-    #: Jobs with a mark of this cluster that have not ended and are no task or anchor of the store, with what they say
-    #: that they are.
+    #: Jobs with a mark of this cluster that have not ended and are no task or anchor of the store, with the job
+    #: and the name of the task or anchor that their marks say.
     strays: tuple[tuple[RmJob, JobKey, str], ...] = ()
 
 
@@ -127,7 +127,7 @@ def _anchor_requeued(listed: RmJob, job: Job) -> bool:
 
 
 class _Index:
-    """Listed jobs by handle and by mark. ``jobs`` have the owners that tasks must belong to, if it matters."""
+    """Listed jobs by handle and by mark. A task must belong to the owner of its job, if that is one of ``jobs``."""
 
     def __init__(self, listed: Iterable[RmJob], jobs: Mapping[JobKey, Job]) -> None:
         self._owners = {key: job.owner.user for key, job in jobs.items()}

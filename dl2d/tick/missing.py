@@ -20,18 +20,19 @@ class Absence(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Absences by tag. They are kept in memory alone: after a restart they are counted from the beginning."""
+    """Absences by tag. They are in memory only: after a restart of the daemon they are counted from the beginning."""
 
     absences: Mapping[str, Absence] = field(default_factory=dict)
-    #: ``RmListing.at`` of the last listing that was counted, and its time on the monotonic clock.
+    #: ``RmListing.at`` of the last listing that was counted.
     listed_at: float | None = None
+    #: When that listing came, seconds on the monotonic clock.
     now: float = 0.0
 
     def after(self, unlisted: Collection[str], listing: RmListing, now: float) -> Missing:
-        """The absences after one more listing that lacks these tags, at a time on the monotonic clock.
+        """The absences after one more listing, which lacks these tags; ``now`` is in seconds on the monotonic clock.
 
-        An incomplete listing proves no absence, and a listing that a manager gives again counts once; either still
-        proves that what it has is there.
+        An incomplete listing does not count, nor does one that the manager returns a second time. A tag that either of
+        them has is present all the same: its count begins again.
         """
         counts = not listing.incomplete and listing.at != self.listed_at
         absences = {}
@@ -44,7 +45,7 @@ class Missing:
         return Missing(absences, listing.at if counts else self.listed_at, now if counts else self.now)
 
     def gone(self, listings: int, seconds: float) -> frozenset[str]:
-        """Tags that so many listings lack, over so many seconds."""
+        """Tags that at least so many listings in a row lack, over at least so many seconds."""
         return frozenset(
             tag
             for tag, absence in self.absences.items()

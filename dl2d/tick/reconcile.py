@@ -33,7 +33,7 @@ log = structlog.get_logger()
 #: Number of jobs, those that ended last, whose anchor is stopped if it still runs.
 _MAX_ENDED_JOBS = 200
 _NO_FAILURES = StartFailures()
-#: What the store says of a time so far in the future was written before the clock was set back, seconds.
+#: A recorded time that is more than this in the future was written before the clock was set back, seconds.
 _CLOCK_SECONDS = 60.0
 #: Why a task or anchor that is not listed has ended.
 NOT_LISTED: Final = "is not listed any more"
@@ -49,13 +49,13 @@ class Reconciled:
     jobs: Mapping[JobKey, Job]
     #: Elastic jobs whose coordinator has not called for ``Timeouts.silent_seconds``.
     silent: frozenset[JobKey]
-    #: Jobs of which an attempt to start tasks failed and the next one may not begin yet.
+    #: Jobs whose last attempt to start tasks failed, and whose next attempt has to wait.
     backing_off: frozenset[JobKey]
-    #: Since when each job's coordinator has called without a gap; without silent ones.
+    #: Since when each job's coordinator has called without a gap; jobs whose coordinator is silent are left out.
     calling_since: Mapping[JobKey, float]
-    #: What the guard remembers after this tick; it is in the store.
+    #: The guard's memory after this tick; it is in the store.
     memory: GuardMemory
-    #: Jobs of the resource manager that are not stopped since it is not certain that they are dl2d's, in sentences.
+    #: Jobs of the resource manager that are not stopped, since they may not be dl2d's; one sentence each.
     remarks: tuple[str, ...]
     #: Next values of the fields of ``TickState``.
     missing: Missing
@@ -122,11 +122,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         snapshot=snapshot,
         jobs={job.key: job for job in elastic.jobs},
         silent=frozenset(job.key for job in snapshot.jobs if not job.static) - calling_since.keys(),
-        backing_off=frozenset(
-            key
-            for key, failed in memory.start_failures.items()
-            if listing.at < failed.retry_at(context.guard_rules.backoff)
-        ),
+        backing_off=_backing_off(memory, listing.at, context.guard_rules.backoff),
         calling_since=calling_since,
         memory=memory,
         remarks=changes.remarks,
@@ -183,7 +179,7 @@ def _ended_jobs(store: TickStore, live: LiveJobs) -> tuple[Job, ...]:
 def _resizes_seen(
     memory: GuardMemory, tasks: Iterable[Task], jobs: Collection[JobKey], at: float, context: Context
 ) -> GuardMemory:
-    """The memory with the resizes that live tasks show: what happened counts, whatever was decided.
+    """The memory with the resizes and starts that live tasks show. What was decided but did not happen does not count.
 
     A time in the future, which means that the clock was set back, counts as now.
     """
@@ -201,11 +197,12 @@ def _resizes_seen(
 
 
 def _backing_off(memory: GuardMemory, at: float, backoff_seconds: float) -> frozenset[JobKey]:
+    """Jobs whose next attempt to start tasks has to wait."""
     return frozenset(key for key, failed in memory.start_failures.items() if at < failed.retry_at(backoff_seconds))
 
 
 def _known_strays(store: TickStore, matches: Matches) -> dict[str, Job]:
-    """The job of each stray that the store has once asked for, by tag. Others are not known to be dl2d's."""
+    """The job of each stray that the store has ever asked for, by tag. Other strays may not be dl2d's."""
     found: dict[str, Job] = {}
     for key in {key for _, key, _ in matches.strays}:
         job = store.job(key)
@@ -218,7 +215,7 @@ def _known_strays(store: TickStore, matches: Matches) -> dict[str, Job]:
 
 
 def _calling_anchors(jobs: Iterable[Job], at: float, seconds: float) -> frozenset[str]:
-    """Tags of the anchors whose coordinator has called in these seconds: they run, whatever a listing lacks."""
+    """Tags of the anchors whose coordinator has called within these seconds: they run, even if they are not listed."""
     return frozenset(task_tag(job.key, ANCHOR) for job in jobs if job.address and 0 <= at - job.progress.at <= seconds)
 
 
@@ -266,7 +263,7 @@ class Changes:
     tasks: tuple[TaskChange, ...] = ()
     #: Listed jobs that the resource manager has to stop, with the reason.
     stops: tuple[tuple[RmJob, str], ...] = ()
-    #: What is not stopped since it is not certain that it is dl2d's, in sentences.
+    #: Listed jobs that are not stopped, since they may not be dl2d's; one sentence each.
     remarks: tuple[str, ...] = ()
 
 
@@ -285,8 +282,8 @@ def compare(
 ) -> Changes:
     """Find the changes after which store and resource manager agree.
 
-    Nothing is concluded from what one listing lacks, and an incomplete listing stops nothing. Only what carries the
-    mark of a job that the store knows, and belongs to its owner, is stopped.
+    A task that one listing lacks has not ended for that, and an incomplete listing stops nothing. A listed job is
+    stopped only if it has the mark of a job that the store knows, and belongs to the owner of that job.
 
     Parameters
     ----------
@@ -297,18 +294,19 @@ def compare(
     matches
         What the listing has of them.
     gone
-        Tags that so many complete listings lack that what they name has ended.
+        Tags of tasks and anchors that have ended, since enough complete listings lack them (``Missing.gone``).
     start_failures
         Failed attempts to start tasks, of jobs that have any.
     calling_since
         Since when each coordinator has called without a gap (see ``update_calling_since``). A task's time to drain
         begins no earlier, since its coordinator was not told to drain it before.
     known_strays
-        The job of each stray that the store has asked for once, by tag.
+        The job of each stray that the store has ever asked for, by tag.
     tasks_as_owner
         Whether tasks run as the user who owns their job.
     """
     if listing.incomplete:
+        # A task that waits for long would be given up, and nothing can be stopped now.
         timeouts = replace(timeouts, start_seconds=math.inf)
     jobs = {job.key: job for job in (*ended_jobs, *live.jobs)}
     job_changes: list[tuple[JobKey, JobChange]] = []
@@ -384,7 +382,7 @@ def _compare_strays(
 
 
 def _is_over(since: float, seconds: float, at: float) -> bool:
-    """Whether a time has passed; a beginning in the future, which means that the clock was set back, is long ago."""
+    """Whether so many seconds have passed since a time; also true of one in the future: the clock was set back then."""
     return at - since > seconds or since > at + _CLOCK_SECONDS
 
 
@@ -438,12 +436,12 @@ def _task_change(
     ``absence`` says why it has ended where it is not listed; empty if it may be listed again. ``ended_as`` is the state
     in which its job has ended, or None. The cases are, in this order:
 
-    1. The resource manager does not list it: in time it has ended, or was never started.
+    1. The resource manager has not listed it for long enough: it has ended, or was never started.
     2. The resource manager says that it has ended.
     3. It is wanted, but its job has ended: it drains, and has ``end_seconds`` from now on to end by itself. A task of a
        cancelled job is stopped at once.
-    4. It leaves: it is stopped if it has not begun, or takes long.
-    5. It waits for resources: it is given up when that takes long.
+    4. It leaves: it is stopped if it has not begun to run, or takes too long.
+    5. It waits for resources: it is given up when that takes too long.
     6. It runs, perhaps on another node than the one it was asked for.
     """
     elapsed = at - task.since
@@ -468,7 +466,7 @@ def _task_change(
     if not task.state.wanted:
         return None, _why_stop_leaving(task, listed, at, timeouts, ended_as=ended_as, calling_since=calling_since)
     if listed.state is RmJobState.PENDING:
-        # One that has run is listed as waiting by a listing that is late.
+        # Only a task that has never run is given up: a late listing may show one that runs as waiting.
         if task.state is TaskState.ASKED and elapsed > timeouts.start_seconds:
             note = f"not started in {timeouts.start_seconds:g} s: {listed.reason}"
             return change_to(TaskState.DRAINING, note), "not started in time"

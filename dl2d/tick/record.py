@@ -38,7 +38,7 @@ class Report:
     mode: Mode
     #: Why the resource manager's listing may lack something (``RmListing.incomplete``).
     incomplete: tuple[str, ...] = ()
-    #: Jobs of the resource manager that are not stopped since it is not certain that they are dl2d's, in sentences.
+    #: Jobs of the resource manager that are not stopped, since they may not be dl2d's; one sentence each.
     remarks: tuple[str, ...] = ()
 
     @property

@@ -51,7 +51,7 @@ class GuardRules:
     cooldown_up: float = 0.0
     #: Seconds after a job's last resize before it may shrink again.
     cooldown_down: float = 0.0
-    #: Maximum number of tasks that are started within ``slot_seconds``, in how many decisions ever; 0 for no limit.
+    #: Maximum number of tasks that are started within ``slot_seconds``, however many decisions; 0 for no limit.
     churn: int = 0
     #: Seconds after the first failed attempt to start a job's tasks before the next one; doubled with each further one.
     backoff: float = 10.0
@@ -66,8 +66,8 @@ class GuardRules:
 class Timeouts:
     """When a tick gives up waiting for a task or a job. The names are those of the configuration (``jobs.*``)."""
 
-    #: A task or anchor that so many complete listings in a row lack, over so many seconds, has ended or was never
-    #: started.
+    #: A task or anchor has ended, or was never started, when so many complete listings in a row, over so many seconds,
+    #: lack it.
     unseen_listings: int = 3
     unseen_seconds: float = 30.0
     #: How long a task may wait for resources in the resource manager before it is withdrawn.

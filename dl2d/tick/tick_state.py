@@ -1,4 +1,4 @@
-"""State that one tick hands to the next. A daemon that starts has only the guard's memory, and asks sooner."""
+"""State that one tick hands to the next. A daemon begins with the guard's memory alone, and asks the policy at once."""
 
 from __future__ import annotations
 

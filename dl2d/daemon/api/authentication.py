@@ -1,7 +1,7 @@
 """Authentication of requests by bearer credentials, before their bodies are read: one for each job, one for submission.
 
-Each router has a class of routes that says who may call them. A request without a valid credential takes from its
-address's rate; one with a credential does not.
+Each router has a class of routes that says who may call them. Requests without a valid credential count towards the
+rate limit of their address; those with one do not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = structlog.get_logger()
 
 #: Largest body of a request with a credential, in bytes: a heartbeat of a job with thousands of tasks.
 MAX_BODY_BYTES = 4 * 1024 * 1024
-#: Largest body of a request without one, in bytes: a registration, whose strings JSON may have made longer.
+#: Largest body of a request without one, in bytes: a registration, whose strings JSON may have lengthened by escapes.
 MAX_PUBLIC_BODY_BYTES = 2 * MAX_LAUNCH_BYTES
 
 
@@ -33,7 +33,7 @@ async def services_of(request: Request) -> Services:
 
 
 class PublicRoute(APIRoute):
-    """Route for everybody, at a rate. A registration proves in its body whose it is."""
+    """Route for everybody, within the rate limit. A registration proves in its body whose job it is."""
 
     max_body: ClassVar[int] = MAX_PUBLIC_BODY_BYTES
 
@@ -48,7 +48,7 @@ class PublicRoute(APIRoute):
         return admitted
 
     def admit(self, request: Request) -> None:
-        """Refuse a request by its head."""
+        """Check a request by its head, before its body is read; raises HTTPException."""
         _take_rate(request)
 
 
@@ -99,10 +99,10 @@ def _take_rate(request: Request) -> None:
 
 
 def _limited(request: Request, limit: int) -> Callable[[], Awaitable[Message]]:
-    """What receives the body of a request, however it is framed, as far as it is not too large."""
+    """A function that receives the body of a request, with or without a declared length, and refuses one too large."""
     declared = request.headers.get("content-length", "0")
     too_large = HTTPException(413, f"the body of this request may have at most {limit} bytes")
-    # A number with that many digits is not parsed.
+    # A number with more digits than the limit is not parsed.
     if not declared.isdecimal() or len(declared) > len(str(limit)) or int(declared) > limit:
         raise too_large
     receive, received = request.receive, 0

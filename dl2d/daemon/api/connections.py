@@ -1,6 +1,6 @@
-"""Connections of the job API: how many an address and all addresses may have, and how long a request may take to come.
+"""Limits of the job API: numbers of connections, time for a request to arrive, and rate of requests of an address.
 
-uvicorn bounds the time between two requests alone; a client that sends one byte now and then would keep its connection.
+uvicorn limits only the time between two requests: a client that sends a byte now and then would keep its connection.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class ConnectionLimits:
 
     #: Connections of one address at a time.
     per_address: int = 256
-    #: Connections at a time; one more closes the oldest that has no request in work.
+    #: Connections at a time; one more closes the oldest one on which no request is being answered.
     total: int = 2048
-    #: Seconds for a request to come, from its first byte (of a new connection: from its start) to its last.
+    #: Seconds for a request to arrive whole, from its first byte on, or on a new connection from its beginning on.
     request_seconds: float = 30.0
 
 
@@ -47,7 +47,7 @@ def client_group(host: str) -> str:
 
 
 class ConnectionTable:
-    """The connections of a server. ``protocol`` makes the handler of a new one, as uvicorn asks for it."""
+    """The open connections of a server. uvicorn calls ``protocol`` for the handler of a new one."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
@@ -99,7 +99,7 @@ class _Connection(H11Protocol):
 
     @property
     def in_work(self) -> bool:
-        """Whether a request has come whole and is not answered yet."""
+        """Whether a request has arrived whole and is not answered yet."""
         cycle = self.cycle
         return cycle is not None and not cycle.response_complete and not cycle.more_body
 
@@ -118,7 +118,7 @@ class _Connection(H11Protocol):
     def on_response_complete(self) -> None:
         self._clear_deadline()
         super().on_response_complete()
-        # A request that came together with the one before it has begun.
+        # The next request may have arrived together with this one: its handling has begun.
         if not self.cycle.response_complete:
             self._set_deadline()
 
@@ -144,7 +144,7 @@ class _Connection(H11Protocol):
     def _expire(self) -> None:
         self._deadline = None
         if self.in_work and not self.flow.write_paused:
-            self._set_deadline()  # it waits for us
+            self._set_deadline()  # the client waits for our answer
         else:
             self.abort()
 

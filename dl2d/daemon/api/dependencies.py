@@ -18,7 +18,7 @@ from dl2d.tick.task_specs import Credentials, TaskSpecs
 
 
 class SharedManager:
-    """The resource manager as a tick calls it while requests do: locked in each call, except in a parallel ``submit``.
+    """The resource manager for ticks while requests are served: locked in each call, except in a parallel ``submit``.
 
     Implements ``ResourceManager``.
     """
@@ -61,9 +61,9 @@ class SharedManager:
 
 
 class ManagerAccess:
-    """The resource manager for requests, which take turns with each other and with the calls of a tick.
+    """The resource manager for requests: one request, or one call of a tick, uses it at a time.
 
-    Starts are submitted beside other calls where the manager allows it, so that no request waits for them. A request
+    Only starts are submitted beside other calls, if the manager allows it, so that no request waits for them. A request
     waits at most ``wait_seconds``, and at most ``max_waiting`` requests wait at once: the threads that serve heartbeats
     must never all be taken up by it.
     """
@@ -114,7 +114,7 @@ class Services:
     cluster: str
     store: Store
     manager: ManagerAccess
-    #: Checks requests as the present settings have it.
+    #: Checks requests of jobs by the present settings.
     admission: Callable[[], Admission]
     credentials: Credentials
     #: Makes the commands and environments of tasks.
@@ -126,7 +126,7 @@ class Services:
     #: The daemon's present mode.
     mode: Callable[[], Mode]
     health: Health
-    #: Rate of requests without a valid credential, for each address.
+    #: Limits requests without a valid credential, by address.
     rate: RateLimiter
     #: Asks for a tick soon, because something happened that it should see.
     wake: Callable[[], None]

@@ -27,7 +27,7 @@ def _check_certificate(certificate: Path, key: Path | None) -> None:
 
 
 class ApiServer:
-    """Serves an application until ``stop``; the socket is bound at once, so that a taken port is told at the start."""
+    """Serves an application until ``stop``; the socket is bound at once, so that a port in use fails at the start."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class ApiServer:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             self._socket.bind((host, port))
-            # Listening at once: two that only bind a port do not see one another, and who calls early is queued.
+            # Listening at once: two processes may bind one port while neither listens, and early calls are queued.
             self._socket.listen(_BACKLOG)
         except OSError as error:
             self._socket.close()

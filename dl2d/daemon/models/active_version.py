@@ -179,7 +179,7 @@ class ActiveVersion:
 
 
 def is_candidate(named: Checkpoint, registry: Registry) -> bool:
-    """Whether a checkpoint that the configuration names never was live, and none went live since it was registered."""
+    """Whether a configured checkpoint was never live, and no version went live since it was registered."""
     known = next((each for each in registry.versions(named.policy) if each.digest == named.digest), None)
     if known is None:
         return True
@@ -189,9 +189,9 @@ def is_candidate(named: Checkpoint, registry: Registry) -> bool:
 
 
 def gate_problem(settings: Settings, store: SiteStore, named: Checkpoint | None) -> str:
-    """Why a checkpoint that the configuration names must not decide where dl2d acts; empty if it may, or does not act.
+    """Why a configured checkpoint must not decide in a mode in which dl2d acts; empty if it may, or dl2d does not act.
 
-    Where nothing was ever recorded there is nothing to compare it on.
+    It may if nothing was ever recorded, since there is nothing to compare it on.
     """
     if named is None or not settings.mode.acts or not store.last_slot_number():
         return ""
@@ -204,10 +204,10 @@ def gate_problem(settings: Settings, store: SiteStore, named: Checkpoint | None)
 
 
 def current_checkpoint(settings: Settings, registry: Registry, name: str) -> Checkpoint | None:
-    """What a policy decides with now, or would if it were in charge: its live version, the configured one, its own.
+    """The checkpoint with which a policy decides, or would if in charge; None if a plug-in does not show it.
 
-    As in the daemon, the latter two where the live version cannot be read, and the configured one first where it is a
-    candidate and dl2d does not act. None where a plug-in does not show it.
+    As in the daemon it is the live version; if that cannot be read, the configured one; without one, the policy's own.
+    Where dl2d does not act, a configured one that is a candidate comes first.
 
     Raises
     ------

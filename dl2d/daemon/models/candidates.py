@@ -84,10 +84,10 @@ def enter(candidate: Candidate, registry: Registry, *, at: float) -> Trial:
 
 
 def withdraw_if_worse(review: Trial, registry: Registry, *, at: float) -> str:
-    """Keep a review of the live version, and roll it back if the fallback would surely have been better.
+    """Record a review of the live version, and roll it back if the fallback would surely have been better.
 
-    Returns what was done, in words; empty where the version stays live. It does so where it is not live any more, and
-    where it replaced none: then a remark on it says so.
+    Returns what was done, in words; empty if nothing was, as when the version is not live any more. A version that
+    replaced none stays live, and a remark on it says why.
     """
     registry.add_trial(review)
     live = registry.live(review.policy)

@@ -1,4 +1,4 @@
-"""Thread that changes services: brings them to the size that their tasks need, and removes those that have ended."""
+"""Thread that resizes services to what their tasks need, and removes those that have ended."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ log = structlog.get_logger(__name__)
 #: Time between two rounds, and from a failure to the next attempt, seconds.
 _ROUND_SECONDS: Final = 0.2
 _RETRY_SECONDS: Final = 1.0
-#: Time between two rounds that also ask YARN what it does not say by itself, seconds.
+#: Time between two rounds that also ask YARN what its lists do not say, seconds.
 LOOK_SECONDS: Final = 5.0
-#: A container that has not reported for so many intervals, and seconds, is looked for.
+#: A container that has not reported for so many report intervals, and at least so many seconds, is overdue.
 OVERDUE_INTERVALS, _OVERDUE_SECONDS = 5, 15.0
-#: A coordinator whose containers have all ended so many times later has failed.
+#: A coordinator has failed if all its containers have ended and none has reported within so many times that time.
 _START_INTERVALS: Final = 4
-#: A container below a busy one that has had no task for so long is given up, seconds.
+#: A container is given up if it has had no task for so many seconds and one with a higher number is busy.
 IDLE_SECONDS: Final = 30.0
-#: Number of services that are asked why their containers wait, or removed after their end, each time.
+#: Maximum number of services in a round that are asked why their containers wait, or that are removed after their end.
 _MAX_ASKED: Final = 5
 
 
 class ServiceChanger:
-    """One request for all starts and stops of a job, in a thread that runs from ``start`` to ``close``.
+    """Changes the size of each job's service, with one request for all its starts and stops, in a thread of its own.
 
     Parameters
     ----------
     lock
         Held while ``tasks`` and ``services`` are read or changed, never during a call.
     is_ready
-        Whether containers had the time to report since the daemon's start. Called with the lock held.
+        Whether all containers have had time to report since the daemon's start. Called with the lock held.
     look
         Called every ``LOOK_SECONDS`` by the thread.
     report
@@ -106,13 +106,13 @@ class ServiceChanger:
                 log.exception("services were not changed")
 
     def _change_all(self, *, look: bool) -> None:
-        """One round; with ``look`` also ask YARN what it does not say by itself."""
+        """Do one round; with ``look`` also ask YARN what its lists do not say."""
         with self._lock:
             if not self._is_ready():
                 return
             services = self._services.by_job.values()
             due = [service for service in services if service.retry_at <= self._clock() and not service.removed]
-        # Of services that have ended, of which there may be many at the start, a few each time.
+        # At the daemon's start many services may have ended: a few are removed in each round.
         ended = [service for service in due if service.state.ended]
         for service in [service for service in due if not service.state.ended] + ended[:_MAX_ASKED]:
             self._attempt(service, self._remove if service.remove_at is not None else self._resize)
@@ -198,7 +198,7 @@ class ServiceChanger:
         log.info("service removed", name=service.name)
 
     def find_overdue(self) -> None:
-        """Look for containers that do not report: what YARN does not list any more has ended."""
+        """Ask YARN about containers that do not report: tasks of those that it does not list any more have ended."""
         seconds = max(_OVERDUE_SECONDS, OVERDUE_INTERVALS * self._settings.report_seconds)
         by_job = self._services.by_job
         with self._lock:
@@ -221,7 +221,7 @@ class ServiceChanger:
                     task.end(RmJobState.LOST, f"{task.container} is gone", self._clock())
 
     def _end_unstarted(self, service: Service) -> None:
-        """End a job whose coordinator's containers end before they report: YARN may wait for another node for ever."""
+        """End a job whose coordinator's containers end before they report: YARN may never find a better node."""
         dead = read_service(self._client, service.name, do_as=service.user).dead.get(Role.COORDINATOR.value)
         anchor = self._tasks.get(task_tag(service.job, ANCHOR))
         if dead and anchor is not None:
@@ -231,7 +231,7 @@ class ServiceChanger:
                 service.remove_at = 0.0
 
     def _read_reasons(self) -> None:
-        """Ask YARN why containers wait, for each service that has waited for some."""
+        """Ask YARN why containers wait, for services that have waited for some."""
         since = self._clock() - LOOK_SECONDS
         with self._lock:
             waiting = (*self._tasks.waiting(), *self._tasks.pending_anchors())
@@ -250,7 +250,7 @@ class ServiceChanger:
                         task.reason = f"waits for a container: {reason}"
 
     def _decommission(self) -> None:
-        """Give up containers that have had no task for long, where the ``yarn`` command is configured."""
+        """Give up containers that have had no task for ``IDLE_SECONDS``, if the ``yarn`` command is configured."""
         if not self._settings.yarn_command:
             return
         with self._lock:

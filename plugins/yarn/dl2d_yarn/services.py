@@ -27,12 +27,14 @@ class Service:
     application: str = ""
     user: str = ""
     queue: str = ""
-    #: When it started, seconds since 1970, and whether its name is dl2d's mark.
+    #: When it started, seconds since 1970.
     started: int = 0
+    #: Whether its name is dl2d's mark.
     tagged: bool = False
     state: RmJobState = RmJobState.PENDING
-    #: Its removal was asked for, since when; None: it is not to be removed.
+    #: When it is to be removed, seconds since 1970; None: it is not to be removed.
     remove_at: float | None = None
+    #: Whether YARN has removed it.
     removed: bool = False
     #: When the next attempt to change it is due.
     retry_at: float = 0.0
@@ -52,15 +54,15 @@ class Service:
 class Services:
     """Services of dl2d's jobs. Not thread-safe.
 
-    A service that its user posted is dl2d's from the first report of one of its containers on: in the modes observe and
-    shadow none reports, and dl2d changes nothing of it.
+    A service that its user posted counts as dl2d's once one of its containers has reported. In the modes observe and
+    shadow none reports, so dl2d does not change it.
 
     Parameters
     ----------
     cluster
         Name of the cluster, the first part of its jobs' keys.
     user
-        User that YARN takes the daemon for: its services with names like the daemon's are the daemon's.
+        User as whom the daemon acts in YARN. Services of this user with a name that dl2d gives were posted by it.
     tasks
         Tasks of the containers that report.
     clock
@@ -90,10 +92,10 @@ class Services:
         return self.applications.get(service.application)
 
     def take(self, listing: ClusterListing) -> list[RmJob]:
-        """Note the services of a listing; returns them as jobs: dl2d's anchors, and those of others."""
+        """Record the services of a listing; returns them as jobs: anchors of dl2d, and services of others."""
         jobs = []
         present = set()
-        #: Jobs whose containers reported, also if an earlier daemon registered them.
+        # Jobs whose containers reported, also if an earlier daemon registered them.
         reporting = self._tasks.jobs()
         self.applications = {application.id: application for application in listing.applications}
         for application in listing.applications:
@@ -125,7 +127,7 @@ class Services:
         return jobs
 
     def take_up(self, job: JobKey) -> None:
-        """Make the service of a job dl2d's whose container reports, if its user posted it."""
+        """Count the service of a job as dl2d's, since one of its containers has reported, if its user posted it."""
         application = self.applications.get(f"application_{job.id}")
         if job not in self.by_job and application is not None and self.key(application) == job:
             self.by_job[job] = Service(
@@ -135,18 +137,18 @@ class Services:
             self.add_anchor(job, application.user)
 
     def add_anchor(self, job: JobKey, user: str) -> None:
-        """Have a job's anchor wait for a container, if it is not known."""
+        """Add a job's anchor, which waits for a container, if it is not known."""
         if self._tasks.get(task_tag(job, ANCHOR)) is None:
             self._tasks.add(Task(job, ANCHOR, Role.COORDINATOR, user, self._clock()))
 
     def restart_anchors(self) -> None:
-        """Have anchors wait for a container where none has reported since the daemon's start: YARN starts another."""
+        """Add anchors of which no container has reported since the daemon's start: YARN starts another container."""
         for service in self.by_job.values():
             if service.is_live and service.application:
                 self.add_anchor(service.job, service.user)
 
     def _anchor(self, application: Application, service: Service) -> RmJob:
-        """The anchor: its coordinator's own report of its end counts more than what became of the service."""
+        """The anchor of a service. If its coordinator reported its end, that counts, not the end of the service."""
         task = self._tasks.get(task_tag(service.job, ANCHOR))
         state, reason = application.state, application.reason
         if task is not None and task.state in (RmJobState.DONE, RmJobState.FAILED):
@@ -160,7 +162,7 @@ class Services:
 
 
 def _job_of(application: Application) -> RmJob:
-    """The service of somebody else."""
+    """A service that is not dl2d's."""
     return RmJob(
         handle=application.id, state=application.state, user=application.user, reason=application.reason,
         submitted=application.started, ended=application.ended,
