@@ -1,4 +1,4 @@
-"""Rate limit: so many events within so long a time; what lies further back does not count."""
+"""Rate limit: a number of events within a time span that is too many; older events do not count."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RateLimit:
-    """A number of events within a time, which is one too many."""
+    """So many events (`count`) within so many seconds (`seconds`) are too many."""
 
     count: int
     seconds: float

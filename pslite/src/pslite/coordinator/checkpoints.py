@@ -15,7 +15,7 @@ from pslite.storage.checkpoints import SavedFile, complete, drop_unfinished
 
 #: how long a finished job waits for its last checkpoint, in seconds
 _LAST_SECONDS = 600.0
-#: a job that goes back so often to one checkpoint fails
+#: a job that has gone back so often to one checkpoint fails
 MAX_ROLLBACKS = RateLimit(5, 86400.0)
 
 
@@ -46,7 +46,7 @@ def complete_again(job: Job) -> None:
 
 
 def _complete_if_whole(job: Job, version: int) -> None:
-    """Begin to complete a checkpoint all of whose blocks are on disk."""
+    """Begin to complete a checkpoint if all of its blocks are on disk."""
     state, files = job.state, dict(job.state.checkpoint_files[version])
     spec = state.spec
     assert spec is not None
@@ -72,7 +72,7 @@ def _complete_if_whole(job: Job, version: int) -> None:
 
 
 def last_one_is_written(job: Job, now: float) -> bool:
-    """Return whether servers still write the last checkpoint, or it is being completed; not for ever."""
+    """Return whether the job has to wait for its last checkpoint; false after `_LAST_SECONDS`."""
     state = job.state
     assert state.spec is not None
     assert state.plan is not None

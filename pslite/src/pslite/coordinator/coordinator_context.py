@@ -34,15 +34,15 @@ class Job:
     #: measures how much each member should do
     balance: LoadBalancer
     encrypt: Encryption = "all"
-    #: whether the user has demanded that: a job that cannot do all of it is refused
+    #: whether the user has set that explicitly: a job that cannot encrypt all of it is refused
     encryption_demanded: bool = False
     #: tasks that have a task agent, which reports how their processes end
     agents: Collection[str] = ()
     #: completes checkpoints
     disk: DiskThread = field(default_factory=DiskThread)
-    #: versions of checkpoints that are being completed, and since when the job has only waited for that, or for servers
-    #: that write one (monotonic, in seconds; 0: it does not)
+    #: versions of checkpoints that are being completed
     completing: set[int] = field(default_factory=set)
+    #: since when a job that is done waits for its last checkpoint only, monotonic, in seconds; 0: it does not
     last_checkpoint_since: float = 0.0
     #: whether the membership source is to be told of the state at once
     urgent: bool = True
@@ -53,7 +53,7 @@ class Job:
     usage: dict[str, Usage] = field(default_factory=dict)
     #: of the last steps; None: not known yet
     loss: float | None = None
-    #: since when the job stands still
+    #: since when the job makes no progress
     watch: ProgressWatch = field(default_factory=ProgressWatch)
     #: monotonic times in seconds, and the versions reached then
     progress: list[tuple[float, int]] = field(default_factory=list)

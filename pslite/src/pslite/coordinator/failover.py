@@ -31,9 +31,9 @@ from pslite.net.messages import (
 )
 from pslite.rate_limit import RateLimit
 
-#: losses of workers at one version that are no accident: the job fails
+#: losses of workers at one version: at so many the script is the likely cause, and the job fails
 MAX_LOSSES = RateLimit(3, 3600.0)
-#: signals that a program does not send itself
+#: signals that a program does not usually send to itself
 _SIGNALS_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)
 
 
@@ -108,9 +108,9 @@ def lose(job: Job, member: MemberState, how: str, *, fatal: bool = False) -> Non
 def count_loss(losses: Sequence[Incident], loss: Incident, heard: float, window: float) -> tuple[list[Incident], bool]:
     """Return the losses that count, with a worker's new one, and whether they are too many at its version.
 
-    What is lost at one time is one loss: with a host of many workers it is all of them.  That is on one host within
-    `window` seconds; elsewhere, where nothing was heard of the worker after the other loss was known, so that it cannot
-    have died of the work that it took over.
+    Workers lost at one time count as one loss, such as all workers of a host.  "At one time" means on one host within
+    `window` seconds.  On another host it means that nothing was heard of the worker after the other loss was known, so
+    that the work it took over cannot be the cause.
     """
     counted = [each for each in losses if loss.at - each.at < MAX_LOSSES.seconds]
     if not any((each.host == loss.host and loss.at - each.at <= window) or heard < each.at for each in counted):
@@ -157,7 +157,7 @@ def process_ended(job: Job, task: str, message: AgentExit) -> None:
     job.say(text)
     if state.plan is None and not state.somebody_waits_described and state.state == "waiting":
         if job.settings.start is None and message.signal in _SIGNALS_FROM_OUTSIDE:
-            # Nothing is known against the script, and the resource manager starts another process.
+            # The script is probably not the cause, and the resource manager starts another process.
             loss = Incident(time.monotonic(), state.version, task)
             state.losses, too_many = count_loss(state.losses, loss, loss.at, 0.0)
             if not too_many:

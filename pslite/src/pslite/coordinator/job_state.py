@@ -59,8 +59,9 @@ class MemberState:
     chief: bool = False
     #: a plan has removed it
     drained: bool = False
-    #: the job goes on without it although its process may live; how it held the job up, if that was the reason
+    #: whether the job goes on without it although its process may live
     given_up: bool = False
+    #: how it held the job up, if it was given up for that
     hung: str = ""
     #: step times of its last heartbeat that had any
     steps: StepTimes | None = None
@@ -104,9 +105,9 @@ class Incident(msgspec.Struct, frozen=True):
 
     #: monotonic, in seconds
     at: float
-    #: of the job; of a return the checkpoint's
+    #: version of the job; of a return, version of the checkpoint
     version: int
-    #: of a loss: the host of the workers that died
+    #: of a loss: host of the workers that died
     host: str = ""
 
 
@@ -266,7 +267,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
     rollbacks: list[Incident] = msgspec.field(default_factory=list, name="returns")
     rollback_reason: str = msgspec.field(default="", name="lost_with")
     returning: dict[str, Role] = {}
-    #: times of the last day at which the job stood still for too long
+    #: passed progress deadlines of the last day
     stalls: list[Incident] = []
     #: version of the newest complete checkpoint of this job; -1 if there is none
     checkpoint: int = msgspec.field(default=-1, name="snapshot")

@@ -17,14 +17,15 @@ from pslite.net.reliable_channel import ReliableChannel
 from pslite.storage.coordinator_log import CoordinatorLog
 from pslite.storage.disk_thread import DiskThread
 
-#: how long a disk that stalls is waited for at the end, in seconds
+#: how long `close` waits for a disk that stalls, in seconds
 _CLOSE_SECONDS = 5.0
 
 
 class LogWriter:
-    """Writes to the log, in a thread of its own; without one, or once it cannot be written, nothing is recorded.
+    """Writes the job's state to the log, in a thread of its own.
 
-    What follows from a state is sent when that state is written: `write` holds it back until then.
+    Messages that follow from a state are sent when that state is written: `write` holds them back until then.  Without
+    a log, or once it cannot be written, they are sent at once and nothing is recorded.
 
     Parameters
     ----------
@@ -33,7 +34,7 @@ class LogWriter:
     say
         takes lines for the user.
     wake
-        called by the thread when something is written, to have the loop call `write` again.
+        called by the thread after each write, so that the loop calls `write` again.
     before
         called by the thread before it writes.
 
@@ -53,8 +54,9 @@ class LogWriter:
         self.term = log.term if log is not None else 0
         #: whether the state has changed in a way that no counted message shows
         self.changed = False
-        #: what to do when the present state is written, and when the one is that is being written
+        #: what to do when the present state is written
         self._then: list[Callable[[], None]] = []
+        #: what to do when the state that is being written is written
         self._held: list[Callable[[], None]] = []
 
     @property
@@ -81,20 +83,20 @@ class LogWriter:
         return {}
 
     def then(self, action: Callable[[], None]) -> None:
-        """Do something once the state is written as it is now."""
+        """Call `action` when the present state is written."""
         self._then.append(action)
 
     def write(self, job: Job, channels: Collection[ReliableChannel]) -> None:
-        """Send what follows from the state that was written last, and begin to write what has changed since.
+        """Send the messages that follow from the state written last, and begin to write the state if it has changed.
 
-        While that goes on nothing else is begun: the next call after it does so.
+        While a write goes on, no other one is begun; the first call after its end begins the next.
 
         Parameters
         ----------
         job
             the job.
         channels
-            hold what follows from its state.
+            hold the messages that follow from its state.
 
         Raises
         ------
@@ -120,7 +122,7 @@ class LogWriter:
             action()
 
     def _begin(self, job: Job) -> bool:
-        """Begin to write what has changed; return whether there is anything."""
+        """Begin to write the state if it has changed; return whether it has."""
         scales = msgspec.msgpack.encode(job.factors) if job.factors_changed else None
         job.factors_changed = False
         channels = [member.channel for member in job.state.members.values()]
@@ -146,7 +148,7 @@ class LogWriter:
         return True
 
     def _written(self, result: object) -> None:
-        """Take the end of a write; if it failed, go on without a log."""
+        """Take the result of a write; if it failed, go on without a log."""
         if isinstance(result, LogError):
             if self._log is not None:
                 self._say(f"the coordinator's log cannot be written ({result}): the job ends if its coordinator dies")
@@ -156,7 +158,7 @@ class LogWriter:
             raise result
 
     def check(self) -> None:
-        """Have it checked that no other coordinator has opened the log since; `write` raises Fenced if one has."""
+        """Check, in the thread, that no other coordinator has opened the log; if one has, `write` raises Fenced."""
         if self._log is not None:
             self._disk.submit(self._log.check, self._written)
 
@@ -166,7 +168,7 @@ class LogWriter:
             self._disk.submit(self._log.remove, lambda _: None)
 
     def close(self) -> None:
-        """Release the log for another coordinator, once what is begun is written, or the disk has had its time."""
+        """Release the log for another coordinator when all is written, or after `_CLOSE_SECONDS`."""
         if self._log is not None:
             self._disk.submit(self._log.close, lambda _: None)
         self._disk.close(_CLOSE_SECONDS)

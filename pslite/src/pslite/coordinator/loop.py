@@ -93,7 +93,7 @@ class Coordinator:
     encrypt
         what goes over TLS.
     encryption_demanded
-        whether the user has demanded that: an all-reduce job, whose gradients torch (gloo) sends in clear, is refused.
+        whether the user has set that explicitly: an all-reduce job, whose gradients gloo cannot encrypt, is refused.
     log
         where to write what must not be forgotten, and what a coordinator before this one has written: then its job is
         continued.  It is closed at the end, and deleted if the job has ended.
@@ -273,7 +273,7 @@ class Coordinator:
             self._write_and_send()
 
     def _write_and_send(self) -> None:
-        """Have the state written to the log, and the messages sent that follow from what is written."""
+        """Begin to write the state to the log, and send the messages that follow from what is written."""
         self._log.write(self._job, [each.member.channel for each in self._connections if each.member is not None])
 
     def _wake(self) -> None:
@@ -319,7 +319,7 @@ class Coordinator:
             job.end("cancelled", "the scheduler cancelled it")
 
     def _end_given_up(self) -> None:
-        """Have task agents end processes that were given up, since one that hangs does not end by itself."""
+        """Tell task agents to end processes that were given up, since one that hangs does not end by itself."""
         for task, connection in self._agents.items():
             member = self._job.state.members.get(task)
             if member is not None and member.given_up and not connection.ending:

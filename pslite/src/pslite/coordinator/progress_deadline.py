@@ -1,8 +1,9 @@
-"""Progress deadline: what follows if the version of a job does not change for too long.
+"""Progress deadline: what the coordinator does if the version of a job does not change for too long.
 
 The deadline is learned from the job's own steps (`ProgressRule`).  When it has passed, every member writes the stacks
-of its threads to its log, and says whether its script computes and for whom it waits.  The member for which all others
-wait is given up as if it had died, so that another process takes its place; the second time within a day the job fails.
+of its threads to its log, and answers whether its script computes and for which members it waits.  The member for which
+the others wait is given up as if it had died, so that another process takes its place.  The second time within a day
+the job fails.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from pslite.coordinator.job_state import Incident, JobState, MemberState
 from pslite.net.messages import DumpStacks, Stacks
 from pslite.rate_limit import RateLimit
 
-#: restarts of members that hold a job up, and the one that is too many: the job fails
+#: deadlines that passed: at so many the job fails; before that, members that hold it up are restarted
 MAX_STALLS = RateLimit(2, 86400.0)
-#: how long members may take to say what they do, in seconds
+#: how long members may take to answer what they do, in seconds
 _ANSWER_SECONDS = 5.0
 
 
 class Stuck(NamedTuple):
-    """A member that holds the others up, and how."""
+    """A member that holds the others up, and how, in words that follow its name."""
 
     task: str
     how: str
 
 
 def check(job: Job, now: float) -> None:
-    """Look whether the job has made progress; if it has not for too long, find out why, and act."""
+    """Check whether the job makes progress; if it has made none for too long, find out why, and act."""
     state, watch = job.state, job.watch
     _give_up_undescribed(job, now)
     if not _expects_progress(state):
@@ -47,7 +48,7 @@ def check(job: Job, now: float) -> None:
         watch.asked = now
         watch.answers.clear()
         job.say(
-            f"no progress for {limit:.0f} s: the job stands at version {state.version}; its tasks write their stacks "
+            f"no progress for {limit:.0f} s: the job is still at version {state.version}; its tasks write their stacks "
             "to their logs"
         )
         job.tell(state.members, DumpStacks())
@@ -56,17 +57,17 @@ def check(job: Job, now: float) -> None:
 
 
 def take_stacks(job: Job, member: MemberState, message: Stacks) -> None:
-    """A member says what it does."""
+    """Take a member's answer."""
     if job.watch.asked:
         job.watch.answers[member.task] = message
 
 
 def _give_up_undescribed(job: Job, now: float) -> None:
-    """Give up workers whose scripts do not come so far as to say what they train: others may wait for them."""
+    """Give up workers whose scripts have not described the model in time: others may wait for them."""
     limit = job.settings.progress.first
     for member in job.state.waiting("worker") if limit else ():
         if not member.described and now - member.joined > limit:
-            member.hung = f"its script has not described the job within {limit:g} s after it had joined"
+            member.hung = f"its script has not described the model within {limit:g} s after it joined"
             lose(job, member, f"died or hangs: {member.hung}")
 
 
@@ -88,22 +89,22 @@ def _act(job: Job, now: float, limit: float) -> None:
     found = stuck_members(state.version, _workers(state), job.watch.answers)
     reason = f"no progress at version {state.version} for {limit:.0f} s"
     text = f"{reason}: " + (
-        "; ".join(f"{state.members[each.task].title} {each.how}" for each in found) or "nobody says why"
+        "; ".join(f"{state.members[each.task].title} {each.how}" for each in found) or "no member says why"
     )
     job.watch.rest(now)
     state.stalls = [each for each in state.stalls if now - each.at < MAX_STALLS.seconds]
     state.stalls.append(Incident(now, state.version))
     if MAX_STALLS.reached([each.at for each in state.stalls], now):
-        job.fail(f"{text}; a member was restarted for that before, within {MAX_STALLS.seconds / 3600:g} h")
+        job.fail(f"{text}; this happened before within {MAX_STALLS.seconds / 3600:g} h")
         return
     everybody = {each.task for each in found} >= set(_workers(state))
     if state.all_reduce and not found:
-        # perhaps two of them cannot reach each other: they connect again
+        # perhaps two of them cannot reach each other: a new group connects them again
         state.broken = state.broken or (now, state.plan.number if state.plan is not None else 0, text)
     elif state.all_reduce and everybody:
         job.fail(text)
     elif everybody or not found:
-        # their own processes begin again
+        # nobody would be left, or nobody is known to hang: all processes begin again
         checkpoints.go_back(job, text)
     else:
         for each in found:
@@ -118,33 +119,34 @@ def _workers(state: JobState) -> list[str]:
 
 
 def stuck_members(version: int, workers: list[str], answers: Mapping[str, Stacks]) -> list[Stuck]:
-    """Return the members that hold a job up, by what all have said; none where nobody says so.
+    """Return the members that hold a job up, by the answers of all; none if the answers do not tell.
 
     Parameters
     ----------
     version
-        the present one.
+        the job's present version.
     workers
         those of the plan in force that have not finished; all others are servers.
     answers
         by task.
 
     """
-    silent = [Stuck(task, "does not say what it does") for task in workers if task not in answers]
+    silent = [Stuck(task, "does not answer") for task in workers if task not in answers]
     if silent:
         return silent
     computing = [task for task in workers if answers[task].computes]
     if computing:
-        return [Stuck(task, f"computes step {version} since then, at {answers[task].place}") for task in computing]
+        how = "has been computing step {} since then, at {}"
+        return [Stuck(task, how.format(version, answers[task].place)) for task in computing]
     waits = {task: answers[task].waits_for for task in workers}
-    # both live and wait for each other: a worker is given up, since nothing is lost with it, unless all are at odds
-    # with one server
+    # a worker and a server that wait for each other: the worker is given up, since nothing is lost with it; or the
+    # server, if it and every worker wait for each other
     pairs = [(task, server) for task in workers for server in waits[task] if _waits(answers, server, task)]
     for server in dict.fromkeys(server for _, server in pairs):
         if len(workers) > 1 and {(task, server) for task in workers} <= set(pairs):
             return [Stuck(server, "does not take what workers push")]
     if pairs:
-        how = "and {} wait for each other: nothing comes through between them"
+        how = "and {} wait for each other: no data arrives between them"
         return [Stuck(task, how.format(server)) for task, server in dict(pairs).items()]
     servers = dict.fromkeys(server for task in workers for server in waits[task])
     for server in servers:

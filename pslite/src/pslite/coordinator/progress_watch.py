@@ -1,4 +1,4 @@
-"""Progress watch: since when a job stands still, and how long it may, learned from its own steps."""
+"""Progress watch: since when a job has made no progress, and how long it may make none, learned from its own steps."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 from pslite.net.messages import Stacks
 
-#: for so long a slow step counts, in seconds
+#: how long a slow step counts, in seconds
 _MEMORY_SECONDS = 86400.0
 
 
 @dataclass(frozen=True)
 class ProgressRule:
-    """How long a job may make no progress: at least `seconds`, and `factor` times its slowest step of the last day.
+    """How long a job may make no progress: `seconds`, or `factor` times its slowest step of the last day if longer.
 
-    Before its first step it may take twice `seconds`.  0: for ever.
+    Its first step may take twice `seconds`.  With 0 seconds there is no deadline.
     """
 
     seconds: float = 1800.0
@@ -29,23 +29,24 @@ class ProgressRule:
 
 @dataclass(eq=False)
 class ProgressWatch:
-    """When a job has made progress last."""
+    """When a job last made progress, and what its members answered when they were asked why it makes none."""
 
-    #: monotonic, in seconds
+    #: time of the last progress, monotonic, in seconds
     since: float = 0.0
-    #: the last version, and what else counts as progress
+    #: the version then, and numbers that count as progress when they change
     version: int = -1
     other: tuple[int, ...] = ()
-    #: whether a step has ended since it began to look
+    #: whether a step has ended since the last `rest`
     stepped: bool = False
     #: when steps of the last day ended and how long they took, without those before a slower one
     slowest: deque[tuple[float, float]] = field(default_factory=deque)
-    #: when members were asked what they do; 0: they are not; what they said, by task
+    #: when members were asked what they do, monotonic; 0: they were not asked
     asked: float = 0.0
+    #: their answers, by task
     answers: dict[str, Stacks] = field(default_factory=dict)
 
     def note(self, now: float, version: int, other: tuple[int, ...]) -> None:
-        """Take how far the job is."""
+        """Record how far the job is."""
         if (version, other) == (self.version, self.other):
             return
         if other == self.other and version > self.version >= 0:
@@ -63,11 +64,11 @@ class ProgressWatch:
         self.version, self.since, self.asked, self.stepped = -1, now, 0.0, False
 
     def longest(self, rule: ProgressRule) -> float:
-        """Return the longest deadline that is likely to be in force before the next plan; 0: for ever."""
+        """Return the longest deadline that is likely to apply before the next plan, in seconds; 0: none."""
         return max(rule.first, self.deadline(rule))
 
     def deadline(self, rule: ProgressRule) -> float:
-        """Return for how long the job may stand still, in seconds; 0: for ever."""
+        """Return how long the job may make no progress, in seconds; 0: no deadline."""
         if not rule.seconds:
             return 0.0
         learned = rule.factor * self.slowest[0][1] if self.slowest else 0.0

@@ -1,4 +1,4 @@
-"""Allow-list of the user's environment variables that a scheduler gets for the job's tasks, and what is a secret."""
+"""Allow-list: which of the user's environment variables a scheduler gets for the job's tasks, and which are secrets."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _UNREMARKABLE = (
 
 @dataclass(frozen=True)
 class UserEnvironment:
-    """What of a user's environment a scheduler gets."""
+    """The variables of a user's environment that a scheduler gets, and the names of those that it does not get."""
 
     variables: Mapping[str, str]
     #: names of variables that match the allow-list and are left out as secrets, in order
@@ -71,7 +71,7 @@ def user_environment(environ: Mapping[str, str]) -> UserEnvironment:
 
 
 def remarks(environment: UserEnvironment, limit: int = 12) -> tuple[str, ...]:
-    """What the user should know of variables that were left out, of as many as `limit` of them."""
+    """Return sentences for the user on the variables that were left out, with at most `limit` names each."""
     lines = []
     if environment.secrets:
         lines.append(

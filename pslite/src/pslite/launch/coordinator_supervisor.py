@@ -47,7 +47,7 @@ from pslite.storage.coordinator_log import CoordinatorLog, read_state
 #: environment variable with the folder of the log, and its value for no log
 STATE_VARIABLE = "DL2_STATE"
 _NO_LOG = "none"
-#: a coordinator that dies so often is not started again
+#: a coordinator that has died so often is not started again, and the job fails
 _MAX_DEATHS = RateLimit(10, 3600.0)
 #: a coordinator that has sent no status for so long hangs; half of the lease, after which members look for another one
 _HANG_SECONDS = 5.0

@@ -12,7 +12,7 @@ from typing import Any
 
 from pslite.errors import UsageError
 
-#: variable with the path of the certificate (PEM) of the daemon, or of who has signed it
+#: variable with the path of the certificate (PEM) of the daemon, or of the authority that signed it
 CERTIFICATE_VARIABLE = "DL2_DAEMON_CERTIFICATE"
 
 
@@ -23,12 +23,12 @@ def open_url(request: urllib.request.Request, timeout: float) -> Any:
 
 
 def check_private(daemon: str) -> None:
-    """Check that what is sent there is not in clear on a network: https, or this machine.
+    """Check that requests to the daemon do not cross a network unencrypted: it is reached by https, or on this machine.
 
     Raises
     ------
     UsageError
-        it is.
+        they would.
 
     """
     parts = urllib.parse.urlsplit(daemon)
@@ -41,7 +41,7 @@ def check_private(daemon: str) -> None:
         raise UsageError(
             f"DL2_DAEMON is {daemon!r}: registration sends the job's secrets, which go over https only; the "
             "administrator sets api.certificate in dl2d.yaml, and DL2_DAEMON to the https:// URL "
-            f"({CERTIFICATE_VARIABLE} names the certificate if this machine does not know who signed it)"
+            f"({CERTIFICATE_VARIABLE} names the certificate if this machine does not trust who signed it)"
         )
 
 

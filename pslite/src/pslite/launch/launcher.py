@@ -53,7 +53,7 @@ class Tasks:
 
 
 def _settings(environ: Mapping[str, str]) -> Settings:
-    """Return a coordinator's settings, with what the user has said."""
+    """Return a coordinator's settings, with those that the user has set."""
     return Settings(balance=balance_of(environ), progress=ProgressRule(progress_deadline(environ)))
 
 
@@ -116,7 +116,7 @@ def _listen_as(host: str, location: LogLocation, say: Callable[[str], None]) -> 
     except OSError:
         found = []
     for address in found:
-        # a name of this host that its own /etc/hosts has as a loopback address is another one elsewhere
+        # /etc/hosts may give a loopback address for this host's name, which other hosts resolve to another address
         if ipaddress.ip_address(address.partition("%")[0]).is_loopback and host not in (address, "localhost"):
             continue
         with contextlib.suppress(OSError):
@@ -127,7 +127,7 @@ def _listen_as(host: str, location: LogLocation, say: Callable[[str], None]) -> 
 
 
 def _listen(location: LogLocation, host: str = "") -> socket.socket:
-    """Listen where the members of a job that is gone on with look for their coordinator, otherwise on a free port."""
+    """Listen on the port to which the members of a job that is continued reconnect, otherwise on a free port."""
     try:
         return listen(host, location.port)
     except OSError as error:

@@ -19,13 +19,13 @@ _STDERR = 2
 
 @dataclass(frozen=True)
 class LogTail:
-    """Where error output goes, as far as it is a file, and how long the file was at the start."""
+    """The file to which error output goes, and its length at the start."""
 
     path: str
     start: int
 
     def text(self) -> str:
-        """Return path and last lines of what was written since; "" for nothing."""
+        """Return the path and the last lines written since; "" if nothing was."""
         try:
             with open(f"/proc/self/fd/{_STDERR}", "rb") as file:  # noqa: PTH123  (the file may have another name by now)
                 end = file.seek(0, os.SEEK_END)

@@ -26,7 +26,7 @@ from pslite.net.messages import AgentExit, AgentUsage
 
 #: time limits for the coordinator to acknowledge the report of a failure, and to be reached after a success
 _REPORT_SECONDS, _QUICK_SECONDS = 2.0, 0.2
-#: how long a process may take to end by itself that was given up
+#: how long a process that was given up may take to end by itself
 _GIVEN_UP_SECONDS = 10.0
 #: time limits for the first connection and for later ones, and the time between two polls
 _CONNECT_SECONDS, _AGAIN_SECONDS, _LOOK_SECONDS = 60.0, 5.0, 0.5

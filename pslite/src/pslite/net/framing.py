@@ -15,8 +15,8 @@ from pslite.errors import ConnectError, PeerLost, ProtocolError
 
 _LENGTH = struct.Struct("<I")
 _CHUNK = 65536
-#: seconds: how long nothing comes until the kernel asks the peer, between two questions, and how long neither an answer
-#: comes nor what was sent is confirmed, or taken, until the connection ends
+#: in seconds: silence after which the kernel probes the peer; time between two probes; time after which the connection
+#: ends if the peer has neither answered a probe nor acknowledged or taken data
 _IDLE, _INTERVAL, _SILENCE = 10, 5, 30
 
 T = TypeVar("T")
@@ -175,11 +175,11 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def watch_peer(sock: socket.socket) -> None:
-    """Have the kernel end a TCP connection whose peer is gone, or takes nothing, without saying so."""
+    """Have the kernel end a TCP connection whose peer is gone, or takes no data, without closing it."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, seconds in ((socket.TCP_KEEPIDLE, _IDLE), (socket.TCP_KEEPINTVL, _INTERVAL)):
         sock.setsockopt(socket.IPPROTO_TCP, option, seconds)
-    # also decides how many questions stay without an answer
+    # also determines the number of probes that may stay without an answer
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENCE * 1000)
 
 

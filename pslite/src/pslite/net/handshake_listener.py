@@ -34,8 +34,9 @@ class _PendingConnection:
     sock: socket.socket
     acceptor: Acceptor
     since: float
-    #: where it comes from: its address, and that with its port
+    #: address from which it comes
     address: str
+    #: the same with the port, for messages
     origin: str
     #: whether nothing has come yet that tells whether it speaks TLS
     undetected: bool
@@ -111,9 +112,9 @@ class HandshakeListener:
         self._selector.register(sock, selectors.EVENT_READ, lambda: self._on_readable(pending))
 
     def _make_room(self, host: str) -> None:
-        """Drop the oldest pending connection of an address that has too many, or of the one with the most of all.
+        """Drop a pending connection if there are too many: the oldest of this address, or of the one with the most.
 
-        Members prove themselves at once: those that wait are strangers, who must not keep members out.
+        Members authenticate at once, so connections that stay pending are not members', and must not keep members out.
         """
         count = Counter(pending.address for pending in self._pending)
         if count[host] >= _MAX_PENDING_OF_ADDRESS:

@@ -261,10 +261,11 @@ class Severed(Message, frozen=True):
 class Stacks(Message, frozen=True):
     """What I do, as `DumpStacks` asks; the stacks of my threads are in my log."""
 
-    #: whether a worker's script computes, and does not wait for others; and where it is
+    #: whether a worker's script computes, and does not wait for others
     computes: bool = False
+    #: file, line and function in which the script is
     place: str = ""
-    #: tasks of which I lack something
+    #: tasks from which I wait for data
     waits_for: tuple[str, ...] = ()
 
 
@@ -405,12 +406,12 @@ class Promote(Message, frozen=True):
 
     number: int
     gone: tuple[str, ...]
-    #: new owners with the numbers of their blocks: a member stands here once, and not once for each block
+    #: new owners, each with the numbers of its blocks
     owned: tuple[tuple[Member, tuple[int, ...]], ...]
 
     @classmethod
     def by_block(cls, number: int, gone: tuple[str, ...], owners: Mapping[int, Member]) -> Promote:
-        """Make it of the new owner of each block."""
+        """Make the message from the new owner of each block."""
         blocks: dict[str, list[int]] = {}
         members = {owner.task: owner for owner in owners.values()}
         for block, owner in owners.items():

@@ -59,12 +59,12 @@ class ReliableChannel:
             self._due.append(message)
 
     def send_now(self, message: Message) -> None:
-        """Send a message at once that follows from nothing and need not arrive."""
+        """Send a message at once, unnumbered: it does not depend on the recorded state and may be lost."""
         if self._channel is not None:
             self._channel.send(message)
 
     def hold(self) -> None:
-        """Have what is due until now sent by the next `release_held`, and what becomes due later by a later one."""
+        """Hold the messages that are due now for the next `release_held`; those that become due later are not in it."""
         self._held += self._due
         self._due = []
 
@@ -74,7 +74,7 @@ class ReliableChannel:
         self.release_held()
 
     def release_held(self) -> None:
-        """Send what was due at the last `hold`."""
+        """Send the messages that are held."""
         held, self._held = self._held, []
         if self._channel is not None:
             for message in held:

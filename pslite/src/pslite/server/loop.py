@@ -66,7 +66,7 @@ from pslite.storage.checkpoints import Saver
 
 #: the longest time between two readings of the control connection, in seconds
 _CONTROL_SECONDS = 0.2
-#: how long the end of a server waits for a disk, where the job does not, in seconds
+#: how long a server that ends waits for a checkpoint for which the job does not wait, in seconds
 _CLOSE_SECONDS = 2.0
 
 #: results of other threads: a prepared plan, why it cannot be prepared, an opened connection, a checkpoint, digests

@@ -41,7 +41,7 @@ from pslite.server.block_step import Steps
 from pslite.server.connections import Connections
 from pslite.server.server_state import ANY_WORKER, ServerState
 
-#: how long steps are continued until the loop looks at other things, in seconds
+#: how long steps are continued before the loop handles other events, in seconds
 _SLICE_SECONDS = 0.05
 
 
@@ -228,7 +228,7 @@ class Rounds(ABC):
         return bool(self.resumed)
 
     def waits_for(self) -> set[str]:
-        """Return the members of which something is missing: servers that have not confirmed the last step."""
+        """Return the servers that have not confirmed the last step."""
         return {task for block in self.server.owned.values() if block.awaits_backup for task in block.backups}
 
     @abstractmethod

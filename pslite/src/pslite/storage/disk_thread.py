@@ -1,4 +1,4 @@
-"""Disk thread: work on a file system, done in order beside a coordinator's loop, which goes on while a disk stalls."""
+"""Thread in which a coordinator does its work on a file system, in order, so that its loop never waits for a disk."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ T = TypeVar("T")
 
 
 class DiskThread:
-    """A thread that does one piece of work after the other; it is started with the first.
+    """A thread that does pieces of work one after the other; it is started with the first one.
 
     Parameters
     ----------
     wake
-        called in the thread after each piece of work, to have the loop call `take`.
+        called in the thread after each piece of work, so that the loop calls `take`.
     before
-        called in the thread before each.
+        called in the thread before each piece of work.
 
     """
 
@@ -31,14 +31,14 @@ class DiskThread:
         self._thread: threading.Thread | None = None
 
     def submit(self, work: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
-        """Have `work` done in the thread, and `take` call `done` with what it returns or raises."""
+        """Do `work` in the thread; `take` then calls `done` with what it returned or raised."""
 
         def run() -> Callable[[], None]:
             result: T | Exception
             try:
                 self._before()
                 result = work()
-            except Exception as error:  # noqa: BLE001  (whoever has submitted it knows which errors there are)
+            except Exception as error:  # noqa: BLE001  (the caller knows which errors there are)
                 result = error
             return lambda: done(result)
 
@@ -54,13 +54,13 @@ class DiskThread:
         return bool(self._open)
 
     def take(self) -> None:
-        """Call `done` for each piece of work that has been finished; in the loop's thread."""
+        """Call `done` for each piece of work that is finished, in the calling thread (the loop's)."""
         while not self._done.empty():
             self._open -= 1
             self._done.get()()
 
     def close(self, seconds: float) -> bool:
-        """Do what is left, but wait for no longer than this; return whether all is done.  Results are not taken."""
+        """Do the work that is left, waiting at most so long; return whether all is done.  Results are not taken."""
         if self._thread is None:
             return True
         self._queue.put(None)

@@ -37,7 +37,7 @@ from pslite.worker.weights_version import Progress
 
 #: the least time between two progress reports of a fast loop
 _PROGRESS_SECONDS = 0.1
-#: characters of the place where a script is that are told
+#: maximum number of characters of `Stacks.place`
 _MAX_PLACE = 1000
 #: the longest time between two looks at the control connection
 _LOOK_SECONDS = 0.2
@@ -133,7 +133,7 @@ class Membership(ABC):
         """Take a message that is not the same for all kinds of workers; in the control thread."""
 
     def _waits_for(self) -> tuple[str, ...]:
-        """Return the tasks of which something is missing, as far as that is known; in the control thread."""
+        """Return the tasks from which this worker waits for data, as far as known; called in the control thread."""
         return ()
 
     @abstractmethod
