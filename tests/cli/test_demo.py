@@ -40,7 +40,7 @@ class Demo:
         self.mark = f"{os.getpid()}-{time.monotonic_ns()}"
         self.process = subprocess.Popen(
             [sys.executable, "-m", "dl2d.cli", "demo", "--fast", "--out", str(self.out), *options],
-            env={**os.environ, "TMPDIR": str(self.temporary), _MARK: self.mark},
+            env={**os.environ, "TMPDIR": str(self.temporary), _MARK: self.mark, "DL2_ENV": _MARK},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
