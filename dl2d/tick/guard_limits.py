@@ -49,18 +49,20 @@ def guard(
     ranges = []
     for entry in decision.jobs:
         job, floor = jobs[entry.job], floors.get(entry.job, NOTHING)
+        resized_at = memory.resized_at.get(job.key)
         if job.key in silent:
-            ranges.append(_silent(entry, job, at))
+            found = _silent(entry, job, at)
         elif (
             (failures := memory.start_failures.get(job.key)) is not None
             and at < failures.retry_at(rules.backoff)
             and _grows(entry.previous, entry.allocation)
         ):
             found = _backing_off(entry, job, floor, failures, rules)
-            found.protected = _protected(entry, memory.resized_at.get(job.key), at, rules)
-            ranges.append(found)
         else:
-            ranges.append(_cooled(entry, job, floor, memory.resized_at.get(job.key), at, rules))
+            found = _cooled(entry, job, floor, resized_at, at, rules)
+        if resized_at is not None and entry.previous != NOTHING:
+            found.protected = max(at - resized_at, 0.0) < rules.cooldown_down
+        ranges.append(found)
     sums = [*_sums(ranges, snapshot, rules), *_growth_sums(ranges, snapshot, growth_limits)]
     if rules.churn or any(total.exceeded() for total in sums):
         _reserve(ranges)
@@ -170,7 +172,6 @@ def _cooled(
     if resized_at is None or held == NOTHING:
         return found
     elapsed = max(at - resized_at, 0.0)
-    found.protected = _protected(entry, resized_at, at, rules)
     shrinks = wanted.workers < held.workers or wanted.ps < held.ps
     cooling = (
         (_grows(held, wanted), rules.cooldown_up, "grow"),
@@ -188,11 +189,6 @@ def _cooled(
             found.desired = found.reserved = unchanged
             break
     return found
-
-
-def _protected(entry: JobDecision, resized_at: float | None, at: float, rules: GuardRules) -> bool:
-    """Whether a cool-down keeps the job from shrinking."""
-    return entry.previous != NOTHING and resized_at is not None and max(at - resized_at, 0.0) < rules.cooldown_down
 
 
 # Bounds of sums
