@@ -191,9 +191,8 @@ def test_a_job_goes_on_after_its_master_and_the_resource_manager_were_killed(
     time.sleep(5)
     daemon.wait_until(settled, "the job trains with the containers that it has now")
     live = {task.id for task in daemon.tasks(key, live=True)}
-    # Whether the master releases the containers depends on which of the two comes first.
-    if live != before:
-        assert not live & before
+    # Whether the master releases a node's containers depends on which of the two is in time with the ResourceManager.
+    if "ps-0" not in live:
         logs = [file for file in daemon.yarn.folder.glob("nm*/logs/*/*/*") if file.is_file()]
         texts = "".join(file.read_text(errors="replace") for file in logs)
         resumed = [int(version) for version in re.findall(r"from its checkpoint of version (\d+)", texts)]

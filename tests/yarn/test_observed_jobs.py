@@ -128,6 +128,21 @@ def test_an_application_whose_containers_wait_has_the_size_that_it_asks_for(
     assert [(each.state, each.static) for each in manager.listing().jobs] == [(RmJobState.PENDING, None)]
 
 
+def test_a_master_that_has_asked_for_nothing_yet_is_asked_again(yarn: FakeYarn, manager: YarnManager) -> None:
+    usage = {"partitionName": "", "used": amounts(384, 1, 0), "amUsed": amounts(384, 1, 0)}
+    alone = {"resourceInfo": {"resourceUsagesByPartition": [usage]}, "runningContainers": 1}
+    yarn.apps["bert-large"] = application(3, **alone)
+    yarn.more[path_of(ID)] = containers()
+    manager.listing()
+    wait_until(lambda: yarn.calls.count(f"GET {path_of(ID)}") > 0)
+    assert static_of(manager) is None
+    asked = [{"resourceName": "*", "numContainers": 4, "capability": amounts(1024, 2, 1)}]
+    yarn.apps["bert-large"] = application(3, resourceRequests=asked, **alone)
+    wait_until(lambda: static_of(manager) is not None)
+    (job,) = manager.listing().jobs
+    assert (job.state, job.reason) == (RmJobState.PENDING, "waits for 4 containers")
+
+
 def test_gpus_may_be_what_counts(yarn: FakeYarn, manager: YarnManager) -> None:
     yarn.apps["x"] = application(3, name="resnet")
     yarn.more[path_of(ID)] = containers(1, 2)

@@ -156,26 +156,38 @@ class WatchedApplications:
         return next((rule for rule in self._rules if rule.takes(*features)), None)
 
     def read(self, applications: Collection[Application]) -> Iterator[str]:
-        """Ask for the containers of applications whose number has changed, or that wait; yields what went wrong."""
-        changed = [
-            application
+        """Ask for the containers of applications that may have others by now; yields what went wrong.
+
+        At most ``_MAX_ASKED`` are asked for, those first that were asked for longest ago.
+        """
+        due = {
+            application.id: application
             for application in applications
             if application.state is RmJobState.RUNNING
             and self._is_outdated(application)
             and self._rule(application) is not None
-        ]
-        for application in changed[:_MAX_ASKED]:
-            before = self._containers.get(application.id, Containers())
+        }
+        # Those that have never been asked for, then the others in the order in which they were.
+        places = {name: place for place, name in enumerate(self._containers)}
+        order = sorted(due, key=lambda each: places.get(each, -1))
+        for application in (due[each] for each in order[:_MAX_ASKED]):
+            before = self._containers.pop(application.id, None)
             try:
                 containers = read_containers(self._client, application)
             except ResourceManagerError as error:
+                if before is not None:
+                    self._containers[application.id] = before
                 yield f"{application.id}: {error}"
             else:
-                self._containers[application.id] = replace(containers, started=before.started or containers.started)
+                started = before.started if before is not None else 0.0
+                self._containers[application.id] = replace(containers, started=started or containers.started)
         present = {application.id for application in applications}
         self._containers = {name: known for name, known in self._containers.items() if name in present}
         self._training &= present
 
     def _is_outdated(self, application: Application) -> bool:
         known = self._containers.get(application.id)
-        return known is None or known.listed != application.containers or known.waiting > 0
+        if known is None or known.listed != application.containers or known.waiting > 0:
+            return True
+        # A master asks for containers some seconds after YARN lists it as running.
+        return application.id not in self._training

@@ -238,7 +238,8 @@ class ServiceChanger:
             late = {task.job for task in waiting if task.submitted < since}
             services = [service for job, service in self._services.by_job.items() if job in late]
         running = [service for service in services if service.state is RmJobState.RUNNING and service.is_live]
-        for service in running[:_MAX_ASKED]:
+        for service in sorted(running, key=lambda each: each.reasons_asked)[:_MAX_ASKED]:
+            service.reasons_asked = self._clock()
             try:
                 reason = read_pending_reason(self._client, service.application)
             except ResourceManagerError as error:

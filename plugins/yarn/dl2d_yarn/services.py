@@ -38,6 +38,8 @@ class Service:
     removed: bool = False
     #: When the next attempt to change it is due.
     retry_at: float = 0.0
+    #: When YARN was asked last why its containers wait, seconds since 1970.
+    reasons_asked: float = 0.0
 
     @property
     def identity(self) -> RmIdentity:
