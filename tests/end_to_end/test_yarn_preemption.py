@@ -61,9 +61,9 @@ def test_preempted_workers_are_an_ordinary_resize(daemon: YarnDaemon, tmp_path: 
     # 11 of the cluster's 18 CPUs, of which its queue is guaranteed 7: master, coordinator, PS, four workers of 2.
     key = daemon.train("elastic", *FAST, epochs=300, gate=gate, max_workers=4, max_ps=1)
     daemon.wait_until(lambda: daemon.confirmed(key) == (4, 1), "the job has all it may have")
-    # 10 more, each small, for it matters where the job's containers run: two of the workers have to go.
-    prod = daemon.post_plain("prod", "bob", queue="prod", containers=9, cpu=1)
-    daemon.wait_until(lambda: app(daemon, prod)["runningContainers"] == 10, "the other application has its containers")
+    # All the rest, in containers that fit everywhere: two of the workers have to go.
+    prod = daemon.post_plain("prod", "bob", queue="prod", containers=10, cpu=1)
+    daemon.wait_until(lambda: app(daemon, prod)["runningContainers"] == 11, "the other application has its containers")
     assert app(daemon, f"dl2-{key.id}-{key.submitted}")["numNonAMContainerPreempted"] >= 2
     preempted = {task.id for task in daemon.tasks(key) if task.state is TaskState.FAILED}
     daemon.wait_until(lambda: daemon.confirmed(key) == (2, 1), "the job trains with what is left")
