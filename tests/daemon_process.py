@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -16,6 +17,8 @@ from typing import Any, Self
 import httpx2
 import yaml
 
+from dl2d.cli.daemon_client import daemon_trust
+from dl2d.config.settings import load_settings
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import Allocation, Job, JobKey, Role
 from dl2d.daemon.credentials import load_credentials
@@ -44,12 +47,12 @@ class DaemonProcess:
         self.arguments: list[str] = []
         self.settings = {
             "state_dir": str(self.state_dir),
-            "api": {"port": self.port, "heartbeat_seconds": 0.3},
             "schedule": {"poll_seconds": 0.5, "slot_seconds": 5},
             "store": {"progress_seconds": 0.2},
             # Where nothing is known of a model yet, what drf gives can be told beforehand.
             "policy": {"name": "drf"},
             **settings,
+            "api": {"port": self.port, "heartbeat_seconds": 0.3, **settings.get("api", {})},
         }
         self.write()
         self.process: subprocess.Popen[bytes] | None = None
@@ -92,7 +95,7 @@ class DaemonProcess:
         assert self.process is not None
         assert self.process.poll() is None, f"the daemon ended with {self.process.returncode}:\n{self.said()}"
         try:
-            return httpx2.get(f"{self.url}/v1/health", timeout=2).status_code == 200
+            return httpx2.get(f"{self.url}/v1/health", timeout=2, verify=self._trust()).status_code == 200
         except httpx2.TransportError:
             return False
 
@@ -110,7 +113,8 @@ class DaemonProcess:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        scheme = "https" if self.settings["api"].get("certificate") else "http"
+        return f"{scheme}://127.0.0.1:{self.port}"
 
     @property
     def store(self) -> SqlStore:
@@ -125,7 +129,10 @@ class DaemonProcess:
         if credential is None:
             credential = load_credentials(self.state_dir / "secret", create=False).for_submission()
         headers = {"Authorization": f"Bearer {credential}"}
-        return httpx2.post(f"{self.url}{path}", json=body, headers=headers, timeout=20)
+        return httpx2.post(f"{self.url}{path}", json=body, headers=headers, timeout=20, verify=self._trust())
+
+    def _trust(self) -> ssl.SSLContext | bool:
+        return daemon_trust(load_settings(self.config))
 
     def submit(self, request: Mapping[str, object], argv: list[str], **env: str) -> JobKey:
         """Submit a job that must be accepted."""

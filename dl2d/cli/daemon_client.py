@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 from collections.abc import Mapping
 from types import TracebackType
@@ -12,6 +13,7 @@ import httpx2
 from dl2d.config.settings import Settings
 from dl2d.core.errors import ConfigError, Denied, Dl2dError, NotFound, RequestError, Unavailable
 from dl2d.daemon.credentials import load_credentials
+from pslite.launch.daemon_http import CERTIFICATE_VARIABLE, certificate_text
 
 _SECONDS = 30.0
 
@@ -129,3 +131,17 @@ def daemon_trust(settings: Settings) -> ssl.SSLContext | bool:
     context.check_hostname = False
     context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
     return context
+
+
+def certificate_for_jobs(settings: Settings) -> str:
+    """Value of ``DL2_DAEMON_CERTIFICATE`` for a user's job: the caller's own, otherwise the daemon's certificate.
+
+    Empty without https, or where the caller may not read the certificate: then the nodes have to trust its authority.
+    """
+    own = os.environ.get(CERTIFICATE_VARIABLE, "")
+    if own or settings.api.certificate is None:
+        return own
+    try:
+        return certificate_text(settings.api.certificate.read_text(encoding="ascii", errors="replace"))
+    except OSError:
+        return ""

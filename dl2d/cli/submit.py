@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from dl2d.cli.daemon_client import DaemonClient, daemon_url
+from dl2d.cli.daemon_client import DaemonClient, certificate_for_jobs, daemon_url
 from dl2d.cli.follow_job import follow
 from dl2d.cli.job_file import JobFile, parse_override
 from dl2d.cli.options import ConfigOption, JobArgument, JsonOption, find_job, reading
@@ -27,6 +27,11 @@ from pslite.job.printable_text import printable
 from pslite.job.user_environment import remarks, user_environment
 
 RUNNER = "dl2-run"
+#: What makes a process a task of a job: a job that is submitted by a task of another one is no part of that.
+_TASK_VARIABLES = frozenset(
+    f"DL2_{name}"
+    for name in ("ARCHITECTURE", "COORDINATOR", "CREDENTIAL", "INSTANCE", "JOB", "PROOF", "ROLE", "TASK", "TOKEN")
+)
 
 
 def submit(
@@ -154,8 +159,8 @@ def _to_yarn(
         cwd=str(Path.cwd() / (job.cwd or "")),
         env=job.env,
     )
-    daemon = settings.api.advertise or daemon_url(settings)
-    service = posted_description(posted, yarn, daemon=daemon, archive=archive, files=files)
+    daemon, certificate = settings.api.advertise or daemon_url(settings), certificate_for_jobs(settings)
+    service = posted_description(posted, yarn, daemon=daemon, certificate=certificate, archive=archive, files=files)
     if show:
         print_json(service)
         return
@@ -176,10 +181,14 @@ def _to_yarn(
 
 def _to_slurm(job: JobFile, settings: Settings, options: list[str], *, wait: bool, as_json: bool) -> None:
     """Submit as the calling user, through sbatch: accounts, limits and plug-ins of the site hold as for any job."""
-    # sbatch runs as the user, and keeps the environment as for any job.
+    # sbatch runs as the user, and keeps the environment as for any job, except what makes a process a task of a job.
     environment = with_runner_in_path(
-        {name: value for name, value in os.environ.items() if not name.startswith("DL2_")}
+        {name: value for name, value in os.environ.items() if name not in _TASK_VARIABLES}
     )
+    if settings.api.advertise:
+        environment.setdefault("DL2_DAEMON", settings.api.advertise)
+    if certificate := certificate_for_jobs(settings):
+        environment.setdefault("DL2_DAEMON_CERTIFICATE", certificate)
     configured = settings.resource_manager.slurm.get("slurm_conf")
     if configured:
         environment.setdefault("SLURM_CONF", str(configured))

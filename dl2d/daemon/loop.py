@@ -129,7 +129,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             self._starts_anchors, self._tasks_as_owner = capabilities.starts_anchors, capabilities.other_users
             self._cluster = capabilities.cluster
             self._scheduler = f"{capabilities.name} {capabilities.version}".strip()
-            self._task_specs = TaskSpecs(self.url, credentials)
+            self._task_specs = TaskSpecs(self.url, credentials, self._server.certificates)
             parallel_submits = capabilities.parallel_submits
             self._manager_access = ManagerAccess(self._manager, parallel_submits=parallel_submits)
             self._starts = StartPool(self._submit, max(1, parallel_submits))

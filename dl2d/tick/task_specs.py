@@ -56,6 +56,8 @@ class TaskSpecs:
     url: str
     #: Makes the secrets of the jobs.
     credentials: Credentials
+    #: Value of ``DL2_DAEMON_CERTIFICATE`` by which coordinators verify the job API; "" for authorities they trust.
+    certificate: str = ""
 
     def of_job(self, job: Job) -> JobTaskSpecs:
         """What makes the specifications of a job's tasks, once its coordinator has called."""
@@ -77,6 +79,7 @@ class TaskSpecs:
             ("DL2_JOB", job.key.slug),
             ("DL2_DAEMON", self.url),
             ("DL2_CREDENTIAL", self.credentials.for_job(job.key)),
+            *((("DL2_DAEMON_CERTIFICATE", self.certificate),) if self.certificate else ()),
         )
         return TaskSpec(
             tag=task_tag(job.key, ANCHOR),

@@ -17,6 +17,7 @@ import yaml
 from cli.conftest import Dl2d, store_url, write_config
 from daemon.api.api_world import ApiWorld
 from daemon_process import free_port
+from self_signed import self_signed
 
 from dl2d.cli.submit import job_environment
 from dl2d.core.job_request import RequestRules
@@ -24,6 +25,7 @@ from dl2d.core.jobs import Job, JobState
 from dl2d.core.store import JobChange, Store
 from dl2d.store.sql_store import SqlStore
 from dl2d.testing.builders import make_nodes
+from pslite.launch.daemon_http import certificate_text
 
 JOB = {
     "name": "digits",
@@ -245,7 +247,8 @@ def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program = folder / "sbatch"
     program.write_text(
         f"#!{sys.executable}\nimport json, os, sys\n"
-        f"json.dump({{'argv': sys.argv[1:], 'script': sys.stdin.read(), 'conf': os.environ.get('SLURM_CONF')}}, "
+        f"json.dump({{'argv': sys.argv[1:], 'script': sys.stdin.read(), 'conf': os.environ.get('SLURM_CONF'), "
+        f"'dl2': {{key: value for key, value in os.environ.items() if key.startswith('DL2_')}}}}, "
         f"open({str(tmp_path / 'got.json')!r}, 'w'))\n"
         "sys.stderr.write(os.environ.get('SBATCH_SAYS', ''))\n"
         "print(os.environ.get('SBATCH_ANSWERS', '4711;cluster'))\nsys.exit(int(os.environ.get('SBATCH_ENDS', '0')))\n"
@@ -272,6 +275,26 @@ def test_slurm_gets_a_batch_script(dl2d: Dl2d, slurm: Path, sbatch: Path, folder
     assert f"cd -- {folder} || exit\n" in got["script"]
     assert got["script"].endswith("exec dl2-run python train.py --title 'two words'\n")
     assert dl2d("submit", "job.yaml", "--json", "-c", slurm).json == {"id": "4711", "status": None}
+
+
+def test_a_batch_job_gets_the_daemons_address_and_is_no_part_of_the_job_that_submits_it(
+    dl2d: Dl2d, slurm: Path, sbatch: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    given = {"DL2_DAEMON": "https://head:8910", "DL2_DAEMON_CERTIFICATE": "/shared/dl2d.pem", "DL2_ENV": "DATA"}
+    for name, value in {**given, "DL2_ROLE": "worker", "DL2_TOKEN": "00", "DL2_JOB": "c.1.2"}.items():
+        monkeypatch.setenv(name, value)
+    dl2d("submit", "job.yaml", "-c", slurm)
+    assert json.loads(sbatch.read_text())["dl2"] == given
+    for name in given:
+        monkeypatch.delenv(name)
+    certificate, key = map(str, self_signed(folder))
+    api = {"advertise": "https://other:8910", "certificate": certificate, "certificate_key": key}
+    manager = {"name": "slurm", "slurm": {}}
+    config = write_config(folder, jobs={"models": ["digits-mlp"]}, resource_manager=manager, api=api)
+    dl2d("submit", "job.yaml", "-c", config)
+    assert json.loads(sbatch.read_text())["dl2"] == {
+        "DL2_DAEMON": "https://other:8910", "DL2_DAEMON_CERTIFICATE": certificate_text(Path(certificate).read_text())
+    }  # fmt: skip
 
 
 def test_what_slurm_refuses(dl2d: Dl2d, slurm: Path, sbatch: Path, monkeypatch: pytest.MonkeyPatch):

@@ -14,6 +14,7 @@ import psutil
 import pytest
 from daemon_process import BIN
 from local_cluster import LocalCluster
+from self_signed import self_signed
 
 from dl2d.core.cluster import TaskState
 from dl2d.core.decision import Constraint
@@ -71,6 +72,15 @@ def test_two_jobs_share_the_nodes_and_end_with_the_weights_of_a_static_run(clust
     plans = cluster.store.runtime_plans(first)
     assert any(plan.removed for plan in plans)
     assert cluster.stop() == 0
+
+
+def test_jobs_verify_the_daemon_by_the_certificate_that_it_gives_them(tmp_path: Path) -> None:
+    """No authority has signed it, and no variable of the user names it."""
+    certificate, key = map(str, self_signed(tmp_path))
+    api = {"certificate": certificate, "certificate_key": key}
+    with LocalCluster(tmp_path, {"api": api}) as cluster:
+        job = cluster.train("private", *FAST, epochs=1, max_workers=1, max_ps=1)
+        assert cluster.ended(job).state is JobState.FINISHED
 
 
 @pytest.mark.slow

@@ -101,6 +101,12 @@ def test_a_job_is_a_service_and_its_secrets_are_not_in_it(yarn: FakeYarn, manage
     assert handle == yarn.apps[NAME]["id"]
 
 
+def test_containers_get_the_certificate_by_which_they_verify_the_daemon(yarn: FakeYarn, manager: YarnManager) -> None:
+    text = "der:MIIB+/8="
+    manager.submit(anchor(DL2_DAEMON_CERTIFICATE=text))
+    assert yarn.posted[NAME]["configuration"]["env"]["DL2_DAEMON_CERTIFICATE"] == text
+
+
 def test_a_listing_takes_two_calls_whatever_the_number_of_jobs(yarn: FakeYarn, manager: YarnManager) -> None:
     started(manager)
     for name in ("worker-1", "worker-2"):

@@ -76,7 +76,9 @@ def test_the_service_has_the_request_the_command_and_a_secret_and_not_the_daemon
         "cpus": 2, "memory": "1024", "additional": {"yarn.io/gpu": {"value": 1, "unit": ""}}
     }  # fmt: skip
     assert coordinator["number_of_containers"] == 1
-    shared = posted_description(POSTED, SETTINGS, daemon="http://head:8910")
+    assert "DL2_DAEMON_CERTIFICATE" not in environment
+    shared = posted_description(POSTED, SETTINGS, daemon="https://head:8910", certificate="der:MIIB")
+    assert shared["configuration"]["env"]["DL2_DAEMON_CERTIFICATE"] == "der:MIIB"
     assert shared["components"][1]["launch_command"] == (
         "cd /home/alice && exec /opt/dl2d/bin/dl2-run python train.py --name 'a b'"
     )

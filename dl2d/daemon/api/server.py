@@ -12,13 +12,16 @@ from fastapi import FastAPI
 
 from dl2d.core.errors import ConfigError
 from dl2d.daemon.api.connections import DEFAULT_LIMITS, ConnectionLimits, ConnectionTable
+from pslite.launch.daemon_http import certificate_text
 
 _BACKLOG = 1024
 
 
-def _check_certificate(certificate: Path, key: Path | None) -> None:
+def _read_certificate(certificate: Path, key: Path | None) -> str:
+    """The certificates as coordinators get them."""
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+        return certificate_text(certificate.read_text(encoding="ascii", errors="replace"))
     except OSError as error:
         raise ConfigError(
             f"api.certificate={certificate} api.certificate_key={key}: {error.strerror or error}; both are PEM "
@@ -39,8 +42,8 @@ class ApiServer:
     ) -> None:
         self._limits = limits
         self._certificate, self._certificate_key = certificate, certificate_key
-        if certificate is not None:
-            _check_certificate(certificate, certificate_key)
+        #: Certificates by which coordinators verify this server; "" without https.
+        self.certificates = "" if certificate is None else _read_certificate(certificate, certificate_key)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -25,8 +25,9 @@ from dl2d_yarn.settings import YarnSettings
 TASK_ROLES: Final = (Role.PS, Role.WORKER)
 _NAME: Final = re.compile(r"dl2-([a-z0-9-]+)-(0|[1-9][0-9]{0,11})")
 _MAX_NAME: Final = 63
-#: What a container needs of its job's environment to ask the daemon for its task.
+#: What a container needs of its job's environment to ask the daemon for its task, and what it may need.
 _ASKING: Final = ("DL2_DAEMON", "DL2_JOB", "DL2_CREDENTIAL")
+_CERTIFICATE: Final = "DL2_DAEMON_CERTIFICATE"
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_./:@%+=\[\]-]")
 #: YARN's names of dl2d's resources besides CPUs and memory.
 _NAMES: Final = {"gpu": "yarn.io/gpu"}
@@ -73,6 +74,8 @@ def service_description(anchor: TaskSpec, settings: YarnSettings) -> dict[str, A
     if runner is None:
         raise Rejected("dl2-run is not in the job's PATH: set resource_manager.yarn.runner to its path on the nodes")
     asking = {name: environment.get(name, "") for name in _ASKING}
+    if environment.get(_CERTIFICATE):
+        asking[_CERTIFICATE] = environment[_CERTIFICATE]
     for name, value in {"runner": runner, **asking}.items():
         if not value or _UNSAFE.search(value):
             # YARN writes it into a shell script.
@@ -84,7 +87,13 @@ def service_description(anchor: TaskSpec, settings: YarnSettings) -> dict[str, A
 
 
 def posted_description(
-    job: Posted, settings: YarnSettings, *, daemon: str, archive: str = "", files: Sequence[str] = ()
+    job: Posted,
+    settings: YarnSettings,
+    *,
+    daemon: str,
+    certificate: str = "",
+    archive: str = "",
+    files: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The service of a job as its user posts it, with the request in ``dl2.*`` properties and a new secret.
 
@@ -92,6 +101,8 @@ def posted_description(
     ----------
     daemon
         URL of the job API.
+    certificate
+        Value of ``DL2_DAEMON_CERTIFICATE``; "" where the nodes trust the authority that signed the daemon's.
     archive
         URI of an archive of ``dl2d pack``, which every container has as ``env``; "" for dl2-run of the settings.
     files
@@ -112,6 +123,8 @@ def posted_description(
         command = f"cd {shlex.quote(job.cwd)} && {command}"
     demands = {role: job.request.demand(role) for role in TASK_ROLES}
     environment = {**job.env, "DL2_DAEMON": daemon, SECRET: secrets.token_hex(32)}
+    if certificate:
+        environment[_CERTIFICATE] = certificate
     service = _filled(job.name, f"elastic job of dl2d: {job.name}", environment, command, demands, settings)
     configuration = service["configuration"]
     configuration["properties"] = {f"{PREFIX}{key}": value for key, value in job.directives.items()}

@@ -3,46 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from daemon.api.api_world import COMMAND, ApiWorld, error
+from self_signed import self_signed
 
 from dl2d.core.errors import ConfigError
 from dl2d.daemon.api import routes
 from dl2d.daemon.api.server import ApiServer
 from dl2d.testing.builders import OWNER
 from pslite.errors import UsageError
+from pslite.launch.daemon_http import certificate_text
 from pslite.launch.registration import register
 
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Certificate and key of 127.0.0.1."""
-    folder = tmp_path_factory.mktemp("certificate")
-    key, name = Ed25519PrivateKey.generate(), x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "dl2d")])
-    now = datetime.now(tz=UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
-        .sign(key, None)
-    )
-    paths = folder / "certificate.pem", folder / "key.pem"
-    paths[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    pem = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    paths[1].write_bytes(key.private_bytes(*pem))
-    return paths
+    return self_signed(tmp_path_factory.mktemp("certificate"))
 
 
 @pytest.fixture
@@ -67,6 +46,25 @@ def test_a_job_registers_over_https_and_verifies_the_daemon(world, certificate, 
     monkeypatch.setattr("pslite.launch.registration._REGISTER_SECONDS", 0.0)
     with pytest.raises(UsageError, match="CERTIFICATE_VERIFY_FAILED"):
         register(url, body, print)
+
+
+def test_a_certificate_that_the_daemon_gives_is_trusted_and_one_that_replaces_a_file_too(
+    world, certificate, tmp_path, monkeypatch
+):
+    key = world.add_anchor()
+    url = "https://{}:{}".format(*world.server.address)
+    # Certificate and key may be one file: a job gets the certificate alone.
+    both = certificate_text(certificate[0].read_text() + certificate[1].read_text())
+    assert both == world.server.certificates == certificate_text(certificate[0].read_text())
+    monkeypatch.setenv("DL2_DAEMON_CERTIFICATE", both)
+    assert register(url, body, print).job == key.slug
+    other, _ = self_signed(tmp_path)
+    monkeypatch.setenv("DL2_DAEMON_CERTIFICATE", str(other))
+    monkeypatch.setattr("pslite.launch.registration._REGISTER_SECONDS", 0.0)
+    with pytest.raises(UsageError, match="CERTIFICATE_VERIFY_FAILED"):
+        register(url, body, print)
+    other.write_bytes(certificate[0].read_bytes())
+    assert register(url, body, print).job == key.slug
 
 
 def test_plain_http_is_refused_on_both_sides_unless_it_stays_on_this_machine(monkeypatch):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import ipaddress
 import os
+import re
 import ssl
 import urllib.parse
 import urllib.request
@@ -12,8 +14,10 @@ from typing import Any
 
 from pslite.errors import UsageError
 
-#: variable with the path of the certificate (PEM) of the daemon, or of the authority that signed it
+#: variable with the certificate of the daemon, or of the authority that signed it: path (PEM), or `certificate_text`
 CERTIFICATE_VARIABLE = "DL2_DAEMON_CERTIFICATE"
+_TEXT = "der:"
+_PEM = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
 def open_url(request: urllib.request.Request, timeout: float) -> Any:
@@ -45,9 +49,33 @@ def check_private(daemon: str) -> None:
         )
 
 
-@lru_cache(maxsize=4)
+def certificate_text(pem: str) -> str:
+    """Return the certificates of a PEM file, and nothing else of it, as a value of DL2_DAEMON_CERTIFICATE.
+
+    Raises
+    ------
+    ValueError
+        one is not Base64.
+
+    """
+    found = b"".join(ssl.PEM_cert_to_DER_cert(part) for part in _PEM.findall(pem))
+    return _TEXT + base64.b64encode(found).decode()
+
+
 def _context(certificate: str) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=certificate or None)
+    # a file may be replaced while the job runs, when its certificate expires
+    changed = 0 if not certificate or certificate.startswith(_TEXT) else os.stat(certificate).st_mtime_ns  # noqa: PTH116
+    return _made_context(certificate, changed)
+
+
+@lru_cache(maxsize=4)
+def _made_context(certificate: str, changed: int) -> ssl.SSLContext:
+    del changed
+    if certificate.startswith(_TEXT):
+        context = ssl.create_default_context()  # the daemon's next certificate may be of an authority that is trusted
+        context.load_verify_locations(cadata=base64.b64decode(certificate.removeprefix(_TEXT)))
+    else:
+        context = ssl.create_default_context(cafile=certificate or None)
     # a certificate that is given is trusted as it is, whoever has signed it
     context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
     return context
