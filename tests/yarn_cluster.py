@@ -15,7 +15,7 @@ import tarfile
 import tempfile
 import time
 import xml.sax.saxutils
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -71,6 +71,8 @@ class YarnCluster:
         Configuration of Kerberos for the ResourceManager, or "".
     fail_over
         Whether there is a second ResourceManager, ``rm2``.
+    of_nodes
+        More properties of yarn-site.xml of the NodeManagers, one mapping for each.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class YarnCluster:
         scheduler: Mapping[str, str] | None = None,
         krb5_conf: str = "",
         fail_over: bool = False,
+        of_nodes: Sequence[Mapping[str, str]] = (),
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="dl2d-yarn-"))
         self._count = nodes
@@ -96,6 +99,7 @@ class YarnCluster:
         self._more = dict(properties or {})
         self._more_core = dict(core or {})
         self._more_scheduler = dict(scheduler or {})
+        self._of_nodes = of_nodes
         self._krb5_conf = krb5_conf
         #: Authenticates the calls of this fixture itself.
         self.auth: httpx2.Auth | None = None
@@ -352,12 +356,15 @@ class YarnCluster:
         nm = "yarn.nodemanager"
         ports = self._node_ports[_NODE_PORTS * number : _NODE_PORTS * (number + 1)]
         names = ("address", "localizer.address", "webapp.address", "collector-service.address", "amrmproxy.address")
-        addresses = {f"{nm}.{name}": f"127.0.0.1:{port}" for name, port in zip(names, ports, strict=True)}
+        # YARN knows attributes by host: nodes that differ in them have hosts of their own.
+        host = f"127.0.0.{number + 1 if self._of_nodes else 1}"
+        addresses = {f"{nm}.{name}": f"{host}:{port}" for name, port in zip(names, ports, strict=True)}
+        more = self._of_nodes[number] if self._of_nodes else {}
         folder = self.folder / f"nm{number}"
         return {
             **addresses,
             **self._capacity,
-            f"{nm}.hostname": "127.0.0.1",
+            f"{nm}.hostname": host,
             f"{nm}.local-dirs": f"{folder}/local",
             f"{nm}.log-dirs": f"{folder}/logs",
             f"{nm}.recovery.enabled": "true",
@@ -367,6 +374,7 @@ class YarnCluster:
             f"{nm}.vmem-check-enabled": "false",
             f"{nm}.disk-health-checker.max-disk-utilization-per-disk-percentage": "99.9",
             f"{nm}.sleep-delay-before-sigkill.ms": "2000",
+            **more,
         }
 
 

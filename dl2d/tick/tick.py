@@ -69,12 +69,12 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
     # Place and apply
     if mode is Mode.LIVE:
         positions = {job.tag: job.position for job in observed.listing.jobs if job.position is not None}
-        # A listing that lacks something stops nothing: neither what was decided nor to make room.
+        # A listing that lacks something resizes nothing: neither as was decided nor to make room.
         fixed = silent if not incomplete else [job.key for job in snapshot.jobs]
         plan = place(snapshot, slot_decision.in_force, deciders.placement, silent=fixed, positions=positions)
-        plan = plan if not incomplete else replace(plan, stops=())
-        outcome = apply(context, plan, reconciled.jobs, snapshot.at)
         waiting = startable_waiting_jobs(snapshot, slot_decision.in_force, plan, deciders.placement, silent=silent)
+        plan = plan if not incomplete else replace(plan, starts=(), stops=())
+        outcome = apply(context, plan, reconciled.jobs, snapshot.at)
         needless_wait = state.needless_wait.after(waiting, snapshot.at)
         set_aside = set_aside or set_aside_after_wait(deciders, needless_wait, context.idle_seconds)
 

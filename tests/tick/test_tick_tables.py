@@ -329,25 +329,27 @@ def test_an_anchor_whose_coordinator_calls_runs_whatever_listings_lack() -> None
     assert anchor_cell(SAYS["not listed, 3 times in 30 s"], "running", marked=False, calls=True) == (".", "")
 
 
-def test_an_incomplete_listing_carries_out_no_decision_to_shrink_and_is_shown() -> None:
-    """Nodes may be missing from it, so that jobs would seem to fit no more."""
+def test_an_incomplete_listing_carries_out_no_decision_to_resize_and_is_shown() -> None:
+    """Nodes may be missing from it, so that jobs would seem to fit no more, and tasks, so that they would run twice."""
     world = World(cluster_nodes=make_nodes(4))
     try:
         first = world.submit(max_workers=8, max_ps=8)
         world.settle()
-        world.submit(max_workers=8, max_ps=8)
+        second = world.submit(max_workers=8, max_ps=8)
         health = Health(lambda: world.elapsed)
         world.manager.incomplete = ("squeue: cannot read '17|RUN'",)
         world.manager.set_node(structs.replace(make_nodes(4)[3], capacity=Resources.of(cpu=8)))
         world.settle()
         health.completed(world.tick(400.0))
         assert (world.has(first), world.manager.stopped) == ((8, 8), [])
+        assert {task.job for task in world.store.tasks(live=False)} == {first}
         assert "listing is incomplete" in health.status().problems[0]
         assert "'17|RUN'" in health.status().problems[0]
         world.manager.incomplete = ()
         world.settle()
         health.completed(world.tick(400.0))
         assert world.has(first) < (8, 8)
+        assert world.has(second) != (0, 0)
         assert health.status().problems == ()
     finally:
         world.close()

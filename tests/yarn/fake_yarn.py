@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx2
 from yarn.rm_answers import app, client_of, lists, node, scheduler
 
 from dl2d_yarn.manager import YarnManager
 from dl2d_yarn.settings import YarnSettings
+
+M = TypeVar("M", bound=YarnManager)
 
 
 class FakeYarn:
@@ -86,9 +88,15 @@ class FakeYarn:
     def end(self, name: str, final: str) -> None:
         self.apps[name] |= {"state": "FINISHED", "finalStatus": final}
 
-    def manager(self, clock: Callable[[], float] = time.time, **more: object) -> YarnManager:
+    def manager(
+        self,
+        clock: Callable[[], float] = time.time,
+        *,
+        kind: type[M] = YarnManager,
+        **more: object,  # type: ignore[assignment]
+    ) -> M:
         given = {"addresses": ["http://rm:8088"], "user": "dl2d", "runner": "/opt/dl2/bin/dl2-run", **more}
-        return YarnManager(YarnSettings.parse(given), clock=clock, client=client_of(self.answer))
+        return kind(YarnSettings.parse(given), clock=clock, client=client_of(self.answer))
 
 
 _LISTED = {"name", "resource", "number_of_containers"}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from yarn.rm_answers import app, client_of, client_of_lists, lists, node, queue, scheduler, service
+from yarn.spoiled_answers import spoiled
 
 from dl2d.core.cluster import NodeState
 from dl2d.core.errors import ResourceManagerError, Unavailable
@@ -85,36 +85,6 @@ def test_a_service_in_an_unknown_state_tells_nothing() -> None:
 
 def test_the_version() -> None:
     assert read_version(client_of_lists(lists())) == "3.4.2"
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=5,
-)
-
-
-def paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Paths to everything inside a JSON value."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path, *(found for key, inner in items for found in paths(inner, (*path, key)))]
-
-
-@st.composite
-def spoiled(draw: st.DrawFn, answer: Any) -> Any:
-    """An answer in which something is missing or something else stands."""
-    answer = json.loads(json.dumps(answer))
-    path = draw(st.sampled_from(paths(answer)))
-    if not path:
-        return draw(JSON)
-    inner = answer
-    for key in path[:-1]:
-        inner = inner[key]
-    if draw(st.booleans()):
-        del inner[path[-1]]
-    else:
-        inner[path[-1]] = draw(JSON)
-    return answer
 
 
 GOOD = lists([app(1), app(2, "FINISHED", "SUCCEEDED")], [node(1), node(2, "LOST")])
