@@ -17,7 +17,8 @@ from dl2d.core.jobs import Job, JobKey
 from dl2d.core.json_codec import as_plain
 from dl2d.core.store import DecisionEntry, Resize, RuntimePlan, SlotSummary, Store
 
-_MOST = 100_000
+#: Slots and resizes that are shown at most.
+_MOST = 10_000
 
 
 def history(
@@ -54,11 +55,9 @@ def history(
 
 
 def _of_job(store: Store, job: Job, limit: int, *, as_json: bool) -> None:
-    changed = [
-        entry for entry in store.decisions(job.key, limit=_MOST) if entry.decided.previous != entry.decided.allocation
-    ][:limit][::-1]
+    changed = store.decisions(job.key, limit=limit, changed=True)[::-1]
     resizes = store.resizes(job.key, limit=limit)[::-1]
-    plans = [(job.key, plan) for plan in store.runtime_plans(job.key)][-limit:]
+    plans = [(job.key, plan) for plan in store.runtime_plans(job.key, limit=limit)]
     if as_json:
         print_json({"job": job.key.slug, "decisions": [_change_json(entry) for entry in changed],
                     **_resizes_json(resizes, plans)})  # fmt: skip
@@ -78,7 +77,7 @@ def _of_job(store: Store, job: Job, limit: int, *, as_json: bool) -> None:
 
 
 def _plans(store: Store, jobs: set[JobKey], limit: int) -> list[tuple[JobKey, RuntimePlan]]:
-    found = [(key, plan) for key in sorted(jobs) for plan in store.runtime_plans(key)]
+    found = [(key, plan) for key in sorted(jobs) for plan in store.runtime_plans(key, limit=limit)]
     return sorted(found, key=lambda item: (item[1].at, item[0], item[1].number))[-limit:]
 
 

@@ -8,12 +8,15 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from pslite.job.printable_text import printable
 
+#: Width that a column which may be cut has at least, if enough other columns can be left out.
+_FLEXIBLE_WIDTH = 24
 #: Width of tables that do not go to a terminal: wide enough that nothing has to be cut or wrapped.
 FILE_WIDTH = 400
 
@@ -44,12 +47,22 @@ def print_tables(*parts: RenderableType) -> None:
     typer.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[str | Text]], *, title: str = "") -> Table:
+def table(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str | Text]],
+    *,
+    title: str = "",
+    dispensable: Sequence[str] = (),
+) -> Table:
     """A plain table.
 
     Headings that begin with ``>`` stand over columns of numbers. Where some begin with ``~``, each row keeps to one
     line of a terminal, at the cost of these columns alone as long as that is enough; elsewhere long texts are wrapped.
+    Where these would become too narrow, ``dispensable`` columns are left out, the first one first.
     """
+    rows = list(rows)
+    kept = _columns_that_fit(headings, rows, dispensable, console().width)
+    headings, rows = [headings[place] for place in kept], [[row[place] for place in kept] for row in rows]
     made = Table(box=None, pad_edge=False, title=title or None, title_justify="left", title_style="bold")
     flexible = [heading.startswith("~") for heading in headings]
     for heading, may_be_cut in zip(headings, flexible, strict=True):
@@ -68,6 +81,24 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str | Text]], *, titl
         )
         made.add_row(*(_one_line(cell) if cut else cell for cell, cut in zip(cells, flexible, strict=True)))
     return made
+
+
+def _columns_that_fit(
+    headings: Sequence[str], rows: Sequence[Sequence[str | Text]], dispensable: Sequence[str], width: int
+) -> list[int]:
+    """The places of the columns for which a terminal of this width has room, as far as others can be left out."""
+    names = [heading.lstrip(">~") for heading in headings]
+    widths = [max(cell_len(str(row[place])) for row in (names, *rows)) for place in range(len(headings))]
+    needed = [
+        min(width, _FLEXIBLE_WIDTH) if heading.startswith("~") else width
+        for heading, width in zip(headings, widths, strict=True)
+    ]
+    kept = list(range(len(headings)))
+    for name in dispensable:
+        if sum(needed[place] + 1 for place in kept) - 1 <= width:
+            break
+        kept.remove(names.index(name))
+    return kept
 
 
 def _one_line(cell: Text) -> Text:

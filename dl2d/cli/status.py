@@ -46,12 +46,19 @@ _NO_JOBS_OF_A_DAY: Final = "no job is waiting or running, and none ended within 
 _HEADINGS = (
     "ID", "~NAME", "USER", "MODEL", "STATE", ">WORKERS", ">PS", ">EPOCH", ">STEPS/S", ">LOSS", ">AGE", "~WHY",
 )  # fmt: skip
+#: Columns that a narrow terminal does without, the first one first.
+_DISPENSABLE = ("MODEL", "LOSS", "STEPS/S", "USER", "AGE")
+#: Jobs that are shown at most.
+_MOST = 10_000
 _TASK_HEADINGS = ("TASK", "STATE", "NODE", ">SINCE", ">CPU", ">MEMORY", ">GPU", ">STEP/P95 MS", "~NOTE")
 
 
 def status(
     job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="Only this job, with its tasks.")] = None,
     every: Annotated[bool, typer.Option("--all", "-a", help="Also jobs that ended within the last day.")] = False,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, max=_MOST, help="How many of the newest jobs to show.")
+    ] = 1000,
     newest: Annotated[bool, typer.Option("--newest", help="Newest first instead of submit order.")] = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep showing, once a second, until Ctrl-C.")] = False,
     as_json: JsonOption = False,
@@ -63,10 +70,13 @@ def status(
     if not as_json and (health.problems or not health.runs):
         typer.echo(f"daemon: {health.text.removeprefix('; ')}", err=True)
     with reading(settings) as store:
+        left_out = 0
 
         def look() -> tuple[Sequence[JobLine], tuple[TaskLine, ...]]:
+            nonlocal left_out
             if job is None:
                 lines = job_lines(store, ended_since=time.time() - _DAY if every else None)
+                left_out, lines = max(0, len(lines) - limit), lines[-limit:]
                 return (lines[::-1] if newest else lines), ()
             chosen = find_job(store, job)
             last = [] if chosen.state.ended else store.decisions(chosen.key, limit=1)
@@ -74,7 +84,8 @@ def status(
 
         if as_json:
             lines, tasks = look()
-            print_json(_as_json(store, lines, tasks, with_tasks=job is not None) | {"daemon": health.as_json()})
+            shown = _as_json(store, lines, tasks, with_tasks=job is not None)
+            print_json(shown | {"left_out": left_out, "daemon": health.as_json()})
         elif watch and on_terminal():
             _watch(look)
         else:
@@ -85,6 +96,8 @@ def status(
                 print_tables(*_tables(lines, tasks, time.time()))
             else:
                 typer.echo(_NO_JOBS_OF_A_DAY if every else _NO_JOBS)
+            if left_out:
+                typer.echo(f"{left_out} older jobs are left out: --limit {left_out + limit} shows them, too")
             if every:
                 typer.echo(f"store: {byte_size(store.size())}")
 
@@ -123,8 +136,9 @@ def task_lines(store: SiteStore, key: JobKey) -> tuple[TaskLine, ...]:
     """The tasks that have not ended, and those that failed."""
     reports = {report.task: report for report in store.task_reports(key)}
     live = [TaskLine(task.id, task, reports.pop(task.id, None)) for task in store.tasks(live=True, job=key)]
-    ended = {task.id: task for task in store.tasks(live=False, job=key) if task.id in reports}
-    return (*live, *(TaskLine(name, ended.get(name), report) for name, report in reports.items() if report.how))
+    lost = {name: report for name, report in reports.items() if report.how}
+    ended = {task.id: task for task in store.named_tasks(key, lost)}
+    return (*live, *(TaskLine(name, ended.get(name), report) for name, report in lost.items()))
 
 
 def _watch(look: Callable[[], tuple[Sequence[JobLine], tuple[TaskLine, ...]]]) -> None:
@@ -142,7 +156,7 @@ def _watch(look: Callable[[], tuple[Sequence[JobLine], tuple[TaskLine, ...]]]) -
 
 
 def _tables(lines: Sequence[JobLine], tasks: Sequence[TaskLine], now: float) -> list[Table]:
-    parts = [table(_HEADINGS, (_row(line, now) for line in lines))]
+    parts = [table(_HEADINGS, (_row(line, now) for line in lines), dispensable=_DISPENSABLE)]
     if tasks:
         parts.append(table(_TASK_HEADINGS, (_task_row(line, now) for line in tasks)))
     return parts

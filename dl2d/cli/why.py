@@ -23,7 +23,8 @@ from dl2d.core.policy_registry import SiteStore
 from dl2d.core.store import DecisionEntry, Slot, Store, TaskReport
 from dl2d.core.tick_plan import Deferred, Failure
 
-_MOST = 100_000
+#: Decisions that are shown at most.
+_MOST = 10_000
 #: Lost tasks that are shown.
 _MAX_LOST = 20
 
@@ -53,7 +54,12 @@ class Answer:
 def why(
     job: JobArgument,
     slot: Annotated[int | None, typer.Option("--slot", min=1, help="The decision in this slot.")] = None,
-    every: Annotated[bool, typer.Option("--all", "-a", help="All decisions on the job, oldest first.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", "-a", help="All decisions on the job, oldest first, as far as --limit goes.")
+    ] = False,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, max=_MOST, help="With --all: how many of the newest to show.")
+    ] = 1000,
     again: Annotated[
         bool, typer.Option("--recompute", help="Decide again from the recorded inputs; exit 1 if the answer differs.")
     ] = False,
@@ -66,7 +72,7 @@ def why(
     settings = load_settings(config)
     with reading(settings) as store:
         chosen = as_of_now(find_job(store, job))
-        answers = _answers(store, chosen, slot, every=every)
+        answers = _answers(store, chosen, slot, limit if every else 1)
         if again:
             answers = [replace(answer, recomputed=_recomputed(store, settings, answer)) for answer in answers]
         tasks = store.tasks(live=True, job=chosen.key)
@@ -79,7 +85,7 @@ def why(
         raise typer.Exit(1)
 
 
-def _answers(store: Store, job: Job, number: int | None, *, every: bool) -> list[Answer]:
+def _answers(store: Store, job: Job, number: int | None, limit: int) -> list[Answer]:
     if number is not None:
         slot = store.slot(number)
         if slot is None:
@@ -93,7 +99,7 @@ def _answers(store: Store, job: Job, number: int | None, *, every: bool) -> list
                 )  # fmt: skip
                 return [_answer(slot, found)]
         raise RequestError("--slot", f"slot {number} has no decision on job {job.key.id}")
-    entries = store.decisions(job.key, limit=_MOST if every else 1)
+    entries = store.decisions(job.key, limit=limit)
     return [_answer(store.slot(entry.slot), entry) for entry in reversed(entries)]
 
 

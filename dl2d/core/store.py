@@ -20,6 +20,9 @@ from dl2d.core.jobs import FailureCause, Job, JobKey, JobRequest, JobState, Prog
 from dl2d.core.measured_speeds import JobSpeeds, MeasuredLoss, MeasuredSpeeds, TrainingKind
 from dl2d.core.tick_plan import Outcome, Plan, Start
 
+#: Jobs of one name or id that have ended and that ``Store.find_jobs`` finds.
+MAX_NAMESAKES = 100
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
@@ -371,7 +374,10 @@ class Store(TickStore, Protocol):
         ...
 
     def find_jobs(self, text: str) -> tuple[Job, ...]:
-        """Jobs whose slug, id or name is ``text``, newest first."""
+        """Jobs whose slug, id or name is ``text``, newest first.
+
+        Those that have not ended, and the last ``MAX_NAMESAKES`` that have.
+        """
         ...
 
     def named_tasks(self, job: JobKey, names: Collection[str]) -> tuple[Task, ...]:
@@ -394,8 +400,8 @@ class Store(TickStore, Protocol):
         """Keep plans that a coordinator reported; a number that is known already is passed over."""
         ...
 
-    def runtime_plans(self, job: JobKey) -> tuple[RuntimePlan, ...]:
-        """Plans by number."""
+    def runtime_plans(self, job: JobKey, *, limit: int | None = None) -> tuple[RuntimePlan, ...]:
+        """Plans by number; the last ``limit`` of them."""
         ...
 
     def slot(self, number: int) -> Slot | None:
@@ -406,6 +412,6 @@ class Store(TickStore, Protocol):
         """Newest first."""
         ...
 
-    def decisions(self, job: JobKey, *, limit: int = 100) -> tuple[DecisionEntry, ...]:
-        """The job's decisions, newest first."""
+    def decisions(self, job: JobKey, *, limit: int = 100, changed: bool = False) -> tuple[DecisionEntry, ...]:
+        """The job's decisions, newest first; with ``changed`` those that changed its allocation."""
         ...

@@ -26,7 +26,7 @@ from dl2d.core.policy_registry import SiteStore
 from dl2d.core.resource_manager import ResourceManager, TaskSpec
 from dl2d.daemon.api.admission import Admission
 from dl2d.daemon.api.application import create_api
-from dl2d.daemon.api.connections import ConnectionLimits, RateLimiter
+from dl2d.daemon.api.connections import HEARTBEATS_PER_SECOND, ConnectionLimits, RateLimiter
 from dl2d.daemon.api.dependencies import ManagerAccess, Services
 from dl2d.daemon.api.server import ApiServer
 from dl2d.daemon.credentials import load_credentials
@@ -154,6 +154,7 @@ class Daemon(AbstractContextManager["Daemon"]):
                 mode=lambda: self._context.mode,
                 health=self._health,
                 rate=RateLimiter(settings.api.requests_per_second, _BURST * settings.api.requests_per_second, timer),
+                heartbeat_rate=RateLimiter(HEARTBEATS_PER_SECOND, _BURST * HEARTBEATS_PER_SECOND, timer),
                 wake=self.wake,
             )
             last = next(iter(store.slots(limit=1)), None)

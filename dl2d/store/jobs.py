@@ -24,12 +24,12 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Mapped, mapped_column
 
-from dl2d.core.cluster import submit_order
+from dl2d.core.cluster import in_submit_order
 from dl2d.core.errors import DuplicateJob, StoreError
 from dl2d.core.jobs import NO_LAUNCH, Allocation, Job, JobKey, JobRequest, JobState, Launch, Owner, Progress
 from dl2d.core.measured_speeds import JobSpeeds, MeasuredLoss, TrainingKind
 from dl2d.core.resources import Resources
-from dl2d.core.store import JobChange
+from dl2d.core.store import MAX_NAMESAKES, JobChange
 from dl2d.store import job_measurements
 from dl2d.store.mapping import (
     EMPTY,
@@ -70,7 +70,8 @@ class JobRow(_Reported, Base):
 
     __tablename__ = "jobs"
     __table_args__ = (
-        *(Index(None, name) for name in ("state", "submitted", "id", "name", "ended_at")),
+        *(Index(None, name) for name in ("state", "submitted", "id", "ended_at")),
+        Index(None, "name", "ended_at"),
         # Of elastic jobs, which each tick reads: on most sites that are observed, nearly all jobs are static.
         Index(
             "ix_jobs_elastic_ended_at",
@@ -258,8 +259,13 @@ def find_jobs(connection: Connection, text: str) -> tuple[Job, ...]:
     """See ``Store.find_jobs``."""
     if "\0" in text:
         return ()
-    named = (JobRow.slug == text) | (JobRow.id == text) | (JobRow.name == text)
-    return _in_submit_order(connection, _jobs().where(named))[::-1]
+    found: dict[JobKey, Job] = {}
+    for named in (JobRow.slug == text, JobRow.id == text, JobRow.name == text):
+        query = _jobs().where(named)
+        ended = query.where(JobRow.ended_at.is_not(None)).order_by(JobRow.ended_at.desc()).limit(MAX_NAMESAKES)
+        for some in (query.where(JobRow.ended_at.is_(None)), ended):
+            found |= {job.key: job for job in map(job_of, connection.execute(some))}
+    return in_submit_order(list(found.values()))[::-1]
 
 
 def jobs(connection: Connection, *, live: bool, limit: int | None) -> tuple[Job, ...]:
@@ -282,8 +288,7 @@ def last_ended(connection: Connection, limit: int) -> tuple[Job, ...]:
 
 
 def _in_submit_order(connection: Connection, query: Select[Any]) -> tuple[Job, ...]:
-    found = map(job_of, connection.execute(query))
-    return tuple(sorted(found, key=lambda job: submit_order(job.key)))
+    return in_submit_order([job_of(row) for row in connection.execute(query)])
 
 
 def job_numbers(connection: Connection, keys: Iterable[JobKey], *, lock: bool = False) -> dict[JobKey, int]:

@@ -251,7 +251,7 @@ def slots(connection: Connection, limit: int) -> tuple[SlotSummary, ...]:
     return tuple(_SUMMARY.record(row, f"slot {row.number}") for row in connection.execute(query))
 
 
-def decisions(connection: Connection, job: JobKey, limit: int) -> tuple[DecisionEntry, ...]:
+def decisions(connection: Connection, job: JobKey, limit: int, *, changed: bool) -> tuple[DecisionEntry, ...]:
     """See ``Store.decisions``."""
     of_slot: list[Any] = [SlotRow.at, SlotRow.policy, SlotRow.policy_version, SlotRow.inputs_hash, SlotRow.measure]
     query = (
@@ -262,6 +262,9 @@ def decisions(connection: Connection, job: JobKey, limit: int) -> tuple[Decision
         .order_by(DecisionRow.slot.desc())
         .limit(limit)
     )
+    if changed:
+        workers, ps = DecisionRow.workers != DecisionRow.previous_workers, DecisionRow.ps != DecisionRow.previous_ps
+        query = query.where(workers | ps)
     return tuple(_entry(row, job) for row in connection.execute(query))
 
 

@@ -288,10 +288,10 @@ class SqlStore:
         with self._database.writing(f"keeping plans of job {job.slug}") as connection:
             task_queries.add_runtime_plans(connection, job, plans)
 
-    def runtime_plans(self, job: JobKey) -> tuple[RuntimePlan, ...]:
+    def runtime_plans(self, job: JobKey, *, limit: int | None = None) -> tuple[RuntimePlan, ...]:
         """See ``Store.runtime_plans``."""
         with self._database.reading(f"reading plans of job {job.slug}") as connection:
-            return task_queries.runtime_plans(connection, job)
+            return task_queries.runtime_plans(connection, job, limit)
 
     # Slots and decisions
 
@@ -315,10 +315,10 @@ class SqlStore:
         with self._database.reading("listing slots") as connection:
             return slot_queries.slots(connection, limit)
 
-    def decisions(self, job: JobKey, *, limit: int = 100) -> tuple[DecisionEntry, ...]:
+    def decisions(self, job: JobKey, *, limit: int = 100, changed: bool = False) -> tuple[DecisionEntry, ...]:
         """See ``Store.decisions``."""
         with self._database.reading(f"reading decisions on job {job.slug}") as connection:
-            return slot_queries.decisions(connection, job, limit)
+            return slot_queries.decisions(connection, job, limit, changed=changed)
 
     def keep_guard_memory(self, memory: GuardMemory) -> None:
         """See ``TickStore.keep_guard_memory``."""

@@ -425,15 +425,16 @@ def runtime_plan_of(row: Row[Any]) -> RuntimePlan:
     return _RUNTIME_PLAN.record(row, f"runtime plan {row.number}")
 
 
-def runtime_plans(connection: Connection, job: JobKey) -> tuple[RuntimePlan, ...]:
+def runtime_plans(connection: Connection, job: JobKey, limit: int | None) -> tuple[RuntimePlan, ...]:
     """See ``Store.runtime_plans``."""
     query = (
         select(*columns(RuntimePlanRow))
         .join(JobRow, JobRow.number == RuntimePlanRow.job_number)
         .where(JobRow.slug == job.slug)
-        .order_by(RuntimePlanRow.number)
+        .order_by(RuntimePlanRow.number.desc())
+        .limit(limit)
     )
-    return tuple(map(runtime_plan_of, connection.execute(query)))
+    return tuple(map(runtime_plan_of, connection.execute(query)))[::-1]
 
 
 # Statements are built once: that takes longer than SQLite takes to run them.

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import math
+import os
+import pty
+import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cli.conftest import Dl2d, Recorded, new_store, write_config
+from daemon_process import BIN
 
 from dl2d.core.decision import Alternative
 from dl2d.core.jobs import Allocation, JobState
@@ -109,6 +115,35 @@ def test_ended_jobs_of_the_last_day_are_shown_on_demand(dl2d: Dl2d, recorded: Re
     assert "worker-0 died" in dl2d("status", "2", "-c", recorded.config).out
 
 
+@pytest.mark.parametrize("width", [80, 200])
+def test_a_narrow_terminal_keeps_names_and_reasons(recorded: Recorded, width: int):
+    near, far = pty.openpty()
+    environment = {**os.environ, "COLUMNS": str(width), "LINES": "40", "NO_COLOR": "1", "TERM": "dumb"}
+    with subprocess.Popen(
+        [BIN / "dl2d", "status", "--all", "-c", recorded.config], stdout=far, stderr=subprocess.DEVNULL, env=environment
+    ):
+        os.close(far)
+        said = b""
+        with contextlib.suppress(OSError):  # how a terminal ends
+            while data := os.read(near, 65536):
+                said += data
+    os.close(near)
+    heading, first, *_ = said.decode().splitlines()
+    assert [word for word in ("ID", "NAME", "STATE", "WORKERS", "EPOCH", "WHY") if word not in heading.split()] == []
+    assert ("MODEL" in heading) == (width == 200)
+    assert first.split()[:2] == ["1", "first"]
+    assert "next bundle of" in first
+    assert max(map(len, (heading, first))) <= width
+
+
+def test_a_list_of_jobs_has_a_limit(dl2d: Dl2d, recorded: Recorded):
+    ran = dl2d("status", "--limit", "2", "-c", recorded.config)
+    assert [line.split()[0] for line in ran.out.splitlines()[1:3]] == ["2", "3"]
+    assert ran.out.splitlines()[3] == "1 older jobs are left out: --limit 3 shows them, too"
+    shown = dl2d("status", "--limit", "2", "--json", "-c", recorded.config).json
+    assert ([job["id"] for job in shown["jobs"]], shown["left_out"]) == (["2", "3"], 1)
+
+
 def test_no_jobs(dl2d: Dl2d, tmp_path: Path):
     config = write_config(tmp_path)
     new_store(tmp_path)
@@ -190,6 +225,12 @@ def test_why_all_is_oldest_first(dl2d: Dl2d, recorded: Recorded):
     slots = [each["slot"] for each in dl2d("why", "1", "--all", "--json", "-c", recorded.config).json["decisions"]]
     assert slots == sorted(slots)
     assert len(slots) == len(recorded.world.store.decisions(recorded.first)) > 1
+
+
+def test_why_all_has_a_limit(dl2d: Dl2d, recorded: Recorded):
+    every = dl2d("why", "1", "--all", "--json", "-c", recorded.config).json["decisions"]
+    some = dl2d("why", "1", "--all", "--limit", "2", "--json", "-c", recorded.config).json["decisions"]
+    assert some == every[-2:] != every
 
 
 def test_why_before_the_first_decision_and_after_the_end(dl2d: Dl2d, recorded: Recorded):
@@ -330,3 +371,31 @@ def test_reading_takes_no_lease(dl2d: Dl2d, recorded: Recorded):
         assert dl2d("why", "1", "-c", recorded.config).status == 0
     finally:
         daemon.close()
+
+
+# Export
+
+
+def test_the_tables_are_exported_beside_a_running_daemon(dl2d: Dl2d, recorded: Recorded, tmp_path: Path):
+    folder = tmp_path / "new" / "folder"
+    shown = dl2d("db", "export", folder, "--json", "-c", recorded.config).json
+    assert shown["folder"] == str(folder)
+    assert shown["rows"]["jobs"] == 3
+    assert sorted(path.stem for path in folder.iterdir()) == sorted(shown["rows"])
+    with (folder / "jobs.csv").open(newline="") as stream:
+        assert [row["name"] for row in csv.DictReader(stream)] == ["first", "second", "[bold]huge[/bold]"]
+    assert (folder / "jobs.csv").stat().st_mode & 0o077 == 0
+
+
+def test_chosen_tables_are_exported_and_errors_say_what_to_do(dl2d: Dl2d, recorded: Recorded, tmp_path: Path):
+    ran = dl2d("db", "export", tmp_path / "out", "--table", "jobs", "--table", "slots", "-c", recorded.config)
+    assert ran.status == 0
+    assert ran.out.endswith(f" rows of 2 tables written to {tmp_path / 'out'}\n")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["jobs.csv", "slots.csv"]
+    ran = dl2d("db", "export", tmp_path / "out", "--table", "secrets", "-c", recorded.config)
+    assert ran.status == 2
+    assert "there is no secrets; there are " in ran.err
+    (tmp_path / "other").mkdir()
+    ran = dl2d("db", "export", tmp_path / "out", "-c", write_config(tmp_path / "other"))
+    assert ran.status == 1
+    assert "there is no store at" in ran.err

@@ -13,8 +13,9 @@ from sqlalchemy import event, func, insert, select
 from sqlalchemy.engine import Connection
 
 from dl2d.core.cluster import TaskState
-from dl2d.core.jobs import JobState, Role
+from dl2d.core.jobs import JobKey, JobState, Role
 from dl2d.core.policy import Evidence
+from dl2d.core.store import MAX_NAMESAKES
 from dl2d.policies.drf import Drf
 from dl2d.store.jobs import JobRow, ProgressRow
 from dl2d.store.mapping import Base, table_of
@@ -77,6 +78,46 @@ class Work:
         for table, read in rows.all():
             self.counted[table] += read
         connection.exec_driver_sql("SELECT pg_stat_force_next_flush()")  # else the next transaction counts them again
+
+
+def test_a_name_is_looked_up_among_a_bounded_number_of_jobs(kept_url: str) -> None:
+    world = ApiWorld(url=kept_url)
+    try:
+        world.ready(name="train")
+        other = world.ready(name="train")
+        _end_jobs(world, other, 1, 200)
+        found = world.store.find_jobs("train")
+        assert [job.state.ended for job in found] == [False, False] + [True] * MAX_NAMESAKES
+        short = _looked_up(world)
+        _end_jobs(world, other, 201, 2000)
+        assert world.store.find_jobs("train")[2].ended_at == 2000.0
+        long = _looked_up(world)
+    finally:
+        world.close()
+    assert short
+    assert long <= 1.1 * short
+
+
+def _end_jobs(world: ApiWorld, like: JobKey, first: int, last: int) -> None:
+    """Add copies of a job that have ended."""
+    with world.store._database.writing("adding jobs") as connection:
+        row = connection.execute(select(table_of(JobRow)).where(JobRow.slug == like.slug)).one()._asdict()
+        records = {
+            name: _decoded(connection, JobRow, name) for name in ("worker_demand", "ps_demand", "request", "launch")
+        }
+        rows = [row | records | {"number": 10_000 + n, "id": f"x{n}", "slug": f"test.x{n}.1", "submitted": 1,
+                                 "state": JobState.FINISHED, "ended_at": float(n)}
+                for n in range(first, last + 1)]  # fmt: skip
+        connection.execute(insert(table_of(JobRow)), rows)
+        if connection.dialect.name == "postgresql":
+            connection.exec_driver_sql("ANALYZE")
+
+
+def _looked_up(world: ApiWorld) -> int:
+    work = Work()
+    with work.counting(world):
+        world.store.find_jobs("train")
+    return sum(work.counted.values())
 
 
 def test_a_tick_and_a_heartbeat_read_no_more_of_a_long_history(kept_url: str) -> None:

@@ -71,6 +71,16 @@ class JobRoute(PublicRoute):
             raise HTTPException(403, f"this is not the credential of job {slug}")
 
 
+class HeartbeatRoute(JobRoute):
+    """The same for heartbeats, of which a job may send so many: its credential is its user's, who may flood with it."""
+
+    def admit(self, request: Request) -> None:
+        """Refuse a request without the job's credential, and one too many."""
+        super().admit(request)
+        if not _services(request).heartbeat_rate.take(request.path_params["slug"]):
+            raise HTTPException(429, "too many heartbeats of this job; try again later")
+
+
 class SubmissionRoute(PublicRoute):
     """Route for the command line of the daemon's account."""
 

@@ -17,6 +17,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 log = structlog.get_logger()
 
+#: Heartbeats that a job may send. A coordinator sends one every few seconds, and one when something has changed.
+HEARTBEATS_PER_SECOND = 50.0
+
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:

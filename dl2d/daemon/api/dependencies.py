@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.errors import Unavailable
@@ -13,6 +13,7 @@ from dl2d.core.resource_manager import Anchor, Capabilities, ResourceManager, Rm
 from dl2d.core.store import Store
 from dl2d.daemon.api.admission import Admission
 from dl2d.daemon.api.connections import RateLimiter
+from dl2d.daemon.api.taken_heartbeats import TakenHeartbeats
 from dl2d.daemon.health import Health
 from dl2d.tick.task_specs import Credentials, TaskSpecs
 
@@ -128,5 +129,8 @@ class Services:
     health: Health
     #: Limits requests without a valid credential, by address.
     rate: RateLimiter
+    #: Limits heartbeats, by job.
+    heartbeat_rate: RateLimiter
     #: Asks for a tick soon, because something happened that it should see.
     wake: Callable[[], None]
+    taken: TakenHeartbeats = field(default_factory=TakenHeartbeats)

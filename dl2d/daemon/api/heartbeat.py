@@ -113,6 +113,9 @@ class Heartbeat(_Message):
 
     address: _Word
     incarnation: _Word = ""
+    # Which process sends it, and a number that grows with each: it is taken once. Older runtimes say neither.
+    sender: _Word = ""
+    number: _Count = 0
     state: Literal["waiting", "running", "finished", "failed", "cancelled"]
     reason: _Text | None = None
     version: _Count = 0

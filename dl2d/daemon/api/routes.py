@@ -20,6 +20,7 @@ from dl2d.core.jobs import Job, JobKey, JobState, Launch, Owner, Role
 from dl2d.core.resource_manager import Anchor, ContainerManager, ContainerReport, ResourceManager
 from dl2d.core.store import JobChange, Store, TaskChange
 from dl2d.daemon.api.authentication import (
+    HeartbeatRoute,
     JobRoute,
     PublicRoute,
     SubmissionRoute,
@@ -35,9 +36,10 @@ from dl2d.tick.task_specs import ANCHOR
 log = structlog.get_logger()
 _public = APIRouter(route_class=PublicRoute)
 _of_jobs = APIRouter(route_class=JobRoute)
+_heartbeats = APIRouter(route_class=HeartbeatRoute)
 _of_submission = APIRouter(route_class=SubmissionRoute)
 #: All routes, by who may call them.
-ROUTERS = (_public, _of_jobs, _of_submission)
+ROUTERS = (_public, _of_jobs, _heartbeats, _of_submission)
 
 _Words = Annotated[dict[str, str], Field(max_length=10_000)]
 
@@ -143,7 +145,7 @@ def _take_registration(
     log.info("job registered", job=job.key.id, user=job.owner.user, name=job.request.name, static=static)
 
 
-@_of_jobs.post("/v1/jobs/{slug}/heartbeat")
+@_heartbeats.post("/v1/jobs/{slug}/heartbeat")
 def heartbeat(
     beat: Heartbeat, job: Job = Depends(job_of_path), services: Services = Depends(services_of)
 ) -> dict[str, object]:
@@ -152,6 +154,8 @@ def heartbeat(
     if job.state.ended:
         # Cancelled, or ended as the resource manager says, and the coordinator does not know it yet.
         return {"members": [], "stop": True, "heartbeat_seconds": services.heartbeat_seconds}
+    if not services.taken.take(job.key, beat.sender, beat.number):
+        raise HTTPException(409, "this heartbeat, or a later one of the same process, was taken before")
     # Tasks of a static job are its coordinator's own affair: the next tick sees which there are.
     tasks = () if job.static else services.store.named_tasks(job.key, {member.task for member in beat.members})
     reception = receive(job, tasks, beat, at)

@@ -55,6 +55,8 @@ class ApiWorld(World):
     certificate: tuple[Path, ...] = ()
     #: Requests without a credential that are answered; there are no more until ``now`` goes on.
     burst: float = 1000.0
+    #: Heartbeats of one job that are answered; there are no more until ``now`` goes on.
+    beat_burst: float = 100_000.0
     woken: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -77,6 +79,7 @@ class ApiWorld(World):
             mode=lambda: self.mode,
             health=self.health,
             rate=RateLimiter(1.0, self.burst, lambda: self.now),
+            heartbeat_rate=RateLimiter(1.0, self.beat_burst, lambda: self.now),
             wake=self._wake,
         )
         self.server.start(create_api(services))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import threading
 import time
 import urllib.error
@@ -43,6 +44,8 @@ class DaemonClient:
         self._url = f"{daemon.rstrip('/')}/v1/jobs/{job}/heartbeat"
         self._headers = {"Authorization": f"Bearer {credential}", "Content-Type": "application/json"}
         self._say = say
+        #: names the process that sends heartbeats; with their number each is taken once
+        self._sender, self._number = secrets.token_hex(8), 0
         self._condition = threading.Condition()
         self._status: Status | None = None
         self._urgent = False
@@ -106,7 +109,8 @@ class DaemonClient:
                 return
 
     def _post(self, status: Status) -> Reply | None:
-        body = msgspec.to_builtins(status)
+        self._number += 1
+        body = {**msgspec.to_builtins(status), "sender": self._sender, "number": self._number}
         body["plans"] = body["plans"][self._acknowledged_plans :]
         body["members"] = [m for m in body["members"] if (m["task"], m["cause"]) not in self._acknowledged_left]
         told = {m["task"]: (m["usage"] or m["steps"], m["cause"]) for m in body["members"]}

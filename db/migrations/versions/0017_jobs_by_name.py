@@ -1,0 +1,20 @@
+"""Index of jobs by name with their ends: looking up a name reads a bounded number of jobs."""
+
+from __future__ import annotations
+
+from alembic import op
+
+revision = "0017"
+down_revision = "0016"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.create_index(op.f("ix_jobs_name_ended_at"), "jobs", ["name", "ended_at"])
+    op.drop_index(op.f("ix_jobs_name"), table_name="jobs")
+
+
+def downgrade() -> None:
+    op.create_index(op.f("ix_jobs_name"), "jobs", ["name"])
+    op.drop_index(op.f("ix_jobs_name_ended_at"), table_name="jobs")
