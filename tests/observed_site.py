@@ -76,14 +76,15 @@ def _slots(node: Node) -> int:
     return int(node.capacity.get("gpu"))
 
 
-def observe(url: str, *, hours: float = 12.0, seed: int = 0) -> World:
-    """Look on for some hours; returns the world, to be closed."""
+def observe(url: str, *, hours: float = 12.0, seed: int = 0, poll: float = POLL, begin: float | None = None) -> World:
+    """Look on for some hours from a time on; returns the world, to be closed."""
     rng = np.random.default_rng(seed)
     world = World(cluster_nodes=make_nodes(5, cpu=8, gpu=4), url=url, mode=Mode.OBSERVE)
+    world.now = world.now if begin is None else begin
     scheduler = ForeignScheduler(world)
-    for _ in range(int(hours * 3600 / POLL)):
-        if rng.random() < POLL / 900:
+    for _ in range(int(hours * 3600 / poll)):
+        if rng.random() < poll / 900:
             scheduler.submit(str(rng.choice(sorted(SIZES))), float(rng.uniform(1800, 7200)))
         scheduler.go_on()
-        world.tick(POLL)
+        world.tick(poll)
     return world

@@ -13,7 +13,7 @@ import numpy as np
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Decision
-from dl2d.core.jobs import Job, JobKey, JobState
+from dl2d.core.jobs import NOTHING, Job, JobKey, JobState
 from dl2d.core.packing import Packing
 from dl2d.core.policy import Policy
 from dl2d.core.store import JobChange, Slot
@@ -52,12 +52,14 @@ class Listening:
 
 
 def record(
-    url: str, workload: Workload, policy: Policy, *, begin: float = MONDAY, decided_by: str | None = None
-) -> None:
+    url: str, workload: Workload, policy: Policy, *, begin: float = MONDAY, decided_by: str | None = None,
+    reports: bool = True,
+) -> None:  # fmt: skip
     """Replay a workload and keep it in a new store: jobs, their progress slot by slot, and the slots.
 
     ``decided_by`` is the name of the policy that is recorded, if not that of ``policy``; where it is ``observed``, dl2
-    would have decided the same in mode shadow.
+    would have decided the same in mode shadow. Without ``reports`` the jobs are static ones of which nothing is known
+    but how long they ran, and at which size.
     """
     listening = Listening(policy)
     ended = {
@@ -76,12 +78,21 @@ def record(
             for job in snapshot.jobs:
                 key = moved(job.key)
                 if key not in known:
-                    known[key] = replace(job, key=key)
+                    known[key] = replace(job, key=key) if reports else _silent(replace(job, key=key))
                     store.add_job(replace(known[key], progress=type(job.progress)()))
-                    store.change_job(key, JobChange(state=JobState.RUNNING), begin + snapshot.at)
-                if job.progress.at:
+                    if reports:
+                        store.change_job(key, JobChange(state=JobState.RUNNING), begin + snapshot.at)
+                if reports and job.progress.at:
                     store.report_progress(key, replace(job.progress, at=begin + job.progress.at))
+            if not reports:
+                for entry in decision.jobs:
+                    key = moved(entry.job)
+                    if entry.allocation != NOTHING and known[key].started_at is None:
+                        known[key] = store.change_job(key, JobChange(state=JobState.RUNNING), begin + snapshot.at)
             seen = _shifted(snapshot, begin, moved)
+            if not reports:
+                shown = (replace(known[job.key], progress=known[job.key].progress_at(seen.at)) for job in seen.jobs)
+                seen = replace(seen, jobs=tuple(shown))
             store.record_slot(
                 Slot(
                     number=number, at=seen.at, snapshot=seen, proposed=_renamed(decision, moved, decided_by),
@@ -93,9 +104,15 @@ def record(
         for key in known:
             last = max(store.series(key), key=lambda one: one.at, default=None)
             at = begin + ended[key.id]
-            if last is not None:
+            if reports and last is not None:
                 store.report_progress(key, replace(last, at=at, epoch=real[key.id]))
             store.change_job(key, JobChange(state=JobState.FINISHED, end_reason="did all epochs"), at)
+
+
+def _silent(job: Job) -> Job:
+    """The job as one of fixed size that declares and reports nothing."""
+    hours = replace(job.request, epochs=48.0, samples_per_epoch=None, steps_per_epoch=3600.0, batch=None)
+    return replace(job, request=hours, progress=type(job.progress)(), started_at=None, address="", static=True)
 
 
 def _shifted(snapshot: Snapshot, begin: float, moved: Callable[[JobKey], JobKey]) -> Snapshot:

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from dl2d.config.settings import Settings
-from dl2d.core.errors import Dl2dError
+from dl2d.core.errors import Dl2dError, WorkloadError
 from dl2d.core.policy import Policy
 from dl2d.core.policy_registry import SITE_SCHEDULER, Registry, Trial, TrialCase, Version, VersionState
-from dl2d.core.site_history import RecordingStore
+from dl2d.core.site_history import History, RecordingStore
 from dl2d.daemon.models.active_version import current_checkpoint, given
 from dl2d.daemon.tick_settings import guard_rules
+from dl2d.learning.assumed_speeds import with_assumed_speeds
 from dl2d.learning.digital_twin import DAY_SECONDS
 from dl2d.learning.promotion_gate import GateSettings, Verdict, compare
 from dl2d.learning.train_test_split import Split, split_history
@@ -82,19 +83,34 @@ def incumbent(settings: Settings, split: Split, live: Side) -> Side:
 
 def recorded_days(
     settings: Settings, store: RecordingStore, *, now: float, seed: int, days: float | None = None,
-    candidate: Checkpoint | None = None, for_training: bool = True,
+    candidate: Checkpoint | None = None, for_training: bool = True, assume_speeds: bool = False,
 ) -> Split:  # fmt: skip
     """What the store has of the last days, as workloads; days that a candidate learned from are not kept back.
 
-    Raises ``WorkloadError`` where that is too little.
+    With ``assume_speeds``, jobs that report no speeds take part with assumed ones where the others are too few for the
+    gate. Raises ``WorkloadError`` where there is too little.
     """
     length = (settings.learning.days if days is None else days) * DAY_SECONDS
     begin = (now - length) // DAY_SECONDS * DAY_SECONDS
-    history = store.history(begin, now)
-    return split_history(
-        history, slot_seconds(settings), seed=seed, min_days=settings.learning.gate_min_days,
-        learned=() if candidate is None else learned_days(candidate), for_training=for_training,
-    )  # fmt: skip
+
+    def split(history: History) -> Split:
+        return split_history(
+            history, slot_seconds(settings), seed=seed, min_days=settings.learning.gate_min_days,
+            learned=() if candidate is None else learned_days(candidate), for_training=for_training,
+        )  # fmt: skip
+
+    try:
+        found = split(store.history(begin, now))
+    except WorkloadError:
+        if not assume_speeds:
+            raise
+    else:
+        enough = (
+            len(found.held_out) >= settings.learning.gate_min_days and found.jobs >= settings.learning.gate_min_jobs
+        )
+        if enough or not assume_speeds:
+            return found
+    return split(with_assumed_speeds(store.history(begin, now, unreported=True)))
 
 
 def learned_days(checkpoint: Checkpoint) -> tuple[str, ...]:
@@ -131,6 +147,7 @@ def on_trial(
                 min_days=settings.learning.gate_min_days,
                 min_jobs=settings.learning.gate_min_jobs,
                 margin=margin,
+                each_draw=split.unreported > 0,
             ),
             timer=time.process_time,
             progress=lambda done, total: tell("comparing", done, total),
@@ -147,8 +164,15 @@ def on_trial(
         low=verdict.low,
         high=verdict.high,
         passed=verdict.passed,
-        reason=verdict.reason + (f", {_against(current)}" if is_site else ""),
+        reason=verdict.reason + (f", {_against(current)}" if is_site else "") + _assumed(split),
     )
+
+
+def _assumed(split: Split) -> str:
+    """How many jobs were compared with assumed speeds, in words; empty for none."""
+    if not split.unreported:
+        return ""
+    return f", with assumed speeds of {split.unreported} of {split.jobs} jobs, which report none"
 
 
 def live_review(settings: Settings, registry: Registry, split: Split, *, tell: Tell) -> Trial | None:

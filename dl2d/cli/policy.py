@@ -155,7 +155,10 @@ def _pass_gate(settings: Settings, store: RecordingStore, version: Version) -> N
         return  # it decides, or did once
     live = trials.deciding(settings, registry)
     try:
-        days = trials.recorded_days(settings, store, now=time.time(), seed=settings.learning.seed, candidate=checkpoint)
+        days = trials.recorded_days(
+            settings, store, now=time.time(), seed=settings.learning.seed, candidate=checkpoint,
+            assume_speeds=not settings.mode.acts,
+        )  # fmt: skip
     except WorkloadError as error:
         against = "the live policy version" if settings.mode.acts else "the site's scheduler"
         raise GateRefused(f"{what} cannot be compared with {against}: {error.problem}") from None

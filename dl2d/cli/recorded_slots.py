@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Final
 
 from dl2d.cli.gate_trial import recorded_days
 from dl2d.cli.options import reading
@@ -19,6 +20,8 @@ from dl2d.learning.train_test_split import Split
 from dl2d.plugins import load_placement
 from dl2d.policies.common.checkpoint import Checkpoint
 
+_NOT_COMPARED: Final = "completion times cannot be compared"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedSlots:
@@ -29,8 +32,9 @@ class RecordedSlots:
     learned_from: list[Recording]
     #: Usual distance of two slots, in seconds.
     slot_seconds: float
-    #: The days on which versions are compared; None if there are too few, then ``problem`` says why.
+    #: The days on which versions are compared; None if there are too few.
     days: Split | None
+    #: Why completion times on these days do not tell which weights are better; empty if they do.
     problem: str
 
     @property
@@ -68,9 +72,10 @@ def recorded_slots(settings: Settings, limit: int, policy: str | None, seed: int
             whose = "" if policy is None else f" in which {policy} decided"
             raise RequestError("--from-store", f"the store has no recorded slots{whose}")
         try:
-            days, problem = recorded_days(settings, store, now=time.time(), seed=seed), ""
+            days = recorded_days(settings, store, now=time.time(), seed=seed, assume_speeds=not settings.mode.acts)
+            problem = f"{_NOT_COMPARED}: jobs report no speeds" if days.unreported else ""
         except WorkloadError as error:
-            days, problem = None, f"completion times cannot be compared: {error.problem}"
+            days, problem = None, f"{_NOT_COMPARED}: {error.problem}"
     times = sorted(slot.at for slot in found)
     between = [later - earlier for earlier, later in itertools.pairwise(times) if later > earlier]
     slots = [Recording(slot.snapshot, slot.decision, placement) for slot in found]

@@ -102,7 +102,7 @@ def _savings(settings: Settings, days: float) -> dict[str, Any]:
         try:
             split = recorded_days(
                 settings, store, now=time.time(), seed=settings.learning.seed, days=days, for_training=False,
-                candidate=_deciding_checkpoint(settings, store.registry),
+                candidate=_deciding_checkpoint(settings, store.registry), assume_speeds=True,
             )  # fmt: skip
         except WorkloadError as error:
             unknown = dict.fromkeys(("change", "low", "high", "site_seconds", "dl2d_seconds"))

@@ -55,7 +55,7 @@ def train_scorer(
                 on_round=lambda done, total, loss: show("learning", done, total, f"loss {loss:.3f}"),
             )  # fmt: skip
         trial = None
-        if days is not None and not (reason := start_problem(Dl2(found.fitted), recordings)):
+        if days is not None and not (reason := reason or start_problem(Dl2(found.fitted), recordings)):
             sides = (Side(each.digest, policy_of(settings, each)) for each in (found.fitted, found.begun_with))
             trial = on_trial(settings, _DL2, days, *sides, tell=show)
             reason = trial.reason

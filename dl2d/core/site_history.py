@@ -52,6 +52,9 @@ class History:
 class RecordingStore(SiteStore, Protocol):
     """A store that can return its history."""
 
-    def history(self, begin: float, end: float) -> History:
-        """What was recorded in that time."""
+    def history(self, begin: float, end: float, *, unreported: bool = False) -> History:
+        """What was recorded in that time.
+
+        ``unreported``: also of jobs that no coordinator reports on. Their epochs are the hours that they ran.
+        """
         ...

@@ -57,6 +57,8 @@ class DayJob:
     ended: bool = True
     #: Whose job it was; None for nobody known.
     owner: Owner | None = None
+    #: Whether nobody reported its speed.
+    unreported: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,11 @@ class Day:
     def submitted(self) -> int:
         """Number of jobs that were submitted on this day."""
         return sum(job.at > 0 for job in self.jobs)
+
+    @property
+    def unreported(self) -> int:
+        """Number of those of them whose speed nobody reported."""
+        return sum(job.at > 0 and job.unreported for job in self.jobs)
 
 
 def day_name(at: float) -> str:
@@ -339,13 +346,14 @@ def _day_job(job: Job, begin: float, end: float, history: History) -> DayJob | N
         sizes += ((end - begin, max((size for _, size in sizes), key=sum, default=request.min_size)),)
     if submitted >= begin:
         # At 0 stand those that were there before.
-        return DayJob(request, max(submitted - begin, 1e-3), real, request.epochs, sizes, ended, job.owner)
+        at = max(submitted - begin, 1e-3)
+        return DayJob(request, at, real, request.epochs, sizes, ended, job.owner, job.unreported)
     done = [sight.epochs[job.key] for sight in history.sights if sight.at >= begin and job.key in sight.epochs]
     if not done or done[0] >= real:
         return None
     left = real - done[0]
     declared = max(request.epochs - done[0], _LEAST_EPOCHS)
-    return DayJob(request, 0.0, max(left, _LEAST_EPOCHS), declared, sizes, ended, job.owner)
+    return DayJob(request, 0.0, max(left, _LEAST_EPOCHS), declared, sizes, ended, job.owner, job.unreported)
 
 
 def _epochs(job: Job) -> float | None:

@@ -81,6 +81,16 @@ class Split:
     #: What was measured of the kinds of jobs that came.
     measured: tuple[MeasuredSpeeds, ...]
 
+    @property
+    def jobs(self) -> int:
+        """Number of jobs that were submitted on the days to compare on."""
+        return sum(day.submitted for day in self.held_out)
+
+    @property
+    def unreported(self) -> int:
+        """Number of those of them whose speeds are assumed (``dl2d.learning.assumed_speeds``)."""
+        return sum(day.unreported for day in self.held_out)
+
 
 def split_history(
     history: History, slot_seconds: float, *, seed: int, min_days: int = 3, draws: int = 24, tests: int = 20,
@@ -110,10 +120,11 @@ def split_history(
     """
     days = days_of(history)
     if len(days) < (2 if for_training else 1):
+        assumed = any(job.unreported for job in history.jobs)
+        left_out = "" if assumed else "; jobs of fixed size report no speeds and do not count"
         raise WorkloadError(
-            "", f"jobs with measured speeds were submitted on {len(days)} of the recorded days; at least "
-            f"{2 if for_training else 1} are needed (only whole days in UTC count; jobs of fixed size report no speeds "
-            "and do not count)",
+            "", f"jobs with measured {'or assumed ' if assumed else ''}speeds were submitted on {len(days)} of the "
+            f"recorded days; at least {2 if for_training else 1} are needed (only whole days in UTC count{left_out})",
             where="the twin",
         )  # fmt: skip
     unseen = [day for day in days if day.name not in learned]

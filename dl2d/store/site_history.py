@@ -24,18 +24,19 @@ from dl2d.store.tasks import GROW, ResizeEventRow, ResizeRow, RuntimePlanRow, ru
 _HOUR: Final = 3600.0
 
 
-def read_history(connection: Connection, begin: float, end: float) -> History:
+def read_history(connection: Connection, begin: float, end: float, *, unreported: bool) -> History:
     """See ``RecordingStore.history``. Commands and environments are left out."""
     there = (JobRow.submitted < end) & (JobRow.ended_at.is_(None) | (JobRow.ended_at > begin))
     found = map(job_of, connection.execute(select(*columns(JobRow)).where(there)))
-    # How much a job does of which only the time is known cannot be played at another size.
-    jobs = in_submit_order([job for job in found if not job.unreported])
+    jobs = in_submit_order(
+        [replace(job, progress=job.progress_at(end)) for job in found if unreported or not job.unreported]
+    )
     plans = select(*columns(RuntimePlanRow)).where(RuntimePlanRow.at >= begin, RuntimePlanRow.at < end)
     return History(
         begin=begin,
         end=end,
         jobs=tuple(replace(job, launch=NO_LAUNCH) for job in jobs),
-        sights=tuple(_sights(connection, begin, end)),
+        sights=tuple(_sights(connection, begin, end, unreported=unreported)),
         speeds=speeds(connection, {TrainingKind.of(job.request) for job in jobs}, others=0),
         plans=tuple(map(runtime_plan_of, connection.execute(plans.order_by(RuntimePlanRow.at)))),
         starts=tuple(_start_seconds(connection, begin, end)),
@@ -43,14 +44,14 @@ def read_history(connection: Connection, begin: float, end: float) -> History:
     )
 
 
-def _sights(connection: Connection, begin: float, end: float) -> Iterable[Sight]:
+def _sights(connection: Connection, begin: float, end: float, *, unreported: bool) -> Iterable[Sight]:
     """The cluster in the first slot of each hour."""
     between = (SlotRow.at >= begin) & (SlotRow.at < end)
     numbers = select(SlotRow.number, SlotRow.at, SlotRow.policy).where(between).order_by(SlotRow.at, SlotRow.number)
     hours: dict[int, tuple[int, str]] = {}
     for number, at, policy in connection.execute(numbers):
         hours.setdefault(int(at // _HOUR), (number, policy))
-    return [_sight(snapshot(connection, number), policy) for number, policy in hours.values()]
+    return [_sight(snapshot(connection, number), policy, unreported=unreported) for number, policy in hours.values()]
 
 
 def _sizes(connection: Connection, begin: float, end: float, keys: Mapping[str, JobKey]) -> dict[JobKey, RecordedSizes]:
@@ -90,8 +91,8 @@ def _start_seconds(connection: Connection, begin: float, end: float) -> Iterable
     return [confirmed - asked for asked, confirmed in connection.execute(events)]
 
 
-def _sight(seen: Snapshot, policy: str) -> Sight:
-    others = {job.key for job in seen.jobs if job.unreported}
+def _sight(seen: Snapshot, policy: str, *, unreported: bool) -> Sight:
+    others = set() if unreported else {job.key for job in seen.jobs if job.unreported}
     ours: dict[str, list[Resources]] = defaultdict(list)
     for task in seen.tasks:
         if task.job not in others:

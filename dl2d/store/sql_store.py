@@ -332,10 +332,10 @@ class SqlStore:
 
     # The site
 
-    def history(self, begin: float, end: float) -> History:
+    def history(self, begin: float, end: float, *, unreported: bool = False) -> History:
         """See ``RecordingStore.history``."""
         with self._database.reading("reading what was recorded") as connection:
-            return read_history(connection, begin, end)
+            return read_history(connection, begin, end, unreported=unreported)
 
     def enter_mode(self, mode: Mode, *, at: float, by: str, reason: str) -> ModeChange | None:
         """See ``SiteStore.enter_mode``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -12,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from cli.conftest import Dl2d, store_url, write_config
-from recorded_site import record
+from recorded_site import BUSY_DAYS, record
 
 from dl2d.cli import gate_trial
 from dl2d.config.settings import load_settings
@@ -24,12 +25,13 @@ from dl2d.core.policy import NO_EVIDENCE
 from dl2d.core.policy_registry import SITE_SCHEDULER, VersionState
 from dl2d.daemon.models.active_version import keep_version
 from dl2d.daemon.models.candidates import withdraw_if_worse
-from dl2d.learning.promotion_gate import Verdict
-from dl2d.policies.common.checkpoint import read_checkpoint
+from dl2d.learning.promotion_gate import GateSettings, Verdict
+from dl2d.policies.common.checkpoint import read_checkpoint, write_checkpoint
 from dl2d.policies.common.greedy import GreedyAllocation
 from dl2d.policies.dl2.policy import with_checkpoint
 from dl2d.policies.dl2_paper.policy import Dl2Original
 from dl2d.policies.drf import Drf
+from dl2d.policies.fifo import Fifo
 from dl2d.simulation.workload.sources import load_source
 from dl2d.store.sql_store import SqlStore
 
@@ -219,6 +221,34 @@ def test_where_dl2d_is_not_in_charge_the_gate_compares_with_the_sites_scheduler(
         # It was drf that decided.
         assert found["current"] == pytest.approx(real.current, rel=0.0 if decided_by == "drf" else 0.02)
     assert len(history.sizes) >= 20
+
+
+def test_jobs_that_report_no_speeds_do_not_keep_a_version_from_the_gate_in_shadow(
+    dl2d: Dl2d, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compared: list[GateSettings] = []
+
+    def passes(*_: object, settings: GateSettings, **__: object) -> SimpleNamespace:
+        compared.append(settings)
+        return SimpleNamespace(cases=(), verdict=Verdict(passed=True, reason="it is better"))
+
+    monkeypatch.setattr(gate_trial, "compare", passes)
+    url, begin = store_url(tmp_path), time.time() // DAY * DAY - 6 * DAY
+    record(url, load_source(BUSY_DAYS, seed=1).workload, Fifo(), begin=begin, decided_by="observed", reports=False)
+    write_checkpoint(with_checkpoint().checkpoint, tmp_path / "own")
+    config = write_config(tmp_path, mode="live", schedule={"slot_seconds": 1200.0}, policy={"name": "dl2"})
+    ran = dl2d("policy", "promote", tmp_path / "own", "-c", config)
+    assert ran.status == 1
+    assert "jobs of fixed size report no speeds and do not count" in ran.err
+    config = write_config(tmp_path, mode="shadow", schedule={"slot_seconds": 1200.0}, policy={"name": "dl2"})
+    ran = dl2d("policy", "promote", tmp_path / "own", "-c", config)
+    assert ran.status == 0, ran.err
+    assert [each.each_draw for each in compared] == [True]
+    with closing(SqlStore(url)) as store:
+        (trial,) = store.registry.trials("dl2")
+    assert re.search(
+        r"\(its recorded sizes\), with assumed speeds of (\d+) of \1 jobs, which report none$", trial.reason
+    )
 
 
 def test_a_version_that_is_better_than_the_sites_scheduler_takes_the_place_of_another_in_shadow(

@@ -92,6 +92,20 @@ class TestJudge:
         assert verdict.passed is not words.startswith(("not", "surely worse"))
         assert verdict.reason.startswith(words)
 
+    @pytest.mark.parametrize("each_draw", [False, True])
+    def test_where_speeds_are_assumed_each_draw_of_them_counts(self, each_draw: bool) -> None:
+        """On average it is 3 % better on each day; with one of the draws it is 5 % worse."""
+        ratios = {"expected speeds": 0.9, "draw 1": 0.96, "draw 2": 1.05}
+        found = [
+            TrialCase(f"{day}, {draw}", 4.0 * ratio * (1 + day / 1000), 4.0, day=str(day))
+            for day in range(3)
+            for draw, ratio in ratios.items()
+        ]
+        verdict = judge(found, 100, GOOD, None, replace(SETTINGS, margin=0.02, each_draw=each_draw))
+        assert verdict.passed is not each_draw
+        assert verdict.reason.startswith("not less than 2 % worse whatever the speeds: mean ") is each_draw
+        assert verdict.reason.endswith(", but +5.10% with one of 3 draws") is each_draw
+
     @pytest.mark.parametrize(
         ("days", "jobs", "words"),
         [(0, 0, "0 days with 0 jobs"), (1, 1, "1 day with 1 job"), (2, 90, "2 days with 90 jobs"), (9, 29, "29 jobs")],

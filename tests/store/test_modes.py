@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from sqlalchemy import text
 from store.samples import a_job, a_slot, starts
 
@@ -98,6 +99,10 @@ def test_history_leaves_out_jobs_of_which_only_the_time_is_known(store: SqlStore
     (sight,) = history.sights
     assert set(sight.epochs) == {elastic.key, reported.key}
     assert sight.nodes[0].used == tasks[0].demand  # what the job that is left out holds is others'
+    with_it = store.history(begin, begin + 3601, unreported=True)
+    assert [job.key.id for job in with_it.jobs] == ["1", "2", "3"]
+    assert with_it.jobs[1].progress.epoch == pytest.approx(1.0)  # the hours that it has run
+    assert (with_it.sights[0].nodes[0].used, len(with_it.sights[0].epochs)) == (NO_RESOURCES, 3)
     assert history.starts == (0.0,)  # of the elastic one: nobody asked for the others
 
 

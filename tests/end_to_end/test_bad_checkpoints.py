@@ -1,0 +1,119 @@
+"""Bad checkpoints of each kind become live in a running daemon: a job that trains goes on, one that comes trains."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from local_cluster import LocalCluster
+from policies.dl2_paper.test_policy import a_checkpoint
+
+from dl2d.core.jobs import NOTHING, JobKey
+from dl2d.core.policy_registry import Version, VersionState
+from dl2d.daemon.models.active_version import keep_version
+from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
+
+SITE = {"models": ["other"], "resources": ["cpu"], "network": "shared", "slot_seconds": 2.0}
+GOOD = a_checkpoint(0, **SITE)
+
+
+def changed(seed: int, change: Callable[[np.ndarray[Any, Any]], object], name: str = "policy.1.weight") -> Checkpoint:
+    made = a_checkpoint(seed, **SITE)
+    weights = {each: np.array(array) for each, array in made.weights.items()}
+    change(weights[name])
+    return replace(made, weights=weights)
+
+
+def not_a_number(array: np.ndarray[Any, Any]) -> None:
+    array[:] = np.nan
+
+
+def too_large(array: np.ndarray[Any, Any]) -> None:
+    array[:] = 3e38
+
+
+def stops_at_once(array: np.ndarray[Any, Any]) -> None:
+    array[:] = 1e6
+
+
+def workers_alone(array: np.ndarray[Any, Any]) -> None:
+    array[:] = [1e6, 0.0, 0.0]
+
+
+KINDS = {
+    "NaN": changed(1, not_a_number),
+    "overflow": changed(2, too_large),
+    "all void": changed(3, stops_at_once, "policy.void.bias"),
+    "all workers": changed(4, workers_alone, "policy.job.bias"),
+    "cut": a_checkpoint(5, **SITE),
+    "of another cluster": a_checkpoint(6, **{**SITE, "models": ["strange"], "resources": ["fpga"]}),
+}
+#: Kinds that are bad only for how long jobs take, which no daemon can know.
+UNTOLD = {"all workers", "of another cluster"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_none_harms_a_job_and_each_is_told_in_one_sentence(tmp_path: Path) -> None:
+    write_checkpoint(GOOD, tmp_path / "good")
+    cluster = LocalCluster(
+        tmp_path,
+        {
+            "policy": {"name": "dl2-original", "checkpoint": str(tmp_path / "good"), "idle_seconds": 4},
+            "schedule": {"poll_seconds": 0.5, "slot_seconds": 2},
+        },
+    )
+    gate = tmp_path / "gate"
+    gate.touch()
+    with cluster:
+        running = cluster.train("running", gate=gate, max_workers=2, max_ps=1)
+        cluster.wait_until(lambda: cluster.confirmed(running) != NOTHING, "a job trains")
+        for kind, checkpoint in KINDS.items():
+            version = gone_live(cluster, checkpoint, cut=kind == "cut")
+            coming = cluster.train(kind, epochs=2, max_workers=2, max_ps=1)
+            cluster.wait_until(lambda key=coming: done(cluster, key, running), f"{kind}: a job that comes trains")
+            assert cluster.job(coming).state == "finished", kind
+            sentences = told(cluster, version)
+            assert sentences or kind in UNTOLD, kind
+            assert all(sentence and len(sentence.splitlines()) == 1 for sentence in sentences), sentences
+        gate.unlink()
+        assert cluster.ended(running).state == "finished"
+        assert cluster.stop() == 0
+
+
+def gone_live(cluster: LocalCluster, checkpoint: Checkpoint, *, cut: bool) -> Version:
+    """A version that is made live past check and gate, and whose file may be cut; the daemon has looked at it then."""
+    registry, at = cluster.store.registry, time.time()
+    version = keep_version(checkpoint, cluster.state_dir / "policies", registry, at=at, origin="a test")
+    if cut:
+        for file in Path(version.folder).iterdir():
+            file.write_bytes(file.read_bytes()[:-20])
+    registry.change(version.policy, version.digest, VersionState.LIVE, at=at, by="ann", reason="past the gate")
+    slot = cluster.store.last_slot_number()
+    cluster.wait_until(lambda: cluster.store.last_slot_number() > slot + 1, "it decides")
+    return version
+
+
+def done(cluster: LocalCluster, coming: JobKey, running: JobKey) -> bool:
+    """Whether the job has ended; the other one has its minimum size all the time."""
+    job = cluster.job(running)
+    assert job.state == "running"
+    assert cluster.confirmed(running) >= job.request.min_size
+    return cluster.job(coming).state.ended
+
+
+def told(cluster: LocalCluster, version: Version) -> list[str]:
+    """What was said of a version: remarks of the registry, causes of the fallback's slots, and warnings of the log."""
+    registry, digits = cluster.store.registry, version.digest[:12]
+    found = [each.reason for each in registry.changes(version.policy) if each.digest == version.digest]
+    slots = (cluster.store.slot(each.number) for each in cluster.store.slots(limit=30) if each.at > version.at)
+    found += [slot.proposed.fallback_cause for slot in slots if slot is not None and slot.proposed.fallback_cause]
+    lines = (json.loads(line) for line in cluster.log.read_text().splitlines() if digits in line)
+    found += [line["event"] for line in lines if line["level"] in ("warning", "error")]
+    return [each for each in found if each != "past the gate"]
