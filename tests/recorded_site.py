@@ -30,6 +30,8 @@ MONDAY = 1_760_313_600.0
 SITE = "generator:poisson?nodes=2&jobs=150&rate=0.5&stretch=8&median_seconds=9000&most_gpus=4"
 #: Six busy days of a small site: the gate needs at least three that training did not see.
 BUSY_DAYS = "generator:poisson?nodes=1&jobs=140&rate=0.5&stretch=8&median_seconds=3000&most_gpus=4&slot_seconds=1200"
+#: Six quiet days of a node: a job that gets its minimum size alone leaves most of it idle.
+QUIET_DAYS = "generator:poisson?nodes=1&jobs=70&rate=0.16&median_seconds=3000&most_gpus=4&slot_seconds=1200"
 
 
 def a_site(seed: int = 3) -> Workload:

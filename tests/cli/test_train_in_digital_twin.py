@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from cli.conftest import Dl2d, store_url, write_config
-from recorded_site import BUSY_DAYS, record
+from recorded_site import QUIET_DAYS, record
 
 from dl2d.cli import gate_trial
 from dl2d.config.settings import load_settings
@@ -37,8 +37,6 @@ from dl2d.store.sql_store import SqlStore
 
 #: Less than two days of one node.
 DAYS = "generator:poisson?nodes=1&jobs=24&rate=0.25&median_seconds=3000&most_gpus=4&slot_seconds=1200"
-#: Six quiet days of a node: a job that gets its minimum size alone leaves most of it idle.
-QUIET_DAYS = "generator:poisson?nodes=1&jobs=70&rate=0.16&median_seconds=3000&most_gpus=4&slot_seconds=1200"
 DAY = 86_400
 
 
@@ -234,7 +232,7 @@ def test_jobs_that_report_no_speeds_do_not_keep_a_version_from_the_gate_in_shado
 
     monkeypatch.setattr(gate_trial, "compare", passes)
     url, begin = store_url(tmp_path), time.time() // DAY * DAY - 6 * DAY
-    record(url, load_source(BUSY_DAYS, seed=1).workload, Fifo(), begin=begin, decided_by="observed", reports=False)
+    record(url, load_source(QUIET_DAYS, seed=1).workload, Fifo(), begin=begin, decided_by="observed", reports=False)
     write_checkpoint(with_checkpoint().checkpoint, tmp_path / "own")
     config = write_config(tmp_path, mode="live", schedule={"slot_seconds": 1200.0}, policy={"name": "dl2"})
     ran = dl2d("policy", "promote", tmp_path / "own", "-c", config)

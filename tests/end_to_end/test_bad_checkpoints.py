@@ -54,8 +54,8 @@ KINDS = {
     "cut": a_checkpoint(5, **SITE),
     "of another cluster": a_checkpoint(6, **{**SITE, "models": ["strange"], "resources": ["fpga"]}),
 }
-#: Kinds that are bad only for how long jobs take, which no daemon can know.
-UNTOLD = {"all workers", "of another cluster"}
+#: Kinds with which each job has its minimum size: bad only for how long jobs take, which the gate tells.
+UNTOLD = {"all void", "all workers", "of another cluster"}
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from store.samples import a_job, a_slot, starts
 from dl2d.core.cluster import TaskState
 from dl2d.core.daemon_mode import Mode, ModeChange
 from dl2d.core.guard_memory import GuardMemory, StartFailures
-from dl2d.core.jobs import Progress
+from dl2d.core.jobs import JobState, Progress
 from dl2d.core.resources import NO_RESOURCES
 from dl2d.core.store import JobChange, TaskChange
 from dl2d.store.sql_store import SqlStore
@@ -99,6 +99,7 @@ def test_history_leaves_out_jobs_of_which_only_the_time_is_known(store: SqlStore
     (sight,) = history.sights
     assert set(sight.epochs) == {elastic.key, reported.key}
     assert sight.nodes[0].used == tasks[0].demand  # what the job that is left out holds is others'
+    store.change_job(unreported.key, JobChange(state=JobState.RUNNING), begin + 1.0)
     with_it = store.history(begin, begin + 3601, unreported=True)
     assert [job.key.id for job in with_it.jobs] == ["1", "2", "3"]
     assert with_it.jobs[1].progress.epoch == pytest.approx(1.0)  # the hours that it has run
