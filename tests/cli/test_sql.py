@@ -80,7 +80,9 @@ def test_shadow_counts_agreement_and_lists_the_jobs_that_differ_most(dl2d: Dl2d,
     assert found["saved"]["change"] is None
     ran = dl2d("shadow", "-c", config)
     first, second, *_ = ran.out.splitlines()
-    assert second.startswith("saved by dl2d, estimated by replays of recorded days: jobs with measured speeds were")
+    assert second.startswith(
+        "saved by dl2d, estimated by replays of recorded days: jobs with measured or assumed speeds"
+    )
     assert "saved by dl2d" not in dl2d("shadow", "-c", config, "--no-saved").out
     assert first.startswith(f"dl2 {'a' * 12}: of {counts['decisions']} decisions on {counts['jobs']} jobs, the same in")
     assert f"more in {counts['more']}, less in {counts['less']}" in first
