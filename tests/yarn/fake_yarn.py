@@ -64,7 +64,9 @@ class FakeYarn:
             return _json(202, {"diagnostics": "Updating components"})
         listed = [{"id": each, "state": "READY"} for each in self.containers.get(name, [])]
         posted = self.posted[name]
-        components = [{key: each[key] for key in each.keys() & _LISTED} for each in posted["components"]]
+        components = [
+            {key: each[key] for key in each.keys() & _LISTED} | {"containers": []} for each in posted["components"]
+        ]
         components[-1]["containers"] = listed
         if name in self.dead:
             components[0]["containers"] = [{"id": self.dead[name], "state": "FAILED"}]

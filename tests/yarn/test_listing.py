@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import httpx2
 import pytest
@@ -58,6 +59,17 @@ def test_only_nodes_of_the_partition_are_there() -> None:
     assert [each.name for each in read_listing(client, "gpu").nodes] == ["node1"]
 
 
+def test_only_nodes_with_all_of_the_attributes_are_there() -> None:
+    def having(number: int, *values: str) -> dict[str, Any]:
+        given = [{"prefix": "nm.yarn.io", "name": "gpu", "type": "STRING", "value": value} for value in values]
+        return {**node(number), "nodeAttributesInfo": {"nodeAttributeInfo": given}}
+
+    client = client_of_lists(lists([], [having(1, "a100"), having(2, "t4"), having(3), node(4)]))
+    assert [each.name for each in read_listing(client, attributes=["nm.yarn.io/gpu=a100"]).nodes] == ["node1"]
+    assert len(read_listing(client).nodes) == 4
+    assert read_listing(client, attributes=["nm.yarn.io/gpu=a100", "nm.yarn.io/gpu=t4"]).nodes == ()
+
+
 def test_unknown_states_and_units_are_reported() -> None:
     strange = node(1, "QUIESCED")
     strange["usedResource"]["resourceInformations"]["resourceInformation"].append(
@@ -80,6 +92,15 @@ def test_a_service() -> None:
 def test_a_service_in_an_unknown_state_tells_nothing() -> None:
     client = client_of(lambda _request: httpx2.Response(200, content=json.dumps(service("DREAMING"))))
     with pytest.raises(Unavailable, match="DREAMING"):
+        read_service(client, "s")
+
+
+def test_a_service_of_which_a_component_lists_no_containers_tells_nothing() -> None:
+    """Else tasks that have not reported for some time would count as lost."""
+    answer = service(worker=2, ps=1)
+    del answer["components"][0]["containers"]
+    client = client_of(lambda _request: httpx2.Response(200, content=json.dumps(answer)))
+    with pytest.raises(Unavailable, match="which containers component worker has"):
         read_service(client, "s")
 
 

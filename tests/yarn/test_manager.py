@@ -107,6 +107,17 @@ def test_containers_get_the_certificate_by_which_they_verify_the_daemon(yarn: Fa
     assert yarn.posted[NAME]["configuration"]["env"]["DL2_DAEMON_CERTIFICATE"] == text
 
 
+def test_the_containers_ask_for_nodes_with_the_attributes_of_the_configuration(yarn: FakeYarn) -> None:
+    manager = yarn.manager(node_attributes=["nm.yarn.io/gpu=a100", "rm.yarn.io/zone=b"])
+    assert manager.listing().nodes == ()
+    manager.submit(anchor())
+    wanted = {"nm.yarn.io/gpu": ["a100"], "rm.yarn.io/zone": ["b"]}
+    constraint = {"type": "AFFINITY", "scope": "NODE", "node_attributes": wanted}
+    for component in yarn.posted[NAME]["components"]:
+        assert component["placement_policy"] == {"constraints": [constraint]}
+    manager.close()
+
+
 def test_a_listing_takes_two_calls_whatever_the_number_of_jobs(yarn: FakeYarn, manager: YarnManager) -> None:
     started(manager)
     for name in ("worker-1", "worker-2"):

@@ -79,7 +79,10 @@ def check_cluster(settings: YarnSettings, *, client: RestClient | None = None) -
         return
     with client:
         try:
-            version, listing = read_version(client), read_listing(client, settings.partition)
+            version, listing = (
+                read_version(client),
+                read_listing(client, settings.partition, attributes=settings.node_attributes),
+            )
         except ResourceManagerError as error:
             yield "yarn cluster", False, str(error)
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeVar
 
@@ -95,6 +95,19 @@ class Vector(msgspec.Struct, rename="camel"):
     resource_informations: _Amounts
 
 
+class _Attribute(msgspec.Struct):
+    prefix: str
+    name: str
+    value: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.prefix}/{self.name}={self.value}"
+
+
+class _Attributes(msgspec.Struct, rename="camel"):
+    node_attribute_info: list[_Attribute] = []
+
+
 class _Node(msgspec.Struct, rename="camel"):
     id: str
     state: str
@@ -104,6 +117,12 @@ class _Node(msgspec.Struct, rename="camel"):
     available_resource: Vector | None = None
     health_report: str = ""
     node_labels: list[str] | None = None
+    node_attributes_info: _Attributes | None = None
+
+    def is_meant(self, partition: str, attributes: Collection[str]) -> bool:
+        """Whether it is in a partition and has all of these attributes, as settings have them."""
+        has = map(str, self.node_attributes_info.node_attribute_info) if self.node_attributes_info else ()
+        return (self.node_labels or [""])[0] == partition and set(attributes) <= set(has)
 
 
 class _Nodes(msgspec.Struct):
@@ -133,7 +152,8 @@ class _Component(msgspec.Struct):
     number_of_containers: int = 0
     decommissioned_instances: list[str] = []
     state: str = "FLEXING"
-    containers: list[_Container] = []
+    #: None where YARN does not say, which is not the same as none.
+    containers: list[_Container] | None = None
 
 
 class _ServiceConfiguration(msgspec.Struct):
@@ -220,8 +240,10 @@ class Service:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_listing(client: RestClient, partition: str = "", *, all_types: bool = False) -> ClusterListing:
-    """Ask for all services, and all nodes of a partition (node label): two calls, whatever their number.
+def read_listing(
+    client: RestClient, partition: str = "", *, attributes: Collection[str] = (), all_types: bool = False
+) -> ClusterListing:
+    """Ask for all services, and all nodes of a partition (node label) with some attributes: two calls in any case.
 
     With ``all_types`` for all applications, with their resources.
 
@@ -242,7 +264,7 @@ def read_listing(client: RestClient, partition: str = "", *, all_types: bool = F
     readable_apps, bad_apps = _readable(apps.apps["app"] if apps.apps else (), _App)
     readable_nodes, bad_nodes = _readable(nodes.nodes["node"] if nodes.nodes else (), _Node)
     applications, app_remarks = _applications(readable_apps)
-    listed = [node for node in readable_nodes if (node.node_labels or [""])[0] == partition]
+    listed = [node for node in readable_nodes if node.is_meant(partition, attributes)]
     read_nodes, names, node_remarks = _nodes(listed)
     lost = frozenset(node.id for node in listed if node.state in CONTAINERS_LOST)
     return ClusterListing(applications, read_nodes, names, lost, (*app_remarks, *node_remarks), (*bad_apps, *bad_nodes))
@@ -349,18 +371,22 @@ def read_service(client: RestClient, name: str, *, do_as: str = "") -> Service:
         There is no service of this name.
     """
     service = client.get(f"{SERVICES_PATH}/{name}", _Service, do_as=do_as)
+    use = _known(SERVICE_STATES, service.state, f"service {name}")
     alive: set[str] = set()
     dead = {}
     for component in service.components:
         runs = _known(COMPONENT_STATES, component.state, f"component {component.name} of {name}")
-        for container in component.containers:
+        if component.containers is None and use is ServiceUse.FLEX:
+            raise Unavailable(f"{name}: the answer does not say which containers component {component.name} has")
+        containers = component.containers or []
+        for container in containers:
             if _known(CONTAINER_STATES, container.state, container.id) and runs:
                 alive.add(container.id)
-        ids = tuple(container.id for container in component.containers)
+        ids = tuple(container.id for container in containers)
         if ids and alive.isdisjoint(ids):
             dead[component.name] = ids
     return Service(
-        use=_known(SERVICE_STATES, service.state, f"service {name}"),
+        use=use,
         sizes={component.name: component.number_of_containers for component in service.components},
         containers=frozenset(alive),
         dead=dead,

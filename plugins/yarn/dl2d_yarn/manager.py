@@ -152,7 +152,9 @@ class YarnManager:
 
     def _read_listing(self) -> ClusterListing:
         settings = self._settings
-        return read_listing(self._client, settings.partition, all_types=bool(settings.watch))
+        return read_listing(
+            self._client, settings.partition, attributes=settings.node_attributes, all_types=bool(settings.watch)
+        )
 
     def _check_nodes(self, listing: ClusterListing, now: float) -> None:
         """Refuse a list in which nodes are missing that were there, up or down: they register again after a restart.

@@ -164,7 +164,17 @@ def _filled(
         role = Role(component["name"])
         demand = coordinator if role is Role.COORDINATOR else demands.get(role, NO_RESOURCES)
         component |= {"launch_command": command, "resource": _resource(demand, settings)}
+        if settings.node_attributes:
+            policy = component.setdefault("placement_policy", {})
+            policy.setdefault("constraints", []).append(_on_nodes_with(settings.node_attributes))
     return service
+
+
+def _on_nodes_with(attributes: Sequence[str]) -> dict[str, Any]:
+    """The placement constraint by which containers get nodes with all of these attributes."""
+    values = dict(attribute.split("=", 1) for attribute in attributes)
+    wanted = {name: [value] for name, value in values.items()}
+    return {"type": "AFFINITY", "scope": "NODE", "node_attributes": wanted}
 
 
 def _template(path: str) -> dict[str, Any]:

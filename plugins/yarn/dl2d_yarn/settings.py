@@ -17,6 +17,9 @@ from dl2d.core.static_job_rule import SIZE, StaticJobRule, Words
 
 _PREFIX = "resource_manager.yarn"
 AbsolutePath = Annotated[str, Text(4096, r"/[^\x00]*", "an absolute path")]
+_Attribute = Annotated[
+    str, Text(300, r"[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+=[A-Za-z0-9_.-]+", "an attribute such as nm.yarn.io/gpu=a100")
+]
 _Address = Annotated[str, Text(300, r"https?://[A-Za-z0-9.\[\]:_-]+/?", "an address such as http://rm1:8088")]
 
 
@@ -73,6 +76,8 @@ class YarnSettings(Record):
     default_memory_mib: Annotated[int, Whole(64, 2**30)] = 1024
     #: Partition (node label) of the nodes that the queue's services get; "" for the default one.
     partition: Annotated[str, Text(255, "[A-Za-z0-9_-]*", "a node label")] = ""
+    #: Attributes of the nodes that the services get, each as ``prefix/name=value``; a node has to have all of them.
+    node_attributes: Annotated[tuple[_Attribute, ...], Items(16, least=0)] = ()
     #: Modes observe and shadow: which applications that run without dl2d train, first rule first.
     watch: Annotated[tuple[YarnStaticJobRule, ...], Items(10_000, least=0)] = ()
     #: Leave what applications in other queues wait for to them, instead of growing into it.
