@@ -82,7 +82,8 @@ class ApiWorld(World):
             heartbeat_rate=RateLimiter(1.0, self.beat_burst, lambda: self.now),
             wake=self._wake,
         )
-        self.server.start(create_api(services))
+        self.api = create_api(services)
+        self.server.start(self.api)
         host, port = self.server.address
         self.client = httpx2.Client(base_url=f"http://{host}:{port}", timeout=30, trust_env=False)
 
