@@ -45,7 +45,7 @@ class DaemonProcess:
         self.env = dict(os.environ if env is None else env)
         #: Further arguments of ``dl2d run``.
         self.arguments: list[str] = []
-        self.settings = {
+        self.settings: dict[str, Any] = {
             "state_dir": str(self.state_dir),
             "schedule": {"poll_seconds": 0.5, "slot_seconds": 5},
             "store": {"progress_seconds": 0.2},
@@ -119,8 +119,14 @@ class DaemonProcess:
     @property
     def store(self) -> SqlStore:
         if self._store is None:
-            self._store = SqlStore(f"sqlite:///{self.state_dir / 'dl2d.sqlite'}")
+            self._store = SqlStore(self.store_url)
         return self._store
+
+    @property
+    def store_url(self) -> str:
+        """URL of the store that the settings name."""
+        url: str = self.settings["store"].get("url") or f"sqlite:///{self.state_dir / 'dl2d.sqlite'}"
+        return url
 
     def said(self, lines: int = 60) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])

@@ -1,7 +1,8 @@
 """A site's way to a learned policy: observe, imitate, compare in shadow, take over, learn on, promote, roll back.
 
 On a real Slurm, and on the local resource manager, which has no scheduler to observe: there the recorded days of
-another scheduler take its place. After each step the questions of the SQL cookbook are asked about it.
+another scheduler take its place. After each step the questions of the SQL cookbook are asked about it, of a SQLite and
+of a PostgreSQL store.
 """
 
 from __future__ import annotations
@@ -21,13 +22,16 @@ from filled_store import cookbook
 from local_cluster import WORKER, LocalCluster
 from recorded_site import BUSY_DAYS, record
 from slurm_cluster import SlurmCluster, User, why_not
+from store.conftest import kept_postgres_url, postgres
 
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.jobs import NOTHING, Job, JobKey
 from dl2d.policies.drf import Drf
 from dl2d.simulation.workload.sources import load_source
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+__all__ = ["kept_postgres_url", "postgres"]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 DAY = 86_400
 OBSERVED = 60
 QUESTIONS = {title: query for _, title, query in cookbook()}
@@ -43,7 +47,7 @@ class Site:
         """Output of a command that must succeed."""
         done = subprocess.run(
             [BIN / "dl2d", *arguments, "-c", self.daemon.config],
-            capture_output=True, text=True, check=False, timeout=300, cwd=self.daemon.directory,
+            capture_output=True, text=True, check=False, timeout=900, cwd=self.daemon.directory,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr + done.stdout
         return done.stdout
@@ -113,6 +117,8 @@ class SlurmSite(Site):
             lambda: all((found := self._found(job)) and found[0].state.ended for job in jobs),
             "all jobs are recorded", timeout=300, every=1.0,
         )  # fmt: skip
+        given = self.ask("What does the site's scheduler give, by model type?")
+        assert {row["model"] for row in given} == {"bert"}
 
     def _found(self, job: str) -> list[Job]:
         """The user's job with an id; the recorded days have jobs with such ids, too."""
@@ -144,23 +150,25 @@ exec dl2-run python "$HOME/train.py" --epochs 60 --step-seconds 0.02
         return path
 
 
-def settings_of_site(mode: Mode) -> dict[str, Any]:
+def settings_of_site(store_url: str) -> dict[str, Any]:
+    """Settings of a daemon that observes; without a URL its store is a file in its folder."""
     return {
-        "mode": mode.value,
+        "mode": Mode.OBSERVE.value,
+        "store": {"progress_seconds": 0.2, **({"url": store_url} if store_url else {})},
         "schedule": {"poll_seconds": 0.5, "slot_seconds": 2},
         "jobs": {"drain_seconds": 20, "end_seconds": 3, "grace_seconds": 2, "unseen_seconds": 5},
     }
 
 
 @contextmanager
-def local_site(directory: Path) -> Iterator[Site]:
-    cluster = LocalCluster(directory, settings_of_site(Mode.OBSERVE))
+def local_site(directory: Path, store_url: str) -> Iterator[Site]:
+    cluster = LocalCluster(directory, settings_of_site(store_url))
     with recorded(cluster):
         yield LocalSite(cluster)
 
 
 @contextmanager
-def slurm_site(directory: Path) -> Iterator[Site]:
+def slurm_site(directory: Path, store_url: str) -> Iterator[Site]:
     with SlurmCluster(nodes=4) as cluster:
         user = cluster.add_user("alice")
         cluster.add_python(user)
@@ -169,7 +177,7 @@ def slurm_site(directory: Path) -> Iterator[Site]:
             (user.home / name).write_text(source.read_text())
         watch = [{"partition": cluster.partition, "name": "bert-*", "model": "bert"}]
         slurm = {"slurm_conf": str(cluster.conf), "munge_socket": str(cluster.munge_socket), "watch": watch}
-        settings = settings_of_site(Mode.OBSERVE) | {"resource_manager": {"name": "slurm", "slurm": slurm}}
+        settings = settings_of_site(store_url) | {"resource_manager": {"name": "slurm", "slurm": slurm}}
         daemon = DaemonProcess(directory, settings)
         with recorded(daemon):
             yield SlurmSite(daemon, cluster, user)
@@ -181,7 +189,7 @@ def recorded(daemon: DaemonProcess) -> Iterator[None]:
     """Run a daemon whose store has the last six days of another scheduler."""
     daemon.state_dir.mkdir()
     begin = time.time() // DAY * DAY - 6 * DAY
-    record(f"sqlite:///{daemon.state_dir}/dl2d.sqlite", load_source(BUSY_DAYS, seed=1).workload, Drf(), begin=begin)
+    record(daemon.store_url, load_source(BUSY_DAYS, seed=1).workload, Drf(), begin=begin)
     with daemon:
         yield
 
@@ -197,8 +205,12 @@ def recorded(daemon: DaemonProcess) -> Iterator[None]:
         ),
     ],
 )
-def test_each_step_works_and_is_in_the_database(tmp_path: Path, site_of: Callable[[Path], Any]) -> None:
-    with site_of(tmp_path) as site:
+@pytest.mark.parametrize("database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def test_each_step_works_and_is_in_the_database(
+    tmp_path: Path, request: pytest.FixtureRequest, site_of: Callable[[Path, str], Any], database: str
+) -> None:
+    store_url = request.getfixturevalue("kept_postgres_url") if database == "postgresql" else ""
+    with site_of(tmp_path, store_url) as site:
         daemon = site.daemon
         site.observe()
         site.dl2d("train", "supervised", "--from-store", "--out", "site")
