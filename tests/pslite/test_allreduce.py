@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pslite_jobs import LEASE, PATIENT, KillAt, Kills, command, schedules, static_digest
 from regression import segments
-from rehearsal import Event, Rehearsal, job
+from rehearsal import QUICK, Event, Fault, Rehearsal, job
 from rehearsal import static_digest as rehearsed_digest
 
+from pslite.coordinator.progress_watch import ProgressRule
 from pslite.errors import SpecError
+from pslite.fault_points import FaultPoint
 from pslite.job.blocks import cut
 from pslite.job.job_spec import SGD, Part, Segment
 from pslite.job.membership_plan import reduction
@@ -165,6 +168,33 @@ def test_the_death_of_the_last_worker_ends_the_job():
     result = run_local(command(*SLOW), workers=1, servers=0, on_status=kill)
     assert result.state == "failed"
     assert f"(pid {kill.pid}) died: killed by signal 9 (SIGKILL)" in result.reason
+
+
+def all_hang(*versions):
+    """Have all scripts hang for longer than the deadline, once at each version."""
+
+    def hang(moment):
+        hung = moment.rehearsal.flag(f"{moment.task} at {moment.subject}")
+        if moment.subject in versions and not hung.is_set():
+            hung.set()
+            moment.rehearsal.flag(f"told at {moment.subject}").wait(20.0)
+
+    def told(moment):
+        goes = [line for line in moment.rehearsal.log if line.startswith("no progress") and "goes back" in line]
+        for version in versions[: len(goes)]:
+            moment.rehearsal.flag(f"told at {version}").set()
+
+    settings = replace(QUICK, progress=ProgressRule(seconds=2.0, factor=5.0))
+    faults = [Fault("version", hang, always=True), Fault(FaultPoint.TICK, told, always=True)]
+    return Rehearsal(job(architecture="allreduce"), workers=2, servers=0, settings=settings, faults=faults).run()
+
+
+def test_all_workers_that_hang_begin_again_once():
+    outcome = all_hang(20)
+    outcome.check(rehearsed_digest(job()))
+    (line,) = [line for line in outcome.log if "goes back" in line]
+    assert line.count("has been computing step 20 since then") == 2, line
+    assert line.endswith("the job goes back to its beginning")
 
 
 @pytest.mark.slow

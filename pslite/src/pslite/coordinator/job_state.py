@@ -199,7 +199,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
     members                                                                       loop (joins, leaves), and each module
                                                                                   the state of its members
     spec, began, waiting_reported                                                 members (spec: failover, plans too)
-    plan_number, pending, given_up, retry_at, spare, doubted, reports,            plans; failover where members are
+    plan_number, pending, given_up, retry_at, spare, doubted, reports, begun,     plans; failover where members are
     suspensions                                                                   lost; completion at the end
     plan                                                                          plans, failover, completion
     dead, losses, reassigned, reassignment, reassignments, failover, failovers,   failover
@@ -229,6 +229,8 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
     pending: PendingPlan | None = None
     plan_number: int = 0
     reports: list[PlanReport] = []
+    #: whether a plan was completed since the job began, or began again: then workers have weights
+    begun: bool = False
     state: Literal["waiting", "running", "finished", "failed", "cancelled"] = "waiting"
     reason: str | None = None
     result: Result | None = None

@@ -69,6 +69,8 @@ class _Connection:
     member: MemberState | None = None
     #: of a task agent: whether it has been told to end its process
     ending: bool = False
+    #: of a process that may not join: it has been told why, and what it still sends does not count
+    refused: bool = False
 
 
 class Coordinator:
@@ -160,7 +162,7 @@ class Coordinator:
         self._listener = HandshakeListener(
             self._selector, listener, acceptor=self._acceptor, welcome=self._welcome, say=say
         )
-        self._connections: set[_Connection] = set()
+        self._connections: dict[_Connection, None] = {}
         self._severed = False
         self._cutting = threading.Lock()
         #: when `_tick` was called last
@@ -368,7 +370,7 @@ class Coordinator:
 
     def _welcome(self, sock: socket.socket, hello: Hello) -> None:
         connection = _Connection(sock, hello, Channel(sock, Inbox(FromMember, MAX_CONTROL_BYTES)))
-        self._connections.add(connection)
+        self._connections[connection] = None
         self._selector.register(sock, selectors.EVENT_READ, connection)
         if hello.channel == "agent":
             self._agents[hello.task] = connection
@@ -398,14 +400,14 @@ class Coordinator:
 
     def _drop(self, connection: _Connection) -> None:
         if connection in self._connections:
-            self._connections.discard(connection)
+            del self._connections[connection]
             self._selector.unregister(connection.sock)
             connection.sock.close()
 
     # --- messages -------------------------------------------------------------------------------------------------
 
     def _take(self, connection: _Connection, message: FromMember) -> None:
-        if self._faults.reached(FaultPoint.COORDINATOR_MESSAGE, connection.hello.task, message):
+        if self._faults.reached(FaultPoint.COORDINATOR_MESSAGE, connection.hello.task, message) or connection.refused:
             return
         job, state = self._job, self._job.state
         hello, member = connection.hello, connection.member
@@ -448,6 +450,7 @@ class Coordinator:
         reason = members.objection(job, hello, message)
         if reason:
             job.say(f"refused {hello.task}: {reason}")
+            connection.refused = True
             connection.channel.send(Refused(reason=reason))
             return
         line = ReliableChannel(taken=1)

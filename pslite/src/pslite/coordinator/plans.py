@@ -200,7 +200,7 @@ def prepare(job: Job, pending: PendingPlan) -> None:
             previous=pending.previous,
             spec=state.spec,
             recover=pending.recover,
-            fresh=not state.reports,
+            fresh=not state.begun,
             progress_seconds=job.watch.longest(job.settings.progress),
         ),
     )
@@ -328,6 +328,7 @@ def _report(job: Job, pending: PendingPlan) -> None:
         ),
     )
     state.reports.append(report)
+    state.begun = True
     kept = sum(place >= 0 for place in plan.backups)
     replicas = f", replicas of {kept} of {len(plan.backups)} blocks" if plan.backups else ""
     job.say(

@@ -101,8 +101,6 @@ def _act(job: Job, now: float, limit: float) -> None:
     if state.all_reduce and not found:
         # perhaps two of them cannot reach each other: a new group connects them again
         state.broken = state.broken or (now, state.plan.number if state.plan is not None else 0, text)
-    elif state.all_reduce and everybody:
-        job.fail(text)
     elif everybody or not found:
         # nobody would be left, or nobody is known to hang: all processes begin again
         checkpoints.go_back(job, text)

@@ -51,7 +51,7 @@ class Connections:
     opened: dict[str, Link] = field(default_factory=dict)
     #: members that the coordinator has reported dead
     gone: set[str] = field(default_factory=set)
-    _all: set[Link] = field(default_factory=set)
+    _all: dict[Link, None] = field(default_factory=dict)
     #: connections for which the selector waits until the socket is writable
     _writing: set[Link] = field(default_factory=set)
     #: members whose connection is broken: time (monotonic, seconds) and reason
@@ -106,7 +106,7 @@ class Connections:
             self.drop(earlier)
         links[link.task] = link
         self.server.faults.reached(FaultPoint.CONNECTION_OPENED, link)
-        self._all.add(link)
+        self._all[link] = None
         self.selector.register(link.sock, selectors.EVENT_READ, link)
         if self._severed:
             cut_off([link.sock])
@@ -114,7 +114,7 @@ class Connections:
     def drop(self, link: Link) -> None:
         """Close a connection; nothing if it is closed."""
         if link in self._all:
-            self._all.discard(link)
+            del self._all[link]
             self._writing.discard(link)
             self.selector.unregister(link.sock)
             link.close()
@@ -149,7 +149,7 @@ class Connections:
 
     def except_link(self, link: Link) -> Collection[Link]:
         """Return all connections except one."""
-        return self._all - {link}
+        return [each for each in self._all if each is not link]
 
     # --- in the loop ----------------------------------------------------------------------------------------------
 
