@@ -10,6 +10,7 @@ import contextlib
 import random
 import re
 import secrets
+import socket
 import threading
 import time
 import traceback
@@ -290,6 +291,7 @@ class Rehearsal:
         encrypt: Encryption = "control",
         slow: Mapping[str, float] | None = None,
         lasting: bool = False,
+        patience: float = _PATIENCE,
     ) -> None:
         self._spec = spec
         #: the last worker may die too
@@ -336,26 +338,16 @@ class Rehearsal:
         self.deaths = 0
         self.coordinator: Coordinator
         self._mortal_log: MortalLog | None = None
-        self._deadline = time.monotonic() + _PATIENCE
+        self._patience = patience
+        self._deadline = time.monotonic() + patience
         self._over = False
 
     def run(self) -> Outcome:
         """Go through it."""
         token = secrets.token_bytes(TOKEN_BYTES)
         with TemporaryDirectory() as folder, listen("127.0.0.1") as listener:
-            while True:
-                self._mortal_log = MortalLog(Path(folder, "log")) if self._mortal else None
-                self.coordinator = Coordinator(
-                    job="rehearsal", token=token, director=self, say=self.log.append, settings=self._settings,
-                    host="127.0.0.1", listener=listener.dup(), log=self._mortal_log,
-                    encrypt=self._encrypt, faults=self._at,
-                )  # fmt: skip
-                try:
-                    status = self.coordinator.run()
-                    break
-                except Fenced as error:
-                    self.log.append(f"the coordinator died: {error}")
-                    self.deaths += 1
+            while (status := self._coordinate(token, Path(folder, "log"), listener)) is None:
+                self.deaths += 1
         with self._lock:
             self._over = True
         for thread in self._threads:
@@ -364,6 +356,19 @@ class Rehearsal:
                 self._surprises.append(f"{thread.name} does not end")
         idle = [fault for number, fault in enumerate(self._faults) if self._reached[number] < fault.nth]
         return Outcome(status, self.log, self.killed, self._surprises, self._chiefs, idle)
+
+    def _coordinate(self, token: bytes, log: Path, listener: socket.socket) -> Status | None:
+        """Run a coordinator; None if it has died."""
+        self._mortal_log = MortalLog(log) if self._mortal else None
+        self.coordinator = Coordinator(
+            job="rehearsal", token=token, director=self, say=self.log.append, settings=self._settings,
+            host="127.0.0.1", listener=listener.dup(), log=self._mortal_log, encrypt=self._encrypt, faults=self._at,
+        )  # fmt: skip
+        try:
+            return self.coordinator.run()
+        except Fenced as error:
+            self.log.append(f"the coordinator died: {error}")
+            return None
 
     @property
     def over(self) -> bool:
@@ -410,7 +415,7 @@ class Rehearsal:
     def exchange(self, status: Status, *, urgent: bool) -> Reply:
         with self._lock:
             if self._status is not None and status.version > self._status.version:
-                self._deadline = time.monotonic() + _PATIENCE
+                self._deadline = time.monotonic() + self._patience
             self._status = status
             members = frozenset(self._targets["worker"] + self._targets["ps"])
         return Reply(members=members, stop=time.monotonic() > self._deadline)
@@ -428,9 +433,13 @@ class Rehearsal:
                 self._next[role] += 1
                 have.append(task)
                 play = self._work if role == "worker" else self._serve
-                thread = threading.Thread(target=play, args=(task,), name=task, daemon=True)
-                self._threads.append(thread)
-                thread.start()
+                self._threads.append(self._begin(play, task))
+
+    def _begin(self, play: Callable[[str], None], task: str) -> threading.Thread:
+        """Start the process of a task, which is a thread here."""
+        thread = threading.Thread(target=play, args=(task,), name=task, daemon=True)
+        thread.start()
+        return thread
 
     # --- members --------------------------------------------------------------------------------------------------
 
@@ -537,13 +546,17 @@ class Rehearsal:
             if task in self.killed:
                 return
             self.killed.append(task)
-            # it joins before it is known here: then its own thread severs it
-            if task in self.members:
-                self.members[task].sever()
+            self._end(task)
             if replace:
                 self._targets[role].remove(task)
                 self._fit(oldest=False)
         self._wake()
+
+    def _end(self, task: str) -> None:
+        """End the process of a task."""
+        # it joins before it is known here: then its own thread severs it
+        if task in self.members:
+            self.members[task].sever()
 
     # --- fault points ---------------------------------------------------------------------------------------------
 

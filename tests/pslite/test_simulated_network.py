@@ -1,0 +1,39 @@
+"""Jobs on a simulated network, with partitions, pauses, deaths and stalled disks: as if nothing had happened.
+
+Each seed is a job with its schedule of disturbances (`simulated_job.random_schedule`).  A failure is the same each
+time; its text has the schedule and all that was said.  What a seed has found is a test of its own below.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from rehearsal import job
+from simulated_job import Schedule, SimulatedJob, check, random_schedule
+
+#: how many seeds the long test goes through, from the first after those of the short one
+SEEDS = int(os.environ.get("PSLITE_SIMULATION_SEEDS", "200"))
+FEW = 6
+
+
+@pytest.mark.parametrize("seed", range(FEW))
+def test_nothing_is_lost_or_doubled_on_a_bad_network(seed, tmp_path):
+    check(random_schedule(seed, tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(FEW, FEW + SEEDS))
+def test_nothing_is_lost_or_doubled_on_a_bad_network_of_any_seed(seed, tmp_path):
+    """``PSLITE_SIMULATION_SEEDS=10000`` tries so many."""
+    check(random_schedule(seed, tmp_path))
+
+
+def test_a_seed_has_the_same_course_each_time():
+    """To the last switch between threads."""
+    courses = []
+    for _ in range(2):
+        simulated = SimulatedJob(Schedule(1, job(epochs=2), 2, 2))
+        simulated.simulate()
+        courses.append((simulated.kernel.trace, simulated.kernel.switches, simulated.kernel.now))
+    assert courses[0] == courses[1]
