@@ -34,7 +34,7 @@ from pslite.server.block_state import BlockState
 from pslite.server.block_step import Step
 
 #: what is used in production, but for the progress deadline, which is half an hour there
-SETTINGS = Settings(start=600.0, progress=ProgressRule(seconds=120.0))
+SETTINGS = Settings(progress=ProgressRule(seconds=120.0))
 #: virtual seconds that a job without a disturbance takes at most, and those with the worst of them
 _LONGEST = 1800.0
 _STEP_SECONDS = 0.25
@@ -168,7 +168,7 @@ class SimulatedJob(Rehearsal):
 
     def _ended(self, task: str, error: PsliteError) -> None:
         """A task has ended; if it was hit by what happens, another one comes in its place."""
-        if task in self.killed or self._over:
+        if task in self.killed or self._over or "the job is over" in str(error):
             return
         if task not in self.disturbed and COORDINATOR not in self.disturbed:
             super()._ended(task, error)
@@ -201,6 +201,8 @@ class SimulatedJob(Rehearsal):
             self.network.slow[a, ""] = 0.5
             self.kernel.after(each.seconds, lambda: self.network.slow.pop((a, ""), None))
         elif each.what == "break":
+            # servers do not connect again: after some seconds one of them is given up
+            self.disturbed |= {a, b}
             self.network.break_connection(a, b)
         elif each.what == "pause":
             self.disturbed.add(a)
@@ -229,7 +231,7 @@ class SimulatedJob(Rehearsal):
         """Its host has lost its power: nobody is told."""
         if task == COORDINATOR:
             return
-        self.processes[task].paused = True
+        self.processes[task].dead = True
         self.network.cut(task, "")
         self.network.cut("", task)
         self.killed.append(task)

@@ -90,7 +90,7 @@ class Network:
 
     def break_connection(self, a: str, b: str) -> bool:
         """Break a connection between two processes in the middle of what is on its way; whether there was one."""
-        for sock in self.open_sockets():
+        for sock in self.open_sockets() if a != b else ():
             if sock.peer is not None and (sock.process.name, sock.peer.process.name) == (a, b) and not sock.closed:
                 sock.fail(errno.ECONNRESET)
                 sock.peer.fail(errno.ECONNRESET)
