@@ -262,6 +262,8 @@ class SimulatedJob(Rehearsal):
         twice = [task for part in joins for task, count in part.items() if count > 1 + self._returns]
         if twice:
             self._surprises.append(f"members were accepted more than once: {twice}")
+        # what threads of killed processes say while they unwind is nothing that has happened
+        outcome.surprises, outcome.log = list(self._surprises), list(self.log)
         return outcome
 
     def _at(self, point: FaultPoint, task: str, *about: Any) -> bool:
