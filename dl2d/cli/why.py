@@ -177,7 +177,8 @@ def _decision_text(answer: Answer) -> list[str]:
         ]
     for item in answer.deferred:
         missing = "; ".join(map(str, item.shortfalls)) or "no node takes tasks"
-        lines.append(f"  deferred     {item.count} {item.role}: {missing} on {item.nearest or 'every node'}")
+        where = f"until others have ended: {item.limit}" if item.limit else f"on {item.nearest or 'every node'}"
+        lines.append(f"  deferred     {item.count} {item.role}: {missing} {where}")
     lines += [f"  failed       {failure.what}: {failure.error}" for failure in answer.failures]
     if answer.recomputed is not None:
         lines.append(f"  recomputed   {answer.recomputed.text}")
@@ -235,7 +236,7 @@ def _decision_json(answer: Answer) -> dict[str, object]:
         "alternatives": _alternatives_json(decided),
         "guarded": [_reason_json(reason) for reason in decided.guarded],
         "deferred": [
-            {"role": str(item.role), "count": item.count, "nearest": item.nearest,
+            {"role": str(item.role), "count": item.count, "nearest": item.nearest, "limit": item.limit,
              "shortfalls": [_shortfall_json(part) for part in item.shortfalls]}
             for item in answer.deferred
         ],

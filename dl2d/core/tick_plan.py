@@ -45,6 +45,8 @@ class Deferred(msgspec.Struct, frozen=True, gc=False):
     nearest: str
     #: The resources that are missing there.
     shortfalls: tuple[Shortfall, ...]
+    #: Limit of the site in which there is no room before tasks that leave have ended; ``nearest`` is empty then.
+    limit: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from dl2d.core.cluster import NodeState, Snapshot, TaskState
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.guard_memory import GuardMemory, StartFailures
-from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobRequest
+from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobRequest, Owner
 from dl2d.core.resource_manager import GrowthLimit
 from dl2d.core.resources import Resources
 from dl2d.tick.tick_context import GuardRules
@@ -194,6 +194,20 @@ def _cooled(
 # Bounds of sums
 
 
+def limits_of(owner: Owner, rules: GuardRules) -> tuple[tuple[str, str, Resources], ...]:
+    """The limits that jobs of an owner share with others: whose jobs, as a preposition and a name, and the limit."""
+    return (
+        ("of", owner.user, rules.per_user),
+        ("of account", owner.account, rules.per_account),
+        ("in partition", owner.partition, rules.per_partition),
+    )
+
+
+def limit_text(kind: str, name: str, limit: Resources) -> str:
+    """A limit in words; ``kind`` and ``name`` as ``limits_of`` has them."""
+    return f"jobs {kind} {name} may hold {limit} together"
+
+
 def _sums(ranges: Iterable[_Range], snapshot: Snapshot, rules: GuardRules) -> list[_Sum]:
     """The bounded sums over jobs; gives each job what it desires.
 
@@ -205,17 +219,11 @@ def _sums(ranges: Iterable[_Range], snapshot: Snapshot, rules: GuardRules) -> li
         text = f"the nodes have {Resources(tuple(sorted(free.items())))} for all jobs"
         found["", ""] = _Sum(Constraint.CAPACITY, text, free, complete=True)
     for each in ranges:
-        owner = each.job.owner
         names = [("", "", Resources())] if found.get(("", "")) else []
-        names += [
-            ("of", owner.user, rules.per_user),
-            ("of account", owner.account, rules.per_account),
-            ("in partition", owner.partition, rules.per_partition),
-        ]
+        names += limits_of(each.job.owner, rules)
         for kind, name, limit in names:
             if (kind, name) not in found and name and limit.thousandths:
-                text = f"jobs {kind} {name} may hold {limit} together"
-                found[kind, name] = _Sum(Constraint.LIMIT, text, dict(limit.thousandths))
+                found[kind, name] = _Sum(Constraint.LIMIT, limit_text(kind, name, limit), dict(limit.thousandths))
             if (kind, name) in found:
                 each.sums.append(found[kind, name])
         each.give(each.desired)
@@ -346,19 +354,27 @@ def _give(ranges: Iterable[_Range], rules: GuardRules, started: int) -> None:
             _explain_limit(each, binding)
         if not rules.churn:
             continue
-        starts = _starts(held, each.given)
         # A job without tasks may exceed the number if the slot has no start yet: it might never start otherwise.
-        first = held == NOTHING and starts_left == rules.churn
-        if starts > starts_left and not first:
-            text = f"this slot's {rules.churn} starts are used up"
-            if each.given != each.reserved:
-                each.reasons.append(Reason(Constraint.CHURN, text))
-            each.give(each.reserved)
-            starts = _starts(held, each.reserved)
-            if starts > starts_left:
-                text = f"{text}; it still gets its floor {each.lowest}"
-                each.reasons.append(Reason(Constraint.FLOOR, text, gave_way=Constraint.CHURN))
+        least = each.job.request.min_size if held == NOTHING and starts_left == rules.churn else each.reserved
+        if _starts(held, each.given) > starts_left and each.given != least:
+            each.reasons.append(Reason(Constraint.CHURN, f"this slot's {rules.churn} starts are used up"))
+            _reduce_starts(each, _larger(least, each.reserved), starts_left)
+        starts = _starts(held, each.given)
+        if starts > starts_left and each.given == each.reserved:
+            text = f"this slot's {rules.churn} starts are used up; it still gets its floor {each.lowest}"
+            each.reasons.append(Reason(Constraint.FLOOR, text, gave_way=Constraint.CHURN))
         starts_left = max(starts_left - starts, 0)
+
+
+def _reduce_starts(each: _Range, least: Allocation, starts: int) -> None:
+    """Take new tasks away, not below ``least``, until there are no more than so many."""
+    request, held = each.job.request, each.entry.previous
+    resources = {name for demand in (request.worker, request.ps) for name, _ in demand.thousandths}
+    while _starts(held, each.given) > starts:
+        smaller = _smaller(request, each.given, least, resources)
+        if smaller is None:
+            return
+        each.give(smaller)
 
 
 def _starts(before: Allocation, after: Allocation) -> int:

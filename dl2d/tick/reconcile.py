@@ -16,8 +16,8 @@ import structlog
 
 from dl2d.core.cluster import Snapshot, Task, TaskState, task_tag
 from dl2d.core.guard_memory import GuardMemory, StartFailures
-from dl2d.core.jobs import FailureCause, Job, JobKey, JobState
-from dl2d.core.resource_manager import FAILURE_CAUSES, JOB_ENDS, RmJob, RmJobState, RmListing
+from dl2d.core.jobs import FailureCause, Job, JobKey, JobState, Owner
+from dl2d.core.resource_manager import FAILURE_CAUSES, JOB_ENDS, RmIdentity, RmJob, RmJobState, RmListing
 from dl2d.core.store import JobChange, TaskChange, TickStore
 from dl2d.tick.apply import start_anchor
 from dl2d.tick.matching import Matches, match_listing, may_stop
@@ -47,10 +47,14 @@ class Reconciled:
     snapshot: Snapshot
     #: Elastic jobs with their commands, which the snapshot leaves out.
     jobs: Mapping[JobKey, Job]
+    #: Owners of the elastic jobs that are live or have live tasks.
+    owners: Mapping[JobKey, Owner]
     #: Elastic jobs whose coordinator has not called for ``Timeouts.silent_seconds``.
     silent: frozenset[JobKey]
     #: Jobs whose last attempt to start tasks failed, and whose next attempt has to wait.
     backing_off: frozenset[JobKey]
+    #: Whether a task failed in this tick, so that a decision is due.
+    task_failed: bool
     #: Since when each job's coordinator has called without a gap; jobs whose coordinator is silent are left out.
     calling_since: Mapping[JobKey, float]
     #: The guard's memory after this tick; it is in the store.
@@ -121,8 +125,10 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
     return Reconciled(
         snapshot=snapshot,
         jobs={job.key: job for job in elastic.jobs},
+        owners={job.key: job.owner for job in (*ended_jobs, *before.jobs, *elastic.jobs)},
         silent=frozenset(job.key for job in snapshot.jobs if not job.static) - calling_since.keys(),
         backing_off=_backing_off(memory, listing.at, context.guard_rules.backoff),
+        task_failed=any(change.state is TaskState.FAILED for change in changes.tasks),
         calling_since=calling_since,
         memory=memory,
         remarks=changes.remarks,
@@ -181,17 +187,20 @@ def _resizes_seen(
 ) -> GuardMemory:
     """The memory with the resizes and starts that live tasks show. What was decided but did not happen does not count.
 
-    A time in the future, which means that the clock was set back, counts as now.
+    A remembered time in the future, which means that the clock was set back, becomes now. A task's time in the future
+    counts only where nothing is remembered: it would count as now in each tick until the clock has caught up.
     """
     if not context.guard_rules.need_resizes:
         return replace(memory, resized_at={}, started_at={})
     resized = {key: min(resized_at, at) for key, resized_at in memory.resized_at.items() if key in jobs}
     started = {tag: min(asked_at, at) for tag, asked_at in memory.started_at.items()}
     for task in tasks:
-        if task.job in jobs:
-            resized[task.job] = max(resized.get(task.job, 0.0), min(task.since, at))
-        if task.tag not in started and task.asked_at > at - context.slot_seconds:
-            started[task.tag] = min(task.asked_at, at)
+        if task.job in jobs and task.since <= at:
+            resized[task.job] = max(resized.get(task.job, 0.0), task.since)
+        elif task.job in jobs:
+            resized.setdefault(task.job, at)
+        if task.tag not in started and at - context.slot_seconds < task.asked_at <= at:
+            started[task.tag] = task.asked_at
     recent = {tag: asked_at for tag, asked_at in started.items() if asked_at > at - context.slot_seconds}
     return replace(memory, resized_at=resized, started_at=recent)
 
@@ -201,15 +210,20 @@ def _backing_off(memory: GuardMemory, at: float, backoff_seconds: float) -> froz
     return frozenset(key for key, failed in memory.start_failures.items() if at < failed.retry_at(backoff_seconds))
 
 
-def _known_strays(store: TickStore, matches: Matches) -> dict[str, Job]:
-    """The job of each stray that the store has ever asked for, by tag. Other strays may not be dl2d's."""
-    found: dict[str, Job] = {}
+def _known_strays(store: TickStore, matches: Matches) -> dict[RmIdentity, Job]:
+    """The job of each stray that the store has ever asked for. Other strays may not be dl2d's.
+
+    What was submitted before the task whose mark it has is another one: a mark is a text that its user can write.
+    """
+    found: dict[RmIdentity, Job] = {}
     for key in {key for _, key, _ in matches.strays}:
         job = store.job(key)
         if job is not None and not job.static:
-            ids = {task.id for task in store.tasks(live=False, job=key)}
+            submitted = {task.id: task.submitted for task in store.tasks(live=False, job=key)} | {ANCHOR: 0}
             found |= {
-                listed.tag: job for listed, of, name in matches.strays if of == key and (name in ids or name == ANCHOR)
+                listed.identity: job
+                for listed, of, name in matches.strays
+                if of == key and name in submitted and not 0 < listed.submitted < submitted[name]
             }
     return found
 
@@ -277,7 +291,7 @@ def compare(
     timeouts: Timeouts,
     start_failures: Mapping[JobKey, StartFailures],
     calling_since: Mapping[JobKey, float],
-    known_strays: Mapping[str, Job] = MappingProxyType({}),
+    known_strays: Mapping[RmIdentity, Job] = MappingProxyType({}),
     tasks_as_owner: bool = True,
 ) -> Changes:
     """Find the changes after which store and resource manager agree.
@@ -301,7 +315,7 @@ def compare(
         Since when each coordinator has called without a gap (see ``update_calling_since``). A task's time to drain
         begins no earlier, since its coordinator was not told to drain it before.
     known_strays
-        The job of each stray that the store has ever asked for, by tag.
+        The job of each stray that the store has ever asked for, by identity.
     tasks_as_owner
         Whether tasks run as the user who owns their job.
     """
@@ -365,13 +379,13 @@ def _absence(tag: str, matches: Matches, gone: Collection[str]) -> str:
 
 
 def _compare_strays(
-    matches: Matches, live_tags: Collection[str], known: Mapping[str, Job]
+    matches: Matches, live_tags: Collection[str], known: Mapping[RmIdentity, Job]
 ) -> tuple[list[tuple[RmJob, Job | None, str]], list[str]]:
     """The strays that have to be stopped, with their job and the reason; and remarks on those that are not dl2d's."""
     stops: list[tuple[RmJob, Job | None, str]] = []
     remarks = []
     for stray, key, name in matches.strays:
-        job, twin = known.get(stray.tag), matches.listed.get(stray.tag)
+        job, twin = known.get(stray.identity), matches.listed.get(stray.tag)
         if job is None:
             remarks.append(f"{stray.handle} has the mark of {name} of {key.slug}, which this store never asked for")
         elif stray.tag not in live_tags:

@@ -12,6 +12,7 @@ from dl2d.tick.guard_limits import guard
 from dl2d.tick.needless_wait import NeedlessWait, startable_waiting_jobs
 from dl2d.tick.observe import observe, with_evidence
 from dl2d.tick.observed_decision import observed_decision
+from dl2d.tick.place.limits_in_use import within_limits
 from dl2d.tick.place.place import place
 from dl2d.tick.reconcile import reconcile
 from dl2d.tick.record import Report, record
@@ -47,6 +48,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
     # Decide and guard, unless the last decision is still in force
     situation = situation_digest(mode, reconciled, set_aside)
     slot_decision = state.decision_for(situation, snapshot.at, context.slot_seconds)
+    slot_decision = None if reconciled.task_failed else slot_decision
     decided = slot_decision is None
     if slot_decision is None and mode is Mode.OBSERVE:
         observation = observed_decision(snapshot, observed.listing, context.scheduler)
@@ -72,6 +74,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
         # A listing that lacks something resizes nothing: neither as was decided nor to make room.
         fixed = silent if not incomplete else [job.key for job in snapshot.jobs]
         plan = place(snapshot, slot_decision.in_force, deciders.placement, silent=fixed, positions=positions)
+        plan = within_limits(plan, snapshot, reconciled.owners, context.guard_rules)
         waiting = startable_waiting_jobs(snapshot, slot_decision.in_force, plan, deciders.placement, silent=silent)
         plan = plan if not incomplete else replace(plan, starts=(), stops=())
         outcome = apply(context, plan, reconciled.jobs, snapshot.at)

@@ -235,13 +235,20 @@ def test_cool_downs(wanted, up, down, expected) -> None:
 
 def test_churn_is_used_up_in_submit_order() -> None:
     snapshot = a_snapshot([a_job(1), a_job(2), a_job(3)], BIG, held={1: Allocation(1, 1)})
-    # The first takes 4 of 5 starts; the second wants 2 and keeps what it has; the third has nothing and waits.
-    want = [((2, 2), []), ((1, 1), [Constraint.CHURN]), (NOTHING, [Constraint.CHURN])]
+    # The first takes 4 of 5 starts; the second wants 2 and gets one; the third has nothing and waits.
+    want = [((2, 2), []), ((2, 1), [Constraint.CHURN]), (NOTHING, [Constraint.CHURN])]
     assert guarded(snapshot, (2, 2), (3, 1), (1, 1), churn=5) == want
 
 
 def test_a_first_bundle_larger_than_the_whole_budget_is_not_kept_out_for_ever() -> None:
     assert guarded(a_snapshot([a_job(1, min_workers=4)], BIG), (4, 1), churn=2) == [((4, 1), [])]
+    assert guarded(a_snapshot([a_job(1, min_workers=4)], BIG), (4, 4), churn=2) == [((4, 1), [Constraint.CHURN])]
+
+
+def test_a_job_that_wants_more_than_a_slots_starts_gets_what_a_slot_has() -> None:
+    assert guarded(a_snapshot([a_job(1)], BIG), (4, 4), churn=3) == [((1, 1), [Constraint.CHURN])]
+    snapshot = a_snapshot([a_job(1)], BIG, held={0: Allocation(1, 1)})
+    assert guarded(snapshot, (4, 4), churn=3) == [((2, 2), [Constraint.CHURN])]
 
 
 def test_a_job_whose_coordinator_is_silent_stays_as_it_is() -> None:

@@ -70,7 +70,7 @@ def see(
     ended = [job] if job is not None and job.state.ended else []
     listing = RmListing(NOW, (), tuple(rm_jobs))
     matches = match_listing(live, {KEY: job} if job is not None else {}, listing, cluster="here")
-    strays = {task_tag(KEY, name): job for name in asked if job is not None}
+    strays = {stray.identity: job for stray, _, name in matches.strays if name in asked and job is not None}
     return compare(
         live, ended, listing, matches, matches.unlisted if gone else (),
         timeouts=TIMEOUTS, start_failures={KEY: StartFailures(failures, "exit status 1")},

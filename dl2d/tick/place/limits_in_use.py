@@ -1,0 +1,116 @@
+"""Limits in use: defers starts for which the site's limits have no room before tasks that leave have ended. Pure.
+
+The guard limits what is decided. Tasks that leave still hold what they have, and a task that is moved runs beside its
+replacement for a while.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from dl2d.core.cluster import Snapshot
+from dl2d.core.jobs import NOTHING, Allocation, JobKey, Owner, Role
+from dl2d.core.resources import Resources, Shortfall
+from dl2d.core.tick_plan import Deferred, Plan, Start
+from dl2d.tick.guard_limits import limit_text, limits_of
+from dl2d.tick.tick_context import GuardRules
+
+
+def within_limits(plan: Plan, snapshot: Snapshot, owners: Mapping[JobKey, Owner], rules: GuardRules) -> Plan:
+    """The plan without the starts that have no room in a limit now; they are deferred, as those without room on a node.
+
+    Tasks up to a running job's floor start all the same, and a job that has nothing starts with its minimum size or not
+    at all. ``owners`` are those of the jobs of all tasks in the snapshot.
+    """
+    limited = any(limit.thousandths for limit in (rules.per_user, rules.per_account, rules.per_partition))
+    if not plan.starts or not limited:
+        return plan
+    in_use = _LimitsInUse(owners, rules)
+    for task in snapshot.tasks:
+        in_use.add(task.job, task.demand)
+    requests, floors, held = {job.key: job.request for job in snapshot.jobs}, dict(snapshot.floors), snapshot.held()
+    by_job: dict[JobKey, list[int]] = defaultdict(list)
+    for number, start in enumerate(plan.starts):
+        by_job[start.job].append(number)
+    deferred: dict[int, tuple[str, tuple[Shortfall, ...]]] = {}
+    for key, numbers in by_job.items():
+        has, floor = held[key], floors.get(key, NOTHING)
+        first = requests[key].min_size if has == NOTHING else None
+        present = Counter({role: has.count(role) for role in (Role.WORKER, Role.PS)})
+        for unit in _units(plan.starts, numbers, first):
+            role = plan.starts[unit[0]].role
+            demand = Resources.total(plan.starts[number].demand for number in unit)
+            lacks = in_use.lacks(key, demand)
+            if lacks is not None and (has == NOTHING or present[role] >= floor.count(role)):
+                deferred |= dict.fromkeys(unit, lacks)
+                if has == NOTHING and unit[0] == numbers[0]:  # not even its minimum size
+                    deferred |= dict.fromkeys(numbers, lacks)
+                    break
+                continue
+            in_use.add(key, demand)
+            present[role] += len(unit)
+    if not deferred:
+        return plan
+    moved_from = len(plan.starts) - len(plan.moves)
+    return replace(
+        plan,
+        starts=tuple(start for number, start in enumerate(plan.starts) if number not in deferred),
+        deferred=(*plan.deferred, *_deferred(plan.starts[:moved_from], deferred)),
+        moves=tuple(move for number, move in enumerate(plan.moves, moved_from) if number not in deferred),
+    )
+
+
+def _units(starts: Sequence[Start], numbers: Sequence[int], first: Allocation | None) -> list[list[int]]:
+    """The starts of a job that go together: those that make up the size ``first``, if it is given; then single ones."""
+    if first is None:
+        return [[number] for number in numbers]
+    missing = {role: first.count(role) for role in (Role.WORKER, Role.PS)}
+    together: list[int] = []
+    others: list[int] = []
+    for number in numbers:
+        role = starts[number].role
+        (together if missing[role] > 0 else others).append(number)
+        missing[role] -= 1
+    return [together, *([number] for number in others)]
+
+
+def _deferred(starts: Sequence[Start], lacks: Mapping[int, tuple[str, tuple[Shortfall, ...]]]) -> Iterable[Deferred]:
+    """One record for each job and role. Tasks that were to be moved have not been decided on, so they are left out."""
+    groups: dict[tuple[JobKey, Role], list[int]] = defaultdict(list)
+    for number, start in enumerate(starts):
+        if number in lacks:
+            groups[start.job, start.role].append(number)
+    for (key, role), numbers in groups.items():
+        limit, shortfalls = lacks[numbers[0]]
+        yield Deferred(key, role, len(numbers), "", shortfalls, limit)
+
+
+class _LimitsInUse:
+    """What the tasks of each user, account and partition hold, against the limits."""
+
+    def __init__(self, owners: Mapping[JobKey, Owner], rules: GuardRules) -> None:
+        self._rules = rules
+        self._owners = owners
+        self._held: dict[tuple[str, str], Resources] = defaultdict(Resources)
+
+    def add(self, key: JobKey, demand: Resources) -> None:
+        """Count a task of a job."""
+        for kind, name, _ in self._of(key):
+            self._held[kind, name] += demand
+
+    def lacks(self, key: JobKey, demand: Resources) -> tuple[str, tuple[Shortfall, ...]] | None:
+        """The first limit that has no room for tasks of a job, in words, and what is missing; None if all have."""
+        for kind, name, limit in self._of(key):
+            names = limit.as_dict().keys() & demand.as_dict().keys()
+            room = limit.minus(self._held[kind, name])
+            missing = tuple(short for short in demand.shortfalls(room) if short.resource in names)
+            if missing:
+                return limit_text(kind, name, limit), missing
+        return None
+
+    def _of(self, key: JobKey) -> Iterable[tuple[str, str, Resources]]:
+        owner = self._owners.get(key)
+        limits = () if owner is None else limits_of(owner, self._rules)
+        return (each for each in limits if each[1] and each[2].thousandths)

@@ -1,0 +1,496 @@
+"""A site in one process that depends on a seed alone: two daemons on one store, a resource manager and coordinators.
+
+Listings are lost, late, torn and doubled; ids are given again, jobs are requeued, marks are forged, answers to starts
+are lost, tasks fail, nodes are drained, and the clocks of the two daemons differ and are set. Between any two calls of
+the store or the resource manager a daemon may crash or stand still, so that the other one takes the lease and goes on,
+and coordinators and users may call.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from msgspec import structs
+from tick.world import World
+
+from dl2d.core.cluster import NodeState, Task, parse_tag, task_tag
+from dl2d.core.errors import AlreadyRunning, ResourceManagerError, Unavailable
+from dl2d.core.jobs import FailureCause, JobKey, JobState, Owner, Role
+from dl2d.core.resource_manager import RmIdentity, RmJob, RmJobState, RmListing, TaskSpec
+from dl2d.core.resources import Resources
+from dl2d.core.store import JobChange, RuntimePlan, TaskChange
+from dl2d.core.tick_plan import Start
+from dl2d.simulation.in_memory_store import MemoryStore
+from dl2d.testing import PromptCoordinator, ScriptedManager
+from dl2d.testing.builders import make_job, make_nodes
+from dl2d.tick.record import Report
+from dl2d.tick.tick import tick
+from dl2d.tick.tick_context import GuardRules, Timeouts
+from dl2d.tick.tick_state import TickState
+
+_TIMEOUTS = Timeouts(unseen_listings=3, unseen_seconds=30, start_failures=10_000)
+_SLOT_SECONDS = 60.0
+#: The resource manager forgets what ended so long ago.
+_FORGET_SECONDS = 100.0
+#: Methods of the store that change it: they are refused to a daemon that has lost the lease.
+_FENCED = frozenset(
+    {"change_job", "report_progress", "ask_tasks", "change_tasks", "record_slot", "keep_guard_memory", "check_lease"}
+)
+_OWNERS = [Owner("ann", 1, 1, "a", "p"), Owner("ann", 1, 1, "b", "p"), Owner("bob", 2, 2, "a", "p")]
+_LIMITS = [Resources(), Resources.of(gpu=3), Resources.of(cpu=12), Resources.of(gpu=4, cpu=15)]
+
+
+class Crash(BaseException):
+    """A daemon's process ends here."""
+
+
+class WholeStore(MemoryStore):
+    """Keeps ended tasks too, as a store on disk does, and when tasks were asked for."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__()
+        self._site = site
+        self.ended: dict[str, Task] = {}
+        #: When tasks beyond the minimum size of their job were asked for, by tag; not those that were never started.
+        self.growth: dict[str, float] = {}
+        #: Tags of tasks that running jobs lacked of their minimum size.
+        self.floors: set[str] = set()
+        #: When the tasks of a job last changed.
+        self.resized: dict[JobKey, float] = {}
+
+    def ask_tasks(self, starts: Sequence[Start], at: float) -> tuple[Task, ...]:
+        asked = []
+        for start in starts:
+            present = Counter(task.role for task in self.tasks(live=True, job=start.job) if task.state.wanted)
+            job = self.job(start.job)
+            assert job is not None
+            (task,) = super().ask_tasks([start], at)
+            asked.append(task)
+            if present[start.role] >= job.request.min_size.count(start.role):
+                self.growth[task.tag] = self._site.world.elapsed
+            elif job.state is JobState.RUNNING:
+                self.floors.add(task.tag)
+        self._note(asked)
+        return tuple(asked)
+
+    def change_tasks(self, changes: Sequence[TaskChange], at: float) -> tuple[Task, ...]:
+        moved = super().change_tasks(changes, at)
+        for change in changes:
+            if change.cause in (FailureCause.NOT_STARTED, FailureCause.REFUSED):
+                self.growth.pop(task_tag(change.job, change.task), None)
+        self.ended |= {task.tag: task for task in moved if task.state.ended}
+        self._note(task for task in moved if not task.state.ended)
+        return moved
+
+    def _note(self, tasks: Any) -> None:
+        self.resized |= {task.job: self._site.world.elapsed for task in tasks}
+
+    def tasks(self, *, live: bool, job: JobKey | None = None) -> tuple[Task, ...]:
+        ended = () if live else [task for task in self.ended.values() if job in (None, task.job)]
+        return (*super().tasks(live=live, job=job), *ended)
+
+    def add_runtime_plans(self, job: JobKey, plans: Sequence[RuntimePlan]) -> None:
+        del job, plans
+
+
+class FaultyManager(ScriptedManager):
+    """A resource manager whose answers are lost, late, torn or doubled; it checks what it is told to stop.
+
+    A task that runs is missing from at most two complete listings in a row: that is what ``unseen_listings`` allows.
+    """
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(make_nodes(3), lambda: site.world.now)
+        self._site, self._draw = site, site.draw
+        self._absent: Counter[str] = Counter()
+        self._before: tuple[RmJob, ...] = ()
+        #: Jobs that carry a mark of ours and are not ours.
+        self.forged: set[RmIdentity] = set()
+
+    def listing(self, ended_since: float | None = None) -> RmListing:
+        listing = super().listing(ended_since)
+        happens = self._site.happens
+        if happens(0.05):
+            raise Unavailable("squeue did not answer")
+        jobs = list(self._before if happens(0.1) else listing.jobs)
+        self._before = listing.jobs
+        torn = happens(0.1)
+        if torn or happens(0.15):
+            jobs = [job for job in jobs if self._draw.random() < 0.6]
+        if happens(0.1):
+            jobs += self._draw.sample(jobs, len(jobs) // 2)
+        self._draw.shuffle(jobs)
+        if not torn:
+            there = {job.identity for job in jobs}
+            for job in self.live():
+                self._absent[job.handle] = 0 if job.identity in there else self._absent[job.handle] + 1
+                if self._absent[job.handle] > 2:
+                    jobs.append(job)
+                    self._absent[job.handle] = 0
+        self._site.count["incomplete listings"] += torn
+        return replace(listing, jobs=tuple(jobs), incomplete=("torn",) if torn else ())
+
+    def submit(self, task: TaskSpec) -> str:
+        happens = self._site.happens
+        if happens(0.05):
+            raise Unavailable("sbatch did not answer")
+        self.pending = happens(0.1)
+        handle = super().submit(task)
+        if happens(0.05):
+            raise Unavailable("sbatch did not answer, but has started it")
+        return handle
+
+    def stop(self, jobs: Sequence[RmIdentity], grace: float) -> None:
+        live = {job.identity for job in self.live()}
+        for identity in jobs:
+            if identity in live:
+                self._site.count["stops"] += 1
+                assert parse_tag(identity.tag), f"{identity} without a mark was stopped"
+                assert identity not in self._site.healthy(), f"{identity} was healthy and stopped"
+                assert identity not in self.forged, f"{identity} is not ours and was stopped"
+        super().stop(jobs, grace)
+
+    def change_ids(self) -> None:
+        """Give ids of ended tasks to somebody else's jobs, requeue tasks that run, forge marks."""
+        happens, now = self._site.happens, int(self._site.world.now)
+        entries = [entry.job for entry in self._entries.values()]
+        ended = [job for job in entries if job.state.ended]
+        self.forget([job.handle for job in ended if job.ended < now - _FORGET_SECONDS])
+        ended = [job for job in ended if job.ended >= now - _FORGET_SECONDS]
+        if ended and happens(0.3):
+            user = self._draw.choice(["eve", "ann", "bob"])
+            other = structs.replace(self._draw.choice(ended), tag="", user=user, submitted=now + 1)
+            self.put(structs.replace(other, state=RmJobState.RUNNING), ())
+        tasks = [job for job in self.tasks() if job.state is RmJobState.RUNNING]
+        if tasks and happens(0.03):
+            job = self._draw.choice(tasks)
+            self.put(structs.replace(job, submitted=max(now, job.submitted) + 1), self._entries[job.handle].held)
+        if tasks and happens(0.1):
+            self._forge(self._draw.choice(tasks))
+        if happens(0.3):
+            self.run_pending()
+
+    def tasks(self) -> list[RmJob]:
+        """Jobs with a mark that have not ended, without forged ones and anchors."""
+        return [job for job in self.live() if "-" in job.tag and job.identity not in self.forged]
+
+    def _forge(self, task: RmJob) -> None:
+        """A job of another user, of an earlier incarnation of the job, or from before the task, has its mark."""
+        handle = f"f{len(self.forged)}"
+        parsed = parse_tag(task.tag)
+        assert parsed is not None
+        key, name = parsed
+        known = {each.tag for each in self._site.store.tasks(live=True) if each.handle and each.submitted}
+        kinds = [{"user": "eve"}, {"tag": f"dl2:{key._replace(submitted=key.submitted - 9).slug}:{name}"}]
+        kinds += [{"submitted": task.submitted - 1}] if task.tag in known else []
+        forged = structs.replace(task, handle=handle, **self._draw.choice(kinds))
+        self.put(forged, ())
+        self.forged.add(forged.identity)
+        self._site.count["forged marks"] += 1
+
+
+class Calls:
+    """A daemon's calls of the store or the resource manager; anything may happen before and after each."""
+
+    def __init__(self, daemon: Daemon, inner: Any) -> None:
+        self._daemon, self._inner = daemon, inner
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._inner, name)
+
+        def call(*args: Any, **more: Any) -> Any:
+            self._daemon.interrupted(f"before {name}")
+            self._daemon.count_call(name)
+            answer = method(*args, **more)
+            if name == "listing":
+                answer = replace(answer, at=self._daemon.clock())
+            self._daemon.interrupted(f"after {name}")
+            return answer
+
+        return call if callable(method) else method
+
+
+@dataclass(eq=False)
+class Daemon:
+    """One of the daemons, on a machine with clocks of its own."""
+
+    name: str
+    site: Site
+    #: By how much its clock is ahead, and what its monotonic clock began with, seconds.
+    ahead: float = 0.0
+    booted: float = 0.0
+    #: Term of the lease that it holds or has lost; 0 before the first.
+    term: int = 0
+    state: TickState = field(default_factory=TickState)
+    #: Whether its last call was a check of the lease, which it passed.
+    checked: bool = False
+
+    def __post_init__(self) -> None:
+        site = self.site
+        self.context = replace(
+            site.world.context(), store=Calls(self, site.store), manager=Calls(self, site.manager), timer=self.timer
+        )
+
+    def clock(self) -> float:
+        return self.site.world.now + self.ahead
+
+    def timer(self) -> float:
+        return self.site.world.elapsed + self.booted
+
+    def acquire(self) -> None:
+        """Take the lease and begin anew, as a daemon's process does."""
+        site = self.site
+        site.term += 1
+        site.leader, self.term = self, site.term
+        self.state = TickState(slot=site.store.last_slot_number(), memory=site.store.guard_memory())
+
+    def count_call(self, name: str) -> None:
+        """Check that a daemon without the lease writes and asks for nothing."""
+        lost = self.term != self.site.term
+        if name in _FENCED and lost:
+            raise AlreadyRunning(f"{name}: another daemon has the lease")
+        if name in ("submit", "stop"):
+            assert self.checked, f"{name} without a check of the lease right before"
+            self.site.count["requests after the lease was lost"] += lost
+        self.checked = name == "check_lease"
+
+    def interrupted(self, where: str) -> None:
+        site = self.site
+        if site.happens(0.004):
+            raise Crash(where)
+        if site.happens(0.003) and not site.standing:
+            site.stand_still(self)
+        if site.happens(0.01):
+            site.something_else()
+
+    def tick(self) -> Report | None:
+        site = self.site
+        try:
+            self.state, report = tick(self.context, self.state)
+        except ResourceManagerError:
+            return None
+        except AlreadyRunning:
+            assert site.leader is not self
+            site.count["takeovers"] += 1
+            return None
+        except Crash:
+            site.count["crashes"] += 1
+            if site.leader is self:
+                site.leader = None
+            return None
+        return report
+
+
+class Site:
+    """Two daemons and everything around them."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw = draw = random.Random(seed)
+        rules = GuardRules(
+            per_user=draw.choice(_LIMITS),
+            per_account=draw.choice(_LIMITS),
+            per_partition=draw.choice(_LIMITS),
+            cooldown_up=draw.choice([0.0, 0.0, 90.0]),
+            cooldown_down=draw.choice([0.0, 0.0, 90.0]),
+            churn=draw.choice([0, 0, 3, 6]),
+        )
+        self.world = World(timeouts=_TIMEOUTS, slot_seconds=_SLOT_SECONDS, rules=rules)
+        self.world.store.close()
+        self.rules = rules
+        #: Whether clocks differ and are set; where they do not, cool-downs and churn are exact.
+        self.clocks_wrong = draw.random() < 0.6
+        self.faulty = True
+        self.standing = False
+        self.term = 0
+        self.leader: Daemon | None = None
+        self.count: Counter[str] = Counter()
+        self.keys: list[JobKey] = []
+        self.store = WholeStore(self)
+        self.manager = FaultyManager(self)
+        self.world.store, self.world.manager = self.store, self.manager  # type: ignore[assignment]
+        self.coordinator = PromptCoordinator(self.store, self.manager)  # type: ignore[arg-type]
+        apart = draw.choice([-5000.0, -40.0, 3.0, 700.0]) if self.clocks_wrong else 0.0
+        self.daemons = [Daemon("one", self, booted=50.0), Daemon("two", self, ahead=apart, booted=1e6)]
+
+    def happens(self, probability: float) -> bool:
+        return self.faulty and self.draw.random() < probability
+
+    # What happens
+
+    def play(self) -> Counter[str]:
+        """40 ticks with faults, then calm until all has ended; returns how often what happened."""
+        for number in range(40):
+            if number % 8 == 0 and len(self.keys) < 4:
+                self.submit()
+            self.step()
+            for job in self.store.jobs(live=True):
+                if not self.happens(0.2):
+                    self.beat(job.key, "finished" if self.happens(0.02) else "")
+        self.faulty = False
+        self.manager.run_pending()
+        for name in [node.name for node in self.manager.nodes]:
+            self._set_node(name, NodeState.UP)
+        for _ in range(150):
+            self.step()
+            self.manager.run_pending()
+            for job in self.store.jobs(live=True):
+                trains = job.state is JobState.RUNNING
+                self.beat(job.key, "finished" if trains and self.draw.random() < 0.3 else "")
+            if not (self.store.jobs(live=True) or self.manager.tasks() or self.store.tasks(live=True)):
+                break
+        left = [job.tag for job in self.manager.live() if job.tag and job.identity not in self.manager.forged]
+        assert {self.store.job(key).state.ended for key in self.keys} == {True}, "a job is forgotten"  # type: ignore[union-attr]
+        assert left == [], f"a task is forgotten: {left}"
+        assert self.store.tasks(live=True) == ()
+        return self.count
+
+    def submit(self) -> None:
+        draw, number = self.draw, len(self.keys) + 1
+        most = {"max_workers": draw.randint(1, 4), "max_ps": draw.randint(1, 3)}
+        if draw.random() < 0.3:
+            most |= {"min_workers": min(2, most["max_workers"])}
+        job = make_job(number, submitted=int(self.world.now), **most)
+        self.store.add_job(replace(job, owner=draw.choice(_OWNERS)))
+        self.keys.append(job.key)
+
+    def step(self) -> None:
+        """One tick of the daemon that has the lease, and what happened since the last one."""
+        self.pass_time(self.draw.choice([1.0, 10.0, 15.0, 60.0]))
+        if self.clocks_wrong and self.happens(0.05):
+            self.draw.choice(self.daemons).ahead += self.draw.choice([-5000.0, 5000.0])
+        self.manager.change_ids()
+        daemon = self.leader
+        if daemon is None:
+            daemon = self.draw.choice(self.daemons)
+            daemon.acquire()
+        before, resized = self.healthy(), dict(self.store.resized)
+        report = daemon.tick()
+        self.check(before)
+        if report is not None and report.decided and not self.clocks_wrong and not self.standing:
+            self.check_cool_downs(report, resized)
+
+    def pass_time(self, seconds: float) -> None:
+        self.world.elapsed += seconds
+        self.world.now += seconds
+
+    def beat(self, key: JobKey, state: str = "") -> None:
+        """A heartbeat, which the daemon with the lease receives."""
+        if self.leader is not None:
+            self.coordinator.beat(key, self.leader.clock(), state=state)
+
+    def stand_still(self, daemon: Daemon) -> None:
+        """The daemon's process stands still; if that takes long, the other one takes the lease and ticks meanwhile."""
+        self.standing = True
+        seconds = self.draw.choice([2.0, 50.0, 500.0])
+        self.pass_time(seconds)
+        if seconds > 10 and self.leader is daemon:
+            (other,) = (each for each in self.daemons if each is not daemon)
+            other.acquire()
+            for _ in range(self.draw.randint(0, 6)):
+                self.step_other(other)
+        self.standing = False
+
+    def step_other(self, other: Daemon) -> None:
+        if self.leader is None:
+            other.acquire()
+        self.step()
+        for job in self.store.jobs(live=True):
+            self.beat(job.key)
+
+    def something_else(self) -> None:
+        """What others do while a daemon ticks."""
+        draw = self.draw
+        jobs, tasks = self.store.jobs(live=True), self.manager.tasks()
+        kind = draw.choice(["time", "beat", "finish", "cancel", "fail", "node"])
+        if kind == "time":
+            self.pass_time(draw.choice([1.0, 40.0]))
+        elif kind == "beat" and jobs:
+            self.beat(draw.choice(jobs).key)
+        elif kind == "finish" and jobs and draw.random() < 0.3:
+            self.beat(draw.choice(jobs).key, "finished")
+        elif kind == "cancel" and jobs and draw.random() < 0.3 and self.leader is not None:
+            cancelled = JobChange(state=JobState.CANCELLED, end_reason="cancelled through dl2d")
+            self.store.change_job(draw.choice(jobs).key, cancelled, self.leader.clock())
+        elif kind == "fail" and tasks:
+            self.manager.end(draw.choice(tasks).handle, RmJobState.FAILED, "exit status 1")
+        elif kind == "node":
+            self._set_node(draw.choice(["n1", "n2", "n3"]), draw.choice([NodeState.UP, NodeState.DRAINING]))
+
+    def _set_node(self, name: str, state: NodeState) -> None:
+        node = next(node for node in make_nodes(3) if node.name == name)
+        self.manager.set_node(structs.replace(node, state=state))
+
+    # What must hold
+
+    def healthy(self) -> set[RmIdentity]:
+        """Jobs that run and are tasks of live jobs that the store wants."""
+        wanted = {task.tag: task for task in self.store.tasks(live=True) if task.state.wanted}
+        jobs = {job.key for job in self.store.jobs(live=True)}
+        found = set()
+        for job in self.manager.tasks():
+            task = wanted.get(job.tag)
+            same = task is not None and task.handle == job.handle and task.submitted in (0, job.submitted)
+            if same and task is not None and task.job in jobs and job.state is RmJobState.RUNNING:
+                found.add(job.identity)
+        return found
+
+    def check(self, before: set[RmIdentity]) -> None:
+        """Check what must hold after each tick; ``before`` was healthy before it."""
+        ours = [job for job in self.manager.live() if job.tag and job.identity not in self.manager.forged]
+        running = Counter(job.tag for job in ours)
+        assert max(running.values(), default=0) <= 1, f"runs twice: {running.most_common(1)}"
+        alive = {job.identity for job in ours}
+        for identity in before & alive:
+            task = self.store.ended.get(identity.tag)
+            assert task is None, f"{identity} was healthy and counts as ended: {task}"
+        for node in self.manager.nodes:
+            assert node.used.fits_in(node.capacity), node
+        jobs = {job.key: job for job in self.store.jobs(live=False)}
+        tasks = self.store.tasks(live=True)
+        for key, job in jobs.items():
+            roles = Counter(task.role for task in tasks if task.job == key and task.state.wanted)
+            # A task that is moved has its replacement beside it for a while.
+            assert roles[Role.WORKER] <= job.request.max_workers + 1, f"{key} has too many workers"
+            assert roles[Role.PS] <= job.request.max_ps + 1, f"{key} has too many PSs"
+        self.check_limits(jobs, tasks)
+        if self.rules.churn and not self.clocks_wrong:
+            now = self.world.elapsed
+            times = [at for at in self.store.growth.values() if at > now - _SLOT_SECONDS]
+            assert len(times) <= self.rules.churn, f"{len(times)} starts in a slot"
+
+    def check_limits(self, jobs: Any, tasks: Sequence[Task]) -> None:
+        """No limit is exceeded by tasks that run or were asked for, those that leave included; floors are harder."""
+        for limit, name_of in (
+            (self.rules.per_user, lambda owner: owner.user),
+            (self.rules.per_account, lambda owner: owner.account),
+            (self.rules.per_partition, lambda owner: owner.partition),
+        ):
+            names = dict(limit.thousandths)
+            for name in {name_of(owner) for owner in _OWNERS} if names else ():
+                held = Resources.total(
+                    task.demand
+                    for task in tasks
+                    if name_of(jobs[task.job].owner) == name and task.tag not in self.store.floors
+                )
+                excess = [short for short in held.shortfalls(limit) if short.resource in names]
+                assert not excess, f"jobs of {name} hold {held}, the limit is {limit}"
+
+    def check_cool_downs(self, report: Report, resized: dict[JobKey, float]) -> None:
+        """A job that was resized a short while ago keeps its size, as far as harder rules allow."""
+        floors, now = dict(report.snapshot.floors), self.world.elapsed
+        for entry in report.decision.jobs:
+            elapsed = now - resized.get(entry.job, float("-inf"))
+            before, after = entry.previous, entry.allocation
+            gave_way = any(str(why.gave_way) == "cooldown" for why in entry.guarded)
+            grows = after.workers > before.workers or after.ps > before.ps
+            shrinks = after.workers < before.workers or after.ps < before.ps
+            floor = floors.get(entry.job)
+            lacks = floor is not None and (before.workers < floor.workers or before.ps < floor.ps)
+            if before == (0, 0) or gave_way or lacks:
+                continue
+            assert not (grows and elapsed < self.rules.cooldown_up), f"{entry} grew after {elapsed} s"
+            assert not (shrinks and elapsed < self.rules.cooldown_down), f"{entry} shrank after {elapsed} s"
