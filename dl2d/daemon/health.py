@@ -81,7 +81,7 @@ class Health:
         if report.incomplete:
             more = f" (and {len(report.incomplete) - 1} more)" if len(report.incomplete) > 1 else ""
             problems.append(
-                "the resource manager's listing is incomplete, so no task or job is ended or stopped: "
+                "the resource manager's listing is incomplete, so nothing is ended or stopped but cancelled jobs: "
                 f"{report.incomplete[0]}{more}"
             )
         if report.remarks:

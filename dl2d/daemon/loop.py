@@ -331,7 +331,7 @@ class Daemon(AbstractContextManager["Daemon"]):
         """Log what is wrong with the resource manager's listing, when it begins and when it has passed."""
         before, self._listing_problems = self._listing_problems, (bool(report.incomplete), report.remarks)
         if report.incomplete and not before[0]:
-            log.error("listing is incomplete; nothing is ended or stopped until it is complete",
+            log.error("listing is incomplete; until it is complete, nothing is ended or stopped but cancelled jobs",
                       reasons=report.incomplete[:_MAX_REASONS], count=len(report.incomplete))  # fmt: skip
         elif before[0] and not report.incomplete:
             log.info("listing is complete again")

@@ -20,10 +20,12 @@ from dl2d.core.jobs import FailureCause, Job, JobKey, JobState, Owner
 from dl2d.core.resource_manager import FAILURE_CAUSES, JOB_ENDS, RmIdentity, RmJob, RmJobState, RmListing
 from dl2d.core.store import JobChange, TaskChange, TickStore
 from dl2d.tick.apply import start_anchor
+from dl2d.tick.elapsed import Elapsed, elapsed_times, update_calling_since, update_state_since
 from dl2d.tick.matching import Matches, match_listing, may_stop
 from dl2d.tick.missing import Missing
 from dl2d.tick.observe import LiveJobs, Observed, live_jobs, take_snapshot
 from dl2d.tick.static_jobs import follow_static_jobs, unlisted_static_jobs
+from dl2d.tick.strays import compare_strays, known_strays
 from dl2d.tick.task_specs import ANCHOR
 from dl2d.tick.tick_context import Context, Timeouts
 from dl2d.tick.tick_state import TickState
@@ -63,6 +65,7 @@ class Reconciled:
     remarks: tuple[str, ...]
     #: Next values of the fields of ``TickState``.
     missing: Missing
+    state_since: Mapping[str, tuple[TaskState, float]]
     ended_until: float | None
 
 
@@ -88,7 +91,8 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
     missing = state.missing.after(unlisted | unlisted_static_jobs(context, observed), listing, now)
     gone = missing.gone(timeouts.unseen_listings, timeouts.unseen_seconds) if not listing.incomplete else frozenset()
     static, ended_until = follow_static_jobs(context, observed, gone, state.ended_until)
-    calling_since = update_calling_since(state.calling_since, before.jobs, listing.at, silent_seconds)
+    calling_since = update_calling_since(state.calling_since, before.jobs, listing.at, now, silent_seconds)
+    state_since = update_state_since(state.state_since, before.tasks, now)
     for job in before.jobs:
         if job.key in state.calling_since and job.key not in calling_since:
             log.warning("coordinator is silent", job=job.key.id, seconds=silent_seconds)
@@ -100,8 +104,8 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         gone,
         timeouts=timeouts,
         start_failures=memory.start_failures,
-        calling_since=calling_since,
-        known_strays=_known_strays(store, matches),
+        elapsed=elapsed_times(before.tasks, state_since, calling_since, now),
+        strays_asked_for=known_strays(store, matches),
         tasks_as_owner=context.tasks_as_owner,
     )
     elastic = _apply_changes(store, before, changes, listing.at)
@@ -133,6 +137,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         memory=memory,
         remarks=changes.remarks,
         missing=missing,
+        state_since=state_since,
         ended_until=ended_until,
     )
 
@@ -210,24 +215,6 @@ def _backing_off(memory: GuardMemory, at: float, backoff_seconds: float) -> froz
     return frozenset(key for key, failed in memory.start_failures.items() if at < failed.retry_at(backoff_seconds))
 
 
-def _known_strays(store: TickStore, matches: Matches) -> dict[RmIdentity, Job]:
-    """The job of each stray that the store has ever asked for. Other strays may not be dl2d's.
-
-    What was submitted before the task whose mark it has is another one: a mark is a text that its user can write.
-    """
-    found: dict[RmIdentity, Job] = {}
-    for key in {key for _, key, _ in matches.strays}:
-        job = store.job(key)
-        if job is not None and not job.static:
-            submitted = {task.id: task.submitted for task in store.tasks(live=False, job=key)} | {ANCHOR: 0}
-            found |= {
-                listed.identity: job
-                for listed, of, name in matches.strays
-                if of == key and name in submitted and not 0 < listed.submitted < submitted[name]
-            }
-    return found
-
-
 def _calling_anchors(jobs: Iterable[Job], at: float, seconds: float) -> frozenset[str]:
     """Tags of the anchors whose coordinator has called within these seconds: they run, even if they are not listed."""
     return frozenset(task_tag(job.key, ANCHOR) for job in jobs if job.address and 0 <= at - job.progress.at <= seconds)
@@ -255,18 +242,6 @@ def _count_failures(
     return counted
 
 
-def update_calling_since(
-    before: Mapping[JobKey, float], jobs: Iterable[Job], at: float, silent_seconds: float
-) -> dict[JobKey, float]:
-    """Since when each job's coordinator has called without a gap of ``silent_seconds``; silent ones are left out.
-
-    ``before`` is the result of the last tick. It is empty after a restart of the daemon, so that all coordinators begin
-    anew: which tasks they were told to drain before is not known.
-    """
-    calling = (job.key for job in jobs if job.address and at - job.progress.at <= silent_seconds)
-    return {key: min(before.get(key, at), at) for key in calling}
-
-
 @dataclass(frozen=True, slots=True)
 class Changes:
     """Changes after which store and resource manager agree."""
@@ -290,14 +265,15 @@ def compare(
     *,
     timeouts: Timeouts,
     start_failures: Mapping[JobKey, StartFailures],
-    calling_since: Mapping[JobKey, float],
-    known_strays: Mapping[RmIdentity, Job] = MappingProxyType({}),
+    elapsed: Mapping[str, Elapsed],
+    strays_asked_for: Mapping[RmIdentity, Job] = MappingProxyType({}),
     tasks_as_owner: bool = True,
 ) -> Changes:
     """Find the changes after which store and resource manager agree.
 
-    A task that one listing lacks has not ended for that, and an incomplete listing stops nothing. A listed job is
-    stopped only if it has the mark of a job that the store knows, and belongs to the owner of that job.
+    A task that one listing lacks has not ended for that. An incomplete listing stops nothing but tasks and anchors of
+    cancelled jobs: that is an order, and their identity is read again right before. A listed job is stopped only if it
+    has the mark of a job that the store knows, and belongs to the owner of that job.
 
     Parameters
     ----------
@@ -311,10 +287,10 @@ def compare(
         Tags of tasks and anchors that have ended, since enough complete listings lack them (``Missing.gone``).
     start_failures
         Failed attempts to start tasks, of jobs that have any.
-    calling_since
-        Since when each coordinator has called without a gap (see ``update_calling_since``). A task's time to drain
-        begins no earlier, since its coordinator was not told to drain it before.
-    known_strays
+    elapsed
+        For how long each task has been in its state, by tag. A task's time to drain counts only while its coordinator
+        calls, since it was not told to drain it before.
+    strays_asked_for
         The job of each stray that the store has ever asked for, by identity.
     tasks_as_owner
         Whether tasks run as the user who owns their job.
@@ -347,9 +323,9 @@ def compare(
         tag = task.tag
         listed = matches.listed.get(tag)
         task_change, stop_reason = _task_change(
-            task, listed, listing.at, timeouts,
+            task, listed, elapsed[tag], timeouts,
             absence=_absence(tag, matches, gone),
-            ended_as=ended_states.get(task.job), calling_since=calling_since.get(task.job),
+            ended_as=ended_states.get(task.job),
         )  # fmt: skip
         if task_change is not None:
             task_changes.append(task_change)
@@ -357,10 +333,15 @@ def compare(
             stops.append((listed, jobs.get(task.job), stop_reason))
 
     remarks: list[str] = []
+    own_stops = tuple(stops)
     if matches.strays:
         live_tags = {task.tag for task in live.tasks} | {task_tag(job.key, ANCHOR) for job in live.jobs}
-        stray_stops, remarks = _compare_strays(matches, live_tags, known_strays)
+        stray_stops, remarks = compare_strays(matches, live_tags, strays_asked_for)
         stops += stray_stops
+    if listing.incomplete:
+        # What a user has ordered follows from the store, and not from what the listing may lack.
+        ordered = {job.key for job in ended_jobs if job.state is JobState.CANCELLED}
+        stops = [stop for stop in own_stops if stop[1] is not None and stop[1].key in ordered]
     allowed = []
     for listed, owner, reason in stops:
         if owner is not None and may_stop(listed, owner, tasks_as_owner=tasks_as_owner):
@@ -368,9 +349,7 @@ def compare(
         else:
             remarks.append(f"{listed.handle} of user {listed.user} is not stopped ({reason}): it has no mark of dl2d, "
                            "or belongs to somebody else")  # fmt: skip
-    return Changes(
-        tuple(job_changes), tuple(task_changes), tuple(allowed) if not listing.incomplete else (), tuple(remarks)
-    )
+    return Changes(tuple(job_changes), tuple(task_changes), tuple(allowed), tuple(remarks))
 
 
 def _absence(tag: str, matches: Matches, gone: Collection[str]) -> str:
@@ -378,33 +357,15 @@ def _absence(tag: str, matches: Matches, gone: Collection[str]) -> str:
     return REQUEUED if tag in matches.requeued else NOT_LISTED if tag in gone else ""
 
 
-def _compare_strays(
-    matches: Matches, live_tags: Collection[str], known: Mapping[RmIdentity, Job]
-) -> tuple[list[tuple[RmJob, Job | None, str]], list[str]]:
-    """The strays that have to be stopped, with their job and the reason; and remarks on those that are not dl2d's."""
-    stops: list[tuple[RmJob, Job | None, str]] = []
-    remarks = []
-    for stray, key, name in matches.strays:
-        job, twin = known.get(stray.identity), matches.listed.get(stray.tag)
-        if job is None:
-            remarks.append(f"{stray.handle} has the mark of {name} of {key.slug}, which this store never asked for")
-        elif stray.tag not in live_tags:
-            stops.append((stray, job, f"{name} of {key.slug} is not wanted"))
-        elif twin is not None and not twin.state.ended:
-            stops.append((stray, job, f"{name} of {key.slug} runs twice"))
-    return stops, remarks
-
-
-def _is_over(since: float, seconds: float, at: float) -> bool:
-    """Whether so many seconds have passed since a time; also true of one in the future: the clock was set back then."""
-    return at - since > seconds or since > at + _CLOCK_SECONDS
-
-
 def _must_stop_anchor(job: Job, at: float, timeouts: Timeouts) -> bool:
-    """Whether the anchor of an ended job is to be stopped: at once if the job was cancelled, else after a while."""
-    return job.state is JobState.CANCELLED or (
-        job.ended_at is not None and _is_over(job.ended_at, timeouts.end_seconds, at)
-    )
+    """Whether the anchor of an ended job is to be stopped: at once if the job was cancelled, else after a while.
+
+    An end in the future means that the clock was set back, so the while has passed.
+    """
+    if job.state is JobState.CANCELLED:
+        return True
+    ended_at = math.inf if job.ended_at is None else job.ended_at
+    return at - ended_at > timeouts.end_seconds or at + _CLOCK_SECONDS < ended_at < math.inf
 
 
 def _job_change(
@@ -438,12 +399,11 @@ def _job_change(
 def _task_change(
     task: Task,
     listed: RmJob | None,
-    at: float,
+    elapsed: Elapsed,
     timeouts: Timeouts,
     *,
     absence: str,
     ended_as: JobState | None,
-    calling_since: float | None,
 ) -> tuple[TaskChange | None, str]:
     """The task's change of state (None for no change), and why it has to be stopped ("" if it does not).
 
@@ -458,7 +418,6 @@ def _task_change(
     5. It waits for resources: it is given up when that takes too long.
     6. It runs, perhaps on another node than the one it was asked for.
     """
-    elapsed = at - task.since
     if listed is None:
         return _unlisted(task, absence, job_ended=ended_as is not None), ""
 
@@ -478,10 +437,10 @@ def _task_change(
         stop_reason = "its job was cancelled" if ended_as is JobState.CANCELLED else ""
         return change_to(TaskState.DRAINING, stop_reason or "its job has ended"), stop_reason
     if not task.state.wanted:
-        return None, _why_stop_leaving(task, listed, at, timeouts, ended_as=ended_as, calling_since=calling_since)
+        return None, _why_stop_leaving(task, listed, elapsed, timeouts, ended_as=ended_as)
     if listed.state is RmJobState.PENDING:
         # Only a task that has never run is given up: a late listing may show one that runs as waiting.
-        if task.state is TaskState.ASKED and elapsed > timeouts.start_seconds:
+        if task.state is TaskState.ASKED and elapsed.in_state > timeouts.start_seconds:
             note = f"not started in {timeouts.start_seconds:g} s: {listed.reason}"
             return change_to(TaskState.DRAINING, note), "not started in time"
         same = listed.reason == task.note and task.handle and identified
@@ -505,7 +464,7 @@ def _unlisted(task: Task, absence: str, *, job_ended: bool) -> TaskChange | None
 
 
 def _why_stop_leaving(
-    task: Task, listed: RmJob, at: float, timeouts: Timeouts, *, ended_as: JobState | None, calling_since: float | None
+    task: Task, listed: RmJob, elapsed: Elapsed, timeouts: Timeouts, *, ended_as: JobState | None
 ) -> str:
     """Why a task that leaves has to be stopped; empty while it may take its time."""
     if listed.state is RmJobState.PENDING:
@@ -513,9 +472,8 @@ def _why_stop_leaving(
     if ended_as is JobState.CANCELLED:
         return "its job was cancelled"
     if ended_as is not None or task.state is TaskState.DRAINED:
-        return f"did not end in {timeouts.end_seconds:g} s" if _is_over(task.since, timeouts.end_seconds, at) else ""
+        return f"did not end in {timeouts.end_seconds:g} s" if elapsed.in_state > timeouts.end_seconds else ""
     # It may still hold weights of the job, so its coordinator gets the whole time from when it was told to drain it.
-    # Where the clock was set back, it gets more.
-    if calling_since is None or at - max(task.since, calling_since) <= timeouts.drain_seconds:
+    if elapsed.told is None or elapsed.told <= timeouts.drain_seconds:
         return ""
     return f"was not drained in {timeouts.drain_seconds:g} s"

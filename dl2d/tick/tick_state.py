@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from dl2d.core.cluster import TaskState
 from dl2d.core.decision import Decision
 from dl2d.core.guard_memory import GuardMemory
 from dl2d.core.jobs import JobKey
@@ -84,7 +85,9 @@ class TickState:
     memory: GuardMemory = field(default_factory=GuardMemory)
     #: Tasks and anchors that the resource manager does not list.
     missing: Missing = field(default_factory=Missing)
-    #: Since when each job's coordinator has called without a gap; without silent ones.
+    #: State of each task, and since when ticks have found it in that state, by tag; seconds on a monotonic clock.
+    state_since: Mapping[str, tuple[TaskState, float]] = field(default_factory=dict)
+    #: Since when each job's coordinator has called without a gap, on the same clock; without silent ones.
     calling_since: Mapping[JobKey, float] = field(default_factory=dict)
     #: Jobs that wait although they fit into free resources.
     needless_wait: NeedlessWait = field(default_factory=NeedlessWait)

@@ -205,9 +205,12 @@ class Calls:
         def call(*args: Any, **more: Any) -> Any:
             self._daemon.interrupted(f"before {name}")
             self._daemon.count_call(name)
+            if name == "stop" and self._daemon.incomplete:
+                self._daemon.site.check_order(*args)
             answer = method(*args, **more)
             if name == "listing":
                 answer = replace(answer, at=self._daemon.clock())
+                self._daemon.incomplete = bool(answer.incomplete)
             self._daemon.interrupted(f"after {name}")
             return answer
 
@@ -226,6 +229,8 @@ class Daemon:
     #: Term of the lease that it holds or has lost; 0 before the first.
     term: int = 0
     state: TickState = field(default_factory=TickState)
+    #: Whether its last listing was incomplete.
+    incomplete: bool = False
     #: Whether its last call was a check of the lease, which it passed.
     checked: bool = False
 
@@ -478,6 +483,14 @@ class Site:
                 )
                 excess = [short for short in held.shortfalls(limit) if short.resource in names]
                 assert not excess, f"jobs of {name} hold {held}, the limit is {limit}"
+
+    def check_order(self, identities: Sequence[RmIdentity], grace: float) -> None:
+        """After an incomplete listing only what belongs to cancelled jobs is stopped."""
+        del grace
+        for parsed in map(parse_tag, (identity.tag for identity in identities)):
+            job = self.store.job(parsed[0]) if parsed else None
+            assert job is not None, identities
+            assert job.state is JobState.CANCELLED, f"{identities} stopped after an incomplete listing"
 
     def check_cool_downs(self, report: Report, resized: dict[JobKey, float]) -> None:
         """A job that was resized a short while ago keeps its size, as far as harder rules allow."""

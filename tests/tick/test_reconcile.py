@@ -19,9 +19,10 @@ from dl2d.core.store import JobChange
 from dl2d.simulation.in_memory_store import MemoryStore
 from dl2d.testing.builders import make_job
 from dl2d.tick import reconcile
+from dl2d.tick.elapsed import Elapsed, update_calling_since, update_state_since
 from dl2d.tick.matching import match_listing
 from dl2d.tick.observe import LiveJobs
-from dl2d.tick.reconcile import Changes, compare, update_calling_since
+from dl2d.tick.reconcile import Changes, compare
 from dl2d.tick.task_specs import ANCHOR
 from dl2d.tick.tick_context import Timeouts
 
@@ -74,7 +75,10 @@ def see(
     return compare(
         live, ended, listing, matches, matches.unlisted if gone else (),
         timeouts=TIMEOUTS, start_failures={KEY: StartFailures(failures, "exit status 1")},
-        calling_since={} if told is None else {KEY: told}, known_strays=strays,
+        elapsed={
+            task.tag: Elapsed(NOW - task.since, None if told is None else NOW - max(told, task.since)) for task in tasks
+        },
+        strays_asked_for=strays,
     )  # fmt: skip
 
 
@@ -180,10 +184,19 @@ def test_a_task_that_runs_twice_is_stopped_once() -> None:
 
 def test_since_when_coordinators_call() -> None:
     job = a_job(called=NOW)
-    assert update_calling_since({}, [job], NOW, 60) == {KEY: NOW}
-    assert update_calling_since({KEY: 5.0}, [job], NOW + 60, 60) == {KEY: 5.0}
-    assert update_calling_since({KEY: 5.0}, [job], NOW + 61, 60) == {}
-    assert update_calling_since({KEY: 5.0}, [], NOW, 60) == {}
+    assert update_calling_since({}, [job], NOW, 7.0, 60) == {KEY: 7.0}
+    assert update_calling_since({KEY: 5.0}, [job], NOW + 60, 67.0, 60) == {KEY: 5.0}
+    assert update_calling_since({KEY: 5.0}, [job], NOW + 61, 68.0, 60) == {}
+    assert update_calling_since({KEY: 5.0}, [], NOW, 7.0, 60) == {}
+
+
+def test_since_when_tasks_are_in_their_states() -> None:
+    tag = task_tag(KEY, "worker-0")
+    found = update_state_since({}, [a_task(T.ASKED)], 7.0)
+    assert found == {tag: (T.ASKED, 7.0)}
+    assert update_state_since(found, [a_task(T.ASKED)], 8.0) == found
+    assert update_state_since(found, [a_task(T.GRANTED)], 8.0) == {tag: (T.GRANTED, 8.0)}
+    assert update_state_since(found, [], 8.0) == {}
 
 
 COMBINATIONS = list(product(T, [None, *R], J, [None, *R], [0.0, 1e6], ["", "h0"], [None, 0.0]))

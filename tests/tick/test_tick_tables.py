@@ -57,6 +57,16 @@ def once(*records: RmJob, **more: Any) -> list[Listed]:
     return [Listed(records, **more)]
 
 
+def later(*records: RmJob, **more: Any) -> list[Listed]:
+    """Listed as before, some time after the first listing."""
+    return [Listed(records), Listed(records, **more)]
+
+
+def incomplete(*records: RmJob, **more: Any) -> list[Listed]:
+    """``later``, in incomplete listings."""
+    return [replace(listed, incomplete=True) for listed in later(*records, **more)]
+
+
 RUNS = record()
 #: What the resource manager says, as the tables have it.
 SAYS: Mapping[str, list[Listed]] = {
@@ -72,13 +82,15 @@ SAYS: Mapping[str, list[Listed]] = {
     "not listed, 3 times, clock set back": [Listed(), Listed(after=15, clock=-1e5), Listed(after=15)],
     # Its state
     "pending": once(record(RmJobState.PENDING)),
-    "pending, after 601 s": once(record(RmJobState.PENDING), after=601),
-    "pending, after 601 s, incomplete": once(record(RmJobState.PENDING), after=601, incomplete=True),
+    "pending, after 601 s": later(record(RmJobState.PENDING), after=601),
+    "pending, after 601 s, incomplete": incomplete(record(RmJobState.PENDING), after=601),
+    "pending, clock set forward": later(record(RmJobState.PENDING), clock=1e6),
     "running": once(RUNS),
-    "running, after 11 s": once(RUNS, after=11),
-    "running, after 61 s": once(RUNS, after=61),
-    "running, after 61 s, incomplete": once(RUNS, after=61, incomplete=True),
-    "running, clock set back": once(RUNS, after=11, clock=-5000),
+    "running, after 11 s": later(RUNS, after=11),
+    "running, after 61 s": later(RUNS, after=61),
+    "running, after 61 s, incomplete": incomplete(RUNS, after=61),
+    "running, clock set forward": later(RUNS, clock=1e6),
+    "running, clock set back": later(RUNS, after=11, clock=-5000),
     "ending": once(record(RmJobState.ENDING)),
     "done": once(record(RmJobState.DONE)),
     "failed": once(record(RmJobState.FAILED)),
@@ -86,15 +98,15 @@ SAYS: Mapping[str, list[Listed]] = {
     "lost": once(record(RmJobState.LOST)),
     "failed, in an incomplete listing": once(record(RmJobState.FAILED), incomplete=True),
     # Its identity
-    "doubled": once(RUNS, RUNS, after=61),
+    "doubled": later(RUNS, RUNS, after=61),
     "doubled, as failed too": once(RUNS, record(RmJobState.FAILED)),
     "an older failed one with its id": once(record(RmJobState.FAILED, submitted=SUBMITTED - 500, tag="")),
     "its id is another user's": [Listed((record(user="eve", submitted=SUBMITTED + 500, tag=""),), after=61)] * 3,
     "its id is ann's other job's": [Listed((record(submitted=SUBMITTED + 500, tag=""),), after=61)] * 3,
     "its id is another task's": [Listed((record(submitted=SUBMITTED + 500, tag="other"),), after=61)] * 3,
     "requeued": once(record(submitted=SUBMITTED + 500)),
-    "its mark was removed": once(record(tag=""), after=61),
-    "its user is not known": once(record(user="1000"), after=61),
+    "its mark was removed": later(record(tag=""), after=61),
+    "its user is not known": later(record(user="1000"), after=61),
 }
 
 
@@ -203,6 +215,8 @@ running                                | granted   | granted   | .        | .   
 running, after 11 s                    | granted   | granted   | .        | .        | .        | .!       | .
 running, after 61 s                    | granted   | granted   | .        | .        | .!       | .!       | .
 running, after 61 s, incomplete        | granted   | granted   | .        | .        | .        | .        | .
+pending, clock set forward             | .         | .         | .        | .        | .!       | .!       | .
+running, clock set forward             | granted   | granted   | .        | .        | .        | .        | .
 running, clock set back                | granted   | granted   | .        | .        | .        | .!       | .
 ending                                 | granted   | granted   | .        | .        | .        | .        | .
 done                                   | released  | released  | released | released | released | released | released
@@ -234,7 +248,7 @@ not listed, 3 times, clock set back    | lost      | lost      | .        | .   
 pending                                | .         | .         | .        | .!        | .
 running                                | .         | .         | .        | .!        | .
 running, after 11 s                    | .         | .         | .!       | .!        | .
-running, after 61 s, incomplete        | .         | .         | .        | .         | .
+running, after 61 s, incomplete        | .         | .         | .        | .!        | .
 ending                                 | .         | .         | .        | .!        | .
 done                                   | failed    | finished  | .        | .         | finished
 failed                                 | failed    | failed    | .        | .         | failed
@@ -275,7 +289,7 @@ TASKS_OF_CANCELLED_JOBS = """
 the resource manager has it     | asked?    | asked     | granted   | joined    | draining | drained  | confirmed
 pending                         | draining! | draining! | draining! | draining! | .!       | .!       | draining!
 running                         | draining! | draining! | draining! | draining! | .!       | .!       | draining!
-running, after 61 s, incomplete | draining  | draining  | draining  | draining  | .        | .        | draining
+running, after 61 s, incomplete | draining! | draining! | draining! | draining! | .!       | .!       | draining!
 requeued                        | draining! | released  | released  | released  | released | released | released
 its user is not known           | .         | draining  | draining  | draining  | .        | .        | draining
 """

@@ -1,0 +1,64 @@
+"""Elapsed times: for how long tasks are in their states and coordinators call, on a monotonic clock. Pure.
+
+They are in memory only: after a restart of the daemon they are counted from the beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from dl2d.core.cluster import Task, TaskState
+from dl2d.core.jobs import Job, JobKey
+
+
+def update_calling_since(
+    before: Mapping[JobKey, float], jobs: Iterable[Job], at: float, now: float, silent_seconds: float
+) -> dict[JobKey, float]:
+    """Since when each job's coordinator has called without a gap of ``silent_seconds``; silent ones are left out.
+
+    Times are seconds on a monotonic clock, where ``now`` is the time ``at``. ``before`` is the result of the last tick.
+    It is empty after a restart of the daemon, so that all coordinators begin anew: which tasks they were told to drain
+    before is not known.
+    """
+    calling = (job.key for job in jobs if job.address and at - job.progress.at <= silent_seconds)
+    return {key: before.get(key, now) for key in calling}
+
+
+def update_state_since(
+    before: Mapping[str, tuple[TaskState, float]], tasks: Iterable[Task], now: float
+) -> dict[str, tuple[TaskState, float]]:
+    """The state of each task, and since when ticks have found it in that state, by tag; as ``update_calling_since``.
+
+    Time limits of tasks are counted from then on, so that a clock that is set neither ends nor extends them.
+    """
+    found = {}
+    for task in tasks:
+        tag = task.tag
+        last = before.get(tag)
+        found[tag] = last if last is not None and last[0] is task.state else (task.state, now)
+    return found
+
+
+class Elapsed(NamedTuple):
+    """For how long a task has been in its state, seconds."""
+
+    #: Since a tick first found it there.
+    in_state: float
+    #: The same, but only while its coordinator called without a gap; None if it does not call.
+    told: float | None
+
+
+def elapsed_times(
+    tasks: Iterable[Task],
+    state_since: Mapping[str, tuple[TaskState, float]],
+    calling_since: Mapping[JobKey, float],
+    now: float,
+) -> dict[str, Elapsed]:
+    """For how long each task has been in its state, by tag."""
+    found = {}
+    for task in tasks:
+        _, since = state_since[task.tag]
+        calling = calling_since.get(task.job)
+        found[task.tag] = Elapsed(now - since, None if calling is None else now - max(since, calling))
+    return found
