@@ -1,0 +1,164 @@
+"""One job file, unchanged, under the local manager, Slurm and YARN: elastic PyTorch jobs with equal final weights."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import slurm_cluster
+import yaml
+import yarn_cluster
+from daemon_process import BIN, DaemonProcess
+from local_cluster import KERNELS, LocalCluster
+from slurm_cluster import SlurmCluster, User
+from yarn_daemon import YarnDaemon
+
+from dl2d.core.cluster import Task, TaskState
+from dl2d.core.jobs import Allocation, JobState
+from pslite.testing import run_local
+
+SCRIPT = Path(__file__).parents[1] / "pslite" / "torch_worker.py"
+EPOCHS = 90
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.slurm,
+    pytest.mark.yarn,
+    pytest.mark.skipif(bool(slurm_cluster.why_not()), reason=slurm_cluster.why_not() or "Slurm is there"),
+    pytest.mark.skipif(bool(yarn_cluster.why_not()), reason=yarn_cluster.why_not() or "YARN is there"),
+]
+
+#: Submits a job file in the folder of the job; returns the job's id.
+Submit = Callable[[str], str]
+
+
+def job_file(gate: Path, **more: object) -> str:
+    request = {
+        "model": "other", "epochs": EPOCHS, "samples_per_epoch": 110, "batch": 20, "max_workers": 3,
+        "worker": {"cpu": 2, "memory": "256M"}, "ps": {"cpu": 1, "memory": "256M"},
+        "command": f"python {SCRIPT.name} --epochs {EPOCHS}",
+        # It does not end while something is still to be done to it.
+        "env": {**KERNELS, "PSLITE_PACE_FILE": str(gate)},
+    }  # fmt: skip
+    return yaml.safe_dump({**request, **more})
+
+
+def static_digest(architecture: str) -> str | None:
+    """Digest of the training with one worker that never changes."""
+    environment = {**os.environ, **KERNELS, "DL2_ARCHITECTURE": architecture}
+    command = [sys.executable, str(SCRIPT), "--epochs", str(EPOCHS)]
+    return run_local(command, servers=int(architecture == "ps"), environ=environment).digest
+
+
+def submit_to_daemon(daemon: DaemonProcess, folder: Path, file: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "dl2d.cli", "submit", file, "--json", "-c", str(daemon.config)], cwd=folder,
+        env={**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"}, capture_output=True, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return str(json.loads(done.stdout)["id"])
+
+
+@contextmanager
+def local(directory: Path, folder: Path) -> Iterator[tuple[DaemonProcess, Submit]]:
+    nodes = [{"name": "n", "count": 3, "resources": {"cpu": 4, "memory": "4G"}}]
+    manager = {"name": "local", "local": {"state_dir": str(directory / "local"), "nodes": nodes}}
+    with LocalCluster(directory, {"resource_manager": manager}) as daemon:
+        yield daemon, functools.partial(submit_to_daemon, daemon, folder)
+
+
+@contextmanager
+def slurm(cluster: SlurmCluster, user: User, directory: Path) -> Iterator[tuple[DaemonProcess, Submit]]:
+    manager = {"name": "slurm", "slurm": {"slurm_conf": str(cluster.conf), "munge_socket": str(cluster.munge_socket)}}
+    with DaemonProcess(directory, {"resource_manager": manager}) as daemon:
+        config = user.home / "dl2d.yaml"
+        config.write_text(yaml.safe_dump({"resource_manager": manager, "api": {"advertise": daemon.url}}))
+        command = ("python", "-m", "dl2d.cli", "submit", "--json", "-c", str(config))
+        yield daemon, lambda file: str(json.loads(cluster.run(*command, file, user=user).stdout)["id"])
+    cluster.clear()
+
+
+@contextmanager
+def yarn(directory: Path, folder: Path) -> Iterator[tuple[DaemonProcess, Submit]]:
+    with (
+        yarn_cluster.YarnCluster(nodes=3, vcores=5) as cluster,
+        YarnDaemon(directory, cluster) as daemon,
+    ):
+        yield daemon, functools.partial(submit_to_daemon, daemon, folder)
+        daemon.wait_until(lambda: not cluster_names(daemon), "the services are removed", timeout=90)
+        assert {app["finalStatus"] for app in daemon.apps()} == {"SUCCEEDED"}
+
+
+def cluster_names(daemon: YarnDaemon) -> list[Any]:
+    """Jobs whose services YARN still has."""
+    return [job.key for job in daemon.store.jobs(live=False) if daemon.service(job.key).status_code != 404]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SlurmCluster]:
+    with SlurmCluster(nodes=3, cpus=4) as cluster:
+        yield cluster
+
+
+def test_the_same_job_file_trains_the_same_weights_under_every_resource_manager(
+    cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    alice = cluster.add_user("alice")
+    cluster.add_python(alice)
+    folder, gate = alice.home, alice.home / "something-is-still-to-be-done"
+    shutil.copy(SCRIPT, folder)
+    (folder / "servers.yaml").write_text(job_file(gate, name="servers", max_ps=2))
+    (folder / "allreduce.yaml").write_text(job_file(gate, name="allreduce", architecture="allreduce"))
+    want = {"servers": static_digest("ps"), "allreduce": static_digest("allreduce")}
+    assert all(want.values())
+    sites: dict[str, Callable[[Path], AbstractContextManager[tuple[DaemonProcess, Submit]]]] = {
+        "local": lambda directory: local(directory, folder),
+        "slurm": lambda directory: slurm(cluster, alice, directory),
+        "yarn": lambda directory: yarn(directory, folder),
+    }
+    for name, site in sites.items():
+        (tmp_path / name).mkdir()
+        gate.touch()
+        with site(tmp_path / name) as (daemon, submit):
+            assert train_both(daemon, submit, gate) == want, name
+
+
+def train_both(daemon: DaemonProcess, submit: Submit, gate: Path) -> dict[str, str | None]:
+    """Let a job with servers grow, and shrink for an all-reduce job; returns the digests of their final weights."""
+    keys = {}
+    for file in ("servers", "allreduce"):
+        number = submit(f"{file}.yaml")
+        daemon.wait_until(lambda number=number: daemon.store.find_jobs(number), f"{file} is known", timeout=120)
+        keys[file] = daemon.store.find_jobs(number)[0].key
+        if file == "servers":
+            daemon.wait_until(
+                lambda: daemon.confirmed(keys["servers"]) == Allocation(3, 2), "it has all it may have", timeout=150
+            )
+    first, second = keys["servers"], keys["allreduce"]
+    daemon.wait_until(lambda: daemon.confirmed(second).workers > 0, "the second job trains", timeout=150)
+    daemon.wait_until(lambda: daemon.confirmed(first).workers < 3, "the first job has shrunk", timeout=150)
+    gate.unlink()
+    daemon.wait_for_end(first, second, timeout=240)
+    for key in (first, second):
+        job = daemon.job(key)
+        assert (job.state, job.end_reason) == (JobState.FINISHED, "did all epochs")
+        decided = [entry.decided.allocation for entry in daemon.store.decisions(key)]
+        assert any(decided), f"no decision for {key} is in the store"
+    assert Allocation(3, 2) in [entry.decided.allocation for entry in daemon.store.decisions(first)]
+    plans = daemon.store.runtime_plans(first)
+    assert any(plan.added for plan in plans)
+    assert any(plan.removed for plan in plans)
+    daemon.wait_until_empty()
+    left: list[Task] = [task for key in (first, second) for task in daemon.tasks(key)]
+    assert {task.state for task in left} == {TaskState.RELEASED}
+    return {name: daemon.job(key).digest for name, key in keys.items()}
