@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from dl2d.cli.submit import RUNNER
 from dl2d.core.errors import RequestError
 
 #: First lines of a script that runs the Python beside it, wherever that is; Python reads them as a text constant.
@@ -28,11 +29,15 @@ def pack(
     environment = environment.absolute()
     if not (environment / "pyvenv.cfg").is_file():
         raise RequestError("VENV", f"{environment} is not a virtual environment: it has no pyvenv.cfg")
+    if not (environment / "bin" / RUNNER).exists():
+        raise RequestError("VENV", f"{environment} has no bin/{RUNNER}: install dl2d in it")
     partial = output.with_name(f".{output.name}.partial")
     try:
         with tarfile.open(partial, "w:gz", compresslevel=6) as archive:
-            for path in sorted(environment.iterdir()):
-                archive.add(path, path.name, filter=_without_caches)
+            paths = [path for path in sorted(environment.rglob("*")) if "__pycache__" not in path.parts]
+            with typer.progressbar(paths, label="packing", file=sys.stderr) as shown:
+                for path in shown:
+                    archive.add(path, str(path.relative_to(environment)), recursive=False)
             for script in _scripts(environment):
                 content = _RELOCATABLE + script.read_bytes().partition(b"\n")[2]
                 member = archive.gettarinfo(str(script), str(script.relative_to(environment)))
@@ -45,10 +50,6 @@ def pack(
     typer.echo(f"packed {environment} into {output} ({output.stat().st_size / 1e6:.0f} MB)")
     for folder in _outside(environment):
         typer.echo(f"packages are installed in editable mode: the nodes need {folder} too", err=True)
-
-
-def _without_caches(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    return None if "__pycache__" in member.name else member
 
 
 def _scripts(environment: Path) -> Iterator[Path]:

@@ -169,9 +169,19 @@ def _to_yarn(
             "--rm", f"dl2d is in mode {settings.mode}, in which it starts no tasks: print the service file (--show), "
             "give its coordinator the resources of all tasks and `dl2-run --workers W --servers S`, and post it"
         )  # fmt: skip
+    if not daemon.startswith(("https://", "http://127.", "http://localhost:")):
+        raise ConfigError(
+            f"api.advertise is {daemon}, not an https URL: the daemon would refuse the service's registration"
+        )
     # The tickets are the user's, not the daemon's.
     with RestClient.of(replace(yarn, user="" if yarn.principal else getpass.getuser(), keytab="")) as client:
-        answer = client.send("POST", SERVICES_PATH, service)
+        try:
+            answer = client.send("POST", SERVICES_PATH, service)
+        except ResourceManagerError as error:
+            if "already taken" not in error.said:
+                raise
+            text = f"a service {request.name} of yours exists already: choose another name with --set name=..."
+            raise RequestError("name", text, where=job.where) from None
     application = application_id(answer)
     if as_json:
         print_json({"id": application.removeprefix("application_"), "name": request.name})

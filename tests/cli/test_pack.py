@@ -20,6 +20,7 @@ def test_an_environment_runs_where_it_is_unpacked(dl2d: Dl2d, tmp_path: Path) ->
     (packages / "__pycache__").mkdir()
     (packages / "__pycache__" / "greeting.pyc").write_text("")
     (packages / "editable.pth").write_text("/srv/source\n")
+    (environment / "bin" / "dl2-run").touch()
     script = environment / "bin" / "greet"
     script.write_text(f"#!{environment}/bin/python\nfrom greeting import main\n\nmain()\n")
     script.chmod(0o755)
@@ -44,4 +45,7 @@ def test_a_folder_that_is_no_environment_is_refused(dl2d: Dl2d, tmp_path: Path) 
     assert ran.status == 2
     assert f"{tmp_path} is not a virtual environment" in ran.err
     assert not list(tmp_path.iterdir())
+    venv.create(tmp_path / "venv", with_pip=False)
+    ran = dl2d("pack", tmp_path / "venv", "-o", tmp_path / "env.tar.gz")
+    assert "has no bin/dl2-run: install dl2d in it" in ran.err
     assert sys.prefix != sys.base_prefix  # the default is the one that runs this

@@ -347,6 +347,11 @@ def test_a_yarn_service_is_posted_by_its_user(dl2d: Dl2d, folder: Path):
     assert service["configuration"]["properties"]["dl2.model"] == "resnet-50"
     assert service["components"][0]["launch_command"] == f"cd {folder} && exec /opt/dl2d/bin/dl2-run python train.py"
     refused = dl2d("submit", "--rm", "yarn", job, "-c", config)
+    assert "api.advertise is http://head:8910, not an https URL" in refused.err
+    config = write_config(
+        folder, resource_manager={"name": "yarn", "yarn": yarn}, api={"advertise": "https://head:8910"}
+    )
+    refused = dl2d("submit", "--rm", "yarn", job, "-c", config)
     assert (refused.status, "no ResourceManager answers" in refused.err) == (1, True)
     assert "--rm: is slurm" in dl2d("submit", "--rm", "slurm", job, "-c", config).err
     assert "are for --rm yarn" in dl2d("submit", "--show", job, "-c", config).err

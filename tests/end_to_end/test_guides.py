@@ -62,10 +62,13 @@ def job_of_the_yarn_guide(folder: Path) -> Path:
 @pytest.mark.yarn
 @pytest.mark.skipif(bool(yarn_cluster.why_not()), reason=yarn_cluster.why_not() or "YARN is there")
 def test_the_first_job_on_yarn(tmp_path: Path) -> None:
-    settings, *commands = (text for language, text in section("yarn.md", "Install")[1:])
+    settings, certificate, *commands = (text for language, text in section("yarn.md", "Install")[1:])
     job_of_the_yarn_guide(tmp_path)
     check, start, _, submit = commands
     assert start.count("systemctl") == 2
+    certificate = certificate.replace("DNS:head.cluster", "IP:127.0.0.1")
+    for there, here in (("/opt/dl2d/daemon.pem", "daemon.pem"), ("/etc/dl2d/key.pem", "key.pem")):
+        settings, certificate = (text.replace(there, str(tmp_path / here)) for text in (settings, certificate))
     user, port = getpass.getuser(), free_port()
     proxy = {f"hadoop.proxyuser.{user}.hosts": "127.0.0.1", f"hadoop.proxyuser.{user}.users": "*"}
     page = (ROOT / "docs" / "yarn.md").read_text(encoding="utf-8")
@@ -75,10 +78,12 @@ def test_the_first_job_on_yarn(tmp_path: Path) -> None:
         (tmp_path / "dl2d.yaml").write_text(
             settings.replace("/opt/dl2d/bin", str(Path(sys.executable).parent))
             .replace("http://rm1:8088", cluster.address)
-            .replace("http://head.cluster:8910", f"http://127.0.0.1:{port}")
+            .replace("https://head.cluster:8910", f"https://127.0.0.1:{port}")
+            .replace("user: dl2d ", f"user: {user} ")
         )
         steps = [
             "set -e",
+            certificate,
             check,
             "echo END",
             "dl2d run & until dl2d status; do sleep 0.5; done",
