@@ -41,6 +41,9 @@ _of_submission = APIRouter(route_class=SubmissionRoute)
 #: All routes, by who may call them.
 ROUTERS = (_public, _of_jobs, _heartbeats, _of_submission)
 
+#: Names in a line of the log.
+_MAX_LOGGED = 20
+
 _Words = Annotated[dict[str, str], Field(max_length=10_000)]
 
 
@@ -160,7 +163,8 @@ def heartbeat(
     tasks = () if job.static else services.store.named_tasks(job.key, {member.task for member in beat.members})
     reception = receive(job, tasks, beat, at)
     if reception.unknown and not job.static:
-        log.warning("unknown members", job=job.key.id, members=reception.unknown)
+        first = reception.unknown[:_MAX_LOGGED]
+        log.warning("unknown members", job=job.key.id, count=len(reception.unknown), members=first)
     services.store.add_runtime_plans(job.key, reception.plans)
     moved = services.store.change_tasks(reception.tasks, at)
     services.store.report_progress(job.key, reception.progress, reception.reports)

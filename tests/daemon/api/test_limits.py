@@ -12,7 +12,11 @@ from daemon.api.api_world import ApiWorld, error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dl2d.core.jobs import JobState
 from dl2d.daemon.api.connections import ConnectionLimits, RateLimiter, client_group, is_loopback
+from pslite.job.job_status import MemberReport, Status
+from pslite.job.member_measurements import GpuUsage, Usage
+from pslite.launch.membership_from_daemon import DaemonClient
 
 
 @pytest.fixture
@@ -172,6 +176,35 @@ def test_a_request_that_waits_for_the_daemon_is_not_ended(make_world):
             assert ended(idle)  # the deadline has passed for what came after it
     answers = pending()
     assert [answer.status_code for answer in answers] == [200]
+
+
+def test_heartbeats_of_a_very_large_job_fit(make_world):
+    """All of whose tasks fail at once, each with much to say."""
+    world = make_world()
+    job = world.submit()
+    gpu = GpuUsage(name="NVIDIA H100 80GB HBM3", percent=99.5, memory_bytes=1 << 36, memory_total=1 << 37)
+    usage = Usage(seconds=5.0, cpu_seconds=1e5, cpu_percent=99.5, memory_bytes=1 << 36, memory_peak=1 << 36,
+                  processes=9, gpus=(gpu,) * 8)  # fmt: skip
+    members = [
+        MemberReport(
+            task=f"worker-{number}", role="worker", state="left", host="n" * 60, pid=4_000_000, cause="failed",
+            how="x" * 3500, usage=usage,
+        )
+        for number in range(10_000)
+    ]  # fmt: skip
+    status = Status(
+        address="host:1", incarnation="i", state="failed", reason="all workers failed", version=1, total_versions=9,
+        epoch=0.1, epochs=9.0, loss=None, steps_per_second=None, samples_per_second=None, members=members, plan=1,
+        plans=[], result=None,
+    )  # fmt: skip
+    said: list[str] = []
+    url = str(world.client.base_url)
+    client = DaemonClient(url, job.slug, world.credentials.for_job(job), say=said.append)
+    client.start("", b"", lambda: None)
+    client.close(status)
+    assert said == []
+    found = world.store.job(job)
+    assert (found.state, found.end_reason) == (JobState.FAILED, "all workers failed")
 
 
 _HEADS = st.tuples(

@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -18,6 +19,9 @@ from pslite.launch.daemon_http import open_url
 
 STOP_LIMIT_SECONDS = 30.0
 _MAX_REPLY = 1 << 20
+#: in one heartbeat: members whose measurements are told, completed plans, and characters on how members ended; the next
+#: heartbeats tell the rest
+_MAX_MEASURED, _MAX_PLANS, _MAX_HOW = 500, 200, 1 << 19
 
 
 class DaemonClient:
@@ -111,12 +115,9 @@ class DaemonClient:
     def _post(self, status: Status) -> Reply | None:
         self._number += 1
         body = {**msgspec.to_builtins(status), "sender": self._sender, "number": self._number}
-        body["plans"] = body["plans"][self._acknowledged_plans :]
+        body["plans"] = body["plans"][self._acknowledged_plans :][:_MAX_PLANS]
         body["members"] = [m for m in body["members"] if (m["task"], m["cause"]) not in self._acknowledged_left]
-        told = {m["task"]: (m["usage"] or m["steps"], m["cause"]) for m in body["members"]}
-        for member in body["members"]:
-            if self._acknowledged_usage.get(member["task"]) == told[member["task"]]:
-                member["usage"] = member["steps"] = None
+        told = self._measurements_to_tell(body["members"])
         request = urllib.request.Request(  # noqa: S310  (the scheme was checked)
             self._url, data=json.dumps(body).encode(), headers=self._headers, method="POST"
         )
@@ -140,6 +141,19 @@ class DaemonClient:
             self._reply = reply
         self._wake()
         return reply
+
+    def _measurements_to_tell(self, members: list[dict[str, Any]]) -> dict[str, object]:
+        """Leave out of members what was told before, or is too much for one heartbeat; return by task what is told."""
+        told: dict[str, object] = {}
+        how = max(40, _MAX_HOW // max(1, len(members)))
+        for member in members:
+            news = (member["usage"] or member["steps"], member["cause"])
+            member["how"] = member["how"][:how]
+            if self._acknowledged_usage.get(member["task"]) == news or len(told) == _MAX_MEASURED:
+                member["usage"] = member["steps"] = None
+            else:
+                told[member["task"]] = news
+        return told
 
 
 class _HttpReply(msgspec.Struct):
