@@ -48,8 +48,8 @@ class DaemonClient:
         self._url = f"{daemon.rstrip('/')}/v1/jobs/{job}/heartbeat"
         self._headers = {"Authorization": f"Bearer {credential}", "Content-Type": "application/json"}
         self._say = say
-        #: names the process that sends heartbeats; with their number each is taken once
-        self._sender, self._number = secrets.token_hex(8), 0
+        #: names the process that sends heartbeats, once started; with their number each is taken once
+        self._sender, self._number = "", 0
         self._condition = threading.Condition()
         self._status: Status | None = None
         self._urgent = False
@@ -67,6 +67,8 @@ class DaemonClient:
     def start(self, address: str, token: bytes, wake: Callable[[], None]) -> None:  # noqa: ARG002
         """Begin to send heartbeats."""
         self._wake = wake
+        # here, since each coordinator of a job is a process of its own with a copy of this object
+        self._sender = secrets.token_hex(8)
         self._thread.start()
 
     def exchange(self, status: Status, *, urgent: bool) -> Reply | None:
