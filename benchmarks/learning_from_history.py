@@ -35,6 +35,7 @@ from dl2d.cli.gate_trial import recorded_days
 from dl2d.cli.train_from_store import TwinSettings, learn
 from dl2d.config.settings import Settings
 from dl2d.core.cluster import Snapshot
+from dl2d.core.confidence_interval import estimate
 from dl2d.core.decision import Constraint, Decision, Reason
 from dl2d.core.jobs import NOTHING, Allocation
 from dl2d.core.packing import Packing
@@ -54,7 +55,6 @@ from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.policies.srtf import Srtf
 from dl2d.simulation.replay import replay
-from dl2d.simulation.statistics import estimate
 from dl2d.simulation.workload.format import Workload
 from dl2d.simulation.workload.sources import load_source
 from dl2d.store.sql_store import SqlStore

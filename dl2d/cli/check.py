@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from dl2d.cli.canary_summary import canary_sentence, newest_canary
 from dl2d.cli.daemon_health import daemon_health
 from dl2d.cli.job_file import JobFile, is_batch_script, read_batch_script
 from dl2d.cli.options import ConfigOption, JsonOption, reading
@@ -18,7 +19,9 @@ from dl2d.cli.output import byte_size, print_json
 from dl2d.cli.start_check import address_problem, folder_problem, manager_answers
 from dl2d.cli.status import MODE_WORDS
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
+from dl2d.core.canary import CanaryState
 from dl2d.core.cluster import Node
+from dl2d.core.daemon_mode import Mode
 from dl2d.core.errors import Dl2dError
 from dl2d.core.job_request import RequestRules
 from dl2d.core.policy import Policy
@@ -115,6 +118,8 @@ def _plugins() -> Iterator[Finding]:
 def _of_settings(settings: Settings) -> Iterator[Finding]:
     words = MODE_WORDS.get(settings.mode, "dl2d decides, starts and stops tasks")
     yield Finding("mode", True, f"{settings.mode}: {words}")
+    if settings.mode is Mode.CANARY:
+        yield _canary(settings)
     for key, group, name in (
         ("policy.name", POLICIES, settings.policy.name),
         ("policy.fallback", POLICIES, settings.policy.fallback),
@@ -132,6 +137,20 @@ def _of_settings(settings: Settings) -> Iterator[Finding]:
     yield _store(settings)
     yield _secret(settings)
     yield from _daemon(settings)
+
+
+def _canary(settings: Settings) -> Finding:
+    """The canary that is in force in the store."""
+    try:
+        if not _has_store(settings):
+            return Finding("canary", True, "the first `dl2d run` begins it")
+        with reading(settings) as store:
+            canary = newest_canary(store, settings)
+    except Dl2dError as error:
+        return Finding("canary", False, str(error))
+    if canary is None:
+        return Finding("canary", True, "begins when the daemon reads this configuration")
+    return Finding("canary", canary[0].state is not CanaryState.WITHDRAWN, canary_sentence(*canary))
 
 
 def _policy(settings: Settings) -> Iterator[Finding]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dl2d.config.settings import Settings
-from dl2d.core.decision import Constraint, Decision
+from dl2d.core.decision import CANARY, Constraint, Decision
 from dl2d.core.errors import CheckpointError, Dl2dError
 from dl2d.core.json_codec import encode
 from dl2d.core.placement import Placement
@@ -28,7 +29,7 @@ from dl2d.plugins import (
 from dl2d.policies.common.checkpoint import DIGITS, Checkpoint, checkpoint_in, read_checkpoint, settings_in
 from dl2d.tick.decide import decide
 from dl2d.tick.observed_decision import OBSERVED
-from dl2d.tick.record import inputs_hash
+from dl2d.tick.record import inputs_hash, of_both
 from dl2d.tick.tick_context import Deciders
 
 
@@ -50,6 +51,8 @@ def recompute(slot: Slot, settings: Settings, registry: Registry) -> Recomputed:
         same = slot.proposed.allocations() == slot.snapshot.held()
         said = "agree with" if same else "DIFFER from"
         return Recomputed(same, f"another scheduler decided; the recorded tasks {said} the recorded decision")
+    if slot.proposed.policy == CANARY:
+        return _recompute_canary(slot, settings, registry)
     found = _deciders(slot, settings, registry)
     if found is None:
         made = f"{slot.proposed.policy} version {slot.proposed.policy_version}"
@@ -76,6 +79,30 @@ def recompute(slot: Slot, settings: Settings, registry: Registry) -> Recomputed:
     return Recomputed(False, f"{by}: DIFFERENT: {_differences(recorded, again)}")
 
 
+def _recompute_canary(slot: Slot, settings: Settings, registry: Registry) -> Recomputed:
+    """Run both policies of a slot in mode canary again; the inputs hash tells which of them was the fallback."""
+    made = sorted({entry.by for entry in slot.proposed.jobs if entry.by is not None})
+    names = {*(by.name for by in made), settings.policy.name, settings.policy.fallback}
+    candidates = [
+        policy for name in sorted(names) for policy in _versions_of(name, dict(made).get(name, ""), settings, registry)
+    ]
+    placements = [load_placement(name) for name in available(PLACEMENTS)]
+    for policy, fallback, placement in itertools.product(candidates, candidates, placements):
+        group = [entry.job for entry in slot.proposed.jobs if entry.by == (policy.name, policy.version)]
+        deciders = Deciders(policy, fallback, placement)
+        if inputs_hash(slot.snapshot, *of_both(deciders, group), placement.name, slot.seed) == slot.inputs_hash:
+            again = decide(slot.snapshot, deciders, slot.seed, canary=group)
+            by = f"with {again.policy_version}, placement {placement.name} and seed {slot.seed}"
+            if encode(again) == encode(slot.proposed):
+                return Recomputed(True, f"{by}: the same, bit for bit")
+            return Recomputed(False, f"{by}: DIFFERENT: {_differences(slot.proposed, again)}")
+    return Recomputed(
+        False,
+        "not possible: no two installed policies, registered versions and placement have the recorded inputs hash; the "
+        f"decision was made by {slot.proposed.policy_version}",
+    )
+
+
 def _deciders(slot: Slot, settings: Settings, registry: Registry) -> tuple[Policy, Placement] | None:
     placements = [load_placement(name) for name in available(PLACEMENTS)]
     for policy in _policies(slot, settings, registry):
@@ -92,23 +119,28 @@ def _fallback(slot: Slot, settings: Settings, registry: Registry) -> Policy | No
 
 def _policies(slot: Slot, settings: Settings, registry: Registry) -> Iterator[Policy]:
     """Policies that may have decided in a slot, likely ones first; each as the configuration has it, and plainly."""
-    own = given(settings, None)
     for name in sorted(available(POLICIES), key=lambda name: name != slot.proposed.policy):
         made = slot.proposed.policy_version if name == slot.proposed.policy else ""
-        numbers = [settings_in(made), own.settings if name == settings.policy.name else {}, {}]
-        checkpoints = _checkpoints(name, made, settings, registry) if takes_checkpoint(name) else iter((None,))
-        for checkpoint in checkpoints:
-            known = set()
-            for each in numbers:
-                for seconds in (own.slot_seconds, None):
-                    try:
-                        what = Given(checkpoint=checkpoint, settings=each, slot_seconds=seconds)
-                        policy = load_policy(name, given=what)
-                    except Dl2dError:
-                        continue  # it needs a checkpoint, or never had such settings
-                    if policy.version not in known:
-                        known.add(policy.version)
-                        yield policy
+        yield from _versions_of(name, made, settings, registry)
+
+
+def _versions_of(name: str, made: str, settings: Settings, registry: Registry) -> Iterator[Policy]:
+    """A policy in all its versions that can be made, those that the version ``made`` names first."""
+    own = given(settings, None)
+    numbers = [settings_in(made), own.settings if name == settings.policy.name else {}, {}]
+    checkpoints = _checkpoints(name, made, settings, registry) if takes_checkpoint(name) else iter((None,))
+    for checkpoint in checkpoints:
+        known = set()
+        for each in numbers:
+            for seconds in (own.slot_seconds, None):
+                try:
+                    what = Given(checkpoint=checkpoint, settings=each, slot_seconds=seconds)
+                    policy = load_policy(name, given=what)
+                except Dl2dError:
+                    continue  # it needs a checkpoint, or never had such settings
+                if policy.version not in known:
+                    known.add(policy.version)
+                    yield policy
 
 
 def _checkpoints(name: str, version: str, settings: Settings, registry: Registry) -> Iterator[Checkpoint | None]:

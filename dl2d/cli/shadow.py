@@ -1,4 +1,4 @@
-"""``dl2d shadow``: what dl2d would have decided in mode shadow, compared with what the site's scheduler gave."""
+"""``dl2d shadow``: comparisons of policies on this site, in the modes shadow and canary."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dl2d.cli.canary_summary import canary_json, canary_sentence, newest_canary
 from dl2d.cli.options import ConfigOption, JsonOption, reading
 from dl2d.cli.output import print_json, print_tables, table
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
@@ -36,14 +37,20 @@ def shadow(
 ) -> None:
     """Compare what dl2d would have decided in mode shadow with what the site's scheduler gave each job.
 
-    What dl2d would have saved is estimated by replaying both on recorded days. That may take minutes.
+    What dl2d would have saved is estimated by replaying both on recorded days. That may take minutes. Of mode canary,
+    it shows how the jobs of the policy compare with those of the fallback.
     """
     settings = load_settings(config)
+    with reading(settings) as store:
+        canary = newest_canary(store, settings)
     counts, jobs = shadow_comparison(Place.parse(settings.store_url), days, limit)
     savings = _savings(settings, days) if saved and counts else None
     if as_json:
-        print_json({"days": days, "policies": counts, "saved": savings, "jobs": jobs})
+        tried = None if canary is None else canary_json(*canary)
+        print_json({"days": days, "policies": counts, "saved": savings, "jobs": jobs, "canary": tried})
         return
+    if canary is not None:
+        typer.echo(canary_sentence(*canary))
     if not counts:
         typer.echo(f"no decision was recorded in mode shadow in the last {days:g} days")
         return

@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from dl2d.cli.canary_summary import canary_in_force, canary_json, canary_sentence
 from dl2d.cli.daemon_health import daemon_health
 from dl2d.cli.job_summary import JobLine, as_of_now, job_lines
 from dl2d.cli.options import ConfigOption, JsonOption, find_job, reading
@@ -36,10 +37,11 @@ _COLOURS = {
     JobState.CANCELLED: "magenta",
     JobState.LOST: "red",
 }
-#: Explanation of the modes in which another scheduler decides.
+#: Explanation of the modes in which the policy does not decide on all jobs.
 MODE_WORDS = {
     Mode.OBSERVE: "dl2d records what the site's scheduler does, and starts and stops no task",
     Mode.SHADOW: "dl2d records its decisions beside those of the site's scheduler, and starts and stops no task",
+    Mode.CANARY: "the policy decides on some of the jobs, the fallback on the others",
 }
 _NO_JOBS: Final = "no job is waiting or running; --all also lists those that ended within the last day"
 _NO_JOBS_OF_A_DAY: Final = "no job is waiting or running, and none ended within the last day"
@@ -85,13 +87,17 @@ def status(
         if as_json:
             lines, tasks = look()
             shown = _as_json(store, lines, tasks, with_tasks=job is not None)
-            print_json(shown | {"left_out": left_out, "daemon": health.as_json()})
+            canary = canary_in_force(store, settings, mode_of(store))
+            tried = None if canary is None else canary_json(*canary)
+            print_json(shown | {"left_out": left_out, "daemon": health.as_json(), "canary": tried})
         elif watch and on_terminal():
             _watch(look)
         else:
             lines, tasks = look()
             if (mode := mode_of(store)) is not Mode.LIVE:
                 typer.echo(f"mode {mode}: {MODE_WORDS[mode]}")
+            if (canary := canary_in_force(store, settings, mode)) is not None:
+                typer.echo(canary_sentence(*canary))
             if lines:
                 print_tables(*_tables(lines, tasks, time.time()))
             else:

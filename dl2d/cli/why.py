@@ -93,9 +93,9 @@ def _answers(store: Store, job: Job, number: int | None, limit: int) -> list[Ans
         for entry in slot.decision.jobs:
             if entry.job == job.key:
                 decision = slot.decision
+                name, version = entry.by or (decision.policy, decision.policy_version)
                 found = DecisionEntry(
-                    slot.number, slot.at, decision.policy, decision.policy_version, slot.inputs_hash,
-                    decision.measure, entry,
+                    slot.number, slot.at, name, version, slot.inputs_hash, decision.measure, entry
                 )  # fmt: skip
                 return [_answer(slot, found)]
         raise RequestError("--slot", f"slot {number} has no decision on job {job.key.id}")

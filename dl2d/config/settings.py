@@ -172,6 +172,28 @@ class GuardSettings(_Section):
             raise ValueError(error.problem) from None
 
 
+class CanarySettings(_Section):
+    """Which jobs the policy decides on in mode canary, and when that ends."""
+
+    share: float = Field(default=0.1, gt=0, lt=1)
+    partition: str = ""
+    account: str = ""
+    min_jobs: int = Field(default=30, ge=2, le=1_000_000)
+    max_days: float = Field(default=14.0, ge=2, le=366)
+
+    @property
+    def group_share(self) -> float:
+        """The share of all jobs; 0 where a partition or account says which they are."""
+        return 0.0 if self.partition or self.account else self.share
+
+    @model_validator(mode="after")
+    def _one_group(self) -> CanarySettings:
+        if self.partition and self.account:
+            msg = "canary.partition, canary.account: set one of them at most"
+            raise ValueError(msg)
+        return self
+
+
 class LearningSettings(_Section):
     """Learning from what this site recorded, beside the daemon."""
 
@@ -250,16 +272,19 @@ class Settings(BaseSettings):
     api: ApiSettings = ApiSettings()
     jobs: JobSettings = JobSettings()
     guard: GuardSettings = GuardSettings()
+    canary: CanarySettings = CanarySettings()
     learning: LearningSettings = LearningSettings()
     log: LogSettings = LogSettings()
 
-    @field_validator("mode", mode="before")
-    @classmethod
-    def _is_built(cls, value: object) -> object:
-        if value == "canary":
-            msg = "canary is not there yet; choose observe, shadow or live"
+    @model_validator(mode="after")
+    def _compares_two_policies(self) -> Settings:
+        if self.mode is Mode.CANARY and self.policy.name == self.policy.fallback:
+            msg = f"policy.fallback: mode canary compares it with policy.name={self.policy.name}; name another policy"
             raise ValueError(msg)
-        return value
+        if self.mode is Mode.CANARY and self.store.keep.jobs < _DAY * self.canary.max_days:
+            msg = f"store.keep_jobs_days: must be at least canary.max_days={self.canary.max_days:g}, or 0"
+            raise ValueError(msg)
+        return self
 
     @model_validator(mode="after")
     def _keeps_what_it_learns_from(self) -> Settings:

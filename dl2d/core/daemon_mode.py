@@ -7,16 +7,19 @@ from dataclasses import dataclass
 
 
 class Mode(enum.StrEnum):
-    """``observe``: record what the scheduler in charge does. ``shadow``: decide as well, and compare. ``live``: act."""
+    """``observe``: record what the scheduler in charge does. ``shadow``: decide as well, and compare. ``canary``: act,
+    with the policy for some jobs and the fallback for the others, and compare. ``live``: act.
+    """
 
     OBSERVE = "observe"
     SHADOW = "shadow"
+    CANARY = "canary"
     LIVE = "live"
 
     @property
     def acts(self) -> bool:
         """Whether decisions are carried out; otherwise another scheduler is in charge and dl2d records what it does."""
-        return self is Mode.LIVE
+        return self in (Mode.CANARY, Mode.LIVE)
 
 
 @dataclass(frozen=True, slots=True)

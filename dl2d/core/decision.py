@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
 
 from dl2d.core.jobs import NOTHING, Allocation, JobKey, Role
 from dl2d.core.resources import Shortfall
@@ -61,6 +62,17 @@ class Alternative:
     score: float
 
 
+class Decider(NamedTuple):
+    """Name and version of a policy."""
+
+    name: str
+    version: str
+
+
+#: Policy name of a decision in mode canary, which is put together from those of the policy and of the fallback.
+CANARY: Final = "canary"
+
+
 @dataclass(frozen=True, slots=True)
 class JobDecision:
     """The decision for one job."""
@@ -75,6 +87,8 @@ class JobDecision:
     #: Why the allocation is not the policy's: the rules of the guard that changed it, in the order in which they were
     #: applied; or the failure because of which the fallback decided. (Stored slots hold this name.)
     guarded: tuple[Reason, ...] = ()
+    #: In mode canary the policy that decided on the job; None where that is the decision's.
+    by: Decider | None = None
 
     def changed_by(self, allocation: Allocation, reason: Reason) -> JobDecision:
         """A copy with another allocation, and the reason for it appended to ``guarded``."""

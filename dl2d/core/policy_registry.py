@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+from dl2d.core.canary import Canary, CanaryJob
 from dl2d.core.daemon_mode import Mode, ModeChange
 from dl2d.core.store import Keep, Store
 
@@ -192,6 +193,18 @@ class SiteStore(Store, Protocol):
 
     def mode_changes(self, *, limit: int = 100) -> tuple[ModeChange, ...]:
         """Changes of mode, newest first."""
+        ...
+
+    def keep_canary(self, canary: Canary) -> Canary:
+        """Add a canary that has no number yet, or replace the record of one that was running; returns it as kept."""
+        ...
+
+    def canaries(self, *, limit: int = 100) -> tuple[Canary, ...]:
+        """Canaries, newest first."""
+        ...
+
+    def canary_jobs(self, canary: Canary) -> tuple[CanaryJob, ...]:
+        """Jobs that were submitted after a canary began and assigned in it, in no particular order."""
         ...
 
     def prune(self, keep: Keep, now: float) -> int:

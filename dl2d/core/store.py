@@ -7,7 +7,7 @@ tick and the job API may both write: whoever comes second with an older state ch
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -327,6 +327,13 @@ class TickStore(Protocol):
 
     def record_slot(self, slot: Slot) -> None:
         """Keep a slot and its decisions."""
+        ...
+
+    def assign_canary(self, canary: int, groups: Mapping[JobKey, bool]) -> frozenset[JobKey]:
+        """Record whether jobs are in a canary's group, of those that have no record yet.
+
+        Returns those of the jobs that are recorded to be in it. Raises ``StoreError`` if a job is not known.
+        """
         ...
 
     def check_lease(self) -> None:

@@ -9,6 +9,7 @@ from threading import Lock
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
+from dl2d.daemon.models.canary_comparison import CanaryComparison
 from dl2d.tick.record import Report
 from pslite.job.printable_text import printable
 
@@ -71,8 +72,17 @@ class Health:
         self._idle = gauge("idle_waiting_jobs", "Jobs that wait although there is room for every one of them.")
         self._idle_seconds = gauge("idle_seconds", "For how many seconds such jobs have been waiting.")
         self._set_aside = gauge(
-            "policy_set_aside", "1 while the fallback decides because the policy left jobs waiting."
+            "policy_set_aside", "1 while the fallback decides because the policy left jobs waiting or was withdrawn."
         )
+        self._canary_jobs = gauge("canary_jobs", "Jobs on which the policy decided in mode canary.")
+        self._canary_change = {
+            end: gauge(
+                f"canary_change{end}", f"Completion time with the policy by that with the fallback, less 1{words}."
+            )
+            for end, words in (("", ""), ("_low", ": lower end of the interval"), ("_high", ": its upper end"))
+        }
+        for each in self._canary_change.values():
+            each.set(math.nan)
 
     def completed(self, report: Report) -> None:
         """A tick was completed."""
@@ -115,6 +125,12 @@ class Health:
         self._idle.set(waiting)
         self._idle_seconds.set(seconds)
         self._set_aside.set(report.set_aside is not None)
+        self._canary_jobs.set(len(report.slot_decision.group or ()))
+
+    def compared(self, found: CanaryComparison) -> None:
+        """The groups of a canary were compared."""
+        for end, value in (("", found.change), ("_low", found.low), ("_high", found.high)):
+            self._canary_change[end].set(math.nan if value is None else value)
 
     def failed(self, error: str) -> None:
         """A tick failed."""

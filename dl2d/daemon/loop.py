@@ -32,11 +32,13 @@ from dl2d.daemon.api.server import ApiServer
 from dl2d.daemon.credentials import load_credentials
 from dl2d.daemon.health import Health
 from dl2d.daemon.models.active_version import ActiveVersion
+from dl2d.daemon.models.canary_run import CanaryRun
 from dl2d.daemon.models.learner_process import Learner
 from dl2d.daemon.pruning import PRUNE_SECONDS, prune
 from dl2d.daemon.standby import LeaseKeeper, renewal_seconds
 from dl2d.daemon.start_pool import StartPool
 from dl2d.daemon.systemd import ServiceManager
+from dl2d.daemon.tick_log import TickLog
 from dl2d.daemon.tick_settings import guard_rules, manager_settings, timeouts
 from dl2d.plugins import load_manager, load_placement, load_policy
 from dl2d.tick.policy_call import Deadline
@@ -44,7 +46,7 @@ from dl2d.tick.record import Report
 from dl2d.tick.task_specs import TaskSpecs
 from dl2d.tick.tick import tick
 from dl2d.tick.tick_context import Context, Deciders
-from dl2d.tick.tick_state import RECENT_DECISIONS, SetAside, TickState
+from dl2d.tick.tick_state import RECENT_DECISIONS, TickState
 
 log = structlog.get_logger()
 
@@ -55,10 +57,8 @@ _MIN_TICK_GAP_SECONDS = 0.5
 _BURST = 5.0
 #: A tick that takes longer than this many poll intervals (and this many seconds) counts as stuck.
 _STUCK_INTERVALS, _STUCK_SECONDS = 10, 300.0
-#: Maximum number of jobs that a line of the log names.
-_MAX_JOBS_NAMED = 10
-#: Maximum number of reasons that a line of the log has.
-_MAX_REASONS = 5
+#: Time between two comparisons of the groups of a canary.
+_JUDGE_SECONDS = 3600.0
 #: A daemon does not start the learner before this time.
 _FIRST_LEARNING_SECONDS = 60.0
 #: Settings that are read once: sockets, files and managers are not exchanged under running jobs.
@@ -103,9 +103,7 @@ class Daemon(AbstractContextManager["Daemon"]):
         self._state = TickState()
         self._health = Health(timer, self._stuck_after(settings))
         self._last_done = timer()
-        self._logged_set_aside: SetAside | None = None
-        #: Whether the last listing was incomplete, and the remarks on it.
-        self._listing_problems: tuple[bool, tuple[str, ...]] = (False, ())
+        self._tick_log = TickLog()
         self._status = "starting"
         self._fatal: Dl2dError | None = None
         self._opened = ExitStack()
@@ -138,9 +136,9 @@ class Daemon(AbstractContextManager["Daemon"]):
             #: Held to replace the context; a tick works with the one that it began with.
             self._replacing_context = threading.Lock()
             self._active = ActiveVersion(settings, store, clock, starting=True)
-            self._context = self._build(settings, self._active)
+            self._context, self._canary = self._build(settings, self._active)
             self._enter(settings.mode, "start")
-            self._refreshed_at = timer()
+            self._refreshed_at, self._judged_at = timer(), -math.inf
             self._services = Services(
                 cluster=self._cluster,
                 store=store,
@@ -286,6 +284,7 @@ class Daemon(AbstractContextManager["Daemon"]):
         self._again.clear()
         try:
             self._refresh_policy()
+            self._judge_canary()
             self._state, report = tick(self._context, self._state)
         except AlreadyRunning as error:
             self._lease_lost(error)
@@ -306,37 +305,16 @@ class Daemon(AbstractContextManager["Daemon"]):
             if self._again.is_set():
                 self._wakeup.set()
         self._health.completed(report)
-        self._log_idle(report)
-        self._log_listing(report)
+        if self._tick_log.write(report, self._context.idle_seconds):
+            self._withdraw_canary(report)
+            self.wake()
         self._withdraw_if_failing(report)
         if len(report.outcome.started) < len(report.plan.starts) and not report.outcome.failures:
             self.wake()  # it had no time to submit them all
         snapshot = report.snapshot
         status = f"slot {snapshot.slot}: {len(snapshot.jobs)} jobs, {len(snapshot.tasks)} tasks"
-        self._status = status if report.mode.acts else f"{report.mode}, {status}"
-        if report.plan.starts or report.plan.stops or report.decided:
-            log.info(
-                "tick",
-                slot=snapshot.slot,
-                decided=report.decided,
-                jobs=len(snapshot.jobs),
-                starts=len(report.outcome.started),
-                stops=len(report.plan.stops),
-                deferred=len(report.plan.deferred),
-                seconds=round(report.seconds, 3),
-            )
+        self._status = status if report.mode is Mode.LIVE else f"{report.mode}, {status}"
         return report
-
-    def _log_listing(self, report: Report) -> None:
-        """Log what is wrong with the resource manager's listing, when it begins and when it has passed."""
-        before, self._listing_problems = self._listing_problems, (bool(report.incomplete), report.remarks)
-        if report.incomplete and not before[0]:
-            log.error("listing is incomplete; until it is complete, nothing is ended or stopped but cancelled jobs",
-                      reasons=report.incomplete[:_MAX_REASONS], count=len(report.incomplete))  # fmt: skip
-        elif before[0] and not report.incomplete:
-            log.info("listing is complete again")
-        if report.remarks and report.remarks != before[1]:
-            log.warning("not stopped", reasons=report.remarks[:_MAX_REASONS], count=len(report.remarks))
 
     def _lease_lost(self, error: AlreadyRunning) -> None:
         """End: the lease on the store was lost to another daemon, and two must never act on one cluster."""
@@ -347,23 +325,6 @@ class Daemon(AbstractContextManager["Daemon"]):
         """Submit a task, in a thread of the pool."""
         self._store.check_lease()
         return self._manager_access.shared.submit(task)
-
-    def _log_idle(self, report: Report) -> None:
-        """Log that jobs wait although they fit: when it begins, and when the fallback decides because of it."""
-        if report.needless_wait.jobs and not report.needless_wait.seconds:
-            log.warning(
-                "jobs wait although there is room for every one of them",
-                jobs=[key.id for key in report.needless_wait.jobs[:_MAX_JOBS_NAMED]],
-                count=len(report.needless_wait.jobs),
-                policy=report.decision.policy,
-                fallback_after_seconds=self._context.idle_seconds,
-            )
-        aside = report.set_aside
-        if aside is not None and aside != self._logged_set_aside:
-            log.error("policy leaves jobs waiting; the fallback decides", policy=aside.policy, version=aside.version,
-                      reason=aside.reason)  # fmt: skip
-            self.wake()
-        self._logged_set_aside = aside
 
     def _withdraw_if_failing(self, report: Report) -> None:
         """Take back a learned version of which decisions fail one after the other, or half of the last ones did."""
@@ -378,9 +339,30 @@ class Daemon(AbstractContextManager["Daemon"]):
                 reason = f"{recent} of the last {RECENT_DECISIONS} decisions failed, the last one: {failures.cause}"
             else:
                 return
-            if self._active.withdraw(reason):
+            if self._canary.withdraw(reason) or self._active.withdraw(reason):
+                self._context = self._canary.applied(self._context)
                 self._refreshed_at = -math.inf
                 self.wake()
+
+    def _withdraw_canary(self, report: Report) -> None:
+        """End a canary whose policy was set aside since it left jobs waiting."""
+        with self._replacing_context:
+            aside = report.set_aside
+            if aside is not None and self._context.withdrawn is None and self._canary.withdraw(f"it {aside.reason}"):
+                self._context = self._canary.applied(self._context)
+                self._refreshed_at = -math.inf
+
+    def _judge_canary(self) -> None:
+        """Once an hour: compare the groups of the canary, and end it if its rule says so."""
+        with self._replacing_context:
+            now = self._timer()
+            if now - self._judged_at < _JUDGE_SECONDS:
+                return
+            self._judged_at = now
+            if (found := self._canary.judge()) is not None:
+                self._health.compared(found)
+                self._context = self._canary.applied(self._context)
+                self._refreshed_at = -math.inf
 
     def _refresh_policy(self) -> None:
         """Once a slot: take a policy version that has become live."""
@@ -390,13 +372,15 @@ class Daemon(AbstractContextManager["Daemon"]):
                 return
             self._refreshed_at = now
             try:
-                policy = self._active.refreshed()
+                policy = self._active.refreshed() or self._active.policy
+                if policy is self._context.deciders.policy:
+                    return
+                self._canary.begin()
             except Exception:
                 log.exception("looking up the live policy version failed")
                 return
-            if policy is not None:
-                deciders = replace(self._context.deciders, policy=policy)
-                self._context = replace(self._context, deciders=deciders)
+            deciders = replace(self._context.deciders, policy=policy)
+            self._context = self._canary.applied(replace(self._context, deciders=deciders))
 
     def _schedule_learning(self, scheduler: BackgroundScheduler, settings: Settings) -> None:
         learning = settings.learning
@@ -435,13 +419,14 @@ class Daemon(AbstractContextManager["Daemon"]):
             if changed:
                 raise ConfigError(f"{', '.join(changed)} can only be changed by a restart; nothing was changed")
             active = ActiveVersion(settings, self._store, self._clock)
-            context = self._build(settings, active)
+            context, canary = self._build(settings, active)
             self._enter(settings.mode, "reload")
         except Dl2dError as error:
             log.error("reload refused", error=str(error))
         else:
             with self._replacing_context:
-                self._settings, self._context, self._active = settings, context, active
+                self._settings, self._context, self._active, self._canary = settings, context, active, canary
+                self._judged_at = -math.inf
             self._admission = Admission(settings.jobs.rules)
             if self._reloaded is not None:
                 self._reloaded(settings)
@@ -456,15 +441,16 @@ class Daemon(AbstractContextManager["Daemon"]):
         if change is not None:
             log.info("mode", mode=str(mode), before=str(change.before or ""), reason=reason)
 
-    def _build(self, settings: Settings, active: ActiveVersion) -> Context:
+    def _build(self, settings: Settings, active: ActiveVersion) -> tuple[Context, CanaryRun]:
         jobs = settings.jobs
-        return Context(
+        fallback = load_policy(settings.policy.fallback, "policy.fallback")
+        context = Context(
             cluster=self._cluster,
             manager=self._manager_access.shared,
             store=self._store,
             deciders=Deciders(
                 policy=active.policy,
-                fallback=load_policy(settings.policy.fallback, "policy.fallback"),
+                fallback=fallback,
                 placement=load_placement(settings.placement),
                 call=Deadline(settings.policy.timeout_seconds),
                 out_of_range=active.out_of_range,
@@ -485,6 +471,8 @@ class Daemon(AbstractContextManager["Daemon"]):
             start_limit=settings.schedule.poll_seconds,
             timer=self._timer,
         )
+        canary = CanaryRun(settings, self._store, active, fallback, self._clock)
+        return canary.applied(context), canary
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame

@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from dl2d.core.cluster import Snapshot
+from dl2d.core.confidence_interval import estimate
 from dl2d.core.decision import Decision
 from dl2d.core.errors import Dl2dError
 from dl2d.core.packing import Packing
@@ -22,7 +23,6 @@ from dl2d.learning.recorded_scheduler import RecordedScheduler
 from dl2d.learning.train_test_split import Case
 from dl2d.simulation.replay import Rules, replay
 from dl2d.simulation.speeds.realism_options import Realism
-from dl2d.simulation.statistics import estimate
 from dl2d.simulation.workload.format import to_request
 from dl2d.tick.policy_start_check import start_check
 from dl2d.tick.tick_context import GuardRules

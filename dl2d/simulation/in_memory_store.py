@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -52,6 +52,8 @@ class MemoryStore:
         self._numbers = Counter[tuple[JobKey, Role]]()
         self._last_slot = 0
         self._memory = GuardMemory()
+        #: By canary: whether each job is in its group.
+        self._canary_groups: dict[int, dict[JobKey, bool]] = defaultdict(dict)
 
     def add_job(self, job: Job) -> None:
         """Keep a new job."""
@@ -204,6 +206,13 @@ class MemoryStore:
     def last_slot_number(self) -> int:
         """Number of the newest slot; 0 if there is none."""
         return self._last_slot
+
+    def assign_canary(self, canary: int, groups: Mapping[JobKey, bool]) -> frozenset[JobKey]:
+        """See ``TickStore.assign_canary``."""
+        known = self._canary_groups[canary]
+        for key in groups:
+            known.setdefault(self._known(key).key, groups[key])
+        return frozenset(key for key in groups if known[key])
 
     def check_lease(self) -> None:
         """Nobody else can take it."""

@@ -1,53 +1,10 @@
-"""What several seeds say together: mean, spread, and how sure one can be of them."""
+"""What several seeds say together: the difference and the relative change of paired values, with intervals."""
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Mapping
 
-from scipy.special import stdtrit
-
-#: Share of such intervals that hold the true mean, where values are drawn from a normal distribution.
-CONFIDENCE: Final = 0.95
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A mean over ``count`` values, each from another seed."""
-
-    count: int
-    mean: float
-    #: Sample standard deviation, and half the width of the confidence interval; None for a single value.
-    deviation: float | None
-    half_width: float | None
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """Ends of the confidence interval of the mean."""
-        return None if self.half_width is None else (self.mean - self.half_width, self.mean + self.half_width)
-
-
-def estimate(values: Sequence[float]) -> Estimate:
-    """Mean m, sample standard deviation s = sqrt(sum (x - m)^2 / (n - 1)), and Student's interval.
-
-    The interval is m +- t s / sqrt(n), with t the (1 + ``CONFIDENCE``) / 2 quantile of Student's distribution with
-    n - 1 degrees of freedom (Student, "The probable error of a mean", Biometrika 6, 1908). It supposes that means over
-    jobs are about normal from seed to seed, and widens for few seeds: t is 12.7 for 2 of them, 2.78 for 5.
-
-    Raises ``ValueError`` for no values.
-    """
-    count = len(values)
-    if not count:
-        raise ValueError("there is no mean of no values")
-    mean = statistics.fmean(values)
-    if count == 1:
-        return Estimate(1, mean, None, None)
-    deviation = statistics.stdev(values, mean)
-    t = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2))
-    return Estimate(count, mean, deviation, t * deviation / math.sqrt(count))
+from dl2d.core.confidence_interval import Estimate, estimate
 
 
 def paired_difference(values: Mapping[int, float], baseline: Mapping[int, float]) -> Estimate | None:

@@ -12,6 +12,7 @@ from typing import cast
 from sqlalchemy import Connection, and_, delete, exists, func, select, text
 
 from dl2d.core.store import Keep
+from dl2d.store.canaries import CanaryJobRow
 from dl2d.store.job_measurements import JobLossRow, JobSpeedRow
 from dl2d.store.jobs import JobRow, ProgressRow
 from dl2d.store.mapping import Base, table_of
@@ -25,7 +26,7 @@ _PAGES, _FREE_SHARE = 500, 0.1
 #: Tables with rows of a job, in an order in which they can be deleted.
 _OF_JOB: tuple[type[Base], ...] = (
     DecisionRow, ShadowAllocationRow, ResizeEventRow, ResizeRow, TaskReportRow, RuntimePlanRow, TaskRow, JobSpeedRow,
-    JobLossRow,
+    JobLossRow, CanaryJobRow,
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, ForeignKey, Index, Row, func, insert, select
 from sqlalchemy.orm import Mapped, mapped_column
 
 from dl2d.core.cluster import NodeState, Snapshot
-from dl2d.core.decision import Alternative, Constraint, Decision, JobDecision, Reason
+from dl2d.core.decision import Alternative, Constraint, Decider, Decision, JobDecision, Reason
 from dl2d.core.errors import StoreError
 from dl2d.core.jobs import Allocation, JobKey
 from dl2d.core.resources import Resources, Shortfall
@@ -52,9 +52,11 @@ class SlotRow(Base):
 
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, comment="counts up from 1")
     at: Mapped[float] = mapped_column(index=True, comment="when it was decided, seconds since 1970")
-    policy: Mapped[str] = mapped_column(comment="policy that decided; observed where the site's scheduler did")
+    policy: Mapped[str] = mapped_column(
+        comment="policy that decided; observed where the site's scheduler did, canary where two did"
+    )
     policy_version: Mapped[str] = mapped_column(
-        comment="version of the policy, or name and release of the site's scheduler"
+        comment="version of the policy; name and release of the site's scheduler; names and versions of both policies"
     )
     version_number: Mapped[int | None] = mapped_column(
         ForeignKey("policy_versions.number"), comment="policy_versions.number of what decided; NULL if not a version"
@@ -111,6 +113,10 @@ class DecisionRow(_Decided, Base):
 
     previous_workers: Mapped[int] = mapped_column(comment="workers that the job had")
     previous_ps: Mapped[int] = mapped_column(comment="parameter servers that the job had")
+    policy: Mapped[str | None] = mapped_column(
+        comment="in mode canary the policy that decided on the job; NULL where that is the slot's"
+    )
+    policy_version: Mapped[str | None] = mapped_column(comment="its version")
     detail: Mapped[DecisionDetail | None] = mapped_column(
         Json(DecisionDetail), comment="shortfalls, alternatives and the guard's reasons, JSON"
     )
@@ -219,6 +225,8 @@ def _decision_values(slot: int, job_number: int, decided: JobDecision) -> Values
         **_decided_values(slot, job_number, decided),
         "previous_workers": decided.previous.workers,
         "previous_ps": decided.previous.ps,
+        "policy": None if decided.by is None else decided.by.name,
+        "policy_version": None if decided.by is None else decided.by.version,
         "detail": None if detail == _NO_DETAIL else detail,
     }
 
@@ -253,7 +261,10 @@ def slots(connection: Connection, limit: int) -> tuple[SlotSummary, ...]:
 
 def decisions(connection: Connection, job: JobKey, limit: int, *, changed: bool) -> tuple[DecisionEntry, ...]:
     """See ``Store.decisions``."""
-    of_slot: list[Any] = [SlotRow.at, SlotRow.policy, SlotRow.policy_version, SlotRow.inputs_hash, SlotRow.measure]
+    of_slot: list[Any] = [
+        SlotRow.at, SlotRow.policy.label("slot_policy"), SlotRow.policy_version.label("slot_policy_version"),
+        SlotRow.inputs_hash, SlotRow.measure,
+    ]  # fmt: skip
     query = (
         select(*columns(DecisionRow), *of_slot)
         .join(SlotRow, SlotRow.number == DecisionRow.slot)
@@ -272,11 +283,13 @@ def _entry(row: Row[Any], job: JobKey) -> DecisionEntry:
     """One job's decision from a row of ``decisions`` joined with its slot."""
     what = f"decision of slot {row.slot} on job {job.slug}"
     detail: DecisionDetail = decoded_json(row, table_of(DecisionRow).c.detail, what) or _NO_DETAIL
+    by = None if row.policy is None else Decider(row.policy, row.policy_version)
+    name, version = by or (row.slot_policy, row.slot_policy_version)
     return DecisionEntry(
         slot=row.slot,
         at=row.at,
-        policy=row.policy,
-        policy_version=row.policy_version,
+        policy=name,
+        policy_version=version,
         inputs_hash=row.inputs_hash,
         measure=row.measure,
         decided=JobDecision(
@@ -286,5 +299,6 @@ def _entry(row: Row[Any], job: JobKey) -> DecisionEntry:
             previous=Allocation(row.previous_workers, row.previous_ps),
             alternatives=detail.alternatives,
             guarded=detail.guarded,
+            by=by,
         ),
     )

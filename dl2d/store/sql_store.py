@@ -1,17 +1,18 @@
 """The store in SQL: SQLite in a file on the head node, or PostgreSQL.
 
 This module opens the database, holds the lease and begins transactions; tables and statements are in the modules of
-``jobs``, ``tasks``, ``slots``, ``speeds``, ``modes`` and ``policy_versions``.
+``jobs``, ``tasks``, ``slot_records``, ``speeds``, ``modes``, ``canaries`` and ``policy_versions``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from sqlalchemy import Connection, event, select, update
 
+from dl2d.core.canary import Canary, CanaryJob
 from dl2d.core.cluster import Task
 from dl2d.core.daemon_mode import Mode, ModeChange
 from dl2d.core.errors import AlreadyRunning, SchemaOutdated
@@ -32,6 +33,7 @@ from dl2d.core.store import (
     TaskReport,
 )
 from dl2d.core.tick_plan import Start
+from dl2d.store import canaries as canary_queries
 from dl2d.store import guard_memory as guard_memory_queries
 from dl2d.store import jobs as job_queries
 from dl2d.store import modes as mode_queries
@@ -329,6 +331,28 @@ class SqlStore:
         """See ``TickStore.guard_memory``."""
         with self._database.reading("reading the guard's memory") as connection:
             return guard_memory_queries.kept(connection)
+
+    # Canaries
+
+    def assign_canary(self, canary: int, groups: Mapping[JobKey, bool]) -> frozenset[JobKey]:
+        """See ``TickStore.assign_canary``."""
+        with self._database.writing("recording groups of a canary") as connection:
+            return canary_queries.assign(connection, canary, groups)
+
+    def keep_canary(self, canary: Canary) -> Canary:
+        """See ``SiteStore.keep_canary``."""
+        with self._database.writing("recording a canary") as connection:
+            return canary_queries.keep(connection, canary)
+
+    def canaries(self, *, limit: int = 100) -> tuple[Canary, ...]:
+        """See ``SiteStore.canaries``."""
+        with self._database.reading("listing canaries") as connection:
+            return canary_queries.newest(connection, limit)
+
+    def canary_jobs(self, canary: Canary) -> tuple[CanaryJob, ...]:
+        """See ``SiteStore.canary_jobs``."""
+        with self._database.reading("reading jobs of a canary") as connection:
+            return canary_queries.jobs_of(connection, canary)
 
     # The site
 

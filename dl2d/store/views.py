@@ -13,7 +13,17 @@ from typing import Final
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import ProgrammingError
 
-from dl2d.store import guard_memory, jobs, lease, modes, policy_versions, slot_records, speeds, tasks  # noqa: F401 - their tables
+from dl2d.store import (  # noqa: F401 - their tables
+    canaries,
+    guard_memory,
+    jobs,
+    lease,
+    modes,
+    policy_versions,
+    slot_records,
+    speeds,
+    tasks,
+)
 from dl2d.store.mapping import Base
 
 #: Views of earlier versions that have other names now.

@@ -9,7 +9,8 @@
 CREATE VIEW decision_history AS
 SELECT slots.number AS slot, {time slots.at} AS at, ({now} - slots.at) / 86400 AS days_ago,
        jobs.slug AS job, jobs.cluster, jobs.id AS job_id, jobs.name, jobs.user_name, jobs.account, jobs.model,
-       slots.policy, slots.policy_version, slots.version_number, slots.fallback,
+       COALESCE(decisions.policy, slots.policy) AS policy,
+       COALESCE(decisions.policy_version, slots.policy_version) AS policy_version, slots.version_number, slots.fallback,
        decisions.previous_workers, decisions.workers, decisions.previous_ps, decisions.ps,
        decisions.binding_constraint, decisions.reason, decisions.guard
 FROM decisions
@@ -18,6 +19,8 @@ JOIN slots ON slots.number = decisions.slot;
 
 COMMENT ON VIEW decision_history IS 'What was decided for each job in each scheduling interval, and why.';
 COMMENT ON COLUMN decision_history.days_ago IS 'days from the decision until now';
+COMMENT ON COLUMN decision_history.policy IS 'policy that decided on the job; observed where the site''s scheduler did';
+COMMENT ON COLUMN decision_history.policy_version IS 'its version, or name and release of the site''s scheduler';
 
 CREATE VIEW shadow_decisions AS
 SELECT slots.number AS slot, {time slots.at} AS at, ({now} - slots.at) / 86400 AS days_ago,
@@ -111,17 +114,22 @@ COMMENT ON COLUMN resize_log.granted_seconds IS 'from the beginning until the re
 COMMENT ON COLUMN resize_log.seconds IS 'from the beginning until it took part or had ended; NULL while in progress';
 
 CREATE VIEW policy_performance AS
-SELECT slots.policy, slots.policy_version, count(*) AS jobs,
+SELECT COALESCE(decisions.policy, slots.policy) AS policy,
+       COALESCE(decisions.policy_version, slots.policy_version) AS policy_version, count(*) AS jobs,
        sum(CASE WHEN jobs.state = 'finished' THEN 1 ELSE 0 END) AS finished,
        {time min(jobs.submitted)} AS first_submitted_at, {time max(jobs.ended_at)} AS last_ended_at,
        avg(jobs.started_at - jobs.submitted) AS mean_waiting_seconds,
        avg(CASE WHEN jobs.state = 'finished' THEN jobs.ended_at - jobs.submitted END) AS mean_completion_seconds
 FROM jobs
-JOIN slots ON slots.number = (SELECT max(decisions.slot) FROM decisions WHERE decisions.job_number = jobs.number)
+JOIN decisions ON decisions.job_number = jobs.number
+     AND decisions.slot = (SELECT max(newest.slot) FROM decisions AS newest WHERE newest.job_number = jobs.number)
+JOIN slots ON slots.number = decisions.slot
 WHERE jobs.ended_at IS NOT NULL
-GROUP BY slots.policy, slots.policy_version;
+GROUP BY COALESCE(decisions.policy, slots.policy), COALESCE(decisions.policy_version, slots.policy_version);
 
 COMMENT ON VIEW policy_performance IS 'Jobs that ended, by the policy and version that made the last decision on them.';
+COMMENT ON COLUMN policy_performance.policy IS 'policy that made the last decision on them';
+COMMENT ON COLUMN policy_performance.policy_version IS 'its version';
 COMMENT ON COLUMN policy_performance.jobs IS 'jobs that ended';
 COMMENT ON COLUMN policy_performance.finished IS 'of these, jobs that completed all epochs';
 COMMENT ON COLUMN policy_performance.first_submitted_at IS 'when the first of them was submitted';

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
 import structlog
 
+from dl2d.core.canary import Canary
 from dl2d.core.cluster import Snapshot
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Constraint, Decision, Reason
 from dl2d.core.errors import PolicyError
+from dl2d.core.jobs import JobKey
 from dl2d.core.json_codec import digest
 from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
+from dl2d.tick.canary import decide_in_groups
 from dl2d.tick.decision_check import check_decision
 from dl2d.tick.needless_wait import NeedlessWait
 from dl2d.tick.policy_call import gc_paused
@@ -32,11 +36,14 @@ def decide(
     seed: int,
     *,
     set_aside: SetAside | None = None,
+    canary: Collection[JobKey] | None = None,
 ) -> Decision:
     """The policy's decision for a snapshot, checked; or the fallback's, with the cause in every job's ``guarded``.
 
-    The fallback decides if the policy fails, exceeds the time limit of ``deciders.call``, or is ``set_aside``, and if
-    the snapshot is out of the range of its training.
+    With ``canary``, the policy decides on these jobs only, and the fallback on the others (``dl2d.tick.canary``).
+
+    The fallback decides on all jobs if the policy fails, exceeds the time limit of ``deciders.call``, or is
+    ``set_aside``, and if the snapshot is out of the range of its training.
 
     Raises
     ------
@@ -50,8 +57,20 @@ def decide(
         decision = _ask(deciders.fallback, snapshot, deciders.placement, seed)
         cause = f"policy {deciders.policy.name} was not asked: there are {statistic}"
         return _by_fallback(decision, cause, Constraint.OUT_OF_RANGE)
-    try:
+
+    def ask_policy(snapshot: Snapshot) -> Decision:
         return deciders.call(lambda: _ask(deciders.policy, snapshot, deciders.placement, seed))
+
+    def ask_fallback(snapshot: Snapshot) -> Decision:
+        try:
+            return _ask(deciders.fallback, snapshot, deciders.placement, seed)
+        except Exception as error:
+            raise PolicyError(f"the fallback {deciders.fallback.name} failed on the other jobs: {error}") from error
+
+    try:
+        if canary is None:
+            return ask_policy(snapshot)
+        return decide_in_groups(snapshot, canary, ask_policy, ask_fallback, deciders.placement)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a plug-in may raise anything, and the tick must go on
         problem = f"{type(error).__name__}: {error}"
     log.error("policy failed", policy=deciders.policy.name, problem=problem, fallback=deciders.fallback.name)
@@ -78,8 +97,9 @@ def _by_fallback(decision: Decision, cause: str, constraint: Constraint = Constr
     return replace(decision, jobs=tuple(entry.changed_by(entry.allocation, reason) for entry in decision.jobs))
 
 
-def situation_digest(mode: Mode, reconciled: Reconciled, set_aside: SetAside | None) -> str:
+def situation_digest(mode: Mode, canary: Canary | None, reconciled: Reconciled, set_aside: SetAside | None) -> str:
     """Digest of the situation that a decision is made for; when it changes, a decision is due before the slot ends."""
+    number = 0 if canary is None else canary.number
     snapshot = reconciled.snapshot
     jobs = [job.key for job in snapshot.jobs]
     nodes = [(node.name, node.capacity, node.state) for node in snapshot.nodes]
@@ -87,7 +107,7 @@ def situation_digest(mode: Mode, reconciled: Reconciled, set_aside: SetAside | N
     backing_off = sorted(reconciled.backing_off)
     static = {job.key for job in snapshot.jobs if job.static}
     static_tasks = [(task.job, task.id) for task in snapshot.tasks if task.job in static]
-    return digest(mode, jobs, nodes, failures, silent, backing_off, static_tasks, set_aside)
+    return digest(mode, number, jobs, nodes, failures, silent, backing_off, static_tasks, set_aside)
 
 
 def set_aside_after_wait(deciders: Deciders, wait: NeedlessWait, max_seconds: float) -> SetAside | None:

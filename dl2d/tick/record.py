@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.daemon_mode import Mode
-from dl2d.core.decision import Decision
+from dl2d.core.decision import CANARY, Decision
+from dl2d.core.jobs import JobKey
 from dl2d.core.json_codec import digest
 from dl2d.core.store import Slot
 from dl2d.core.tick_plan import Outcome, Plan
 from dl2d.tick.needless_wait import NeedlessWait
 from dl2d.tick.observed_decision import OBSERVED
 from dl2d.tick.reconcile import Reconciled
-from dl2d.tick.tick_context import Context
+from dl2d.tick.tick_context import Context, Deciders
 from dl2d.tick.tick_state import PolicyFailures, SetAside, SlotDecision, TickState
 
 
@@ -63,7 +65,7 @@ def record(context: Context, state: TickState, reconciled: Reconciled, report: R
         missing=reconciled.missing,
         ended_until=reconciled.ended_until,
         needless_wait=report.needless_wait,
-        set_aside=report.set_aside,
+        set_aside=None if context.withdrawn is not None else report.set_aside,
         policy_failures=report.policy_failures,
     )
     if not report.decided:
@@ -72,6 +74,8 @@ def record(context: Context, state: TickState, reconciled: Reconciled, report: R
     name, version = deciders.policy.name, deciders.policy.version
     if report.mode is Mode.OBSERVE:
         name, version = OBSERVED, context.scheduler
+    elif slot_decision.proposed.policy == CANARY:
+        name, version = of_both(deciders, slot_decision.group or ())
     context.store.record_slot(
         Slot(
             number=snapshot.slot,
@@ -94,6 +98,13 @@ def record(context: Context, state: TickState, reconciled: Reconciled, report: R
         decided_at=snapshot.at,
         situation=situation,
     )
+
+
+def of_both(deciders: Deciders, jobs: Collection[JobKey]) -> tuple[str, str]:
+    """Name and version for ``inputs_hash`` in mode canary: of both policies, with the jobs of the policy's group."""
+    policy, fallback = deciders.policy, deciders.fallback
+    group = sorted(key.slug for key in jobs)
+    return f"{CANARY} {policy.name} {fallback.name}", " ".join([policy.version, fallback.version, *group])
 
 
 def inputs_hash(snapshot: Snapshot, policy: str, version: str, placement: str, seed: int) -> str:

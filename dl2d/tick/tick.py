@@ -7,6 +7,7 @@ from dataclasses import replace
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.tick_plan import Outcome, Plan
 from dl2d.tick.apply import apply
+from dl2d.tick.canary import canary_jobs
 from dl2d.tick.decide import decide, set_aside_after_wait, situation_digest
 from dl2d.tick.guard_limits import guard
 from dl2d.tick.needless_wait import NeedlessWait, startable_waiting_jobs
@@ -35,7 +36,8 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
     """
     begin = context.timer()
     mode, deciders = context.mode, context.deciders
-    set_aside = state.set_aside if state.set_aside and state.set_aside.is_for(deciders.policy) else None
+    set_aside = context.withdrawn or state.set_aside
+    set_aside = set_aside if set_aside and set_aside.is_for(deciders.policy) else None
     policy_failures = state.policy_failures
     plan, outcome, needless_wait = Plan(), Outcome(), NeedlessWait()
 
@@ -46,7 +48,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
     snapshot, silent = reconciled.snapshot, reconciled.silent
 
     # Decide and guard, unless the last decision is still in force
-    situation = situation_digest(mode, reconciled, set_aside)
+    situation = situation_digest(mode, context.canary, reconciled, set_aside)
     slot_decision = state.decision_for(situation, snapshot.at, context.slot_seconds)
     slot_decision = None if reconciled.task_failed else slot_decision
     decided = slot_decision is None
@@ -55,27 +57,30 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
         slot_decision = SlotDecision(proposed=observation, in_force=observation)
     elif slot_decision is None:
         snapshot = with_evidence(snapshot, deciders.needs, context.store)
-        proposed = decide(snapshot, deciders, context.seed, set_aside=set_aside)
-        if set_aside is None:
+        group = canary_jobs(context, snapshot)
+        proposed = decide(snapshot, deciders, context.seed, set_aside=set_aside, canary=group)
+        if set_aside is None and group != frozenset():
             policy_failures = policy_failures.after(deciders.policy, proposed)
         guarded = guard(
             proposed, snapshot, context.guard_rules, reconciled.memory,
             silent=silent, growth_limits=observed.listing.growth_limits,
         )  # fmt: skip
-        if mode is Mode.LIVE:
-            slot_decision = SlotDecision(proposed, in_force=guarded)
+        if mode.acts:
+            slot_decision = SlotDecision(proposed, in_force=guarded, group=group)
         else:
             observation = observed_decision(snapshot, observed.listing, context.scheduler)
             slot_decision = SlotDecision(proposed, in_force=observation, shadow=guarded)
 
     # Place and apply
-    if mode is Mode.LIVE:
+    if mode.acts:
         positions = {job.tag: job.position for job in observed.listing.jobs if job.position is not None}
         # A listing that lacks something resizes nothing: neither as was decided nor to make room.
         fixed = silent if not incomplete else [job.key for job in snapshot.jobs]
         plan = place(snapshot, slot_decision.in_force, deciders.placement, silent=fixed, positions=positions)
         plan = within_limits(plan, snapshot, reconciled.owners, context.guard_rules)
         waiting = startable_waiting_jobs(snapshot, slot_decision.in_force, plan, deciders.placement, silent=silent)
+        if (group := slot_decision.group) is not None:
+            waiting = tuple(key for key in waiting if key in group)
         plan = plan if not incomplete else replace(plan, starts=(), stops=())
         outcome = apply(context, plan, reconciled.jobs, snapshot.at)
         needless_wait = state.needless_wait.after(waiting, snapshot.at)

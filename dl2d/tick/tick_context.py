@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from dl2d.core.canary import Canary
 from dl2d.core.cluster import Snapshot
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Decision
@@ -18,6 +19,7 @@ from dl2d.core.store import TickStore
 from dl2d.tick.policy_call import call_directly
 from dl2d.tick.starter import Starter
 from dl2d.tick.task_specs import TaskSpecs
+from dl2d.tick.tick_state import SetAside
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,10 @@ class Context:
     #: Whether dl2d starts the jobs' anchors; otherwise users submit them to the resource manager.
     starts_anchors: bool
     mode: Mode = Mode.LIVE
+    #: In mode canary, while it runs: the policy decides on the jobs of its group, the fallback on the others.
+    canary: Canary | None = None
+    #: The policy, where it was withdrawn in mode canary: the fallback decides on all jobs.
+    withdrawn: SetAside | None = None
     #: Name and version of the resource manager, which decides where dl2d does not.
     scheduler: str = ""
     #: What jobs may request; also the bounds of jobs that declare none.

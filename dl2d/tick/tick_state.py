@@ -65,6 +65,8 @@ class SlotDecision:
     in_force: Decision
     #: In mode shadow the policy's decision after the guard, else None.
     shadow: Decision | None = None
+    #: In mode canary the jobs on which the policy decides, the fallback on the others; None where there is no group.
+    group: frozenset[JobKey] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,8 +88,17 @@ class TestStart:
             ({"placement": "x"}, "placement: there is no 'x'; installed are best_fit, load_balance"),
             ({"resource_manager": {"name": "pbs"}}, "resource_manager.name: there is no 'pbs'"),
             ({"resource_manager": {"name": "local", "local": {"nodes": []}}}, "local.nodes: expected a list"),
-            ({"mode": "canary"}, "mode: canary is not there yet; choose observe, shadow or live"),
-            ({"mode": "watch"}, "mode: expected one of live, observe, shadow, got 'watch'"),
+            (
+                {"mode": "canary", "policy": {"name": "drf", "fallback": "drf"}},
+                "policy.fallback: mode canary compares it with policy.name=drf; name another policy",
+            ),
+            ({"canary": {"partition": "a", "account": "b"}}, "canary.partition, canary.account: set one of them"),
+            ({"canary": {"share": 1}}, "canary.share: "),
+            (
+                {"mode": "canary", "policy": {"name": "srtf"}, "store": {"keep_jobs_days": 3}},
+                "store.keep_jobs_days: must be at least canary.max_days=14, or 0",
+            ),
+            ({"mode": "watch"}, "mode: expected one of canary, live, observe, shadow, got 'watch'"),
             ({"api": {"heartbeat_seconds": 30}}, "jobs.silent_seconds: must be at least three times"),
         ],
     )  # fmt: skip

@@ -56,6 +56,7 @@ class World:
     url: str = "sqlite://"
     mode: Mode = Mode.LIVE
     idle_seconds: float = 300.0
+    fallback: Policy = field(default_factory=Fifo)
 
     def __post_init__(self) -> None:
         self.now = 1_000_000.0
@@ -102,7 +103,7 @@ class World:
             cluster="test",
             manager=self.manager,
             store=self.store,
-            deciders=Deciders(self.policy, Fifo(), LoadBalance()),
+            deciders=Deciders(self.policy, self.fallback, LoadBalance()),
             task_specs=TaskSpecs("http://127.0.0.1:1", Credentials(b"k" * 32)),
             guard_rules=self.rules,
             timeouts=self.timeouts,

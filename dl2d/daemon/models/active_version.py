@@ -11,6 +11,7 @@ import structlog
 
 from dl2d.config.settings import Settings
 from dl2d.core.cluster import Snapshot
+from dl2d.core.daemon_mode import Mode
 from dl2d.core.errors import CheckpointError, ConfigError, Dl2dError, RegistryError
 from dl2d.core.policy import Policy
 from dl2d.core.policy_registry import Registry, SiteStore, Version, VersionState
@@ -31,9 +32,9 @@ class ActiveVersion:
 
     Of a policy that learns, it is the live version in the registry; where none is live, the one that comes with dl2d,
     which is then registered as live, so that what decided can always be found again. A checkpoint that the
-    configuration names and that never was live (``is_candidate``) decides instead in modes that start and stop nothing,
-    if it passes the start check (``dl2d.tick.policy_start_check``). Where dl2d acts it has to be promoted first, unless
-    nothing was ever recorded that it could be compared on.
+    configuration names and that never was live (``is_candidate``) decides instead in every mode but live, if it passes
+    the start check (``dl2d.tick.policy_start_check``). In mode live it has to be promoted first, unless nothing was
+    ever recorded that it could be compared on.
 
     Raises
     ------
@@ -138,6 +139,27 @@ class ActiveVersion:
                   live=earlier.digest[:DIGITS])  # fmt: skip
         return True
 
+    def promote(self, reason: str) -> None:
+        """Make the active version live, if it is a registered one that is not. Raises ``Dl2dError`` if it cannot be."""
+        if self.learns and self._digest:
+            state = VersionState.LIVE
+            self._registry.change(self._name, self._digest, state, at=self._clock(), by=_BY, reason=reason)
+            self._passed_over = ""
+
+    def reject(self, reason: str) -> None:
+        """Withdraw the active version if it is live; a candidate is rejected for what is live. Never raises."""
+        if not self.learns or not self._digest or self.withdraw(reason):
+            return
+
+        def change() -> None:
+            live = self._registry.live(self._name)
+            if live is None or live.digest != self._digest:
+                state = VersionState.REJECTED
+                self._registry.change(self._name, self._digest, state, at=self._clock(), by=_BY, reason=reason)
+                self._passed_over = ""
+
+        self._try(change)
+
     def _take(self, live: Version) -> Policy | None:
         try:
             policy = self._made(read_version(live))
@@ -164,7 +186,7 @@ class ActiveVersion:
         def begin() -> None:
             at, folder = self._clock(), self._settings.versions_path
             kept = keep_version(checkpoint, folder, self._registry, at=at, origin=origin)
-            if named is None or self._settings.mode.acts:
+            if named is None or self._settings.mode is Mode.LIVE:
                 reason = f"begins: {origin}"
                 self._registry.change(self._name, kept.digest, VersionState.LIVE, at=at, by=_BY, reason=reason)
 
@@ -179,21 +201,26 @@ class ActiveVersion:
 
 
 def is_candidate(named: Checkpoint, registry: Registry) -> bool:
-    """Whether a configured checkpoint was never live, and no version went live since it was registered."""
+    """Whether a configured checkpoint was never live, and no version went live since it was registered.
+
+    One that was rejected is still one where no version is live in its place.
+    """
     known = next((each for each in registry.versions(named.policy) if each.digest == named.digest), None)
     if known is None:
         return True
     changes = registry.changes(named.policy, limit=1000)
     went_live = (each.at for each in changes if each.after is VersionState.LIVE)
+    if known.state is VersionState.REJECTED:
+        return registry.live(named.policy) is None
     return known.state is VersionState.CANDIDATE and known.at >= max(went_live, default=known.at)
 
 
 def gate_problem(settings: Settings, store: SiteStore, named: Checkpoint | None) -> str:
-    """Why a configured checkpoint must not decide in a mode in which dl2d acts; empty if it may, or dl2d does not act.
+    """Why a configured checkpoint must not decide in mode live; empty if it may, or in another mode.
 
     It may if nothing was ever recorded, since there is nothing to compare it on.
     """
-    if named is None or not settings.mode.acts or not store.last_slot_number():
+    if named is None or settings.mode is not Mode.LIVE or not store.last_slot_number():
         return ""
     if not is_candidate(named, store.registry):
         return ""
@@ -207,7 +234,7 @@ def current_checkpoint(settings: Settings, registry: Registry, name: str) -> Che
     """The checkpoint with which a policy decides, or would if in charge; None if a plug-in does not show it.
 
     As in the daemon it is the live version; if that cannot be read, the configured one; without one, the policy's own.
-    Where dl2d does not act, a configured one that is a candidate comes first.
+    In every mode but live, a configured one that is a candidate comes first.
 
     Raises
     ------
@@ -215,7 +242,7 @@ def current_checkpoint(settings: Settings, registry: Registry, name: str) -> Che
         The configured one cannot be read, or there is none at all.
     """
     is_configured = settings.policy.name == name
-    if is_configured and not settings.mode.acts:
+    if is_configured and settings.mode is not Mode.LIVE:
         named = configured_checkpoint(settings)
         if named is not None and is_candidate(named, registry):
             return named

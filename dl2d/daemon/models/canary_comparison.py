@@ -1,0 +1,136 @@
+"""Comparison of the two groups of a canary, and the rule by which it ends. Pure.
+
+A job's time is from submission to end, by its work (samples or steps). A day (UTC) is one sample: the mean logarithm of
+the times of its jobs in the policy's group less that of the others, with the mean of each kind of job taken away, so
+that a day's load, which both groups share, and the kinds of its jobs cancel out. A day counts once all jobs that were
+submitted on it have ended: otherwise jobs that take long would be missing.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from dl2d.core.canary import Canary, CanaryJob, CanaryState
+from dl2d.core.confidence_interval import CONFIDENCE, estimate
+
+DAY_SECONDS: Final = 86_400.0
+_SHORTEST_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanaryRule:
+    """When a canary ends."""
+
+    #: Minimum number of compared jobs in the policy's group before it is promoted.
+    min_jobs: int = 30
+    #: Days after which it is withdrawn without a result.
+    max_days: float = 14.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanaryComparison:
+    """The two groups of a canary. ``change`` is the policy's completion time divided by the fallback's, minus 1."""
+
+    #: Jobs of each group that ended, of all that were submitted since it began; those that did not finish among them.
+    ended: int
+    ended_others: int
+    failed: int
+    failed_others: int
+    #: Finished jobs of each group on the days that count, and the number of these days.
+    jobs: int
+    others: int
+    days: int
+    #: None where no day counts, and without an interval where only one does.
+    change: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def text(self) -> str:
+        """The comparison in words."""
+        counted = f"{self.jobs} jobs and {self.others} others on {self.days} day{'s' * (self.days != 1)}"
+        if self.change is None:
+            return f"nothing can be compared yet: {self.ended} jobs of the policy and {self.ended_others} others ended"
+        if self.low is None or self.high is None:
+            return f"completion time {self.change:+.1%}, no interval yet, from {counted}"
+        return f"completion time {self.change:+.1%} ({self.low:+.1%} to {self.high:+.1%}), from {counted}"
+
+
+def compare_groups(jobs: Sequence[CanaryJob], now: float, max_days: float) -> CanaryComparison:
+    """Compare the finished jobs of both groups.
+
+    The interval is Student's over the days. A canary is judged again with each day that counts, so its level is
+    95 % for all these times together: for each 1 - 0.05 / ``max_days`` (Bonferroni).
+    """
+    by_day: dict[int, list[CanaryJob]] = defaultdict(list)
+    for job in jobs:
+        by_day[int(job.submitted // DAY_SECONDS)].append(job)
+    counted = [
+        [job for job in of_day if job.finished and job.work > 0]
+        for day, of_day in by_day.items()
+        if (day + 1) * DAY_SECONDS <= now and all(job.ended_at is not None for job in of_day)
+    ]
+    times = _adjusted_times([job for of_day in counted for job in of_day])
+    days = [
+        (ours, others)
+        for of_day in counted
+        if (ours := _of_group(of_day, times, in_group=True)) and (others := _of_group(of_day, times, in_group=False))
+    ]
+    change = low = high = None
+    if days:
+        differences = [statistics.fmean(ours) - statistics.fmean(others) for ours, others in days]
+        found = estimate(differences, 1 - (1 - CONFIDENCE) / max(max_days, 1.0))
+        change = math.expm1(found.mean)
+        if found.interval is not None:
+            low, high = (math.expm1(min(end, 700.0)) for end in found.interval)
+    ended = [job for job in jobs if job.ended_at is not None]
+    return CanaryComparison(
+        ended=sum(job.in_group for job in ended),
+        ended_others=sum(not job.in_group for job in ended),
+        failed=sum(job.in_group and not job.finished for job in ended),
+        failed_others=sum(not job.in_group and not job.finished for job in ended),
+        jobs=sum(len(ours) for ours, _ in days), others=sum(len(others) for _, others in days), days=len(days),
+        change=change, low=low, high=high,
+    )  # fmt: skip
+
+
+def _adjusted_times(jobs: Iterable[CanaryJob]) -> dict[int, float]:
+    """By job (its ``id()``): the logarithm of its time by its work, less the mean of its kind; kinds of both groups."""
+    kinds: dict[Hashable, list[CanaryJob]] = defaultdict(list)
+    for job in jobs:
+        kinds[job.kind].append(job)
+    times: dict[int, float] = {}
+    for of_kind in kinds.values():
+        if len({job.in_group for job in of_kind}) < 2:
+            continue
+        logs = {id(job): _log_time(job) for job in of_kind}
+        mean = statistics.fmean(logs.values())
+        times |= {which: value - mean for which, value in logs.items()}
+    return times
+
+
+def _log_time(job: CanaryJob) -> float:
+    assert job.ended_at is not None
+    return math.log(max(job.ended_at - job.submitted, _SHORTEST_SECONDS) / job.work)
+
+
+def _of_group(jobs: Iterable[CanaryJob], times: dict[int, float], *, in_group: bool) -> list[float]:
+    return [times[id(job)] for job in jobs if job.in_group is in_group and id(job) in times]
+
+
+def judge_canary(
+    canary: Canary, found: CanaryComparison, rule: CanaryRule, now: float
+) -> tuple[CanaryState, str] | None:
+    """How a running canary ends, and why; None if it goes on."""
+    if found.low is not None and found.low > 0:
+        return CanaryState.WITHDRAWN, f"surely slower than {canary.fallback}: {found.text}"
+    if found.high is not None and found.high < 0 and found.jobs >= rule.min_jobs:
+        return CanaryState.PROMOTED, f"surely faster than {canary.fallback}: {found.text}"
+    if now - canary.began_at >= rule.max_days * DAY_SECONDS:
+        return CanaryState.WITHDRAWN, f"no result after {rule.max_days:g} days (canary.max_days): {found.text}"
+    return None

@@ -1,0 +1,120 @@
+"""Trials of policies in mode canary, and the groups of their jobs: tables ``canaries`` and ``canary_jobs``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as AnyMapping
+from typing import Any
+
+from sqlalchemy import Connection, ForeignKey, Index, insert, select, update
+from sqlalchemy.orm import Mapped, mapped_column
+
+from dl2d.core.canary import Canary, CanaryJob, CanaryState
+from dl2d.core.jobs import JobKey, JobRequest, JobState
+from dl2d.core.measured_speeds import TrainingKind
+from dl2d.store.jobs import JobRow, job_numbers
+from dl2d.store.mapping import NUMBER, Base, Choice, FreeText, Mapping, batches, columns, decoded_json, table_of
+
+
+class CanaryRow(Base):
+    """A policy version in mode canary, which decides on some of the jobs."""
+
+    __tablename__ = "canaries"
+
+    number: Mapped[int] = mapped_column(NUMBER, primary_key=True, comment="in the order in which they began")
+    policy: Mapped[str] = mapped_column(comment="policy that decides on the jobs of its group")
+    version: Mapped[str] = mapped_column(FreeText(), comment="its version")
+    fallback: Mapped[str] = mapped_column(comment="policy that decides on the other jobs")
+    share: Mapped[float] = mapped_column(comment="fraction of jobs in the group; 0 with a partition or account")
+    partition: Mapped[str] = mapped_column(FreeText(), comment="partition of the jobs in the group, or empty")
+    account: Mapped[str] = mapped_column(FreeText(), comment="account of the jobs in the group, or empty")
+    began_at: Mapped[float] = mapped_column(comment="seconds since 1970")
+    ended_at: Mapped[float | None] = mapped_column(comment="seconds since 1970; NULL while it runs")
+    state: Mapped[CanaryState] = mapped_column(Choice(CanaryState), comment="running promoted withdrawn stopped")
+    reason: Mapped[str] = mapped_column(FreeText(), comment="why it ended, in words")
+
+
+class CanaryJobRow(Base):
+    """The group of a job in a canary."""
+
+    __tablename__ = "canary_jobs"
+    __table_args__ = (Index(None, "job_number"),)
+
+    canary: Mapped[int] = mapped_column(
+        ForeignKey("canaries.number"), primary_key=True, autoincrement=False, comment="canaries.number"
+    )
+    job_number: Mapped[int] = mapped_column(
+        ForeignKey("jobs.number"), primary_key=True, autoincrement=False, comment="jobs.number"
+    )
+    in_group: Mapped[bool] = mapped_column(comment="whether the policy decides on it; otherwise the fallback does")
+
+
+_CANARY = Mapping(Canary, CanaryRow)
+
+
+def assign(connection: Connection, canary: int, groups: AnyMapping[JobKey, bool]) -> frozenset[JobKey]:
+    """See ``TickStore.assign_canary``."""
+    numbers = job_numbers(connection, groups)
+    known: dict[int, bool] = {}
+    for batch in batches(numbers.values()):
+        query = select(CanaryJobRow.job_number, CanaryJobRow.in_group)
+        query = query.where(CanaryJobRow.canary == canary, CanaryJobRow.job_number.in_(batch))
+        known |= {row.job_number: row.in_group for row in connection.execute(query)}
+    new = {numbers[key]: in_group for key, in_group in groups.items() if numbers[key] not in known}
+    if new:
+        rows = [{"canary": canary, "job_number": number, "in_group": new[number]} for number in sorted(new)]
+        connection.execute(insert(table_of(CanaryJobRow)), rows)
+    return frozenset(key for key, number in numbers.items() if (known | new)[number])
+
+
+def keep(connection: Connection, canary: Canary) -> Canary:
+    """See ``SiteStore.keep_canary``."""
+    table = table_of(CanaryRow)
+    values = _CANARY.values(canary)
+    number = values.pop("number")
+    if number:
+        running = (table.c.number == number) & (table.c.state == CanaryState.RUNNING)
+        connection.execute(update(table).where(running).values(values))
+    else:
+        number = connection.execute(insert(table).values(values).returning(table.c.number)).scalar_one()
+    row = connection.execute(select(*columns(CanaryRow)).where(CanaryRow.number == number)).one()
+    return _CANARY.record(row, f"canary {number}")
+
+
+def newest(connection: Connection, limit: int) -> tuple[Canary, ...]:
+    """See ``SiteStore.canaries``."""
+    query = select(*columns(CanaryRow)).order_by(CanaryRow.number.desc()).limit(limit)
+    return tuple(_CANARY.record(row, f"canary {row.number}") for row in connection.execute(query))
+
+
+def jobs_of(connection: Connection, canary: Canary) -> tuple[CanaryJob, ...]:
+    """See ``SiteStore.canary_jobs``."""
+    shown: list[Any] = [JobRow.slug, JobRow.submitted, JobRow.ended_at, JobRow.state, JobRow.request]
+    shown.append(CanaryJobRow.in_group)
+    query = (
+        select(*shown)
+        .join(CanaryJobRow, CanaryJobRow.job_number == JobRow.number)
+        .where(CanaryJobRow.canary == canary.number, JobRow.submitted >= canary.began_at)
+    )
+    found = []
+    for row in connection.execute(query):
+        request: JobRequest = decoded_json(row, table_of(JobRow).c.request, f"job {row.slug}")
+        unit, size = _unit(request)
+        found.append(
+            CanaryJob(
+                in_group=row.in_group,
+                kind=(TrainingKind.of(request), unit),
+                work=request.epochs * size,
+                submitted=row.submitted,
+                ended_at=row.ended_at,
+                finished=row.state is JobState.FINISHED,
+            )
+        )
+    return tuple(found)
+
+
+def _unit(request: JobRequest) -> tuple[str, float]:
+    """What the work of a job is counted in, and how much of it an epoch has."""
+    if request.samples_per_epoch is not None:
+        return "samples", request.samples_per_epoch
+    steps = float(request.steps_per_epoch or 1)
+    return ("samples", steps * request.batch) if request.batch else ("steps", steps)
