@@ -39,7 +39,7 @@ from pslite.coordinator import Settings
 from pslite.job.blocks import cut
 from pslite.job.job_spec import SGD, JobSpec, Part, Segment, block_bytes_for
 from pslite.job.job_status import PlanReport
-from pslite.job.shard_assignment import assign
+from pslite.job.work_assignment import assign
 from pslite.numeric.gradient_sums import GradientSums
 from pslite.testing import LocalResult, Resize, pace, run_local
 from pslite.worker.connect import session_for

@@ -22,7 +22,7 @@ from multiprocessing.synchronize import Barrier
 
 import numpy as np
 
-from dl2d.simulation.environment import VectorClusterEnv
+from dl2d.simulation.gymnasium_environments import VectorClusterEnv
 from dl2d.simulation.vectorized.clusters import Clusters
 from dl2d.simulation.vectorized.workload_arrays import Library
 from dl2d.simulation.workload.generators import generate

@@ -13,10 +13,10 @@ import typer
 
 from dl2d.cli.canary_summary import canary_sentence, newest_canary
 from dl2d.cli.daemon_health import daemon_health
+from dl2d.cli.daemon_start_check import address_problem, folder_problem, manager_answers
 from dl2d.cli.job_file import JobFile, is_batch_script, read_batch_script
 from dl2d.cli.options import ConfigOption, JsonOption, reading
 from dl2d.cli.output import byte_size, print_json
-from dl2d.cli.start_check import address_problem, folder_problem, manager_answers
 from dl2d.cli.status import MODE_WORDS
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.canary import CanaryState
@@ -29,7 +29,13 @@ from dl2d.core.policy_registry import Version
 from dl2d.core.resource_manager import RmListing
 from dl2d.daemon.api.admission import check_feasible
 from dl2d.daemon.credentials import load_credentials
-from dl2d.daemon.models.active_version import check_learning, configured_checkpoint, gate_problem, given, read_version
+from dl2d.daemon.policy_versions.active_version import (
+    check_learning,
+    configured_checkpoint,
+    gate_problem,
+    given,
+    read_version,
+)
 from dl2d.daemon.tick_settings import manager_settings
 from dl2d.local.settings import LocalSettings
 from dl2d.plugins import MANAGERS, PLACEMENTS, POLICIES, load_placement, load_policy

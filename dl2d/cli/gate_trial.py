@@ -11,7 +11,7 @@ from dl2d.core.errors import Dl2dError, WorkloadError
 from dl2d.core.policy import Policy
 from dl2d.core.policy_registry import SITE_SCHEDULER, Registry, Trial, TrialCase, Version, VersionState
 from dl2d.core.site_history import History, RecordingStore
-from dl2d.daemon.models.active_version import current_checkpoint, given
+from dl2d.daemon.policy_versions.active_version import current_checkpoint, given
 from dl2d.daemon.tick_settings import guard_rules
 from dl2d.learning.assumed_speeds import with_assumed_speeds
 from dl2d.learning.digital_twin import DAY_SECONDS

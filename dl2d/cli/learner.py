@@ -2,7 +2,7 @@
 
 It has the lowest CPU priority, a memory limit and the highest out-of-memory score, and ends when the daemon ends. It
 only reads the store: its last line on standard output is a JSON object with the folder of its ``candidate``, which the
-daemon registers (``dl2d.daemon.models.candidates``).
+daemon registers (``dl2d.daemon.policy_versions.candidates``).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _learn(settings: Settings) -> Path:
     from dl2d.cli.gate_trial import live_review  # noqa: PLC0415
     from dl2d.cli.options import reading  # noqa: PLC0415
     from dl2d.cli.train_from_store import TwinSettings, judged, learn  # noqa: PLC0415
-    from dl2d.daemon.models.candidates import write_candidate  # noqa: PLC0415
+    from dl2d.daemon.policy_versions.candidates import write_candidate  # noqa: PLC0415
 
     told: dict[str, float] = {}
 

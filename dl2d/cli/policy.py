@@ -16,7 +16,7 @@ from dl2d.core.errors import Dl2dError, GateRefused, PolicyError, RegistryError,
 from dl2d.core.json_codec import as_plain
 from dl2d.core.policy_registry import Registry, Trial, Version, VersionState
 from dl2d.core.site_history import RecordingStore
-from dl2d.daemon.models.active_version import (
+from dl2d.daemon.policy_versions.active_version import (
     configured_checkpoint,
     current_checkpoint,
     given,

@@ -16,7 +16,7 @@ from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.core.policy_registry import Registry
 from dl2d.core.store import Slot
-from dl2d.daemon.models.active_version import given
+from dl2d.daemon.policy_versions.active_version import given
 from dl2d.plugins import (
     PLACEMENTS,
     POLICIES,

@@ -16,7 +16,7 @@ from dl2d.cli.output import print_json, print_tables, table
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.errors import Dl2dError, WorkloadError
 from dl2d.core.policy_registry import Registry
-from dl2d.daemon.models.active_version import current_checkpoint
+from dl2d.daemon.policy_versions.active_version import current_checkpoint
 from dl2d.plugins import takes_checkpoint
 from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.store.database import Place

@@ -21,8 +21,8 @@ from dl2d.core.errors import CheckpointError, Dl2dError
 from dl2d.core.measured_speeds import MeasuredSpeeds
 from dl2d.core.policy_registry import Registry
 from dl2d.core.site_history import RecordingStore
-from dl2d.daemon.models.active_version import current_checkpoint, read_version, version_in
-from dl2d.daemon.models.candidates import Candidate
+from dl2d.daemon.policy_versions.active_version import current_checkpoint, read_version, version_in
+from dl2d.daemon.policy_versions.candidates import Candidate
 from dl2d.learning.digital_twin import DAY_SECONDS
 from dl2d.learning.evolution_strategy import Step
 from dl2d.learning.recorded_slots import Recording

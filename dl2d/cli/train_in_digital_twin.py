@@ -17,7 +17,7 @@ from dl2d.config.settings import Settings
 from dl2d.core.errors import CheckpointError
 from dl2d.core.json_codec import as_plain
 from dl2d.core.policy_registry import Trial
-from dl2d.daemon.models.candidates import enter
+from dl2d.daemon.policy_versions.candidates import enter
 from dl2d.learning.training_report import write_report
 from dl2d.policies.common.checkpoint import DIGITS
 

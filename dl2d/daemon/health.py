@@ -9,7 +9,7 @@ from threading import Lock
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
-from dl2d.daemon.models.canary_comparison import CanaryComparison
+from dl2d.daemon.policy_versions.canary_comparison import CanaryComparison
 from dl2d.tick.record import Report
 from pslite.job.printable_text import printable
 

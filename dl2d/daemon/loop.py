@@ -31,12 +31,12 @@ from dl2d.daemon.api.dependencies import ManagerAccess, Services
 from dl2d.daemon.api.server import ApiServer
 from dl2d.daemon.credentials import load_credentials
 from dl2d.daemon.health import Health
-from dl2d.daemon.models.active_version import ActiveVersion
-from dl2d.daemon.models.canary_run import CanaryRun
-from dl2d.daemon.models.learner_process import Learner
+from dl2d.daemon.parallel_task_submitter import ParallelTaskSubmitter
+from dl2d.daemon.policy_versions.active_version import ActiveVersion
+from dl2d.daemon.policy_versions.canary_run import CanaryRun
+from dl2d.daemon.policy_versions.learner_process import Learner
 from dl2d.daemon.pruning import PRUNE_SECONDS, prune
 from dl2d.daemon.standby import LeaseKeeper, renewal_seconds
-from dl2d.daemon.start_pool import StartPool
 from dl2d.daemon.systemd import ServiceManager
 from dl2d.daemon.tick_log import TickLog
 from dl2d.daemon.tick_settings import guard_rules, manager_settings, timeouts
@@ -130,8 +130,8 @@ class Daemon(AbstractContextManager["Daemon"]):
             self._task_specs = TaskSpecs(self.url, credentials, self._server.certificates)
             parallel_submits = capabilities.parallel_submits
             self._manager_access = ManagerAccess(self._manager, parallel_submits=parallel_submits)
-            self._starts = StartPool(self._submit, max(1, parallel_submits))
-            stack.callback(self._starts.close)
+            self._submitter = ParallelTaskSubmitter(self._submit, max(1, parallel_submits))
+            stack.callback(self._submitter.close)
             self._admission = Admission(settings.jobs.rules)
             #: Held to replace the context; a tick works with the one that it began with.
             self._replacing_context = threading.Lock()
@@ -467,7 +467,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             request_rules=jobs.rules,
             idle_seconds=settings.policy.idle_seconds,
             grace_seconds=jobs.grace_seconds,
-            starter=self._starts,
+            submitter=self._submitter,
             start_limit=settings.schedule.poll_seconds,
             timer=self._timer,
         )

@@ -11,7 +11,7 @@ from dl2d.core.errors import ResourceManagerError, Unavailable
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobState
 from dl2d.core.store import JobChange, TaskChange
 from dl2d.core.tick_plan import Failure, Outcome, Plan, Start
-from dl2d.tick.starter import SequentialStarter, Starter
+from dl2d.tick.task_submitter import SequentialTaskSubmitter, TaskSubmitter
 from dl2d.tick.tick_context import Context
 
 log = structlog.get_logger()
@@ -29,14 +29,14 @@ def apply(context: Context, plan: Plan, jobs: Mapping[JobKey, Job], at: float) -
     drained = store.change_tasks(
         [TaskChange(stop.job, stop.task, TaskState.DRAINING, note="decided") for stop in plan.stops], at
     )
-    starter = context.starter or SequentialStarter(context.manager, store.check_lease)
+    submitter = context.submitter or SequentialTaskSubmitter(context.manager, store.check_lease)
     begin = context.timer()
     started: list[str] = []
     failures: list[Failure] = []
-    for first in range(0, len(plan.starts), starter.batch):
+    for first in range(0, len(plan.starts), submitter.batch):
         if first and context.timer() - begin >= context.start_limit:
             break
-        tags, failed = _start(context, starter, plan.starts[first : first + starter.batch], jobs, at)
+        tags, failed = _start(context, submitter, plan.starts[first : first + submitter.batch], jobs, at)
         started += tags
         failures += [failure for failure, _ in failed]
         if any(isinstance(error, Unavailable) for _, error in failed):
@@ -47,7 +47,7 @@ def apply(context: Context, plan: Plan, jobs: Mapping[JobKey, Job], at: float) -
 
 
 def _start(
-    context: Context, starter: Starter, starts: Sequence[Start], jobs: Mapping[JobKey, Job], at: float
+    context: Context, submitter: TaskSubmitter, starts: Sequence[Start], jobs: Mapping[JobKey, Job], at: float
 ) -> tuple[list[str], list[tuple[Failure, ResourceManagerError]]]:
     """Persist tasks, submit them, and persist what came of it; returns the tags of those that started, and failures."""
     tasks = context.store.ask_tasks(starts, at)
@@ -56,7 +56,7 @@ def _start(
     started: list[str] = []
     failures: list[tuple[Failure, ResourceManagerError]] = []
     changes: list[TaskChange] = []
-    for task, spec, answer in zip(tasks, specs, starter.submit(specs), strict=True):
+    for task, spec, answer in zip(tasks, specs, submitter.submit(specs), strict=True):
         if isinstance(answer, str):
             started.append(spec.tag)
             changes.append(TaskChange(task.job, task.id, TaskState.ASKED, handle=answer))

@@ -21,11 +21,11 @@ from dl2d.core.resource_manager import FAILURE_CAUSES, JOB_ENDS, RmIdentity, RmJ
 from dl2d.core.store import JobChange, TaskChange, TickStore
 from dl2d.tick.apply import start_anchor
 from dl2d.tick.elapsed import Elapsed, elapsed_times, update_calling_since, update_state_since
-from dl2d.tick.matching import Matches, match_listing, may_stop
-from dl2d.tick.missing import Missing
+from dl2d.tick.missing_tasks import Missing
 from dl2d.tick.observe import LiveJobs, Observed, live_jobs, take_snapshot
 from dl2d.tick.static_jobs import follow_static_jobs, unlisted_static_jobs
 from dl2d.tick.strays import compare_strays, known_strays
+from dl2d.tick.task_matching import Matches, match_listing, may_stop
 from dl2d.tick.task_specs import ANCHOR
 from dl2d.tick.tick_context import Context, Timeouts
 from dl2d.tick.tick_state import TickState

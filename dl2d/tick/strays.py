@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dl2d.core.jobs import Job
 from dl2d.core.resource_manager import RmIdentity, RmJob
 from dl2d.core.store import TickStore
-from dl2d.tick.matching import Matches
+from dl2d.tick.task_matching import Matches
 from dl2d.tick.task_specs import ANCHOR
 
 

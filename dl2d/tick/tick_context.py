@@ -17,8 +17,8 @@ from dl2d.core.resource_manager import ResourceManager
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.core.store import TickStore
 from dl2d.tick.policy_call import call_directly
-from dl2d.tick.starter import Starter
 from dl2d.tick.task_specs import TaskSpecs
+from dl2d.tick.task_submitter import TaskSubmitter
 from dl2d.tick.tick_state import SetAside
 
 
@@ -118,7 +118,7 @@ class Context:
     #: Whether tasks run as the user who owns their job (``Capabilities.other_users``).
     tasks_as_owner: bool = True
     #: Submits the tasks of a plan; None: one after the other.
-    starter: Starter | None = None
+    submitter: TaskSubmitter | None = None
     #: Seconds after which a tick submits no further batch of tasks and leaves the others to the next tick.
     start_limit: float = math.inf
     #: Seconds on a monotonic clock; measures how long a tick takes, and how long something is not listed.

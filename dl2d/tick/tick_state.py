@@ -11,7 +11,7 @@ from dl2d.core.decision import Decision
 from dl2d.core.guard_memory import GuardMemory
 from dl2d.core.jobs import JobKey
 from dl2d.core.policy import Policy
-from dl2d.tick.missing import Missing
+from dl2d.tick.missing_tasks import Missing
 from dl2d.tick.needless_wait import NeedlessWait
 
 #: Number of decisions among which failures are counted that are not consecutive.

@@ -14,7 +14,7 @@ from tick.world import World
 
 from dl2d.config.settings import load_settings
 from dl2d.core.jobs import NOTHING, JobState
-from dl2d.daemon.models.active_version import ActiveVersion
+from dl2d.daemon.policy_versions.active_version import ActiveVersion
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
 from dl2d.policies.dl2.policy import with_checkpoint
 from dl2d.store.sql_store import SqlStore

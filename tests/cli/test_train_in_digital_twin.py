@@ -23,8 +23,8 @@ from dl2d.core.jobs import NOTHING
 from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE
 from dl2d.core.policy_registry import SITE_SCHEDULER, VersionState
-from dl2d.daemon.models.active_version import keep_version
-from dl2d.daemon.models.candidates import withdraw_if_worse
+from dl2d.daemon.policy_versions.active_version import keep_version
+from dl2d.daemon.policy_versions.candidates import withdraw_if_worse
 from dl2d.learning.promotion_gate import GateSettings, Verdict
 from dl2d.policies.common.checkpoint import read_checkpoint, write_checkpoint
 from dl2d.policies.common.greedy import GreedyAllocation

@@ -16,7 +16,7 @@ from policies.dl2_paper.test_policy import a_checkpoint
 
 from dl2d.core.jobs import NOTHING, JobKey
 from dl2d.core.policy_registry import Version, VersionState
-from dl2d.daemon.models.active_version import keep_version
+from dl2d.daemon.policy_versions.active_version import keep_version
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
 
 SITE = {"models": ["other"], "resources": ["cpu"], "network": "shared", "slot_seconds": 2.0}

@@ -20,9 +20,9 @@ from dl2d.simulation.in_memory_store import MemoryStore
 from dl2d.testing.builders import make_job
 from dl2d.tick import reconcile
 from dl2d.tick.elapsed import Elapsed, update_calling_since, update_state_since
-from dl2d.tick.matching import match_listing
 from dl2d.tick.observe import LiveJobs
 from dl2d.tick.reconcile import Changes, compare
+from dl2d.tick.task_matching import match_listing
 from dl2d.tick.task_specs import ANCHOR
 from dl2d.tick.tick_context import Timeouts
 

@@ -21,7 +21,7 @@ from dl2d.daemon.api.connections import DEFAULT_LIMITS, ConnectionLimits, RateLi
 from dl2d.daemon.api.dependencies import ManagerAccess, Services
 from dl2d.daemon.api.server import ApiServer
 from dl2d.daemon.health import Health
-from dl2d.daemon.start_pool import StartPool
+from dl2d.daemon.parallel_task_submitter import ParallelTaskSubmitter
 from dl2d.testing.builders import OWNER
 from dl2d.tick.task_specs import Credentials, TaskSpecs
 from dl2d.tick.tick_context import Context
@@ -63,7 +63,7 @@ class ApiWorld(World):
         super().__post_init__()
         self.credentials = Credentials(b"k" * 32)
         self.access = ManagerAccess(self.manager, parallel_submits=self.parallel_submits, max_waiting=8)
-        self.starts = StartPool(self.access.shared.submit, max(1, self.parallel_submits))
+        self.submitter = ParallelTaskSubmitter(self.access.shared.submit, max(1, self.parallel_submits))
         self.health = Health(lambda: self.now)
         self.server = ApiServer("127.0.0.1", 0, self.limits, *self.certificate)
         services = Services(
@@ -89,7 +89,7 @@ class ApiWorld(World):
 
     def context(self) -> Context:
         """As the daemon has it: starts are submitted in parallel, and calls take turns with those of requests."""
-        return replace(super().context(), manager=self.access.shared, starter=self.starts)
+        return replace(super().context(), manager=self.access.shared, submitter=self.submitter)
 
     def _wake(self) -> None:
         self.woken += 1
@@ -97,7 +97,7 @@ class ApiWorld(World):
     def close(self) -> None:
         self.client.close()
         self.server.stop()
-        self.starts.close()
+        self.submitter.close()
         super().close()
 
     def post(self, path: str, body: object, credential: str = "") -> httpx2.Response:

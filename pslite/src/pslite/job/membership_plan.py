@@ -9,7 +9,7 @@ import msgspec
 from pslite.job.blocks import Block
 from pslite.job.job_spec import JobSpec
 from pslite.job.reduction_tree import cover
-from pslite.job.shard_assignment import assign, dealt, ranges
+from pslite.job.work_assignment import assign, dealt, ranges
 
 
 class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

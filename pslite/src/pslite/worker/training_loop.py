@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pslite.errors import SpecError, UsageError
 from pslite.job.job_spec import JobSpec, Segment, block_bytes_for
 from pslite.job.sample_order import permutation, stream
-from pslite.job.shard_assignment import DEFAULT_SHARDS, sample_slice
+from pslite.job.work_assignment import DEFAULT_SHARDS, sample_slice
 from pslite.launch.task_environment import architecture_of
 from pslite.numeric.gradient_sums import Bundle, GradientSums
 from pslite.worker.connect import session_for

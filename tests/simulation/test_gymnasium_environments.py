@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation.drawn import drawn
 
-from dl2d.simulation.environment import ENVIRONMENT_ID, ClusterEnv, VectorClusterEnv
+from dl2d.simulation.gymnasium_environments import ENVIRONMENT_ID, ClusterEnv, VectorClusterEnv
 from dl2d.simulation.vectorized.clusters import Clusters
 from dl2d.simulation.vectorized.workload_arrays import Library
 from dl2d.simulation.workload.format import Workload, read_workload
@@ -61,7 +61,7 @@ def test_it_can_be_made_by_its_name() -> None:
 def test_gymnasium_is_loaded_only_where_it_is_wanted() -> None:
     code = (
         "import sys, dl2d.simulation.vectorized.stepwise_sizing, dl2d.cli.main; assert 'gymnasium' not in sys.modules; "
-        "import gymnasium; print(gymnasium.make('dl2d.simulation.environment:dl2d/Cluster-v0').spec.id)"
+        "import gymnasium; print(gymnasium.make('dl2d.simulation.gymnasium_environments:dl2d/Cluster-v0').spec.id)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("dl2d/Cluster-v0\n", 0), done.stderr

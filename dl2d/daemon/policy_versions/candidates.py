@@ -16,7 +16,7 @@ from dl2d.atomic_file import write_atomically
 from dl2d.core.errors import CheckpointError, RegistryError
 from dl2d.core.json_codec import decode, encode
 from dl2d.core.policy_registry import SITE_SCHEDULER, Registry, Trial, Version, VersionState
-from dl2d.daemon.models.active_version import read_version
+from dl2d.daemon.policy_versions.active_version import read_version
 from dl2d.policies.common.checkpoint import DIGITS
 
 #: Beside the checkpoint.

@@ -8,17 +8,17 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from dl2d.core.errors import ResourceManagerError, Unavailable
 from dl2d.core.resource_manager import TaskSpec
-from dl2d.tick.starter import Submitted
+from dl2d.tick.task_submitter import Submitted
 
 #: Tasks of a batch for each thread: enough that threads seldom wait for the slowest call, and few enough that a crash
 #: leaves few tasks to find again.
 _TASKS_PER_THREAD = 8
 
 
-class StartPool:
+class ParallelTaskSubmitter:
     """Submits the tasks of a batch in parallel, with no more calls at once than the resource manager allows.
 
-    Implements ``dl2d.tick.starter.Starter``.
+    Implements ``dl2d.tick.task_submitter.TaskSubmitter``.
 
     A call that has no answer in ``answer_seconds`` counts as ``Unavailable``: the task may have been started, and is
     found by its tag. Its thread is not used for others before the call returns.
@@ -43,7 +43,7 @@ class StartPool:
         self._hanging: set[Future[Submitted]] = set()
 
     def submit(self, tasks: Sequence[TaskSpec]) -> list[Submitted]:
-        """See ``Starter.submit``."""
+        """See ``TaskSubmitter.submit``."""
         self._hanging = {call for call in self._hanging if not call.done()}
         if len(self._hanging) >= self._threads:
             hangs = Unavailable(f"{len(self._hanging)} earlier starts have no answer from the resource manager yet")

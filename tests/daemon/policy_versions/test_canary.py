@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon.models.test_active_version import another
+from daemon.policy_versions.test_active_version import another
 from structlog.testing import capture_logs
 
 from dl2d.config.settings import Settings
@@ -19,9 +19,9 @@ from dl2d.core.jobs import JobKey, JobState
 from dl2d.core.measured_speeds import TrainingKind
 from dl2d.core.policy_registry import VersionState
 from dl2d.core.store import JobChange
-from dl2d.daemon.models.active_version import ActiveVersion
-from dl2d.daemon.models.canary_comparison import CanaryRule, compare_groups, judge_canary
-from dl2d.daemon.models.canary_run import CanaryRun
+from dl2d.daemon.policy_versions.active_version import ActiveVersion
+from dl2d.daemon.policy_versions.canary_comparison import CanaryRule, compare_groups, judge_canary
+from dl2d.daemon.policy_versions.canary_run import CanaryRun
 from dl2d.plugins import load_policy
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
 from dl2d.store.sql_store import SqlStore

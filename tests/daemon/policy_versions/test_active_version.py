@@ -18,7 +18,7 @@ from dl2d.config.settings import Settings
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.errors import ConfigError
 from dl2d.core.policy_registry import VersionState
-from dl2d.daemon.models.active_version import ActiveVersion, current_checkpoint, keep_version
+from dl2d.daemon.policy_versions.active_version import ActiveVersion, current_checkpoint, keep_version
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
 from dl2d.policies.dl2.policy import with_checkpoint
 from dl2d.store.sql_store import SqlStore

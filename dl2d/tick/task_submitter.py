@@ -12,7 +12,7 @@ from dl2d.core.resource_manager import ResourceManager, TaskSpec
 Submitted = str | ResourceManagerError | None
 
 
-class Starter(Protocol):
+class TaskSubmitter(Protocol):
     """Submits tasks. After the first ``Unavailable`` no further task is submitted."""
 
     #: Number of tasks that are persisted and then submitted at a time.
@@ -23,8 +23,8 @@ class Starter(Protocol):
         ...
 
 
-class SequentialStarter:
-    """Implements ``Starter`` in the calling thread, one task after the other; ``check_lease`` is called before each."""
+class SequentialTaskSubmitter:
+    """Implements ``TaskSubmitter`` in the calling thread, task by task; ``check_lease`` is called before each."""
 
     batch = 1_000_000
 
@@ -33,7 +33,7 @@ class SequentialStarter:
         self._check_lease = check_lease
 
     def submit(self, tasks: Sequence[TaskSpec]) -> list[Submitted]:
-        """See ``Starter.submit``."""
+        """See ``TaskSubmitter.submit``."""
         found: list[Submitted] = []
         for task in tasks:
             self._check_lease()

@@ -21,7 +21,7 @@ import structlog
 
 from dl2d.core.errors import Dl2dError
 from dl2d.core.policy_registry import Registry, RunState
-from dl2d.daemon.models.candidates import enter, read_candidate, withdraw_if_worse
+from dl2d.daemon.policy_versions.candidates import enter, read_candidate, withdraw_if_worse
 from dl2d.policies.common.checkpoint import DIGITS
 
 log = structlog.get_logger()

@@ -13,7 +13,7 @@ from daemon.api.api_world import ApiWorld
 from dl2d.core.cluster import TaskState
 from dl2d.core.errors import Rejected, Unavailable
 from dl2d.core.resource_manager import TaskSpec
-from dl2d.daemon.start_pool import StartPool
+from dl2d.daemon.parallel_task_submitter import ParallelTaskSubmitter
 from dl2d.policies.fifo import Fifo
 from dl2d.testing.builders import make_nodes
 from dl2d.tick.tick_context import Context
@@ -142,7 +142,7 @@ def test_after_the_first_that_is_not_answered_none_is_submitted() -> None:
             raise Unavailable("away")
         return f"handle of {task}"
 
-    pool = StartPool(submit, 1)
+    pool = ParallelTaskSubmitter(submit, 1)
     first, refused, away, *others = pool.submit(_specs(5))
     pool.close()
     assert first == "handle of task 0"
@@ -158,7 +158,7 @@ def test_a_call_that_hangs_takes_its_thread_and_nothing_else() -> None:
             gate()
         return str(task)
 
-    pool = StartPool(submit, 1, answer_seconds=0.05)
+    pool = ParallelTaskSubmitter(submit, 1, answer_seconds=0.05)
     hanging, left = pool.submit(_specs(2))
     assert isinstance(hanging, Unavailable)
     assert "did not answer to the start in 0.05 s" in str(hanging)

@@ -26,9 +26,9 @@ from structlog.testing import capture_logs
 from dl2d.config.settings import Settings
 from dl2d.core.policy_registry import LearningRun, RunState, Trial, TrialCase, VersionState
 from dl2d.daemon.loop import Daemon
-from dl2d.daemon.models.active_version import keep_version, version_in
-from dl2d.daemon.models.candidates import Candidate, read_candidate, write_candidate
-from dl2d.daemon.models.learner_process import Learner
+from dl2d.daemon.policy_versions.active_version import keep_version, version_in
+from dl2d.daemon.policy_versions.candidates import Candidate, read_candidate, write_candidate
+from dl2d.daemon.policy_versions.learner_process import Learner
 from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.policies.dl2.policy import with_checkpoint
 from dl2d.store import schema

@@ -308,6 +308,6 @@ def _library(workloads: Source | None) -> Library:
 if ENVIRONMENT_ID not in gymnasium.registry:
     gymnasium.register(
         ENVIRONMENT_ID,
-        entry_point="dl2d.simulation.environment:ClusterEnv",
-        vector_entry_point="dl2d.simulation.environment:VectorClusterEnv",
+        entry_point="dl2d.simulation.gymnasium_environments:ClusterEnv",
+        vector_entry_point="dl2d.simulation.gymnasium_environments:VectorClusterEnv",
     )
