@@ -30,7 +30,7 @@ class JobLine:
         if job.state is JobState.SUBMITTED:
             return job.end_reason or "waits for the first heartbeat of its coordinator"
         if self.decided is None:
-            return "waits for its first decision"
+            return "runs at a fixed size, which dl2d does not change" if job.static else "waits for its first decision"
         return (self.decided.guarded[-1] if self.decided.guarded else self.decided.reason).text
 
     def as_json(self) -> dict[str, object]:

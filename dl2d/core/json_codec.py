@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import threading
 from typing import Any, TypeVar
 
 import msgspec
 
 T = TypeVar("T")
+
+#: Held while a decoder is made: msgspec 0.22 crashes the process if two threads make the first decoders of a type.
+_making_decoder = threading.Lock()
 
 
 def encode(record: object) -> bytes:
@@ -23,7 +28,14 @@ def decode(data: bytes | str, kind: type[T]) -> T:
     msgspec.ValidationError
         The data is not a record of this kind.
     """
-    return msgspec.json.decode(data, type=kind)
+    decoder: msgspec.json.Decoder[T] = _decoder(kind)  # type: ignore[arg-type]
+    return decoder.decode(data)
+
+
+@functools.lru_cache(maxsize=256)
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    with _making_decoder:
+        return msgspec.json.Decoder(kind)
 
 
 def as_plain(record: object) -> Any:

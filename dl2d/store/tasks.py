@@ -345,7 +345,7 @@ def _keep_steps(connection: Connection, steps: Sequence[_Step]) -> None:
     for key, step in zip(keys, steps, strict=True):
         for column in _reached(step):
             named = {f"of_{name}": value for name, value in key.items()}
-            reached[column].append({**named, "reached_at": step.event.at})
+            reached[column].append({**named, "reached_at": step.event.at, "on_node": step.task.node})
     for column, values in reached.items():
         if values:
             connection.execute(_update_resize(column), values)
@@ -459,7 +459,8 @@ def _update_resize(column: str) -> Update:
     table = table_of(ResizeRow)
     named = (table.c[name] == bindparam(f"of_{name}") for name in ("job_number", "task", "direction"))
     first = func.coalesce(table.c[column], bindparam("reached_at"))
-    return update(table).where(*named).values({column: first})
+    # the resource manager may run the task on another node than it was asked for
+    return update(table).where(*named).values({column: first, "node": bindparam("on_node")})
 
 
 @functools.cache

@@ -289,6 +289,12 @@ class TestResizes:
         found = {resize.direction: " ".join(event.state for event in resize.events) for resize in store.resizes()}
         assert found == ({"grow": grown, "shrink": shrunk} if shrunk else {"grow": grown})
 
+    def test_a_task_that_runs_on_another_node_than_it_was_asked_for(self, store):
+        store.add_job(job := a_job())
+        store.ask_tasks(starts(job), 1.0)
+        store.change_tasks([TaskChange(job.key, "worker-0", TaskState.GRANTED, node="n2")], 2.0)
+        assert [resize.node for resize in store.resizes(job.key)] == ["n2"]
+
     def test_newest_first_and_limited(self, store):
         store.add_job(job := a_job())
         store.add_job(other := a_job(2))

@@ -551,3 +551,8 @@ FromCoordinator = (
 #: messages that need not arrive: the next one says the same, or they are sent again after a `Resumed`;
 #: all others are counted, and each is taken once, in order, whatever becomes of connections
 UNCOUNTED = (Beat, Norm, Rejoin, Taken, Alive, Resumed, Clip, Trust)
+
+# What a decoder knows of a message type is kept with the type when its first decoder is made. Where two threads make
+# first ones at the same time, msgspec 0.22 crashes the process: so they are made here, while the module is imported.
+for _types in (Handshake, FromMember, FromCoordinator):
+    msgspec.msgpack.Decoder(_types)
