@@ -10,6 +10,7 @@ down_revision = "0017"
 branch_labels = None
 depends_on = None
 
+_NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 _VIEWS = ("decision_history", "shadow_decisions", "job_completion", "utilization_hourly", "resize_log",
           "policy_performance", "user_usage", "failures_by_cause", "waiting_now")  # fmt: skip
 
@@ -19,7 +20,7 @@ def upgrade() -> None:
         "canaries",
         sa.Column(
             "number",
-            sa.BigInteger().with_variant(sa.Integer(), "sqlite"),
+            _NUMBER,
             nullable=False,
             comment="in the order in which they began",
         ),
@@ -40,8 +41,8 @@ def upgrade() -> None:
     )
     op.create_table(
         "canary_jobs",
-        sa.Column("canary", sa.BigInteger(), autoincrement=False, nullable=False, comment="canaries.number"),
-        sa.Column("job_number", sa.BigInteger(), autoincrement=False, nullable=False, comment="jobs.number"),
+        sa.Column("canary", _NUMBER, autoincrement=False, nullable=False, comment="canaries.number"),
+        sa.Column("job_number", _NUMBER, autoincrement=False, nullable=False, comment="jobs.number"),
         sa.Column(
             "in_group",
             sa.Boolean(),
