@@ -113,7 +113,7 @@ def test_starts_that_a_tick_has_no_time_for_are_left_to_the_next(
     """They are not asked for, so that nothing counts as never started; the decision stays the same."""
     key = world.ready(max_workers=8)
     seconds = iter(range(1000))
-    world.starts.batch = 2
+    world.submitter.batch = 2
 
     def hurried(make: object = world.context) -> Context:
         return replace(make(), timer=lambda: float(next(seconds)), start_limit=2.0)  # type: ignore[operator]
