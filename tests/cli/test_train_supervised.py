@@ -120,7 +120,7 @@ def test_a_scheduler_is_learned_from_that_dl2d_only_looked_on_at(dl2d: Dl2d, tmp
     )
     assert ran.status == 0, ran.err
     assert (ran.json["weights"], ran.json["supervised"]["policies"]) == ("own", ["observed"])
-    assert "jobs of fixed size report no speeds and do not count" in ran.json["reason"]
+    assert "jobs with measured or assumed speeds were submitted on 0 of the recorded days" in ran.json["reason"]
     ran = dl2d("train", "--twin", "-c", config, "-o", tmp_path / "twin")
     assert ran.status == 2
     assert "jobs of fixed size report no speeds and do not count" in ran.err

@@ -106,8 +106,8 @@ class SimulatedJob(Rehearsal):
         self._stalled = 0.0
         #: tasks that a disturbance has hit: they may be given up
         self.disturbed = set[str]()
-        #: the newest version that a task has begun, and how often the job had gone back then
-        self._begun: dict[str, tuple[int, int]] = {}
+        #: the newest version that a task has begun since it began, or began again
+        self._begun: dict[str, int] = {}
         self._outcome: Outcome | None = None
 
     def simulate(self) -> Outcome:
@@ -170,7 +170,9 @@ class SimulatedJob(Rehearsal):
         """A task has ended; if it was hit by what happens, another one comes in its place."""
         if task in self.killed or self._over or "the job is over" in str(error):
             return
-        if task not in self.disturbed and COORDINATOR not in self.disturbed:
+        # a plan that is not ready in time says so to all members that it waited for: one of them was disturbed
+        waited_for = "not ready within" in str(error) and bool(self.disturbed)
+        if task not in self.disturbed and COORDINATOR not in self.disturbed and not waited_for:
             super()._ended(task, error)
         self.log.append(f"{self.kernel.now:.3f} {task} has ended: {error}")
         if task in self._targets["worker"] + self._targets["ps"]:
@@ -247,11 +249,15 @@ class SimulatedJob(Rehearsal):
         """How often the job has gone back."""
         return sum("the job goes back to" in line for line in self.log)
 
+    def _work_once(self, task: str) -> bool:
+        # a worker that goes back may begin one more step before it hears of that; then it begins again
+        self._begun.pop(task, None)
+        return super()._work_once(task)
+
     def _begin_step(self, task: str, version: int) -> None:
-        before = self._begun.get(task)
-        now = self._begun[task] = self._returns, version
-        if before is not None and now <= before:
-            self._surprises.append(f"{task} begins version {version} after version {before[1]}")
+        before, self._begun[task] = self._begun.get(task), version
+        if before is not None and version <= before:
+            self._surprises.append(f"{task} begins version {version} after version {before}")
         super()._begin_step(task, version)
 
     def run(self) -> Outcome:

@@ -17,7 +17,7 @@ from typing import Any
 from msgspec import structs
 from tick.world import World
 
-from dl2d.core.cluster import NodeState, Task, parse_tag, task_tag
+from dl2d.core.cluster import NodeState, Task, TaskState, parse_tag, task_tag
 from dl2d.core.errors import AlreadyRunning, ResourceManagerError, Unavailable
 from dl2d.core.jobs import FailureCause, JobKey, JobState, Owner, Role
 from dl2d.core.resource_manager import RmIdentity, RmJob, RmJobState, RmListing, TaskSpec
@@ -61,6 +61,8 @@ class WholeStore(MemoryStore):
         self.floors: set[str] = set()
         #: When the tasks of a job last changed.
         self.resized: dict[JobKey, float] = {}
+        #: by tag of a task that was asked for: the same, before it was
+        self.resized_before: dict[str, float] = {}
 
     def ask_tasks(self, starts: Sequence[Start], at: float) -> tuple[Task, ...]:
         asked = []
@@ -70,6 +72,8 @@ class WholeStore(MemoryStore):
             assert job is not None
             (task,) = super().ask_tasks([start], at)
             asked.append(task)
+            if (before := self.resized.get(start.job)) is not None:
+                self.resized_before[task.tag] = before
             if present[start.role] >= job.request.min_size.count(start.role):
                 self.growth[task.tag] = self._site.world.elapsed
             elif job.state is JobState.RUNNING:
@@ -81,9 +85,15 @@ class WholeStore(MemoryStore):
         moved = super().change_tasks(changes, at)
         for change in changes:
             if change.cause in (FailureCause.NOT_STARTED, FailureCause.REFUSED):
-                self.growth.pop(task_tag(change.job, change.task), None)
+                tag = task_tag(change.job, change.task)
+                self.growth.pop(tag, None)
+                # nothing was resized: what counted before it was asked for counts again
+                self.resized.pop(change.job, None)
+                if (before := self.resized_before.pop(tag, None)) is not None:
+                    self.resized[change.job] = before
         self.ended |= {task.tag: task for task in moved if task.state.ended}
-        self._note(task for task in moved if not task.state.ended)
+        # that a task has drained is seen by one tick only, which may crash; that it was to leave is recorded before
+        self._note(task for task in moved if not task.state.ended and task.state is not TaskState.DRAINED)
         return moved
 
     def _note(self, tasks: Any) -> None:
@@ -375,6 +385,8 @@ class Site:
         before, resized = self.healthy(), dict(self.store.resized)
         report = daemon.tick()
         self.check(before)
+        if report is None:  # a tick that crashes may be the only one that saw the end of a task that had to leave
+            self.store.resized.clear()
         if report is not None and report.decided and not self.clocks_wrong and not self.standing:
             self.check_cool_downs(report, resized)
 
