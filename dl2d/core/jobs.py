@@ -124,6 +124,11 @@ class JobRequest:
         return self.worker * allocation.workers + self.ps * allocation.ps
 
     @property
+    def epoch_samples(self) -> float:
+        """Samples of an epoch; where neither they nor the batch size were declared, an update counts as one sample."""
+        return self.samples_per_epoch or (self.steps_per_epoch or 1.0) * (self.batch or 1)
+
+    @property
     def min_size(self) -> Allocation:
         """Smallest allocation that the job can run with; it starts with this as a whole or not at all.
 

@@ -267,7 +267,7 @@ def workload_of(day: Day, speeds: Mapping[TrainingKind, Table], slot_seconds: fl
                 submit_slot=int(job.at // slot_seconds),
                 epochs=job.epochs,
                 declared_epochs=job.declared,
-                samples_per_epoch=_samples(request),
+                samples_per_epoch=request.epoch_samples,
                 worker=request.worker,
                 ps=request.ps,
                 min_workers=request.min_workers,
@@ -364,11 +364,6 @@ def _epochs(job: Job) -> float | None:
     if job.state.ended:
         return max(done, _LEAST_EPOCHS) if done > 0 else None
     return max(declared, done * _BEYOND)
-
-
-def _samples(request: JobRequest) -> float:
-    """Samples of an epoch, as policies count them (``dl2d.throughput.remaining_work``)."""
-    return request.samples_per_epoch or (request.steps_per_epoch or 1.0) * (request.batch or 1)
 
 
 def _fits(request: JobRequest, nodes: Sequence[Resources]) -> bool:

@@ -98,23 +98,15 @@ def jobs_of(connection: Connection, canary: Canary) -> tuple[CanaryJob, ...]:
     found = []
     for row in connection.execute(query):
         request: JobRequest = decoded_json(row, table_of(JobRow).c.request, f"job {row.slug}")
-        unit, size = _unit(request)
+        unit = "samples" if request.samples_per_epoch or request.batch else "steps"
         found.append(
             CanaryJob(
                 in_group=row.in_group,
                 kind=(TrainingKind.of(request), unit),
-                work=request.epochs * size,
+                work=request.epochs * request.epoch_samples,
                 submitted=row.submitted,
                 ended_at=row.ended_at,
                 finished=row.state is JobState.FINISHED,
             )
         )
     return tuple(found)
-
-
-def _unit(request: JobRequest) -> tuple[str, float]:
-    """What the work of a job is counted in, and how much of it an epoch has."""
-    if request.samples_per_epoch is not None:
-        return "samples", request.samples_per_epoch
-    steps = float(request.steps_per_epoch or 1)
-    return ("samples", steps * request.batch) if request.batch else ("steps", steps)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from dl2d.core.cluster import Snapshot
-from dl2d.core.jobs import Job, JobKey, JobRequest
+from dl2d.core.jobs import Job, JobKey
 from dl2d.throughput.loss_curve import LossFit
 
 
@@ -25,17 +25,12 @@ class Remaining(NamedTuple):
 def samples_left(job: Job, epochs: float | None = None) -> float:
     """Samples that are left until a number of epochs is complete, by default the declared one; at least 0."""
     epochs = job.request.epochs if epochs is None else epochs
-    return max(epochs - job.progress.epoch, 0.0) * _samples_per_epoch(job.request)
+    return max(epochs - job.progress.epoch, 0.0) * job.request.epoch_samples
 
 
 def declared_samples(job: Job) -> float:
     """Samples of all declared epochs."""
-    return job.request.epochs * _samples_per_epoch(job.request)
-
-
-def _samples_per_epoch(request: JobRequest) -> float:
-    """Samples of an epoch; where neither they nor the batch size were declared, an update counts as one sample."""
-    return request.samples_per_epoch or (request.steps_per_epoch or 1.0) * (request.batch or 1)
+    return job.request.epochs * job.request.epoch_samples
 
 
 def until_settled(job: Job, fit: LossFit | None, threshold: float) -> Remaining:

@@ -12,29 +12,12 @@ from gymnasium.vector import AutoresetMode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation.drawn import drawn
+from simulation.two_jobs import two_jobs
 
 from dl2d.simulation.gymnasium_environments import ENVIRONMENT_ID, ClusterEnv, VectorClusterEnv
 from dl2d.simulation.vectorized.clusters import Clusters
 from dl2d.simulation.vectorized.workload_arrays import Library
-from dl2d.simulation.workload.format import Workload, read_workload
-
-
-def two_jobs(*, epochs: float = 4.0, **more: Any) -> Workload:
-    """Two nodes of 8 CPUs and 8 GPUs; bundles of (4, 4); 1 epoch a slot with 1 worker, 2 with 2."""
-    jobs = [
-        {"id": str(number), "model": model, "submit_slot": 0, "epochs": epochs, "samples_per_epoch": 100.0,
-         "worker": {"cpu": 2, "gpu": 4}, "ps": {"cpu": 2}, "max_workers": 2, "max_ps": 2, **more}
-        for number, model in ((1, "b"), (2, "a"))
-    ]  # fmt: skip
-    table = {"table": [[1.0, 2.0], [1.0, 2.0]]}
-    return read_workload(
-        {
-            "slot_seconds": 100,
-            "cluster": [{"count": 2, "resources": {"cpu": 8, "gpu": 8}}],
-            "speeds": {"a": table, "b": table},
-            "jobs": jobs,
-        }
-    )
+from dl2d.simulation.workload.format import Workload
 
 
 @pytest.mark.parametrize("more", [{}, {"first_bundles": True, "speed_noise": 0.2, "epochs_error": 0.2}])

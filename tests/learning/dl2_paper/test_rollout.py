@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from simulation.drawn import drawn
+from simulation.two_jobs import two_jobs
 
 from dl2d.core.errors import TooFewSamples
 from dl2d.learning.dl2_paper.rollout import SampleCollector, rewards_of
@@ -13,30 +14,12 @@ from dl2d.learning.dl2_paper.settings import Credit, Reward, Settings
 from dl2d.policies.dl2_paper.exploration import correcting_actions, explored
 from dl2d.simulation.vectorized.clusters import Clusters, SlotReport
 from dl2d.simulation.vectorized.workload_arrays import Library
-from dl2d.simulation.workload.format import Workload, read_workload
 
 #: Bundles of (4, 4) on two nodes of (8, 8). One epoch of 4 a slot with one worker, 2 with two, whatever the PSs.
 WINDOW = 2
 PLAIN = Settings(
     window=WINDOW, clusters=3, samples=2, minibatch=2, kept=1.0, epsilon=0.0, reward=Reward.PROGRESS, first_bundles=True
 )
-
-
-def two_jobs(**more: Any) -> Workload:
-    jobs = [
-        {"id": str(number), "model": model, "submit_slot": 0, "epochs": 4.0, "samples_per_epoch": 100.0,
-         "worker": {"cpu": 2, "gpu": 4}, "ps": {"cpu": 2}, "max_workers": 2, "max_ps": 2, **more}
-        for number, model in ((1, "b"), (2, "a"))
-    ]  # fmt: skip
-    table = {"table": [[1.0, 2.0], [1.0, 2.0]]}
-    return read_workload(
-        {
-            "slot_seconds": 100,
-            "cluster": [{"count": 2, "resources": {"cpu": 8, "gpu": 8}}],
-            "speeds": {"a": table, "b": table},
-            "jobs": jobs,
-        }
-    )
 
 
 class Fixed:
