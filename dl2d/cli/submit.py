@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -174,7 +172,7 @@ def _to_yarn(
             f"api.advertise is {daemon}, not an https URL: the daemon would refuse the service's registration"
         )
     # The tickets are the user's, not the daemon's.
-    with RestClient.of(replace(yarn, user="" if yarn.principal else getpass.getuser(), keytab="")) as client:
+    with RestClient.of(yarn, as_caller=True) as client:
         try:
             answer = client.send("POST", SERVICES_PATH, service)
         except ResourceManagerError as error:

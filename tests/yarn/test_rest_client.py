@@ -6,8 +6,10 @@ import json
 import shutil
 import ssl
 import subprocess
+import sys
 import threading
 import time
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import httpx2
 import pytest
 from yarn.rm_answers import client_of, lists, raw_server
 
-from dl2d.core.errors import Denied, NotFound, Rejected, ResourceManagerError, Unavailable
+from dl2d.core.errors import ConfigError, Denied, NotFound, Rejected, ResourceManagerError, Unavailable
 from dl2d_yarn.listing import read_version
 from dl2d_yarn.rest_client import MAX_REDIRECTS, RestClient
 
@@ -64,6 +66,70 @@ def test_the_address_that_answered_is_asked_first_next_time() -> None:
     for _ in range(2):
         client.get("/x", dict)
     assert asked == ["rm1", "rm2", "rm2"]
+
+
+def test_the_address_to_which_a_standby_redirected_is_asked_first_next_time() -> None:
+    asked = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        asked.append(request.url.host)
+        if request.url.host != "rm2":
+            return httpx2.Response(307, headers={"Location": str(request.url.copy_with(host="rm2"))})
+        return httpx2.Response(200, content=b"{}")
+
+    client = client_of(answer, addresses=["http://rm3:8088", *TWO])
+    for _ in range(2):
+        client.get("/x", dict)
+    assert asked == ["rm3", "rm2", "rm2"]
+
+
+def test_threads_that_change_the_order_of_addresses_do_not_disturb_each_other(
+    request: pytest.FixtureRequest,
+) -> None:
+    request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
+    sys.setswitchinterval(1e-6)
+    addresses = [f"http://rm{number}:8088" for number in range(8)]
+    hosts = iter(range(10_000))
+    failed: list[str] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        if request.url.host != f"rm{next(hosts) % 8}":
+            raise httpx2.ConnectError("refused", request=request)
+        return httpx2.Response(200, content=b"{}")
+
+    client = client_of(answer, addresses=addresses)
+
+    def call() -> None:
+        for _ in range(40):
+            try:
+                client.get("/x", dict)
+            except Unavailable as error:
+                failed.extend([] if all(each in str(error) for each in addresses) else [str(error)])
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+
+
+def test_a_change_is_sent_to_the_next_address_where_no_connection_was_made() -> None:
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        if request.url.host == "rm1":
+            raise httpx2.ConnectTimeout("no answer", request=request)
+        return httpx2.Response(202, content=b"done")
+
+    assert client_of(answer, addresses=TWO).send("POST", "/app/v1/services", {}) == b"done"
+
+
+@pytest.mark.parametrize("text", [None, "no certificate"])
+def test_authorities_that_cannot_be_read_are_told(tmp_path: Path, text: str | None) -> None:
+    file = tmp_path / "ca.pem"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigError, match=r"resource_manager\.yarn\.ca_file: .*ca\.pem cannot be used"):
+        RestClient(TWO, user="dl2d", timeout_seconds=1, ca_file=str(file))
 
 
 def test_a_change_that_may_have_been_heard_is_not_sent_twice() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Final, Literal, NoReturn, Self, TypeVar
 import httpx2
 import msgspec
 
-from dl2d.core.errors import Denied, NotFound, Rejected, Unavailable
+from dl2d.core.errors import ConfigError, Denied, NotFound, Rejected, Unavailable
 from dl2d_yarn.settings import YarnSettings
 from dl2d_yarn.spnego import Spnego
 
@@ -85,14 +86,27 @@ class RestClient:
         )  # fmt: skip
 
     @classmethod
-    def of(cls, settings: YarnSettings, *, timeout_seconds: float | None = None) -> Self:
-        """A client as the settings have it. Raises ``ConfigError`` where they ask for Kerberos and it is missing."""
+    def of(cls, settings: YarnSettings, *, timeout_seconds: float | None = None, as_caller: bool = False) -> Self:
+        """A client as the settings have it.
+
+        With ``as_caller`` it acts as the account of this process, with that account's tickets, and not as the daemon.
+
+        Raises
+        ------
+        ConfigError
+            The settings ask for Kerberos and it is missing, or ``ca_file`` cannot be used.
+        """
+        if as_caller:
+            user, auth = ("", Spnego("", "")) if settings.principal else (getpass.getuser(), None)
+        else:
+            user = settings.account
+            auth = Spnego(settings.principal, settings.keytab) if settings.principal else None
         return cls(
             settings.addresses,
-            user=settings.account,
+            user=user,
             timeout_seconds=timeout_seconds or settings.timeout_seconds,
             ca_file=settings.ca_file,
-            auth=Spnego(settings.principal, settings.keytab) if settings.principal else None,
+            auth=auth,
         )
 
     def __enter__(self) -> Self:
@@ -127,9 +141,10 @@ class RestClient:
             ) from None
 
     def send(self, method: Method, path: str, content: object = None, *, do_as: str = "") -> bytes:
-        """Change something; returns the answer as it came. Raises as ``get``.
+        """Send a request that may change something; returns the body of the answer. Raises as ``get``.
 
-        It is sent again only where no connection was made or a standby redirects: never after it may have been heard.
+        It is sent again only where no connection was made or a standby redirects, never after it may have been carried
+        out.
         """
         return self._call(method, path, content, {}, do_as)
 
@@ -140,8 +155,8 @@ class RestClient:
         for address in tuple(self._addresses):
             url = httpx2.URL(address + path).copy_merge_params(query)
             try:
-                status, body = self._follow(method, url, content)
-            except httpx2.ConnectError as error:
+                status, body, answered = self._follow(method, url, content)
+            except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
                 problems.append(f"{address}: {error or type(error).__name__}")
                 continue
             except (httpx2.HTTPError, httpx2.InvalidURL) as error:
@@ -153,29 +168,30 @@ class RestClient:
                     f"{method} {path}: no complete answer; it may have been carried out", said=what
                 ) from None
             if 200 <= status < 300:
-                self._prefer(address)
+                self._prefer(address, answered)
                 return body
             if status in (502, 503, 504) and method == "GET":
                 problems.append(f"{address}: HTTP status {status}")
                 continue
-            self._prefer(address)
+            self._prefer(address, answered)
             _refuse(f"{method} {path}", status, body, user=self._user, do_as=do_as)
         raise Unavailable(f"{method} {path}: no ResourceManager answers", said="; ".join(problems))
 
-    def _prefer(self, address: str) -> None:
-        """Try this address first from now on."""
-        if self._addresses[0] != address:
-            self._addresses.sort(key=lambda other: other != address)
+    def _prefer(self, address: str, answered: httpx2.URL) -> None:
+        """From now on try first the address that answered, then the one that led there. Other threads may call too."""
+        self._addresses = sorted(
+            self._addresses, key=lambda other: (_origin(httpx2.URL(other)) != _origin(answered), other != address)
+        )
 
-    def _follow(self, method: Method, url: httpx2.URL, content: object) -> tuple[int, bytes]:
-        """Send a request, and again to where a standby redirects it; returns the status and the body."""
+    def _follow(self, method: Method, url: httpx2.URL, content: object) -> tuple[int, bytes, httpx2.URL]:
+        """Send a request, and again to where a standby redirects it; returns status, body, and URL that answered."""
         deadline = self._timer() + self._timeout_seconds
         for _ in range(1 + MAX_REDIRECTS):
             body = None if content is None else msgspec.json.encode(content)
             headers = {"Accept": "application/json", **({"Content-Type": "application/json"} if body else {})}
             with self._client.stream(method, url, content=body, headers=headers) as response:
                 if response.status_code not in _REDIRECTS:
-                    return response.status_code, self._read(response, deadline)
+                    return response.status_code, self._read(response, deadline), url
                 target = url.join(response.headers.get("Location", ""))
             if target.scheme not in ("http", "https") or (url.scheme == "https" and target.scheme != "https"):
                 raise httpx2.TooManyRedirects(f"redirected to {target}, which is refused")
@@ -194,9 +210,16 @@ class RestClient:
         return bytes(body)
 
 
+def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
+    return url.scheme, url.host, url.port
+
+
 def _tls(ca_file: str) -> ssl.SSLContext | bool:
     """What httpx2 verifies certificates with: the system's authorities, or one file."""
-    return ssl.create_default_context(cafile=ca_file) if ca_file else True
+    try:
+        return ssl.create_default_context(cafile=ca_file) if ca_file else True
+    except OSError as error:
+        raise ConfigError(f"resource_manager.yarn.ca_file: {ca_file} cannot be used: {error}") from None
 
 
 def _refuse(call: str, status: int, body: bytes, *, user: str, do_as: str) -> NoReturn:

@@ -21,7 +21,7 @@ class Spnego(httpx2.Auth):
     Parameters
     ----------
     principal
-        Kerberos principal, such as ``dl2d/head.cluster@EXAMPLE.COM``.
+        Kerberos principal, such as ``dl2d/head.cluster@EXAMPLE.COM``; "" for whichever the credential cache has.
     keytab
         File with its keys, or "".
 
@@ -52,10 +52,11 @@ class Spnego(httpx2.Auth):
     def _token(self, host: str) -> str:
         gssapi = self._gssapi
         try:
-            user = gssapi.Name(self._principal, gssapi.NameType.kerberos_principal)
+            user = gssapi.Name(self._principal, gssapi.NameType.kerberos_principal) if self._principal else None
             credentials = gssapi.Credentials(name=user, usage="initiate", store=self._store)
             service = gssapi.Name(f"HTTP@{host}", gssapi.NameType.hostbased_service)
             token = gssapi.SecurityContext(name=service, creds=credentials, usage="initiate").step()
         except gssapi.exceptions.GSSError as error:
-            raise Unavailable(f"no Kerberos ticket of {self._principal} for HTTP@{host}", said=str(error)) from None
+            whose = self._principal or "this account"
+            raise Unavailable(f"no Kerberos ticket of {whose} for HTTP@{host}", said=str(error)) from None
         return base64.b64encode(token).decode()
