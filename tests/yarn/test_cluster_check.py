@@ -23,7 +23,7 @@ GOOD = {
 }
 
 
-def found(conf: dict[str, str], **answers: Any) -> dict[str, tuple[bool, str]]:
+def found(conf: dict[str, str], *, template: str = "", **answers: Any) -> dict[str, tuple[bool, str]]:
     known = {
         **lists([], [node(1)]),
         "/app/v1/services/version": {"version": "3.4.2"},
@@ -35,7 +35,7 @@ def found(conf: dict[str, str], **answers: Any) -> dict[str, tuple[bool, str]]:
         content = known[request.url.path]
         return content if isinstance(content, httpx2.Response) else httpx2.Response(200, content=json.dumps(content))
 
-    settings = YarnSettings.parse({"addresses": ["http://rm:8088"], "user": "dl2d"})
+    settings = YarnSettings.parse({"addresses": ["http://rm:8088"], "user": "dl2d", "template": template})
     return {item: (good, text) for item, good, text in check_cluster(settings, client=client_of(answer))}
 
 
@@ -57,6 +57,12 @@ def test_a_good_cluster() -> None:
 def test_settings_to_change_are_named(key: str, value: str, said: str) -> None:
     good, text = found({**GOOD, key: value})[key]
     assert (good, said in text) == (False, True)
+
+
+def test_a_template_that_cannot_be_used_is_told() -> None:
+    good, text = found(GOOD, template="/no/such/file.json")["yarn template"]
+    assert not good
+    assert text.startswith("resource_manager.yarn.template: /no/such/file.json cannot be used")
 
 
 def test_a_user_that_may_not_act_for_others_is_told() -> None:

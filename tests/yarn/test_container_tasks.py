@@ -32,7 +32,7 @@ class Trial:
             tasks.append(Task(JOB, name, role, "ml", self.now))
             self.board.add(tasks[-1])
         for role in (Role.WORKER, Role.PS):
-            self.board.size_wanted(JOB, role)
+            self.board.update_wanted_size(JOB, role)
         return tasks
 
     def report(self, instance: int, number: int, *, role: Role = Role.WORKER, **more: Any) -> ContainerOrder:
@@ -41,7 +41,7 @@ class Trial:
         return self.board.report(ContainerReport(job=JOB, role=role, instance=instance, **given))
 
     def size(self, role: Role = Role.WORKER) -> int:
-        return self.board.size_wanted(JOB, role).wanted
+        return self.board.update_wanted_size(JOB, role).wanted
 
 
 @pytest.fixture
@@ -206,6 +206,50 @@ def test_a_task_of_an_earlier_daemon_is_taken_up(board: Trial) -> None:
     ended = board.board.get(f"dl2:{JOB.slug}:worker-6")
     assert ended is not None
     assert (ended.state, ended.reason) == (RmJobState.FAILED, "exit status 4")
+
+
+def test_a_report_from_a_position_that_yarn_does_not_have_takes_no_containers(board: Trial) -> None:
+    assert board.report(100_000, 6, task="worker-7").grace is None
+    assert board.report(1, 5, task="worker-8").grace is None
+    # An earlier daemon gave these out, or none; YARN's number of containers tells.
+    board.board.take_size(JOB, Role.WORKER, 2, {0})
+    assert board.size() == 2
+    assert board.report(100_000, 6, task="worker-7").grace == 0.0
+    # Now the number is known.
+    board.add("worker-9")
+    assert board.size() == 3
+    for name in ("worker-9", "worker-10"):
+        assert board.report(99_999, 7, task=name).grace == 0.0
+    assert board.size() == 3
+    assert board.report(2, 8, task="worker-11").grace is None
+
+
+def test_a_container_that_is_given_up_gets_no_task_and_one_that_is_needed_is_kept(board: Trial) -> None:
+    board.add("worker-1", "worker-2")
+    for place in (0, 1):
+        board.report(place, 4 + place)
+    component = board.board.component(JOB, Role.WORKER)
+    component.asked = 2
+    assert not board.board.give_up(JOB, Role.WORKER, 0)
+    board.report(0, 4, task="worker-1", exit_code=0)
+    (waits,) = board.add("worker-3")
+    assert not board.board.give_up(JOB, Role.WORKER, 0)
+    board.board.stop(waits, 0)
+    assert board.board.give_up(JOB, Role.WORKER, 0)
+    assert component.asked == 1
+    board.add("worker-4")
+    assert board.report(0, 4).task == ""
+    assert not board.board.give_up(JOB, Role.WORKER, 0)
+    assert (board.size(), component.size) == (3, 2)
+
+
+def test_tasks_of_a_job_that_yarn_does_not_list_are_forgotten(board: Trial) -> None:
+    board.add("anchor")
+    board.now += KEEP_ENDED_SECONDS + 1
+    board.board.forget([JOB])
+    assert board.board.pending_anchors()
+    board.board.forget([])
+    assert not board.board.jobs()
 
 
 def test_ended_tasks_stay_listed_for_a_while(board: Trial) -> None:

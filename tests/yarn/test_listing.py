@@ -89,6 +89,14 @@ def test_a_service() -> None:
     assert len(read.containers) == 2  # the test's ids are alike in both components
 
 
+def test_secrets_of_a_service_are_not_in_what_is_logged_of_it() -> None:
+    configuration = {"env": {"DL2_PROOF": "hunter2"}, "properties": {"dl2.key": "hunter3"}}
+    answer = json.dumps({**service(), "configuration": configuration})
+    read = read_service(client_of(lambda _request: httpx2.Response(200, content=answer)), "s")
+    assert read.environment == {"DL2_PROOF": "hunter2"}
+    assert "hunter" not in repr(read)
+
+
 def test_a_service_in_an_unknown_state_tells_nothing() -> None:
     client = client_of(lambda _request: httpx2.Response(200, content=json.dumps(service("DREAMING"))))
     with pytest.raises(Unavailable, match="DREAMING"):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx2
 import pytest
+from structlog.testing import capture_logs
 from yarn.fake_yarn import FakeYarn
 from yarn.rm_answers import app, node
 
@@ -16,6 +18,7 @@ from dl2d.core.errors import ConfigError, NotFound, Rejected, Unavailable
 from dl2d.core.jobs import JobKey, Launch, Owner, Role
 from dl2d.core.resource_manager import ContainerManager, ContainerReport, RmIdentity, RmJobState, TaskSpec
 from dl2d.core.resources import NO_RESOURCES, Resources
+from dl2d_yarn import manager as manager_module
 from dl2d_yarn import service_changes
 from dl2d_yarn.manager import YarnManager, create
 
@@ -306,7 +309,7 @@ def test_nodes_have_time_to_register_after_a_restart_of_the_resource_manager(yar
     assert len(manager.listing().nodes) == 2
     gone, yarn.nodes = yarn.nodes[1], yarn.nodes[:1]
     for _ in range(2):
-        with pytest.raises(Unavailable, match="1 nodes are not listed any more, such as node2:45002"):
+        with pytest.raises(Unavailable, match="1 nodes are missing from YARN's list, such as node2:45002; waiting"):
             manager.listing()
         now[0] += 50
     assert len(manager.listing().nodes) == 1
@@ -353,7 +356,7 @@ def test_a_coordinator_that_cannot_start_fails(yarn: FakeYarn) -> None:
     manager._changer.find_overdue()
     (job,) = manager.listing().jobs
     assert (job.handle, job.state) == (handle, RmJobState.FAILED)
-    assert "_000005 ended before it called; see its log in YARN" in job.reason
+    assert "_000005 ended before it reported to dl2d; see its log in YARN" in job.reason
     wait_until(lambda: NAME not in yarn.posted)
     manager.close()
 
@@ -381,7 +384,7 @@ def test_a_container_without_a_task_is_given_up_with_the_yarn_command(
     monkeypatch.setattr(service_changes, "LOOK_SECONDS", 0.1)
     monkeypatch.setattr(service_changes, "IDLE_SECONDS", 0.5)
     command, called = tmp_path / "yarn", tmp_path / "called"
-    command.write_text(f'#!/bin/sh\necho "$HADOOP_PROXY_USER:$*" >>{called}\n')
+    command.write_text(f'#!/bin/sh\necho "$HADOOP_USER_NAME$HADOOP_PROXY_USER:$*" >>{called}\n')
     command.chmod(0o755)
     manager = yarn.manager(yarn_command=str(command))
     manager.listing()
@@ -398,7 +401,7 @@ def test_a_container_without_a_task_is_given_up_with_the_yarn_command(
         return called.exists()
 
     wait_until(given_up)
-    assert called.read_text() == f":app -decommission {NAME} -instances worker-0\n"
+    assert called.read_text() == f"dl2d:app -decommission {NAME} -instances worker-0\n"
     # Neither is anything else asked for, nor is the position used again.
     time.sleep(0.5)
     assert len(yarn.flexes) == 1
@@ -406,6 +409,105 @@ def test_a_container_without_a_task_is_given_up_with_the_yarn_command(
     wait_until(lambda: yarn.flexes[1:] == [{"worker": 2, "ps": 0}])
     assert manager.report_container(report("worker-2", 6)).task == "worker-3"
     manager.close()
+
+
+def test_a_yarn_command_that_fails_is_not_repeated_at_once_and_its_container_goes_on(
+    yarn: FakeYarn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_changes, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(service_changes, "IDLE_SECONDS", 0.5)
+    command, called, go_on = tmp_path / "yarn", tmp_path / "called", tmp_path / "go-on"
+    command.write_text(f"#!/bin/sh\necho x >>{called}\nuntil [ -e {go_on} ]; do sleep 0.05; done\nexit 1\n")
+    command.chmod(0o755)
+    manager = yarn.manager(yarn_command=str(command))
+    manager.listing()
+    started(manager)
+    for name in ("worker-1", "worker-2"):
+        manager.submit(task(name))
+    wait_until(lambda: yarn.flexes == [{"worker": 2, "ps": 0}])
+    manager.report_container(report("worker-0", 3))
+    manager.report_container(report("worker-1", 4))
+    manager.report_container(report("worker-0", 3, task="worker-1", exit_code=1))
+
+    def is_called() -> bool:
+        manager.report_container(report("worker-0", 3))
+        return called.exists()
+
+    wait_until(is_called)
+    # While the command runs the container gets nothing.
+    manager.submit(task("worker-3"))
+    assert manager.report_container(report("worker-0", 3)).task == ""
+    go_on.touch()
+    # It failed, so the container is one of those that YARN has, as YARN says.
+    wait_until(lambda: manager.report_container(report("worker-0", 3)).task == "worker-3")
+    assert len(yarn.flexes) == 1
+    manager.report_container(report("worker-0", 3, task="worker-3", exit_code=1))
+    deadline = time.monotonic() + 1.5
+    while time.monotonic() < deadline:
+        manager.report_container(report("worker-0", 3))
+        time.sleep(0.05)
+    assert called.read_text() == "x\n"
+    manager.close()
+
+
+def test_the_end_of_the_daemon_does_not_wait_for_a_call_for_long(
+    yarn: FakeYarn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_changes, "_CLOSE_SECONDS", 0.2)
+    manager = yarn.manager()
+    manager.listing()
+    started(manager)
+    called, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def hang(request: httpx2.Request) -> httpx2.Response | None:
+        if request.method == "PUT":
+            called.set()
+            go_on.wait(10)
+            ended.set()
+        return None
+
+    yarn.instead = hang
+    manager.submit(task("worker-1"))
+    assert called.wait(5)
+    manager.close()
+    assert not ended.is_set()
+    go_on.set()
+    assert ended.wait(5)
+
+
+def test_what_is_odd_is_said_once_also_after_many_other_remarks(
+    yarn: FakeYarn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager_module, "_MAX_REPORTED", 2)
+    manager = yarn.manager()
+    manager.listing()
+    with capture_logs() as logs:
+        for state in ("A", "B", "C", "C", "D", "A"):
+            yarn.apps["x"] = app(1, state=state)
+            manager.listing()
+    odd = [str(entry["remark"]) for entry in logs if "remark" in entry]
+    assert [remark.partition("state '")[2][:1] for remark in odd] == ["A", "B", "C", "D", "A"]
+    manager.close()
+
+
+def test_containers_of_a_node_that_restarted_under_another_id_do_not_hide_those_that_it_has(
+    yarn: FakeYarn, manager: YarnManager
+) -> None:
+    started(manager)
+    for name in ("worker-1", "worker-2", "worker-3"):
+        manager.submit(task(name))
+    wait_until(lambda: yarn.flexes == [{"worker": 3, "ps": 0}])
+    for place, node_id in enumerate(("node1:45001", "node1:46001", "node2:45002")):
+        assert manager.report_container(report(f"worker-{place}", 3 + place, node=node_id)).task
+    for place, node_id in enumerate(("node1:45001", "node1:46001")):
+        manager.report_container(report(f"worker-{place}", 3 + place, node=node_id, task=f"worker-{place + 1}",
+                                        exit_code=1))  # fmt: skip
+    for old in ("LOST", "REBOOTED"):
+        yarn.nodes = [
+            node(1, used=(0, 3, 0)) | {"id": "node1:46001"}, node(2), node(1, old) | {"id": "node1:45001"}
+        ]  # fmt: skip
+        free = 1 if old == "LOST" else 2
+        assert {each.name: each.used.get("cpu") for each in manager.listing().nodes}["node1"] == 3 - free
 
 
 def test_refusals(yarn: FakeYarn, manager: YarnManager) -> None:
@@ -418,8 +520,8 @@ def test_refusals(yarn: FakeYarn, manager: YarnManager) -> None:
         manager.submit(task("worker-1", node="no-such-node"))
     with pytest.raises(NotFound, match="no such service"):
         manager.authenticate("application_1_0001", "proof")
-    with pytest.raises(Rejected, match="DL2_DAEMON"):
-        manager.submit(anchor(DL2_DAEMON="http://head/$(reboot)"))
+    with pytest.raises(Rejected, match="DL2_DAEMON is empty"):
+        manager.submit(anchor(DL2_DAEMON=""))
     assert isinstance(manager, ContainerManager)
 
 
@@ -427,11 +529,11 @@ def test_a_service_that_is_there_already_is_looked_for_and_a_remainder_removed(
     yarn: FakeYarn, manager: YarnManager
 ) -> None:
     started(manager)
-    with pytest.raises(Unavailable, match="posted before"):
+    with pytest.raises(Unavailable, match="a service of this name exists"):
         manager.submit(anchor())
     assert NAME in yarn.posted
     del yarn.apps[NAME]
-    with pytest.raises(Unavailable, match="posted before"):
+    with pytest.raises(Unavailable, match="a service of this name exists"):
         manager.submit(anchor())
     assert NAME not in yarn.posted
     assert manager.submit(anchor())

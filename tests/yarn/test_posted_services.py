@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
 from yarn.fake_yarn import FakeYarn
 from yarn.test_manager import wait_until
 
-from dl2d.core.errors import Denied, NotFound, Rejected, Unavailable
+from dl2d.core.errors import ConfigError, Denied, NotFound, Rejected, Unavailable
 from dl2d.core.job_request import RequestRules, parse_request, read_directives
 from dl2d.core.jobs import JobKey, Launch, Role
 from dl2d.core.resource_manager import ContainerReport, RmJobState, TaskSpec
@@ -86,6 +89,43 @@ def test_the_service_has_the_request_the_command_and_a_secret_and_not_the_daemon
         posted_description(replace(POSTED, name="Big_Job"), SETTINGS, daemon="http://head:8910")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "$HOME ${USER} ${OMP_NUM_THREADS}", "`reboot`", 'a "b" c', "a\\b\\", '{"a": {"b": {}}}',
+        "{{PATH}} <LOG_DIR><CPS>", "it's\nnew", "plain",
+    ],
+)  # fmt: skip
+def test_the_command_and_the_environment_come_to_a_container_as_they_are(tmp_path: Path, text: str) -> None:
+    runner = tmp_path / "a $runner"
+    runner.write_text(f"#!/bin/sh\nexec {sys.executable} -c 'import sys, os, json; "
+                      'print(json.dumps([os.getcwd(), os.environ["GIVEN"], *sys.argv[1:]]))\' "$@"')  # fmt: skip
+    runner.chmod(0o755)
+    folder = tmp_path / "it's ${USER}"
+    folder.mkdir()
+    posted = replace(POSTED, argv=("python", text), cwd=str(folder), env={"GIVEN": text, "OMP_NUM_THREADS": "1"})
+    service = posted_description(posted, replace(SETTINGS, runner=str(runner)), daemon="http://head:8910")
+    done = subprocess.run(["bash"], input=_launch_script(service), capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [str(folder), text, "python", text]
+
+
+def _launch_script(service: dict[str, Any]) -> str:
+    """What YARN makes of a service: tokens are replaced, then the node writes what is left into a script."""
+    environment = service["configuration"]["env"]
+    tokens = {"${USER}": "alice", "${COMPONENT_INSTANCE_NAME}": "worker-0"}
+    tokens |= {f"${{{name}}}": value for name, value in environment.items()}
+    marks = {"<LOG_DIR>": "/logs", "<CPS>": ":", "{{": "$", "}}": ""}
+
+    def replaced(given: str) -> str:
+        for mark, value in (tokens | marks).items():
+            given = given.replace(mark, value)
+        return given
+
+    lines = [f'export {name}="{replaced(value)}"' for name, value in environment.items()]
+    command = replaced(service["components"][2]["launch_command"])
+    return "\n".join((*lines, f'exec /bin/bash -c "{command}"', ""))
+
+
 def test_a_sites_template_is_kept(tmp_path: Path) -> None:
     plain = posted_description(POSTED, SETTINGS, daemon="http://head:8910")
     for component in plain["components"]:
@@ -101,6 +141,42 @@ def test_a_sites_template_is_kept(tmp_path: Path) -> None:
     file.write_text('{"components": []}')
     with pytest.raises(Rejected, match=r"template: .*service\.json cannot be used"):
         posted_description(POSTED, replace(SETTINGS, template=str(file)), daemon="http://head:8910")
+    with pytest.raises(ConfigError, match=r"resource_manager\.yarn\.template: .*service\.json cannot be used"):
+        FakeYarn().manager(template=str(file))
+
+
+def test_an_application_that_is_not_known_is_looked_for_once_in_a_while(yarn: FakeYarn) -> None:
+    now = [1_795_581_800.0]
+    manager = yarn.manager(lambda: now[0])
+    manager.listing()
+    yarn.calls.clear()
+    with pytest.raises(NotFound):
+        manager.authenticate("application_1_0001", "x")
+    service = posted_description(POSTED, SETTINGS, daemon="http://head:8910")
+    application = yarn.post(service, "alice")
+    for _ in range(5):
+        with pytest.raises(Unavailable, match="YARN is asked again"):
+            manager.authenticate(application, "x")
+    assert yarn.calls == ["GET /ws/v1/cluster/apps", "GET /ws/v1/cluster/nodes"]
+    now[0] += 5
+    assert manager.authenticate(application, service["configuration"]["env"]["DL2_PROOF"]).handle == application
+    manager.close()
+
+
+def test_only_a_service_is_asked_for_its_secret_and_by_its_name_alone(yarn: FakeYarn, manager: YarnManager) -> None:
+    service = posted_description(POSTED, SETTINGS, daemon="http://head:8910")
+    application = yarn.post(service, "alice")
+    yarn.apps["digits"]["applicationType"] = "TENSORFLOW"
+    manager.listing()
+    with pytest.raises(NotFound, match="no such service"):
+        manager.authenticate(application, service["configuration"]["env"]["DL2_PROOF"])
+    yarn.apps["digits"] |= {"applicationType": "yarn-service", "name": "../x?doAs=root#"}
+    manager.listing()
+    asked = []
+    yarn.instead = lambda request: asked.append(request.url.raw_path)
+    with pytest.raises(NotFound):
+        manager.authenticate(application, "x")
+    assert asked == [b"/app/v1/services/..%2Fx%3FdoAs%3Droot%23?user.name=dl2d&doAs=alice"]
 
 
 def test_it_registers_with_its_secret_and_is_resized_and_removed_as_its_user(
@@ -110,7 +186,7 @@ def test_it_registers_with_its_secret_and_is_resized_and_removed_as_its_user(
     application = yarn.post(service, "alice")
     secret = service["configuration"]["env"]["DL2_PROOF"]
     for proof in ("", "0" * 64):
-        with pytest.raises(Denied, match="this is not the DL2_PROOF"):
+        with pytest.raises(Denied, match="the proof does not match the DL2_PROOF"):
             manager.authenticate(application, proof)
     # As while its master is restarted: the description is incomplete.
     incomplete = httpx2.Response(200, content=b'{"state": "ACCEPTED"}')

@@ -11,8 +11,10 @@ from dl2d.core.errors import Rejected, Unavailable
 _SECONDS: Final = 60.0
 
 
-def decommission(command: str, service: str, instance: str, *, do_as: str = "") -> None:
+def decommission(command: str, service: str, instance: str, *, user: str = "", do_as: str = "") -> None:
     """Remove the container of an instance such as ``worker-1``, whose number is not used again.
+
+    The command acts as ``user``, or as this user for ``do_as``. "" is the account of the daemon, with its tickets.
 
     Raises
     ------
@@ -21,7 +23,8 @@ def decommission(command: str, service: str, instance: str, *, do_as: str = "") 
     Rejected
         It failed.
     """
-    environment = {**os.environ, **({"HADOOP_PROXY_USER": do_as} if do_as else {})}
+    acting = {"HADOOP_USER_NAME": user, "HADOOP_PROXY_USER": do_as}
+    environment = {**os.environ, **{name: value for name, value in acting.items() if value}}
     arguments = [command, "app", "-decommission", service, "-instances", instance]
     try:
         done = subprocess.run(

@@ -11,6 +11,7 @@ import msgspec
 from dl2d.core.errors import ConfigError, NotFound, ResourceManagerError
 from dl2d_yarn.listing import SERVICES_PATH, read_listing, read_version
 from dl2d_yarn.rest_client import RestClient
+from dl2d_yarn.service_file import read_template
 from dl2d_yarn.settings import YarnSettings
 
 _API_SERVICE: Final = "yarn.webapp.api-service.enable"
@@ -28,7 +29,7 @@ class _Configuration(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A setting of the cluster that is not as dl2d needs it where ``is_good`` refuses its value."""
+    """What a setting of the cluster should be (``is_good``, ``value``), and what happens otherwise (``reason``)."""
 
     key: str
     is_good: Callable[[str], bool]
@@ -70,6 +71,10 @@ ADVICE: Final = (
 
 def check_cluster(settings: YarnSettings, *, client: RestClient | None = None) -> Iterator[tuple[str, bool, str]]:
     """Ask the cluster; yields item, whether it is good, and what was found or is to be changed."""
+    try:
+        read_template(settings.template)
+    except ConfigError as error:
+        yield "yarn template", False, str(error)
     try:
         client = client or RestClient.of(
             settings, timeout_seconds=min(settings.timeout_seconds, _LONGEST_TIMEOUT_SECONDS)

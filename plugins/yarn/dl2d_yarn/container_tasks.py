@@ -17,7 +17,7 @@ from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resource_manager import ContainerOrder, ContainerReport, RmIdentity, RmJob, RmJobState
 from dl2d.core.resources import NO_RESOURCES, Resources
 
-#: Ended tasks stay listed for this long, seconds.
+#: Ended tasks stay listed for this long, as do tasks of jobs that YARN does not list, seconds.
 KEEP_ENDED_SECONDS: Final = 900.0
 _NUMBERS: Final = re.compile(r"[0-9]+")
 
@@ -113,6 +113,10 @@ class Component:
         """Number of containers that there should be."""
         return self.wanted - sum(position < self.wanted for position in self.decommissioned)
 
+    def is_usable(self, position: int) -> bool:
+        """Whether a container at this position may be given tasks."""
+        return position < self.wanted and position not in self.decommissioned
+
 
 class ContainerTasks:
     """Tasks and containers of all jobs. Not thread-safe.
@@ -169,12 +173,13 @@ class ContainerTasks:
         return self._components.setdefault((job, role), Component())
 
     def report(self, report: ContainerReport) -> ContainerOrder:
-        """Take a report of a container.
+        """Take a report of a container, and return what it is to do.
 
         1. An older container than the one that reported last from its position: its node was lost and another one has
            its place, so its task is killed.
         2. Its task has ended: noted.
-        3. It runs a task: goes on, or is asked to stop. One that is unknown was given out by an earlier daemon.
+        3. It runs a task: goes on, or is asked to stop. One that is unknown was given out by an earlier daemon, as long
+           as the position is one that YARN has; otherwise it is killed.
         4. YARN is ending it: its task counts as ended, and it gets no other.
         5. It has no task, although one was given to it: that answer was lost, so it is given again.
         6. It has no task: the first one that waits.
@@ -188,6 +193,8 @@ class ContainerTasks:
         self._end_predecessors(report, now)
         task = self._tasks.get(task_tag(report.job, report.task)) if report.task else None
         if report.task and (task is None or (task.state is RmJobState.PENDING and not task.container)):
+            if component.asked is not None and report.instance >= component.wanted:
+                return ContainerOrder(self._report_seconds, grace=0.0)
             task = self._adopt(report, now)
         if task is not None and report.exit_code is not None:
             if task.incarnation in ("", report.incarnation):
@@ -216,7 +223,7 @@ class ContainerTasks:
             given.end(RmJobState.CANCELLED, "stopped before it had begun", now)
             given = None
         if given is None:
-            if report.instance < component.wanted:
+            if component.is_usable(report.instance):
                 component.idle[report.instance] = Idle(report.node, now, now)
             return ContainerOrder(self._report_seconds)
         given.container, given.incarnation, given.node = report.container, report.incarnation, report.node
@@ -226,7 +233,7 @@ class ContainerTasks:
 
     def _first_waiting(self, report: ContainerReport, component: Component) -> Task | None:
         if report.role is not Role.COORDINATOR and (
-            report.instance >= component.wanted or report.container in component.removed
+            not component.is_usable(report.instance) or report.container in component.removed
         ):
             return None
         waiting = [
@@ -305,6 +312,32 @@ class ContainerTasks:
                     found.setdefault(job, []).append((role, position))
         return found
 
+    def give_up(self, job: JobKey, role: Role, position: int) -> bool:
+        """Give a container that has no task no other one, since YARN is asked to remove it; False if it is needed.
+
+        From now on YARN's number of containers counts as one less.
+        """
+        component = self.component(job, role)
+        if position not in component.idle or any((task.job, task.role) == (job, role) for task in self.waiting()):
+            return False
+        del component.idle[position]
+        component.decommissioned.add(position)
+        component.asked = None if component.asked is None else component.asked - 1
+        return True
+
+    def take_size(self, job: JobKey, role: Role, size: int, decommissioned: Collection[int]) -> None:
+        """Take the number of containers that YARN was asked for last, and the positions that it does not use again.
+
+        A task that was reported from a position that YARN does not have is lost: the report was wrong, or came from a
+        container that has been removed.
+        """
+        component = self.component(job, role)
+        component.asked, component.decommissioned = size, set(decommissioned)
+        positions = size + len(decommissioned)
+        for task in self.of_job(job):
+            if task.role is role and task.adopted and task.instance >= positions:
+                task.end(RmJobState.LOST, f"YARN has no container {role.value}-{task.instance}", self._clock())
+
     def stop(self, task: Task, grace: float) -> None:
         """Ask a task to end within some seconds. A repeat may shorten the time, never lengthen it."""
         now = self._clock()
@@ -314,8 +347,8 @@ class ContainerTasks:
             task.deadline = min(now + max(grace, 0.0), task.deadline if task.deadline is not None else float("inf"))
             task.state = RmJobState.ENDING
 
-    def size_wanted(self, job: JobKey, role: Role) -> Component:
-        """Decide how many containers a component should have, and return it.
+    def update_wanted_size(self, job: JobKey, role: Role) -> Component:
+        """Decide how many containers a component should have, note it, and return the component.
 
         Enough for the highest position that is taken, plus one for each waiting task without a free position below.
         """
@@ -358,10 +391,18 @@ class ContainerTasks:
                 late.setdefault(task.job, []).append(task)
         return late
 
-    def forget(self, present: Iterable[JobKey]) -> None:
-        """Forget tasks that ended long ago, and components of jobs that are not present any more."""
+    def forget(self, present: Collection[JobKey]) -> None:
+        """Forget tasks that ended long ago, and tasks and components of jobs that are not present any more.
+
+        A task of such a job that has not ended was refused by YARN, or YARN forgot the job before its end was seen.
+        """
         limit = self._clock() - KEEP_ENDED_SECONDS
-        for task in [task for task in self._tasks.values() if task.ended is not None and task.ended <= limit]:
+
+        def is_old(task: Task) -> bool:
+            last = max(task.submitted, task.reported) if task.job not in present else float("inf")
+            return (last if task.ended is None else task.ended) <= limit
+
+        for task in [task for task in self._tasks.values() if is_old(task)]:
             del self._tasks[task.tag]
             self._by_job[task.job].remove(task)
         self._by_job = {job: tasks for job, tasks in self._by_job.items() if tasks}

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeVar
+from urllib.parse import quote
 
 import msgspec
 
@@ -219,8 +220,8 @@ class ClusterListing:
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
-    """Description of a running service."""
+class ServiceDescription:
+    """What YARN says of one service: its state, components and configuration."""
 
     use: ServiceUse
     #: Number of containers of each component, as was asked for last.
@@ -235,9 +236,9 @@ class Service:
     application: str = ""
     #: Demand of a container of each component, as directives have it.
     demands: Mapping[str, str] = field(default_factory=dict)
-    #: Properties and environment that all components have.
-    properties: Mapping[str, str] = field(default_factory=dict)
-    environment: Mapping[str, str] = field(default_factory=dict)
+    #: Properties and environment that all components have; secrets are among them.
+    properties: Mapping[str, str] = field(default_factory=dict, repr=False)
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 def read_listing(
@@ -360,7 +361,12 @@ def read_vector(vector: Vector | None) -> Resources:
     return _resources(vector)[0]
 
 
-def read_service(client: RestClient, name: str, *, do_as: str = "") -> Service:
+def service_path(name: str) -> str:
+    """Path of a service in the Services interface, whatever characters its name has."""
+    return f"{SERVICES_PATH}/{quote(name, safe='')}"
+
+
+def read_service(client: RestClient, name: str, *, do_as: str = "") -> ServiceDescription:
     """Ask for the description of one service.
 
     Raises
@@ -370,7 +376,7 @@ def read_service(client: RestClient, name: str, *, do_as: str = "") -> Service:
     NotFound
         There is no service of this name.
     """
-    service = client.get(f"{SERVICES_PATH}/{name}", _Service, do_as=do_as)
+    service = client.get(service_path(name), _Service, do_as=do_as)
     use = _known(SERVICE_STATES, service.state, f"service {name}")
     alive: set[str] = set()
     dead = {}
@@ -385,7 +391,7 @@ def read_service(client: RestClient, name: str, *, do_as: str = "") -> Service:
         ids = tuple(container.id for container in containers)
         if ids and alive.isdisjoint(ids):
             dead[component.name] = ids
-    return Service(
+    return ServiceDescription(
         use=use,
         sizes={component.name: component.number_of_containers for component in service.components},
         containers=frozenset(alive),

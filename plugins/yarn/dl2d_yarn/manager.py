@@ -6,6 +6,7 @@ import hmac
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Final, NoReturn
 
 import structlog
@@ -27,13 +28,29 @@ from dl2d.core.resource_manager import (
 )
 from dl2d.core.resources import Resources
 from dl2d_yarn.container_tasks import ContainerTasks, Task
-from dl2d_yarn.listing import SERVICE_TYPE, SERVICES_PATH, ClusterListing, read_listing, read_service, read_version
+from dl2d_yarn.listing import (
+    SERVICE_TYPE,
+    SERVICES_PATH,
+    ClusterListing,
+    read_listing,
+    read_service,
+    read_version,
+    service_path,
+)
 from dl2d_yarn.observed_jobs import WatchedApplications, owner_of
 from dl2d_yarn.queue_limits import QueueLimits, Queues, read_queues, sum_of, within_limits
 from dl2d_yarn.rest_client import RestClient
 from dl2d_yarn.service_changes import OVERDUE_INTERVALS, ServiceChanger
-from dl2d_yarn.service_file import PREFIX, SECRET, TASK_ROLES, application_id, service_description, service_name
-from dl2d_yarn.services import ANCHOR, Service, Services
+from dl2d_yarn.service_file import (
+    PREFIX,
+    SECRET,
+    TASK_ROLES,
+    application_id,
+    read_template,
+    service_description,
+    service_name,
+)
+from dl2d_yarn.services import ANCHOR, JobService, Services
 from dl2d_yarn.settings import YarnSettings
 from dl2d_yarn.states import ServiceUse
 
@@ -42,6 +59,8 @@ log = structlog.get_logger(__name__)
 #: After a restart, so many intervals may pass until all containers have reported.
 _SETTLING_INTERVALS: Final = 3
 _MAX_REPORTED: Final = 1000
+#: Minimum time between two listings that are read for containers which name an application that is not known, seconds.
+_LOOK_UP_SECONDS: Final = 3.0
 
 
 def create(settings: Mapping[str, object], *, clock: Callable[[], float]) -> ResourceManager:
@@ -80,6 +99,7 @@ class YarnManager:
         self._settings = settings
         self._clock = clock
         self._user = settings.account
+        read_template(settings.template)
         self._client = client or RestClient.of(settings)
         #: Held while container tasks and services are read or changed, never during a call.
         self._lock = threading.Lock()
@@ -93,14 +113,16 @@ class YarnManager:
         self._queues: Queues | None = None
         self._watched = WatchedApplications(self._client, settings.watch)
         self._settled_at: float | None = None
-        self._reported: set[str] = set()
+        self._looked_at = 0.0
+        #: Says each remark once, of the last ``_MAX_REPORTED`` different ones.
+        self._report_once = lru_cache(_MAX_REPORTED)(_report)
         self._changer = ServiceChanger(
             settings, self._client, self._lock, self._tasks, self._services,
             clock=clock, is_ready=self._is_settled, look=self._look, report=self._report_once,
         )  # fmt: skip
 
     def capabilities(self) -> Capabilities:
-        """Two calls: the version of Hadoop, and the queues."""
+        """See ``ResourceManager.capabilities``. Reads the queues too, so that the first tick knows their limits."""
         self._read_queues()
         return Capabilities(
             name="yarn",
@@ -112,7 +134,9 @@ class YarnManager:
         )
 
     def listing(self, ended_since: float | None = None) -> RmListing:
-        """Two calls, whatever the number of jobs. ``ended_since`` is ignored: YARN lists ended applications for long.
+        """See ``ResourceManager.listing``. ``ended_since`` is ignored: YARN lists ended applications for long.
+
+        Takes two calls, whatever the number of jobs.
 
         Raises
         ------
@@ -157,26 +181,26 @@ class YarnManager:
         )
 
     def _check_nodes(self, listing: ClusterListing, now: float) -> None:
-        """Refuse a list in which nodes are missing that were there, up or down: they register again after a restart.
+        """Refuse, for ``node_return_seconds``, a list in which nodes are missing that were there, up or down.
 
-        Otherwise jobs would shrink to the nodes that come first.
+        After a restart of the ResourceManager nodes register again; jobs would shrink to those that come first.
         """
         missing = self._node_ids - listing.node_names.keys()
         self._missing_since = (self._missing_since or now) if missing else None
         if self._missing_since is not None and now - self._missing_since < self._settings.node_return_seconds:
             raise Unavailable(
-                f"{len(missing)} nodes are not listed any more, such as {min(missing)}: "
-                "the ResourceManager has restarted, and they may still register"
+                f"{len(missing)} nodes are missing from YARN's list, such as {min(missing)}; waiting up to "
+                f"{self._settings.node_return_seconds:g} s for them to register again"
             )
         self._node_ids = frozenset(listing.node_names) - listing.lost_nodes
 
-    def _queue_rooms(self) -> Mapping[tuple[str, str], tuple[Mapping[str, float], Sequence[Service]]]:
+    def _queue_rooms(self) -> Mapping[tuple[str, str], tuple[Mapping[str, float], Sequence[JobService]]]:
         """What queues leave, by queue and user with live services in it, which are given too.
 
         Where there is no service it is what the daemon's own queue leaves to the daemon's user.
         """
         queues, settings = self._queues, self._settings
-        services: dict[tuple[str, str], list[Service]] = defaultdict(list)
+        services: dict[tuple[str, str], list[JobService]] = defaultdict(list)
         for service in self._services.by_job.values():
             if service.is_live and service.application:
                 services[service.queue, service.user].append(service)
@@ -211,7 +235,10 @@ class YarnManager:
         """The nodes, on which containers without a task count as free."""
         seconds = OVERDUE_INTERVALS * self._settings.report_seconds
         idle = self._tasks.idle_room(seconds).items()
-        room: dict[str, list[Resources]] = {listing.node_names.get(node, node): [free] for node, free in idle}
+        room: dict[str, list[Resources]] = defaultdict(list)
+        for node, free in idle:
+            if node not in listing.lost_nodes:  # one that has restarted with another id has the same name
+                room[listing.node_names.get(node, node)].append(free)
         # The tick counts a waiting task on the node that it planned. Where its container is on another one already, it
         # would count twice.
         for job in {task.job for task in self._tasks.waiting()}:
@@ -219,7 +246,7 @@ class YarnManager:
             application = self._services.application(service) if service is not None else None
             # One of the containers is the master's.
             for task in self._tasks.unreported(job, application.containers - 1) if application is not None else ():
-                room.setdefault(task.planned_node, []).append(self._tasks.component(job, task.role).demand)
+                room[task.planned_node].append(self._tasks.component(job, task.role).demand)
         return tuple(
             structs.replace(node, used=node.used.minus(Resources.total(room[node.name]))) if node.name in room else node
             for node in nodes
@@ -237,11 +264,6 @@ class YarnManager:
             self._queues = read_queues(self._client, self._settings.partition)
         except ResourceManagerError as error:
             self._report_once(f"limits of queues: {error}")
-
-    def _report_once(self, remark: str) -> None:
-        if remark not in self._reported and len(self._reported) < _MAX_REPORTED:
-            self._reported.add(remark)
-            log.warning("unexpected answer from YARN", remark=remark)
 
     def submit(self, task: TaskSpec) -> str:
         """Post the service of an anchor, or have a task wait for a container of its job's service.
@@ -290,7 +312,7 @@ class YarnManager:
             self._remove_remainder(name, error)
         application = application_id(answer)
         with self._lock:
-            service = self._services.by_job.setdefault(task.job, Service(task.job, name))
+            service = self._services.by_job.setdefault(task.job, JobService(task.job, name))
             service.user = self._user
             for role in TASK_ROLES:
                 self._tasks.component(task.job, role).asked = 0
@@ -302,14 +324,11 @@ class YarnManager:
         """Remove a service that was posted without ever becoming an application, whose name is taken."""
         listing = self._read_listing()
         if not listing.incomplete and name not in {application.name for application in listing.applications}:
-            self._client.send("DELETE", f"{SERVICES_PATH}/{name}")
-        raise Unavailable(f"{name}: was posted before; looking for it again", said=error.said)
+            self._client.send("DELETE", service_path(name))
+        raise Unavailable(f"{name}: a service of this name exists; retrying after the next listing", said=error.said)
 
     def stop(self, jobs: Sequence[RmIdentity], grace: float) -> None:
-        """Note what is to end; containers hear of it when they report, services are removed after ``grace``.
-
-        A service is looked up again right before it is removed: another one may have got its name.
-        """
+        """See ``ResourceManager.stop``. Containers hear of it when they report; services go after ``grace``."""
         with self._lock:
             by_application = {service.application: service for service in self._services.by_job.values()}
             for job in jobs:
@@ -339,28 +358,39 @@ class YarnManager:
         """Check that a container knows the secret of the service that its user posted; see docs/yarn.md."""
         application = self._services.applications.get(rm_id)
         if application is None:
-            listing = self._read_listing()
-            with self._lock:
-                self._services.take(listing)
+            self._look_up(rm_id)
             application = self._services.applications.get(rm_id)
-        if application is None or application.state.ended:
+        if application is None or application.state.ended or application.type != SERVICE_TYPE:
             raise NotFound(f"{rm_id[:80]}: YARN knows no such service that has not ended")
         service = read_service(self._client, application.name, do_as=application.user)
         if service.use is ServiceUse.WAIT:
             raise Unavailable(f"{rm_id}: YARN does not tell the description of service {application.name} yet")
         secret = service.environment.get(SECRET, "")
         if service.application != rm_id or not secret or not hmac.compare_digest(secret.encode(), proof.encode()):
-            raise Denied(f"{rm_id}: this is not the {SECRET} in the environment of service {application.name}")
+            raise Denied(f"{rm_id}: the proof does not match the {SECRET} in service {application.name}")
         request = {key.removeprefix(PREFIX): text for key, text in service.properties.items() if key.startswith(PREFIX)}
         request |= {role.value: service.demands[role.value] for role in TASK_ROLES if role.value in service.demands}
         job = self._services.key(application)
         script = "".join(f'#DL2 {key}="{text}"\n' for key, text in request.items())
         return Anchor(key=job, owner=owner_of(application.user), name=application.name, script=script, handle=rm_id)
 
+    def _look_up(self, rm_id: str) -> None:
+        """Read a listing for an application that is not known. Anybody may name one, so this is done rarely."""
+        if 0 <= self._clock() - self._looked_at < _LOOK_UP_SECONDS:
+            raise Unavailable(f"{rm_id[:80]}: not known; YARN is asked again in {_LOOK_UP_SECONDS:g} s at most")
+        self._looked_at = self._clock()
+        listing = self._read_listing()
+        with self._lock:
+            self._services.take(listing)
+
     def close(self) -> None:
         """End the thread that changes services; running jobs go on."""
         self._changer.close()
         self._client.close()
+
+
+def _report(remark: str) -> None:
+    log.warning("unexpected answer from YARN", remark=remark)
 
 
 __all__ = ["YarnManager", "create"]

@@ -82,7 +82,7 @@ class _Scheduler(msgspec.Struct):
 class QueueLimits:
     """What queues still have room for, and what other queues' applications wait for."""
 
-    #: By resource; resources without a limit are absent.
+    #: Amounts by dl2d's name of the resource (memory in MiB); resources without a limit are absent.
     headroom: Mapping[str, float]
     pending_elsewhere: Resources
 
@@ -95,10 +95,10 @@ class Queues:
     partition: str = ""
 
     def headroom(self, queue: str, user: str) -> Mapping[str, float] | None:
-        """What a user's applications in a queue may have besides what they have, by resource; None without the queue.
+        """What a user's applications in a queue may have besides what they have; None without the queue.
 
-        This is the least that the queue, the queues above it, and the limit of the user in it leave. Resources without
-        a limit are absent.
+        Amounts by dl2d's name of the resource (memory in MiB): the least that the queue, the queues above it, and the
+        limit of the user in it leave. Resources without a limit are absent.
         """
         chain = _chain(self.root, queue)
         if not chain:

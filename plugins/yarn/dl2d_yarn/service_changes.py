@@ -16,12 +16,11 @@ from dl2d.core.jobs import Role
 from dl2d.core.resource_manager import RmJobState
 from dl2d_yarn.client_command import decommission
 from dl2d_yarn.container_tasks import ContainerTasks, Task
-from dl2d_yarn.listing import SERVICES_PATH, read_service
-from dl2d_yarn.listing import Service as Description
+from dl2d_yarn.listing import ServiceDescription, read_service, service_path
 from dl2d_yarn.queue_limits import read_pending_reason
 from dl2d_yarn.rest_client import RestClient
 from dl2d_yarn.service_file import TASK_ROLES, flex_request
-from dl2d_yarn.services import ANCHOR, Service, Services
+from dl2d_yarn.services import ANCHOR, JobService, Services
 from dl2d_yarn.settings import YarnSettings
 from dl2d_yarn.states import ServiceUse
 
@@ -40,6 +39,10 @@ _START_INTERVALS: Final = 4
 IDLE_SECONDS: Final = 30.0
 #: Maximum number of services in a round that are asked why their containers wait, or that are removed after their end.
 _MAX_ASKED: Final = 5
+#: Time from a failure of the ``yarn`` command to the next attempt: for the same service, and for any, seconds.
+_COMMAND_RETRY_SECONDS, _ANY_COMMAND_RETRY_SECONDS = 600.0, 60.0
+#: Maximum time that the end of the daemon waits for a call under way, seconds.
+_CLOSE_SECONDS: Final = 5.0
 
 
 class ServiceChanger:
@@ -79,6 +82,7 @@ class ServiceChanger:
         self._is_ready = is_ready
         self._look = look
         self._report = report
+        self._command_at = 0.0
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -89,10 +93,10 @@ class ServiceChanger:
             self._thread.start()
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread after the call that is under way, for which it waits some seconds at most."""
         self._closing.set()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(_CLOSE_SECONDS)
 
     def _run(self) -> None:
         looked_at = time.monotonic()
@@ -122,7 +126,9 @@ class ServiceChanger:
             self._read_reasons()
             self._decommission()
 
-    def _attempt(self, service: Service, change: Callable[[Service], None]) -> None:
+    def _attempt(self, service: JobService, change: Callable[[JobService], None]) -> None:
+        if self._closing.is_set():
+            return
         try:
             change(service)
         except ResourceManagerError as error:
@@ -133,12 +139,12 @@ class ServiceChanger:
                         task.reason = str(error)
             self._report(f"{service.name}: {error}")
 
-    def _resize(self, service: Service) -> None:
+    def _resize(self, service: JobService) -> None:
         """Ask for the number of containers that each component needs, in one request."""
         with self._lock:
             if service.state.ended or not service.application:
                 return
-            components = {role: self._tasks.size_wanted(service.job, role) for role in TASK_ROLES}
+            components = {role: self._tasks.update_wanted_size(service.job, role) for role in TASK_ROLES}
             wanted = {role: component.size for role, component in components.items()}
             unknown = any(component.asked is None for component in components.values())
         if not unknown and all(component.asked == wanted[role] for role, component in components.items()):
@@ -147,20 +153,20 @@ class ServiceChanger:
         if unknown:  # as after a restart; a request that changes nothing would hold the service in state FLEX
             if found.use is not ServiceUse.FLEX:
                 raise Unavailable(f"{service.name} cannot be resized yet")
-            for role, component in components.items():
-                component.asked = found.sizes.get(role.value)
-                component.decommissioned |= found.decommissioned.get(role.value, set())
-                wanted[role] = component.size
+            with self._lock:
+                for role in TASK_ROLES:
+                    positions = found.decommissioned.get(role.value, set())
+                    self._tasks.take_size(service.job, role, found.sizes.get(role.value, 0), positions)
+                    wanted[role] = self._tasks.update_wanted_size(service.job, role).size
         if all(component.asked == wanted[role] for role, component in components.items()):
             return
-        path = f"{SERVICES_PATH}/{service.name}"
-        self._client.send("PUT", path, flex_request(wanted), do_as=service.user)
+        self._client.send("PUT", service_path(service.name), flex_request(wanted), do_as=service.user)
         with self._lock:
             for role, component in components.items():
                 component.asked = wanted[role]
         log.info("service resized", name=service.name, **{role.value: size for role, size in wanted.items()})
 
-    def _described(self, service: Service) -> Description:
+    def _described(self, service: JobService) -> ServiceDescription:
         """Description of a service, right before it is changed by its name.
 
         Raises
@@ -177,7 +183,7 @@ class ServiceChanger:
             raise Unavailable(f"YARN does not say yet which application service {service.name} is")
         return found
 
-    def _remove(self, service: Service) -> None:
+    def _remove(self, service: JobService) -> None:
         """Remove a service, with all that runs in it, once its coordinator has had its time to end."""
         with self._lock:
             task = self._tasks.get(task_tag(service.job, ANCHOR))
@@ -187,7 +193,7 @@ class ServiceChanger:
                 return
         try:
             self._described(service)
-            self._client.send("DELETE", f"{SERVICES_PATH}/{service.name}", do_as=service.user)
+            self._client.send("DELETE", service_path(service.name), do_as=service.user)
         except NotFound:
             pass
         except Rejected as error:
@@ -213,20 +219,20 @@ class ServiceChanger:
             if service.state is RmJobState.RUNNING and service.remove_at is None:
                 self._attempt(service, self._end_unstarted)
 
-    def _end_gone(self, tasks: Iterable[Task], service: Service) -> None:
+    def _end_gone(self, tasks: Iterable[Task], service: JobService) -> None:
         present = read_service(self._client, service.name, do_as=service.user).containers
         with self._lock:
             for task in tasks:
                 if present and task.container not in present:
                     task.end(RmJobState.LOST, f"{task.container} is gone", self._clock())
 
-    def _end_unstarted(self, service: Service) -> None:
+    def _end_unstarted(self, service: JobService) -> None:
         """End a job whose coordinator's containers end before they report: YARN may never find a better node."""
         dead = read_service(self._client, service.name, do_as=service.user).dead.get(Role.COORDINATOR.value)
         anchor = self._tasks.get(task_tag(service.job, ANCHOR))
         if dead and anchor is not None:
             with self._lock:
-                reason = f"its coordinator's container {dead[-1]} ended before it called; see its log in YARN"
+                reason = f"its coordinator's container {dead[-1]} ended before it reported to dl2d; see its log in YARN"
                 anchor.end(RmJobState.FAILED, reason, self._clock())
                 service.remove_at = 0.0
 
@@ -257,17 +263,25 @@ class ServiceChanger:
         with self._lock:
             surplus = [(self._services.live(job), found) for job, found in self._tasks.surplus(IDLE_SECONDS).items()]
         for service, containers in surplus:
-            if service is not None:
+            if service is not None and max(service.command_at, self._command_at) <= self._clock():
                 self._attempt(service, partial(self._give_up, containers))
 
-    def _give_up(self, containers: Iterable[tuple[Role, int]], service: Service) -> None:
+    def _give_up(self, containers: Iterable[tuple[Role, int]], service: JobService) -> None:
         self._described(service)
+        settings = self._settings
+        user = "" if settings.principal else settings.account
+        do_as = service.user if service.user != settings.account else ""
         for role, position in containers:
-            user = service.user if service.user != self._settings.account else ""
-            decommission(self._settings.yarn_command, service.name, f"{role.value}-{position}", do_as=user)
             with self._lock:
-                component = self._tasks.component(service.job, role)
-                component.decommissioned.add(position)
-                component.idle.pop(position, None)
-                component.asked = None if component.asked is None else component.asked - 1
+                if not self._tasks.give_up(service.job, role, position):
+                    continue
+            try:
+                decommission(settings.yarn_command, service.name, f"{role.value}-{position}", user=user, do_as=do_as)
+            except ResourceManagerError:
+                service.command_at = self._clock() + _COMMAND_RETRY_SECONDS
+                self._command_at = self._clock() + _ANY_COMMAND_RETRY_SECONDS
+                with self._lock:
+                    # It may have been carried out all the same: YARN is asked.
+                    self._tasks.component(service.job, role).asked = None
+                raise
             log.info("container given up", name=service.name, instance=f"{role.value}-{position}")

@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
-from dl2d.core.errors import Rejected, Unavailable
+from dl2d.core.errors import ConfigError, Rejected, Unavailable
 from dl2d.core.jobs import JobKey, JobRequest, Role
 from dl2d.core.resource_manager import TaskSpec
 from dl2d.core.resources import NO_RESOURCES, Resources
@@ -28,7 +28,10 @@ _MAX_NAME: Final = 63
 #: What a container needs of its job's environment to ask the daemon for its task, and what it may need.
 _ASKING: Final = ("DL2_DAEMON", "DL2_JOB", "DL2_CREDENTIAL")
 _CERTIFICATE: Final = "DL2_DAEMON_CERTIFICATE"
-_UNSAFE: Final = re.compile(r"[^A-Za-z0-9_./:@%+=\[\]-]")
+#: What bash replaces between double quotes, and what the marks have that YARN replaces: ``${USER}``, ``{{PATH}}``,
+#: ``<LOG_DIR>``.
+_SPECIAL: Final = re.compile(r'[\\"$`]')
+_OF_MARKS: Final = re.compile(r"[{}<]")
 #: YARN's names of dl2d's resources besides CPUs and memory.
 _NAMES: Final = {"gpu": "yarn.io/gpu"}
 #: Start of the properties of a service in which its user's request is, and variable with the secret of its containers.
@@ -77,13 +80,13 @@ def service_description(anchor: TaskSpec, settings: YarnSettings) -> dict[str, A
     if environment.get(_CERTIFICATE):
         asking[_CERTIFICATE] = environment[_CERTIFICATE]
     for name, value in {"runner": runner, **asking}.items():
-        if not value or _UNSAFE.search(value):
-            # YARN writes it into a shell script.
-            raise Rejected(f"{name} is {value!r}: only letters, digits and . / : @ % + = _ - may be in it")
+        if not value:
+            raise Rejected(f"{name} is empty: the job's containers could not ask the daemon for their tasks")
     description = f"elastic job {anchor.job.slug} of dl2d"
     return _filled(
-        service_name(anchor.job), description, asking, f"exec {runner}", dict(anchor.member_demands), settings
-    )
+        service_name(anchor.job), description, asking, f"exec {shlex.quote(runner)}", dict(anchor.member_demands),
+        settings,
+    )  # fmt: skip
 
 
 def posted_description(
@@ -155,19 +158,35 @@ def _filled(
     demands: Mapping[Role, Resources],
     settings: YarnSettings,
 ) -> dict[str, Any]:
-    """The template with these values; what else a site has put into it stays."""
-    service = _template(settings.template)
+    """The template with these values; what else a site has put into it stays.
+
+    ``command`` is a shell command in which ``shlex`` has quoted what comes from users.
+    """
+    try:
+        service = read_template(settings.template)
+    except ConfigError as error:
+        raise Rejected(str(error)) from None
     service |= {"name": name, "description": description, "queue": settings.queue}
-    service["configuration"]["env"] |= environment
+    service["configuration"]["env"] |= {name: _verbatim(value, '""') for name, value in environment.items()}
     coordinator = Resources.of(cpu=1, memory=settings.coordinator_memory_mib)
     for component in service["components"]:
         role = Role(component["name"])
         demand = coordinator if role is Role.COORDINATOR else demands.get(role, NO_RESOURCES)
-        component |= {"launch_command": command, "resource": _resource(demand, settings)}
+        component |= {"launch_command": _verbatim(command, "''"), "resource": _resource(demand, settings)}
         if settings.node_attributes:
             policy = component.setdefault("placement_policy", {})
             policy.setdefault("constraints", []).append(_on_nodes_with(settings.node_attributes))
     return service
+
+
+def _verbatim(text: str, gap: str) -> str:
+    """What YARN has to be given so that a container gets ``text`` as it is.
+
+    YARN replaces its marks, and then writes ``exec /bin/bash -c "COMMAND"`` and ``export NAME="VALUE"``; it escapes
+    nothing. ``gap`` ends a quotation and begins another one, which splits marks: single quotes in a command, where
+    ``shlex`` has put all characters of marks between such, and double quotes in a variable.
+    """
+    return _OF_MARKS.sub(rf"\g<0>{gap}", _SPECIAL.sub(r"\\\g<0>", text))
 
 
 def _on_nodes_with(attributes: Sequence[str]) -> dict[str, Any]:
@@ -177,16 +196,23 @@ def _on_nodes_with(attributes: Sequence[str]) -> dict[str, Any]:
     return {"type": "AFFINITY", "scope": "NODE", "node_attributes": wanted}
 
 
-def _template(path: str) -> dict[str, Any]:
+def read_template(path: str) -> dict[str, Any]:
+    """The template of services in a file; "" for the one that comes with dl2d.
+
+    Raises
+    ------
+    ConfigError
+        It cannot be read, or lacks what a service needs.
+    """
     file = Path(path) if path else resources.files("dl2d_yarn") / "templates" / "service.json"
     try:
         service: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         names = sorted(component["name"] for component in service["components"])
-        service["configuration"]["env"]
+        service["configuration"]["env"] |= {}
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise Rejected(f"resource_manager.yarn.template: {file} cannot be used: {error!r}") from None
+        raise ConfigError(f"resource_manager.yarn.template: {file} cannot be used: {error!r}") from None
     if names != ["coordinator", "ps", "worker"]:
-        raise Rejected(
+        raise ConfigError(
             f"resource_manager.yarn.template: {file} has the components {names}, not coordinator, ps, worker"
         )
     return service

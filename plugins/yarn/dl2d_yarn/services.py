@@ -18,7 +18,7 @@ ANCHOR: Final = "anchor"
 
 
 @dataclass(slots=True)
-class Service:
+class JobService:
     """A job's service, as it was listed last."""
 
     job: JobKey
@@ -38,6 +38,8 @@ class Service:
     removed: bool = False
     #: When the next attempt to change it is due.
     retry_at: float = 0.0
+    #: When the ``yarn`` command may be run for it again, after a failure.
+    command_at: float = 0.0
     #: When YARN was asked last why its containers wait, seconds since 1970.
     reasons_asked: float = 0.0
 
@@ -76,7 +78,7 @@ class Services:
         self._user = user
         self._tasks = tasks
         self._clock = clock
-        self.by_job: dict[JobKey, Service] = {}
+        self.by_job: dict[JobKey, JobService] = {}
         #: Applications of the last listing, by id.
         self.applications: Mapping[str, Application] = {}
 
@@ -84,12 +86,12 @@ class Services:
         """Key of a job whose service its user posted."""
         return JobKey(self._cluster, application.id.removeprefix("application_"), application.started)
 
-    def live(self, job: JobKey) -> Service | None:
+    def live(self, job: JobKey) -> JobService | None:
         """The service of a job, if it has one that is live."""
         service = self.by_job.get(job)
         return service if service is not None and service.is_live else None
 
-    def application(self, service: Service) -> Application | None:
+    def application(self, service: JobService) -> Application | None:
         """The application of a service, if it is listed."""
         return self.applications.get(service.application)
 
@@ -110,7 +112,7 @@ class Services:
                 if job not in self.by_job and job not in reporting:
                     jobs.append(_job_of(application))
                     continue
-            service = self.by_job.setdefault(job, Service(job, application.name))
+            service = self.by_job.setdefault(job, JobService(job, application.name))
             if application.state.ended and service.application not in ("", application.id):
                 continue
             present.add(job)
@@ -132,7 +134,7 @@ class Services:
         """Count the service of a job as dl2d's, since one of its containers has reported, if its user posted it."""
         application = self.applications.get(f"application_{job.id}")
         if job not in self.by_job and application is not None and self.key(application) == job:
-            self.by_job[job] = Service(
+            self.by_job[job] = JobService(
                 job, application.name, application.id, application.user, application.queue, application.started,
                 state=application.state,
             )  # fmt: skip
@@ -149,7 +151,7 @@ class Services:
             if service.is_live and service.application:
                 self.add_anchor(service.job, service.user)
 
-    def _anchor(self, application: Application, service: Service) -> RmJob:
+    def _anchor(self, application: Application, service: JobService) -> RmJob:
         """The anchor of a service. If its coordinator reported its end, that counts, not the end of the service."""
         task = self._tasks.get(task_tag(service.job, ANCHOR))
         state, reason = application.state, application.reason

@@ -70,9 +70,9 @@ class YarnSettings(Record):
     yarn_command: AbsolutePath = ""
     #: Template of the services, in place of the one that comes with dl2d (Docker images, node labels ...).
     template: AbsolutePath = ""
-    #: Resources of the container of a job's coordinator.
+    #: Memory of the container of a job's coordinator, MiB.
     coordinator_memory_mib: Annotated[int, Whole(64, 2**20)] = 512
-    #: Memory of a task that demands none.
+    #: Memory of a task that demands none, MiB.
     default_memory_mib: Annotated[int, Whole(64, 2**30)] = 1024
     #: Partition (node label) of the nodes that the queue's services get; "" for the default one.
     partition: Annotated[str, Text(255, "[A-Za-z0-9_-]*", "a node label")] = ""

@@ -1,4 +1,4 @@
-"""What YARN's states mean for scaling: total tables over the enumerations of Hadoop 3.3 and 3.4."""
+"""States of YARN's applications, nodes, services and containers (all that Hadoop 3.3 and 3.4 have) in dl2d's terms."""
 
 from __future__ import annotations
 
