@@ -21,8 +21,10 @@ from dl2d.cli.output import print_json
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.errors import ConfigError, RequestError, ResourceManagerError
 from dl2d.core.jobs import JobKey, JobRequest, JobState
+from pslite.errors import UsageError
 from pslite.job.printable_text import printable
 from pslite.job.user_environment import remarks, user_environment
+from pslite.launch.daemon_http import check_private
 
 RUNNER = "dl2-run"
 #: What makes a process a task of a job: a job that is submitted by a task of another one is no part of that.
@@ -62,7 +64,13 @@ def submit(
     request = job.checked(settings.jobs.rules)
     if rm not in (None, settings.resource_manager.name):
         raise RequestError("--rm", f"is {rm}, but resource_manager.name is {settings.resource_manager.name}")
+    if sbatch_options and settings.resource_manager.name != "slurm":
+        raise RequestError(
+            "SBATCH_OPTIONS", f"are for Slurm, but resource_manager.name is {settings.resource_manager.name}"
+        )
     if rm == "yarn":
+        if wait:
+            raise RequestError("--wait", "is not for --rm yarn: see `dl2d status --watch` or `yarn app -status NAME`")
         _to_yarn(job, request, settings, archive, files or [], show=show, as_json=as_json)
         return
     if archive or files or show:
@@ -70,17 +78,11 @@ def submit(
     if settings.resource_manager.name == "slurm":
         _to_slurm(job, settings, sbatch_options or [], wait=wait, as_json=as_json)
         return
-    if sbatch_options:
-        raise RequestError(
-            "SBATCH_OPTIONS", f"are for Slurm, but resource_manager.name is {settings.resource_manager.name}"
-        )
-    cwd = Path.cwd() / (job.cwd or "")
-    if not cwd.is_dir():
-        raise RequestError("cwd", f"{cwd} is not a folder", where=job.where)
+    cwd = _folder(job)
     for line in remarks(user_environment(os.environ)):
         typer.echo(line, err=True)
     with DaemonClient(settings) as daemon:
-        answer = daemon.submit(job.request, job.argv, str(cwd), job_environment(os.environ, job.env))
+        answer = daemon.submit(job.request, job.argv, cwd, job_environment(os.environ, job.env))
     if not as_json:
         typer.echo(f"submitted job {answer['id']} ({answer['name']}); `dl2d status {answer['id']}` shows its progress")
     if not wait:
@@ -131,6 +133,14 @@ def with_runner_in_path(environment: Mapping[str, str]) -> dict[str, str]:
     return {**environment, "PATH": os.pathsep.join((path, *folders))}
 
 
+def _folder(job: JobFile) -> str:
+    """Working folder of a job. Raises ``RequestError`` where there is none on this machine."""
+    cwd = Path.cwd() / (job.cwd or "")
+    if not cwd.is_dir():
+        raise RequestError("cwd", f"{cwd} is not a folder", where=job.where)
+    return str(cwd)
+
+
 def _to_yarn(
     job: JobFile,
     request: JobRequest,
@@ -148,13 +158,16 @@ def _to_yarn(
     from dl2d_yarn.service_file import Posted, application_id, posted_description  # noqa: PLC0415
     from dl2d_yarn.settings import YarnSettings  # noqa: PLC0415
 
+    if job.cwd is not None and (archive or files):
+        text = "has no effect with --archive or --file: containers run in folders of their own; remove it (--set cwd=)"
+        raise RequestError("cwd", text, where=job.where)
     yarn = YarnSettings.parse(settings.resource_manager.chosen)
     posted = Posted(
         name=request.name,
         request=request,
         directives=job.directives(),
         argv=job.argv,
-        cwd=str(Path.cwd() / (job.cwd or "")),
+        cwd=_folder(job),
         env=job.env,
     )
     daemon, certificate = settings.api.advertise or daemon_url(settings), certificate_for_jobs(settings)
@@ -167,10 +180,12 @@ def _to_yarn(
             "--rm", f"dl2d is in mode {settings.mode}, in which it starts no tasks: print the service file (--show), "
             "give its coordinator the resources of all tasks and `dl2-run --workers W --servers S`, and post it"
         )  # fmt: skip
-    if not daemon.startswith(("https://", "http://127.", "http://localhost:")):
+    try:
+        check_private(daemon)
+    except UsageError:
         raise ConfigError(
             f"api.advertise is {daemon}, not an https URL: the daemon would refuse the service's registration"
-        )
+        ) from None
     # The tickets are the user's, not the daemon's.
     with RestClient.of(yarn, as_caller=True) as client:
         try:

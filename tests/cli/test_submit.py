@@ -346,8 +346,6 @@ def test_a_yarn_service_is_posted_by_its_user(dl2d: Dl2d, folder: Path):
     service = dl2d("submit", "--rm", "yarn", "--show", job, "-c", config).json
     assert service["configuration"]["properties"]["dl2.model"] == "resnet-50"
     assert service["components"][0]["launch_command"] == f"cd {folder} && exec /opt/dl2d/bin/dl2-run python train.py"
-    refused = dl2d("submit", "--rm", "yarn", job, "-c", config)
-    assert "api.advertise is http://head:8910, not an https URL" in refused.err
     config = write_config(
         folder, resource_manager={"name": "yarn", "yarn": yarn}, api={"advertise": "https://head:8910"}
     )
@@ -355,3 +353,42 @@ def test_a_yarn_service_is_posted_by_its_user(dl2d: Dl2d, folder: Path):
     assert (refused.status, "no ResourceManager answers" in refused.err) == (1, True)
     assert "--rm: is slurm" in dl2d("submit", "--rm", "slurm", job, "-c", config).err
     assert "are for --rm yarn" in dl2d("submit", "--show", job, "-c", config).err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--wait",), "--wait: is not for --rm yarn"),
+        (("--", "--partition=gpu"), "SBATCH_OPTIONS: are for Slurm, but resource_manager.name is yarn"),
+        (("--set", "cwd=/no/such/folder"), "cwd: /no/such/folder is not a folder"),
+        (("--set", "cwd=/", "--archive", "hdfs:///env.tar.gz"), "cwd: has no effect with --archive or --file"),
+        (("--set", "cwd=/", "--file", "hdfs:///train.py"), "cwd: has no effect with --archive or --file"),
+    ],
+)
+def test_what_a_posted_service_has_no_use_for_is_refused(dl2d: Dl2d, folder: Path, options: tuple[str, ...], said: str):
+    yarn = {"addresses": ["http://127.0.0.1:9"], "runner": "/opt/dl2d/bin/dl2-run"}
+    config = write_config(
+        folder, resource_manager={"name": "yarn", "yarn": yarn}, api={"advertise": "https://head:8910"}
+    )
+    (folder / "job.yaml").write_text(yaml.safe_dump({**JOB, "model": "resnet-50", "name": "digits"}))
+    ran = dl2d("submit", "--rm", "yarn", "--show", "job.yaml", "-c", config, *options)
+    assert ran.status == 2
+    assert said in ran.err
+
+
+@pytest.mark.parametrize(
+    ("daemon", "said"),
+    [
+        ("http://head:8910", "not an https URL"),
+        ("http://127.evil:8910", "not an https URL"),
+        ("http://[::1]:8910", "no ResourceManager answers"),
+        ("http://127.0.0.1:8910", "no ResourceManager answers"),
+    ],
+)
+def test_a_service_is_posted_only_if_the_daemon_takes_its_registration(
+    dl2d: Dl2d, folder: Path, daemon: str, said: str
+):
+    yarn = {"addresses": ["http://127.0.0.1:9"], "runner": "/opt/dl2d/bin/dl2-run"}
+    config = write_config(folder, resource_manager={"name": "yarn", "yarn": yarn}, api={"advertise": daemon})
+    (folder / "job.yaml").write_text(yaml.safe_dump({**JOB, "model": "resnet-50", "name": "digits"}))
+    assert said in dl2d("submit", "--rm", "yarn", "job.yaml", "-c", config).err
