@@ -21,6 +21,7 @@ from pslite.errors import UsageError
 from pslite.launch.container_agent import container_environment
 
 FOREVER = "echo >started; while :; do sleep 0.05; done"
+IMPORTS = "import sys; from pslite.launch import container_agent, dl2_run"
 ENVIRONMENT = {
     "DL2_DAEMON": "http://head:1/",
     "DL2_JOB": "yarn.1.2",
@@ -75,13 +76,14 @@ class Scheduler:
         argv = ["/bin/sh", "-c", script]
         self.tasks.append({"id": name, "argv": argv, "cwd": str(self.cwd), "env": {"PATH": "/usr/bin:/bin", **env}})
 
-    def start(self, instance: str = "worker-0") -> subprocess.Popen[str]:
+    def start(self, instance: str = "worker-0", changes: str = "") -> subprocess.Popen[str]:
+        """Start an agent; `changes` are statements on the module `container_agent`."""
         url = f"http://127.0.0.1:{self.server.server_port}"
         environment = {**ENVIRONMENT, "DL2_ROLE": "container", "DL2_DAEMON": url, "DL2_INSTANCE": instance}
         environment |= {"PATH": os.environ["PATH"], "SECRET_OF_THE_NODE": "x"}
         return subprocess.Popen(
-            [sys.executable, "-m", "pslite.run"], env=environment, stderr=subprocess.PIPE, text=True,
-            start_new_session=True,
+            [sys.executable, "-c", f"{IMPORTS}; {changes or 'pass'}; sys.exit(dl2_run.main([]))"], env=environment,
+            stderr=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
 
     def ended(self, task: str) -> int | None:
@@ -191,6 +193,53 @@ def test_a_task_goes_on_while_the_scheduler_is_away(scheduler: Scheduler, agent:
     assert agent.poll() is None
 
 
+def test_a_container_that_the_scheduler_does_not_know_any_more_ends_but_not_while_its_task_runs(
+    scheduler: Scheduler,
+) -> None:
+    process = scheduler.start(changes="container_agent.REFUSED_SECONDS = 1")
+    scheduler.give("worker-1", "echo >started; while [ ! -e go ]; do sleep 0.05; done")
+    wait_until((scheduler.cwd / "started").exists)
+    scheduler.status = 404
+    # A report every 0.1 s: more than the time for which one without a task is refused.
+    refused = len(scheduler.reports)
+    wait_until(lambda: len(scheduler.reports) > refused + 12)
+    assert process.poll() is None
+    (scheduler.cwd / "go").touch()
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == 2
+    assert "it does not know job yarn.1.2 or its credential" in said
+    assert scheduler.ended("worker-1") == 0
+
+
+def test_a_scheduler_that_is_busy_for_long_ends_no_container(scheduler: Scheduler) -> None:
+    process = scheduler.start(changes="container_agent.REFUSED_SECONDS = 0.3")
+    wait_until(lambda: scheduler.reports)
+    scheduler.status = 503
+    busy = len(scheduler.reports)
+    wait_until(lambda: len(scheduler.reports) > busy + 6)
+    scheduler.status = 200
+    scheduler.give("worker-1", "exit 4")
+    wait_until(lambda: scheduler.ended("worker-1") == 4)
+    process.terminate()
+    process.communicate(timeout=20)
+    assert process.returncode == 0
+
+
+def test_what_cannot_be_killed_does_not_keep_the_container(scheduler: Scheduler) -> None:
+    process = scheduler.start(
+        changes="container_agent.KILL_SECONDS = 0.2; container_agent._kill = lambda processes: None"
+    )
+    scheduler.give(
+        "worker-1", f"setsid sh -c \"trap '' TERM; {FOREVER}\" & while [ ! -e started ]; do sleep 0.05; done"
+    )
+    wait_until(lambda: scheduler.ended("worker-1") == 0)
+    (left,) = psutil.Process(process.pid).children()
+    process.terminate()
+    assert process.wait(20) == 0
+    left.kill()
+    assert f"cannot end what a task left behind: processes {left.pid}" in process.communicate(timeout=20)[1]
+
+
 @pytest.mark.parametrize(("script", "status"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137)])
 def test_a_coordinators_container_ends_with_it(scheduler: Scheduler, script: str, status: int) -> None:
     scheduler.give("anchor", script)
@@ -238,6 +287,23 @@ def test_a_container_without_a_credential_registers_and_runs_its_own_command(sch
     assert process.returncode == 2
 
 
+def test_options_in_the_launch_command_hold_for_the_tasks(scheduler: Scheduler) -> None:
+    scheduler.registration = REGISTRATION
+    url = f"http://127.0.0.1:{scheduler.server.server_port}"
+    place = {"DL2_ROLE": "coordinator", "DL2_DAEMON": url, "DL2_JOB": "yarn.1_0001.2", "DL2_CREDENTIAL": "given"}
+    scheduler.give("anchor", "exit 9", DL2_TOKEN="ab" * 32, **place)
+    environment = {name: value for name, value in ENVIRONMENT.items() if name not in ("DL2_JOB", "DL2_CREDENTIAL")}
+    environment |= {"DL2_ROLE": "container", "DL2_DAEMON": url, "DL2_INSTANCE": "coordinator-0", "DL2_PROOF": "secret"}
+    process = subprocess.run(
+        [sys.executable, "-m", "pslite.run", "--progress-deadline", "soon", "python", "train.py"], env=environment,
+        cwd=scheduler.cwd, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert scheduler.reports[0]["argv"] == ["python", "train.py"]
+    # The coordinator, which is the task, refuses it.
+    assert "DL2_PROGRESS_DEADLINE is 'soon'" in process.stderr
+    assert process.returncode == 2
+
+
 @pytest.mark.slow
 def test_a_service_that_the_scheduler_only_observes_trains_in_its_coordinators_container(scheduler: Scheduler) -> None:
     scheduler.registration = {**REGISTRATION, "static": True}
@@ -266,7 +332,7 @@ def test_a_worker_of_a_service_that_the_scheduler_only_observes_does_not_start(s
         stderr=subprocess.PIPE, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert process.returncode == 2
-    assert "this service trains in its coordinator's container alone" in process.stderr
+    assert "in mode observe only the coordinator's container runs; give ps and worker no containers" in process.stderr
 
 
 @pytest.mark.parametrize(
@@ -279,6 +345,8 @@ def test_a_worker_of_a_service_that_the_scheduler_only_observes_does_not_start(s
     ],
 )
 def test_a_bad_environment_is_told(changed: dict[str, str], said: str) -> None:
-    assert container_environment(ENVIRONMENT).daemon == "http://head:1"
+    place = container_environment(ENVIRONMENT)
+    assert place.daemon == "http://head:1"
+    assert "secret" not in repr(place)
     with pytest.raises(UsageError, match=said):
         container_environment({**ENVIRONMENT, **changed})

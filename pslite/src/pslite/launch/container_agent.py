@@ -22,7 +22,7 @@ import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -33,18 +33,24 @@ from pslite.launch.daemon_http import open_url
 from pslite.launch.registration import Registration, register
 from pslite.launch.resource_usage import family
 from pslite.launch.signals import ENDING, handled
-from pslite.launch.task_environment import need
+from pslite.launch.task_environment import PROGRESS_VARIABLE, need
+from pslite.net.tls import VARIABLE
 
 _INSTANCE = re.compile(r"(coordinator|worker|ps)-([0-9]{1,6})")
 #: what the node manager puts into a container's environment and a task may need
 _OF_THE_NODE = ("CONTAINER_ID", "CUDA_VISIBLE_DEVICES", "HADOOP_", "LOCAL_DIRS", "LOG_DIRS", "NM_", "NVIDIA_")
+#: variables in which dl2-run's own options are: they hold for its tasks too
+_OPTIONS = frozenset({"DL2_BALANCE", "DL2_QUIET", PROGRESS_VARIABLE, VARIABLE})
 _REPORT_SECONDS = 3.0
 _HTTP_SECONDS = 10.0
 _MAX_REPLY = 1 << 22
 #: how long the scheduler may take to note how the job's own process ended
 _FINAL_SECONDS = 30.0
-#: how long processes that a task leaves behind may take to end
-_LEFT_SECONDS = 2.0
+#: how long processes that a task leaves behind may take to end, and how long they are killed
+_LEFT_SECONDS, KILL_SECONDS = 2.0, 30.0
+#: answers by which the scheduler does not know the job, its credential or its resource manager, and how long nothing
+#: else may come until a container without a task ends: the administrator may be restoring the scheduler's files
+_REFUSALS, REFUSED_SECONDS = frozenset({401, 403, 404, 409}), 900.0
 _LOOK_SECONDS = 0.05
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 #: exit status of a coordinator's container that was ended from outside: not 0, which would end the job
@@ -58,9 +64,9 @@ class ContainerEnvironment:
     daemon: str
     #: name of the job in the scheduler's URLs, and its credential; empty where the container has to register
     job: str
-    credential: str
+    credential: str = field(repr=False)
     #: secret of the service, to register with
-    proof: str
+    proof: str = field(repr=False)
     role: str
     instance: int
     container: str
@@ -139,18 +145,24 @@ class ContainerAgent:
     ) -> None:
         self._place = place
         self._run_job = run_job
-        self._environ = {name: value for name, value in environ.items() if name.startswith(_OF_THE_NODE)}
-        #: Command and environment of all tasks, where the container registers.
-        self._own: tuple[list[str], dict[str, str]] | None = None
+        self._command = list(command)
+        #: Command of all tasks, where the container registers, and what the scheduler's environment is added to.
+        self._task_command: list[str] | None = None
+        self._task_environment = {name: value for name, value in environ.items() if name.startswith(_OF_THE_NODE)}
         if not place.job:
-            kept = {name: value for name, value in environ.items() if not name.startswith("DL2_")}
+            self._task_command = [sys.executable, "-m", "pslite.run", "--", *command]
+            self._task_environment = {
+                name: value for name, value in environ.items() if not name.startswith("DL2_") or name in _OPTIONS
+            }
             # the programs of a packed environment are found by their names
-            kept["PATH"] = os.pathsep.join((str(Path(sys.executable).parent.absolute()), kept.get("PATH", "")))
-            self._own = [sys.executable, "-m", "pslite.run", "--", *command], kept
+            own_programs = str(Path(sys.executable).parent.absolute())
+            self._task_environment["PATH"] = os.pathsep.join((own_programs, self._task_environment.get("PATH", "")))
         self._say = say
         self._incarnation = uuid.uuid4().hex
         self._interval = _REPORT_SECONDS
         self._ending = False
+        #: When the scheduler began to answer nothing but refusals.
+        self._refused_since: float | None = None
 
     def run(self) -> int:
         """Run tasks until the container is asked to end; a coordinator's ends with its task, with the same status.
@@ -158,14 +170,14 @@ class ContainerAgent:
         Raises
         ------
         UsageError
-            the scheduler does not take the job that the container belongs to.
+            the scheduler does not take the job that the container belongs to, or has not known it for a long time.
 
         """
         _adopt_orphans()
-        if self._own is not None:
-            registration = self._register(self._own[0][4:])
+        if not self._place.job:
+            registration = self._register()
             if registration.static:
-                return self._run_job(registration, {**self._own[1], "DL2_DAEMON": self._place.daemon})
+                return self._run_job(registration, {**self._task_environment, "DL2_DAEMON": self._place.daemon})
         with handled(self._end, ENDING):
             task, code = "", None
             while not self._ending:
@@ -173,16 +185,26 @@ class ContainerAgent:
                 if order is not None:
                     task, code = "", None
                 if order is None or order.task is None:
+                    self._check_refusals()
                     _reap()  # what was killed may have become our child later
                     self._pause(self._interval)
                     continue
                 task = order.task.id
                 code = self._run(order.task)
+                self._refused_since = None
                 if self._place.role == "coordinator":
                     return _ENDED if self._ending else self._finish(task, code)
         return _ENDED if self._place.role == "coordinator" else 0
 
-    def _register(self, command: Sequence[str]) -> Registration:
+    def _check_refusals(self) -> None:
+        """End a container without a task that the scheduler has refused for long: it holds resources for nothing."""
+        if self._refused_since is not None and time.monotonic() - self._refused_since >= REFUSED_SECONDS:
+            raise UsageError(
+                f"the scheduler at {self._place.daemon} has refused all reports of {self._place.container} for "
+                f"{REFUSED_SECONDS / 60:g} minutes: it does not know job {self._place.job} or its credential"
+            )
+
+    def _register(self) -> Registration:
         """Find out which job the container belongs to."""
         place = self._place
         numbers = re.fullmatch(r"container_(?:e[0-9]+_)?([0-9]+_[0-9]+)_[0-9]+_[0-9]+", place.container)
@@ -191,12 +213,12 @@ class ContainerAgent:
         body = {
             "rm_id": f"application_{numbers[1]}",
             "proof": place.proof,
-            "argv": list(command) or ["dl2-run"],
+            "argv": self._command or ["dl2-run"],
             "cwd": os.getcwd(),  # noqa: PTH109  (a string is what is wanted)
         }
         registration = register(place.daemon, lambda: body, self._say)
         if registration.static and place.role != "coordinator":
-            raise UsageError("the scheduler only observes: this service trains in its coordinator's container alone")
+            raise UsageError("in mode observe only the coordinator's container runs; give ps and worker no containers")
         self._place = replace(place, job=registration.job, credential=registration.credential)
         return registration
 
@@ -221,14 +243,12 @@ class ContainerAgent:
         self._say(f"{task.id} starts in {self._place.container}")
         before = {process.pid for process in family(os.getpid())}
         coordinates = self._place.role == "coordinator"
-        argv, cwd, environ = task.argv, task.cwd, self._environ
-        if self._own is not None:
-            (argv, environ), cwd = self._own, "."
+        argv, cwd = (task.argv, task.cwd) if self._task_command is None else (self._task_command, ".")
         try:
             # Whoever ends the container reaches a task, which is in its process group, but not the coordinator: that
             # would end the job, while its container may only be lost and another one take its place.
             process = subprocess.Popen(
-                argv, cwd=cwd, env={**environ, **task.env}, stdin=subprocess.DEVNULL,
+                argv, cwd=cwd, env={**self._task_environment, **task.env}, stdin=subprocess.DEVNULL,
                 process_group=0 if coordinates else None,
                 preexec_fn=_end_with_parent if coordinates else None,  # noqa: PLW1509  (there is one thread)
             )  # fmt: skip
@@ -271,10 +291,13 @@ class ContainerAgent:
         while left and time.monotonic() < until:
             psutil.wait_procs(left, timeout=_LOOK_SECONDS)
             left = _descendants(before)
-        while left:
+        until = time.monotonic() + KILL_SECONDS
+        while left and time.monotonic() < until:
             _kill(left)
             psutil.wait_procs(left, timeout=_LOOK_SECONDS)
             left = _descendants(before)
+        if left:
+            self._say(f"cannot end what a task left behind: processes {', '.join(str(each.pid) for each in left)}")
         _reap()
 
     def _report(self, task: str, code: int | None) -> _Order | None:
@@ -292,6 +315,7 @@ class ContainerAgent:
         if self._ending:
             body["ending"] = True
         headers = {"Authorization": f"Bearer {place.credential}", "Content-Type": "application/json"}
+        refused_since, self._refused_since = self._refused_since, None
         url = f"{place.daemon}/v1/jobs/{place.job}/containers"
         request = urllib.request.Request(url, msgspec.json.encode(body), headers, method="POST")  # noqa: S310
         try:
@@ -300,6 +324,8 @@ class ContainerAgent:
         except urllib.error.HTTPError as error:
             self._say(f"the scheduler answered {error.code} to a report of {place.container}")
             error.close()
+            if error.code in _REFUSALS:
+                self._refused_since = time.monotonic() if refused_since is None else refused_since
             return None
         except (OSError, msgspec.MsgspecError, ValueError) as error:
             self._say(f"cannot report to the scheduler: {error}")
