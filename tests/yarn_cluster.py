@@ -8,14 +8,13 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import signal
 import socket
 import subprocess
 import tarfile
 import tempfile
 import time
 import xml.sax.saxutils
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -134,15 +133,9 @@ class YarnCluster:
 
     def close(self) -> None:
         """Stop NodeManagers first, so that they end their containers; then kill what is left, and remove the folder."""
-        for name in sorted(self.processes, key=lambda name: not name.startswith("nm")):
-            self.processes[name].send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + _STOP_SECONDS
-        for process in self.processes.values():
-            try:
-                process.wait(max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        nodes = [process for name, process in self.processes.items() if name.startswith("nm")]
+        for processes in (nodes, [process for process in self.processes.values() if process not in nodes]):
+            _end(processes)
         # A NodeManager with recovery leaves its containers alive.
         for _ in range(50):
             left = self.container_processes()
@@ -376,6 +369,19 @@ class YarnCluster:
             f"{nm}.sleep-delay-before-sigkill.ms": "2000",
             **more,
         }
+
+
+def _end(processes: Collection[subprocess.Popen[bytes]]) -> None:
+    """Ask processes to end, kill those that do not within some seconds, and wait until all have ended."""
+    for process in processes:
+        process.terminate()
+    deadline = time.monotonic() + _STOP_SECONDS
+    for process in processes:
+        try:
+            process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _write(folder: Path, files: Mapping[str, Mapping[str, str]]) -> None:

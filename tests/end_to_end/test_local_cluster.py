@@ -42,7 +42,7 @@ def cluster(shared: LocalCluster) -> Iterator[LocalCluster]:
 @pytest.fixture
 def gate(tmp_path: Path) -> Path:
     """While it is there, jobs that were given it do not end: something is still to be done to them."""
-    path = tmp_path / "something-is-still-to-be-done"
+    path = tmp_path / "hold-job"
     path.touch()
     return path
 

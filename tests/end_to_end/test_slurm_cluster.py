@@ -57,7 +57,7 @@ def daemon(cluster: SlurmCluster, alice: User, tmp_path: Path) -> Iterator[Daemo
 @pytest.fixture
 def gate(alice: User) -> Path:
     """While it is there, jobs that were given it do not end: something is still to be done to them."""
-    path = alice.home / "something-is-still-to-be-done"
+    path = alice.home / "hold-job"
     path.touch()
     return path
 

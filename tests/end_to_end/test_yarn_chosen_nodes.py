@@ -87,7 +87,7 @@ def shown(daemon: YarnDaemon) -> set[str]:
 def test_a_job_runs_where_the_attribute_is_and_yarn_gets_the_flags_of_docker(
     yarn: yarn_cluster.YarnCluster, template: Path, tmp_path: Path
 ) -> None:
-    gate = tmp_path / "something-is-still-to-be-done"
+    gate = tmp_path / "hold-job"
     gate.touch()
     chosen = {"template": str(template), "node_attributes": ["nm.yarn.io/accelerator=t4"]}
     with YarnDaemon(tmp_path, yarn, **chosen) as daemon:

@@ -52,7 +52,7 @@ def yarn_tasks(daemon: YarnDaemon) -> list[psutil.Process]:
 
 @pytest.fixture
 def gate(tmp_path: Path) -> Path:
-    path = tmp_path / "something-is-still-to-be-done"
+    path = tmp_path / "hold-job"
     path.touch()
     return path
 

@@ -56,7 +56,7 @@ def app(daemon: YarnDaemon, part: str) -> dict[str, Any]:
 
 
 def test_preempted_workers_are_an_ordinary_resize(daemon: YarnDaemon, tmp_path: Path) -> None:
-    gate = tmp_path / "something-is-still-to-be-done"
+    gate = tmp_path / "hold-job"
     gate.touch()
     # 11 of the cluster's 18 CPUs, of which its queue is guaranteed 7: master, coordinator, PS, four workers of 2.
     key = daemon.train("elastic", *FAST, epochs=300, gate=gate, max_workers=4, max_ps=1)

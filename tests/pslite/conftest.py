@@ -15,7 +15,7 @@ _MANY_DESCRIPTORS = 100
 @pytest.fixture
 def gate(tmp_path, monkeypatch):
     """While this file is there jobs become slower towards their end: something is still to be done to them."""
-    path = tmp_path / "something-is-still-to-be-done"
+    path = tmp_path / "hold-job"
     path.touch()
     monkeypatch.setenv("PSLITE_PACE_FILE", str(path))
     return path

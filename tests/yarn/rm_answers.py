@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import socket
 import threading
@@ -61,6 +62,7 @@ def app(number: int, state: str = "RUNNING", final: str = "UNDEFINED", **more: o
 
 
 def service(state: str = "STABLE", **sizes: int) -> dict[str, Any]:
+    numbers = itertools.count(2)
     return {
         "name": "dl2-1-1795581700",
         "id": "application_1795581702976_0001",
@@ -71,7 +73,8 @@ def service(state: str = "STABLE", **sizes: int) -> dict[str, Any]:
                 "state": "STABLE",
                 "number_of_containers": size,
                 "containers": [
-                    {"id": f"container_1795581702976_0001_01_{place + 2:06}", "state": "READY",
+                    # The first one is the master's.
+                    {"id": f"container_1795581702976_0001_01_{next(numbers):06}", "state": "READY",
                      "component_instance_name": f"{name}-{place}"}
                     for place in range(size)
                 ],
@@ -79,6 +82,13 @@ def service(state: str = "STABLE", **sizes: int) -> dict[str, Any]:
             for name, size in sizes.items()
         ],
     }  # fmt: skip
+
+
+def activities(*texts: str) -> dict[str, Any]:
+    attempts = [{"allocationState": "SKIPPED", "diagnostic": text, "nodeId": "n1:1"} for text in texts]
+    requests = [{"requestPriority": "1", "allocationState": "SKIPPED", "allocationAttempt": attempts}]
+    allocations = [{"nodeId": "n1:1", "queueName": "root.default", "requestAllocation": requests}]
+    return {"appActivities": {"applicationId": "application_1_0001", "allocations": allocations}}
 
 
 def queue(

@@ -9,7 +9,7 @@ import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from yarn.rm_answers import app, client_of, client_of_lists, lists, node, queue, scheduler, service
+from yarn.rm_answers import activities, app, client_of, client_of_lists, lists, node, queue, scheduler, service
 from yarn.spoiled_answers import spoiled
 
 from dl2d.core.cluster import NodeState
@@ -86,7 +86,7 @@ def test_a_service() -> None:
     client = client_of(lambda _request: httpx2.Response(200, content=json.dumps(service(worker=2, ps=1))))
     read = read_service(client, "dl2-1-1795581700")
     assert (read.use, read.sizes) == (ServiceUse.FLEX, {"worker": 2, "ps": 1})
-    assert len(read.containers) == 2  # the test's ids are alike in both components
+    assert len(read.containers) == 3
 
 
 def test_secrets_of_a_service_are_not_in_what_is_logged_of_it() -> None:
@@ -177,7 +177,17 @@ def test_spoiled_queues_never_raise_anything_else(data: st.DataObject) -> None:
     headroom = queues.headroom("default", "dl2d") if queues is not None else None
     if headroom is not None:
         assert all(amount >= 0 for amount in headroom.values())
-        assert read_pending_reason(client, "application_1_0001") == ""
+
+
+@given(data=st.data())
+def test_a_spoiled_reason_to_wait_is_short_text_or_none(data: st.DataObject) -> None:
+    broken = json.dumps(data.draw(spoiled(activities("no room", "Queue does not have enough headroom"))))
+    try:
+        reason = read_pending_reason(client_of(lambda _request: httpx2.Response(200, content=broken)), "a")
+    except ResourceManagerError:
+        return
+    assert "\n" not in reason
+    assert len(reason) <= 300
 
 
 def test_a_large_cluster_is_read_in_two_calls() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from yarn.fake_yarn import FakeYarn
-from yarn.rm_answers import amounts, client_of_lists, queue, scheduler
+from yarn.rm_answers import activities, amounts, client_of_lists, queue, scheduler
 from yarn.test_manager import started, task, wait_until
 from yarn.test_posted_services import POSTED, SETTINGS
 from yarn.test_posted_services import report as posted_report
@@ -100,13 +100,6 @@ def test_no_more_is_free_than_allowed_and_nothing_more_is_withheld(headroom: int
     assert all(node.used.fits_in(node.capacity) for node in within)
 
 
-def activities(*texts: str) -> dict[str, object]:
-    attempts = [{"allocationState": "SKIPPED", "diagnostic": text, "nodeId": "n1:1"} for text in texts]
-    requests = [{"requestPriority": "1", "allocationState": "SKIPPED", "allocationAttempt": attempts}]
-    allocations = [{"nodeId": "n1:1", "queueName": "root.default", "requestAllocation": requests}]
-    return {"appActivities": {"applicationId": "application_1_0001", "allocations": allocations}}
-
-
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
@@ -152,7 +145,7 @@ def test_the_policy_sees_what_the_queue_allows_and_a_waiting_task_says_why(
 def test_services_of_several_users_and_queues_have_their_own_limits(yarn: FakeYarn) -> None:
     mine = queue("default", (2048, 4, 0), (1024, 1, 0))
     theirs = queue("gpu", (4096, 6, 2), (2048, 4, 1), pending=(512, 1, 0))
-    yarn.more[SCHEDULER_PATH] = scheduler(mine, theirs, queue("web", (2048, 4, 0), (0, 0, 0), pending=(0, 2, 0)))
+    yarn.more[SCHEDULER_PATH] = scheduler(mine, theirs, queue("web", (2048, 4, 0), (0, 0, 0), pending=(0, 12, 0)))
     manager = yarn.manager(leave_pending=True)
     manager.capabilities()
     # Nobody else's service is there: what the daemon's queue leaves is what the nodes show.
@@ -170,7 +163,7 @@ def test_services_of_several_users_and_queues_have_their_own_limits(yarn: FakeYa
     assert limits["queue root.gpu leaves no more to alice"].left == {"memory": 2048, "cpu": 2, "gpu": 1}
     assert limits["queue root.gpu leaves no more to alice"].anchors == {application}
     assert limits["queue root.default leaves no more to dl2d"].left == {"memory": 1024, "cpu": 3, "gpu": 0}
-    # The nodes show the sum.
+    # The nodes show the sum, but of their 16 CPUs not the 12 that the third queue waits for.
     free = Resources.total(node.capacity.minus(node.used) for node in listing.nodes)
-    assert free == Resources.of(cpu=5, memory=3072, gpu=1)
+    assert free == Resources.of(cpu=4, memory=3072, gpu=1)
     manager.close()
