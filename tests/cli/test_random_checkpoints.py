@@ -19,7 +19,7 @@ from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
 from dl2d.policies.dl2.policy import with_checkpoint
 from dl2d.store.sql_store import SqlStore
 
-COUNT, IN_ONE_TEST, FAST = 1000, 20, 1
+COUNT, IN_ONE_TEST, FAST, SLOW = 1000, 20, 1, 5
 FORCE = ("--force", "--reason", "to try it")
 
 
@@ -85,8 +85,11 @@ def damaged(folder: Path, rng: np.random.Generator) -> None:
 @pytest.mark.parametrize(
     "first",
     [
-        pytest.param(first, marks=[] if first < FAST * IN_ONE_TEST else pytest.mark.slow)
-        for first in range(0, COUNT, IN_ONE_TEST)
+        pytest.param(
+            number * IN_ONE_TEST,
+            marks=[pytest.mark.slow] * (number >= FAST) + [pytest.mark.nightly] * (number >= SLOW),
+        )
+        for number in range(COUNT // IN_ONE_TEST)
     ],
 )
 def test_no_checkpoint_harms_a_job(dl2d: Dl2d, tmp_path: Path, first: int) -> None:

@@ -96,7 +96,7 @@ def test_shadow_counts_agreement_and_lists_the_jobs_that_differ_most(dl2d: Dl2d,
             2,
             "2 days with",
         ),
-        pytest.param(WEEK, 4, "8 days with 110 jobs", marks=pytest.mark.slow),
+        pytest.param(WEEK, 4, "8 days with 110 jobs", marks=[pytest.mark.slow, pytest.mark.nightly]),
     ],
     ids=["two-days", "a-week"],
 )

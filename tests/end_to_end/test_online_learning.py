@@ -40,6 +40,7 @@ def dl2d(*arguments: str | Path) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1500)
 def test_what_was_learned_from_recorded_days_goes_live_and_decides(tmp_path: Path) -> None:
     base = know_nothing(tmp_path / "nothing")

@@ -197,7 +197,7 @@ def recorded(daemon: DaemonProcess) -> Iterator[None]:
 @pytest.mark.parametrize(
     "site_of",
     [
-        pytest.param(local_site, id="local"),
+        pytest.param(local_site, id="local", marks=pytest.mark.nightly),
         pytest.param(
             slurm_site,
             id="slurm",
@@ -205,7 +205,9 @@ def recorded(daemon: DaemonProcess) -> Iterator[None]:
         ),
     ],
 )
-@pytest.mark.parametrize("database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+@pytest.mark.parametrize(
+    "database", ["sqlite", pytest.param("postgresql", marks=[pytest.mark.postgres, pytest.mark.nightly])]
+)
 def test_each_step_works_and_is_in_the_database(
     tmp_path: Path, request: pytest.FixtureRequest, site_of: Callable[[Path, str], Any], database: str
 ) -> None:

@@ -7,14 +7,19 @@ time; its text has the schedule and all that was said.  What a seed has found is
 from __future__ import annotations
 
 import os
+import threading
+import time
 
 import pytest
 from rehearsal import job
 from simulated_job import Schedule, SimulatedJob, check, random_schedule
+from virtual_threads import Kernel
+
+from pslite.net import authentication
 
 #: how many seeds the long test goes through, from the first after those of the short one
 SEEDS = int(os.environ.get("PSLITE_SIMULATION_SEEDS", "200"))
-FEW = 6
+FEW, SLOW = 6, 40
 
 
 @pytest.mark.parametrize("seed", range(FEW))
@@ -23,10 +28,28 @@ def test_nothing_is_lost_or_doubled_on_a_bad_network(seed, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(FEW, FEW + SEEDS))
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *range(FEW, SLOW),
+        *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(SLOW, FEW + SEEDS)),
+    ],
+)
 def test_nothing_is_lost_or_doubled_on_a_bad_network_of_any_seed(seed, tmp_path):
     """``PSLITE_SIMULATION_SEEDS=10000`` tries so many."""
     check(random_schedule(seed, tmp_path))
+
+
+def test_a_thread_of_another_test_has_its_own_clock():
+    read = []
+    with Kernel(1).installed(("pslite",), {}):
+        virtual = authentication.time.monotonic()
+        thread = threading.Thread(target=lambda: read.append(authentication.time.monotonic()))
+        began = time.monotonic()
+        thread.start()
+        thread.join()
+    assert virtual == Kernel(1).now
+    assert began <= read[0] <= time.monotonic()
 
 
 def test_a_seed_has_the_same_course_each_time():

@@ -76,6 +76,8 @@ class VirtualThread:
             kernel.park(kernel.left(deadline))
 
     def _run(self) -> None:
+        ident = _thread.get_ident()
+        self.kernel.idents.add(ident)
         self.gate.acquire()
         try:
             if not self.kernel.closing:
@@ -87,6 +89,7 @@ class VirtualThread:
         self._ended = True
         for each in self._joining:
             self.kernel.wake(each)
+        self.kernel.idents.discard(ident)
         self.kernel.leave()
 
 
@@ -110,6 +113,8 @@ class Kernel:
         self.errors: list[str] = []
         self.closing = False
         self.switches = 0
+        #: of the operating system's threads that are the kernel's
+        self.idents = {_thread.get_ident()}
         #: checksum of all that was scheduled: the same seed has the same
         self.trace = 0
         self._until = self.now + most
@@ -252,8 +257,9 @@ class Kernel:
     def installed(self, packages: tuple[str, ...], more: dict[str, types.SimpleNamespace]) -> Iterator[None]:
         """Give the stand-ins, and `more`, to the modules of packages."""
         before: list[tuple[types.ModuleType, str, object]] = []
-        for name, stand_in in {**self.stand_ins(), **more}.items():
+        for name, virtual in {**self.stand_ins(), **more}.items():
             real = sys.modules[name]
+            stand_in = _ForThreads(self, virtual, real)
             for module in [m for n, m in sys.modules.items() if n.split(".")[0] in packages]:
                 if vars(module).get(name) is real:
                     before.append((module, name, real))
@@ -263,6 +269,16 @@ class Kernel:
         finally:
             for module, name, real_one in before:
                 setattr(module, name, real_one)
+
+
+class _ForThreads:
+    """A module's stand-in for the kernel's threads; for others, which an earlier test may have left, the module."""
+
+    def __init__(self, kernel: Kernel, virtual: types.SimpleNamespace, real: types.ModuleType) -> None:
+        self._kernel, self._virtual, self._real = kernel, virtual, real
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._virtual if _thread.get_ident() in self._kernel.idents else self._real, name)
 
 
 def _like(module: types.ModuleType, **others: object) -> types.SimpleNamespace:
