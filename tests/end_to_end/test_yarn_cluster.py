@@ -19,8 +19,12 @@ import yarn_cluster
 from local_cluster import KERNELS, REQUEST, WORKER, _static_digest
 from yarn_daemon import DEMAND, FAST, YarnDaemon
 
-from dl2d.core.cluster import TaskState
-from dl2d.core.jobs import JobState
+from dl2d.core.cluster import TaskState, task_tag
+from dl2d.core.errors import Rejected
+from dl2d.core.jobs import JobKey, JobState, Launch, Owner, Role
+from dl2d.core.resource_manager import RmJobState, TaskSpec
+from dl2d.core.resources import NO_RESOURCES, Resources
+from dl2d_yarn.manager import create
 
 pytestmark = [
     pytest.mark.slow,
@@ -55,6 +59,38 @@ def gate(tmp_path: Path) -> Path:
     path = tmp_path / "hold-job"
     path.touch()
     return path
+
+
+@pytest.mark.parametrize(
+    ("settings", "memory", "said"),
+    [
+        ({"queue": "gold"}, 512, "unknown queue: gold"),
+        # The cluster's maximum allocation is 64 GiB.
+        ({}, 100_000, "larger than configured max container memory size"),
+    ],
+)
+def test_yarn_refuses_an_unknown_queue_and_a_container_above_its_maximum(
+    yarn: yarn_cluster.YarnCluster, settings: dict[str, object], memory: int, said: str
+) -> None:
+    job = JobKey("yarn", "refused", 1_795_581_700)
+    environment = {"DL2_DAEMON": "http://head:8290", "DL2_JOB": job.slug, "DL2_CREDENTIAL": "ab" * 32}
+    anchor = TaskSpec(
+        tag=task_tag(job, "anchor"), job=job, role=Role.COORDINATOR, name="anchor", demand=NO_RESOURCES, node="",
+        owner=Owner(yarn.user, 990, 990), launch=Launch(("python", "train.py"), "/", tuple(environment.items())),
+        member_demands=((Role.WORKER, Resources.of(cpu=1, memory=memory)),),
+    )  # fmt: skip
+    given = {"addresses": [yarn.address], "user": yarn.user, "runner": "/opt/dl2/bin/dl2-run", **settings}
+    manager = create(given, clock=time.time)
+    try:
+        with pytest.raises(Rejected, match=said):
+            manager.submit(anchor)
+        # An application in an unknown queue is one that failed.
+        assert {each.state for each in manager.listing().jobs if each.tag == anchor.tag} <= {RmJobState.FAILED}
+        # Nothing of it is left that would take its name.
+        with pytest.raises(Rejected, match=said):
+            manager.submit(anchor)
+    finally:
+        manager.close()
 
 
 def test_two_jobs_share_the_cluster_and_end_with_the_weights_of_a_static_run(daemon: YarnDaemon, gate: Path) -> None:
