@@ -66,7 +66,7 @@ def test_the_standby_redirects_and_takes_over(cluster: YarnCluster, masters: dic
         return RestClient([masters[name] for name in names], user=cluster.user, timeout_seconds=20)
 
     # Whichever is the standby: its answers lead to the other one, the body of a change is sent again there.
-    with client("rm") as one, client("rm2") as other:
+    with client("rm", "rm2") as one, client("rm2", "rm") as other:
         one.send("POST", SERVICES_PATH, sleeper(one=1, two=1, three=4))
         assert len(states(one)) == 1
         assert states(one) == states(other)

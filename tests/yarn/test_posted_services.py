@@ -163,7 +163,9 @@ def test_an_application_that_is_not_known_is_looked_for_once_in_a_while(yarn: Fa
     manager.close()
 
 
-def test_only_a_service_is_asked_for_its_secret_and_by_its_name_alone(yarn: FakeYarn, manager: YarnManager) -> None:
+def test_only_a_service_is_asked_for_its_secret_and_only_by_the_name_of_one(
+    yarn: FakeYarn, manager: YarnManager
+) -> None:
     service = posted_description(POSTED, SETTINGS, daemon="http://head:8910")
     application = yarn.post(service, "alice")
     yarn.apps["digits"]["applicationType"] = "TENSORFLOW"
@@ -174,9 +176,15 @@ def test_only_a_service_is_asked_for_its_secret_and_by_its_name_alone(yarn: Fake
     manager.listing()
     asked = []
     yarn.instead = lambda request: asked.append(request.url.raw_path)
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFound, match="no such service"):
         manager.authenticate(application, "x")
-    assert asked == [b"/app/v1/services/..%2Fx%3FdoAs%3Droot%23?user.name=dl2d&doAs=alice"]
+    # Nor does the report of a container make it a job, whose service would be resized.
+    job = JobKey("yarn", application.removeprefix("application_"), 1795581713)
+    manager.report_container(report(job, "coordinator-0", 2))
+    manager.report_container(report(job, "worker-0", 3, task="worker-1"))
+    assert application not in [listed.handle for listed in manager.listing().jobs]
+    time.sleep(0.5)
+    assert not any(b"services" in path for path in asked)
 
 
 def test_it_registers_with_its_secret_and_is_resized_and_removed_as_its_user(

@@ -159,12 +159,48 @@ def test_redirects_end(location: str) -> None:
     assert len(asked) <= 1 + MAX_REDIRECTS
 
 
-def test_tls_is_not_given_up_by_a_redirect() -> None:
-    def answer(request: httpx2.Request) -> httpx2.Response:
-        return httpx2.Response(307, headers={"Location": "http://rm2/x"})
+@pytest.mark.parametrize(
+    ("addresses", "location"),
+    [
+        (["https://rm1:8090", "http://rm2:8088"], "http://rm2:8088/x"),  # gives up TLS
+        (["http://rm1:8088"], "http://rm2:8088/x"),
+        (["http://rm1:8088"], "http://rm1:8042/x"),
+        (["http://rm1:8088"], "http://rm1:8088@eve/x"),
+    ],
+)
+def test_redirects_to_other_than_the_configured_addresses_are_refused(addresses: list[str], location: str) -> None:
+    asked = []
 
-    with pytest.raises(Unavailable, match="refused"):
-        client_of(answer, addresses=["https://rm1:8090"]).get("/x", dict)
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        asked.append(request.url.host)
+        return httpx2.Response(307, headers={"Location": location if len(asked) == 1 else "/none"})
+
+    with pytest.raises(Unavailable, match=r"redirects to .*, which is refused: it is none of resource_manager"):
+        client_of(answer, addresses=addresses).send("PUT", "/x", {})
+    assert asked[0] == "rm1"
+    assert "eve" not in asked
+
+
+def test_a_redirect_chooses_neither_path_nor_user() -> None:
+    asked = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        asked.append(str(request.url))
+        if len(asked) > 1:
+            return httpx2.Response(202)
+        return httpx2.Response(307, headers={"Location": "http://rm2:8088/app/v1/services/other?doAs=alice"})
+
+    client_of(answer, addresses=TWO).send("PUT", "/app/v1/services/own", {})
+    assert asked == [f"{address}/app/v1/services/own?user.name=dl2d" for address in TWO]
+
+
+def test_after_a_redirect_that_is_refused_the_next_address_is_asked() -> None:
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        if request.url.host == "rm1":  # names the active one as yarn-site.xml does, and the settings do not
+            return httpx2.Response(307, headers={"Location": "http://rm2.cluster:8088/x"})
+        return httpx2.Response(202, content=b"done")
+
+    assert client_of(answer, addresses=TWO).send("POST", "/x", {}) == b"done"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from dl2d.core.errors import Unavailable
 from dl2d.core.resource_manager import RmJobState
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d_yarn.rest_client import RestClient
+from dl2d_yarn.service_file import SERVICE_NAME
 from dl2d_yarn.states import (
     COMPONENT_STATES,
     CONTAINER_STATES,
@@ -202,6 +203,11 @@ class Application:
     #: When its master had a container first, seconds since 1970; 0 before.
     launched: float = 0.0
 
+    @property
+    def is_service(self) -> bool:
+        """Whether it is a service. Any user may submit an application of this type, by whatever name."""
+        return self.type == SERVICE_TYPE and SERVICE_NAME.fullmatch(self.name) is not None
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterListing:
@@ -300,6 +306,8 @@ def _applications(apps: Iterable[_App]) -> tuple[tuple[Application, ...], list[s
                 app.launch_time / 1000,
             )
         )  # fmt: skip
+        if read[-1].type == SERVICE_TYPE and not read[-1].is_service:
+            remarks.append(f"{app.id} is ignored: {app.name[:80]!r} cannot be the name of a YARN service")
     return tuple(read), remarks
 
 

@@ -29,7 +29,6 @@ from dl2d.core.resource_manager import (
 from dl2d.core.resources import Resources
 from dl2d_yarn.container_tasks import ContainerTasks, Task
 from dl2d_yarn.listing import (
-    SERVICE_TYPE,
     SERVICES_PATH,
     ClusterListing,
     read_listing,
@@ -155,7 +154,7 @@ class YarnManager:
             self._tasks.end_on(listing.lost_nodes)
             self._tasks.forget(self._services.by_job)
             if self._settled_at is None:
-                services = [application for application in listing.applications if application.type == SERVICE_TYPE]
+                services = [application for application in listing.applications if application.is_service]
                 running = any(not application.state.ended for application in services)
                 self._settled_at = now + _SETTLING_INTERVALS * self._settings.report_seconds if running else now
             if now < self._settled_at:
@@ -360,7 +359,7 @@ class YarnManager:
         if application is None:
             self._look_up(rm_id)
             application = self._services.applications.get(rm_id)
-        if application is None or application.state.ended or application.type != SERVICE_TYPE:
+        if application is None or application.state.ended or not application.is_service:
             raise NotFound(f"{rm_id[:80]}: YARN knows no such service that has not ended")
         service = read_service(self._client, application.name, do_as=application.user)
         if service.use is ServiceUse.WAIT:

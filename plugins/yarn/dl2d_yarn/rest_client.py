@@ -45,7 +45,7 @@ class RestClient:
     Parameters
     ----------
     addresses
-        Base URLs, such as ``http://rm1:8088``. The one that answered last is tried first.
+        Base URLs, such as ``http://rm1:8088``. The one that answered last is tried first. Redirects lead to these only.
     user
         User of simple authentication; "" sends none.
     timeout_seconds
@@ -153,10 +153,9 @@ class RestClient:
         query = {**parameters, **{name: value for name, value in identity.items() if value}}
         problems: list[str] = []
         for address in tuple(self._addresses):
-            url = httpx2.URL(address + path).copy_merge_params(query)
             try:
-                status, body, answered = self._follow(method, url, content)
-            except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+                status, body, answered = self._follow(method, address, path, query, content)
+            except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.TooManyRedirects) as error:
                 problems.append(f"{address}: {error or type(error).__name__}")
                 continue
             except (httpx2.HTTPError, httpx2.InvalidURL) as error:
@@ -177,26 +176,35 @@ class RestClient:
             _refuse(f"{method} {path}", status, body, user=self._user, do_as=do_as)
         raise Unavailable(f"{method} {path}: no ResourceManager answers", said="; ".join(problems))
 
-    def _prefer(self, address: str, answered: httpx2.URL) -> None:
+    def _prefer(self, address: str, answered: str) -> None:
         """From now on try first the address that answered, then the one that led there. Other threads may call too."""
-        self._addresses = sorted(
-            self._addresses, key=lambda other: (_origin(httpx2.URL(other)) != _origin(answered), other != address)
-        )
+        self._addresses = sorted(self._addresses, key=lambda other: (other != answered, other != address))
 
-    def _follow(self, method: Method, url: httpx2.URL, content: object) -> tuple[int, bytes, httpx2.URL]:
-        """Send a request, and again to where a standby redirects it; returns status, body, and URL that answered."""
+    def _follow(
+        self, method: Method, address: str, path: str, query: Mapping[str, str], content: object
+    ) -> tuple[int, bytes, str]:
+        """Send a request, and again to the address to which a standby redirects it.
+
+        Returns status, body, and the address that answered. Of a redirect only scheme, host and port count, which must
+        be those of one of the addresses: an answer that another server has forged cannot choose what is sent where.
+        """
         deadline = self._timer() + self._timeout_seconds
+        origins = {_origin(httpx2.URL(each)): each for each in self._addresses}
         for _ in range(1 + MAX_REDIRECTS):
+            url = httpx2.URL(address + path).copy_merge_params(query)
             body = None if content is None else msgspec.json.encode(content)
             headers = {"Accept": "application/json", **({"Content-Type": "application/json"} if body else {})}
             with self._client.stream(method, url, content=body, headers=headers) as response:
                 if response.status_code not in _REDIRECTS:
-                    return response.status_code, self._read(response, deadline), url
+                    return response.status_code, self._read(response, deadline), address
                 target = url.join(response.headers.get("Location", ""))
-            if target.scheme not in ("http", "https") or (url.scheme == "https" and target.scheme != "https"):
-                raise httpx2.TooManyRedirects(f"redirected to {target}, which is refused")
-            url = target
-        raise httpx2.TooManyRedirects(f"redirected more than {MAX_REDIRECTS} times, at last to {url}")
+            if _origin(target) not in origins or (url.scheme == "https" and target.scheme != "https"):
+                raise httpx2.TooManyRedirects(
+                    f"redirects to {target.scheme}://{target.netloc.decode(errors='replace')}, which is refused: it is "
+                    "none of resource_manager.yarn.addresses, or gives up TLS"
+                )
+            address = origins[_origin(target)]
+        raise httpx2.TooManyRedirects(f"redirected more than {MAX_REDIRECTS} times, at last to {address}")
 
     def _read(self, response: httpx2.Response, deadline: float) -> bytes:
         """The body, unless it is larger or comes later than allowed."""

@@ -37,7 +37,8 @@ _NAMES: Final = {"gpu": "yarn.io/gpu"}
 #: Start of the properties of a service in which its user's request is, and variable with the secret of its containers.
 PREFIX: Final = "dl2."
 SECRET: Final = "DL2_PROOF"  # noqa: S105  (a name)
-_POSTED_NAME: Final = re.compile(r"[a-z][a-z0-9-]*")
+#: Names that YARN gives services. An application of another name is none, whatever its type says.
+SERVICE_NAME: Final = re.compile(rf"[a-z][a-z0-9-]{{0,{_MAX_NAME - 1}}}")
 
 
 def service_name(job: JobKey) -> str:
@@ -116,7 +117,7 @@ def posted_description(
     Rejected
         The job's name or a demand cannot be told to YARN, or dl2-run is not found.
     """
-    if not _POSTED_NAME.fullmatch(job.name) or len(job.name) > _MAX_NAME:
+    if not SERVICE_NAME.fullmatch(job.name):
         raise Rejected(f"{job.name!r} cannot be the name of a YARN service (a-z, 0-9, -; {_MAX_NAME} at most)")
     runner = "env/bin/dl2-run" if archive else settings.runner or shutil.which("dl2-run")
     if runner is None:

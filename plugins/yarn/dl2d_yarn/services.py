@@ -10,7 +10,7 @@ from dl2d.core.cluster import task_tag
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resource_manager import RmIdentity, RmJob, RmJobState
 from dl2d_yarn.container_tasks import ContainerTasks, Task
-from dl2d_yarn.listing import SERVICE_TYPE, Application, ClusterListing
+from dl2d_yarn.listing import Application, ClusterListing
 from dl2d_yarn.service_file import job_of_service
 
 #: Id of a job's anchor in its tag.
@@ -103,7 +103,7 @@ class Services:
         reporting = self._tasks.jobs()
         self.applications = {application.id: application for application in listing.applications}
         for application in listing.applications:
-            if application.type != SERVICE_TYPE:
+            if not application.is_service:
                 continue
             job = job_of_service(application.name, self._cluster) if application.user == self._user else None
             posted = job is None
@@ -133,7 +133,9 @@ class Services:
     def take_up(self, job: JobKey) -> None:
         """Count the service of a job as dl2d's, since one of its containers has reported, if its user posted it."""
         application = self.applications.get(f"application_{job.id}")
-        if job not in self.by_job and application is not None and self.key(application) == job:
+        if application is None or not application.is_service:
+            return
+        if job not in self.by_job and self.key(application) == job:
             self.by_job[job] = JobService(
                 job, application.name, application.id, application.user, application.queue, application.started,
                 state=application.state,

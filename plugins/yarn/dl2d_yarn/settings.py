@@ -49,7 +49,7 @@ class YarnSettings(Record):
 
     #: Name of the cluster, the first part of its jobs' keys.
     cluster: Annotated[str, Text(64, "[A-Za-z0-9_-]+", "up to 64 letters, digits, _ or -")] = "yarn"
-    #: Web addresses of the ResourceManagers; a standby's answers lead to the active one.
+    #: Web addresses of the ResourceManagers; a standby's redirects are followed to these only.
     addresses: Annotated[tuple[_Address, ...], Items(16)]
     #: User name that is sent where the cluster has simple authentication; "" is the account of the daemon, or the first
     #: part of the principal.
