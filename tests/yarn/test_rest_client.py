@@ -236,6 +236,8 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d
         (b"", {}),
         (b"", {"pause": 3.0}),  # nothing comes
         (HEAD % 400 + b" " * 400, {"pause": 0.05, "step": 10}),  # so slow that no single read takes too long
+        (b"HTTP/1.1 200 OK\r\nX: " + b"a" * 400, {"pause": 0.05, "step": 1}),  # the same in the headers
+        (b"HTTP/1.1 100 Continue\r\n\r\n" * 40, {"pause": 0.05, "step": 25}),
         (HEAD % 200_000 + b" " * 200_000, {}),  # too large
     ],
 )

@@ -13,6 +13,7 @@ import httpx2
 import msgspec
 
 from dl2d.core.errors import ConfigError, Denied, NotFound, Rejected, Unavailable
+from dl2d_yarn.deadline_transport import Deadline, DeadlineTransport
 from dl2d_yarn.settings import YarnSettings
 from dl2d_yarn.spnego import Spnego
 
@@ -49,7 +50,7 @@ class RestClient:
     user
         User of simple authentication; "" sends none.
     timeout_seconds
-        Maximum duration of one request with its answer.
+        Maximum duration of one request with its answer, from connecting to the last byte.
     ca_file
         Certificate authorities that sign the servers' certificates; "" for the system's.
     auth
@@ -78,11 +79,11 @@ class RestClient:
         self._user = user
         self._timeout_seconds = timeout_seconds
         self._max_answer_bytes = max_answer_bytes
-        self._timer = timer
+        self._deadline = Deadline(timer)
         # The proxy and the .netrc file of the daemon's environment are not meant for the ResourceManager.
         self._client = httpx2.Client(
-            timeout=timeout_seconds, trust_env=False, transport=transport, verify=_tls(ca_file), auth=auth,
-            follow_redirects=False,
+            timeout=timeout_seconds, trust_env=False, auth=auth, follow_redirects=False,
+            transport=transport or DeadlineTransport(self._deadline, verify=_tls(ca_file)),
         )  # fmt: skip
 
     @classmethod
@@ -154,7 +155,8 @@ class RestClient:
         problems: list[str] = []
         for address in tuple(self._addresses):
             try:
-                status, body, answered = self._follow(method, address, path, query, content)
+                with self._deadline.within(self._timeout_seconds):
+                    status, body, answered = self._follow(method, address, path, query, content)
             except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.TooManyRedirects) as error:
                 problems.append(f"{address}: {error or type(error).__name__}")
                 continue
@@ -188,7 +190,6 @@ class RestClient:
         Returns status, body, and the address that answered. Of a redirect only scheme, host and port count, which must
         be those of one of the addresses: an answer that another server has forged cannot choose what is sent where.
         """
-        deadline = self._timer() + self._timeout_seconds
         origins = {_origin(httpx2.URL(each)): each for each in self._addresses}
         for _ in range(1 + MAX_REDIRECTS):
             url = httpx2.URL(address + path).copy_merge_params(query)
@@ -196,7 +197,7 @@ class RestClient:
             headers = {"Accept": "application/json", **({"Content-Type": "application/json"} if body else {})}
             with self._client.stream(method, url, content=body, headers=headers) as response:
                 if response.status_code not in _REDIRECTS:
-                    return response.status_code, self._read(response, deadline), address
+                    return response.status_code, self._read(response), address
                 target = url.join(response.headers.get("Location", ""))
             if _origin(target) not in origins or (url.scheme == "https" and target.scheme != "https"):
                 raise httpx2.TooManyRedirects(
@@ -206,15 +207,13 @@ class RestClient:
             address = origins[_origin(target)]
         raise httpx2.TooManyRedirects(f"redirected more than {MAX_REDIRECTS} times, at last to {address}")
 
-    def _read(self, response: httpx2.Response, deadline: float) -> bytes:
-        """The body, unless it is larger or comes later than allowed."""
+    def _read(self, response: httpx2.Response) -> bytes:
+        """The body, unless it is larger than allowed."""
         body = bytearray()
         for chunk in response.iter_bytes():
             body += chunk
             if len(body) > self._max_answer_bytes:
                 raise httpx2.DecodingError(f"the answer is larger than {self._max_answer_bytes} bytes")
-            if self._timer() > deadline:
-                raise httpx2.ReadTimeout(f"the answer took longer than {self._timeout_seconds:g} s")
         return bytes(body)
 
 

@@ -1,0 +1,136 @@
+"""HTTP transport with a deadline for a whole call: connecting, TLS, request, headers and body of the answer.
+
+The time-outs of httpx2 hold for each read and write alone, so a server that sends a byte now and then could hold a call
+for ever.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import httpcore2
+import httpx2
+
+#: Connections of one client at a time, and for how long an idle one is kept.
+_MAX_CONNECTIONS: Final = 100
+_KEEPALIVE_SECONDS: Final = 5.0
+
+
+class _Call(threading.local):
+    """The call that a thread makes: when it has to be over, and how long it may take."""
+
+    at: float | None = None
+    seconds = 0.0
+
+
+class Deadline:
+    """When the call that this thread makes has to be over.
+
+    Parameters
+    ----------
+    timer
+        Seconds on a monotonic clock.
+    """
+
+    def __init__(self, timer: Callable[[], float]) -> None:
+        self._timer = timer
+        self._call = _Call()
+
+    @contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        """Limit the calls that this thread makes inside."""
+        self._call.at, self._call.seconds = self._timer() + seconds, seconds
+        try:
+            yield
+        finally:
+            self._call.at = None
+
+    def remaining(self, error: type[httpcore2.TimeoutException]) -> float | None:
+        """Seconds that are left; None without a deadline. Raises ``error`` when none are left."""
+        if self._call.at is None:
+            return None
+        left = self._call.at - self._timer()
+        if left <= 0:
+            raise error(f"it took longer than {self._call.seconds:g} s")
+        return left
+
+
+class _Stream(httpcore2.NetworkStream):
+    """A connection, each read and write of which ends with the deadline at the latest."""
+
+    def __init__(self, inner: httpcore2.NetworkStream, deadline: Deadline) -> None:
+        self._inner = inner
+        self._deadline = deadline
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        del timeout
+        return self._inner.read(max_bytes, self._deadline.remaining(httpcore2.ReadTimeout))
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        del timeout
+        connection: socket.socket = self._inner.get_extra_info("socket")
+        left = memoryview(buffer)
+        while left:  # the stream's own write would begin its time-out again with each part
+            connection.settimeout(self._deadline.remaining(httpcore2.WriteTimeout))
+            try:
+                left = left[connection.send(left) :]
+            except TimeoutError as error:
+                raise httpcore2.WriteTimeout(str(error)) from None
+            except OSError as error:
+                raise httpcore2.WriteError(str(error)) from None
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore2.NetworkStream:
+        del timeout
+        left = self._deadline.remaining(httpcore2.ConnectTimeout)
+        return _Stream(self._inner.start_tls(ssl_context, server_hostname, left), self._deadline)
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._inner.get_extra_info(info)
+
+
+class _Backend(httpcore2.SyncBackend):
+    def __init__(self, deadline: Deadline) -> None:
+        self._deadline = deadline
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
+    ) -> httpcore2.NetworkStream:
+        del timeout
+        left = self._deadline.remaining(httpcore2.ConnectTimeout)
+        return _Stream(super().connect_tcp(host, port, left, local_address, socket_options), self._deadline)
+
+
+class DeadlineTransport(httpx2.HTTPTransport):
+    """httpx2's transport over connections that keep to a deadline.
+
+    Parameters
+    ----------
+    deadline
+        Deadline of each thread's call.
+    verify
+        What certificates are verified with, as httpx2 takes it.
+    """
+
+    def __init__(self, deadline: Deadline, *, verify: ssl.SSLContext | bool) -> None:
+        super().__init__(verify=verify, trust_env=False)
+        self._pool = httpcore2.ConnectionPool(
+            ssl_context=httpx2.create_ssl_context(verify, trust_env=False),
+            max_connections=_MAX_CONNECTIONS,
+            keepalive_expiry=_KEEPALIVE_SECONDS,
+            network_backend=_Backend(deadline),
+        )
