@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import pwd
 import shutil
@@ -118,7 +119,9 @@ class YarnService:
             "report_seconds": REPORT_SECONDS,
             "coordinator_memory_mib": 128,
         }
-        return ManagerOfTest(YarnSettings.parse(settings), clock=time.time)
+        manager = ManagerOfTest(YarnSettings.parse(settings), clock=time.time)
+        manager.allow_changes(math.inf)
+        return manager
 
     def restart(self) -> None:
         """Put a second manager in the place of the first one, as after a restart of the daemon."""

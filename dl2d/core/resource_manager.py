@@ -204,6 +204,14 @@ class ContainerManager(Protocol):
         """Take a container's report; returns what it is to do. Does not ask the resource manager anything."""
         ...
 
+    def allow_changes(self, seconds: float) -> None:
+        """Allow to change the containers of jobs, as tasks start and end, for so many seconds from now.
+
+        Before the first call nothing is changed. A tick in a mode that acts calls this while the daemon holds the lease
+        on the store: without it, another daemon may be in charge.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:

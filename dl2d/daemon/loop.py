@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from types import FrameType, TracebackType
 
 import structlog
@@ -23,7 +24,7 @@ from dl2d.config.settings import Settings
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.errors import AlreadyRunning, ConfigError, Dl2dError
 from dl2d.core.policy_registry import SiteStore
-from dl2d.core.resource_manager import ResourceManager, TaskSpec
+from dl2d.core.resource_manager import ContainerManager, ResourceManager, TaskSpec
 from dl2d.daemon.api.admission import Admission
 from dl2d.daemon.api.application import create_api
 from dl2d.daemon.api.connections import HEARTBEATS_PER_SECOND, ConnectionLimits, RateLimiter
@@ -36,7 +37,7 @@ from dl2d.daemon.policy_versions.active_version import ActiveVersion
 from dl2d.daemon.policy_versions.canary_run import CanaryRun
 from dl2d.daemon.policy_versions.learner_process import Learner
 from dl2d.daemon.pruning import PRUNE_SECONDS, prune
-from dl2d.daemon.standby import LeaseKeeper, renewal_seconds
+from dl2d.daemon.standby import LeaseKeeper, lease_seconds, renewal_seconds
 from dl2d.daemon.systemd import ServiceManager
 from dl2d.daemon.tick_log import TickLog
 from dl2d.daemon.tick_settings import guard_rules, manager_settings, timeouts
@@ -442,7 +443,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             log.info("mode", mode=str(mode), before=str(change.before or ""), reason=reason)
 
     def _build(self, settings: Settings, active: ActiveVersion) -> tuple[Context, CanaryRun]:
-        jobs = settings.jobs
+        jobs, poll_seconds = settings.jobs, settings.schedule.poll_seconds
         fallback = load_policy(settings.policy.fallback, "policy.fallback")
         context = Context(
             cluster=self._cluster,
@@ -467,12 +468,17 @@ class Daemon(AbstractContextManager["Daemon"]):
             request_rules=jobs.rules,
             idle_seconds=settings.policy.idle_seconds,
             grace_seconds=jobs.grace_seconds,
+            allow_changes=partial(self._allow_changes, lease_seconds(poll_seconds) - renewal_seconds(poll_seconds)),
             submitter=self._submitter,
-            start_limit=settings.schedule.poll_seconds,
+            start_limit=poll_seconds,
             timer=self._timer,
         )
         canary = CanaryRun(settings, self._store, active, fallback, self._clock)
         return canary.applied(context), canary
+
+    def _allow_changes(self, seconds: float) -> None:
+        if isinstance(self._manager, ContainerManager):
+            self._manager.allow_changes(seconds)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame

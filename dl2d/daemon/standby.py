@@ -27,6 +27,11 @@ def renewal_seconds(poll_seconds: float) -> float:
     return max(poll_seconds / _RENEWALS_PER_INTERVAL, 0.1)
 
 
+def lease_seconds(poll_seconds: float) -> float:
+    """Seconds from a sign of life of the holder to the time at which a standby may take the lease."""
+    return max(_SILENT_INTERVALS * poll_seconds, _MIN_SILENT_SECONDS)
+
+
 def wait_for_lease(
     store: Store,
     holder: str,
@@ -42,7 +47,7 @@ def wait_for_lease(
     need not agree. A holder that is silent for one and a half poll intervals, at least 3 s, loses the lease: its term
     ends, and whatever it still writes is refused.
     """
-    silent_after = max(_SILENT_INTERVALS * poll_seconds, _MIN_SILENT_SECONDS)
+    silent_after = lease_seconds(poll_seconds)
     seen: LeaseSign | None = None
     since, status = timer(), ""
     while not stop.is_set():

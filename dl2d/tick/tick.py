@@ -43,6 +43,9 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
 
     # Observe and reconcile
     observed = observe(context.store, context.manager, state.ended_until)
+    if mode.acts:
+        context.store.check_lease()
+        context.allow_changes()
     reconciled = reconcile(context, state, observed, begin)
     incomplete = observed.listing.incomplete
     snapshot, silent = reconciled.snapshot, reconciled.silent

@@ -117,6 +117,8 @@ class Context:
     grace_seconds: float
     #: Whether tasks run as the user who owns their job (``Capabilities.other_users``).
     tasks_as_owner: bool = True
+    #: Called in each tick that may act, right after the lease was checked (``ContainerManager.allow_changes``).
+    allow_changes: Callable[[], None] = lambda: None
     #: Submits the tasks of a plan; None: one after the other.
     submitter: TaskSubmitter | None = None
     #: Seconds after which a tick submits no further batch of tasks and leaves the others to the next tick.

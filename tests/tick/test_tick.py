@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 from tick.world import World
 
 from dl2d.core.cluster import NodeState, Snapshot, TaskState
+from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Constraint, Decision, Reason
 from dl2d.core.errors import AlreadyRunning, Rejected, Unavailable
 from dl2d.core.guard_memory import GuardMemory
@@ -517,13 +518,22 @@ def test_a_daemon_that_lost_its_lease_submits_and_stops_nothing(world: World, mo
         raise AlreadyRunning("the store was taken over by another daemon")
 
     monkeypatch.setattr(world.store, "check_lease", lost)
+    allowed = world.allowed
+    assert allowed
     for seconds in (1.0, 100.0):
         with pytest.raises(AlreadyRunning):
             world.tick(seconds)
-    assert (world.manager.submitted[submitted:], stopped) == ([], [])
+    assert (world.manager.submitted[submitted:], stopped, world.allowed) == ([], [], allowed)
     monkeypatch.undo()
     world.settle()
     assert world.has(waiting) != NOTHING
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_containers_may_be_changed_in_the_modes_that_act(world: World, mode: Mode) -> None:
+    world.mode = mode
+    world.tick()
+    assert world.allowed == mode.acts
 
 
 def test_churn_is_counted_for_a_slot_not_for_each_decision_in_it(world: World) -> None:

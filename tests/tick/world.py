@@ -70,6 +70,8 @@ class World:
         self.coordinator = PromptCoordinator(self.store, self.manager)
         self.state = TickState()
         self.number = 0
+        #: Number of ticks in which changes of containers were allowed.
+        self.allowed = 0
 
     def close(self) -> None:
         self.store.close()
@@ -98,6 +100,9 @@ class World:
         self.state, report = tick(self.context(), self.state)
         return report
 
+    def allow_changes(self) -> None:
+        self.allowed += 1
+
     def context(self) -> Context:
         return Context(
             cluster="test",
@@ -114,6 +119,7 @@ class World:
             scheduler="memory 1",
             idle_seconds=self.idle_seconds,
             grace_seconds=1.0,
+            allow_changes=self.allow_changes,
             timer=lambda: self.elapsed,
         )
 

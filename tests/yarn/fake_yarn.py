@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx2
@@ -23,11 +25,15 @@ class FakeYarn:
         self.nodes = [node(number) for number in range(1, nodes + 1)]
         self.apps: dict[str, dict[str, Any]] = {}
         self.posted: dict[str, dict[str, Any]] = {}
-        self.containers: dict[str, list[str]] = {}
+        #: Containers that are listed, by service and instance, such as ``worker-0``.
+        self.containers: dict[str, dict[str, str]] = {}
         #: Ended container of the coordinator.
         self.dead: dict[str, str] = {}
         #: More answers by path.
         self.more: dict[str, Any] = {"/ws/v1/cluster/scheduler": scheduler()}
+        #: Where calls of the ``yarn`` command are noted, and how many of them have been carried out.
+        self._commands: Path | None = None
+        self._commands_read = 0
         self.calls: list[str] = []
         #: User for whom each request was made, where that is not the daemon's.
         self.acted_for: list[str] = []
@@ -62,16 +68,44 @@ class FakeYarn:
             for component in self.posted[name]["components"]:
                 component["number_of_containers"] = self.flexes[-1].get(component["name"], 1)
             return _json(202, {"diagnostics": "Updating components"})
-        listed = [{"id": each, "state": "READY"} for each in self.containers.get(name, [])]
         posted = self.posted[name]
+        self._read_commands()
         components = [
-            {key: each[key] for key in each.keys() & _LISTED} | {"containers": []} for each in posted["components"]
+            {key: each[key] for key in each.keys() & _LISTED} | {"containers": self._listed(name, each["name"])}
+            for each in posted["components"]
         ]
-        components[-1]["containers"] = listed
         if name in self.dead:
             components[0]["containers"] = [{"id": self.dead[name], "state": "FAILED"}]
         answer = {"state": "STABLE", "id": self.apps[name]["id"], "configuration": posted["configuration"]}
         return _json(200, {**answer, "components": components})
+
+    def command(self, folder: Path, *lines: str) -> Path:
+        """A ``yarn`` command that gives up an instance; ``lines`` of shell run first."""
+        command, self._commands = folder / "yarn", folder / "called"
+        line = f'echo "$HADOOP_USER_NAME$HADOOP_PROXY_USER:$*" >>{self._commands}'
+        command.write_text("\n".join(("#!/bin/sh", *lines, line, "")))
+        command.chmod(0o755)
+        return command
+
+    def commands(self) -> list[str]:
+        """Calls of the ``yarn`` command: user and arguments."""
+        return self._commands.read_text().splitlines() if self._commands and self._commands.exists() else []
+
+    def _read_commands(self) -> None:
+        for line in self.commands()[self._commands_read :]:
+            self._commands_read += 1
+            name, _, instance = line.split()[-3:]
+            for component in self.posted[name]["components"]:
+                if instance.startswith(f"{component['name']}-"):
+                    component["number_of_containers"] -= 1
+                    component.setdefault("decommissioned_instances", []).append(instance)
+
+    def _listed(self, name: str, component: str) -> list[dict[str, str]]:
+        return [
+            {"id": container, "state": "READY", "component_instance_name": instance}
+            for instance, container in self.containers.get(name, {}).items()
+            if instance.startswith(f"{component}-")
+        ]
 
     def post(self, content: dict[str, Any], user: str) -> str:
         """A user posts a service; returns the id of its application."""
@@ -94,14 +128,18 @@ class FakeYarn:
         self,
         clock: Callable[[], float] = time.time,
         *,
-        kind: type[M] = YarnManager,
-        **more: object,  # type: ignore[assignment]
+        kind: type[M] = YarnManager,  # type: ignore[assignment]
+        allowed: float = math.inf,
+        **more: object,
     ) -> M:
+        """A manager with this clock, also as its timer, which may change services for ``allowed`` seconds."""
         given = {"addresses": ["http://rm:8088"], "user": "dl2d", "runner": "/opt/dl2/bin/dl2-run", **more}
-        return kind(YarnSettings.parse(given), clock=clock, client=client_of(self.answer))
+        manager = kind(YarnSettings.parse(given), clock=clock, timer=clock, client=client_of(self.answer))
+        manager.allow_changes(allowed)
+        return manager
 
 
-_LISTED = {"name", "resource", "number_of_containers"}
+_LISTED = {"name", "resource", "number_of_containers", "decommissioned_instances"}
 
 
 def _json(status: int, content: object) -> httpx2.Response:

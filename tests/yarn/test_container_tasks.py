@@ -127,6 +127,46 @@ def test_a_coordinator_goes_on_in_a_new_process(board: Trial) -> None:
     assert board.report(0, 7, role=Role.COORDINATOR, incarnation="d").task == ""
 
 
+def test_a_coordinator_goes_on_when_its_container_ends_or_is_silent(board: Trial) -> None:
+    (task,) = board.add("anchor")
+    assert board.report(0, 2, role=Role.COORDINATOR).task == "anchor"
+    assert board.report(0, 2, role=Role.COORDINATOR, task="anchor", ending=True) == ContainerOrder(3.0)
+    board.now += 3600
+    assert board.board.overdue(15) == {}
+    assert task.state is RmJobState.RUNNING
+    assert board.report(0, 7, role=Role.COORDINATOR, incarnation="b").task == "anchor"
+
+
+def test_a_container_that_has_not_reported_counts_as_taken_as_long_as_yarn_lists_it(board: Trial) -> None:
+    board.add("worker-9")
+    assert board.report(0, 2).task == "worker-9"
+    listed = {0: FIRST % 2, 1: FIRST % 3, 3: FIRST % 5}
+    board.board.take_description(JOB, Role.WORKER, 4, {2}, listed | {9: FIRST % 6})
+    assert board.board.doubtful(5) == {JOB}
+    assert board.size() == 4
+    # It may turn out to have a task, or none; a task that waits may get its place.
+    board.add("worker-10")
+    assert board.size() == 4
+    assert board.report(3, 5, task="worker-4").grace is None
+    assert board.report(1, 3).task == "worker-10"
+    assert board.board.doubtful(5) == set()
+    board.report(3, 5, task="worker-4", exit_code=0)
+    assert board.size() == 2
+    # Another container runs at its place than the one that reported.
+    board.board.take_description(JOB, Role.WORKER, 4, {2}, listed | {1: FIRST % 8})
+    assert board.board.doubtful(5) == {JOB}
+    board.board.take_description(JOB, Role.WORKER, 4, {2}, {})
+    assert board.board.doubtful(5) == set()
+
+
+def test_a_report_from_beyond_what_yarn_should_have_is_a_reason_to_ask(board: Trial) -> None:
+    board.board.take_description(JOB, Role.WORKER, 1, (), {})
+    board.report(0, 2)
+    assert board.board.doubtful(5) == set()
+    board.report(1, 3)
+    assert board.board.doubtful(5) == {JOB}
+
+
 def test_stops(board: Trial) -> None:
     waiting, running = board.add("worker-2", "worker-1")
     board.report(0, 4)
@@ -193,6 +233,7 @@ def test_a_container_that_yarn_removes_gets_nothing_more(board: Trial) -> None:
     board.report(0, 4)
     board.report(0, 4, task="worker-1", exit_code=0)
     assert board.size() == 0
+    board.board.component(JOB, Role.WORKER).begin_change()
     board.add("worker-2")
     assert board.report(0, 4).task == ""
     assert board.report(0, 5, incarnation="b").task == "worker-2"
@@ -212,7 +253,7 @@ def test_a_report_from_a_position_that_yarn_does_not_have_takes_no_containers(bo
     assert board.report(100_000, 6, task="worker-7").grace is None
     assert board.report(1, 5, task="worker-8").grace is None
     # An earlier daemon gave these out, or none; YARN's number of containers tells.
-    board.board.take_size(JOB, Role.WORKER, 2, {0})
+    board.board.take_description(JOB, Role.WORKER, 2, {0}, {})
     assert board.size() == 2
     assert board.report(100_000, 6, task="worker-7").grace == 0.0
     # Now the number is known.
@@ -236,7 +277,7 @@ def test_a_container_that_is_given_up_gets_no_task_and_one_that_is_needed_is_kep
     assert not board.board.give_up(JOB, Role.WORKER, 0)
     board.board.stop(waits, 0)
     assert board.board.give_up(JOB, Role.WORKER, 0)
-    assert component.asked == 1
+    assert component.asked is None  # until YARN has said that it is removed
     board.add("worker-4")
     assert board.report(0, 4).task == ""
     assert not board.board.give_up(JOB, Role.WORKER, 0)

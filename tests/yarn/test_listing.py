@@ -86,7 +86,8 @@ def test_a_service() -> None:
     client = client_of(lambda _request: httpx2.Response(200, content=json.dumps(service(worker=2, ps=1))))
     read = read_service(client, "dl2-1-1795581700")
     assert (read.use, read.sizes) == (ServiceUse.FLEX, {"worker": 2, "ps": 1})
-    assert len(read.containers) == 3
+    container = "container_1795581702976_0001_01_%06d"
+    assert read.containers == {"worker": {0: container % 2, 1: container % 3}, "ps": {0: container % 4}}
 
 
 def test_secrets_of_a_service_are_not_in_what_is_logged_of_it() -> None:

@@ -26,6 +26,7 @@ JOB = JobKey("yarn", "7", 1_795_581_700)
 NAME = "dl2-7-1795581700"
 ENVIRONMENT = {"DL2_DAEMON": "http://head:8290", "DL2_JOB": JOB.slug, "DL2_CREDENTIAL": "ab" * 32, "API_KEY": "hunter2"}
 OWNER = Owner("dl2d", 990, 990)
+CONTAINER = "container_1795581702976_0001_01_%06d"
 
 
 def anchor(**environment: str) -> TaskSpec:
@@ -47,8 +48,7 @@ def task(name: str, *, node: str = "node1", demand: Resources | None = None) -> 
 def report(name: str, number: int, **more: object) -> ContainerReport:
     role, _, instance = name.partition("-")
     given = {"incarnation": "a", "node": "node1:45001", **more}
-    container = f"container_1795581702976_0001_01_{number:06}"
-    return ContainerReport(job=JOB, role=Role(role), instance=int(instance), container=container, **given)  # type: ignore[arg-type]
+    return ContainerReport(job=JOB, role=Role(role), instance=int(instance), container=CONTAINER % number, **given)  # type: ignore[arg-type]
 
 
 def identities(manager: YarnManager, *handles: str) -> list[RmIdentity]:
@@ -243,17 +243,142 @@ def test_after_a_restart_nothing_is_said_until_the_containers_may_have_reported(
     second.close()
 
 
-def test_a_size_that_an_earlier_daemon_asked_for_is_corrected(yarn: FakeYarn, manager: YarnManager) -> None:
-    started(manager)
-    second = yarn.manager(report_seconds=0.1)
-    yarn.posted[NAME]["components"][2]["number_of_containers"] = 3
+def restarted(yarn: FakeYarn, now: list[float], *, size: int, listed: int) -> YarnManager:
+    """A second daemon's manager, after the containers had time to report; YARN has workers, and lists some of them."""
+    yarn.posted[NAME]["components"][2]["number_of_containers"] = size
+    yarn.containers[NAME] = {f"worker-{place}": CONTAINER % (3 + place) for place in range(listed)}
+    manager = yarn.manager(lambda: now[0], report_seconds=3.0)
     with pytest.raises(Unavailable):
-        second.listing()
+        manager.listing()
+    return manager
+
+
+def test_after_a_start_containers_that_have_not_reported_are_not_removed(
+    yarn: FakeYarn, manager: YarnManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_changes, "LOOK_SECONDS", 0.1)
+    started(manager)
+    now = [1_795_581_800.0]
+    second = restarted(yarn, now, size=3, listed=3)
     second.report_container(report("worker-0", 3, task="worker-1"))
-    time.sleep(0.4)
+    now[0] += 10
+    second.listing()
+    description = f"GET /app/v1/services/{NAME}"
+    wait_until(lambda: yarn.calls.count(description) > 2)
+    # A stop and a start come to the same number of containers.
+    handle = second.submit(task("worker-4"))
+    wait_until(lambda: second.report_container(report("worker-1", 4)).task == "worker-4")
+    second.stop(identities(second, handle), 30)
+    second.report_container(report("worker-1", 4, task="worker-4", exit_code=0))
+    asked = yarn.calls.count(description)
+    wait_until(lambda: yarn.calls.count(description) > asked + 1)
+    assert yarn.flexes == []
+    # The last one reports its task, and later the end of it.
+    assert second.report_container(report("worker-2", 5, task="worker-3")).grace is None
+    assert f"dl2:{JOB.slug}:worker-3" in {job.handle for job in second.listing().jobs if not job.state.ended}
+    second.report_container(report("worker-2", 5, task="worker-3", exit_code=0))
+    wait_until(lambda: yarn.flexes == [{"ps": 0, "worker": 1}])
+    second.close()
+
+
+def test_containers_that_an_earlier_daemon_asked_for_and_yarn_has_not_are_taken_back(
+    yarn: FakeYarn, manager: YarnManager
+) -> None:
+    started(manager)
+    now = [1_795_581_800.0]
+    second = restarted(yarn, now, size=3, listed=1)
+    second.report_container(report("worker-0", 3, task="worker-1"))
+    now[0] += 10
     second.listing()
     wait_until(lambda: yarn.flexes == [{"ps": 0, "worker": 1}])
     second.close()
+
+
+def test_a_service_of_which_nothing_is_known_keeps_its_size(yarn: FakeYarn, manager: YarnManager) -> None:
+    """Its containers do not reach this daemon: they may well train."""
+    handle = started(manager)
+    now = [1_795_581_800.0]
+    second = restarted(yarn, now, size=3, listed=0)
+    now[0] += 10
+    for _ in range(2):
+        assert [job.state for job in second.listing().jobs] == [RmJobState.RUNNING]
+        time.sleep(0.3)
+    assert yarn.flexes == []
+    # Once it is told to stop it, it is this daemon's.
+    second.stop(identities(second, handle), 0)
+    wait_until(lambda: NAME not in yarn.posted)
+    second.close()
+
+
+def test_the_time_in_which_containers_may_report_begins_after_an_incomplete_listing_too(yarn: FakeYarn) -> None:
+    now = [1_795_581_800.0]
+    manager = yarn.manager(lambda: now[0])
+    yarn.apps["x"] = {"id": 1}
+    with pytest.raises(Unavailable, match="may not have reported yet"):
+        manager.listing()
+    manager.close()
+
+
+def test_services_are_changed_only_for_the_time_for_which_it_is_allowed(yarn: FakeYarn) -> None:
+    now = [1_795_581_800.0]
+    manager = yarn.manager(lambda: now[0], allowed=0)
+    manager.listing()
+    handle = started(manager)
+    tasks = [manager.submit(task(name)) for name in ("worker-1", "worker-2")]
+    time.sleep(0.5)
+    assert yarn.flexes == []
+    manager.allow_changes(5)
+    wait_until(lambda: yarn.flexes == [{"ps": 0, "worker": 2}])
+    now[0] += 6
+    manager.stop(identities(manager, tasks[1]), 0)
+    time.sleep(0.5)
+    assert len(yarn.flexes) == 1
+    manager.allow_changes(5)
+    wait_until(lambda: yarn.flexes[1:] == [{"ps": 0, "worker": 1}])
+    now[0] += 6
+    manager.stop(identities(manager, handle), 0)
+    time.sleep(0.5)
+    assert NAME in yarn.posted
+    manager.allow_changes(5)
+    wait_until(lambda: NAME not in yarn.posted)
+    manager.close()
+
+
+def test_a_request_that_was_carried_out_without_an_answer_is_known_from_the_description(
+    yarn: FakeYarn, manager: YarnManager
+) -> None:
+    started(manager)
+
+    def lose(request: httpx2.Request) -> httpx2.Response | None:
+        if request.method != "PUT":
+            return None
+        yarn.instead = lambda _request: None
+        yarn.answer(request)
+        raise httpx2.ReadTimeout("no answer")
+
+    yarn.instead = lose
+    handle = manager.submit(task("worker-1"))
+    wait_until(lambda: yarn.flexes == [{"ps": 0, "worker": 1}])
+    manager.stop(identities(manager, handle), 0)
+    wait_until(lambda: yarn.flexes[1:] == [{"ps": 0, "worker": 0}])
+
+
+def test_a_number_of_containers_that_somebody_else_changed_is_corrected(
+    yarn: FakeYarn, manager: YarnManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_changes, "LOOK_SECONDS", 0.1)
+    started(manager)
+    manager.submit(task("worker-1"))
+    wait_until(lambda: yarn.flexes == [{"ps": 0, "worker": 1}])
+    assert manager.report_container(report("worker-0", 3)).task == "worker-1"
+    yarn.posted[NAME]["components"][2]["number_of_containers"] = 2
+    manager.report_container(report("worker-1", 4))
+    wait_until(lambda: yarn.flexes[1:] == [{"ps": 0, "worker": 1}])
+    # One less than there should be shows in a task that waits.
+    manager.submit(task("worker-2"))
+    wait_until(lambda: yarn.flexes[2:] == [{"ps": 0, "worker": 2}])
+    yarn.posted[NAME]["components"][2]["number_of_containers"] = 1
+    wait_until(lambda: yarn.flexes[3:] == [{"ps": 0, "worker": 2}])
 
 
 @pytest.mark.parametrize("path", ["/ws/v1/cluster/apps", "/ws/v1/cluster/nodes"])
@@ -280,7 +405,7 @@ def test_a_container_that_is_gone_without_a_word_is_lost(yarn: FakeYarn) -> None
     wait_until(lambda: bool(yarn.flexes))
     manager.report_container(report("worker-0", 3))
     manager.report_container(report("worker-1", 4))
-    yarn.containers[NAME] = ["container_1795581702976_0001_01_000003"]
+    yarn.containers[NAME] = {"worker-0": CONTAINER % 3}
     now[0] += 60
     manager._changer.find_overdue()
     states = {job.handle: job.state for job in manager.listing().jobs}
@@ -328,6 +453,54 @@ def test_a_coordinator_of_a_lost_node_does_not_end_the_service(yarn: FakeYarn, m
     assert NAME in yarn.posted
     manager.report_container(report("coordinator-0", 9, incarnation="b", task="anchor", exit_code=1))
     wait_until(lambda: NAME not in yarn.posted)
+
+
+@pytest.mark.parametrize("says", [True, False])
+def test_a_job_whose_coordinators_container_is_gone_goes_on_in_the_next_one(yarn: FakeYarn, *, says: bool) -> None:
+    now = [1_795_581_800.0]
+    manager = yarn.manager(lambda: now[0])
+    manager.listing()
+    handle = started(manager)
+    assert manager.report_container(report("coordinator-0", 2)).task == "anchor"
+    worker = manager.submit(task("worker-1"))
+    wait_until(lambda: bool(yarn.flexes))
+    manager.report_container(report("worker-0", 3))
+    if says:
+        manager.report_container(report("coordinator-0", 2, task="anchor", ending=True))
+    now[0] += 60
+    yarn.containers[NAME] = {"worker-0": CONTAINER % 3}
+    yarn.dead[NAME] = CONTAINER % 2
+    manager._changer.find_overdue()
+    now[0] += 60
+    manager._changer.find_overdue()
+    # A worker without its coordinator ends by itself.
+    manager.report_container(report("worker-0", 3, task="worker-1", exit_code=1))
+    time.sleep(0.5)
+    states = {job.handle: job.state for job in manager.listing().jobs}
+    assert states == {handle: RmJobState.RUNNING, worker: RmJobState.FAILED}
+    assert NAME in yarn.posted
+    assert manager.report_container(report("coordinator-0", 9, incarnation="b")).task == "anchor"
+    manager.close()
+
+
+def test_a_coordinator_that_waits_for_a_container_while_the_daemon_starts_has_not_failed(
+    yarn: FakeYarn, manager: YarnManager
+) -> None:
+    handle = started(manager)
+    assert manager.report_container(report("coordinator-0", 2)).task == "anchor"
+    now = [1_795_581_800.0]
+    second = restarted(yarn, now, size=1, listed=1)
+    second.report_container(report("worker-0", 3, task="worker-1"))
+    yarn.dead[NAME] = CONTAINER % 2
+    for _ in range(2):
+        now[0] += 70
+        assert {job.handle: job.state for job in second.listing().jobs}[handle] is RmJobState.RUNNING
+        second._changer.find_overdue()
+    second.report_container(report("worker-0", 3, task="worker-1", exit_code=1))
+    time.sleep(0.5)
+    assert NAME in yarn.posted
+    assert second.report_container(report("coordinator-0", 9, incarnation="b")).task == "anchor"
+    second.close()
 
 
 def test_a_container_without_a_task_counts_as_free(yarn: FakeYarn, manager: YarnManager) -> None:
@@ -383,10 +556,7 @@ def test_a_container_without_a_task_is_given_up_with_the_yarn_command(
 ) -> None:
     monkeypatch.setattr(service_changes, "LOOK_SECONDS", 0.1)
     monkeypatch.setattr(service_changes, "IDLE_SECONDS", 0.5)
-    command, called = tmp_path / "yarn", tmp_path / "called"
-    command.write_text(f'#!/bin/sh\necho "$HADOOP_USER_NAME$HADOOP_PROXY_USER:$*" >>{called}\n')
-    command.chmod(0o755)
-    manager = yarn.manager(yarn_command=str(command))
+    manager = yarn.manager(yarn_command=str(yarn.command(tmp_path)))
     manager.listing()
     started(manager)
     for name in ("worker-1", "worker-2"):
@@ -398,10 +568,10 @@ def test_a_container_without_a_task_is_given_up_with_the_yarn_command(
 
     def given_up() -> bool:
         manager.report_container(report("worker-0", 3))
-        return called.exists()
+        return bool(yarn.commands())
 
     wait_until(given_up)
-    assert called.read_text() == f"dl2d:app -decommission {NAME} -instances worker-0\n"
+    assert yarn.commands() == [f"dl2d:app -decommission {NAME} -instances worker-0"]
     # Neither is anything else asked for, nor is the position used again.
     time.sleep(0.5)
     assert len(yarn.flexes) == 1
@@ -416,9 +586,8 @@ def test_a_yarn_command_that_fails_is_not_repeated_at_once_and_its_container_goe
 ) -> None:
     monkeypatch.setattr(service_changes, "LOOK_SECONDS", 0.1)
     monkeypatch.setattr(service_changes, "IDLE_SECONDS", 0.5)
-    command, called, go_on = tmp_path / "yarn", tmp_path / "called", tmp_path / "go-on"
-    command.write_text(f"#!/bin/sh\necho x >>{called}\nuntil [ -e {go_on} ]; do sleep 0.05; done\nexit 1\n")
-    command.chmod(0o755)
+    called, go_on = tmp_path / "began", tmp_path / "go-on"
+    command = yarn.command(tmp_path, f"echo x >>{called}", f"until [ -e {go_on} ]; do sleep 0.05; done", "exit 1")
     manager = yarn.manager(yarn_command=str(command))
     manager.listing()
     started(manager)

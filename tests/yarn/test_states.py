@@ -43,14 +43,12 @@ ENUMERATIONS = {
         states.CONTAINER_STATES,
     ),
 }
-#: Words of our tables that Hadoop does not have.
-SURPLUS = {"service.api.records.ComponentState": {"CANCEL_UPGRADING"}}
 
 
 @pytest.mark.parametrize("name", ENUMERATIONS)
 def test_every_word_of_the_enumerations_has_a_meaning(name: str) -> None:
     words, table = ENUMERATIONS[name]
-    assert set(words.split()) | SURPLUS.get(name, set()) == table.keys()
+    assert set(words.split()) == table.keys()
 
 
 @pytest.mark.skipif(shutil.which("javap") is None, reason="javap is not installed")

@@ -31,9 +31,12 @@ class Task:
     id: str
     role: Role
     user: str
+    #: Seconds since 1970; other times are seconds on a monotonic clock.
     submitted: float
-    #: An earlier daemon gave it out, and ``submitted`` is when its container first reported to this one.
+    #: An earlier daemon gave it out.
     adopted: bool = False
+    #: When this daemon heard of it.
+    added: float = 0.0
     state: RmJobState = RmJobState.PENDING
     #: Why it waits or how it ended.
     reason: str = ""
@@ -58,7 +61,7 @@ class Task:
     @property
     def identity(self) -> RmIdentity:
         """Its identity; its tag is used for it alone."""
-        return RmIdentity(self.tag, 0 if self.adopted else int(self.submitted), self.user, self.tag)
+        return RmIdentity(self.tag, int(self.submitted), self.user, self.tag)
 
     @property
     def live(self) -> bool:
@@ -97,12 +100,17 @@ class Component:
     wanted: int = 0
     #: Positions that YARN was asked to give up, which it does not use again.
     decommissioned: set[int] = field(default_factory=set)
-    #: Number that YARN was asked for last; None where this is not known, as after a restart of the daemon.
+    #: Number that YARN has; None where this is not known, as after a restart of the daemon or a failed request.
     asked: int | None = None
     #: Newest container that reported from each position.
     newest: dict[int, str] = field(default_factory=dict)
     #: Containers that YARN was asked to remove.
     removed: set[str] = field(default_factory=set)
+    #: Containers that YARN lists and that have not reported to this daemon, by position: an earlier one may have given
+    #: them tasks.
+    silent: dict[int, str] = field(default_factory=dict)
+    #: Whether a container has reported from a position that YARN should not have.
+    surprising: bool = False
     #: Containers without a task, by position.
     idle: dict[int, Idle] = field(default_factory=dict)
     #: Resources of each container, as far as a task was submitted since the daemon's start.
@@ -117,20 +125,33 @@ class Component:
         """Whether a container at this position may be given tasks."""
         return position < self.wanted and position not in self.decommissioned
 
+    def heard(self, report: ContainerReport) -> None:
+        """Note that a container has reported."""
+        self.newest[report.instance] = report.container
+        if _age(self.silent.get(report.instance, "")) <= _age(report.container):
+            self.silent.pop(report.instance, None)
+        beyond = self.asked is not None and report.instance >= self.asked + len(self.decommissioned)
+        self.surprising = self.surprising or (beyond and report.container not in self.removed)
+
+    def begin_change(self) -> None:
+        """Note that YARN is about to be asked for ``size``: until it has agreed, its number is not known."""
+        self.removed.update(name for place, name in self.newest.items() if place >= self.wanted)
+        self.asked = None
+
 
 class ContainerTasks:
     """Tasks and containers of all jobs. Not thread-safe.
 
     Parameters
     ----------
-    clock
-        Seconds since 1970.
+    timer
+        Seconds on a monotonic clock.
     report_seconds
         Time between two reports of a container.
     """
 
-    def __init__(self, clock: Callable[[], float], report_seconds: float) -> None:
-        self._clock = clock
+    def __init__(self, timer: Callable[[], float], report_seconds: float) -> None:
+        self._timer = timer
         self._report_seconds = report_seconds
         self._tasks: dict[str, Task] = {}
         self._by_job: dict[JobKey, list[Task]] = {}
@@ -140,6 +161,7 @@ class ContainerTasks:
         """Add a task that waits for a container."""
         if task.tag in self._tasks:
             self._by_job[task.job].remove(self._tasks[task.tag])
+        task.added = self._timer()
         self._tasks[task.tag] = task
         self._by_job.setdefault(task.job, []).append(task)
 
@@ -152,7 +174,7 @@ class ContainerTasks:
         return self._by_job.get(job, [])
 
     def pending_anchors(self) -> list[Task]:
-        """Anchors that wait for a container."""
+        """Anchors that wait for their container."""
         tasks = self._tasks.values()
         return [task for task in tasks if task.role is Role.COORDINATOR and task.state is RmJobState.PENDING]
 
@@ -180,15 +202,16 @@ class ContainerTasks:
         2. Its task has ended: noted.
         3. It runs a task: goes on, or is asked to stop. One that is unknown was given out by an earlier daemon, as long
            as the position is one that YARN has; otherwise it is killed.
-        4. YARN is ending it: its task counts as ended, and it gets no other.
+        4. YARN is ending it: its task counts as ended, and it gets no other. An anchor goes on in the next container.
         5. It has no task, although one was given to it: that answer was lost, so it is given again.
         6. It has no task: the first one that waits.
         """
-        now = self._clock()
+        now = self._timer()
+        ending = report.ending and report.role is not Role.COORDINATOR
         component = self.component(report.job, report.role)
         if _age(report.container) < _age(component.newest.get(report.instance, "")):
             return ContainerOrder(self._report_seconds, grace=0.0 if report.task else None)
-        component.newest[report.instance] = report.container
+        component.heard(report)
         was_idle = component.idle.pop(report.instance, None)
         self._end_predecessors(report, now)
         task = self._tasks.get(task_tag(report.job, report.task)) if report.task else None
@@ -198,16 +221,16 @@ class ContainerTasks:
             task = self._adopt(report, now)
         if task is not None and report.exit_code is not None:
             if task.incarnation in ("", report.incarnation):
-                task.end(*_verdict(report.exit_code, ending=report.ending), now)
+                task.end(*_verdict(report.exit_code, ending=ending), now)
         elif task is not None:
-            if report.ending and task.incarnation == report.incarnation:
+            if ending and task.incarnation == report.incarnation:
                 task.end(*_verdict(None, ending=True), now)
                 return ContainerOrder(self._report_seconds)
             if not task.live or task.incarnation != report.incarnation:
                 return ContainerOrder(self._report_seconds, grace=0.0)
             task.reported = now
             return ContainerOrder(self._report_seconds, grace=_remaining(task, now))
-        if report.ending:
+        if ending:
             return ContainerOrder(self._report_seconds)
         order = self._next_order(report, component, now)
         if was_idle is not None and report.instance in component.idle:
@@ -262,7 +285,7 @@ class ContainerTasks:
     def _adopt(self, report: ContainerReport, now: float) -> Task:
         """Take up a task that an earlier daemon gave out."""
         task = Task(
-            job=report.job, id=report.task, role=report.role, user="", submitted=now, adopted=True,
+            job=report.job, id=report.task, role=report.role, user="", submitted=0.0, adopted=True,
             state=RmJobState.RUNNING,
             container=report.container, incarnation=report.incarnation, instance=report.instance, node=report.node,
             reported=now,
@@ -275,7 +298,7 @@ class ContainerTasks:
 
         They wait for their job's next task, so for this they are free.
         """
-        since = self._clock() - seconds
+        since = self._timer() - seconds
         room: dict[str, list[Resources]] = {}
         for component in self._components.values():
             for position, idle in component.idle.items():
@@ -302,7 +325,7 @@ class ContainerTasks:
 
     def surplus(self, seconds: float) -> Mapping[JobKey, list[tuple[Role, int]]]:
         """Containers that have had no task for this time, below busy ones, while no task of their role waits."""
-        now = self._clock()
+        now = self._timer()
         waiting = {(task.job, task.role) for task in self.waiting()}
         found: dict[JobKey, list[tuple[Role, int]]] = {}
         for (job, role), component in self._components.items():
@@ -315,32 +338,40 @@ class ContainerTasks:
     def give_up(self, job: JobKey, role: Role, position: int) -> bool:
         """Give a container that has no task no other one, since YARN is asked to remove it; False if it is needed.
 
-        From now on YARN's number of containers counts as one less.
+        Until YARN has agreed, its number of containers is not known.
         """
         component = self.component(job, role)
         if position not in component.idle or any((task.job, task.role) == (job, role) for task in self.waiting()):
             return False
         del component.idle[position]
         component.decommissioned.add(position)
-        component.asked = None if component.asked is None else component.asked - 1
+        component.asked = None
         return True
 
-    def take_size(self, job: JobKey, role: Role, size: int, decommissioned: Collection[int]) -> None:
-        """Take the number of containers that YARN was asked for last, and the positions that it does not use again.
+    def take_description(
+        self, job: JobKey, role: Role, size: int, decommissioned: Collection[int], containers: Mapping[int, str]
+    ) -> None:
+        """Take what YARN says of a component: its number of containers, the positions that are not used again, and the
+        containers whose processes may run.
 
         A task that was reported from a position that YARN does not have is lost: the report was wrong, or came from a
         container that has been removed.
         """
         component = self.component(job, role)
-        component.asked, component.decommissioned = size, set(decommissioned)
+        component.asked, component.decommissioned, component.surprising = size, set(decommissioned), False
         positions = size + len(decommissioned)
+        listed = {place: name for place, name in containers.items() if place < positions}
+        component.removed.difference_update(listed.values())
+        component.silent = {
+            place: name for place, name in listed.items() if _age(component.newest.get(place, "")) < _age(name)
+        }
         for task in self.of_job(job):
             if task.role is role and task.adopted and task.instance >= positions:
-                task.end(RmJobState.LOST, f"YARN has no container {role.value}-{task.instance}", self._clock())
+                task.end(RmJobState.LOST, f"YARN has no container {role.value}-{task.instance}", self._timer())
 
     def stop(self, task: Task, grace: float) -> None:
         """Ask a task to end within some seconds. A repeat may shorten the time, never lengthen it."""
-        now = self._clock()
+        now = self._timer()
         if task.state is RmJobState.PENDING:
             task.end(RmJobState.CANCELLED, "stopped before it had a container", now)
         elif task.live:
@@ -350,20 +381,20 @@ class ContainerTasks:
     def update_wanted_size(self, job: JobKey, role: Role) -> Component:
         """Decide how many containers a component should have, note it, and return the component.
 
-        Enough for the highest position that is taken, plus one for each waiting task without a free position below.
+        Enough for the highest position that is taken, or whose container has not reported, plus one for each waiting
+        task without a free position below.
         """
         component = self.component(job, role)
         tasks = [task for task in self.of_job(job) if task.role is role and task.live]
         taken = {task.instance for task in tasks if task.instance >= 0}
         waiting = sum(task.state is RmJobState.PENDING for task in tasks)
-        size = max(taken, default=-1) + 1
+        size = max(taken | component.silent.keys(), default=-1) + 1
         given_up = component.decommissioned
         missing = max(0, waiting - (size - len(taken | {position for position in given_up if position < size})))
         while missing:
             missing -= size not in given_up
             size += 1
         if size < component.wanted:
-            component.removed.update(name for place, name in component.newest.items() if place >= size)
             component.idle = {place: idle for place, idle in component.idle.items() if place < size}
         component.wanted = size
         return component
@@ -371,7 +402,7 @@ class ContainerTasks:
     def end_job(self, job: JobKey, state: RmJobState, reason: str) -> None:
         """Note that all tasks of a job have ended, since its containers have."""
         for task in self.of_job(job):
-            task.end(state, reason, self._clock())
+            task.end(state, reason, self._timer())
 
     def end_on(self, nodes: Collection[str]) -> None:
         """Note that the tasks on nodes (by id) that YARN has given up are lost; what is left of them is told to end.
@@ -380,14 +411,24 @@ class ContainerTasks:
         """
         for task in self._tasks.values():
             if task.node in nodes and task.role is not Role.COORDINATOR:
-                task.end(RmJobState.LOST, f"{task.node} is down", self._clock())
+                task.end(RmJobState.LOST, f"{task.node} is down", self._timer())
+
+    def doubtful(self, seconds: float) -> set[JobKey]:
+        """Jobs of which YARN may have other containers than is known, or whose tasks have waited for this time."""
+        since = self._timer() - seconds
+        components = self._components.items()
+        found = {job for (job, _), component in components if component.silent or component.surprising}
+        return found | {task.job for task in self.waiting() if task.added < since}
 
     def overdue(self, seconds: float) -> Mapping[JobKey, list[Task]]:
-        """Running tasks whose containers have not reported for this time, by job."""
-        limit = self._clock() - seconds
+        """Running tasks, without anchors, whose containers have not reported for this time, by job.
+
+        An anchor goes on in the container that YARN starts in place of a lost one.
+        """
+        limit = self._timer() - seconds
         late: dict[JobKey, list[Task]] = {}
         for task in self._tasks.values():
-            if task.live and task.container and task.reported < limit:
+            if task.live and task.container and task.role is not Role.COORDINATOR and task.reported < limit:
                 late.setdefault(task.job, []).append(task)
         return late
 
@@ -396,10 +437,10 @@ class ContainerTasks:
 
         A task of such a job that has not ended was refused by YARN, or YARN forgot the job before its end was seen.
         """
-        limit = self._clock() - KEEP_ENDED_SECONDS
+        limit = self._timer() - KEEP_ENDED_SECONDS
 
         def is_old(task: Task) -> bool:
-            last = max(task.submitted, task.reported) if task.job not in present else float("inf")
+            last = max(task.added, task.reported) if task.job not in present else float("inf")
             return (last if task.ended is None else task.ended) <= limit
 
         for task in [task for task in self._tasks.values() if is_old(task)]:

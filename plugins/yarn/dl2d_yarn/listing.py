@@ -36,6 +36,8 @@ NODES_PATH: Final = "/ws/v1/cluster/nodes"
 SERVICES_PATH: Final = "/app/v1/services"
 #: Sections of an application that dl2d does not read; they are nine tenths of the answer.
 _DESELECTED: Final = "resourceRequests,timeouts,appNodeLabelExpression,amNodeLabelExpression"
+#: Name of a container in its component: ``worker-3``.
+_INSTANCE: Final = re.compile(r"[a-z0-9-]+-([0-9]{1,6})")
 _RESOURCE: Final = re.compile(r"[a-z][a-z0-9_.:/-]{0,63}")
 #: YARN's names of resources, with dl2d's.
 _NAMES: Final = {"memory-mb": "memory", "vcores": "cpu", "yarn.io/gpu": "gpu"}
@@ -232,8 +234,8 @@ class ServiceDescription:
     use: ServiceUse
     #: Number of containers of each component, as was asked for last.
     sizes: Mapping[str, int]
-    #: Ids of containers whose processes may run.
-    containers: frozenset[str]
+    #: Ids of containers whose processes may run, of each component by their positions.
+    containers: Mapping[str, Mapping[int, str]]
     #: Ids of containers that have ended, of components that have no other ones.
     dead: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     #: Positions of each component that were given up.
@@ -386,23 +388,24 @@ def read_service(client: RestClient, name: str, *, do_as: str = "") -> ServiceDe
     """
     service = client.get(service_path(name), _Service, do_as=do_as)
     use = _known(SERVICE_STATES, service.state, f"service {name}")
-    alive: set[str] = set()
+    alive: dict[str, dict[int, str]] = {}
     dead = {}
     for component in service.components:
         runs = _known(COMPONENT_STATES, component.state, f"component {component.name} of {name}")
         if component.containers is None and use is ServiceUse.FLEX:
             raise Unavailable(f"{name}: the answer does not say which containers component {component.name} has")
         containers = component.containers or []
-        for container in containers:
-            if _known(CONTAINER_STATES, container.state, container.id) and runs:
-                alive.add(container.id)
-        ids = tuple(container.id for container in containers)
-        if ids and alive.isdisjoint(ids):
-            dead[component.name] = ids
+        alive[component.name] = {
+            _position(container): container.id
+            for container in containers
+            if _known(CONTAINER_STATES, container.state, container.id) and runs
+        }
+        if containers and not alive[component.name]:
+            dead[component.name] = tuple(container.id for container in containers)
     return ServiceDescription(
         use=use,
         sizes={component.name: component.number_of_containers for component in service.components},
-        containers=frozenset(alive),
+        containers=alive,
         dead=dead,
         decommissioned={component.name: _positions(component) for component in service.components},
         application=service.id,
@@ -412,9 +415,17 @@ def read_service(client: RestClient, name: str, *, do_as: str = "") -> ServiceDe
     )
 
 
+def _position(container: _Container) -> int:
+    match = _INSTANCE.fullmatch(container.component_instance_name)
+    if match is None:
+        raise Unavailable(f"{container.id}: cannot read the instance name {container.component_instance_name[:60]!r}")
+    return int(match[1])
+
+
 def _positions(component: _Component) -> set[int]:
-    numbers = (instance.rpartition("-")[2] for instance in component.decommissioned_instances)
-    return {int(number) for number in numbers if number.isdecimal()}
+    """Positions that were given up; names that no container can have are ignored."""
+    matches = map(_INSTANCE.fullmatch, component.decommissioned_instances)
+    return {int(match[1]) for match in matches if match is not None}
 
 
 def _directive(demand: _Demand) -> str:

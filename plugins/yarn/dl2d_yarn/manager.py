@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hmac
+import math
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -90,19 +92,28 @@ class YarnManager:
         Checked settings.
     clock
         Seconds since 1970.
+    timer
+        Seconds on a monotonic clock.
     client
         Replaces the client of the ResourceManager in tests.
     """
 
-    def __init__(self, settings: YarnSettings, *, clock: Callable[[], float], client: RestClient | None = None) -> None:
+    def __init__(
+        self,
+        settings: YarnSettings,
+        *,
+        clock: Callable[[], float],
+        timer: Callable[[], float] = time.monotonic,
+        client: RestClient | None = None,
+    ) -> None:
         self._settings = settings
-        self._clock = clock
+        self._clock, self._timer = clock, timer
         self._user = settings.account
         read_template(settings.template)
         self._client = client or RestClient.of(settings)
         #: Held while container tasks and services are read or changed, never during a call.
         self._lock = threading.Lock()
-        self._tasks = ContainerTasks(clock, settings.report_seconds)
+        self._tasks = ContainerTasks(timer, settings.report_seconds)
         self._services = Services(settings.cluster, self._user, self._tasks, clock)
         self._nodes: tuple[Node, ...] = ()
         #: Ids of the nodes of the last listing, and since when some of them are missing.
@@ -112,12 +123,12 @@ class YarnManager:
         self._queues: Queues | None = None
         self._watched = WatchedApplications(self._client, settings.watch)
         self._settled_at: float | None = None
-        self._looked_at = 0.0
+        self._looked_at = -math.inf
         #: Says each remark once, of the last ``_MAX_REPORTED`` different ones.
         self._report_once = lru_cache(_MAX_REPORTED)(_report)
         self._changer = ServiceChanger(
             settings, self._client, self._lock, self._tasks, self._services,
-            clock=clock, is_ready=self._is_settled, look=self._look, report=self._report_once,
+            timer=timer, look=self._look, report=self._report_once,
         )  # fmt: skip
 
     def capabilities(self) -> Capabilities:
@@ -143,7 +154,7 @@ class YarnManager:
             An answer is missing or incomplete, or containers may not have reported yet since the daemon's start.
         """
         del ended_since
-        now = self._clock()
+        at, now = self._clock(), self._timer()
         listing = self._read_listing()
         self._check_nodes(listing, now)
         for remark in (*listing.remarks, *listing.incomplete):
@@ -155,7 +166,7 @@ class YarnManager:
             self._tasks.forget(self._services.by_job)
             if self._settled_at is None:
                 services = [application for application in listing.applications if application.is_service]
-                running = any(not application.state.ended for application in services)
+                running = bool(listing.incomplete) or any(not application.state.ended for application in services)
                 self._settled_at = now + _SETTLING_INTERVALS * self._settings.report_seconds if running else now
             if now < self._settled_at:
                 raise Unavailable(
@@ -167,11 +178,11 @@ class YarnManager:
             jobs += [*self._tasks.listed(listing.node_names), *self._watched.jobs(listing, own)]
             nodes = self._with_idle_room(listing, self._with_limits(listing.nodes))
             limits = tuple(self._growth_limits())
-            return RmListing(now, nodes, tuple(jobs), incomplete=listing.incomplete, growth_limits=limits)
+            return RmListing(at, nodes, tuple(jobs), incomplete=listing.incomplete, growth_limits=limits)
 
-    def _is_settled(self) -> bool:
-        """Whether all containers had the time to report since the daemon's start."""
-        return self._settled_at is not None and self._clock() >= self._settled_at
+    def allow_changes(self, seconds: float) -> None:
+        """See ``ContainerManager.allow_changes``."""
+        self._changer.allow(seconds)
 
     def _read_listing(self) -> ClusterListing:
         settings = self._settings
@@ -185,7 +196,8 @@ class YarnManager:
         After a restart of the ResourceManager nodes register again; jobs would shrink to those that come first.
         """
         missing = self._node_ids - listing.node_names.keys()
-        self._missing_since = (self._missing_since or now) if missing else None
+        if not missing or self._missing_since is None:
+            self._missing_since = now if missing else None
         if self._missing_since is not None and now - self._missing_since < self._settings.node_return_seconds:
             raise Unavailable(
                 f"{len(missing)} nodes are missing from YARN's list, such as {min(missing)}; waiting up to "
@@ -281,6 +293,7 @@ class YarnManager:
             waiting.reason, waiting.planned_node = "waits for a container", task.node
             self._tasks.component(task.job, task.role).demand = task.demand
             self._tasks.add(waiting)
+            self._services.managed.add(task.job)
             self._changer.start()
         return task.tag
 
@@ -303,6 +316,7 @@ class YarnManager:
             # Before the call: its coordinator may report before the answer comes.
             anchor = Task(task.job, task.name, task.role, task.owner.user, self._clock())
             self._tasks.add(anchor)
+            self._services.managed.add(task.job)
         try:
             answer = self._client.send("POST", SERVICES_PATH, description)
         except Rejected as error:
@@ -337,8 +351,10 @@ class YarnManager:
                 task = self._tasks.get(task_tag(service.job, ANCHOR) if service is not None else job.handle)
                 if task is not None and (service is not None or task.identity == job):
                     self._tasks.stop(task, grace)
+                if task is not None:
+                    self._services.managed.add(task.job)
                 if service is not None and not service.state.ended:
-                    at = self._clock() + max(grace, 0.0)
+                    at = self._timer() + max(grace, 0.0)
                     service.remove_at = at if service.remove_at is None else min(at, service.remove_at)
             self._changer.start()
 
@@ -347,8 +363,9 @@ class YarnManager:
         with self._lock:
             self._services.take_up(report.job)
             order = self._tasks.report(report)
-            anchor = self._tasks.get(task_tag(report.job, ANCHOR)) if report.exit_code else None
             service = self._services.by_job.get(report.job)
+            is_end = report.role is Role.COORDINATOR and report.task == ANCHOR and bool(report.exit_code)
+            anchor = self._tasks.get(task_tag(report.job, ANCHOR)) if is_end else None
             if anchor is not None and not anchor.live and service is not None and service.remove_at is None:
                 service.remove_at = 0.0  # else YARN would start it again
             return order
@@ -375,9 +392,9 @@ class YarnManager:
 
     def _look_up(self, rm_id: str) -> None:
         """Read a listing for an application that is not known. Anybody may name one, so this is done rarely."""
-        if 0 <= self._clock() - self._looked_at < _LOOK_UP_SECONDS:
+        if self._timer() - self._looked_at < _LOOK_UP_SECONDS:
             raise Unavailable(f"{rm_id[:80]}: not known; YARN is asked again in {_LOOK_UP_SECONDS:g} s at most")
-        self._looked_at = self._clock()
+        self._looked_at = self._timer()
         listing = self._read_listing()
         with self._lock:
             self._services.take(listing)

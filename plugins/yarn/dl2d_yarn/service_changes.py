@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Final
 
@@ -52,8 +53,8 @@ class ServiceChanger:
     ----------
     lock
         Held while ``tasks`` and ``services`` are read or changed, never during a call.
-    is_ready
-        Whether all containers have had time to report since the daemon's start. Called with the lock held.
+    timer
+        Seconds on a monotonic clock.
     look
         Called every ``LOOK_SECONDS`` by the thread.
     report
@@ -68,8 +69,7 @@ class ServiceChanger:
         tasks: ContainerTasks,
         services: Services,
         *,
-        clock: Callable[[], float],
-        is_ready: Callable[[], bool],
+        timer: Callable[[], float],
         look: Callable[[], None],
         report: Callable[[str], None],
     ) -> None:
@@ -78,11 +78,12 @@ class ServiceChanger:
         self._lock = lock
         self._tasks = tasks
         self._services = services
-        self._clock = clock
-        self._is_ready = is_ready
+        self._timer = timer
         self._look = look
         self._report = report
-        self._command_at = 0.0
+        self._command_at = -math.inf
+        #: Until when changes are allowed.
+        self._allowed_until = -math.inf
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -91,6 +92,13 @@ class ServiceChanger:
         if self._thread is None and not self._closing.is_set():
             self._thread = threading.Thread(target=self._run, name="dl2d-yarn-changer", daemon=True)
             self._thread.start()
+
+    def allow(self, seconds: float) -> None:
+        """Allow changes for so many seconds from now; before the first call there are none."""
+        self._allowed_until = self._timer() + seconds
+
+    def _is_allowed(self) -> bool:
+        return self._timer() < self._allowed_until
 
     def close(self) -> None:
         """End the thread after the call that is under way, for which it waits some seconds at most."""
@@ -112,27 +120,27 @@ class ServiceChanger:
     def _change_all(self, *, look: bool) -> None:
         """Do one round; with ``look`` also ask YARN what its lists do not say."""
         with self._lock:
-            if not self._is_ready():
-                return
-            services = self._services.by_job.values()
-            due = [service for service in services if service.retry_at <= self._clock() and not service.removed]
+            services = [service for service in self._services.by_job.values() if service.job in self._services.managed]
+            due = [service for service in services if service.retry_at <= self._timer() and not service.removed]
         # At the daemon's start many services may have ended: a few are removed in each round.
         ended = [service for service in due if service.state.ended]
         for service in [service for service in due if not service.state.ended] + ended[:_MAX_ASKED]:
-            self._attempt(service, self._remove if service.remove_at is not None else self._resize)
+            if self._is_allowed():
+                self._attempt(service, self._remove if service.remove_at is not None else self._resize)
         if look:
             self.find_overdue()
+            self._read_doubtful()
             self._look()
             self._read_reasons()
             self._decommission()
 
-    def _attempt(self, service: JobService, change: Callable[[JobService], None]) -> None:
+    def _attempt(self, service: JobService, change: Callable[[JobService], object]) -> None:
         if self._closing.is_set():
             return
         try:
             change(service)
         except ResourceManagerError as error:
-            service.retry_at = self._clock() + _RETRY_SECONDS
+            service.retry_at = self._timer() + _RETRY_SECONDS
             with self._lock:
                 for task in self._tasks.of_job(service.job):
                     if task.state is RmJobState.PENDING and task.role is not Role.COORDINATOR:
@@ -144,30 +152,32 @@ class ServiceChanger:
         with self._lock:
             if service.state.ended or not service.application:
                 return
-            components = {role: self._tasks.update_wanted_size(service.job, role) for role in TASK_ROLES}
-            wanted = {role: component.size for role, component in components.items()}
-            unknown = any(component.asked is None for component in components.values())
-        if not unknown and all(component.asked == wanted[role] for role, component in components.items()):
-            return
-        found = self._described(service)
-        if unknown:  # as after a restart; a request that changes nothing would hold the service in state FLEX
-            if found.use is not ServiceUse.FLEX:
-                raise Unavailable(f"{service.name} cannot be resized yet")
-            with self._lock:
-                for role in TASK_ROLES:
-                    positions = found.decommissioned.get(role.value, set())
-                    self._tasks.take_size(service.job, role, found.sizes.get(role.value, 0), positions)
-                    wanted[role] = self._tasks.update_wanted_size(service.job, role).size
-        if all(component.asked == wanted[role] for role, component in components.items()):
-            return
+            if not self._needed_sizes(service):
+                return
+        if self._described(service).use is not ServiceUse.FLEX:
+            raise Unavailable(f"{service.name} cannot be resized yet")
+        with self._lock:
+            # A request that changes nothing would hold the service in state FLEX.
+            wanted = self._needed_sizes(service)
+            if not wanted or not self._is_allowed():
+                return
+            for role in TASK_ROLES:
+                self._tasks.component(service.job, role).begin_change()
         self._client.send("PUT", service_path(service.name), flex_request(wanted), do_as=service.user)
         with self._lock:
-            for role, component in components.items():
-                component.asked = wanted[role]
+            for role, size in wanted.items():
+                self._tasks.component(service.job, role).asked = size
         log.info("service resized", name=service.name, **{role.value: size for role, size in wanted.items()})
 
+    def _needed_sizes(self, service: JobService) -> Mapping[Role, int]:
+        """Number of containers that each component should have; empty if YARN has these already."""
+        components = {role: self._tasks.update_wanted_size(service.job, role) for role in TASK_ROLES}
+        if all(component.asked == component.size for component in components.values()):
+            return {}
+        return {role: component.size for role, component in components.items()}
+
     def _described(self, service: JobService) -> ServiceDescription:
-        """Description of a service, right before it is changed by its name.
+        """Description of a service; its sizes and containers are noted.
 
         Raises
         ------
@@ -181,6 +191,15 @@ class ServiceChanger:
             raise NotFound(f"service {service.name} is {found.application} by now, not {service.application}")
         if not found.application and found.use is not ServiceUse.ENDED:
             raise Unavailable(f"YARN does not say yet which application service {service.name} is")
+        service.described_at = self._timer()
+        if found.use is ServiceUse.FLEX:
+            with self._lock:
+                for role in TASK_ROLES:
+                    name = role.value
+                    self._tasks.take_description(
+                        service.job, role, found.sizes.get(name, 0), found.decommissioned.get(name, ()),
+                        found.containers.get(name, {}),
+                    )  # fmt: skip
         return found
 
     def _remove(self, service: JobService) -> None:
@@ -188,11 +207,13 @@ class ServiceChanger:
         with self._lock:
             task = self._tasks.get(task_tag(service.job, ANCHOR))
             ended = service.state.ended or (task is not None and not task.live)
-            due = service.remove_at is not None and (ended or self._clock() >= service.remove_at)
+            due = service.remove_at is not None and (ended or self._timer() >= service.remove_at)
             if service.removed or not due:
                 return
         try:
             self._described(service)
+            if not self._is_allowed():
+                return
             self._client.send("DELETE", service_path(service.name), do_as=service.user)
         except NotFound:
             pass
@@ -209,43 +230,52 @@ class ServiceChanger:
         by_job = self._services.by_job
         with self._lock:
             late = [(by_job.get(job), tasks) for job, tasks in self._tasks.overdue(seconds).items()]
-            since = self._clock() - _START_INTERVALS * seconds
+            since = self._timer() - _START_INTERVALS * seconds
             anchors = self._tasks.pending_anchors()
-            unstarted = [by_job[each.job] for each in anchors if each.submitted < since and each.job in by_job]
+            unstarted = [by_job.get(each.job) for each in anchors if each.added < since and not each.adopted]
         for service, tasks in late:
             if service is not None:
                 self._attempt(service, partial(self._end_gone, tasks))
         for service in unstarted:
-            if service.state is RmJobState.RUNNING and service.remove_at is None:
+            if service is not None and service.state is RmJobState.RUNNING and service.remove_at is None:
                 self._attempt(service, self._end_unstarted)
 
+    def _read_doubtful(self) -> None:
+        """Ask YARN which containers it has, of services of which they may be others than is known."""
+        with self._lock:
+            services = [self._services.live(job) for job in self._tasks.doubtful(LOOK_SECONDS)]
+        running = [service for service in services if service is not None and service.state is RmJobState.RUNNING]
+        for service in sorted(running, key=lambda each: each.described_at)[:_MAX_ASKED]:
+            self._attempt(service, self._described)
+
     def _end_gone(self, tasks: Iterable[Task], service: JobService) -> None:
-        present = read_service(self._client, service.name, do_as=service.user).containers
+        components = self._described(service).containers.values()
+        present = {container for containers in components for container in containers.values()}
         with self._lock:
             for task in tasks:
                 if present and task.container not in present:
-                    task.end(RmJobState.LOST, f"{task.container} is gone", self._clock())
+                    task.end(RmJobState.LOST, f"{task.container} is gone", self._timer())
 
     def _end_unstarted(self, service: JobService) -> None:
         """End a job whose coordinator's containers end before they report: YARN may never find a better node."""
-        dead = read_service(self._client, service.name, do_as=service.user).dead.get(Role.COORDINATOR.value)
+        dead = self._described(service).dead.get(Role.COORDINATOR.value)
         anchor = self._tasks.get(task_tag(service.job, ANCHOR))
         if dead and anchor is not None:
             with self._lock:
                 reason = f"its coordinator's container {dead[-1]} ended before it reported to dl2d; see its log in YARN"
-                anchor.end(RmJobState.FAILED, reason, self._clock())
+                anchor.end(RmJobState.FAILED, reason, self._timer())
                 service.remove_at = 0.0
 
     def _read_reasons(self) -> None:
         """Ask YARN why containers wait, for services that have waited for some."""
-        since = self._clock() - LOOK_SECONDS
+        since = self._timer() - LOOK_SECONDS
         with self._lock:
             waiting = (*self._tasks.waiting(), *self._tasks.pending_anchors())
-            late = {task.job for task in waiting if task.submitted < since}
+            late = {task.job for task in waiting if task.added < since}
             services = [service for job, service in self._services.by_job.items() if job in late]
         running = [service for service in services if service.state is RmJobState.RUNNING and service.is_live]
         for service in sorted(running, key=lambda each: each.reasons_asked)[:_MAX_ASKED]:
-            service.reasons_asked = self._clock()
+            service.reasons_asked = self._timer()
             try:
                 reason = read_pending_reason(self._client, service.application)
             except ResourceManagerError as error:
@@ -258,12 +288,12 @@ class ServiceChanger:
 
     def _decommission(self) -> None:
         """Give up containers that have had no task for ``IDLE_SECONDS``, if the ``yarn`` command is configured."""
-        if not self._settings.yarn_command:
+        if not self._settings.yarn_command or not self._is_allowed():
             return
         with self._lock:
             surplus = [(self._services.live(job), found) for job, found in self._tasks.surplus(IDLE_SECONDS).items()]
         for service, containers in surplus:
-            if service is not None and max(service.command_at, self._command_at) <= self._clock():
+            if service is not None and max(service.command_at, self._command_at) <= self._timer():
                 self._attempt(service, partial(self._give_up, containers))
 
     def _give_up(self, containers: Iterable[tuple[Role, int]], service: JobService) -> None:
@@ -278,10 +308,10 @@ class ServiceChanger:
             try:
                 decommission(settings.yarn_command, service.name, f"{role.value}-{position}", user=user, do_as=do_as)
             except ResourceManagerError:
-                service.command_at = self._clock() + _COMMAND_RETRY_SECONDS
-                self._command_at = self._clock() + _ANY_COMMAND_RETRY_SECONDS
+                service.command_at = self._timer() + _COMMAND_RETRY_SECONDS
+                self._command_at = self._timer() + _ANY_COMMAND_RETRY_SECONDS
                 with self._lock:
                     # It may have been carried out all the same: YARN is asked.
-                    self._tasks.component(service.job, role).asked = None
+                    self._tasks.component(service.job, role).decommissioned.discard(position)
                 raise
             log.info("container given up", name=service.name, instance=f"{role.value}-{position}")

@@ -32,7 +32,7 @@ class JobService:
     #: Whether its name is dl2d's mark.
     tagged: bool = False
     state: RmJobState = RmJobState.PENDING
-    #: When it is to be removed, seconds since 1970; None: it is not to be removed.
+    #: When it is to be removed; None: it is not to be removed. Seconds on a monotonic clock, as are the times below.
     remove_at: float | None = None
     #: Whether YARN has removed it.
     removed: bool = False
@@ -40,7 +40,9 @@ class JobService:
     retry_at: float = 0.0
     #: When the ``yarn`` command may be run for it again, after a failure.
     command_at: float = 0.0
-    #: When YARN was asked last why its containers wait, seconds since 1970.
+    #: When its description was read last.
+    described_at: float = 0.0
+    #: When YARN was asked last why its containers wait.
     reasons_asked: float = 0.0
 
     @property
@@ -79,6 +81,8 @@ class Services:
         self._tasks = tasks
         self._clock = clock
         self.by_job: dict[JobKey, JobService] = {}
+        #: Jobs of this daemon: it was told to start or stop something of them, or a container of them reported to it.
+        self.managed: set[JobKey] = set()
         #: Applications of the last listing, by id.
         self.applications: Mapping[str, Application] = {}
 
@@ -128,10 +132,12 @@ class Services:
         if not listing.incomplete:
             for job in [job for job, service in self.by_job.items() if service.application and job not in present]:
                 del self.by_job[job]
+            self.managed &= self.by_job.keys() | self._tasks.jobs()
         return jobs
 
     def take_up(self, job: JobKey) -> None:
-        """Count the service of a job as dl2d's, since one of its containers has reported, if its user posted it."""
+        """Count a job, one of whose containers has reported, as this daemon's, with a service that its user posted."""
+        self.managed.add(job)
         application = self.applications.get(f"application_{job.id}")
         if application is None or not application.is_service:
             return
@@ -145,7 +151,7 @@ class Services:
     def add_anchor(self, job: JobKey, user: str) -> None:
         """Add a job's anchor, which waits for a container, if it is not known."""
         if self._tasks.get(task_tag(job, ANCHOR)) is None:
-            self._tasks.add(Task(job, ANCHOR, Role.COORDINATOR, user, self._clock()))
+            self._tasks.add(Task(job, ANCHOR, Role.COORDINATOR, user, self._clock(), adopted=True))
 
     def restart_anchors(self) -> None:
         """Add anchors of which no container has reported since the daemon's start: YARN starts another container."""

@@ -84,7 +84,6 @@ COMPONENT_STATES: Final[Mapping[str, bool]] = MappingProxyType(
         "STABLE": True,
         "NEEDS_UPGRADE": True,
         "UPGRADING": True,
-        "CANCEL_UPGRADING": True,
         "SUCCEEDED": False,
         "FAILED": False,
     }

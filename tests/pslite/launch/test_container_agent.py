@@ -350,3 +350,17 @@ def test_a_bad_environment_is_told(changed: dict[str, str], said: str) -> None:
     assert "secret" not in repr(place)
     with pytest.raises(UsageError, match=said):
         container_environment({**ENVIRONMENT, **changed})
+
+
+def test_a_coordinators_container_does_not_say_that_it_is_ended(scheduler: Scheduler) -> None:
+    """The scheduler would take it for the end of the job, while its next container goes on with it."""
+    scheduler.give("anchor", FOREVER)
+    process = scheduler.start("coordinator-0", changes="container_agent._kill = lambda processes: None")
+    wait_until((scheduler.cwd / "started").exists)
+    process.terminate()
+    so_far = len(scheduler.reports)
+    wait_until(lambda: len(scheduler.reports) > so_far + 3)
+    psutil.Process(process.pid).children()[0].kill()
+    process.communicate(timeout=20)
+    assert process.returncode == 143
+    assert not [each for each in scheduler.reports if "ending" in each]

@@ -312,7 +312,7 @@ class ContainerAgent:
             "task": task,
             "exit_code": code,
         }
-        if self._ending:
+        if self._ending and place.role != "coordinator":
             body["ending"] = True
         headers = {"Authorization": f"Bearer {place.credential}", "Content-Type": "application/json"}
         refused_since, self._refused_since = self._refused_since, None
