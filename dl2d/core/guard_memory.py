@@ -13,20 +13,28 @@ MAX_BACKOFF_SECONDS: Final = 600.0
 
 
 class StartFailures(NamedTuple):
-    """Consecutive attempts in which tasks of a job ended before they joined it."""
+    """Consecutive attempts to start tasks of a job in which tasks ended, or were lost, before they joined it."""
 
+    #: Attempts in which tasks ended; so many (``Timeouts.start_failures``) end the job.
     attempts: int = 0
     #: How the last attempt ended.
     last: str = ""
     #: When the last attempt ended, seconds since 1970.
     at: float = 0.0
+    #: Attempts in which the resource manager lost tasks that waited. They delay the next one, and never end the job.
+    unlisted: int = 0
+
+    @property
+    def in_a_row(self) -> int:
+        """Number of attempts of either kind."""
+        return self.attempts + self.unlisted
 
     def retry_at(self, backoff_seconds: float) -> float:
         """When the next attempt may begin: after ``backoff_seconds``, doubled with each further failure.
 
         Never later than ``MAX_BACKOFF_SECONDS`` after the failure.
         """
-        doublings = min(max(self.attempts - 1, 0), 30)
+        doublings = min(max(self.in_a_row - 1, 0), 30)
         return self.at + min(backoff_seconds * float(2**doublings), MAX_BACKOFF_SECONDS)
 
 

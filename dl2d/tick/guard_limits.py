@@ -151,7 +151,7 @@ def _silent(entry: JobDecision, job: Job, at: float) -> _Range:
 def _backing_off(entry: JobDecision, job: Job, floor: Allocation, failures: StartFailures, rules: GuardRules) -> _Range:
     held = entry.previous
     delay = failures.retry_at(rules.backoff) - failures.at
-    times = f"{failures.attempts} attempt{'s' * (failures.attempts != 1)} in a row"
+    times = f"{failures.in_a_row} attempt{'s' * (failures.in_a_row != 1)} in a row"
     text = f"{times} to start its tasks failed, the last: {failures.last}; the next one waits {delay:g} s from then on"
     below_floor = held.workers < floor.workers or held.ps < floor.ps
     reason = Reason(Constraint.BACKOFF, text, gave_way=Constraint.FLOOR if below_floor else None)

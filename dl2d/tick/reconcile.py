@@ -226,19 +226,25 @@ def _count_failures(
     """Update the numbers of failed attempts to start tasks by the changes of this tick.
 
     Tasks of a job that fail in the same tick count as one attempt. A start that never reached the resource manager does
-    not count, since the job did not cause it. A job that has a confirmed task begins anew.
+    not count, since the job did not cause it. A task that waited and is not listed any more may never have begun: the
+    resource manager may have lost it (YARN's manager keeps waiting tasks in memory only). That counts apart, so that
+    the next attempt is delayed, and the job is not ended. A job that has a confirmed task begins anew.
     """
     before = {(task.job, task.id): task for task in tasks}
     confirmed = {task.job for task in before.values() if task.state is TaskState.CONFIRMED}
     # A failure in the future means that the clock was set back.
     counted = {key: count._replace(at=min(count.at, at)) for key, count in failures.items() if key not in confirmed}
-    last_failure: dict[JobKey, str] = {}
+    ended: dict[JobKey, str] = {}
+    unlisted: dict[JobKey, str] = {}
     for change in changes:
         task = before[change.job, change.task]
         if change.state is TaskState.FAILED and task.state.rank < TaskState.JOINED.rank and task.handle:
-            last_failure[change.job] = f"{change.task}: {change.note or 'no reason given'}"
-    for key, failure in last_failure.items():
-        counted[key] = StartFailures(counted.get(key, _NO_FAILURES).attempts + 1, failure, at)
+            may_have_waited = task.state is TaskState.ASKED and change.cause is FailureCause.NOT_LISTED
+            found = unlisted if may_have_waited else ended
+            found[change.job] = f"{change.task}: {change.note or 'no reason given'}"
+    for key, failure in (unlisted | ended).items():
+        attempts, _, _, lost = counted.get(key, _NO_FAILURES)
+        counted[key] = StartFailures(attempts + (key in ended), failure, at, lost + (key not in ended))
     return counted
 
 

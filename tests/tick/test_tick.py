@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -198,6 +199,46 @@ def test_tasks_that_keep_dying_before_they_join_end_the_job(build) -> None:
     assert "no module named x" in ended.end_reason
     world.settle(15)
     assert world.manager.live() == ()
+
+
+def test_waiting_tasks_that_the_manager_loses_again_and_again_delay_the_next_and_never_end_the_job(build) -> None:
+    """A queue is full, and the manager forgets what waits, as YARN's does at each restart of the daemon."""
+    world = build(timeouts=Timeouts(unseen_listings=1, unseen_seconds=0.0, start_failures=3))
+    job = world.ready(max_workers=1, max_ps=1)
+    world.manager.pending = True
+    began, starts, why = world.now, [], None
+    for _ in range(400):
+        waiting = [rm_job.handle for rm_job in world.manager.live() if ":anchor" not in rm_job.tag]
+        world.manager.unlisted.update(waiting)
+        report = world.tick()
+        starts += [world.now - began] if report.plan.starts else []
+        why = next(iter(reason(report, job).guarded), why)
+        world.beat()
+    gaps = [later - earlier for earlier, later in itertools.pairwise(starts)]
+    # The loss is seen 10 s after the start, and the delay doubles up to 600 s.
+    assert gaps == [20.0, 30.0, 50.0, 90.0, 170.0, 330.0, 610.0, 610.0, 610.0, 610.0, 610.0]
+    assert world.job(job).state is JobState.READY
+    assert why.constraint is Constraint.BACKOFF
+    assert "is not listed any more" in why.text
+    world.manager.pending = False
+    world.manager.unlisted.clear()
+    world.settle(3)
+    for _ in range(70):
+        world.tick()
+        world.beat()
+    assert world.has(job) == (1, 1)
+    assert world.state.memory.start_failures == {}
+
+
+def test_a_task_that_ran_and_is_not_listed_any_more_is_a_failed_start(build) -> None:
+    world = build(timeouts=Timeouts(unseen_listings=1, unseen_seconds=0.0, start_failures=1))
+    job = world.ready(max_workers=1, max_ps=1)
+    world.tick()
+    world.tick(1.0)  # seen running
+    world.manager.unlisted.update(rm_job.handle for rm_job in world.manager.live() if ":worker-" in rm_job.tag)
+    world.tick()
+    world.tick()
+    assert world.job(job).state is JobState.FAILED
 
 
 def test_an_anchor_that_ends_takes_its_tasks_along(world: World) -> None:
