@@ -23,6 +23,8 @@ log = structlog.get_logger()
 
 #: Largest body of a request with a credential, in bytes: a heartbeat of a job with thousands of tasks.
 MAX_BODY_BYTES = 4 * 1024 * 1024
+#: Largest body of a container's report, in bytes.
+MAX_REPORT_BYTES = 16 * 1024
 #: Largest body of a request without one, in bytes: a registration, whose strings JSON may have lengthened by escapes.
 MAX_PUBLIC_BODY_BYTES = 2 * MAX_LAUNCH_BYTES
 
@@ -79,6 +81,12 @@ class HeartbeatRoute(JobRoute):
         super().admit(request)
         if not _services(request).heartbeat_rate.take(request.path_params["slug"]):
             raise HTTPException(429, "too many heartbeats of this job; try again later")
+
+
+class ContainerRoute(JobRoute):
+    """The same for reports of a job's containers, which are small."""
+
+    max_body = MAX_REPORT_BYTES
 
 
 class SubmissionRoute(PublicRoute):

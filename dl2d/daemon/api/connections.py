@@ -163,13 +163,13 @@ class RateLimiter:
         #: By address, the tokens that were left and when, in seconds of the timer.
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def take(self, host: str) -> bool:
-        """Take a token of an address; false where it has none."""
+    def take(self, host: str, tokens: float = 1.0) -> bool:
+        """Take tokens of an address, at most one; false where it has fewer."""
         group, now = client_group(host), self._timer()
         left, at = self._buckets.pop(group, (self._burst, now))
         left = min(self._burst, left + (now - at) * self._per_second)
-        allowed = left >= 1
-        self._buckets[group] = (left - allowed, now)
+        allowed = left >= tokens
+        self._buckets[group] = (left - tokens * allowed, now)
         if len(self._buckets) > self._max_addresses:
             self._buckets.popitem(last=False)
         return allowed

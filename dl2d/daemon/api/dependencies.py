@@ -129,7 +129,7 @@ class Services:
     health: Health
     #: Limits requests without a valid credential, by address.
     rate: RateLimiter
-    #: Limits heartbeats, by job.
+    #: Limits heartbeats, by job, and apart from them reports of its containers.
     heartbeat_rate: RateLimiter
     #: Asks for a tick soon, because something happened that it should see.
     wake: Callable[[], None]

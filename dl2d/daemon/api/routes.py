@@ -20,8 +20,8 @@ from dl2d.core.jobs import Job, JobKey, JobState, Launch, Owner, Role
 from dl2d.core.resource_manager import Anchor, ContainerManager, ContainerReport, ResourceManager
 from dl2d.core.store import JobChange, Store, TaskChange
 from dl2d.daemon.api.authentication import (
+    ContainerRoute,
     HeartbeatRoute,
-    JobRoute,
     PublicRoute,
     SubmissionRoute,
     job_of_path,
@@ -35,14 +35,16 @@ from dl2d.tick.task_specs import ANCHOR
 
 log = structlog.get_logger()
 _public = APIRouter(route_class=PublicRoute)
-_of_jobs = APIRouter(route_class=JobRoute)
+_containers = APIRouter(route_class=ContainerRoute)
 _heartbeats = APIRouter(route_class=HeartbeatRoute)
 _of_submission = APIRouter(route_class=SubmissionRoute)
 #: All routes, by who may call them.
-ROUTERS = (_public, _of_jobs, _heartbeats, _of_submission)
+ROUTERS = (_public, _containers, _heartbeats, _of_submission)
 
 #: Names in a line of the log.
 _MAX_LOGGED = 20
+#: A job with so many tasks at most may send as many reports of containers as heartbeats; a larger one more.
+_TASKS_PER_RATE = 10
 
 _Words = Annotated[dict[str, str], Field(max_length=10_000)]
 
@@ -205,7 +207,7 @@ class ContainerBody(BaseModel):
     ending: bool = False
 
 
-@_of_jobs.post("/v1/jobs/{slug}/containers")
+@_containers.post("/v1/jobs/{slug}/containers")
 def container(
     body: ContainerBody, job: Job = Depends(job_of_path), services: Services = Depends(services_of)
 ) -> dict[str, object]:
@@ -213,6 +215,12 @@ def container(
     manager = services.manager.manager
     if not isinstance(manager, ContainerManager):
         raise HTTPException(409, "this cluster's resource manager starts each task itself, in a job of its own")
+    most = job.request.max_workers + job.request.max_ps
+    if not services.heartbeat_rate.take(f"{job.key.slug}/containers", min(1.0, _TASKS_PER_RATE / max(most, 1))):
+        raise HTTPException(429, "too many reports of this job's containers; try again later")
+    if body.task and not _is_task(body, job, services.store):
+        log.warning("unknown task", job=job.key.id, container=body.container, task=body.task)
+        raise HTTPException(409, f"dl2d has given job {job.key.id} no {body.role.value} task {body.task}")
     order = manager.report_container(ContainerReport(job=job.key, **body.model_dump()))
     if body.exit_code is not None or body.ending or order.task:
         services.wake()
@@ -221,6 +229,13 @@ def container(
         "grace": order.grace,
         "report_seconds": order.report_seconds,
     }
+
+
+def _is_task(report: ContainerBody, job: Job, store: Store) -> bool:
+    """Whether the task that a container says it runs is one of the job's: its user may send anything."""
+    if report.role is Role.COORDINATOR:
+        return report.task == ANCHOR
+    return any(task.role is report.role for task in store.named_tasks(job.key, {report.task}))
 
 
 def _launch_of(task_id: str, job: Job, services: Services) -> dict[str, object] | None:

@@ -15,7 +15,7 @@ from tick.world import GivesNothing
 from dl2d.core.cluster import TaskState
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.errors import StoreUnavailable, Unavailable
-from dl2d.core.jobs import JobKey, JobState
+from dl2d.core.jobs import JobKey, JobState, Role
 from dl2d.core.resource_manager import ContainerOrder, ContainerReport, RmJobState, StaticJob
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, TaskChange, TaskReport
@@ -737,6 +737,31 @@ class TestContainers:
         assert self.report(world, key, task="worker-1").json() == {"task": None, "grace": 2.5, "report_seconds": 3.0}
         assert (manager.seen[-1].job, manager.seen[-1].task, manager.seen[-1].exit_code) == (key, "worker-1", None)
 
+    @pytest.mark.parametrize("role", list(Role))
+    def test_a_task_that_dl2d_has_not_given_out_reaches_no_manager(self, world: ApiWorld, role: Role) -> None:
+        key = running(world)
+        world.access.manager = manager = GivesOut()
+        for task in {"worker-0", "ps-0", "anchor", "worker-99", "x"} - {f"{role.value}-0"}:
+            if (role, task) != (Role.COORDINATOR, "anchor"):
+                assert self.report(world, key, role=role.value, task=task).status_code == 409
+        assert manager.seen == []
+        own = "anchor" if role is Role.COORDINATOR else f"{role.value}-0"
+        assert self.report(world, key, role=role.value, task=own).status_code == 200
+
+    def test_reports_of_a_job_are_limited_by_its_size_and_leave_heartbeats_alone(self) -> None:
+        world = ApiWorld(beat_burst=5.0)
+        try:
+            key, large = running(world), world.submit(max_workers=80, max_ps=20)
+            world.access.manager = GivesOut()
+            for job, reports in ((key, 5), (large, 50)):
+                answers = [self.report(world, job).status_code for _ in range(reports + 2)]
+                assert answers == [200] * reports + [429] * 2
+            assert world.post_beat(key, {}).status_code != 429
+            world.now += 1.0
+            assert self.report(world, key).status_code == 200
+        finally:
+            world.close()
+
     def test_only_the_job_itself_may_ask(self, world: ApiWorld) -> None:
         key = running(world)
         world.access.manager = GivesOut()
@@ -767,3 +792,6 @@ class GivesOut(MemoryManager):
     def report_container(self, report: ContainerReport) -> ContainerOrder:
         self.seen.append(report)
         return ContainerOrder(3.0, self.task, self.grace)
+
+    def allow_changes(self, seconds: float) -> None:
+        pass
