@@ -222,7 +222,7 @@ def read_directives(script: str, *, where: str = "script") -> dict[str, object]:
 
 
 _QUOTED = re.compile(r"""\"([^"]*)"|'([^']*)'""")
-_PAIR = re.compile(r"""\s*((?:[^\s"']|"[^"]*"|'[^']*')+)""")
+_PAIR = re.compile(r"""\s*((?:[^\s"']+|"[^"]*"|'[^']*')+)""")
 
 
 def _split(text: str, where: str) -> list[str]:

@@ -16,7 +16,7 @@ import pytest
 from yarn.fake_yarn import FakeYarn
 from yarn.test_manager import wait_until
 
-from dl2d.core.errors import ConfigError, Denied, NotFound, Rejected, Unavailable
+from dl2d.core.errors import ConfigError, Denied, NotFound, Rejected, RequestError, Unavailable
 from dl2d.core.job_request import RequestRules, parse_request, read_directives
 from dl2d.core.jobs import JobKey, Launch, Role
 from dl2d.core.resource_manager import ContainerReport, RmJobState, TaskSpec
@@ -210,6 +210,9 @@ def test_it_registers_with_its_secret_and_is_resized_and_removed_as_its_user(
     # What a task gets is what its component has.
     assert request.demand(Role.WORKER) == Resources.of(cpu=2, memory=1024, gpu=1)
     assert manager.authenticate(application, secret) == anchor
+    yarn.posted["digits"]["configuration"]["properties"]["dl2.name"] = "x" * 2**16
+    with pytest.raises(RequestError, match=r"service digits: dl2\.\*: .*at most 65536 are allowed"):
+        manager.authenticate(application, secret)
     assert manager.report_container(report(anchor.key, "coordinator-0", 2)).task == "anchor"
     (listed,) = manager.listing().jobs
     assert (listed.handle, listed.state, listed.user, listed.tag) == (application, RmJobState.RUNNING, "alice", "")

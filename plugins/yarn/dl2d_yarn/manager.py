@@ -15,7 +15,7 @@ import structlog
 from msgspec import structs
 
 from dl2d.core.cluster import Node, task_tag
-from dl2d.core.errors import Denied, NotFound, Rejected, ResourceManagerError, Unavailable
+from dl2d.core.errors import Denied, NotFound, Rejected, RequestError, ResourceManagerError, Unavailable
 from dl2d.core.jobs import Role
 from dl2d.core.resource_manager import (
     Anchor,
@@ -60,6 +60,8 @@ log = structlog.get_logger(__name__)
 #: After a restart, so many intervals may pass until all containers have reported.
 _SETTLING_INTERVALS: Final = 3
 _MAX_REPORTED: Final = 1000
+#: Maximum length of all ``dl2.*`` properties of a service together, in characters.
+_MAX_REQUEST: Final = 64 * 1024
 #: Minimum time between two listings that are read for containers which name an application that is not known, seconds.
 _LOOK_UP_SECONDS: Final = 3.0
 
@@ -386,6 +388,12 @@ class YarnManager:
             raise Denied(f"{rm_id}: the proof does not match the {SECRET} in service {application.name}")
         request = {key.removeprefix(PREFIX): text for key, text in service.properties.items() if key.startswith(PREFIX)}
         request |= {role.value: service.demands[role.value] for role in TASK_ROLES if role.value in service.demands}
+        size = sum(len(key) + len(text) for key, text in request.items())
+        if size > _MAX_REQUEST:
+            raise RequestError(
+                f"{PREFIX}*", f"the properties have {size} characters together; at most {_MAX_REQUEST} are allowed",
+                where=f"service {application.name}",
+            )  # fmt: skip
         job = self._services.key(application)
         script = "".join(f'#DL2 {key}="{text}"\n' for key, text in request.items())
         return Anchor(key=job, owner=owner_of(application.user), name=application.name, script=script, handle=rm_id)
