@@ -69,6 +69,8 @@ class FakeYarn:
                 component["number_of_containers"] = self.flexes[-1].get(component["name"], 1)
             return _json(202, {"diagnostics": "Updating components"})
         posted = self.posted[name]
+        if name not in self.apps:  # as until its application is submitted
+            return _json(200, {"name": name, "state": "STOPPED"})
         self._read_commands()
         components = [
             {key: each[key] for key in each.keys() & _LISTED} | {"containers": self._listed(name, each["name"])}

@@ -694,18 +694,104 @@ def test_refusals(yarn: FakeYarn, manager: YarnManager) -> None:
     assert isinstance(manager, ContainerManager)
 
 
-def test_a_service_that_is_there_already_is_looked_for_and_a_remainder_removed(
+def lost_answer(yarn: FakeYarn) -> Callable[[httpx2.Request], httpx2.Response | None]:
+    """YARN carries a POST out, and its answer does not come."""
+
+    def lose(request: httpx2.Request) -> httpx2.Response | None:
+        if request.method == "POST":
+            yarn.instead = lambda _request: None
+            yarn.answer(request)
+            raise httpx2.ReadTimeout("slow", request=request)
+        return None
+
+    return lose
+
+
+def test_a_service_whose_posts_answer_was_lost_is_taken_up_by_the_next_attempt(
     yarn: FakeYarn, manager: YarnManager
 ) -> None:
-    started(manager)
-    with pytest.raises(Unavailable, match="a service of this name exists"):
+    yarn.instead = lost_answer(yarn)
+    with pytest.raises(Unavailable, match="may have been carried out"):
+        manager.submit(anchor())
+    assert manager.report_container(report("coordinator-0", 2)).task == "anchor"
+    incomplete = httpx2.Response(200, content=b'{"state": "ACCEPTED"}')
+    yarn.instead = lambda request: incomplete if request.url.path.endswith(NAME) else None
+    with pytest.raises(Unavailable, match="a service of this name exists; retrying"):
+        manager.submit(anchor())
+    yarn.instead = lambda _request: None
+    application = manager.submit(anchor())
+    assert application == yarn.apps[NAME]["id"]
+    # The coordinator that runs already goes on.
+    assert manager.report_container(report("coordinator-0", 2, task="anchor")).grace is None
+    (listed,) = manager.listing().jobs
+    assert (listed.handle, listed.state) == (application, RmJobState.RUNNING)
+    manager.submit(task("worker-1"))
+    wait_until(lambda: yarn.flexes == [{"worker": 1, "ps": 0}])
+    assert f"DELETE /app/v1/services/{NAME}" not in yarn.calls
+
+
+@pytest.mark.parametrize("variable", ["DL2_JOB", "DL2_CREDENTIAL"])
+def test_another_dl2ds_service_of_the_same_name_is_left_alone(
+    yarn: FakeYarn, manager: YarnManager, variable: str
+) -> None:
+    manager.submit(anchor(**{variable: "other"}))
+    with pytest.raises(Rejected, match="of another dl2d has this name"):
+        manager.submit(anchor())
+    yarn.apps[NAME]["user"] = "mallory"
+    with pytest.raises(Unavailable, match="of user mallory has it"):
         manager.submit(anchor())
     assert NAME in yarn.posted
-    del yarn.apps[NAME]
-    with pytest.raises(Unavailable, match="a service of this name exists"):
-        manager.submit(anchor())
-    assert NAME not in yarn.posted
-    assert manager.submit(anchor())
+
+
+def test_a_service_that_is_no_application_is_removed_only_long_after_its_post(yarn: FakeYarn) -> None:
+    """YARN writes the description first, copies files, and then submits the application."""
+    now = [1e9]
+    manager = yarn.manager(lambda: now[0])
+    try:
+        yarn.instead = lost_answer(yarn)
+        with pytest.raises(Unavailable):
+            manager.submit(anchor())
+        running = yarn.apps.pop(NAME)
+        for later, posted in ((0, True), (200, True), (99, True), (2, False)):
+            now[0] += later
+            with pytest.raises(Unavailable, match="a service of this name exists"):
+                manager.submit(anchor())
+            assert (NAME in yarn.posted) is posted
+        # The next POST is as slow, and has the same time.
+        yarn.instead = lost_answer(yarn)
+        with pytest.raises(Unavailable):
+            manager.submit(anchor())
+        now[0] += 299
+        del yarn.apps[NAME]
+        with pytest.raises(Unavailable):
+            manager.submit(anchor())
+        yarn.apps[NAME] = running
+        assert manager.submit(anchor()) == running["id"]
+    finally:
+        manager.close()
+
+
+@pytest.mark.parametrize("ended_first", [True, False])
+@pytest.mark.parametrize("seen_before", [True, False])
+def test_the_end_of_a_namesake_removes_no_service_that_runs(
+    yarn: FakeYarn, manager: YarnManager, *, ended_first: bool, seen_before: bool
+) -> None:
+    ended = {"old": app(9, "FINISHED", "FAILED", name=NAME, user="dl2d")}
+    if seen_before:
+        started(manager)
+        yarn.end(NAME, "FAILED")
+        manager.listing()
+        wait_until(lambda: NAME not in yarn.posted)
+        ended = {"old": yarn.apps[NAME]}
+    yarn.apps = dict(ended)
+    manager.submit(anchor())
+    runs = {NAME: yarn.apps[NAME]}
+    yarn.apps = ended | runs if ended_first else runs | ended
+    jobs = {job.handle: job.state for job in manager.listing().jobs}
+    assert jobs == {runs[NAME]["id"]: RmJobState.RUNNING}
+    manager.submit(task("worker-1"))
+    wait_until(lambda: yarn.flexes == [{"worker": 1, "ps": 0}])
+    assert NAME in yarn.posted
 
 
 def test_what_yarn_says_to_a_submission_is_told(yarn: FakeYarn, manager: YarnManager) -> None:

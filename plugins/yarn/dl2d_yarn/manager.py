@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Final, NoReturn
+from typing import Any, Final
 
 import structlog
 from msgspec import structs
@@ -43,6 +43,7 @@ from dl2d_yarn.queue_limits import QueueLimits, Queues, read_queues, sum_of, wit
 from dl2d_yarn.rest_client import RestClient
 from dl2d_yarn.service_changes import OVERDUE_INTERVALS, ServiceChanger
 from dl2d_yarn.service_file import (
+    OF_JOB,
     PREFIX,
     SECRET,
     TASK_ROLES,
@@ -60,6 +61,8 @@ log = structlog.get_logger(__name__)
 #: After a restart, so many intervals may pass until all containers have reported.
 _SETTLING_INTERVALS: Final = 3
 _MAX_REPORTED: Final = 1000
+#: So long after its POST a service that is no application is removed, seconds: YARN copies files before it starts one.
+_REMAINDER_SECONDS: Final = 300.0
 #: Maximum length of all ``dl2.*`` properties of a service together, in characters.
 _MAX_REQUEST: Final = 64 * 1024
 #: Minimum time between two listings that are read for containers which name an application that is not known, seconds.
@@ -315,32 +318,66 @@ class YarnManager:
         name = service_name(task.job)
         description = service_description(task, self._settings)
         with self._lock:
-            # Before the call: its coordinator may report before the answer comes.
-            anchor = Task(task.job, task.name, task.role, task.owner.user, self._clock())
-            self._tasks.add(anchor)
+            # Before the call: its coordinator may report before the answer comes. It stays where it is tried again.
+            anchor = self._tasks.get(task.tag)
+            if anchor is None or not anchor.live:
+                anchor = Task(task.job, task.name, task.role, task.owner.user, self._clock())
+                self._tasks.add(anchor)
             self._services.managed.add(task.job)
         try:
-            answer = self._client.send("POST", SERVICES_PATH, description)
+            application, size = application_id(self._client.send("POST", SERVICES_PATH, description)), 0
+        except Unavailable:
+            anchor.submitted = self._clock()  # YARN may have begun to start it
+            raise
         except Rejected as error:
             if "already exist" not in error.said.lower() and "in use" not in error.said.lower():
                 raise
-            self._remove_remainder(name, error)
-        application = application_id(answer)
+            application, size = self._find_posted(anchor, description, error), None
         with self._lock:
             service = self._services.by_job.setdefault(task.job, JobService(task.job, name))
             service.user = self._user
             for role in TASK_ROLES:
-                self._tasks.component(task.job, role).asked = 0
+                self._tasks.component(task.job, role).asked = size
             self._changer.start()
         log.info("service posted", name=name, application=application)
         return application
 
-    def _remove_remainder(self, name: str, error: Rejected) -> NoReturn:
-        """Remove a service that was posted without ever becoming an application, whose name is taken."""
+    def _find_posted(self, anchor: Task, description: Mapping[str, Any], error: Rejected) -> str:
+        """The application of a service whose name is taken, if it is this job's: the answer to its POST did not come.
+
+        Raises
+        ------
+        Rejected
+            It is another dl2d's.
+        Unavailable
+            YARN does not say yet, or another user's service has the name. One that has been no application for long
+            after its POST never became one: it is removed.
+        """
+        name = str(description["name"])
         listing = self._read_listing()
-        if not listing.incomplete and name not in {application.name for application in listing.applications}:
+        running = [each for each in listing.applications if each.name == name and not each.state.ended]
+        own = next((each for each in running if each.user == self._user), None)
+        problem = "retrying after the next listing"
+        if own is not None:
+            found = read_service(self._client, name)
+            if found.application == own.id and found.use is not ServiceUse.WAIT:
+                given = description["configuration"]["env"]
+                if any(found.environment.get(variable) != given[variable] for variable in OF_JOB):
+                    raise Rejected(
+                        f"{name}: {own.id} of another dl2d has this name; give each its own cluster and user"
+                    )
+                return own.id
+        elif running:
+            problem = f"{running[0].id} of user {running[0].user} has it, and YARN allows a name once"
+        elif (
+            not listing.incomplete
+            and self._clock() - anchor.submitted >= _REMAINDER_SECONDS
+            # Another look right before: it may have become an application meanwhile.
+            and read_service(self._client, name).use is ServiceUse.ENDED
+        ):
             self._client.send("DELETE", service_path(name))
-        raise Unavailable(f"{name}: a service of this name exists; retrying after the next listing", said=error.said)
+            anchor.submitted = self._clock()
+        raise Unavailable(f"{name}: a service of this name exists; {problem}", said=error.said)
 
     def stop(self, jobs: Sequence[RmIdentity], grace: float) -> None:
         """See ``ResourceManager.stop``. Containers hear of it when they report; services go after ``grace``."""

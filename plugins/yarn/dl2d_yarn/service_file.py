@@ -27,6 +27,8 @@ _NAME: Final = re.compile(r"dl2-([a-z0-9-]+)-(0|[1-9][0-9]{0,11})")
 _MAX_NAME: Final = 63
 #: What a container needs of its job's environment to ask the daemon for its task, and what it may need.
 _ASKING: Final = ("DL2_DAEMON", "DL2_JOB", "DL2_CREDENTIAL")
+#: Those of them that no other job has.
+OF_JOB: Final = ("DL2_JOB", "DL2_CREDENTIAL")
 _CERTIFICATE: Final = "DL2_DAEMON_CERTIFICATE"
 #: What bash replaces between double quotes, and what the marks have that YARN replaces: ``${USER}``, ``{{PATH}}``,
 #: ``<LOG_DIR>``.

@@ -106,7 +106,8 @@ class Services:
         # Jobs whose containers reported, also if an earlier daemon registered them.
         reporting = self._tasks.jobs()
         self.applications = {application.id: application for application in listing.applications}
-        for application in listing.applications:
+        # Of several with one name the one that runs is the job's, in whatever order they are listed.
+        for application in sorted(listing.applications, key=lambda each: each.state.ended):
             if not application.is_service:
                 continue
             job = job_of_service(application.name, self._cluster) if application.user == self._user else None
@@ -117,8 +118,11 @@ class Services:
                     jobs.append(_job_of(application))
                     continue
             service = self.by_job.setdefault(job, JobService(job, application.name))
-            if application.state.ended and service.application not in ("", application.id):
-                continue
+            if service.application not in ("", application.id):
+                if application.state.ended:
+                    continue
+                # What was to become of the one that has ended is not to become of this one.
+                service = self.by_job[job] = JobService(job, application.name)
             present.add(job)
             service.application, service.state = application.id, application.state
             service.user, service.queue = application.user, application.queue
