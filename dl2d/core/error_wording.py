@@ -37,3 +37,8 @@ def did_you_mean(word: str, known: Collection[str]) -> str:
     """A hint at the known word most like the given one, or nothing."""
     near = difflib.get_close_matches(word[:MAX_SHOWN], sorted(known), n=1)
     return f" (did you mean {near[0]}?)" if near else ""
+
+
+def printable_line(text: str) -> str:
+    """What another program said, as one line without control characters."""
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())

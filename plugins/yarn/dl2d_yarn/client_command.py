@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import os
+import selectors
+import signal
 import subprocess
-from typing import Final
+import time
+from typing import IO, Final
 
+from dl2d.core.error_wording import printable_line
 from dl2d.core.errors import Rejected, Unavailable
 
 _SECONDS: Final = 60.0
+#: Bytes of its error output that are told: the last ones.
+_MAX_SAID: Final = 500
 
 
-def decommission(command: str, service: str, instance: str, *, user: str = "", do_as: str = "") -> None:
+def decommission(
+    command: str, service: str, instance: str, *, user: str = "", do_as: str = "", seconds: float = _SECONDS
+) -> None:
     """Remove the container of an instance such as ``worker-1``, whose number is not used again.
 
     The command acts as ``user``, or as this user for ``do_as``. "" is the account of the daemon, with its tickets.
+    After ``seconds`` it is killed with all processes of its group; it may have been carried out all the same.
 
     Raises
     ------
@@ -26,12 +35,42 @@ def decommission(command: str, service: str, instance: str, *, user: str = "", d
     acting = {"HADOOP_USER_NAME": user, "HADOOP_PROXY_USER": do_as}
     environment = {**os.environ, **{name: value for name, value in acting.items() if value}}
     arguments = [command, "app", "-decommission", service, "-instances", instance]
+    deadline = time.monotonic() + seconds
     try:
-        done = subprocess.run(
-            arguments, env=environment, capture_output=True, text=True, timeout=_SECONDS, check=False,
-            stdin=subprocess.DEVNULL,
+        process = subprocess.Popen(
+            arguments, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            start_new_session=True,
         )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except OSError as error:
         raise Unavailable(f"{service}: {instance} is not removed", said=str(error)) from None
-    if done.returncode:
-        raise Rejected(f"{service}: {instance} is not removed", said=done.stderr[-500:])
+    with process:
+        assert process.stderr is not None
+        said, closed = _last_of(process.stderr, deadline)
+        status = _status(process, deadline) if closed else None
+        if status is None:
+            os.killpg(process.pid, signal.SIGKILL)  # it has not been waited for, so the group is still its own
+            raise Unavailable(
+                f"{service}: {instance} may not be removed: {command} did not end in {seconds:g} s", said=said
+            )
+    if status:
+        raise Rejected(f"{service}: {instance} is not removed: {command} ended with status {status}", said=said)
+
+
+def _last_of(output: IO[bytes], deadline: float) -> tuple[str, bool]:
+    """The end of what processes write, as one printable line, and whether all have closed it before the deadline."""
+    last, closed = b"", False
+    with selectors.DefaultSelector() as selector:
+        selector.register(output, selectors.EVENT_READ)
+        while not closed and (left := deadline - time.monotonic()) > 0 and selector.select(left):
+            chunk = os.read(output.fileno(), 65536)
+            closed = not chunk
+            last = (last + chunk)[-_MAX_SAID:]
+    return printable_line(last.decode(errors="replace")), closed
+
+
+def _status(process: subprocess.Popen[bytes], deadline: float) -> int | None:
+    """Exit status of a process; None where it has not ended before the deadline."""
+    try:
+        return process.wait(max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return None

@@ -12,6 +12,7 @@ from typing import Final, Literal, NoReturn, Self, TypeVar
 import httpx2
 import msgspec
 
+from dl2d.core.error_wording import printable_line
 from dl2d.core.errors import ConfigError, Denied, NotFound, Rejected, Unavailable
 from dl2d_yarn.deadline_transport import Deadline, DeadlineTransport
 from dl2d_yarn.settings import YarnSettings
@@ -259,5 +260,4 @@ def _diagnostics(body: bytes) -> str:
 def _words(body: bytes) -> str:
     """What an answer says, in one short line."""
     words = _diagnostics(body) or body[: 4 * _MAX_SAID].decode(errors="replace")
-    line = " ".join("".join(char if char.isprintable() else " " for char in words).split())
-    return line[:_MAX_SAID] or "no reason given"
+    return printable_line(words)[:_MAX_SAID] or "no reason given"
