@@ -27,7 +27,7 @@ from dl2d.core.jobs import NOTHING, Allocation, JobState
 from pslite.testing import run_local
 
 SCRIPT = Path(__file__).parents[1] / "pslite" / "torch_worker.py"
-EPOCHS = 90
+EPOCHS = 30
 
 pytestmark = [
     pytest.mark.slow,
