@@ -110,13 +110,16 @@ class WholeStore(MemoryStore):
 class FaultyManager(ScriptedManager):
     """A resource manager whose answers are lost, late, torn or doubled; it checks what it is told to stop.
 
-    A task that runs is missing from at most two complete listings in a row: that is what ``unseen_listings`` allows.
+    A task that runs is missing from at most two complete listings in a row of a daemon: that is what
+    ``unseen_listings`` allows.
     """
 
     def __init__(self, site: Site) -> None:
         super().__init__(make_nodes(3), lambda: site.world.now)
         self._site, self._draw = site, site.draw
-        self._absent: Counter[str] = Counter()
+        #: Daemon that asks, and in how many of its last complete listings each job was missing.
+        self.asked_by = ""
+        self._absent: dict[str, Counter[str]] = {}
         self._before: tuple[RmJob, ...] = ()
         #: Jobs that carry a mark of ours and are not ours.
         self.forged: set[RmIdentity] = set()
@@ -136,11 +139,12 @@ class FaultyManager(ScriptedManager):
         self._draw.shuffle(jobs)
         if not torn:
             there = {job.identity for job in jobs}
+            absent = self._absent.setdefault(self.asked_by, Counter())
             for job in self.live():
-                self._absent[job.handle] = 0 if job.identity in there else self._absent[job.handle] + 1
-                if self._absent[job.handle] > 2:
+                absent[job.handle] = 0 if job.identity in there else absent[job.handle] + 1
+                if absent[job.handle] > 2:
                     jobs.append(job)
-                    self._absent[job.handle] = 0
+                    absent[job.handle] = 0
         self._site.count["incomplete listings"] += torn
         return replace(listing, jobs=tuple(jobs), incomplete=("torn",) if torn else ())
 
@@ -194,9 +198,10 @@ class FaultyManager(ScriptedManager):
         parsed = parse_tag(task.tag)
         assert parsed is not None
         key, name = parsed
-        known = {each.tag for each in self._site.store.tasks(live=True) if each.handle and each.submitted}
+        known = {each.tag: each for each in self._site.store.tasks(live=True) if each.handle and each.submitted}
         kinds = [{"user": "eve"}, {"tag": f"dl2:{key._replace(submitted=key.submitted - 9).slug}:{name}"}]
-        kinds += [{"submitted": task.submitted - 1}] if task.tag in known else []
+        # Only the task that is known can be older: a requeued one has a later time of submission in the listing.
+        kinds += [{"submitted": known[task.tag].submitted - 1}] if task.tag in known else []
         forged = structs.replace(task, handle=handle, **self._draw.choice(kinds))
         self.put(forged, ())
         self.forged.add(forged.identity)
@@ -217,6 +222,8 @@ class Calls:
             self._daemon.count_call(name)
             if name == "stop" and self._daemon.incomplete:
                 self._daemon.site.check_order(*args)
+            if name == "listing":
+                self._daemon.site.manager.asked_by = self._daemon.name
             answer = method(*args, **more)
             if name == "listing":
                 answer = replace(answer, at=self._daemon.clock())
