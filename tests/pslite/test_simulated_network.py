@@ -12,7 +12,7 @@ import time
 
 import pytest
 from rehearsal import job
-from simulated_job import Schedule, SimulatedJob, check, random_schedule
+from simulated_job import Disturbance, Schedule, SimulatedJob, check, random_schedule
 from virtual_threads import Kernel
 
 from pslite.net import authentication
@@ -60,3 +60,14 @@ def test_a_seed_has_the_same_course_each_time():
         simulated.simulate()
         courses.append((simulated.kernel.trace, simulated.kernel.switches, simulated.kernel.now))
     assert courses[0] == courses[1]
+
+
+def test_members_do_not_count_as_late_for_a_plan_that_a_stalled_disk_holds_back():
+    """A plan is sent once it is in the coordinator's log; seed 471."""
+    stall = Disturbance(1.0, "stall", -1, -1, seconds=60.0)
+    kill = Disturbance(2.0, "kill", 0)
+    simulated = check(Schedule(1, job(epochs=10), 2, 2, [stall, kill]))
+    said = "\n".join(simulated.log)
+    assert "stall" in said
+    assert "is killed" in said
+    assert "not ready within" not in said

@@ -38,6 +38,8 @@ class Job:
     encryption_demanded: bool = False
     #: tasks that have a task agent, which reports how their processes end
     agents: Collection[str] = ()
+    #: calls an action once the present state is written and the messages that follow from it are sent
+    then: Callable[[Callable[[], None]], None] = lambda action: action()
     #: completes checkpoints
     disk: DiskThread = field(default_factory=DiskThread)
     #: versions of checkpoints that are being completed

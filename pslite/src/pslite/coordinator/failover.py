@@ -53,7 +53,7 @@ def check_members(job: Job, now: float) -> None:
 def check_prepared(job: Job, now: float) -> None:
     """Give up a plan, or a group's members, where making ready for it takes too long."""
     pending, limit = job.state.pending, job.settings.prepare
-    if pending is None or pending.phase != "preparing" or now - pending.began <= limit:
+    if pending is None or pending.phase != "preparing" or not pending.sent or now - pending.sent <= limit:
         return
     if not pending.recover:
         plans.give_up_late(job, pending)

@@ -119,6 +119,8 @@ class PendingPlan:
     #: the plan that it replaces
     previous: Plan | None
     began: float
+    #: when its members were sent it, monotonic, in seconds: a stalled disk of the log delays that; 0: not yet
+    sent: float = 0.0
     phase: Literal["preparing", "committed"] = "preparing"
     ready: set[str] = field(default_factory=set)
     prepared_ms: float = 0.0
@@ -416,6 +418,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
             member.finished_at += seconds if member.finished_at else 0.0
         if self.pending is not None:
             self.pending.began += seconds
+            self.pending.sent = (self.pending.sent or self.clock) + seconds
             self.pending.refused += seconds if self.pending.refused else 0.0
         if self.broken is not None:
             self.broken = (self.broken[0] + seconds, *self.broken[1:])

@@ -156,6 +156,7 @@ class Coordinator:
             encryption_demanded,
             agents=self._agents.keys(),
             factors=factors,
+            then=self._log.then,
             disk=disk,
         )
         self._selector = selectors.DefaultSelector()

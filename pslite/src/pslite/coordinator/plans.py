@@ -205,6 +205,11 @@ def prepare(job: Job, pending: PendingPlan) -> None:
         ),
     )
 
+    def note() -> None:
+        pending.sent = time.monotonic()
+
+    job.then(note)
+
 
 # --- a plan on its way ------------------------------------------------------------------------------------------------
 
