@@ -362,9 +362,9 @@ class Site:
             for job in self.store.jobs(live=True):
                 trains = job.state is JobState.RUNNING
                 self.beat(job.key, "finished" if trains and self.draw.random() < 0.3 else "")
-            if not (self.store.jobs(live=True) or self.manager.tasks() or self.store.tasks(live=True)):
+            left = [job.tag for job in self.manager.live() if job.tag and job.identity not in self.manager.forged]
+            if not (self.store.jobs(live=True) or left or self.store.tasks(live=True)):
                 break
-        left = [job.tag for job in self.manager.live() if job.tag and job.identity not in self.manager.forged]
         assert {self.store.job(key).state.ended for key in self.keys} == {True}, "a job is forgotten"  # type: ignore[union-attr]
         assert left == [], f"a task is forgotten: {left}"
         assert self.store.tasks(live=True) == ()
