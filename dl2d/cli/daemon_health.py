@@ -26,6 +26,8 @@ class DaemonHealth:
     #: Seconds since its last good tick, and since its last failed one; None for none yet.
     last_tick_seconds: float | None = None
     last_error_seconds: float | None = None
+    #: What its ticks wait for, if that is no fault; only the daemon's account is told.
+    waiting: str = ""
     #: Why that one failed; only the daemon's account is told.
     last_error: str = ""
     #: Whether something else has its port, so that it could not start.
@@ -38,6 +40,7 @@ class DaemonHealth:
         if self.runs:
             last = self.last_tick_seconds
             parts.append("no good tick yet" if last is None else f"last good tick {duration(last)} ago")
+        parts += [f"waiting: {self.waiting}"] if self.waiting else []
         parts += self.problems
         if self.last_error and self.last_error_seconds is not None:
             parts.append(f"last error {duration(self.last_error_seconds)} ago: {self.last_error}")
@@ -70,6 +73,7 @@ def daemon_health(settings: Settings, seconds: float) -> DaemonHealth:
             description=f"version {content['version']} runs at {url}, slot {content['slot']}",
             last_tick_seconds=content.get("last_tick_seconds"),
             last_error_seconds=content.get("last_error_seconds"),
+            waiting=str(content.get("waiting", "")),
             last_error=str(content.get("last_error", "")),
         )
         own = bool(content.get("own", True))

@@ -69,7 +69,7 @@ def status(
     """Show jobs: allocation now and as decided, progress, and what each one waits for."""
     settings = load_settings(config)
     health = daemon_health(settings, _ANSWER_SECONDS)
-    if not as_json and (health.problems or not health.runs):
+    if not as_json and (health.problems or health.waiting or not health.runs):
         typer.echo(f"daemon: {health.text.removeprefix('; ')}", err=True)
     with reading(settings) as store:
         left_out = 0

@@ -66,6 +66,10 @@ class Unavailable(ResourceManagerError):
     """The manager did not answer, or not in time; asking again later may help."""
 
 
+class Waiting(Unavailable):
+    """The manager has to wait for a known time after its start; nothing is wrong."""
+
+
 class NotFound(ResourceManagerError):
     """The manager does not know the job, task or node that was named."""
 

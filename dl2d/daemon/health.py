@@ -25,6 +25,8 @@ class Status:
     problems: tuple[str, ...]
     #: Seconds since the last tick that was completed; None for none yet.
     last_tick_seconds: float | None
+    #: What ticks wait for, which only the daemon's account may read; empty if nothing.
+    waiting: str = ""
     #: Error of the last tick that failed, which only the daemon's account may read.
     last_error: str = ""
     #: Seconds since that tick; None for none yet.
@@ -50,6 +52,7 @@ class Health:
         self._lock = Lock()
         self._problems: tuple[str, ...] = ()
         self._failing = False
+        self._waiting = ""
         self._last: float | None = None
         self._registry = CollectorRegistry()
 
@@ -112,6 +115,7 @@ class Health:
             )
         with self._lock:
             self._problems, self._failing, self._last = tuple(problems), False, self._timer()
+            self._waiting = ""
         self._ticks.inc()
         self._starts.inc(len(report.outcome.started))
         self._stops.inc(len(report.plan.stops))
@@ -132,10 +136,15 @@ class Health:
         for end, value in (("", found.change), ("_low", found.low), ("_high", found.high)):
             self._canary_change[end].set(math.nan if value is None else value)
 
+    def waits(self, reason: str) -> None:
+        """A tick was not possible yet, for a known time."""
+        with self._lock:
+            self._failing, self._waiting = False, printable(reason[:_MAX_ERROR])
+
     def failed(self, error: str) -> None:
         """A tick failed."""
         with self._lock:
-            self._failing = True
+            self._failing, self._waiting = True, ""
             self._error, self._failed_at = printable(error[:_MAX_ERROR]), self._timer()
         self._failures.inc()
 
@@ -148,7 +157,7 @@ class Health:
             idle = now - (self._began if self._last is None else self._last)
             stuck = (f"no tick was completed for {idle:.0f} s",) if idle > self._stuck_seconds else ()
             since_error = now - self._failed_at if self._error else None
-            return Status((*failure, *stuck, *self._problems), last, self._error, since_error)
+            return Status((*failure, *stuck, *self._problems), last, self._waiting, self._error, since_error)
 
     def metrics(self) -> bytes:
         """All metrics in Prometheus' text format."""

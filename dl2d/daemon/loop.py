@@ -22,7 +22,7 @@ from apscheduler.triggers.interval import IntervalTrigger
 
 from dl2d.config.settings import Settings
 from dl2d.core.daemon_mode import Mode
-from dl2d.core.errors import AlreadyRunning, ConfigError, Dl2dError
+from dl2d.core.errors import AlreadyRunning, ConfigError, Dl2dError, Waiting
 from dl2d.core.policy_registry import SiteStore
 from dl2d.core.resource_manager import ContainerManager, ResourceManager, TaskSpec
 from dl2d.daemon.api.admission import Admission
@@ -280,7 +280,10 @@ class Daemon(AbstractContextManager["Daemon"]):
         return max(_STUCK_INTERVALS * settings.schedule.poll_seconds, _STUCK_SECONDS)
 
     def tick(self) -> Report | None:
-        """Run one tick; a failure is logged and shown in the status, and the next tick completes what it left."""
+        """Run one tick; a failure is logged and shown in the status, and the next tick completes what it left.
+
+        A resource manager that has to wait for a known time is shown as such, and is no failure.
+        """
         self._ticking.set()
         self._again.clear()
         try:
@@ -289,6 +292,11 @@ class Daemon(AbstractContextManager["Daemon"]):
             self._state, report = tick(self._context, self._state)
         except AlreadyRunning as error:
             self._lease_lost(error)
+            return None
+        except Waiting as error:
+            self._status = f"waiting: {error}"
+            self._health.waits(str(error))
+            log.info("tick waits", reason=str(error))
             return None
         except Dl2dError as error:
             self._status = f"last tick failed: {error}"

@@ -388,7 +388,10 @@ def _job_change(
     if anchor.state.ended:
         end = anchor.reason or str(anchor.state)
         if anchor.state is RmJobState.DONE and job.state is JobState.SUBMITTED:
-            reason = f"its coordinator ended before it called: {end}"
+            reason = (
+                f"its coordinator ended without an error ({end}), and had never reported to dl2d: it trained nothing, "
+                "or did not reach the daemon; its output says more"
+            )
             return JobChange(state=JobState.FAILED, end_reason=reason, cause=FailureCause.FAILED)
         reason, cause = f"its coordinator ended: {end}", FAILURE_CAUSES.get(anchor.state)
         return JobChange(state=JOB_ENDS[anchor.state], end_reason=reason, cause=cause)

@@ -144,6 +144,15 @@ def test_the_last_good_tick_and_the_last_error_of_the_own_daemon(dl2d: Dl2d, tmp
     assert (ran.status, ran.err) == (0, f"daemon: {found}\n")
     shown = dl2d("status", "--json", "-c", config).json["daemon"]
     assert (shown["runs"], shown["last_tick_seconds"], shown["last_error_seconds"]) == (True, 105, 5)
+    # Ticks that wait for a known time are no problem.
+    other.health.waits("containers may not have reported yet; waiting 4.0 s")
+    assert wrong(dl2d, config) == {}
+    assert (
+        "; waiting: containers may not have reported yet; waiting 4.0 s; last error" in dl2d("check", "-c", config).out
+    )
+    ran = dl2d("status", "-c", config)
+    assert (ran.status, "; waiting: containers may not" in ran.err) == (0, True)
+    assert other.client.get("/v1/health").json()["status"] == "waiting"
     # It goes on: the error stays known.
     other.health.completed(other.tick(1.0))
     assert wrong(dl2d, config) == {}

@@ -22,7 +22,7 @@ from structlog.testing import capture_logs
 from dl2d import plugins
 from dl2d.cli import main
 from dl2d.config.settings import Settings
-from dl2d.core.errors import AlreadyRunning, Dl2dError, PluginError, StoreUnavailable
+from dl2d.core.errors import AlreadyRunning, Dl2dError, PluginError, StoreUnavailable, Waiting
 from dl2d.core.jobs import JobState
 from dl2d.daemon import loop
 from dl2d.daemon.loop import Daemon
@@ -350,6 +350,18 @@ def test_a_tick_that_fails_is_logged_and_the_next_one_comes(
         ticks["error"] = error
         running.daemon.wake()
         until(lambda: any(entry["event"].startswith("tick failed") for entry in logs), "it is logged")
+        ticks["error"] = None
+        running.daemon.wake()
+        until(lambda: ticks["begun"] >= 3, "the next tick")
+
+
+def test_a_tick_that_has_to_wait_is_no_failure(tmp_path: Path, ticks: dict[str, Any]) -> None:
+    with Running(tmp_path) as running, capture_logs() as logs:
+        until(lambda: ticks["begun"] == 1, "the first tick")
+        ticks["error"] = Waiting("containers may not have reported yet")
+        running.daemon.wake()
+        until(lambda: any(entry["event"] == "tick waits" for entry in logs), "it is logged")
+        assert not [entry for entry in logs if entry["log_level"] in ("warning", "error")]
         ticks["error"] = None
         running.daemon.wake()
         until(lambda: ticks["begun"] >= 3, "the next tick")

@@ -95,6 +95,13 @@ def test_why_a_task_waits_and_how_it_ended_are_kept() -> None:
     assert ended.tasks[0].note == "killed by signal 9 (SIGKILL)"
 
 
+def test_a_coordinator_that_ended_well_without_a_word_has_failed_and_why_is_told() -> None:
+    ended = replace_struct(ANCHOR_RUNS, state=R.DONE, reason="exit status 0")
+    ((_, change),) = see(a_job(J.SUBMITTED), [], [ended]).jobs
+    assert (change.state, change.cause) == (J.FAILED, F.FAILED)
+    assert "without an error (exit status 0), and had never reported to dl2d: it trained nothing" in change.end_reason
+
+
 @pytest.mark.parametrize("state", [T.ASKED, T.CONFIRMED])
 def test_the_node_is_the_one_that_the_resource_manager_chose(state: TaskState) -> None:
     listed = replace_struct(an_rm_job(R.RUNNING), node="n2")

@@ -14,7 +14,7 @@ from yarn.fake_yarn import FakeYarn
 from yarn.rm_answers import app, node
 
 from dl2d.core.cluster import task_tag
-from dl2d.core.errors import ConfigError, NotFound, Rejected, Unavailable
+from dl2d.core.errors import ConfigError, NotFound, Rejected, Unavailable, Waiting
 from dl2d.core.jobs import JobKey, Launch, Owner, Role
 from dl2d.core.resource_manager import ContainerManager, ContainerReport, RmIdentity, RmJobState, TaskSpec
 from dl2d.core.resources import NO_RESOURCES, Resources
@@ -230,7 +230,7 @@ def test_after_a_restart_nothing_is_said_until_the_containers_may_have_reported(
     manager.report_container(report("worker-0", 3))
     now = [1_795_581_800.0]
     second = yarn.manager(lambda: now[0], report_seconds=3.0)
-    with pytest.raises(Unavailable, match="may not have reported yet"):
+    with pytest.raises(Waiting, match="may not have reported yet"):
         second.listing()
     second.report_container(report("worker-0", 3, task="worker-1"))
     flexes = len(yarn.flexes)
@@ -314,7 +314,7 @@ def test_the_time_in_which_containers_may_report_begins_after_an_incomplete_list
     now = [1_795_581_800.0]
     manager = yarn.manager(lambda: now[0])
     yarn.apps["x"] = {"id": 1}
-    with pytest.raises(Unavailable, match="may not have reported yet"):
+    with pytest.raises(Waiting, match="may not have reported yet"):
         manager.listing()
     manager.close()
 

@@ -84,12 +84,13 @@ def health(request: Request, services: Services = Depends(services_of)) -> dict[
     if request.headers.get("authorization"):
         details["own"] = shows_submission_credential(request)
         if details["own"]:
+            details |= {"waiting": status.waiting}
             details |= {"last_error": status.last_error, "last_error_seconds": status.last_error_seconds}
     return {
         "version": __version__,
         "cluster": services.cluster,
         "slot": _last_slot(services.store),
-        "status": "degraded" if status.problems else "ok",
+        "status": "degraded" if status.problems else "waiting" if status.waiting else "ok",
         "problems": list(status.problems),
         "last_tick_seconds": status.last_tick_seconds,
         **details,

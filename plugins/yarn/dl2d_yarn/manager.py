@@ -15,7 +15,7 @@ import structlog
 from msgspec import structs
 
 from dl2d.core.cluster import Node, task_tag
-from dl2d.core.errors import Denied, NotFound, Rejected, RequestError, ResourceManagerError, Unavailable
+from dl2d.core.errors import Denied, NotFound, Rejected, RequestError, ResourceManagerError, Unavailable, Waiting
 from dl2d.core.jobs import Role
 from dl2d.core.resource_manager import (
     Anchor,
@@ -156,7 +156,9 @@ class YarnManager:
         Raises
         ------
         Unavailable
-            An answer is missing or incomplete, or containers may not have reported yet since the daemon's start.
+            An answer is missing or incomplete.
+        Waiting
+            Containers may not have reported yet since the daemon's start.
         """
         del ended_since
         at, now = self._clock(), self._timer()
@@ -174,7 +176,7 @@ class YarnManager:
                 running = bool(listing.incomplete) or any(not application.state.ended for application in services)
                 self._settled_at = now + _SETTLING_INTERVALS * self._settings.report_seconds if running else now
             if now < self._settled_at:
-                raise Unavailable(
+                raise Waiting(
                     f"containers of running jobs may not have reported yet; waiting {self._settled_at - now:.1f} s"
                 )
             self._services.restart_anchors()
