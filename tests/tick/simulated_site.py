@@ -76,7 +76,7 @@ class WholeStore(MemoryStore):
                 self.resized_before[task.tag] = before
             if present[start.role] >= job.request.min_size.count(start.role):
                 self.growth[task.tag] = self._site.world.elapsed
-            elif job.state is JobState.RUNNING:
+            elif job.state is JobState.RUNNING or job.state.ended:  # it may have been cancelled since the tick began
                 self.floors.add(task.tag)
         self._note(asked)
         return tuple(asked)
