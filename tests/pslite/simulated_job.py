@@ -298,7 +298,7 @@ def check(schedule: Schedule) -> SimulatedJob:
     reason = str(outcome.status.reason)
     if _BEFORE_ITS_FILES in reason:
         assert outcome.status.version == schedule.spec.total_versions, outcome.story
-        assert reason.split()[0] in simulated.disturbed, outcome.story
+        assert reason.split(maxsplit=1)[0] in simulated.disturbed, outcome.story
         return simulated
     outcome.check(static_digest(_plain(schedule.spec), model_of(schedule.spec)))
     assert outcome.status.version == schedule.spec.total_versions, outcome.story
