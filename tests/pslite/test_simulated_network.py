@@ -71,3 +71,12 @@ def test_members_do_not_count_as_late_for_a_plan_that_a_stalled_disk_holds_back(
     assert "stall" in said
     assert "is killed" in said
     assert "not ready within" not in said
+
+
+def test_another_worker_writes_files_if_the_first_one_is_lost_before_it_knows_that_it_should():
+    """The worker that joined first is the one that writes them; seed 542."""
+    cut = Disturbance(1.0, "cut one way", -1, 3, seconds=60.0)
+    simulated = check(Schedule(1, job(epochs=2), 3, 2, [cut]))
+    lost = [line for line in simulated.log if "another worker writes files" in line]
+    assert [line.split(maxsplit=1)[0] for line in lost] == ["worker-1"]
+    assert simulated.log[-1].startswith("finished")

@@ -31,7 +31,7 @@ FORGOTTEN = {
     "measured": {"watch", "loss", "progress", "epoch_reported", "balance", "slow_reported"},
 }  # fmt: skip
 #: fields of the state that earlier versions did not have
-LATER = {"losses", "returns", "broken_groups", "stalls", "begun"}
+LATER = {"losses", "returns", "broken_groups", "stalls", "begun", "dismissed"}
 
 
 def test_every_attribute_of_a_coordinator_is_written_or_need_not_be():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from pslite.coordinator import plans
+from pslite.coordinator import members, plans
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import Incident, MemberState, PendingPlan
 from pslite.job.membership_plan import Plan
@@ -21,10 +21,7 @@ def lose_worker(job: Job, member: MemberState, text: str) -> None:
         job.give_up(member, text)
         _make_group(job, text, "the others go on without it; nothing is lost")
         return
-    member.state = "left"
-    job.say(f"{text}; it had finished")
-    if member.chief:
-        job.fail(text)
+    members.lose_finished(job, member, text)
 
 
 def _make_group(job: Job, what: str, then: str) -> None:

@@ -41,7 +41,9 @@ def check(job: Job) -> str:
     if len(state.digests) < len(state.blocks):
         return "digests are missing"  # who has the weights may still die: no member may end yet
     if state.result is None:
-        _complete(job, workers)
+        state.result = Result(digest=digest_of(state.digests), versions=state.version)
+    if not state.dismissed and not _dismiss(job, workers):
+        return "the worker that writes files is told so"
     if any(w.present for w in workers):
         return "the first worker may still write its files"
     if checkpoints.last_one_is_written(job, time.monotonic()):
@@ -56,19 +58,29 @@ def _workers(state: JobState) -> list[MemberState]:
     return [state.members[task] for task in state.workers_left(state.plan)]
 
 
-def _complete(job: Job, workers: list[MemberState]) -> None:
-    """The digest is known: one worker writes files, all other members may end."""
+def _dismiss(job: Job, workers: list[MemberState]) -> bool:
+    """Have one worker write files; once it knows that, all other members may end.  Returns whether they are told.
+
+    Until then another worker takes its place if it is lost.
+    """
     state = job.state
     assert state.plan is not None
     assert state.spec is not None
-    state.result = Result(digest=digest_of(state.digests), versions=state.version)
     if not state.spec.open:
-        workers[0].chief = True
-        job.tell({w.task for w in workers}, Complete(chief=workers[0].task))
+        chief = next((worker for worker in workers if worker.chief), None)
+        if chief is None:
+            chief = next(worker for worker in workers if worker.present)
+            chief.chief = True
+            chief.channel.send(Complete(chief=chief.task))
+        if chief.present and chief.channel.unconfirmed:
+            return False
+        job.tell({worker.task for worker in workers} - {chief.task}, Complete(chief=chief.task))
+    state.dismissed = True
     job.tell({m.task for m in state.plan.servers}, Exit(reason="the job is finished"))
     for member in state.members.values():
         if member.state == "joined":
             member.dismiss("the job is finished")
+    return True
 
 
 def request_digests(job: Job) -> None:

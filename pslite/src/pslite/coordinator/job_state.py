@@ -236,6 +236,8 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
     state: Literal["waiting", "running", "finished", "failed", "cancelled"] = "waiting"
     reason: str | None = None
     result: Result | None = None
+    #: the worker that writes files at the end knows it, and all others were told to end
+    dismissed: bool = False
     digests: dict[int, bytes] = {}
     digests_requested: bool = msgspec.field(default=False, name="digest_asked")
     version: int = 0
@@ -301,7 +303,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
 
     @property
     def complete(self) -> bool:
-        """Whether all workers have the last version, its digest is known, and they are told which one writes files."""
+        """Whether all workers have the last version and its digest is known: what is left is to write files."""
         return self.result is not None and self.spec is not None and not self.spec.open
 
     @property

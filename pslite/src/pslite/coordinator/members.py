@@ -98,6 +98,20 @@ def finished(job: Job, member: MemberState, message: Finished) -> None:
     job.state.version = max(job.state.version, message.version)
 
 
+def lose_finished(job: Job, member: MemberState, text: str) -> None:
+    """Continue without a worker that has the last version; fail if it was to write files and no other one can."""
+    state = job.state
+    member.state = "left"
+    others = any(each.present and each.finished for each in state.members.values())
+    if not member.chief:
+        job.say(f"{text}; it had finished")
+    elif state.complete and not state.dismissed and others:
+        member.chief = False
+        job.say(f"{text}; it had finished, and another worker writes files")
+    else:
+        job.fail(f"{text}, before it had written what the script saves at its end")
+
+
 def at_barrier(_job: Job, member: MemberState, _message: AtBarrier) -> None:
     """A worker waits for all others."""
     member.at_barrier = True

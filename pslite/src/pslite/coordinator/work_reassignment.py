@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
-from pslite.coordinator import checkpoints, plans
+from pslite.coordinator import checkpoints, members, plans
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import JobState, MemberState, Reassignment
 from pslite.job.membership_plan import Plan, reduction
@@ -20,12 +20,7 @@ def lose_worker(job: Job, member: MemberState, text: str) -> None:
     """
     state = job.state
     if member.finished and (state.complete or (state.spec is not None and state.spec.open)):
-        # the last version is there, and only one worker has something left to do
-        member.state = "left"
-        if member.chief:
-            job.fail(f"{text}, before it had written what the script saves at its end")
-        else:
-            job.say(f"{text}; it had finished")
+        members.lose_finished(job, member, text)
         return
     if state.pending is not None and state.pending.phase == "preparing":
         plans.abort(job, state.pending, text)
