@@ -39,13 +39,17 @@ def guard(
     *,
     silent: Collection[JobKey] = (),
     growth_limits: Iterable[GrowthLimit] = (),
+    last: Decision | None = None,
 ) -> Decision:
     """The decision within all rules, where the coordinators of the jobs ``silent`` are silent.
 
+    ``last`` is what was in force in the last slot, as far as that is known: of what a job has, no more than that counts
+    for its cool-downs. A task that is moved has its replacement beside it for a while, which nobody decided to keep.
     ``decision`` is one that ``check_decision`` accepts.
     """
     floors, at = dict(snapshot.floors), snapshot.at
     jobs = {job.key: job for job in snapshot.jobs}
+    decided = {entry.job: entry.allocation for entry in last.jobs} if last is not None else {}
     ranges = []
     for entry in decision.jobs:
         job, floor = jobs[entry.job], floors.get(entry.job, NOTHING)
@@ -59,7 +63,9 @@ def guard(
         ):
             found = _backing_off(entry, job, floor, failures, rules)
         else:
-            found = _cooled(entry, job, floor, resized_at, at, rules)
+            most = decided.get(job.key, Allocation(job.request.max_workers, job.request.max_ps))
+            held = _common(entry.previous, _larger(most, entry.allocation))
+            found = _cooled(entry, job, held, floor, resized_at, at, rules)
         if resized_at is not None and entry.previous != NOTHING:
             found.protected = max(at - resized_at, 0.0) < rules.cooldown_down
         ranges.append(found)
@@ -132,6 +138,10 @@ def _grows(before: Allocation, after: Allocation) -> bool:
     return after.workers > before.workers or after.ps > before.ps
 
 
+def _common(one: Allocation, other: Allocation) -> Allocation:
+    return Allocation(min(one.workers, other.workers), min(one.ps, other.ps))
+
+
 def _larger(one: Allocation, other: Allocation) -> Allocation:
     return Allocation(max(one.workers, other.workers), max(one.ps, other.ps))
 
@@ -160,14 +170,20 @@ def _backing_off(entry: JobDecision, job: Job, floor: Allocation, failures: Star
 
 
 def _cooled(
-    entry: JobDecision, job: Job, floor: Allocation, resized_at: float | None, at: float, rules: GuardRules
+    entry: JobDecision,
+    job: Job,
+    held: Allocation,
+    floor: Allocation,
+    resized_at: float | None,
+    at: float,
+    rules: GuardRules,
 ) -> _Range:
     """The job's range under its cool-downs, which delay neither its first tasks nor those that it lacks of its floor.
 
     A resize that adds tasks of one role and removes tasks of the other has to wait for both cool-downs.
     """
-    held, wanted = entry.previous, entry.allocation
-    kept = Allocation(min(held.workers, wanted.workers), min(held.ps, wanted.ps))
+    wanted = entry.allocation
+    kept = _common(held, wanted)
     found = _Range(entry, job, lowest=floor, desired=wanted, reserved=_larger(kept, floor))
     if resized_at is None or held == NOTHING:
         return found

@@ -67,6 +67,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
         guarded = guard(
             proposed, snapshot, context.guard_rules, reconciled.memory,
             silent=silent, growth_limits=observed.listing.growth_limits,
+            last=None if state.slot_decision is None else state.slot_decision.in_force,
         )  # fmt: skip
         if mode.acts:
             slot_decision = SlotDecision(proposed, in_force=guarded, group=group)

@@ -80,3 +80,9 @@ def test_another_worker_writes_files_if_the_first_one_is_lost_before_it_knows_th
     lost = [line for line in simulated.log if "another worker writes files" in line]
     assert [line.split(maxsplit=1)[0] for line in lost] == ["worker-1"]
     assert simulated.log[-1].startswith("finished")
+
+
+def test_what_a_member_says_of_an_earlier_plan_drops_nobody(tmp_path):
+    """A stalled disk delays what it is told of a connection that was closed; seed 1009."""
+    simulated = check(random_schedule(1009, tmp_path))
+    assert not [line for line in simulated.log if "although both live" in line]

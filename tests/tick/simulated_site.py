@@ -19,7 +19,7 @@ from tick.world import World
 
 from dl2d.core.cluster import NodeState, Task, TaskState, parse_tag, task_tag
 from dl2d.core.errors import AlreadyRunning, ResourceManagerError, Unavailable
-from dl2d.core.jobs import FailureCause, JobKey, JobState, Owner, Role
+from dl2d.core.jobs import Allocation, FailureCause, JobKey, JobState, Owner, Role
 from dl2d.core.resource_manager import RmIdentity, RmJob, RmJobState, RmListing, TaskSpec
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, RuntimePlan, TaskChange
@@ -30,7 +30,7 @@ from dl2d.testing.builders import make_job, make_nodes
 from dl2d.tick.record import Report
 from dl2d.tick.tick import tick
 from dl2d.tick.tick_context import GuardRules, Timeouts
-from dl2d.tick.tick_state import TickState
+from dl2d.tick.tick_state import SlotDecision, TickState
 
 _TIMEOUTS = Timeouts(unseen_listings=3, unseen_seconds=30, start_failures=10_000)
 _SLOT_SECONDS = 60.0
@@ -75,7 +75,7 @@ class WholeStore(MemoryStore):
             if (before := self.resized.get(start.job)) is not None:
                 self.resized_before[task.tag] = before
             if present[start.role] >= job.request.min_size.count(start.role):
-                self.growth[task.tag] = self._site.world.elapsed
+                self.growth[task.tag] = task.asked_at
             elif job.state is JobState.RUNNING or job.state.ended:  # it may have been cancelled since the tick began
                 self.floors.add(task.tag)
         self._note(asked)
@@ -389,13 +389,13 @@ class Site:
         if daemon is None:
             daemon = self.draw.choice(self.daemons)
             daemon.acquire()
-        before, resized = self.healthy(), dict(self.store.resized)
+        before, resized, last = self.healthy(), dict(self.store.resized), daemon.state.slot_decision
         report = daemon.tick()
         self.check(before)
         if report is None:  # a tick that crashes may be the only one that saw the end of a task that had to leave
             self.store.resized.clear()
         if report is not None and report.decided and not self.clocks_wrong and not self.standing:
-            self.check_cool_downs(report, resized)
+            self.check_cool_downs(report, resized, last)
 
     def pass_time(self, seconds: float) -> None:
         self.world.elapsed += seconds
@@ -482,8 +482,8 @@ class Site:
             assert roles[Role.PS] <= job.request.max_ps + 1, f"{key} has too many PSs"
         self.check_limits(jobs, tasks)
         if self.rules.churn and not self.clocks_wrong:
-            now = self.world.elapsed
-            times = [at for at in self.store.growth.values() if at > now - _SLOT_SECONDS]
+            # A start counts from the listing that its tick began with, however long the tick took.
+            times = [at for at in self.store.growth.values() if at > self.world.now - _SLOT_SECONDS]
             assert len(times) <= self.rules.churn, f"{len(times)} starts in a slot"
 
     def check_limits(self, jobs: Any, tasks: Sequence[Task]) -> None:
@@ -511,12 +511,17 @@ class Site:
             assert job is not None, identities
             assert job.state is JobState.CANCELLED, f"{identities} stopped after an incomplete listing"
 
-    def check_cool_downs(self, report: Report, resized: dict[JobKey, float]) -> None:
+    def check_cool_downs(self, report: Report, resized: dict[JobKey, float], last: SlotDecision | None) -> None:
         """A job that was resized a short while ago keeps its size, as far as harder rules allow."""
+        requests = {job.key: job.request for job in report.snapshot.jobs}
+        decided = {entry.job: entry.allocation for entry in last.in_force.jobs} if last is not None else {}
         floors, now = dict(report.snapshot.floors), self.world.elapsed
         for entry in report.decision.jobs:
             elapsed = now - resized.get(entry.job, float("-inf"))
-            before, after = entry.previous, entry.allocation
+            # The replacement of a task that is moved was not decided on, so it may end at once.
+            request, after = requests[entry.job], entry.allocation
+            most = decided.get(entry.job, Allocation(request.max_workers, request.max_ps))
+            before = Allocation(*map(min, entry.previous, map(max, most, after)))
             gave_way = any(str(why.gave_way) == "cooldown" for why in entry.guarded)
             grows = after.workers > before.workers or after.ps > before.ps
             shrinks = after.workers < before.workers or after.ps < before.ps

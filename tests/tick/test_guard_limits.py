@@ -233,6 +233,23 @@ def test_cool_downs(wanted, up, down, expected) -> None:
     assert guarded(snapshot, wanted, memory=memory, cooldown_up=up, cooldown_down=down) == expected
 
 
+@pytest.mark.parametrize(
+    ("has", "last", "expected"),
+    [
+        ((2, 3), (2, 2), ((2, 2), [])),
+        ((2, 3), (2, 3), ((2, 3), [Constraint.COOLDOWN])),
+        # After a restart of the daemon: the last decision is not known, but no job may have more than its maximum.
+        ((2, 5), None, ((2, 4), [Constraint.COOLDOWN])),
+    ],
+)
+def test_the_replacement_of_a_task_that_is_moved_may_end_while_the_job_cools_down(has, last, expected) -> None:
+    snapshot = a_snapshot([a_job(1)], BIG, held={0: Allocation(*has)})
+    memory = GuardMemory(resized_at={snapshot.jobs[0].key: snapshot.at - 50})
+    before = a_decision(snapshot, last) if last else None
+    decision = guard(a_decision(snapshot, (2, 2)), snapshot, GuardRules(cooldown_down=100), memory, last=before)
+    assert outcome(decision) == [expected]
+
+
 def test_churn_is_used_up_in_submit_order() -> None:
     snapshot = a_snapshot([a_job(1), a_job(2), a_job(3)], BIG, held={1: Allocation(1, 1)})
     # The first takes 4 of 5 starts; the second wants 2 and gets one; the third has nothing and waits.

@@ -91,7 +91,7 @@ def lose(job: Job, member: MemberState, how: str, *, fatal: bool = False) -> Non
         else:
             lose_worker(job, member, text)
         return
-    member.state, member.given_up = "left", True
+    job.give_up(member, text)
     job.say(f"{text}; it is in no plan, the job goes on")
     job.urgent = True
     if pending is not None and member.task in pending.plan.tasks():
@@ -125,9 +125,14 @@ def failed(job: Job, member: MemberState, message: Failed) -> None:
 
 def severed(job: Job, member: MemberState, message: Severed) -> None:
     """Two members live and cannot reach each other: continue without one, a worker if one is, for nothing is lost."""
-    other = job.state.members.get(message.task)
+    state = job.state
+    other = state.members.get(message.task)
     if other is None or not (member.present and other.present) or other.lost or member.lost:
         return  # one of them is given up already, or about to be
+    pair = {member.task, other.task}
+    in_force = state.plan is not None and pair <= state.plan.tasks()
+    if not in_force and not (state.pending is not None and pair <= state.pending.members()):
+        return  # said of a plan before: the job went back, or one of them was drained
     away, stays = (member, other) if member.role == "worker" else (other, member)
     lose(job, away, f"cannot reach {stays.title}, although both live: {message.reason}")
 
