@@ -228,6 +228,8 @@ class Capabilities:
     #: Number of calls of ``submit`` that may be under way at once, beside a call of another method. 0: ``submit`` is
     #: called by itself too.
     parallel_submits: int = 0
+    #: ``authenticate`` may be called by several threads at once, beside calls of other methods.
+    parallel_authentication: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +248,8 @@ class Anchor:
 class ResourceManager(Protocol):
     """What dl2d needs of a resource manager. Methods may block.
 
-    They are called from one thread at a time, except ``submit`` as far as ``Capabilities.parallel_submits`` allows.
+    They are called from one thread at a time, except ``submit`` and ``authenticate`` as far as
+    ``Capabilities.parallel_submits`` and ``Capabilities.parallel_authentication`` allow.
 
     Every method may raise ``Unavailable``.
     """

@@ -130,7 +130,11 @@ class Daemon(AbstractContextManager["Daemon"]):
             self._scheduler = f"{capabilities.name} {capabilities.version}".strip()
             self._task_specs = TaskSpecs(self.url, credentials, self._server.certificates)
             parallel_submits = capabilities.parallel_submits
-            self._manager_access = ManagerAccess(self._manager, parallel_submits=parallel_submits)
+            self._manager_access = ManagerAccess(
+                self._manager,
+                parallel_submits=parallel_submits,
+                parallel_authentication=capabilities.parallel_authentication,
+            )
             self._submitter = ParallelTaskSubmitter(self._submit, max(1, parallel_submits))
             stack.callback(self._submitter.close)
             self._admission = Admission(settings.jobs.rules)

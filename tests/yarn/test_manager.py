@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx2
 import pytest
+from msgspec import structs
 from structlog.testing import capture_logs
 from yarn.fake_yarn import FakeYarn
-from yarn.rm_answers import app, node
+from yarn.posted_service import POSTED, SETTINGS
+from yarn.rm_answers import app, lists, node, scheduler
 
 from dl2d.core.cluster import task_tag
 from dl2d.core.errors import ConfigError, NotFound, Rejected, Unavailable, Waiting
@@ -21,6 +25,8 @@ from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d_yarn import manager as manager_module
 from dl2d_yarn import service_changes
 from dl2d_yarn.manager import YarnManager, create
+from dl2d_yarn.service_file import posted_description
+from dl2d_yarn.settings import YarnSettings
 
 JOB = JobKey("yarn", "7", 1_795_581_700)
 NAME = "dl2-7-1795581700"
@@ -342,6 +348,140 @@ def test_services_are_changed_only_for_the_time_for_which_it_is_allowed(yarn: Fa
     manager.allow_changes(5)
     wait_until(lambda: NAME not in yarn.posted)
     manager.close()
+
+
+class TwoServices:
+    """A service of the daemon and one that its user posted; what YARN says of the second one cannot be read."""
+
+    def __init__(self, yarn: FakeYarn) -> None:
+        self.yarn = yarn
+        self.now = 1_795_581_800.0
+        self.attempts = 0
+        service = posted_description(POSTED, SETTINGS, daemon="http://head:8910")
+        self.bad, self.proof = yarn.post(service, "alice"), service["configuration"]["env"]["DL2_PROOF"]
+        self.manager = yarn.manager(lambda: self.now)
+        with pytest.raises(Unavailable):
+            self.manager.listing()
+        self.now += 10
+        started(self.manager)
+
+    def fail(self, request: httpx2.Request) -> httpx2.Response | None:
+        if request.url.path == "/app/v1/services/digits":
+            self.attempts += 1
+            raise ValueError("invalid literal")
+        return None
+
+
+def test_a_service_that_cannot_be_changed_does_not_keep_others_and_is_tried_less_and_less_often(yarn: FakeYarn) -> None:
+    world = TwoServices(yarn)
+    manager = world.manager
+    key = manager.authenticate(world.bad, world.proof).key
+    assert manager.report_container(structs.replace(report("coordinator-0", 2), job=key)).task == "anchor"
+    yarn.instead = world.fail
+    waiting = manager.submit(structs.replace(task("worker-0"), job=key, tag=task_tag(key, "worker-0")))
+    with capture_logs() as logs:
+        wait_until(lambda: world.attempts == 1)
+        manager.submit(task("worker-1"))
+        wait_until(lambda: yarn.flexes == [{"ps": 0, "worker": 1}])
+        reasons = {job.handle: job.reason for job in manager.listing().jobs}
+        assert reasons[waiting] == "ValueError: invalid literal"
+        for number, seconds in enumerate((1, 2, 4, 8, 16, 30, 30), start=1):
+            world.now += seconds - 0.01
+            manager.submit(task(f"worker-{2 * number}"))
+            wait_until(lambda number=number: yarn.flexes[-1]["worker"] == 2 * number)
+            assert world.attempts == number
+            world.now += 0.02
+            manager.submit(task(f"worker-{2 * number + 1}"))
+            wait_until(lambda number=number: world.attempts == number + 1)
+            wait_until(lambda number=number: yarn.flexes[-1]["worker"] == 2 * number + 1)
+    assert {entry["name"] for entry in logs if entry["event"] == "service was not changed"} == {"digits"}
+    manager.close()
+
+
+def test_the_description_of_a_service_may_take_seconds_and_nothing_waits_for_it(
+    yarn: FakeYarn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The master of the service hangs."""
+    world = TwoServices(yarn)
+    called, go_on = threading.Semaphore(0), threading.Event()
+
+    def hang(request: httpx2.Request) -> httpx2.Response | None:
+        if request.url.path == "/app/v1/services/digits":
+            called.release()
+            assert go_on.wait(30)
+        return None
+
+    yarn.instead = hang
+    manager, found = world.manager, []
+    threads = [
+        threading.Thread(target=lambda: found.append(manager.authenticate(world.bad, world.proof))) for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+        assert called.acquire(timeout=10)
+    # Two containers of it wait; no more may.
+    with pytest.raises(Unavailable, match="other containers of it are being authenticated"):
+        manager.authenticate(world.bad, world.proof)
+    with pytest.raises(NotFound):
+        manager.authenticate("application_1_0001", "x")
+    assert manager.listing().jobs
+    manager.submit(task("worker-1"))
+    wait_until(lambda: yarn.flexes == [{"ps": 0, "worker": 1}])
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert [anchor.handle for anchor in found] == [world.bad] * 2
+    assert manager.authenticate(world.bad, world.proof) == found[0]
+    assert manager.capabilities().parallel_authentication
+    manager.close()
+
+
+def test_a_description_is_not_waited_for_as_long_as_other_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manager_module, "_DESCRIPTION_SECONDS", 0.3)
+    given_up = threading.Event()
+    answers = {**lists([app(1, user="alice")], [node(1)]), "/ws/v1/cluster/scheduler": scheduler()}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            if path.startswith("/app"):
+                given_up.wait(20)  # its master hangs
+                return
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(answers[path]).encode())
+
+        def log_message(self, *given: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    settings = {"addresses": [f"http://127.0.0.1:{server.server_port}"], "timeout_seconds": 30, "user": "dl2d"}
+    manager = YarnManager(YarnSettings.parse(settings), clock=time.time)
+    try:
+        with pytest.raises(Unavailable):
+            manager.authenticate("application_1795581702976_0001", "x")
+        assert not given_up.is_set()
+    finally:
+        given_up.set()
+        manager.close()
+        server.shutdown()
+        server.server_close()
+
+
+def test_an_application_that_is_looked_up_changes_nothing_of_what_is_known(
+    yarn: FakeYarn, manager: YarnManager
+) -> None:
+    handle = started(manager)
+    manager.submit(task("worker-1"))
+    ended = dict(yarn.apps[NAME])
+    yarn.apps[NAME] |= {"state": "FAILED", "finalStatus": "FAILED"}
+    with pytest.raises(NotFound):
+        manager.authenticate("application_1_0001", "x")
+    time.sleep(0.5)
+    assert NAME in yarn.posted
+    yarn.apps[NAME] = ended
+    assert {job.state for job in manager.listing().jobs if job.handle == handle} == {RmJobState.RUNNING}
 
 
 def test_a_request_that_was_carried_out_without_an_answer_is_known_from_the_description(

@@ -14,6 +14,7 @@ from typing import Any
 import httpx2
 import pytest
 from yarn.fake_yarn import FakeYarn
+from yarn.posted_service import POSTED, REQUEST, SETTINGS
 from yarn.test_manager import wait_until
 
 from dl2d.core.errors import ConfigError, Denied, NotFound, Rejected, RequestError, Unavailable
@@ -22,23 +23,7 @@ from dl2d.core.jobs import JobKey, Launch, Role
 from dl2d.core.resource_manager import ContainerReport, RmJobState, TaskSpec
 from dl2d.core.resources import Resources
 from dl2d_yarn.manager import YarnManager
-from dl2d_yarn.service_file import Posted, posted_description
-from dl2d_yarn.settings import YarnSettings
-
-DIRECTIVES = {
-    "name": "digits",
-    "model": "resnet-50",
-    "epochs": "20",
-    "steps_per_epoch": "9",
-    "worker": "cpu:2,memory:1G,gpu:1",
-    "ps": "cpu:1",
-}
-REQUEST = parse_request(DIRECTIVES, rules=RequestRules())
-POSTED = Posted(
-    name="digits", request=REQUEST, directives=DIRECTIVES, argv=("python", "train.py", "--name", "a b"),
-    cwd="/home/alice", env={"OMP_NUM_THREADS": "1"},
-)  # fmt: skip
-SETTINGS = YarnSettings.parse({"addresses": ["http://rm:8088"], "user": "dl2d", "runner": "/opt/dl2d/bin/dl2-run"})
+from dl2d_yarn.service_file import posted_description
 
 
 @pytest.fixture

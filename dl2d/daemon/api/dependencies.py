@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import Final
 
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.errors import Unavailable
@@ -16,6 +17,8 @@ from dl2d.daemon.api.connections import RateLimiter
 from dl2d.daemon.api.taken_heartbeats import TakenHeartbeats
 from dl2d.daemon.health import Health
 from dl2d.tick.task_specs import Credentials, TaskSpecs
+
+_BUSY: Final = "the daemon is busy with the resource manager; try again in a few seconds"
 
 
 class SharedManager:
@@ -64,9 +67,9 @@ class SharedManager:
 class ManagerAccess:
     """The resource manager for requests: one request, or one call of a tick, uses it at a time.
 
-    Only starts are submitted beside other calls, if the manager allows it, so that no request waits for them. A request
-    waits at most ``wait_seconds``, and at most ``max_waiting`` requests wait at once: the threads that serve heartbeats
-    must never all be taken up by it.
+    Starts are submitted and anchors authenticated beside other calls, if the manager allows it, so that nothing waits
+    for them. A request waits at most ``wait_seconds``, and at most ``max_waiting`` requests wait at once: the threads
+    that serve heartbeats must never all be taken up by it.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class ManagerAccess:
         manager: ResourceManager,
         *,
         parallel_submits: int = 0,
+        parallel_authentication: bool = False,
         wait_seconds: float = 10.0,
         max_waiting: int = 8,
     ) -> None:
@@ -82,8 +86,30 @@ class ManagerAccess:
         self.lock = threading.Lock()
         self.wait_seconds = wait_seconds
         self._waiting = threading.BoundedSemaphore(max_waiting)
+        self._parallel_authentication = parallel_authentication
+        self._authenticating = threading.BoundedSemaphore(max_waiting)
         #: The manager for ticks.
         self.shared = SharedManager(manager, self.lock, parallel_submits=parallel_submits > 0)
+
+    def authenticate(self, rm_id: str, proof: str) -> Anchor:
+        """Authenticate an anchor, beside other calls if the manager allows it: then it may take long.
+
+        Raises
+        ------
+        Unavailable
+            As ``for_request``, or too many are being authenticated.
+        Denied, NotFound
+            See ``ResourceManager.authenticate``.
+        """
+        if not self._parallel_authentication:
+            with self.for_request() as manager:
+                return manager.authenticate(rm_id, proof)
+        if not self._authenticating.acquire(blocking=False):
+            raise Unavailable(_BUSY)
+        try:
+            return self.manager.authenticate(rm_id, proof)
+        finally:
+            self._authenticating.release()
 
     @contextmanager
     def for_request(self) -> Iterator[ResourceManager]:
@@ -94,12 +120,11 @@ class ManagerAccess:
         Unavailable
             Too many requests wait, or this one waited too long.
         """
-        busy = "the daemon is busy with the resource manager; try again in a few seconds"
         if not self._waiting.acquire(blocking=False):
-            raise Unavailable(busy)
+            raise Unavailable(_BUSY)
         try:
             if not self.lock.acquire(timeout=self.wait_seconds):
-                raise Unavailable(busy)
+                raise Unavailable(_BUSY)
             try:
                 yield self.manager
             finally:

@@ -10,11 +10,12 @@ from typing import Annotated
 import structlog
 from fastapi import APIRouter, Depends, HTTPException, Request
 from fastapi.responses import Response
+from msgspec import structs
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ConfigDict, Field
 
 from dl2d import __version__
-from dl2d.core.cluster import TaskState
+from dl2d.core.cluster import Task, TaskState
 from dl2d.core.errors import DuplicateJob, StoreError
 from dl2d.core.jobs import Job, JobKey, JobState, Launch, Owner, Role
 from dl2d.core.resource_manager import Anchor, ContainerManager, ContainerReport, ResourceManager
@@ -45,6 +46,8 @@ ROUTERS = (_public, _containers, _heartbeats, _of_submission)
 _MAX_LOGGED = 20
 #: A job with so many tasks at most may send as many reports of containers as heartbeats; a larger one more.
 _TASKS_PER_RATE = 10
+#: A coordinator is silent if it has not called for so many heartbeat intervals.
+_SILENT_HEARTBEATS = 3
 
 _Words = Annotated[dict[str, str], Field(max_length=10_000)]
 
@@ -116,8 +119,8 @@ def register(body: Registration, request: Request, services: Services = Depends(
     """Register an anchor that the resource manager authenticates; doing it again changes nothing."""
     if request.url.scheme != "https" and not is_loopback(request.client.host if request.client else ""):
         raise HTTPException(403, "a job registers over https only: set api.certificate, and DL2_DAEMON to an https URL")
+    anchor = services.manager.authenticate(body.rm_id, body.proof)
     with services.manager.for_request() as manager:
-        anchor = manager.authenticate(body.rm_id, body.proof)
         # Looked up and added under the same lock: an anchor that calls twice at once is one job.
         known = services.store.job(anchor.key)
         static = not services.mode().acts if known is None else known.static
@@ -206,6 +209,8 @@ class ContainerBody(BaseModel):
     task: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{0,128}$")] = ""
     exit_code: Annotated[int, Field(ge=-255, le=255)] | None = None
     ending: bool = False
+    #: Address of the coordinator with which the task that runs was started.
+    coordinator: Annotated[str, Field(max_length=300)] = ""
 
 
 @_containers.post("/v1/jobs/{slug}/containers")
@@ -219,24 +224,43 @@ def container(
     most = job.request.max_workers + job.request.max_ps
     if not services.heartbeat_rate.take(f"{job.key.slug}/containers", min(1.0, _TASKS_PER_RATE / max(most, 1))):
         raise HTTPException(429, "too many reports of this job's containers; try again later")
-    if body.task and not _is_task(body, job, services.store):
+    task = _task_of(body, job, services.store)
+    if body.task and task is None and (body.role is not Role.COORDINATOR or body.task != ANCHOR):
         log.warning("unknown task", job=job.key.id, container=body.container, task=body.task)
         raise HTTPException(409, f"dl2d has given job {job.key.id} no {body.role.value} task {body.task}")
-    order = manager.report_container(ContainerReport(job=job.key, **body.model_dump()))
+    lost = task is not None and _has_lost_coordinator(body, job, task, services)
+    report = ContainerReport(job=job.key, **body.model_dump(exclude={"coordinator"}))
+    if lost and body.exit_code is not None:
+        # Not the end of the task: a container without one is given the task again.
+        report = structs.replace(report, task="", exit_code=None)
+    order = manager.report_container(report)
     if body.exit_code is not None or body.ending or order.task:
         services.wake()
     return {
         "task": _launch_of(order.task, job, services),
         "grace": order.grace,
+        "again": lost and body.exit_code is None and order.grace is None,
         "report_seconds": order.report_seconds,
     }
 
 
-def _is_task(report: ContainerBody, job: Job, store: Store) -> bool:
-    """Whether the task that a container says it runs is one of the job's: its user may send anything."""
-    if report.role is Role.COORDINATOR:
-        return report.task == ANCHOR
-    return any(task.role is report.role for task in store.named_tasks(job.key, {report.task}))
+def _task_of(report: ContainerBody, job: Job, store: Store) -> Task | None:
+    """The task that a container says it runs, if it is one of the job's: its user may send anything."""
+    tasks = store.named_tasks(job.key, {report.task}) if report.task and report.role is not Role.COORDINATOR else ()
+    return next((task for task in tasks if task.role is report.role), None)
+
+
+def _has_lost_coordinator(report: ContainerBody, job: Job, task: Task, services: Services) -> bool:
+    """Whether a task has not joined its job since the coordinator with which it was started has moved.
+
+    One that has failed may have waited for a coordinator that has not called from its new place yet.
+    """
+    has_joined = not task.state.wanted or task.state.rank >= TaskState.JOINED.rank
+    if has_joined or not report.coordinator or report.ending or report.exit_code == 0:
+        return False
+    silent_for = services.clock() - job.progress.at
+    is_silent = silent_for >= _SILENT_HEARTBEATS * services.heartbeat_seconds
+    return report.coordinator != job.address or (report.exit_code is not None and is_silent)
 
 
 def _launch_of(task_id: str, job: Job, services: Services) -> dict[str, object] | None:

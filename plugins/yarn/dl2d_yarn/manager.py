@@ -6,7 +6,7 @@ import hmac
 import math
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
@@ -67,6 +67,10 @@ _REMAINDER_SECONDS: Final = 300.0
 _MAX_REQUEST: Final = 64 * 1024
 #: Minimum time between two listings that are read for containers which name an application that is not known, seconds.
 _LOOK_UP_SECONDS: Final = 3.0
+#: Maximum duration of a request for the description of a service, seconds.
+_DESCRIPTION_SECONDS: Final = 5.0
+#: Maximum number of containers of an application that are authenticated at once.
+_MAX_AUTHENTICATED: Final = 2
 
 
 def create(settings: Mapping[str, object], *, clock: Callable[[], float]) -> ResourceManager:
@@ -100,7 +104,7 @@ class YarnManager:
     timer
         Seconds on a monotonic clock.
     client
-        Replaces the client of the ResourceManager in tests.
+        Replaces the clients of the ResourceManager in tests.
     """
 
     def __init__(
@@ -116,6 +120,9 @@ class YarnManager:
         self._user = settings.account
         read_template(settings.template)
         self._client = client or RestClient.of(settings)
+        #: The description of a service comes from its master, which may hang.
+        limit = min(_DESCRIPTION_SECONDS, settings.timeout_seconds)
+        self._descriptions = client or RestClient.of(settings, timeout_seconds=limit)
         #: Held while container tasks and services are read or changed, never during a call.
         self._lock = threading.Lock()
         self._tasks = ContainerTasks(timer, settings.report_seconds)
@@ -129,10 +136,12 @@ class YarnManager:
         self._watched = WatchedApplications(self._client, settings.watch)
         self._settled_at: float | None = None
         self._looked_at = -math.inf
+        #: Number of containers of each application that are being authenticated.
+        self._authenticating: Counter[str] = Counter()
         #: Says each remark once, of the last ``_MAX_REPORTED`` different ones.
         self._report_once = lru_cache(_MAX_REPORTED)(_report)
         self._changer = ServiceChanger(
-            settings, self._client, self._lock, self._tasks, self._services,
+            settings, self._client, self._descriptions, self._lock, self._tasks, self._services,
             timer=timer, look=self._look, report=self._report_once,
         )  # fmt: skip
 
@@ -146,6 +155,7 @@ class YarnManager:
             starts_anchors=True,
             other_users=False,
             parallel_submits=_PARALLEL_SUBMITS,
+            parallel_authentication=True,
         )
 
     def listing(self, ended_since: float | None = None) -> RmListing:
@@ -412,14 +422,29 @@ class YarnManager:
             return order
 
     def authenticate(self, rm_id: str, proof: str) -> Anchor:
-        """Check that a container knows the secret of the service that its user posted; see docs/yarn.md."""
+        """Check that a container knows the secret of the service that its user posted; see docs/yarn.md.
+
+        Takes as long as the service's master needs to tell its description, so few containers of a service may wait.
+        """
+        with self._lock:
+            if self._authenticating[rm_id] >= _MAX_AUTHENTICATED:
+                raise Unavailable(f"{rm_id[:80]}: other containers of it are being authenticated")
+            self._authenticating[rm_id] += 1
+        try:
+            return self._authenticate(rm_id, proof)
+        finally:
+            with self._lock:
+                self._authenticating[rm_id] -= 1
+                self._authenticating += Counter()  # leaves out what is 0
+
+    def _authenticate(self, rm_id: str, proof: str) -> Anchor:
         application = self._services.applications.get(rm_id)
         if application is None:
             self._look_up(rm_id)
             application = self._services.applications.get(rm_id)
         if application is None or application.state.ended or not application.is_service:
             raise NotFound(f"{rm_id[:80]}: YARN knows no such service that has not ended")
-        service = read_service(self._client, application.name, do_as=application.user)
+        service = read_service(self._descriptions, application.name, do_as=application.user)
         if service.use is ServiceUse.WAIT:
             raise Unavailable(f"{rm_id}: YARN does not tell the description of service {application.name} yet")
         secret = service.environment.get(SECRET, "")
@@ -439,17 +464,19 @@ class YarnManager:
 
     def _look_up(self, rm_id: str) -> None:
         """Read a listing for an application that is not known. Anybody may name one, so this is done rarely."""
-        if self._timer() - self._looked_at < _LOOK_UP_SECONDS:
-            raise Unavailable(f"{rm_id[:80]}: not known; YARN is asked again in {_LOOK_UP_SECONDS:g} s at most")
-        self._looked_at = self._timer()
+        with self._lock:
+            if self._timer() - self._looked_at < _LOOK_UP_SECONDS:
+                raise Unavailable(f"{rm_id[:80]}: not known; YARN is asked again in {_LOOK_UP_SECONDS:g} s at most")
+            self._looked_at = self._timer()
         listing = self._read_listing()
         with self._lock:
-            self._services.take(listing)
+            self._services.add_applications(listing)
 
     def close(self) -> None:
         """End the thread that changes services; running jobs go on."""
         self._changer.close()
         self._client.close()
+        self._descriptions.close()
 
 
 def _report(remark: str) -> None:

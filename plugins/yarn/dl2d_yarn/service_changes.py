@@ -27,9 +27,12 @@ from dl2d_yarn.states import ServiceUse
 
 log = structlog.get_logger(__name__)
 
-#: Time between two rounds, and from a failure to the next attempt, seconds.
+#: Time between two rounds, seconds.
 _ROUND_SECONDS: Final = 0.2
-_RETRY_SECONDS: Final = 1.0
+#: Time from a failure to the next attempt, doubled with each further failure in a row, and its maximum, seconds.
+_RETRY_SECONDS, _MAX_RETRY_SECONDS = 1.0, 30.0
+#: Time after which a round begins no further attempt to change a service whose last one failed, seconds.
+_FAILING_SECONDS: Final = 5.0
 #: Time between two rounds that also ask YARN what its lists do not say, seconds.
 LOOK_SECONDS: Final = 5.0
 #: A container that has not reported for so many report intervals, and at least so many seconds, is overdue.
@@ -51,6 +54,8 @@ class ServiceChanger:
 
     Parameters
     ----------
+    client, descriptions
+        Client of the ResourceManager, and the one that asks for descriptions of services.
     lock
         Held while ``tasks`` and ``services`` are read or changed, never during a call.
     timer
@@ -65,6 +70,7 @@ class ServiceChanger:
         self,
         settings: YarnSettings,
         client: RestClient,
+        descriptions: RestClient,
         lock: threading.Lock,
         tasks: ContainerTasks,
         services: Services,
@@ -75,6 +81,7 @@ class ServiceChanger:
     ) -> None:
         self._settings = settings
         self._client = client
+        self._descriptions = descriptions
         self._lock = lock
         self._tasks = tasks
         self._services = services
@@ -124,8 +131,9 @@ class ServiceChanger:
             due = [service for service in services if service.retry_at <= self._timer() and not service.removed]
         # At the daemon's start many services may have ended: a few are removed in each round.
         ended = [service for service in due if service.state.ended]
-        for service in [service for service in due if not service.state.ended] + ended[:_MAX_ASKED]:
-            if self._is_allowed():
+        began = self._timer()
+        for service in _healthy_first([service for service in due if not service.state.ended] + ended[:_MAX_ASKED]):
+            if self._is_allowed() and (not service.failures or self._timer() < began + _FAILING_SECONDS):
                 self._attempt(service, self._remove if service.remove_at is not None else self._resize)
         if look:
             self.find_overdue()
@@ -135,17 +143,28 @@ class ServiceChanger:
             self._decommission()
 
     def _attempt(self, service: JobService, change: Callable[[JobService], object]) -> None:
-        if self._closing.is_set():
+        if self._closing.is_set() or self._timer() < service.retry_at:
             return
         try:
             change(service)
         except ResourceManagerError as error:
-            service.retry_at = self._timer() + _RETRY_SECONDS
-            with self._lock:
-                for task in self._tasks.of_job(service.job):
-                    if task.state is RmJobState.PENDING and task.role is not Role.COORDINATOR:
-                        task.reason = str(error)
+            self._failed(service, str(error))
             self._report(f"{service.name}: {error}")
+        except Exception as error:
+            # The other services are to be changed all the same.
+            self._failed(service, f"{type(error).__name__}: {error}")
+            log.exception("service was not changed", name=service.name)
+        else:
+            service.failures = 0
+
+    def _failed(self, service: JobService, reason: str) -> None:
+        service.failures += 1
+        delay = _RETRY_SECONDS * 2.0 ** min(service.failures - 1, 30)
+        service.retry_at = self._timer() + min(delay, _MAX_RETRY_SECONDS)
+        with self._lock:
+            for task in self._tasks.of_job(service.job):
+                if task.state is RmJobState.PENDING and task.role is not Role.COORDINATOR:
+                    task.reason = reason
 
     def _resize(self, service: JobService) -> None:
         """Ask for the number of containers that each component needs, in one request."""
@@ -186,7 +205,7 @@ class ServiceChanger:
         Unavailable
             YARN does not say which one it is.
         """
-        found = read_service(self._client, service.name, do_as=service.user)
+        found = read_service(self._descriptions, service.name, do_as=service.user)
         if found.application and found.application != service.application:
             raise NotFound(f"service {service.name} is {found.application} by now, not {service.application}")
         if not found.application and found.use is not ServiceUse.ENDED:
@@ -245,7 +264,9 @@ class ServiceChanger:
         with self._lock:
             services = [self._services.live(job) for job in self._tasks.doubtful(LOOK_SECONDS)]
         running = [service for service in services if service is not None and service.state is RmJobState.RUNNING]
-        for service in sorted(running, key=lambda each: each.described_at)[:_MAX_ASKED]:
+        running.sort(key=lambda each: each.described_at)
+        due = [service for service in _healthy_first(running) if service.retry_at <= self._timer()]
+        for service in due[:_MAX_ASKED]:
             self._attempt(service, self._described)
 
     def _end_gone(self, tasks: Iterable[Task], service: JobService) -> None:
@@ -315,3 +336,8 @@ class ServiceChanger:
                     self._tasks.component(service.job, role).decommissioned.discard(position)
                 raise
             log.info("container given up", name=service.name, instance=f"{role.value}-{position}")
+
+
+def _healthy_first(services: Iterable[JobService]) -> list[JobService]:
+    """Services in their order, but first those whose last change did not fail: an attempt may last for seconds."""
+    return sorted(services, key=lambda service: service.failures)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -36,7 +36,8 @@ class JobService:
     remove_at: float | None = None
     #: Whether YARN has removed it.
     removed: bool = False
-    #: When the next attempt to change it is due.
+    #: Number of failures in a row to change it or to ask for its description, and when the next attempt is due.
+    failures: int = 0
     retry_at: float = 0.0
     #: When the ``yarn`` command may be run for it again, after a failure.
     command_at: float = 0.0
@@ -84,7 +85,7 @@ class Services:
         #: Jobs of this daemon: it was told to start or stop something of them, or a container of them reported to it.
         self.managed: set[JobKey] = set()
         #: Applications of the last listing, by id.
-        self.applications: Mapping[str, Application] = {}
+        self.applications: dict[str, Application] = {}
 
     def key(self, application: Application) -> JobKey:
         """Key of a job whose service its user posted."""
@@ -138,6 +139,10 @@ class Services:
                 del self.by_job[job]
             self.managed &= self.by_job.keys() | self._tasks.jobs()
         return jobs
+
+    def add_applications(self, listing: ClusterListing) -> None:
+        """Add applications that are not known yet. What is concluded from a listing is up to ``take``."""
+        self.applications = {application.id: application for application in listing.applications} | self.applications
 
     def take_up(self, job: JobKey) -> None:
         """Count a job, one of whose containers has reported, as this daemon's, with a service that its user posted."""

@@ -19,6 +19,7 @@ from dl2d.core.jobs import JobKey, JobState, Role
 from dl2d.core.resource_manager import ContainerOrder, ContainerReport, RmJobState, StaticJob
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, TaskChange, TaskReport
+from dl2d.core.tick_plan import Start
 from dl2d.daemon.health import Health
 from dl2d.testing import MemoryManager
 from dl2d.testing.builders import OWNER, make_nodes
@@ -734,7 +735,9 @@ class TestContainers:
         assert self.report(world, key).json()["task"] is None
         manager.task = ""
         manager.grace = 2.5
-        assert self.report(world, key, task="worker-1").json() == {"task": None, "grace": 2.5, "report_seconds": 3.0}
+        assert self.report(world, key, task="worker-1").json() == {
+            "task": None, "grace": 2.5, "again": False, "report_seconds": 3.0
+        }  # fmt: skip
         assert (manager.seen[-1].job, manager.seen[-1].task, manager.seen[-1].exit_code) == (key, "worker-1", None)
 
     @pytest.mark.parametrize("role", list(Role))
@@ -761,6 +764,36 @@ class TestContainers:
             assert self.report(world, key).status_code == 200
         finally:
             world.close()
+
+    def test_a_task_that_waits_for_a_coordinator_that_has_moved_begins_again(self, world: ApiWorld) -> None:
+        key = running(world)
+        world.access.manager = manager = GivesOut()
+        address = world.job(key).address
+        joined = next(iter(world.store.tasks(live=True, job=key))).id
+        (late,) = world.store.ask_tasks([Start(key, Role.WORKER, "n1", Resources.of(cpu=1))], world.now)
+
+        def again(task: str, **more: object) -> bool:
+            return self.report(world, key, task=task, **more).json()["again"]
+
+        assert not again(late.id, coordinator=address)
+        assert not again(late.id)
+        assert again(late.id, coordinator="n7:1")
+        # It is asked to end; its container ends; the task has joined.
+        manager.grace = 2.5
+        assert not again(late.id, coordinator="n7:1")
+        manager.grace = None
+        assert not again(late.id, coordinator="n7:1", ending=True)
+        assert not again(joined, coordinator="n7:1")
+        # The same if it has given up by itself: no end of it is noted.
+        assert not again(late.id, coordinator="n7:1", exit_code=1)
+        assert (manager.seen[-1].task, manager.seen[-1].exit_code) == ("", None)
+        again(late.id, coordinator=address, exit_code=1)
+        assert (manager.seen[-1].task, manager.seen[-1].exit_code) == (late.id, 1)
+        world.now += 3600
+        again(late.id, coordinator=address, exit_code=1)
+        assert (manager.seen[-1].task, manager.seen[-1].exit_code) == ("", None)
+        again(late.id, coordinator=address, exit_code=0)
+        assert manager.seen[-1].task == late.id
 
     def test_only_the_job_itself_may_ask(self, world: ApiWorld) -> None:
         key = running(world)

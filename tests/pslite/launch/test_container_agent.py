@@ -41,6 +41,8 @@ class Scheduler:
         self.reports: list[dict[str, Any]] = []
         self.tasks: list[dict[str, Any]] = []
         self.grace: float | None = None
+        #: Address of the coordinator.
+        self.coordinator = ""
         self.status = 200
         self.registration: dict[str, Any] = {}
         scheduler = self
@@ -70,7 +72,9 @@ class Scheduler:
             return json.dumps({"members": members, "stop": False, "heartbeat_seconds": 0.2}).encode()
         runs = report["task"] and report["exit_code"] is None
         task = self.tasks.pop(0) if self.tasks and not runs else None
-        return json.dumps({"report_seconds": 0.1, "task": task, "grace": self.grace if runs else None}).encode()
+        again = bool(runs) and report.get("coordinator", self.coordinator) != self.coordinator
+        order = {"report_seconds": 0.1, "task": task, "grace": self.grace if runs else None, "again": again}
+        return json.dumps(order).encode()
 
     def give(self, name: str, script: str, **env: str) -> None:
         argv = ["/bin/sh", "-c", script]
@@ -364,3 +368,16 @@ def test_a_coordinators_container_does_not_say_that_it_is_ended(scheduler: Sched
     process.communicate(timeout=20)
     assert process.returncode == 143
     assert not [each for each in scheduler.reports if "ending" in each]
+
+
+def test_a_task_is_started_again_when_its_coordinator_has_moved(
+    scheduler: Scheduler, agent: subprocess.Popen[str]
+) -> None:
+    scheduler.coordinator = "n1:1"
+    scheduler.give("worker-1", f"trap '' TERM; {FOREVER}", DL2_COORDINATOR="n1:1")
+    wait_until((scheduler.cwd / "started").exists)
+    scheduler.give("worker-1", 'echo "$DL2_COORDINATOR" >moved; exit 6', DL2_COORDINATOR="n2:2")
+    scheduler.coordinator = "n2:2"
+    wait_until(lambda: scheduler.ended("worker-1") is not None)
+    assert (scheduler.ended("worker-1"), (scheduler.cwd / "moved").read_text()) == (6, "n2:2\n")
+    assert agent.poll() is None

@@ -113,6 +113,8 @@ class _Order(msgspec.Struct):
     report_seconds: float
     task: _Task | None = None
     grace: float | None = None
+    #: The task that runs is to be started again: it has not joined its job, and its coordinator has moved.
+    again: bool = False
 
 
 class ContainerAgent:
@@ -161,6 +163,9 @@ class ContainerAgent:
         self._incarnation = uuid.uuid4().hex
         self._interval = _REPORT_SECONDS
         self._ending = False
+        #: Address of the coordinator with which the task that runs was started, and whether it is to be started again.
+        self._coordinator = ""
+        self._again = False
         #: When the scheduler began to answer nothing but refusals.
         self._refused_since: float | None = None
 
@@ -189,11 +194,14 @@ class ContainerAgent:
                     _reap()  # what was killed may have become our child later
                     self._pause(self._interval)
                     continue
-                task = order.task.id
-                code = self._run(order.task)
+                task, self._coordinator = order.task.id, order.task.env.get("DL2_COORDINATOR", "")
+                status = self._run(order.task)
                 self._refused_since = None
                 if self._place.role == "coordinator":
-                    return _ENDED if self._ending else self._finish(task, code)
+                    return _ENDED if self._ending else self._finish(task, status)
+                code = status
+                if self._again:
+                    task, code, self._again, self._coordinator = "", None, False, ""
         return _ENDED if self._place.role == "coordinator" else 0
 
     def _check_refusals(self) -> None:
@@ -269,6 +277,9 @@ class ContainerAgent:
             if now >= due:
                 order = self._report(task.id, None)
                 due = time.monotonic() + self._interval
+                if order is not None and order.again:
+                    self._say(f"{task.id} starts again: its coordinator has moved")
+                    self._again, deadline = True, time.monotonic()
                 if order is not None and order.grace is not None:
                     if deadline is None and order.grace > 0:
                         process.send_signal(signal.SIGTERM)
@@ -314,6 +325,8 @@ class ContainerAgent:
         }
         if self._ending and place.role != "coordinator":
             body["ending"] = True
+        if self._coordinator:
+            body["coordinator"] = self._coordinator
         headers = {"Authorization": f"Bearer {place.credential}", "Content-Type": "application/json"}
         refused_since, self._refused_since = self._refused_since, None
         url = f"{place.daemon}/v1/jobs/{place.job}/containers"
