@@ -103,6 +103,29 @@ def test_a_process_that_was_killed_takes_its_task_with_it(board: Trial) -> None:
     assert (first.state, first.reason) == (RmJobState.FAILED, f"its process in {FIRST % 4} was killed")
 
 
+@pytest.mark.parametrize("role", [Role.WORKER, Role.COORDINATOR])
+def test_a_report_of_a_former_process_that_comes_late_changes_nothing(board: Trial, role: Role) -> None:
+    first = "anchor" if role is Role.COORDINATOR else "worker-1"
+    second = "anchor" if role is Role.COORDINATOR else "worker-2"
+    board.add(first)
+    assert board.report(0, 4, role=role, incarnation="p0").task == first
+    processes = [f"p{number}" for number in range(8)]
+    for process in processes[1:]:  # killed again and again before it had a task
+        board.report(0, 4, role=role, incarnation=process)
+    if second != first:
+        board.add(second)
+    assert board.report(0, 4, role=role, incarnation="b") == ContainerOrder(3.0, task=second)
+    for late in processes:
+        assert board.report(0, 4, role=role, incarnation=late) == ContainerOrder(3.0)
+        for code in (None, 0, 1):
+            order = board.report(0, 4, role=role, incarnation=late, task=first, exit_code=code)
+            assert order == ContainerOrder(3.0, grace=0.0)
+    assert board.report(0, 4, role=role, incarnation="b", task=second) == ContainerOrder(3.0)
+    running = board.board.get(f"dl2:{JOB.slug}:{second}")
+    assert running is not None
+    assert running.state is RmJobState.RUNNING
+
+
 def test_a_container_in_the_place_of_a_lost_one_fences_it(board: Trial) -> None:
     (task,) = board.add("worker-1")
     board.report(0, 4)
@@ -316,6 +339,9 @@ class Containers(RuleBasedStateMachine):
         #: By position: container number, incarnation, task that runs.
         self.containers: dict[int, tuple[int, str, str]] = {}
         self.started: Counter[str] = Counter()
+        #: Processes that another one has replaced, and whose place has reported since.
+        self.former: list[tuple[int, int, str, str]] = []
+        self.heard: dict[int, tuple[int, str, str]] = {}
 
     @rule()
     def submit(self) -> None:
@@ -335,10 +361,23 @@ class Containers(RuleBasedStateMachine):
         place = data.draw(st.sampled_from(sorted(self.containers)))
         number, incarnation, task = self.containers[place]
         order = self.world.report(place, number, incarnation=incarnation, task=task)
+        before = self.heard.get(place)
+        if before is not None and before[1] != incarnation:
+            self.former = [*self.former, (place, *before)][-8:]
+        self.heard[place] = (number, incarnation, task)
         if order.task and not lost:
             assert not task
             self.started[order.task] += 1
             self.containers[place] = (number, incarnation, order.task)
+
+    @precondition(lambda self: self.former)
+    @rule(data=st.data(), code=st.sampled_from([None, 0, 1]))
+    def report_comes_late(self, data: st.DataObject, code: int | None) -> None:
+        place, number, incarnation, task = data.draw(st.sampled_from(self.former))
+        states = [(each.id, each.state) for each in self.world.board.of_job(JOB)]
+        given = {"task": task, "exit_code": code} if task else {}
+        assert not self.world.report(place, number, incarnation=incarnation, **given).task
+        assert [(each.id, each.state) for each in self.world.board.of_job(JOB)] == states
 
     @precondition(lambda self: any(task for _, _, task in self.containers.values()))
     @rule(data=st.data(), code=st.sampled_from([0, 1, -9]))

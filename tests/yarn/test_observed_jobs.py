@@ -67,6 +67,17 @@ def static_of(manager: YarnManager) -> StaticJob | None:
     return job.static
 
 
+@pytest.mark.parametrize("time", ["9" * 5000, "-1", "soon", ""])
+def test_a_time_that_cannot_be_read_leaves_the_size_known(yarn: FakeYarn, manager: YarnManager, time: str) -> None:
+    yarn.apps["bert-large"] = application(3)
+    answer = containers(1, 1, 2, 2)
+    for container in answer["container"]:  # type: ignore[attr-defined]
+        container["startedTime"] = time
+    yarn.more[path_of(ID)] = answer
+    manager.listing()
+    wait_until(lambda: static_of(manager) is not None)
+
+
 def test_an_application_is_watched_with_its_size_and_nodes(yarn: FakeYarn, manager: YarnManager) -> None:
     yarn.apps["bert-large"] = application(3)
     yarn.apps["web"] = application(4, queue="root.web")

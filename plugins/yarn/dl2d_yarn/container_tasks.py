@@ -8,6 +8,7 @@ container or number they run in.
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -19,6 +20,8 @@ from dl2d.core.resources import NO_RESOURCES, Resources
 
 #: Ended tasks stay listed for this long, as do tasks of jobs that YARN does not list, seconds.
 KEEP_ENDED_SECONDS: Final = 900.0
+#: Number of former processes of each position whose reports are refused.
+_FORMER_PROCESSES: Final = 8
 _NUMBERS: Final = re.compile(r"[0-9]+")
 
 
@@ -102,8 +105,10 @@ class Component:
     decommissioned: set[int] = field(default_factory=set)
     #: Number that YARN has; None where this is not known, as after a restart of the daemon or a failed request.
     asked: int | None = None
-    #: Newest container that reported from each position.
+    #: Newest container that reported from each position, its process, and those that were there before.
     newest: dict[int, str] = field(default_factory=dict)
+    processes: dict[int, str] = field(default_factory=dict)
+    former: dict[int, deque[str]] = field(default_factory=dict)
     #: Containers that YARN was asked to remove.
     removed: set[str] = field(default_factory=set)
     #: Containers that YARN lists and that have not reported to this daemon, by position: an earlier one may have given
@@ -125,9 +130,17 @@ class Component:
         """Whether a container at this position may be given tasks."""
         return position < self.wanted and position not in self.decommissioned
 
+    def is_former(self, report: ContainerReport) -> bool:
+        """Whether another container or process has reported from the position since: the report has come late."""
+        older = _age(report.container) < _age(self.newest.get(report.instance, ""))
+        return older or report.incarnation in self.former.get(report.instance, ())
+
     def heard(self, report: ContainerReport) -> None:
         """Note that a container has reported."""
-        self.newest[report.instance] = report.container
+        process = self.processes.get(report.instance, report.incarnation)
+        if process != report.incarnation:
+            self.former.setdefault(report.instance, deque(maxlen=_FORMER_PROCESSES)).append(process)
+        self.newest[report.instance], self.processes[report.instance] = report.container, report.incarnation
         if _age(self.silent.get(report.instance, "")) <= _age(report.container):
             self.silent.pop(report.instance, None)
         beyond = self.asked is not None and report.instance >= self.asked + len(self.decommissioned)
@@ -197,8 +210,8 @@ class ContainerTasks:
     def report(self, report: ContainerReport) -> ContainerOrder:
         """Take a report of a container, and return what it is to do.
 
-        1. An older container than the one that reported last from its position: its node was lost and another one has
-           its place, so its task is killed.
+        1. An older container, or process, than the one that reported last from its position: its node was lost and
+           another one has its place, so its task is killed; or the report has come late.
         2. Its task has ended: noted.
         3. It runs a task: goes on, or is asked to stop. One that is unknown was given out by an earlier daemon, as long
            as the position is one that YARN has; otherwise it is killed.
@@ -209,7 +222,7 @@ class ContainerTasks:
         now = self._timer()
         ending = report.ending and report.role is not Role.COORDINATOR
         component = self.component(report.job, report.role)
-        if _age(report.container) < _age(component.newest.get(report.instance, "")):
+        if component.is_former(report):
             return ContainerOrder(self._report_seconds, grace=0.0 if report.task else None)
         component.heard(report)
         was_idle = component.idle.pop(report.instance, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pwd
+import re
 from collections.abc import Collection, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -20,6 +21,8 @@ from dl2d_yarn.settings import CONTAINERS, YarnStaticJobRule
 #: Number of applications that are asked for their containers, each time.
 _MAX_ASKED: Final = 50
 _NOBODY: Final = 65534
+#: Milliseconds since 1970.
+_TIME: Final = re.compile(r"[0-9]{1,15}")
 
 
 class _Container(msgspec.Struct, rename="camel"):
@@ -75,7 +78,7 @@ def read_containers(client: RestClient, application: Application) -> Containers:
     # Each request is listed for any node (*), and again for the nodes and racks that it prefers.
     requests = client.get(path, _RequestsAnswer).app.resource_requests
     waiting = [request for request in requests if request.resource_name == "*" and request.num_containers > 0]
-    starts = [int(each.started_time) / 1000 for each in containers if each.started_time.isdecimal()]
+    starts = [int(each.started_time) / 1000 for each in containers if _TIME.fullmatch(each.started_time)]
     return Containers(
         listed=application.containers,
         nodes=tuple(sorted(each.node_id for each in containers)),
