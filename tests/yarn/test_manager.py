@@ -198,6 +198,20 @@ def test_the_end_of_the_coordinator_ends_the_service(
     assert all(job.state.ended for job in jobs.values())
 
 
+def test_a_worker_that_fails_after_the_end_of_the_coordinator_does_not_end_the_service(
+    yarn: FakeYarn, manager: YarnManager
+) -> None:
+    """YARN ends it, as one that has succeeded."""
+    started(manager)
+    manager.submit(task("worker-1"))
+    manager.report_container(report("coordinator-0", 2))
+    manager.report_container(report("worker-0", 3))
+    manager.report_container(report("coordinator-0", 2, task="anchor", exit_code=0))
+    manager.report_container(report("worker-0", 3, task="worker-1", exit_code=1))
+    time.sleep(0.5)
+    assert NAME in yarn.posted
+
+
 def test_a_service_that_ended_otherwise_ends_its_tasks(yarn: FakeYarn, manager: YarnManager) -> None:
     handle = started(manager)
     worker = manager.submit(task("worker-1"))
