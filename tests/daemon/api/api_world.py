@@ -50,6 +50,7 @@ class ApiWorld(World):
     starts_anchors: bool = True
     request_rules: RequestRules = RULES
     parallel_submits: int = 4
+    parallel_authentication: bool = False
     limits: ConnectionLimits = DEFAULT_LIMITS
     #: Paths of certificate and key; the client speaks plain HTTP all the same.
     certificate: tuple[Path, ...] = ()
@@ -62,7 +63,10 @@ class ApiWorld(World):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.credentials = Credentials(b"k" * 32)
-        self.access = ManagerAccess(self.manager, parallel_submits=self.parallel_submits, max_waiting=8)
+        self.access = ManagerAccess(
+            self.manager, parallel_submits=self.parallel_submits, max_waiting=8,
+            parallel_authentication=self.parallel_authentication,
+        )  # fmt: skip
         self.submitter = ParallelTaskSubmitter(self.access.shared.submit, max(1, self.parallel_submits))
         self.health = Health(lambda: self.now)
         self.server = ApiServer("127.0.0.1", 0, self.limits, *self.certificate)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -136,6 +137,31 @@ class TestRegistration:
             while len(refused) < 60 - 8:
                 assert world.heartbeat(job, state="running").status_code == 200
         assert sorted(answer.status_code for answer in answers()) == [404] * 8 + [503] * 52
+
+    def test_anchors_are_authenticated_beside_a_tick_where_the_manager_allows_it(self, monkeypatch):
+        world = ApiWorld(parallel_authentication=True)
+        try:
+            world.add_anchor()
+            authenticate, go_on = world.manager.authenticate, threading.Event()
+            inside = threading.Semaphore(0)
+
+            def slow(rm_id: str, proof: str) -> Any:
+                inside.release()
+                assert go_on.wait(30)
+                return authenticate(rm_id, proof)
+
+            monkeypatch.setattr(world.manager, "authenticate", slow)
+            answers = world.at_once(8, world.register)
+            for _ in range(8):
+                assert inside.acquire(timeout=30)
+            world.tick()
+            # More than these do not wait: heartbeats need threads too.
+            assert world.register().status_code == 503
+            go_on.set()
+            assert [answer.status_code for answer in answers()] == [200] * 8
+            assert len(world.store.jobs(live=True)) == 1
+        finally:
+            world.close()
 
     def test_who_waited_in_vain_is_asked_to_come_again(self, world):
         world.access.wait_seconds = 0.01
