@@ -80,6 +80,10 @@ class Allocation(NamedTuple):
         """Number of tasks of one role."""
         return self.workers if role is Role.WORKER else self.ps if role is Role.PS else 1
 
+    def common(self, other: Allocation) -> Allocation:
+        """The tasks that both have."""
+        return Allocation(min(self.workers, other.workers), min(self.ps, other.ps))
+
     def __str__(self) -> str:
         return f"{self.workers}w+{self.ps}ps"
 

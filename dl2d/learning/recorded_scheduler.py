@@ -50,7 +50,7 @@ class RecordedScheduler:
         given: dict[JobKey, Allocation] = dict.fromkeys(held, NOTHING)
         # All running jobs keep what they have before any of them is enlarged.
         for job in running:
-            size = _smaller(self._size(job, snapshot.at), held[job.key])
+            size = self._size(job, snapshot.at).common(held[job.key])
             if packing.add(job, size) is None:
                 given[job.key] = size
         for job in running:
@@ -89,10 +89,6 @@ def _within_bounds(size: Allocation, request: JobRequest) -> Allocation:
     least = request.min_size
     workers = max(request.largest_allowed(size.workers), least.workers)
     return Allocation(workers, min(max(size.ps, least.ps), request.max_ps))
-
-
-def _smaller(one: Allocation, other: Allocation) -> Allocation:
-    return Allocation(min(one.workers, other.workers), min(one.ps, other.ps))
 
 
 def _difference(size: Allocation, part: Allocation) -> Allocation:

@@ -64,7 +64,7 @@ def guard(
             found = _backing_off(entry, job, floor, failures, rules)
         else:
             most = decided.get(job.key, Allocation(job.request.max_workers, job.request.max_ps))
-            held = _common(entry.previous, _larger(most, entry.allocation))
+            held = entry.previous.common(_larger(most, entry.allocation))
             found = _cooled(entry, job, held, floor, resized_at, at, rules)
         if resized_at is not None and entry.previous != NOTHING:
             found.protected = max(at - resized_at, 0.0) < rules.cooldown_down
@@ -138,10 +138,6 @@ def _grows(before: Allocation, after: Allocation) -> bool:
     return after.workers > before.workers or after.ps > before.ps
 
 
-def _common(one: Allocation, other: Allocation) -> Allocation:
-    return Allocation(min(one.workers, other.workers), min(one.ps, other.ps))
-
-
 def _larger(one: Allocation, other: Allocation) -> Allocation:
     return Allocation(max(one.workers, other.workers), max(one.ps, other.ps))
 
@@ -165,8 +161,7 @@ def _backing_off(entry: JobDecision, job: Job, floor: Allocation, failures: Star
     text = f"{times} to start its tasks failed, the last: {failures.last}; the next one waits {delay:g} s from then on"
     below_floor = held.workers < floor.workers or held.ps < floor.ps
     reason = Reason(Constraint.BACKOFF, text, gave_way=Constraint.FLOOR if below_floor else None)
-    lowest = Allocation(min(held.workers, floor.workers), min(held.ps, floor.ps))
-    return _Range(entry, job, lowest=lowest, desired=held, reserved=held, reasons=[reason])
+    return _Range(entry, job, lowest=held.common(floor), desired=held, reserved=held, reasons=[reason])
 
 
 def _cooled(
@@ -183,8 +178,7 @@ def _cooled(
     A resize that adds tasks of one role and removes tasks of the other has to wait for both cool-downs.
     """
     wanted = entry.allocation
-    kept = _common(held, wanted)
-    found = _Range(entry, job, lowest=floor, desired=wanted, reserved=_larger(kept, floor))
+    found = _Range(entry, job, lowest=floor, desired=wanted, reserved=_larger(held.common(wanted), floor))
     if resized_at is None or held == NOTHING:
         return found
     elapsed = max(at - resized_at, 0.0)
