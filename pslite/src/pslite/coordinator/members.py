@@ -102,7 +102,7 @@ def lose_finished(job: Job, member: MemberState, text: str) -> None:
     """Continue without a worker that has the last version; fail if it was to write files and no other one can."""
     state = job.state
     member.state = "left"
-    others = any(each.present and each.finished for each in state.members.values())
+    others = any(state.members[task].present for task in state.workers_left(state.plan))
     if not member.chief:
         job.say(f"{text}; it had finished")
     elif state.complete and not state.dismissed and others:
