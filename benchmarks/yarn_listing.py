@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import multiprocessing
 import sys
 import threading
@@ -37,6 +38,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from yarn.fake_yarn import FakeYarn
 
 BUDGET_SECONDS, BUDGET_CALLS = 2.0, 2
+#: Services get their containers before the measurement begins, within this time.
+RESIZE_SECONDS = 600.0
 LISTS = ("/ws/v1/cluster/apps", "/ws/v1/cluster/nodes")
 
 
@@ -47,6 +50,8 @@ def serve(pipe: Connection, nodes: int) -> None:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        #: Head and body are sent together: a client may delay its acknowledgement of the head by 40 ms.
+        wbufsize = -1
 
         def answer(self) -> None:
             path = urlsplit(self.path).path
@@ -118,8 +123,10 @@ def measure(address: str, pipe: Connection, options: argparse.Namespace) -> dict
     for job in jobs:
         for number in range(options.containers):
             manager.submit(spec(job, f"worker-{number}"))
-    resized = 0
+    manager.allow_changes(math.inf)
+    resized, deadline = 0, time.monotonic() + RESIZE_SECONDS
     while resized < len(jobs):
+        assert time.monotonic() < deadline, f"{resized} of {len(jobs)} services were resized in {RESIZE_SECONDS:g} s"
         resized += sum(call.startswith("PUT ") for call in calls_since(pipe))
         time.sleep(0.1)
     running = {(job, position): "" for job in jobs for position in range(options.containers)}
