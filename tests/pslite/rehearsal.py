@@ -41,6 +41,8 @@ from pslite.worker.allreduce.worker import AllReduceWorker
 from pslite.worker.ps.worker import Worker
 from pslite.worker.training_session import SingleSession
 
+#: why a job fails whose files nobody can write any more
+BEFORE_ITS_FILES = "before it had written what the script saves at its end"
 QUICK = Settings(grace=5.0, start=10.0, settle=0.01, verdict=0.05, look=0.01, heartbeat=0.05, lease=20.0)
 #: seconds within which the next version must come, however busy the machine is
 _PATIENCE = 30.0

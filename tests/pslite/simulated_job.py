@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import pytest
 from msgspec import structs
-from rehearsal import KINDS, Event, Fault, Outcome, Rehearsal, job, model_of, static_digest
+from rehearsal import BEFORE_ITS_FILES, KINDS, Event, Fault, Outcome, Rehearsal, job, model_of, static_digest
 from virtual_network import Network
 from virtual_threads import Kernel, Process, Undivided
 
@@ -43,7 +43,6 @@ _HANG_SECONDS, _RESTART_SECONDS = 5.0, 0.5
 
 Kind = Literal["cut", "cut one way", "isolated", "slow", "break", "pause", "stall", "kill", "lost host", "resize"]
 COORDINATOR = "coordinator"
-_BEFORE_ITS_FILES = "before it had written what the script saves at its end"
 
 
 @dataclass(frozen=True)
@@ -296,7 +295,7 @@ def check(schedule: Schedule) -> SimulatedJob:
     simulated = SimulatedJob(schedule)
     outcome = simulated.simulate()
     reason = str(outcome.status.reason)
-    if _BEFORE_ITS_FILES in reason:
+    if BEFORE_ITS_FILES in reason:
         assert outcome.status.version == schedule.spec.total_versions, outcome.story
         assert reason.split(maxsplit=1)[0] in simulated.disturbed, outcome.story
         return simulated

@@ -14,7 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rehearsal import KINDS, QUICK, Event, Fault, Rehearsal, job, model_of, random_events, static_digest
+from rehearsal import (
+    BEFORE_ITS_FILES,
+    KINDS,
+    QUICK,
+    Event,
+    Fault,
+    Rehearsal,
+    job,
+    model_of,
+    random_events,
+    static_digest,
+)
 from weather import CutData, cut_lines, rough_weather
 
 from pslite.coordinator import Settings
@@ -35,7 +46,6 @@ RESTLESS = replace(
 )
 #: deaths from here on may hit the one that writes files, when the others' scripts have ended
 LATE = 57
-BEFORE_ITS_FILES = "before it had written what the script saves at its end"
 
 #: who has the weights, and how often
 BACKENDS: Mapping[str, Mapping[str, Any]] = {

@@ -273,16 +273,22 @@ def restarted(yarn: FakeYarn, now: list[float], *, size: int, listed: int) -> Ya
     return manager
 
 
+def restarted_with_worker_1(yarn: FakeYarn, manager: YarnManager, *, listed: int) -> YarnManager:
+    """A second daemon's manager of a job with three workers, of which one container has reported in time."""
+    started(manager)
+    now = [1_795_581_800.0]
+    second = restarted(yarn, now, size=3, listed=listed)
+    second.report_container(report("worker-0", 3, task="worker-1"))
+    now[0] += 10
+    second.listing()
+    return second
+
+
 def test_after_a_start_containers_that_have_not_reported_are_not_removed(
     yarn: FakeYarn, manager: YarnManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service_changes, "LOOK_SECONDS", 0.1)
-    started(manager)
-    now = [1_795_581_800.0]
-    second = restarted(yarn, now, size=3, listed=3)
-    second.report_container(report("worker-0", 3, task="worker-1"))
-    now[0] += 10
-    second.listing()
+    second = restarted_with_worker_1(yarn, manager, listed=3)
     description = f"GET /app/v1/services/{NAME}"
     wait_until(lambda: yarn.calls.count(description) > 2)
     # A stop and a start come to the same number of containers.
@@ -304,12 +310,7 @@ def test_after_a_start_containers_that_have_not_reported_are_not_removed(
 def test_containers_that_an_earlier_daemon_asked_for_and_yarn_has_not_are_taken_back(
     yarn: FakeYarn, manager: YarnManager
 ) -> None:
-    started(manager)
-    now = [1_795_581_800.0]
-    second = restarted(yarn, now, size=3, listed=1)
-    second.report_container(report("worker-0", 3, task="worker-1"))
-    now[0] += 10
-    second.listing()
+    second = restarted_with_worker_1(yarn, manager, listed=1)
     wait_until(lambda: yarn.flexes == [{"ps": 0, "worker": 1}])
     second.close()
 
