@@ -47,6 +47,8 @@ def serve(pipe: Connection, nodes: int) -> None:
     """Answer requests; tells its port, and then for each word the paths that were asked for since the last one."""
     yarn = FakeYarn(nodes)
     lists: dict[str, bytes] = {}
+    #: The changer of services asks while tasks are submitted.
+    lock = threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -56,17 +58,18 @@ def serve(pipe: Connection, nodes: int) -> None:
         def answer(self) -> None:
             path = urlsplit(self.path).path
             content = self.rfile.read(int(self.headers.get("Content-Length", "0")))
-            if path in lists and self.command == "GET":
-                yarn.calls.append(f"GET {path}")
-                status, body = 200, lists[path]
-            else:
-                found = yarn.answer(httpx2.Request(self.command, f"http://rm{self.path}", content=content))
-                status, body = found.status_code, found.content
-                # The lists as of now are kept until something is posted.
-                if path in LISTS:
-                    lists[path] = body
-                elif self.command != "GET":
-                    lists.clear()
+            with lock:
+                if path in lists and self.command == "GET":
+                    yarn.calls.append(f"GET {path}")
+                    status, body = 200, lists[path]
+                else:
+                    found = yarn.answer(httpx2.Request(self.command, f"http://rm{self.path}", content=content))
+                    status, body = found.status_code, found.content
+                    # The lists as of now are kept until something is posted.
+                    if path in LISTS:
+                        lists[path] = body
+                    elif self.command != "GET":
+                        lists.clear()
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()

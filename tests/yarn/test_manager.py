@@ -15,13 +15,13 @@ from msgspec import structs
 from structlog.testing import capture_logs
 from yarn.fake_yarn import FakeYarn
 from yarn.posted_service import POSTED, SETTINGS
-from yarn.rm_answers import app, lists, node, scheduler
+from yarn.rm_answers import amounts, app, lists, node, scheduler
 
 from dl2d.core.cluster import task_tag
 from dl2d.core.errors import ConfigError, NotFound, Rejected, Unavailable, Waiting
 from dl2d.core.jobs import JobKey, Launch, Owner, Role
 from dl2d.core.resource_manager import ContainerManager, ContainerReport, RmIdentity, RmJobState, TaskSpec
-from dl2d.core.resources import NO_RESOURCES, Resources
+from dl2d.core.resources import NO_RESOURCES, Resources, Shortfall
 from dl2d_yarn import manager as manager_module
 from dl2d_yarn import service_changes
 from dl2d_yarn.manager import YarnManager, create
@@ -847,6 +847,30 @@ def test_refusals(yarn: FakeYarn, manager: YarnManager) -> None:
     with pytest.raises(Rejected, match="DL2_DAEMON is empty"):
         manager.submit(anchor(DL2_DAEMON=""))
     assert isinstance(manager, ContainerManager)
+
+
+def test_tasks_are_compared_once_with_each_size_of_nodes_after_each_listing(
+    yarn: FakeYarn, manager: YarnManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    yarn.nodes += [node(3), node(4, "LOST")]
+    started(manager)
+    compared: list[Resources] = []
+    shortfalls = Resources.shortfalls
+
+    def noted(demand: Resources, room: Resources) -> tuple[Shortfall, ...]:
+        compared.append(demand)
+        return shortfalls(demand, room)
+
+    monkeypatch.setattr(Resources, "shortfalls", noted)
+    for number in range(5):
+        manager.submit(task(f"worker-{number}", node="node3"))
+        manager.submit(task(f"ps-{number}", demand=Resources.of(cpu=2)))
+    assert len(compared) == 4  # a node that is lost has no resources
+    for each in yarn.nodes:
+        each |= {"usedResource": amounts(0, 0, 0), "availableResource": amounts(4096, 1, 2)}
+    manager.listing()
+    with pytest.raises(Rejected, match="cpu: wanted 2, had 1"):
+        manager.submit(task("ps-5", demand=Resources.of(cpu=2)))
 
 
 def lost_answer(yarn: FakeYarn) -> Callable[[httpx2.Request], httpx2.Response | None]:

@@ -38,6 +38,7 @@ from dl2d_yarn.listing import (
     read_version,
     service_path,
 )
+from dl2d_yarn.node_sizes import NodeSizes
 from dl2d_yarn.observed_jobs import WatchedApplications, owner_of
 from dl2d_yarn.queue_limits import QueueLimits, Queues, read_queues, sum_of, within_limits
 from dl2d_yarn.rest_client import RestClient
@@ -127,7 +128,7 @@ class YarnManager:
         self._lock = threading.Lock()
         self._tasks = ContainerTasks(timer, settings.report_seconds)
         self._services = Services(settings.cluster, self._user, self._tasks, clock)
-        self._nodes: tuple[Node, ...] = ()
+        self._sizes = NodeSizes(())
         #: Ids of the nodes of the last listing, and since when some of them are missing.
         self._node_ids: frozenset[str] = frozenset()
         self._missing_since: float | None = None
@@ -177,7 +178,7 @@ class YarnManager:
         for remark in (*listing.remarks, *listing.incomplete):
             self._report_once(remark)
         with self._lock:
-            self._nodes = listing.nodes
+            self._sizes = NodeSizes(listing.nodes)
             jobs = self._services.take(listing)
             self._tasks.end_on(listing.lost_nodes)
             self._tasks.forget(self._services.by_job)
@@ -316,15 +317,12 @@ class YarnManager:
 
     def _check_fits(self, task: TaskSpec) -> None:
         """Refuse a demand that can never be met, which YARN would queue, and a node that does not exist."""
-        if not self._nodes:
-            self._nodes = self._read_listing().nodes
-        if task.node and task.node not in {node.name for node in self._nodes}:
+        if not self._sizes.names:
+            self._sizes = NodeSizes(self._read_listing().nodes)
+        if task.node and task.node not in self._sizes.names:
             raise NotFound(f"{task.name} of job {task.job.id}: there is no node {task.node!r}")
-        missing = {node.name: task.demand.shortfalls(node.capacity) for node in self._nodes}
-        if missing and all(missing.values()):
-            nearest, short = min(missing.items(), key=lambda item: len(item[1]))
-            lacks = "; ".join(map(str, short))
-            raise Rejected(f"{task.name} of job {task.job.id} fits on no node: {nearest} has too little {lacks}")
+        if obstacle := self._sizes.obstacle(task.demand):
+            raise Rejected(f"{task.name} of job {task.job.id} fits on no node: {obstacle}")
 
     def _submit_anchor(self, task: TaskSpec) -> str:
         name = service_name(task.job)
