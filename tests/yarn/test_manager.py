@@ -973,6 +973,32 @@ def test_the_end_of_a_namesake_removes_no_service_that_runs(
     assert NAME in yarn.posted
 
 
+def test_an_ended_service_is_left_where_yarn_does_not_say_whose_its_name_is_now(
+    yarn: FakeYarn, manager: YarnManager
+) -> None:
+    """Its name may have been taken again by one that is no application yet."""
+    started(manager)
+    yarn.end(NAME, "SUCCEEDED")
+    again = httpx2.Response(200, json={"name": NAME, "state": "STOPPED"})
+    yarn.instead = lambda request: again if request.url.path.endswith(NAME) and request.method == "GET" else None
+    with capture_logs() as logs:
+        manager.listing()
+        wait_until(lambda: any("does not say" in str(entry) for entry in logs))
+    assert any(f"yarn app -destroy {NAME}" in str(entry) for entry in logs)
+    assert f"DELETE /app/v1/services/{NAME}" not in yarn.calls
+    yarn.instead = lambda _request: None
+    wait_until(lambda: NAME not in yarn.posted)
+
+
+def test_a_service_whose_coordinator_ends_before_it_is_listed_is_removed(yarn: FakeYarn, manager: YarnManager) -> None:
+    manager.submit(anchor())
+    assert manager.report_container(report("coordinator-0", 2)).task == "anchor"
+    manager.report_container(report("coordinator-0", 2, task="anchor", exit_code=1))
+    time.sleep(0.5)  # rounds in which it is not known yet which application it is
+    manager.listing()
+    wait_until(lambda: NAME not in yarn.posted)
+
+
 def test_what_yarn_says_to_a_submission_is_told(yarn: FakeYarn, manager: YarnManager) -> None:
     said = "org.apache.hadoop.yarn.exceptions.YarnException: Application submitted to unknown queue: gold"
     yarn.instead = lambda request: (

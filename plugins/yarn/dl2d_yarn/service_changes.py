@@ -222,15 +222,27 @@ class ServiceChanger:
         return found
 
     def _remove(self, service: JobService) -> None:
-        """Remove a service, with all that runs in it, once its coordinator has had its time to end."""
+        """Remove a service, with all that runs in it, once its coordinator has had its time to end.
+
+        One that has not been listed yet waits: which application it is, is not known.
+
+        Raises
+        ------
+        Unavailable
+            YARN does not say which application has its name now: it may be another one that starts.
+        """
         with self._lock:
             task = self._tasks.get(task_tag(service.job, ANCHOR))
             ended = service.state.ended or (task is not None and not task.live)
             due = service.remove_at is not None and (ended or self._timer() >= service.remove_at)
-            if service.removed or not due:
+            if service.removed or not due or not service.application:
                 return
         try:
-            self._described(service)
+            if not self._described(service).application:
+                raise Unavailable(
+                    f"YARN does not say whether service {service.name} still is {service.application}, so it is left; "
+                    f"if nothing else has its name, remove it with `yarn app -destroy {service.name}`"
+                )
             if not self._is_allowed():
                 return
             self._client.send("DELETE", service_path(service.name), do_as=service.user)
