@@ -263,6 +263,31 @@ def test_after_a_restart_nothing_is_said_until_the_containers_may_have_reported(
     second.close()
 
 
+def test_containers_that_an_earlier_daemon_told_a_longer_interval_have_the_time_to_report(
+    yarn: FakeYarn, manager: YarnManager
+) -> None:
+    started(manager)
+    yarn.apps[NAME]["runningContainers"] = 3
+    now = [1_795_581_800.0]
+    second = yarn.manager(lambda: now[0], report_seconds=0.5)
+    with pytest.raises(Waiting, match=r"waiting up to 65\.0 s"):
+        second.listing()
+    assert second.report_container(report("coordinator-0", 2, task="anchor")).report_seconds == 0.5
+    now[0] += 40
+    with pytest.raises(Waiting, match=r"waiting up to 25\.0 s"):
+        second.listing()
+    second.report_container(report("worker-0", 3, task="worker-1"))
+    assert f"dl2:{JOB.slug}:worker-1" in {job.handle for job in second.listing().jobs}
+    second.close()
+    # One that hangs does not hold up the others for ever.
+    third = yarn.manager(lambda: now[0], report_seconds=0.5)
+    with pytest.raises(Waiting):
+        third.listing()
+    now[0] += 66
+    assert third.listing().jobs
+    third.close()
+
+
 def restarted(yarn: FakeYarn, now: list[float], *, size: int, listed: int) -> YarnManager:
     """A second daemon's manager, after the containers had time to report; YARN has workers, and lists some of them."""
     yarn.posted[NAME]["components"][2]["number_of_containers"] = size

@@ -324,6 +324,10 @@ class ContainerTasks:
         components = (self.component(job, role) for role in Role)
         return Resources.total(component.demand * len(component.idle) for component in components)
 
+    def reported(self, job: JobKey) -> int:
+        """Number of a job's containers that have reported."""
+        return sum(len(self.component(job, role).newest) for role in Role)
+
     def unreported(self, job: JobKey, containers: int) -> list[Task]:
         """Tasks of a job that wait although YARN has started a container for them, which has not reported yet.
 

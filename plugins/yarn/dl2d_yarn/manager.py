@@ -59,8 +59,9 @@ from dl2d_yarn.states import ServiceUse
 
 log = structlog.get_logger(__name__)
 
-#: After a restart, so many intervals may pass until all containers have reported.
-_SETTLING_INTERVALS: Final = 3
+#: After a restart, so many intervals may pass until all containers have reported; those that an earlier daemon told a
+#: longer one have these seconds, which are more than the longest interval.
+_SETTLING_INTERVALS, _SETTLING_SECONDS = 3, 65.0
 _MAX_REPORTED: Final = 1000
 #: So long after its POST a service that is no application is removed, seconds: YARN copies files before it starts one.
 _REMAINDER_SECONDS: Final = 300.0
@@ -135,7 +136,9 @@ class YarnManager:
         #: Queues of the capacity scheduler, where YARN tells them.
         self._queues: Queues | None = None
         self._watched = WatchedApplications(self._client, settings.watch)
-        self._settled_at: float | None = None
+        #: When YARN was listed first, and whether all containers have had the time to report since.
+        self._listed_at: float | None = None
+        self._settled = False
         self._looked_at = -math.inf
         #: Number of containers of each application that are being authenticated.
         self._authenticating: Counter[str] = Counter()
@@ -182,14 +185,7 @@ class YarnManager:
             jobs = self._services.take(listing)
             self._tasks.end_on(listing.lost_nodes)
             self._tasks.forget(self._services.by_job)
-            if self._settled_at is None:
-                services = [application for application in listing.applications if application.is_service]
-                running = bool(listing.incomplete) or any(not application.state.ended for application in services)
-                self._settled_at = now + _SETTLING_INTERVALS * self._settings.report_seconds if running else now
-            if now < self._settled_at:
-                raise Waiting(
-                    f"containers of running jobs may not have reported yet; waiting {self._settled_at - now:.1f} s"
-                )
+            self._check_settled(listing, now)
             self._services.restart_anchors()
             self._changer.start()
             own = {service.application for service in self._services.by_job.values()}
@@ -197,6 +193,23 @@ class YarnManager:
             nodes = self._with_idle_room(listing, self._with_limits(listing.nodes))
             limits = tuple(self._growth_limits())
             return RmListing(at, nodes, tuple(jobs), incomplete=listing.incomplete, growth_limits=limits)
+
+    def _check_settled(self, listing: ClusterListing, now: float) -> None:
+        """Refuse a listing while containers that run may not have reported since the daemon's start."""
+        if self._settled:
+            return
+        self._listed_at = now if self._listed_at is None else self._listed_at
+        live = any(each.is_service and not each.state.ended for each in listing.applications)
+        seconds = _SETTLING_INTERVALS * self._settings.report_seconds if live or listing.incomplete else 0.0
+        for service in self._services.by_job.values():
+            application = self._services.application(service)
+            # One of the containers is the master's.
+            if application is not None and self._tasks.reported(service.job) < application.containers - 1:
+                seconds = max(seconds, _SETTLING_SECONDS)
+        left = self._listed_at + seconds - now
+        if left > 0:
+            raise Waiting(f"containers of running jobs may not have reported yet; waiting up to {left:.1f} s")
+        self._settled = True
 
     def allow_changes(self, seconds: float) -> None:
         """See ``ContainerManager.allow_changes``."""
