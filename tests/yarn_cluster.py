@@ -106,9 +106,11 @@ class YarnCluster:
         self._masters = ("rm", "rm2") if fail_over else ("rm",)
         ports = _free_ports(11 + _NODE_PORTS * nodes)
         self._rm_ports, self._rm2_ports, self._node_ports = ports[:6], ports[6:11], ports[11:]
-        self.address = f"http://127.0.0.1:{self._rm_ports[4]}"
-        #: Address of the ``rm2``.
-        self.address2 = f"http://127.0.0.1:{self._rm2_ports[4]}"
+        #: Web addresses of the ResourceManagers, by name.
+        self.addresses = {
+            name: f"http://127.0.0.1:{ports[4]}"
+            for name, ports in zip(self._masters, (self._rm_ports, self._rm2_ports), strict=False)
+        }
         #: User that the tests act as.
         self.user = "dl2d"
 
@@ -208,6 +210,12 @@ class YarnCluster:
         )
         script.chmod(0o755)
         return str(script)
+
+    @property
+    def address(self) -> str:
+        """Web address of the first ResourceManager that has not been killed; a standby redirects to the active one."""
+        running = [self.addresses[name] for name in self._masters if name in self.processes]
+        return running[0] if running else self.addresses["rm"]
 
     @property
     def node_managers(self) -> list[str]:

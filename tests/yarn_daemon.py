@@ -29,7 +29,7 @@ class YarnDaemon(DaemonProcess):
     def __init__(self, directory: Path, yarn: yarn_cluster.YarnCluster, *, mode: str = "live", **more: object) -> None:
         self.yarn = yarn
         section = {
-            "addresses": [yarn.address],
+            "addresses": list(yarn.addresses.values()),
             "user": yarn.user,
             "report_seconds": 0.3,
             "coordinator_memory_mib": 256,
@@ -105,13 +105,14 @@ class YarnDaemon(DaemonProcess):
     def service(self, key: JobKey, name: str = "") -> httpx2.Response:
         """What YARN says of a job's service."""
         url = f"{self.yarn.address}/app/v1/services/{name or f'dl2-{key.id}-{key.submitted}'}"
-        return httpx2.get(url, params={"user.name": self.yarn.user}, timeout=20, trust_env=False)
+        return self._get(url)
 
     def apps(self) -> list[dict[str, Any]]:
-        answer = httpx2.get(
-            f"{self.yarn.address}/ws/v1/cluster/apps", params={"user.name": self.yarn.user}, timeout=20, trust_env=False
-        )
-        return answer.json()["apps"].get("app", [])
+        return self._get(f"{self.yarn.address}/ws/v1/cluster/apps").json()["apps"].get("app", [])
+
+    def _get(self, url: str) -> httpx2.Response:
+        identity = {"user.name": self.yarn.user}
+        return httpx2.get(url, params=identity, timeout=20, trust_env=False, follow_redirects=True)
 
     def containers(self, key: JobKey) -> Counter[str]:
         """Number of the service's containers in each state."""

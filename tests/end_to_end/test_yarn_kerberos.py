@@ -60,7 +60,7 @@ def settings(realm: KerberosRealm) -> Iterator[YarnSettings]:
         "hadoop.proxyuser.dl2d.users": "ml",
     }
     cluster = yarn_cluster.YarnCluster(nodes=1, core=core, krb5_conf=str(realm.conf))
-    cluster.address = cluster.address.replace("127.0.0.1", "localhost")
+    cluster.addresses["rm"] = cluster.address.replace("127.0.0.1", "localhost")
     cluster.auth = Spnego(f"dl2d@{REALM}", keytab)
     with cluster:
         yield YarnSettings.parse({"addresses": [cluster.address], "principal": f"dl2d@{REALM}", "keytab": keytab})
