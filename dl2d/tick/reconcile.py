@@ -225,8 +225,9 @@ def _count_failures(
 ) -> dict[JobKey, StartFailures]:
     """Update the numbers of failed attempts to start tasks by the changes of this tick.
 
-    Tasks of a job that fail in the same tick count as one attempt. A start that never reached the resource manager does
-    not count, since the job did not cause it. A task that waited and is not listed any more may never have begun: the
+    Tasks that were asked for before the job's last failure are of the attempt that failed then, which counts once, in
+    whatever ticks they end. A start that never reached the resource manager does not count, since the job did not cause
+    it. A task that waited and is not listed any more may never have begun: the
     resource manager may have lost it (YARN's manager keeps waiting tasks in memory only). That counts apart, so that
     the next attempt is delayed, and the job is not ended. A job that has a confirmed task begins anew.
     """
@@ -238,6 +239,8 @@ def _count_failures(
     unlisted: dict[JobKey, str] = {}
     for change in changes:
         task = before[change.job, change.task]
+        if task.asked_at < counted.get(change.job, _NO_FAILURES).at:
+            continue
         if change.state is TaskState.FAILED and task.state.rank < TaskState.JOINED.rank and task.handle:
             may_have_waited = task.state is TaskState.ASKED and change.cause is FailureCause.NOT_LISTED
             found = unlisted if may_have_waited else ended

@@ -201,6 +201,21 @@ def test_tasks_that_keep_dying_before_they_join_end_the_job(build) -> None:
     assert world.manager.live() == ()
 
 
+def test_tasks_of_one_attempt_that_die_in_different_ticks_are_one_failure(build) -> None:
+    world = build(timeouts=Timeouts(start_failures=3))
+    job = world.ready(max_workers=1, max_ps=1)
+    began, started = world.now, []
+    for _ in range(9):
+        report = world.tick()
+        started += [(world.now - began, len(report.plan.starts))] if report.plan.starts else []
+        # The worker ends before the parameter server.
+        for rm_job in sorted(world.manager.live(), key=lambda each: each.tag, reverse=True)[:1]:
+            if ":anchor" not in rm_job.tag:
+                world.manager.end(rm_job.handle, RmJobState.FAILED, "exit status 1")
+    assert started == [(10.0, 2), (30.0, 2), (60.0, 2)]
+    assert world.job(job).state is JobState.FAILED
+
+
 def test_waiting_tasks_that_the_manager_loses_again_and_again_delay_the_next_and_never_end_the_job(build) -> None:
     """A queue is full, and the manager forgets what waits, as YARN's does at each restart of the daemon."""
     world = build(timeouts=Timeouts(unseen_listings=1, unseen_seconds=0.0, start_failures=3))
