@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest import mock
 
 import httpx2
 from yarn.rm_answers import app, client_of, lists, node, scheduler
@@ -139,6 +141,20 @@ class FakeYarn:
         manager = kind(YarnSettings.parse(given), clock=clock, timer=clock, client=client_of(self.answer))
         manager.allow_changes(allowed)
         return manager
+
+
+def wait_for_rounds(manager: YarnManager) -> None:
+    """Wait until the thread that changes services has begun and ended two more rounds."""
+    changer, ended = manager._changer, threading.Semaphore(0)
+    change_all = changer._change_all
+
+    def noted(*, look: bool) -> None:
+        change_all(look=look)
+        ended.release()
+
+    with mock.patch.object(changer, "_change_all", noted):
+        for _ in range(2):
+            assert ended.acquire(timeout=30), "services are not looked at"
 
 
 _LISTED = {"name", "resource", "number_of_containers", "decommissioned_instances"}

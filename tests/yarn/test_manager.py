@@ -13,7 +13,7 @@ import httpx2
 import pytest
 from msgspec import structs
 from structlog.testing import capture_logs
-from yarn.fake_yarn import FakeYarn
+from yarn.fake_yarn import FakeYarn, wait_for_rounds
 from yarn.posted_service import POSTED, SETTINGS
 from yarn.rm_answers import amounts, app, lists, node, scheduler
 
@@ -152,7 +152,7 @@ def test_all_starts_of_a_tick_are_one_flex_and_all_stops_another(yarn: FakeYarn,
     assert manager.report_container(report("worker-1", 4, task="worker-2")).grace == pytest.approx(30, abs=1)
     manager.report_container(report("worker-1", 4, task="worker-2", exit_code=0))
     wait_until(lambda: len(yarn.flexes) == 2)
-    time.sleep(0.5)
+    wait_for_rounds(manager)
     assert yarn.flexes[1:] == [{"ps": 1, "worker": 1}]
 
 
@@ -208,7 +208,7 @@ def test_a_worker_that_fails_after_the_end_of_the_coordinator_does_not_end_the_s
     manager.report_container(report("worker-0", 3))
     manager.report_container(report("coordinator-0", 2, task="anchor", exit_code=0))
     manager.report_container(report("worker-0", 3, task="worker-1", exit_code=1))
-    time.sleep(0.5)
+    wait_for_rounds(manager)
     assert NAME in yarn.posted
 
 
@@ -233,7 +233,7 @@ def test_a_stopped_anchor_has_its_time_and_is_removed_then(yarn: FakeYarn) -> No
     manager.stop([*identities(manager, handle), *(RmIdentity(each, 0, "", "") for each in ("nonsense", ""))], 60)
     assert manager.report_container(report("coordinator-0", 2, task="anchor")).grace == 60
     assert [job.state for job in manager.listing().jobs] == [RmJobState.ENDING]
-    time.sleep(0.5)
+    wait_for_rounds(manager)
     assert NAME in yarn.posted
     now[0] += 61
     wait_until(lambda: NAME not in yarn.posted)
@@ -348,7 +348,7 @@ def test_a_service_of_which_nothing_is_known_keeps_its_size(yarn: FakeYarn, mana
     now[0] += 10
     for _ in range(2):
         assert [job.state for job in second.listing().jobs] == [RmJobState.RUNNING]
-        time.sleep(0.3)
+        wait_for_rounds(second)
     assert yarn.flexes == []
     # Once it is told to stop it, it is this daemon's.
     second.stop(identities(second, handle), 0)
@@ -371,19 +371,19 @@ def test_services_are_changed_only_for_the_time_for_which_it_is_allowed(yarn: Fa
     manager.listing()
     handle = started(manager)
     tasks = [manager.submit(task(name)) for name in ("worker-1", "worker-2")]
-    time.sleep(0.5)
+    wait_for_rounds(manager)
     assert yarn.flexes == []
     manager.allow_changes(5)
     wait_until(lambda: yarn.flexes == [{"ps": 0, "worker": 2}])
     now[0] += 6
     manager.stop(identities(manager, tasks[1]), 0)
-    time.sleep(0.5)
+    wait_for_rounds(manager)
     assert len(yarn.flexes) == 1
     manager.allow_changes(5)
     wait_until(lambda: yarn.flexes[1:] == [{"ps": 0, "worker": 1}])
     now[0] += 6
     manager.stop(identities(manager, handle), 0)
-    time.sleep(0.5)
+    wait_for_rounds(manager)
     assert NAME in yarn.posted
     manager.allow_changes(5)
     wait_until(lambda: NAME not in yarn.posted)
@@ -518,7 +518,7 @@ def test_an_application_that_is_looked_up_changes_nothing_of_what_is_known(
     yarn.apps[NAME] |= {"state": "FAILED", "finalStatus": "FAILED"}
     with pytest.raises(NotFound):
         manager.authenticate("application_1_0001", "x")
-    time.sleep(0.5)
+    wait_for_rounds(manager)
     assert NAME in yarn.posted
     yarn.apps[NAME] = ended
     assert {job.state for job in manager.listing().jobs if job.handle == handle} == {RmJobState.RUNNING}
@@ -570,7 +570,7 @@ def test_an_incomplete_list_ends_nothing(yarn: FakeYarn, manager: YarnManager, p
     yarn.instead = lambda request: httpx2.Response(200, content=b"{}") if request.url.path == path else None
     with pytest.raises(Unavailable):
         manager.listing()
-    time.sleep(0.5)
+    wait_for_rounds(manager)
     assert {call.partition(" ")[0] for call in yarn.calls} == {"GET"}
     yarn.instead = lambda _request: None
     assert worker in {job.handle for job in manager.listing().jobs if not job.state.ended}
@@ -629,7 +629,7 @@ def test_a_coordinator_of_a_lost_node_does_not_end_the_service(yarn: FakeYarn, m
     assert manager.report_container(report("coordinator-0", 9, incarnation="b")).task == "anchor"
     assert manager.report_container(report("coordinator-0", 2, task="anchor")).grace == 0.0
     manager.report_container(report("coordinator-0", 2, task="anchor", exit_code=-9))
-    time.sleep(0.5)
+    wait_for_rounds(manager)
     assert NAME in yarn.posted
     manager.report_container(report("coordinator-0", 9, incarnation="b", task="anchor", exit_code=1))
     wait_until(lambda: NAME not in yarn.posted)
@@ -655,7 +655,7 @@ def test_a_job_whose_coordinators_container_is_gone_goes_on_in_the_next_one(yarn
     manager._changer.find_overdue()
     # A worker without its coordinator ends by itself.
     manager.report_container(report("worker-0", 3, task="worker-1", exit_code=1))
-    time.sleep(0.5)
+    wait_for_rounds(manager)
     states = {job.handle: job.state for job in manager.listing().jobs}
     assert states == {handle: RmJobState.RUNNING, worker: RmJobState.FAILED}
     assert NAME in yarn.posted
@@ -677,7 +677,7 @@ def test_a_coordinator_that_waits_for_a_container_while_the_daemon_starts_has_no
         assert {job.handle: job.state for job in second.listing().jobs}[handle] is RmJobState.RUNNING
         second._changer.find_overdue()
     second.report_container(report("worker-0", 3, task="worker-1", exit_code=1))
-    time.sleep(0.5)
+    wait_for_rounds(second)
     assert NAME in yarn.posted
     assert second.report_container(report("coordinator-0", 9, incarnation="b")).task == "anchor"
     second.close()
@@ -753,7 +753,7 @@ def test_a_container_without_a_task_is_given_up_with_the_yarn_command(
     wait_until(given_up)
     assert yarn.commands() == [f"dl2d:app -decommission {NAME} -instances worker-0"]
     # Neither is anything else asked for, nor is the position used again.
-    time.sleep(0.5)
+    wait_for_rounds(manager)
     assert len(yarn.flexes) == 1
     manager.submit(task("worker-3"))
     wait_until(lambda: yarn.flexes[1:] == [{"worker": 2, "ps": 0}])
@@ -1019,7 +1019,7 @@ def test_a_service_whose_coordinator_ends_before_it_is_listed_is_removed(yarn: F
     manager.submit(anchor())
     assert manager.report_container(report("coordinator-0", 2)).task == "anchor"
     manager.report_container(report("coordinator-0", 2, task="anchor", exit_code=1))
-    time.sleep(0.5)  # rounds in which it is not known yet which application it is
+    wait_for_rounds(manager)  # rounds in which it is not known yet which application it is
     manager.listing()
     wait_until(lambda: NAME not in yarn.posted)
 

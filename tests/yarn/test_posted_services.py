@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from yarn.fake_yarn import FakeYarn
+from yarn.fake_yarn import FakeYarn, wait_for_rounds
 from yarn.posted_service import POSTED, REQUEST, SETTINGS
 from yarn.test_manager import wait_until
 
@@ -168,7 +167,7 @@ def test_only_a_service_is_asked_for_its_secret_and_only_by_the_name_of_one(
     manager.report_container(report(job, "coordinator-0", 2))
     manager.report_container(report(job, "worker-0", 3, task="worker-1"))
     assert application not in [listed.handle for listed in manager.listing().jobs]
-    time.sleep(0.5)
+    wait_for_rounds(manager)
     assert not any(b"services" in path for path in asked)
 
 
@@ -224,7 +223,7 @@ def test_other_services_are_none_of_its_business(yarn: FakeYarn, manager: YarnMa
     assert {(job.user, job.tag) for job in manager.listing().jobs} == {("bob", ""), ("eve", "")}
     with pytest.raises(Denied, match="DL2_PROOF"):
         manager.authenticate(application, "")
-    time.sleep(0.5)
+    wait_for_rounds(manager)
     assert not yarn.flexes
     yarn.end("web", "SUCCEEDED")
     manager.listing()
