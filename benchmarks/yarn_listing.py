@@ -84,8 +84,9 @@ def serve(pipe: Connection, nodes: int) -> None:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     pipe.send(server.server_port)
     while pipe.recv():
-        pipe.send(list(yarn.calls))
-        yarn.calls.clear()
+        with lock:
+            calls, yarn.calls = yarn.calls, []
+        pipe.send(calls)
 
 
 def main() -> None:
