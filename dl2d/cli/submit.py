@@ -19,8 +19,10 @@ from dl2d.cli.job_file import JobFile, parse_override
 from dl2d.cli.options import ConfigOption, JobArgument, JsonOption, find_job, reading
 from dl2d.cli.output import print_json
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
+from dl2d.core.cluster import Node
+from dl2d.core.error_wording import did_you_mean
 from dl2d.core.errors import ConfigError, RequestError, ResourceManagerError
-from dl2d.core.jobs import JobKey, JobRequest, JobState
+from dl2d.core.jobs import JobKey, JobRequest, JobState, Role
 from pslite.errors import UsageError
 from pslite.job.printable_text import printable
 from pslite.job.user_environment import remarks, user_environment
@@ -153,7 +155,7 @@ def _to_yarn(
 ) -> None:
     """Post the job's service as the calling user; its containers register with the daemon."""
     # What only this way needs.
-    from dl2d_yarn.listing import SERVICES_PATH  # noqa: PLC0415
+    from dl2d_yarn.listing import SERVICES_PATH, read_listing  # noqa: PLC0415
     from dl2d_yarn.rest_client import RestClient  # noqa: PLC0415
     from dl2d_yarn.service_file import Posted, application_id, posted_description  # noqa: PLC0415
     from dl2d_yarn.settings import YarnSettings  # noqa: PLC0415
@@ -188,6 +190,7 @@ def _to_yarn(
         ) from None
     # The tickets are the user's, not the daemon's.
     with RestClient.of(yarn, as_caller=True) as client:
+        _refuse_unknown_resources(job, request, read_listing(client, yarn.partition).nodes)
         try:
             answer = client.send("POST", SERVICES_PATH, service)
         except ResourceManagerError as error:
@@ -199,7 +202,19 @@ def _to_yarn(
     if as_json:
         print_json({"id": application.removeprefix("application_"), "name": request.name})
     else:
-        typer.echo(f"posted service {request.name} ({application}); its job appears in `dl2d status` when it registers")
+        typer.echo(
+            f"posted service {request.name} ({application}); "
+            f"`yarn app -status {request.name}` shows it, `yarn app -stop {request.name}` ends it"
+        )
+
+
+def _refuse_unknown_resources(job: JobFile, request: JobRequest, nodes: Sequence[Node]) -> None:
+    """Raise ``RequestError`` if tasks ask for a resource that no node has: YARN would take the service."""
+    known = {name for node in nodes for name in node.capacity.as_dict()}
+    for role in (Role.WORKER, Role.PS):
+        for name in sorted(request.demand(role).as_dict().keys() - known) if known else ():
+            text = f"no node has the resource {name!r}{did_you_mean(name, known)}; they have {', '.join(sorted(known))}"
+            raise RequestError(str(role), text, where=job.where)
 
 
 def _to_slurm(job: JobFile, settings: Settings, options: list[str], *, wait: bool, as_json: bool) -> None:

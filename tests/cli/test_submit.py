@@ -18,6 +18,8 @@ from cli.conftest import Dl2d, store_url, write_config
 from daemon.api.api_world import ApiWorld
 from daemon_process import free_port
 from self_signed import self_signed
+from yarn.fake_yarn import FakeYarn
+from yarn.rm_answers import client_of
 
 from dl2d.cli.submit import job_environment
 from dl2d.core.job_request import RequestRules
@@ -25,6 +27,7 @@ from dl2d.core.jobs import Job, JobState
 from dl2d.core.store import JobChange, Store
 from dl2d.store.sql_store import SqlStore
 from dl2d.testing.builders import make_nodes
+from dl2d_yarn.rest_client import RestClient
 from pslite.launch.daemon_http import certificate_text
 
 JOB = {
@@ -392,3 +395,26 @@ def test_a_service_is_posted_only_if_the_daemon_takes_its_registration(
     config = write_config(folder, resource_manager={"name": "yarn", "yarn": yarn}, api={"advertise": daemon})
     (folder / "job.yaml").write_text(yaml.safe_dump({**JOB, "model": "resnet-50", "name": "digits"}))
     assert said in dl2d("submit", "--rm", "yarn", "job.yaml", "-c", config).err
+
+
+def test_a_resource_that_no_node_of_yarn_has_is_refused_before_the_service_is_posted(
+    dl2d: Dl2d, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    cluster = FakeYarn()
+    monkeypatch.setattr(RestClient, "of", lambda *_settings, **_options: client_of(cluster.answer))
+    yarn = {"addresses": ["http://rm:8088"], "runner": "/opt/dl2d/bin/dl2-run"}
+    config = write_config(
+        folder, resource_manager={"name": "yarn", "yarn": yarn}, api={"advertise": "https://head:8910"}
+    )
+    (folder / "job.yaml").write_text(yaml.safe_dump({**JOB, "model": "resnet-50", "name": "digits"}))
+    submit = ("submit", "--rm", "yarn", "job.yaml", "-c", config, "--set")
+    refused = dl2d(*submit, "worker={cpu: 1, gpus: 1}")
+    assert refused.status == 2
+    assert (
+        "job.yaml: worker: no node has the resource 'gpus' (did you mean gpu?); they have cpu, gpu, memory"
+        in refused.err
+    )
+    assert not cluster.posted
+    taken = dl2d(*submit, "worker={cpu: 1, gpu: 1}")
+    assert "`yarn app -status digits` shows it, `yarn app -stop digits` ends it" in taken.out
+    assert list(cluster.posted) == ["digits"]
