@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import ssl
+import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -16,6 +17,8 @@ from dl2d.daemon.credentials import load_credentials
 from pslite.launch.daemon_http import CERTIFICATE_VARIABLE, certificate_text
 
 _SECONDS = 30.0
+#: For how long a request is repeated that the daemon refuses because of its own start, and how often.
+_START_SECONDS, _PAUSE_SECONDS = 30.0, 1.0
 
 
 class DaemonClient:
@@ -66,14 +69,19 @@ class DaemonClient:
         """End a job; returns ``job``, ``id`` and ``state``. Raises as ``submit``, and ``NotFound``."""
         return self._call("DELETE", f"/v1/jobs/{slug}")
 
-    def _call(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+    def _send(self, method: str, path: str, body: object) -> httpx2.Response:
         try:
-            answer = self._client.request(method, path, json=body) if body else self._client.request(method, path)
+            return self._client.request(method, path, json=body) if body else self._client.request(method, path)
         except httpx2.TransportError as error:
             raise Unavailable(
                 f"the daemon does not answer at {self.url} ({str(error) or type(error).__name__}); "
                 "check that it runs: `systemctl status dl2d`"
             ) from error
+
+    def _call(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+        end = time.monotonic() + _START_SECONDS
+        while "Retry-After" in (answer := self._send(method, path, body)).headers and time.monotonic() < end:
+            time.sleep(_PAUSE_SECONDS)
         try:
             content = answer.json()
         except ValueError:
@@ -92,6 +100,8 @@ class DaemonClient:
                 raise NotFound(text)
             case 409 | 422:
                 raise RequestError("job", text)
+            case 503 if "Retry-After" in answer.headers:
+                raise Unavailable(f"the daemon has just started and took nothing yet ({text}); try again in a minute")
             case 503:
                 raise Unavailable(text)
             case _:

@@ -22,7 +22,7 @@ from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.cluster import Node
 from dl2d.core.error_wording import did_you_mean
 from dl2d.core.errors import ConfigError, RequestError, ResourceManagerError
-from dl2d.core.jobs import JobKey, JobRequest, JobState, Role
+from dl2d.core.jobs import Architecture, JobKey, JobRequest, JobState, Role
 from pslite.errors import UsageError
 from pslite.job.printable_text import printable
 from pslite.job.user_environment import remarks, user_environment
@@ -64,6 +64,9 @@ def submit(
     settings = load_settings(config)
     job = JobFile.read(file, dict(map(parse_override, sets or ())))
     request = job.checked(settings.jobs.rules)
+    unused = [key for key in ("ps", "min_ps", "max_ps") if key in job.request]
+    if unused and request.architecture is Architecture.ALLREDUCE:
+        typer.echo(f"{job.where}: {', '.join(unused)}: no effect with architecture: allreduce", err=True)
     if rm not in (None, settings.resource_manager.name):
         raise RequestError("--rm", f"is {rm}, but resource_manager.name is {settings.resource_manager.name}")
     if sbatch_options and settings.resource_manager.name != "slurm":

@@ -26,6 +26,10 @@ _EXAMPLES = "write sqlite:////var/lib/dl2d/dl2d.sqlite or postgresql://user@host
 _END_IDLE = f"SET LOCAL idle_in_transaction_session_timeout = '{int(LOCK_SECONDS * 1000)}ms'"
 _WRITE = "dl2d_write"
 _DURABLE = "dl2d_durable"
+_NO_ACCESS = (
+    "check that the folder exists, and owner and mode of folder and file; at first only the daemon's account may read "
+    "them: ask the administrator for read access (docs/sql.md, Read access)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,7 @@ class Place:
         try:
             return self.file is not None and not self.file.exists()
         except OSError as error:
-            raise StoreUnavailable(f"opening {self}: {error.strerror}; check owner and mode of its folder") from error
+            raise StoreUnavailable(f"opening {self}: {error.strerror}; {_NO_ACCESS}") from error
 
     @property
     def is_postgresql(self) -> bool:
@@ -247,7 +251,7 @@ _NOW_SQLITE = {
     sqlite3.SQLITE_LOCKED: "another connection holds a table's lock; try again",
     sqlite3.SQLITE_READONLY: "the file or its folder cannot be written; check owner, mode and mount",
     sqlite3.SQLITE_PERM: "the file may not be opened; check owner and mode",
-    sqlite3.SQLITE_CANTOPEN: "the file cannot be opened; check that its folder exists and may be written",
+    sqlite3.SQLITE_CANTOPEN: f"the file cannot be opened; {_NO_ACCESS}",
     sqlite3.SQLITE_IOERR: "the disk refused to read or write; check whether it is full or failing",
     sqlite3.SQLITE_NOMEM: "out of memory",
 }

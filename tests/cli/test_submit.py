@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -21,9 +22,12 @@ from self_signed import self_signed
 from yarn.fake_yarn import FakeYarn
 from yarn.rm_answers import client_of
 
+from dl2d.cli import daemon_client
 from dl2d.cli.submit import job_environment
+from dl2d.core.errors import Waiting
 from dl2d.core.job_request import RequestRules
 from dl2d.core.jobs import Job, JobState
+from dl2d.core.resource_manager import RmListing
 from dl2d.core.store import JobChange, Store
 from dl2d.store.sql_store import SqlStore
 from dl2d.testing.builders import make_nodes
@@ -134,6 +138,33 @@ def test_the_same_name_twice(dl2d: Dl2d, site: Site):
     assert len(site.store.jobs(live=False)) == 1
 
 
+def test_a_daemon_that_has_just_started_is_asked_again(dl2d: Dl2d, site: Site, monkeypatch: pytest.MonkeyPatch):
+    errors = [Waiting("containers may not have reported yet; waiting up to 7.2 s")] * 3
+    listing = site.world.manager.listing
+
+    def refuse_first(*arguments: float | None) -> RmListing:
+        if errors:
+            raise errors.pop()
+        return listing(*arguments)
+
+    monkeypatch.setattr(site.world.manager, "listing", refuse_first)
+    monkeypatch.setattr(daemon_client, "_PAUSE_SECONDS", 0.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(daemon_client, "_START_SECONDS", 0.0)
+        ran = dl2d("submit", site.job(), "-c", site.config)
+    assert (ran.status, len(errors)) == (1, 2)
+    assert "the daemon has just started and took nothing yet (containers may not" in ran.err
+    assert dl2d("submit", site.job(), "-c", site.config).status == 0
+    assert site.only_job().request.name == "digits"
+
+
+def test_keys_of_servers_that_an_all_reduce_job_has_are_named(dl2d: Dl2d, site: Site):
+    ran = dl2d("submit", site.job(architecture="allreduce", max_ps=2, ps="cpu:1"), "-c", site.config)
+    assert f"{site.folder / 'job.yaml'}: ps, max_ps: no effect with architecture: allreduce" in ran.err
+    assert site.only_job().request.max_ps == 0
+    assert "no effect" not in dl2d("submit", site.job(name="other", max_ps=2), "-c", site.config).err
+
+
 def test_no_daemon(dl2d: Dl2d, site: Site):
     config = write_config(site.folder, api={"port": free_port()})
     ran = dl2d("submit", site.job(), "--set", "model=vgg-16", "-c", config)
@@ -217,6 +248,18 @@ def test_cancel(dl2d: Dl2d, site: Site):
     again = dl2d("cancel", "1", "-c", site.config)
     assert again.status == 2
     assert "has ended already (cancelled: cancelled through dl2d)" in again.err
+
+
+def test_cancel_by_an_account_that_may_not_read_the_store(dl2d: Dl2d, site: Site, monkeypatch: pytest.MonkeyPatch):
+    def refuse(path: Path, **_options: bool) -> bool:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    # Nothing is forbidden to root.
+    monkeypatch.setattr(Path, "exists", refuse)
+    ran = dl2d("cancel", "1", "-c", site.config)
+    assert ran.status == 1
+    assert "dl2d.sqlite: Permission denied; " in ran.err
+    assert "ask the administrator for read access" in ran.err
 
 
 def test_cancel_what_is_not_there(dl2d: Dl2d, site: Site):

@@ -20,6 +20,7 @@ from dl2d.core.errors import (
     ResourceManagerError,
     StoreUnavailable,
     Unavailable,
+    Waiting,
 )
 from dl2d.daemon.api.dependencies import Services
 from dl2d.daemon.api.routes import ROUTERS
@@ -56,7 +57,10 @@ async def _explain_error(request: Request, error: Dl2dError) -> Response:
     # A store that is away is reported by every tick; the heartbeats of all coordinators would repeat it.
     say = log.debug if isinstance(error, StoreUnavailable) else log.warning
     say("request refused", path=request.url.path, status=status, error=str(error))
-    return _error(status, str(error))
+    response = _error(status, str(error))
+    if isinstance(error, Waiting):
+        response.headers["Retry-After"] = "1"
+    return response
 
 
 async def _explain_status(request: Request, error: HTTPException) -> Response:
