@@ -145,6 +145,9 @@ class RmListing:
     incomplete: tuple[str, ...] = ()
     #: Limits for some of the jobs (YARN's queues and their users), which the nodes do not show.
     growth_limits: tuple[GrowthLimit, ...] = ()
+    #: Handles of anchors whose tasks may run although they are not listed: the manager knows tasks by the reports of
+    #: containers, and more of a job's containers run than have reported.
+    unreported: frozenset[str] = frozenset()
 
 
 class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -88,6 +88,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         cluster=context.cluster, tasks_as_owner=context.tasks_as_owner,
     )  # fmt: skip
     unlisted = matches.unlisted - _calling_anchors(before.jobs, listing.at, timeouts.unseen_seconds)
+    unlisted -= _unreported_tasks(before, listing)
     missing = state.missing.after(unlisted | unlisted_static_jobs(context, observed), listing, now)
     gone = missing.gone(timeouts.unseen_listings, timeouts.unseen_seconds) if not listing.incomplete else frozenset()
     static, ended_until = follow_static_jobs(context, observed, gone, state.ended_until)
@@ -218,6 +219,12 @@ def _backing_off(memory: GuardMemory, at: float, backoff_seconds: float) -> froz
 def _calling_anchors(jobs: Iterable[Job], at: float, seconds: float) -> frozenset[str]:
     """Tags of the anchors whose coordinator has called within these seconds: they run, even if they are not listed."""
     return frozenset(task_tag(job.key, ANCHOR) for job in jobs if job.address and 0 <= at - job.progress.at <= seconds)
+
+
+def _unreported_tasks(live: LiveJobs, listing: RmListing) -> frozenset[str]:
+    """Tags of tasks that may run, of jobs whose containers have not all reported to the resource manager."""
+    jobs = {job.key for job in live.jobs if job.anchor in listing.unreported}
+    return frozenset(task.tag for task in live.tasks if task.job in jobs and task.state is not TaskState.ASKED)
 
 
 def _count_failures(

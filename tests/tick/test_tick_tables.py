@@ -46,6 +46,8 @@ class Listed:
     after: float = 10.0
     clock: float = 0.0
     incomplete: bool = False
+    #: Whether containers of the job run that have not reported.
+    unreported: bool = False
 
 
 def record(state: RmJobState = RmJobState.RUNNING, **changes: Any) -> RmJob:
@@ -80,6 +82,7 @@ SAYS: Mapping[str, list[Listed]] = {
     "not listed, 2 times, then incomplete": [Listed(), Listed(after=20), *[Listed(after=60, incomplete=True)] * 2],
     "not listed, 3 times in 30 s": [Listed(), Listed(after=15), Listed(after=15)],
     "not listed, 3 times, clock set back": [Listed(), Listed(after=15, clock=-1e5), Listed(after=15)],
+    "not listed, 3 times, not reported yet": [Listed(after=15, unreported=True)] * 3,
     # Its state
     "pending": once(record(RmJobState.PENDING)),
     "pending, after 601 s": later(record(RmJobState.PENDING), after=601),
@@ -121,8 +124,9 @@ class Given(ScriptedManager):
         records = tuple(structs.replace(each, tag=self.marks.get(each.tag, "")) for each in self.said.records)
         listing = super().listing(ended_since)
         return replace(
-            listing, jobs=(*self.anchor, *records), incomplete=("torn record",) if self.said.incomplete else ()
-        )
+            listing, jobs=(*self.anchor, *records), incomplete=("torn record",) if self.said.incomplete else (),
+            unreported=frozenset({"a"} if self.said.unreported else ()),
+        )  # fmt: skip
 
 
 class KeptStore(MemoryStore):
@@ -208,6 +212,7 @@ not listed, 4 times, incomplete        | .         | .         | .        | .   
 not listed, 2 times, then incomplete   | .         | .         | .        | .        | .        | .        | .
 not listed, 3 times in 30 s            | failed    | failed    | failed   | failed   | released | released | failed
 not listed, 3 times, clock set back    | failed    | failed    | failed   | failed   | released | released | failed
+not listed, 3 times, not reported yet  | failed    | failed    | .        | .        | .        | .        | .
 pending                                | .         | .         | .        | .        | .!       | .!       | .
 pending, after 601 s                   | draining! | draining! | .        | .        | .!       | .!       | .
 pending, after 601 s, incomplete       | .         | .         | .        | .        | .        | .        | .

@@ -279,12 +279,17 @@ def test_containers_that_an_earlier_daemon_told_a_longer_interval_have_the_time_
     second.report_container(report("worker-0", 3, task="worker-1"))
     assert f"dl2:{JOB.slug}:worker-1" in {job.handle for job in second.listing().jobs}
     second.close()
-    # One that hangs does not hold up the others for ever.
+    # One that hangs does not hold up the others for ever. Until it reports, its task is not missed.
     third = yarn.manager(lambda: now[0], report_seconds=0.5)
     with pytest.raises(Waiting):
         third.listing()
+    third.report_container(report("coordinator-0", 2, task="anchor"))
     now[0] += 66
-    assert third.listing().jobs
+    listing = third.listing()
+    assert [job.handle for job in listing.jobs] == [yarn.apps[NAME]["id"]]
+    assert listing.unreported == {yarn.apps[NAME]["id"]}
+    third.report_container(report("worker-0", 3, task="worker-1"))
+    assert third.listing().unreported == frozenset()
     third.close()
 
 
@@ -459,8 +464,8 @@ def test_the_description_of_a_service_may_take_seconds_and_nothing_waits_for_it(
     for thread in threads:
         thread.start()
         assert called.acquire(timeout=10)
-    # Two containers of it wait; no more may.
-    with pytest.raises(Unavailable, match="other containers of it are being authenticated"):
+    # Two containers of her services wait; no more may, of whichever service.
+    with pytest.raises(Unavailable, match="other containers of user alice are being authenticated"):
         manager.authenticate(world.bad, world.proof)
     with pytest.raises(NotFound):
         manager.authenticate("application_1_0001", "x")
@@ -623,6 +628,26 @@ def test_nodes_have_time_to_register_after_a_restart_of_the_resource_manager(yar
     manager.close()
 
 
+def test_nodes_on_which_containers_run_have_time_to_register_after_a_restart_of_both(
+    yarn: FakeYarn, manager: YarnManager
+) -> None:
+    started(manager)
+    now = [1_795_581_800.0]
+    second = yarn.manager(lambda: now[0], report_seconds=0.5)
+    gone, yarn.nodes = yarn.nodes[1], yarn.nodes[:1]
+    with pytest.raises(Waiting):
+        second.listing()
+    second.report_container(report("coordinator-0", 2, task="anchor", node="node1:45001"))
+    second.report_container(report("worker-0", 3, task="worker-1", node="node2:45002"))
+    now[0] += 10
+    with pytest.raises(Unavailable, match="1 nodes are missing from YARN's list, such as node2:45002; waiting"):
+        second.listing()
+    now[0] += 50
+    yarn.nodes.append(gone)
+    assert len(second.listing().nodes) == 2
+    second.close()
+
+
 def test_a_coordinator_of_a_lost_node_does_not_end_the_service(yarn: FakeYarn, manager: YarnManager) -> None:
     started(manager)
     assert manager.report_container(report("coordinator-0", 2)).task == "anchor"
@@ -695,6 +720,49 @@ def test_a_container_without_a_task_counts_as_free(yarn: FakeYarn, manager: Yarn
     manager.report_container(report("worker-0", 3, task="worker-1", exit_code=1))
     assert manager.listing().nodes[0].used == Resources.of(cpu=2, memory=1024)
     assert {first, second} <= {job.handle for job in manager.listing().jobs}
+
+
+def test_the_time_of_a_service_in_its_queue_does_not_count_against_its_coordinator(yarn: FakeYarn) -> None:
+    now = [1_795_581_800.0]
+    manager = yarn.manager(lambda: now[0])
+    manager.listing()
+    manager.submit(anchor())
+    yarn.apps[NAME]["state"] = "ACCEPTED"
+    manager.listing()
+    manager._changer.find_overdue()
+    now[0] += 600
+    yarn.apps[NAME]["state"] = "RUNNING"
+    yarn.dead[NAME] = CONTAINER % 2
+    for _ in range(2):
+        assert manager.listing().jobs[0].state is RmJobState.RUNNING
+        manager._changer.find_overdue()
+        now[0] += 50
+    manager.close()
+
+
+def test_services_whose_masters_hang_hold_up_a_round_for_seconds_at_most(yarn: FakeYarn) -> None:
+    now = [1_795_581_800.0]
+    manager = yarn.manager(lambda: now[0])
+    manager.listing()
+    for number in range(10, 20):
+        job = JobKey("yarn", str(number), 1_795_581_700)
+        manager.submit(structs.replace(anchor(), job=job, tag=task_tag(job, "anchor")))
+    manager.listing()
+    manager._changer.find_overdue()
+    now[0] += 100
+    asked = []
+
+    def hang(request: httpx2.Request) -> httpx2.Response:
+        asked.append(request.url.path)
+        now[0] += 5
+        raise httpx2.ReadTimeout("the master hangs")
+
+    yarn.instead = hang
+    for number in (1, 2):
+        manager._changer.find_overdue(now[0] + 5)
+        # The next one is another one.
+        assert len(set(asked)) == len(asked) == number
+    manager.close()
 
 
 def test_a_coordinator_that_cannot_start_fails(yarn: FakeYarn) -> None:
@@ -1022,6 +1090,23 @@ def test_a_service_whose_coordinator_ends_before_it_is_listed_is_removed(yarn: F
     wait_for_rounds(manager)  # rounds in which it is not known yet which application it is
     manager.listing()
     wait_until(lambda: NAME not in yarn.posted)
+
+
+def test_a_service_that_yarn_does_not_find_once_is_removed_later(yarn: FakeYarn) -> None:
+    """Another ResourceManager, or a file system that is away, answers that it does not exist; its application runs."""
+    now = [1_795_581_800.0]
+    manager = yarn.manager(lambda: now[0])
+    manager.listing()
+    handle = started(manager)
+    unknown = httpx2.Response(404, json={"diagnostics": "Service not found"})
+    yarn.instead = lambda request: unknown if NAME in request.url.path else None
+    with capture_logs() as logs:
+        manager.stop(identities(manager, handle), 0.0)
+        wait_until(lambda: any("lists its application" in str(entry) for entry in logs))
+    yarn.instead = lambda _request: None
+    now[0] += 60
+    wait_until(lambda: NAME not in yarn.posted)
+    manager.close()
 
 
 def test_what_yarn_says_to_a_submission_is_told(yarn: FakeYarn, manager: YarnManager) -> None:

@@ -211,6 +211,8 @@ def test_after_a_redirect_that_is_refused_the_next_address_is_asked() -> None:
         (404, b'{"diagnostics":"Service s not found","code":404004}', NotFound, "Service s not found"),
         (400, b'{"diagnostics":"Invalid character"}', Rejected, "Invalid character"),
         (500, b'{"diagnostics":"unknown queue"}', Rejected, "unknown queue"),
+        (500, b'{"diagnostics":"Cannot create directory. Name node is in safe mode."}', Unavailable, "safe mode"),
+        (500, b'{"RemoteException":{"exception":"RetriableException","message":"again"}}', Unavailable, "again"),
         (500, b"<html>NullPointerException\x1b[31m</html>", Unavailable, "NullPointerException [31m"),
         (503, b"", Unavailable, "503"),
         (299, b"nonsense", Unavailable, "cannot be read"),

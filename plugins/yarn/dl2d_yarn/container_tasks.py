@@ -328,6 +328,10 @@ class ContainerTasks:
         """Number of a job's containers that have reported."""
         return sum(len(self.component(job, role).newest) for role in Role)
 
+    def nodes(self) -> frozenset[str]:
+        """Ids of the nodes on which tasks run."""
+        return frozenset(task.node for task in self._tasks.values() if task.live and task.container)
+
     def unreported(self, job: JobKey, containers: int) -> list[Task]:
         """Tasks of a job that wait although YARN has started a container for them, which has not reported yet.
 

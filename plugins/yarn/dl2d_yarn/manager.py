@@ -71,7 +71,7 @@ _MAX_REQUEST: Final = 64 * 1024
 _LOOK_UP_SECONDS: Final = 3.0
 #: Maximum duration of a request for the description of a service, seconds.
 _DESCRIPTION_SECONDS: Final = 5.0
-#: Maximum number of containers of an application that are authenticated at once.
+#: Maximum number of containers of a user's services that are authenticated at once: the API has 8 places for all.
 _MAX_AUTHENTICATED: Final = 2
 
 
@@ -140,7 +140,7 @@ class YarnManager:
         self._listed_at: float | None = None
         self._settled = False
         self._looked_at = -math.inf
-        #: Number of containers of each application that are being authenticated.
+        #: Number of containers of each user's services that are being authenticated.
         self._authenticating: Counter[str] = Counter()
         #: Says each remark once, of the last ``_MAX_REPORTED`` different ones.
         self._report_once = lru_cache(_MAX_REPORTED)(_report)
@@ -191,8 +191,18 @@ class YarnManager:
             own = {service.application for service in self._services.by_job.values()}
             jobs += [*self._tasks.listed(listing.node_names), *self._watched.jobs(listing, own)]
             nodes = self._with_idle_room(listing, self._with_limits(listing.nodes))
-            limits = tuple(self._growth_limits())
-            return RmListing(at, nodes, tuple(jobs), incomplete=listing.incomplete, growth_limits=limits)
+            return RmListing(
+                at, nodes, tuple(jobs), incomplete=listing.incomplete, growth_limits=tuple(self._growth_limits()),
+                unreported=frozenset(service.application for service in self._unreported()),
+            )  # fmt: skip
+
+    def _unreported(self) -> Iterator[JobService]:
+        """Services that have more containers than have reported since the daemon's start."""
+        for service in self._services.by_job.values():
+            application = self._services.application(service)
+            # One of the containers is the master's.
+            if application is not None and self._tasks.reported(service.job) < application.containers - 1:
+                yield service
 
     def _check_settled(self, listing: ClusterListing, now: float) -> None:
         """Refuse a listing while containers that run may not have reported since the daemon's start."""
@@ -201,11 +211,8 @@ class YarnManager:
         self._listed_at = now if self._listed_at is None else self._listed_at
         live = any(each.is_service and not each.state.ended for each in listing.applications)
         seconds = _SETTLING_INTERVALS * self._settings.report_seconds if live or listing.incomplete else 0.0
-        for service in self._services.by_job.values():
-            application = self._services.application(service)
-            # One of the containers is the master's.
-            if application is not None and self._tasks.reported(service.job) < application.containers - 1:
-                seconds = max(seconds, _SETTLING_SECONDS)
+        if any(self._unreported()):
+            seconds = max(seconds, _SETTLING_SECONDS)
         left = self._listed_at + seconds - now
         if left > 0:
             raise Waiting(f"containers of running jobs may not have reported yet; waiting up to {left:.1f} s")
@@ -224,9 +231,11 @@ class YarnManager:
     def _check_nodes(self, listing: ClusterListing, now: float) -> None:
         """Refuse, for ``node_return_seconds``, a list in which nodes are missing that were there, up or down.
 
-        After a restart of the ResourceManager nodes register again; jobs would shrink to those that come first.
+        After a restart of the ResourceManager nodes register again; jobs would shrink to those that come first. After
+        a restart of the daemon too, those were there on which containers report that they run.
         """
-        missing = self._node_ids - listing.node_names.keys()
+        before = self._node_ids if self._settled else self._tasks.nodes()
+        missing = before - listing.node_names.keys()
         if not missing or self._missing_since is None:
             self._missing_since = now if missing else None
         if self._missing_since is not None and now - self._missing_since < self._settings.node_return_seconds:
@@ -435,17 +444,19 @@ class YarnManager:
     def authenticate(self, rm_id: str, proof: str) -> Anchor:
         """Check that a container knows the secret of the service that its user posted; see docs/yarn.md.
 
-        Takes as long as the service's master needs to tell its description, so few containers of a service may wait.
+        Takes as long as the service's master needs to tell its description, so few containers of a user may wait.
         """
+        application = self._services.applications.get(rm_id)
+        user = application.user if application is not None else ""
         with self._lock:
-            if self._authenticating[rm_id] >= _MAX_AUTHENTICATED:
-                raise Unavailable(f"{rm_id[:80]}: other containers of it are being authenticated")
-            self._authenticating[rm_id] += 1
+            if self._authenticating[user] >= _MAX_AUTHENTICATED:
+                raise Unavailable(f"{rm_id[:80]}: other containers of user {user} are being authenticated")
+            self._authenticating[user] += 1
         try:
             return self._authenticate(rm_id, proof)
         finally:
             with self._lock:
-                self._authenticating[rm_id] -= 1
+                self._authenticating[user] -= 1
                 self._authenticating += Counter()  # leaves out what is 0
 
     def _authenticate(self, rm_id: str, proof: str) -> Anchor:

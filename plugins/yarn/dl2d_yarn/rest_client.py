@@ -22,7 +22,7 @@ Method = Literal["GET", "POST", "PUT", "DELETE"]
 T = TypeVar("T")
 
 #: Maximum size of an answer: 10,000 nodes take about 30 MB.
-MAX_ANSWER_BYTES: Final = 128 * 1024 * 1024
+MAX_ANSWER_BYTES: Final = 256 * 1024 * 1024
 #: Maximum number of redirects of one call: a standby names the active ResourceManager, which may have changed since.
 MAX_REDIRECTS: Final = 3
 _MAX_SAID: Final = 500
@@ -39,6 +39,21 @@ class _Problem(msgspec.Struct):
 
     diagnostics: str = ""
     remote: _RemoteException = msgspec.field(name="RemoteException", default_factory=_RemoteException)
+
+
+#: What the Services interface says, with status 500, of requests that can never be carried out. It answers 500 to any
+#: exception, also to those that pass, such as that of a NameNode in safe mode: what is not named here is tried again.
+_FAULTS_OF_REQUESTS: Final = (
+    "unknown queue",
+    "permission to submit",
+    "larger than configured max",  # containers above the maximum allocation
+    "invalidresourcerequest",
+    "invalid resource request",
+    "invalidlabelresourcerequest",
+    "already exist",
+    "in use",
+    "doesn't exist",
+)
 
 
 class RestClient:
@@ -243,8 +258,8 @@ def _refuse(call: str, status: int, body: bytes, *, user: str, do_as: str) -> No
         raise Denied(f"{call}: the ResourceManager does not allow this", said=said)
     if status == 404:
         raise NotFound(f"{call}: unknown to the ResourceManager", said=said)
-    # The Services interface answers 500 to requests that can never be carried out, with the reason.
-    if status in (400, 405, 406, 409, 413, 415) or (status == 500 and _diagnostics(body)):
+    at_fault = status == 500 and any(words in said.lower() for words in _FAULTS_OF_REQUESTS)
+    if status in (400, 405, 406, 409, 413, 415) or at_fault:
         raise Rejected(f"{call}: refused", said=said)
     raise Unavailable(f"{call}: failed", said=said)
 

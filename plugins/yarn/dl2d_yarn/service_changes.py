@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Final
 
@@ -13,7 +13,7 @@ import structlog
 
 from dl2d.core.cluster import task_tag
 from dl2d.core.errors import NotFound, Rejected, ResourceManagerError, Unavailable
-from dl2d.core.jobs import Role
+from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resource_manager import RmJobState
 from dl2d_yarn.client_command import decommission
 from dl2d_yarn.container_tasks import ContainerTasks, Task
@@ -31,7 +31,8 @@ log = structlog.get_logger(__name__)
 _ROUND_SECONDS: Final = 0.2
 #: Time from a failure to the next attempt, doubled with each further failure in a row, and its maximum, seconds.
 _RETRY_SECONDS, _MAX_RETRY_SECONDS = 1.0, 30.0
-#: Time after which a round begins no further attempt to change a service whose last one failed, seconds.
+#: Time after which a round begins no further attempt to change a service whose last one failed, and asks no further one
+#: for its description: each attempt may last as long as a request, seconds.
 _FAILING_SECONDS: Final = 5.0
 #: Time between two rounds that also ask YARN what its lists do not say, seconds.
 LOOK_SECONDS: Final = 5.0
@@ -136,8 +137,9 @@ class ServiceChanger:
             if self._is_allowed() and (not service.failures or self._timer() < began + _FAILING_SECONDS):
                 self._attempt(service, self._remove if service.remove_at is not None else self._resize)
         if look:
-            self.find_overdue()
-            self._read_doubtful()
+            until = self._timer() + _FAILING_SECONDS
+            self.find_overdue(until)
+            self._read_doubtful(until)
             self._look()
             self._read_reasons()
             self._decommission()
@@ -246,32 +248,58 @@ class ServiceChanger:
             if not self._is_allowed():
                 return
             self._client.send("DELETE", service_path(service.name), do_as=service.user)
-        except NotFound:
-            pass
+        except NotFound as error:
+            self._check_gone(service, error)
         except Rejected as error:
             if "doesn't exist" not in error.said:
                 raise
+            self._check_gone(service, error)
         with self._lock:
             service.removed = True
         log.info("service removed", name=service.name)
 
-    def find_overdue(self) -> None:
-        """Ask YARN about containers that do not report: tasks of those that it does not list any more have ended."""
+    @staticmethod
+    def _check_gone(service: JobService, error: ResourceManagerError) -> None:
+        """Refuse that a service is gone as long as its application is listed as live."""
+        if not service.state.ended:
+            raise Unavailable(
+                f"YARN does not know service {service.name} now, but lists its application {service.application} as "
+                "live; trying again", said=str(error),
+            )  # fmt: skip
+
+    def find_overdue(self, until: float = math.inf) -> None:
+        """Ask YARN about containers that do not report.
+
+        Tasks of those that it does not list any more have ended. A job has failed whose coordinator's containers have
+        all ended without a report, ``_START_INTERVALS`` times as long after its service began to run. After ``until``
+        no service is asked any more.
+        """
         seconds = max(_OVERDUE_SECONDS, OVERDUE_INTERVALS * self._settings.report_seconds)
         by_job = self._services.by_job
         with self._lock:
             late = [(by_job.get(job), tasks) for job, tasks in self._tasks.overdue(seconds).items()]
-            since = self._timer() - _START_INTERVALS * seconds
-            anchors = self._tasks.pending_anchors()
-            unstarted = [by_job.get(each.job) for each in anchors if each.added < since and not each.adopted]
-        for service, tasks in late:
-            if service is not None:
-                self._attempt(service, partial(self._end_gone, tasks))
-        for service in unstarted:
-            if service is not None and service.state is RmJobState.RUNNING and service.remove_at is None:
-                self._attempt(service, self._end_unstarted)
+            anchors = {task.job for task in self._tasks.pending_anchors() if not task.adopted}
+            unstarted = self._unstarted(anchors, self._timer() - _START_INTERVALS * seconds)
+        questions: list[tuple[JobService, Callable[[JobService], None]]] = []
+        questions += [(service, partial(self._end_gone, tasks)) for service, tasks in late if service is not None]
+        questions += [(service, self._end_unstarted) for service in unstarted]
+        for service, question in sorted(questions, key=lambda each: (each[0].failures, each[0].retry_at)):
+            if self._timer() < until:
+                self._attempt(service, question)
 
-    def _read_doubtful(self) -> None:
+    def _unstarted(self, jobs: Collection[JobKey], since: float) -> list[JobService]:
+        """Services of these jobs that have run since before that time, in seconds on the monotonic clock."""
+        found = []
+        for service in self._services.by_job.values():
+            if service.state is not RmJobState.RUNNING:
+                service.running_since = None  # in its queue, where its master may also be started again
+                continue
+            began = service.running_since = service.running_since or self._timer()
+            if service.job in jobs and began < since and service.remove_at is None:
+                found.append(service)
+        return found
+
+    def _read_doubtful(self, until: float) -> None:
         """Ask YARN which containers it has, of services of which they may be others than is known."""
         with self._lock:
             services = [self._services.live(job) for job in self._tasks.doubtful(LOOK_SECONDS)]
@@ -279,7 +307,8 @@ class ServiceChanger:
         running.sort(key=lambda each: each.described_at)
         due = [service for service in _healthy_first(running) if service.retry_at <= self._timer()]
         for service in due[:_MAX_ASKED]:
-            self._attempt(service, self._described)
+            if self._timer() < until:
+                self._attempt(service, self._described)
 
     def _end_gone(self, tasks: Iterable[Task], service: JobService) -> None:
         components = self._described(service).containers.values()

@@ -43,6 +43,8 @@ class JobService:
     command_at: float = 0.0
     #: When its description was read last.
     described_at: float = 0.0
+    #: Since when it has been seen to run; None while it waits in its queue.
+    running_since: float | None = None
     #: When YARN was asked last why its containers wait.
     reasons_asked: float = 0.0
 
