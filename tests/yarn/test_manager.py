@@ -293,6 +293,36 @@ def test_containers_that_an_earlier_daemon_told_a_longer_interval_have_the_time_
     third.close()
 
 
+def test_after_a_restart_a_posted_service_is_unreported_until_all_its_containers_have_reported(yarn: FakeYarn) -> None:
+    application = yarn.post(posted_description(POSTED, SETTINGS, daemon="http://head:8290"), "alice")
+    yarn.apps["digits"]["runningContainers"] = 4
+    now = [1_795_581_800.0]
+    manager = yarn.manager(lambda: now[0], report_seconds=0.5)
+    with pytest.raises(Waiting):
+        manager.listing()
+    # A service of which nothing has reported is not known to be dl2d's: the other jobs do not wait for it.
+    now[0] += 40
+    assert manager.listing().unreported == {application}
+    job = JobKey("yarn", application.removeprefix("application_"), yarn.apps["digits"]["startedTime"] // 1000)
+    for name, number in (("coordinator-0", 2), ("worker-0", 3), ("worker-1", 4)):
+        assert manager.listing().unreported == {application}
+        manager.report_container(structs.replace(report(name, number), job=job))
+    assert manager.listing().unreported == frozenset()
+    manager.close()
+
+
+def test_a_container_that_yarn_lists_and_that_never_reported_keeps_its_service_unreported(
+    yarn: FakeYarn, manager: YarnManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of containers alone does not show it: another one has ended since it reported."""
+    monkeypatch.setattr(service_changes, "LOOK_SECONDS", 0.1)
+    second = restarted_with_worker_1(yarn, manager, listed=2)
+    wait_until(lambda: second.listing().unreported == {yarn.apps[NAME]["id"]})
+    second.report_container(report("worker-1", 4))
+    wait_until(lambda: not second.listing().unreported)
+    second.close()
+
+
 def restarted(yarn: FakeYarn, now: list[float], *, size: int, listed: int) -> YarnManager:
     """A second daemon's manager, after the containers had time to report; YARN has workers, and lists some of them."""
     yarn.posted[NAME]["components"][2]["number_of_containers"] = size

@@ -258,7 +258,15 @@ class ContainerTasks:
 
     def reported(self, job: JobKey) -> int:
         """Number of a job's containers that have reported."""
-        return sum(len(self.component(job, role).newest) for role in Role)
+        return sum(len(each.newest) for each in self._of_all_roles(job))
+
+    def has_silent(self, job: JobKey) -> bool:
+        """Whether YARN lists containers of a job that have not reported."""
+        return any(each.silent for each in self._of_all_roles(job))
+
+    def _of_all_roles(self, job: JobKey) -> list[Component]:
+        found = (self._components.get((job, role)) for role in Role)
+        return [component for component in found if component is not None]
 
     def nodes(self) -> frozenset[str]:
         """Ids of the nodes on which tasks run."""

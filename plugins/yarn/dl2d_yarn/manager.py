@@ -193,16 +193,8 @@ class YarnManager:
             nodes = self._with_idle_room(listing, self._with_limits(listing.nodes))
             return RmListing(
                 at, nodes, tuple(jobs), incomplete=listing.incomplete, growth_limits=tuple(self._growth_limits()),
-                unreported=frozenset(service.application for service in self._unreported()),
+                unreported=self._services.unreported(),
             )  # fmt: skip
-
-    def _unreported(self) -> Iterator[JobService]:
-        """Services that have more containers than have reported since the daemon's start."""
-        for service in self._services.by_job.values():
-            application = self._services.application(service)
-            # One of the containers is the master's.
-            if application is not None and self._tasks.reported(service.job) < application.containers - 1:
-                yield service
 
     def _check_settled(self, listing: ClusterListing, now: float) -> None:
         """Refuse a listing while containers that run may not have reported since the daemon's start."""
@@ -211,7 +203,7 @@ class YarnManager:
         self._listed_at = now if self._listed_at is None else self._listed_at
         live = any(each.is_service and not each.state.ended for each in listing.applications)
         seconds = _SETTLING_INTERVALS * self._settings.report_seconds if live or listing.incomplete else 0.0
-        if any(self._unreported()):
+        if not self._services.unreported().isdisjoint(each.application for each in self._services.by_job.values()):
             seconds = max(seconds, _SETTLING_SECONDS)
         left = self._listed_at + seconds - now
         if left > 0:
@@ -295,7 +287,6 @@ class YarnManager:
         for job in {task.job for task in self._tasks.waiting()}:
             service = self._services.by_job.get(job)
             application = self._services.application(service) if service is not None else None
-            # One of the containers is the master's.
             for task in self._tasks.unreported(job, application.containers - 1) if application is not None else ():
                 room[task.planned_node].append(self._tasks.component(job, task.role).demand)
         return tuple(

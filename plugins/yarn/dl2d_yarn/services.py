@@ -142,6 +142,21 @@ class Services:
             self.managed &= self.by_job.keys() | self._tasks.jobs()
         return jobs
 
+    def unreported(self) -> frozenset[str]:
+        """Ids of live applications with containers that have not reported since the daemon's start.
+
+        Services that their users posted are among them before any of their containers has reported.
+        """
+        jobs = {service.application: service.job for service in self.by_job.values()}
+        live = [each for each in self.applications.values() if each.is_service and not each.state.ended]
+        keys = ((each, jobs.get(each.id) or self.key(each)) for each in live)
+        # One of the containers is the master's.
+        return frozenset(
+            each.id
+            for each, job in keys
+            if self._tasks.reported(job) < each.containers - 1 or self._tasks.has_silent(job)
+        )
+
     def add_applications(self, listing: ClusterListing) -> None:
         """Add applications that are not known yet. What is concluded from a listing is up to ``take``."""
         self.applications = {application.id: application for application in listing.applications} | self.applications
