@@ -63,7 +63,9 @@ def shadow_comparison(place: Place, days: float, limit: int) -> tuple[list[dict[
 @contextlib.contextmanager
 def _read_only(place: Place) -> Iterator[Connection]:
     if place.is_missing():
-        raise SchemaOutdated(f"there is no database at {place}; `dl2d db upgrade` creates it")
+        raise SchemaOutdated(
+            f"there is no database at {place}; the daemon's first start or `dl2d db upgrade` creates it"
+        )
     database = Database(place)
     try:
         with database.reading("opening the database") as connection:

@@ -75,7 +75,9 @@ class SqlStore:
         self._place = Place.parse(url)
         self._progress_seconds = progress_seconds
         if self._place.is_missing():
-            raise SchemaOutdated(f"there is no store at {self._place}; `dl2d db upgrade` creates it")
+            raise SchemaOutdated(
+                f"there is no store at {self._place}; the daemon's first start or `dl2d db upgrade` creates it"
+            )
         self._database = Database(self._place)
         self._lease = _lease_of(self._database)
         #: Term of the lease that this process holds, its name in it, and whether it has the lock as well.

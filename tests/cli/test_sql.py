@@ -65,7 +65,7 @@ def test_a_database_that_is_missing(dl2d: Dl2d, tmp_path: Path) -> None:
     ran = dl2d("sql", "-c", config, "SELECT 1")
     assert (ran.status, ran.out) == (1, "")
     assert "there is no database at" in ran.err
-    assert "`dl2d db upgrade` creates it" in ran.err
+    assert "the daemon's first start or `dl2d db upgrade` creates it" in ran.err
 
 
 def test_shadow_counts_agreement_and_lists_the_jobs_that_differ_most(dl2d: Dl2d, config: Path) -> None:
