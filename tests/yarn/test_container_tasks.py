@@ -293,14 +293,14 @@ def test_a_container_that_is_given_up_gets_no_task_and_one_that_is_needed_is_kep
     for place in (0, 1):
         board.report(place, 4 + place)
     component = board.board.component(JOB, Role.WORKER)
-    component.asked = 2
+    component.confirmed_size = 2
     assert not board.board.give_up(JOB, Role.WORKER, 0)
     board.report(0, 4, task="worker-1", exit_code=0)
     (waits,) = board.add("worker-3")
     assert not board.board.give_up(JOB, Role.WORKER, 0)
     board.board.stop(waits, 0)
     assert board.board.give_up(JOB, Role.WORKER, 0)
-    assert component.asked is None  # until YARN has said that it is removed
+    assert component.confirmed_size is None  # until YARN has said that it is removed
     board.add("worker-4")
     assert board.report(0, 4).task == ""
     assert not board.board.give_up(JOB, Role.WORKER, 0)

@@ -46,7 +46,7 @@ ADVICE: Final = (
         "yarn.resourcemanager.am.max-attempts",
         _at_least(5),
         "20",
-        "a service's master that crashes more often takes its job with it",
+        "a service's ApplicationMaster that crashes more often takes its job with it",
     ),
     Advice(
         "yarn.resourcemanager.recovery.enabled",

@@ -32,8 +32,9 @@ class Component:
     wanted: int = 0
     #: Positions that YARN was asked to give up, which it does not use again.
     decommissioned: set[int] = field(default_factory=set)
-    #: Number that YARN has; None where this is not known, as after a restart of the daemon or a failed request.
-    asked: int | None = None
+    #: Number that YARN has confirmed; None where this is not known: after a restart of the daemon, while a request is
+    #: under way, and after one that failed.
+    confirmed_size: int | None = None
     #: Newest container that reported from each position, its process, and those that were there before.
     newest: dict[int, str] = field(default_factory=dict)
     processes: dict[int, str] = field(default_factory=dict)
@@ -61,7 +62,7 @@ class Component:
 
     def is_former(self, report: ContainerReport) -> bool:
         """Whether another container or process has reported from the position since: the report has come late."""
-        older = age(report.container) < age(self.newest.get(report.instance, ""))
+        older = start_order(report.container) < start_order(self.newest.get(report.instance, ""))
         return older or report.incarnation in self.former.get(report.instance, ())
 
     def heard(self, report: ContainerReport) -> None:
@@ -70,19 +71,22 @@ class Component:
         if process != report.incarnation:
             self.former.setdefault(report.instance, deque(maxlen=_FORMER_PROCESSES)).append(process)
         self.newest[report.instance], self.processes[report.instance] = report.container, report.incarnation
-        if age(self.silent.get(report.instance, "")) <= age(report.container):
+        if start_order(self.silent.get(report.instance, "")) <= start_order(report.container):
             self.silent.pop(report.instance, None)
-        beyond = self.asked is not None and report.instance >= self.asked + len(self.decommissioned)
+        beyond = self.confirmed_size is not None and report.instance >= self.confirmed_size + len(self.decommissioned)
         self.surprising = self.surprising or (beyond and report.container not in self.removed)
 
     def begin_change(self) -> None:
         """Note that YARN is about to be asked for ``size``: until it has agreed, its number is not known."""
         self.removed.update(name for place, name in self.newest.items() if place >= self.wanted)
-        self.asked = None
+        self.confirmed_size = None
 
 
-def age(container: str) -> tuple[int, ...]:
-    """Sort key of containers of one application: epoch, timestamp, application, attempt, number."""
+def start_order(container: str) -> tuple[int, ...]:
+    """Sort key of containers of one application, larger for one that started later.
+
+    Its parts are epoch, timestamp, application, attempt and number.
+    """
     numbers = tuple(int(number) for number in _NUMBERS.findall(container))
     # Only ids of a ResourceManager that was restarted have an epoch: container_e17_...
     return numbers if container.startswith("container_e") or not numbers else (0, *numbers)

@@ -16,7 +16,7 @@ from dl2d.core.cluster import task_tag
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resource_manager import ContainerOrder, ContainerReport, RmIdentity, RmJob, RmJobState
 from dl2d.core.resources import Resources
-from dl2d_yarn.component import Component, Idle, age
+from dl2d_yarn.component import Component, Idle, start_order
 
 #: Ended tasks stay listed for this long, as do tasks of jobs that YARN does not list, seconds.
 KEEP_ENDED_SECONDS: Final = 900.0
@@ -161,7 +161,7 @@ class ContainerTasks:
         self._end_predecessors(report, now)
         task = self._tasks.get(task_tag(report.job, report.task)) if report.task else None
         if report.task and (task is None or (task.state is RmJobState.PENDING and not task.container)):
-            if component.asked is not None and report.instance >= component.wanted:
+            if component.confirmed_size is not None and report.instance >= component.wanted:
                 return ContainerOrder(self._report_seconds, grace=0.0)
             task = self._adopt(report, now)
         if task is not None and report.exit_code is not None:
@@ -306,7 +306,7 @@ class ContainerTasks:
             return False
         del component.idle[position]
         component.decommissioned.add(position)
-        component.asked = None
+        component.confirmed_size = None
         return True
 
     def take_description(
@@ -319,12 +319,14 @@ class ContainerTasks:
         container that has been removed.
         """
         component = self.component(job, role)
-        component.asked, component.decommissioned, component.surprising = size, set(decommissioned), False
+        component.confirmed_size, component.decommissioned, component.surprising = size, set(decommissioned), False
         positions = size + len(decommissioned)
         listed = {place: name for place, name in containers.items() if place < positions}
         component.removed.difference_update(listed.values())
         component.silent = {
-            place: name for place, name in listed.items() if age(component.newest.get(place, "")) < age(name)
+            place: name
+            for place, name in listed.items()
+            if start_order(component.newest.get(place, "")) < start_order(name)
         }
         for task in self.of_job(job):
             if task.role is role and task.adopted and task.instance >= positions:

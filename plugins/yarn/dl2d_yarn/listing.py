@@ -34,7 +34,7 @@ SERVICE_TYPE: Final = "yarn-service"
 APPS_PATH: Final = "/ws/v1/cluster/apps"
 NODES_PATH: Final = "/ws/v1/cluster/nodes"
 SERVICES_PATH: Final = "/app/v1/services"
-#: Sections of an application that dl2d does not read; they are nine tenths of the answer.
+#: Sections of an application that the list is asked to leave out; they are nine tenths of the answer.
 _DESELECTED: Final = "resourceRequests,timeouts,appNodeLabelExpression,amNodeLabelExpression"
 #: Name of a container in its component: ``worker-3``.
 _INSTANCE: Final = re.compile(r"[a-z0-9-]+-([0-9]{1,6})")
@@ -51,7 +51,7 @@ _MAX_AMOUNT: Final = 1e12
 
 class _PartitionUse(msgspec.Struct, rename="camel"):
     used: Vector | None = None
-    #: Of the application's master.
+    #: Of the ApplicationMaster.
     am_used: Vector | None = None
 
 
@@ -174,8 +174,6 @@ class _Service(msgspec.Struct):
 
 class _ClusterInfo(msgspec.Struct, rename="camel"):
     hadoop_version: str
-    started_on: int = 0
-    ha_state: str = ""
 
 
 class _ClusterInfoAnswer(msgspec.Struct, rename="camel"):
@@ -198,11 +196,11 @@ class Application:
     type: str = SERVICE_TYPE
     queue: str = ""
     tags: str = ""
-    #: Number of its containers, its master's included.
+    #: Number of its containers, its ApplicationMaster's included.
     containers: int = 0
-    #: Resources of all containers except its master's; nothing where that is not asked for.
+    #: Resources of all containers except its ApplicationMaster's; nothing where that is not asked for.
     used: Resources = NO_RESOURCES
-    #: When its master had a container first, seconds since 1970; 0 before.
+    #: When its ApplicationMaster had a container first, seconds since 1970; 0 before.
     launched: float = 0.0
 
     @property

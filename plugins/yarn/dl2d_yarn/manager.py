@@ -42,7 +42,7 @@ from dl2d_yarn.node_sizes import NodeSizes
 from dl2d_yarn.observed_jobs import WatchedApplications, owner_of
 from dl2d_yarn.queue_limits import QueueLimits, Queues, read_queues, sum_of, within_limits
 from dl2d_yarn.rest_client import RestClient
-from dl2d_yarn.service_changes import OVERDUE_INTERVALS, ServiceChanger
+from dl2d_yarn.service_changes import ServiceChanger, overdue_seconds
 from dl2d_yarn.service_file import (
     OF_JOB,
     PREFIX,
@@ -63,8 +63,8 @@ log = structlog.get_logger(__name__)
 #: longer one have these seconds, which are more than the longest interval.
 _SETTLING_INTERVALS, _SETTLING_SECONDS = 3, 65.0
 _MAX_REPORTED: Final = 1000
-#: So long after its POST a service that is no application is removed, seconds: YARN copies files before it starts one.
-_REMAINDER_SECONDS: Final = 300.0
+#: Time after which a posted service that never became an application is removed, seconds: YARN copies files first.
+_UNSTARTED_SECONDS: Final = 300.0
 #: Maximum length of all ``dl2.*`` properties of a service together, in characters.
 _MAX_REQUEST: Final = 64 * 1024
 #: Minimum time between two listings that are read for containers which name an application that is not known, seconds.
@@ -122,7 +122,7 @@ class YarnManager:
         self._user = settings.account
         read_template(settings.template)
         self._client = client or RestClient.of(settings)
-        #: The description of a service comes from its master, which may hang.
+        #: The description of a service comes from its ApplicationMaster, which may hang.
         limit = min(_DESCRIPTION_SECONDS, settings.timeout_seconds)
         self._descriptions = client or RestClient.of(settings, timeout_seconds=limit)
         #: Held while container tasks and services are read or changed, never during a call.
@@ -223,7 +223,8 @@ class YarnManager:
     def _check_nodes(self, listing: ClusterListing, now: float) -> None:
         """Refuse, for ``node_return_seconds``, a list in which nodes are missing that were there, up or down.
 
-        After a restart of the ResourceManager nodes register again; jobs would shrink to those that come first. After
+        After a restart of the ResourceManager nodes register again; otherwise jobs would shrink to fit the
+        first ones. After
         a restart of the daemon too, those were there on which containers report that they run.
         """
         before = self._node_ids if self._settled else self._tasks.nodes()
@@ -257,7 +258,7 @@ class YarnManager:
         return rooms
 
     def _growth_limits(self) -> Iterator[GrowthLimit]:
-        """What each queue leaves each user: the nodes as they are shown have only the sum."""
+        """Limit for each queue and user. The free resources of the nodes show only the sum of all limits."""
         rooms = self._queue_rooms()
         for (queue, user), (headroom, services) in rooms.items() if len(rooms) > 1 else ():
             idle = Resources.total(self._tasks.idle_demand(service.job) for service in services)
@@ -276,14 +277,13 @@ class YarnManager:
 
     def _with_idle_room(self, listing: ClusterListing, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """The nodes, on which containers without a task count as free."""
-        seconds = OVERDUE_INTERVALS * self._settings.report_seconds
-        idle = self._tasks.idle_room(seconds).items()
+        idle = self._tasks.idle_room(overdue_seconds(self._settings)).items()
         room: dict[str, list[Resources]] = defaultdict(list)
         for node, free in idle:
             if node not in listing.lost_nodes:  # one that has restarted with another id has the same name
                 room[listing.node_names.get(node, node)].append(free)
-        # The tick counts a waiting task on the node that it planned. Where its container is on another one already, it
-        # would count twice.
+        # A container that has started but has not reported counts in its node's use already, and the tick counts the
+        # demand of its task on the node that was planned: there it is subtracted.
         for job in {task.job for task in self._tasks.waiting()}:
             service = self._services.by_job.get(job)
             application = self._services.application(service) if service is not None else None
@@ -341,7 +341,7 @@ class YarnManager:
         name = service_name(task.job)
         description = service_description(task, self._settings)
         with self._lock:
-            # Before the call: its coordinator may report before the answer comes. It stays where it is tried again.
+            # Added before the POST, since the coordinator may report before the answer arrives. A retry finds it here.
             anchor = self._tasks.get(task.tag)
             if anchor is None or not anchor.live:
                 anchor = Task(task.job, task.name, task.role, task.owner.user, self._clock())
@@ -360,21 +360,23 @@ class YarnManager:
             service = self._services.by_job.setdefault(task.job, JobService(task.job, name))
             service.user = self._user
             for role in TASK_ROLES:
-                self._tasks.component(task.job, role).asked = size
+                self._tasks.component(task.job, role).confirmed_size = size
             self._changer.start()
         log.info("service posted", name=name, application=application)
         return application
 
     def _find_posted(self, anchor: Task, description: Mapping[str, Any], error: Rejected) -> str:
-        """The application of a service whose name is taken, if it is this job's: the answer to its POST did not come.
+        """Find the application of an earlier POST whose answer was lost: the name is taken, perhaps by this job.
+
+        A service that is still not an application ``_UNSTARTED_SECONDS`` after its POST is removed, so that the next
+        attempt can post it.
 
         Raises
         ------
         Rejected
             It is another dl2d's.
         Unavailable
-            YARN does not say yet, or another user's service has the name. One that has been no application for long
-            after its POST never became one: it is removed.
+            YARN does not say yet, or another user's service has the name.
         """
         name = str(description["name"])
         listing = self._read_listing()
@@ -394,7 +396,7 @@ class YarnManager:
             problem = f"{running[0].id} of user {running[0].user} has it, and YARN allows a name once"
         elif (
             not listing.incomplete
-            and self._clock() - anchor.submitted >= _REMAINDER_SECONDS
+            and self._clock() - anchor.submitted >= _UNSTARTED_SECONDS
             # Another look right before: it may have become an application meanwhile.
             and read_service(self._client, name).use is ServiceUse.ENDED
         ):
@@ -426,8 +428,8 @@ class YarnManager:
             self._services.take_up(report.job)
             order = self._tasks.report(report)
             service = self._services.by_job.get(report.job)
-            is_end = report.role is Role.COORDINATOR and report.task == ANCHOR and bool(report.exit_code)
-            anchor = self._tasks.get(task_tag(report.job, ANCHOR)) if is_end else None
+            failed_anchor = report.role is Role.COORDINATOR and report.task == ANCHOR and bool(report.exit_code)
+            anchor = self._tasks.get(task_tag(report.job, ANCHOR)) if failed_anchor else None
             if anchor is not None and not anchor.live and service is not None and service.remove_at is None:
                 service.remove_at = 0.0  # else YARN would start it again
             return order
@@ -435,7 +437,8 @@ class YarnManager:
     def authenticate(self, rm_id: str, proof: str) -> Anchor:
         """Check that a container knows the secret of the service that its user posted; see docs/yarn.md.
 
-        Takes as long as the service's master needs to tell its description, so few containers of a user may wait.
+        Blocks until the service's ApplicationMaster has returned its description, for ``_DESCRIPTION_SECONDS`` at most.
+        Few containers of a user may wait for that; others try again.
         """
         application = self._services.applications.get(rm_id)
         user = application.user if application is not None else ""

@@ -53,9 +53,9 @@ class _RequestsAnswer(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Containers:
-    """Containers of an application without its master's, as YARN said when it was asked for them."""
+    """Containers of an application without its ApplicationMaster's, as YARN said when it was asked for them."""
 
-    #: Number of containers in the list of applications then, the master's included.
+    #: Number of containers in the list of applications then, the ApplicationMaster's included.
     listed: int = 0
     #: Id of each one's node.
     nodes: tuple[str, ...] = ()
@@ -123,7 +123,7 @@ class WatchedApplications:
             nodes = tuple(listing.node_names.get(node, node) for node in containers.nodes)
             static, waits = self._static_job(rule, application, replace(containers, nodes=nodes))
             state = application.state
-            # Its master is started again, or has yet to find a new ResourceManager; its containers run meanwhile.
+            # Its ApplicationMaster is started again, or has yet to find a new ResourceManager; containers still run.
             if state is RmJobState.PENDING and application.launched:
                 state = RmJobState.RUNNING
             yield RmJob(
@@ -192,5 +192,5 @@ class WatchedApplications:
         known = self._containers.get(application.id)
         if known is None or known.listed != application.containers or known.waiting > 0:
             return True
-        # A master asks for containers some seconds after YARN lists it as running.
+        # An ApplicationMaster asks for containers some seconds after YARN lists it as running.
         return application.id not in self._training

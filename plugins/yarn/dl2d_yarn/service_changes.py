@@ -36,11 +36,11 @@ _RETRY_SECONDS, _MAX_RETRY_SECONDS = 1.0, 30.0
 _FAILING_SECONDS: Final = 5.0
 #: Time between two rounds that also ask YARN what its lists do not say, seconds.
 LOOK_SECONDS: Final = 5.0
-#: A container that has not reported for so many report intervals, and at least so many seconds, is overdue.
-OVERDUE_INTERVALS, _OVERDUE_SECONDS = 5, 15.0
-#: A coordinator has failed if all its containers have ended and none has reported within so many times that time.
+#: A container is overdue if it has not reported for this many report intervals, and not for these seconds.
+_OVERDUE_INTERVALS, _OVERDUE_SECONDS = 5, 15.0
+#: A coordinator has failed if all its containers have ended and none has reported within this many times that time.
 _START_INTERVALS: Final = 4
-#: A container is given up if it has had no task for so many seconds and one with a higher number is busy.
+#: A container is given up if it has had no task for this time, in seconds, and one with a higher number is busy.
 IDLE_SECONDS: Final = 30.0
 #: Maximum number of services in a round that are asked why their containers wait, or that are removed after their end.
 _MAX_ASKED: Final = 5
@@ -48,6 +48,11 @@ _MAX_ASKED: Final = 5
 _COMMAND_RETRY_SECONDS, _ANY_COMMAND_RETRY_SECONDS = 600.0, 60.0
 #: Maximum time that the end of the daemon waits for a call under way, seconds.
 _CLOSE_SECONDS: Final = 5.0
+
+
+def overdue_seconds(settings: YarnSettings) -> float:
+    """Time without a report after which a container is overdue, seconds."""
+    return max(_OVERDUE_SECONDS, _OVERDUE_INTERVALS * settings.report_seconds)
 
 
 class ServiceChanger:
@@ -102,7 +107,7 @@ class ServiceChanger:
             self._thread.start()
 
     def allow(self, seconds: float) -> None:
-        """Allow changes for so many seconds from now; before the first call there are none."""
+        """Allow changes for this time from now, in seconds; before the first call there are none."""
         self._allowed_until = self._timer() + seconds
 
     def _is_allowed(self) -> bool:
@@ -178,7 +183,8 @@ class ServiceChanger:
         if self._described(service).use is not ServiceUse.FLEX:
             raise Unavailable(f"{service.name} cannot be resized yet")
         with self._lock:
-            # A request that changes nothing would hold the service in state FLEX.
+            # The description may have corrected the known sizes, and a request that changes nothing would hold the
+            # service in state FLEX.
             wanted = self._needed_sizes(service)
             if not wanted or not self._is_allowed():
                 return
@@ -187,13 +193,13 @@ class ServiceChanger:
         self._client.send("PUT", service_path(service.name), flex_request(wanted), do_as=service.user)
         with self._lock:
             for role, size in wanted.items():
-                self._tasks.component(service.job, role).asked = size
+                self._tasks.component(service.job, role).confirmed_size = size
         log.info("service resized", name=service.name, **{role.value: size for role, size in wanted.items()})
 
     def _needed_sizes(self, service: JobService) -> Mapping[Role, int]:
         """Number of containers that each component should have; empty if YARN has these already."""
         components = {role: self._tasks.update_wanted_size(service.job, role) for role in TASK_ROLES}
-        if all(component.asked == component.size for component in components.values()):
+        if all(component.confirmed_size == component.size for component in components.values()):
             return {}
         return {role: component.size for role, component in components.items()}
 
@@ -274,7 +280,7 @@ class ServiceChanger:
         all ended without a report, ``_START_INTERVALS`` times as long after its service began to run. After ``until``
         no service is asked any more.
         """
-        seconds = max(_OVERDUE_SECONDS, OVERDUE_INTERVALS * self._settings.report_seconds)
+        seconds = overdue_seconds(self._settings)
         by_job = self._services.by_job
         with self._lock:
             late = [(by_job.get(job), tasks) for job, tasks in self._tasks.overdue(seconds).items()]
@@ -292,7 +298,7 @@ class ServiceChanger:
         found = []
         for service in self._services.by_job.values():
             if service.state is not RmJobState.RUNNING:
-                service.running_since = None  # in its queue, where its master may also be started again
+                service.running_since = None  # in its queue, where its ApplicationMaster may also be started again
                 continue
             began = service.running_since = service.running_since or self._timer()
             if service.job in jobs and began < since and service.remove_at is None:
@@ -319,11 +325,11 @@ class ServiceChanger:
                     task.end(RmJobState.LOST, f"{task.container} is gone", self._timer())
 
     def _end_unstarted(self, service: JobService) -> None:
-        """End a job whose coordinator's containers end before they report: YARN may never find a better node."""
+        """End a job whose coordinator's containers end before they report: YARN would start them again and again."""
         dead = self._described(service).dead.get(Role.COORDINATOR.value)
-        anchor = self._tasks.get(task_tag(service.job, ANCHOR))
-        if dead and anchor is not None:
-            with self._lock:
+        with self._lock:
+            anchor = self._tasks.get(task_tag(service.job, ANCHOR))
+            if dead and anchor is not None:
                 reason = f"its coordinator's container {dead[-1]} ended before it reported to dl2d; see its log in YARN"
                 anchor.end(RmJobState.FAILED, reason, self._timer())
                 service.remove_at = 0.0

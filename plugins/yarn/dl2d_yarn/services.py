@@ -29,7 +29,7 @@ class JobService:
     queue: str = ""
     #: When it started, seconds since 1970.
     started: int = 0
-    #: Whether its name is dl2d's mark.
+    #: Whether dl2d posted it, as its name says.
     tagged: bool = False
     state: RmJobState = RmJobState.PENDING
     #: When it is to be removed; None: it is not to be removed. Seconds on a monotonic clock, as are the times below.
@@ -124,7 +124,7 @@ class Services:
             if service.application not in ("", application.id):
                 if application.state.ended:
                     continue
-                # What was to become of the one that has ended is not to become of this one.
+                # ``remove_at`` of the ended service of this name is not carried over.
                 service = self.by_job[job] = JobService(job, application.name)
             present.add(job)
             service.application, service.state = application.id, application.state
@@ -150,7 +150,7 @@ class Services:
         jobs = {service.application: service.job for service in self.by_job.values()}
         live = [each for each in self.applications.values() if each.is_service and not each.state.ended]
         keys = ((each, jobs.get(each.id) or self.key(each)) for each in live)
-        # One of the containers is the master's.
+        # One of the containers is the ApplicationMaster's.
         return frozenset(
             each.id
             for each, job in keys

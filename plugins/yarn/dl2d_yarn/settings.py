@@ -35,7 +35,7 @@ class YarnStaticJobRule(StaticJobRule):
     queue: Words
     type: Words = "*"
     tags: Words = "*"
-    #: What counts as a worker: a container (except the application's master), or a unit of a resource (``gpu``).
+    #: What counts as a worker: a container (except the ApplicationMaster), or a unit of a resource (``gpu``).
     size: Annotated[str, Text(64, SIZE, "containers or a resource such as gpu")] = CONTAINERS
 
     def takes(self, *features: str) -> bool:

@@ -31,7 +31,7 @@ FINAL_STATUSES: Final[Mapping[str, RmJobState]] = MappingProxyType(
         "FAILED": RmJobState.FAILED,
         "KILLED": RmJobState.CANCELLED,
         "ENDED": RmJobState.CANCELLED,  # stopped by a user: nothing says that it had done its work
-        "UNDEFINED": RmJobState.FAILED,  # its master went away without a word
+        "UNDEFINED": RmJobState.FAILED,  # its ApplicationMaster ended without a final status
     }
 )
 
@@ -63,7 +63,7 @@ class ServiceUse(enum.StrEnum):
 #: ``ServiceState``.
 SERVICE_STATES: Final[Mapping[str, ServiceUse]] = MappingProxyType(
     {
-        "ACCEPTED": ServiceUse.WAIT,  # also while its master is restarted, and after a fail-over
+        "ACCEPTED": ServiceUse.WAIT,  # also while its ApplicationMaster is restarted, and after a fail-over
         "STARTED": ServiceUse.FLEX,
         "STABLE": ServiceUse.FLEX,
         "FLEX": ServiceUse.FLEX,
