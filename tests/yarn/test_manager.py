@@ -29,6 +29,7 @@ from dl2d_yarn.service_file import posted_description
 from dl2d_yarn.settings import YarnSettings
 
 JOB = JobKey("yarn", "7", 1_795_581_700)
+OTHER = JobKey("yarn", "8", 1_795_581_701)
 NAME = "dl2-7-1795581700"
 ENVIRONMENT = {"DL2_DAEMON": "http://head:8290", "DL2_JOB": JOB.slug, "DL2_CREDENTIAL": "ab" * 32, "API_KEY": "hunter2"}
 OWNER = Owner("dl2d", 990, 990)
@@ -752,6 +753,26 @@ def test_a_container_without_a_task_counts_as_free(yarn: FakeYarn, manager: Yarn
     assert {first, second} <= {job.handle for job in manager.listing().jobs}
 
 
+def test_only_its_own_job_can_use_a_container_without_a_task(yarn: FakeYarn, manager: YarnManager) -> None:
+    handle = started(manager)
+    for name in ("worker-1", "worker-2"):
+        manager.submit(task(name))
+    wait_until(lambda: yarn.flexes == [{"worker": 2, "ps": 0}])
+    manager.report_container(report("worker-0", 3))
+    manager.report_container(report("worker-1", 4))
+    other = manager.submit(structs.replace(anchor(), job=OTHER, tag=task_tag(OTHER, "anchor")))
+    assert manager.listing().growth_limits == ()
+    manager.report_container(report("worker-0", 3, task="worker-1", exit_code=1))
+    listing = manager.listing()
+    free = Resources.total(node.capacity.minus(node.used) for node in listing.nodes)
+    idle = task("worker-1").demand
+    (limit,) = listing.growth_limits
+    assert handle not in limit.anchors
+    assert limit.anchors == {other}
+    assert limit.left == {"cpu": free.get("cpu") - idle.get("cpu")}
+    assert limit.reason == f"the rest is in containers without a task of job {JOB.id}, which YARN keeps for it"
+
+
 def test_the_time_of_a_service_in_its_queue_does_not_count_against_its_coordinator(yarn: FakeYarn) -> None:
     now = [1_795_581_800.0]
     manager = yarn.manager(lambda: now[0])
@@ -1135,6 +1156,24 @@ def test_a_service_that_yarn_does_not_find_once_is_removed_later(yarn: FakeYarn)
         wait_until(lambda: any("lists its application" in str(entry) for entry in logs))
     yarn.instead = lambda _request: None
     now[0] += 60
+    wait_until(lambda: NAME not in yarn.posted)
+    manager.close()
+
+
+def test_a_service_whose_removal_had_no_effect_is_removed_again(yarn: FakeYarn) -> None:
+    now = [1_795_581_800.0]
+    manager = yarn.manager(lambda: now[0])
+    manager.listing()
+    handle = started(manager)
+    done = httpx2.Response(200, json={"diagnostics": "Successfully destroyed service"})
+    yarn.instead = lambda request: done if request.method == "DELETE" else None
+    asked = f"DELETE /app/v1/services/{NAME}"
+    manager.stop(identities(manager, handle), 0.0)
+    wait_until(lambda: asked in yarn.calls)
+    wait_for_rounds(manager)
+    assert yarn.calls.count(asked) == 1
+    yarn.instead = lambda _request: None
+    now[0] += service_changes.REMOVE_AGAIN_SECONDS
     wait_until(lambda: NAME not in yarn.posted)
     manager.close()
 

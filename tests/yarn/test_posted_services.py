@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -144,6 +146,30 @@ def test_an_application_that_is_not_known_is_looked_for_once_in_a_while(yarn: Fa
     assert yarn.calls == ["GET /ws/v1/cluster/apps", "GET /ws/v1/cluster/nodes"]
     now[0] += 5
     assert manager.authenticate(application, service["configuration"]["env"]["DL2_PROOF"]).handle == application
+    manager.close()
+
+
+def test_one_listing_at_a_time_is_read_for_applications_that_are_not_known(yarn: FakeYarn) -> None:
+    """Otherwise anybody could have the daemon wait for YARN in all places of its API."""
+    now = [1_795_581_800.0]
+    manager = yarn.manager(lambda: now[0])
+    manager.listing()
+    asked, goes_on = threading.Event(), threading.Event()
+
+    def slow(request: httpx2.Request) -> None:
+        if request.url.path.endswith("/apps"):
+            asked.set()
+            assert goes_on.wait(30)
+
+    yarn.instead = slow
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(manager.authenticate, "application_1_0001", "x")
+        assert asked.wait(30)
+        now[0] += 60
+        with pytest.raises(Unavailable, match="YARN is asked again"):
+            manager.authenticate("application_1_0002", "x")
+        goes_on.set()
+        assert isinstance(first.exception(30), NotFound)
     manager.close()
 
 

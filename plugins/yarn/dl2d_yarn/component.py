@@ -60,6 +60,10 @@ class Component:
         """Whether a container at this position may be given tasks."""
         return position < self.wanted and position not in self.decommissioned
 
+    def usable_idle(self, since: float) -> list[Idle]:
+        """Containers that have reported no task since then, seconds, and may be given one."""
+        return [idle for place, idle in self.idle.items() if place < self.wanted and idle.reported >= since]
+
     def is_former(self, report: ContainerReport) -> bool:
         """Whether another container or process has reported from the position since: the report has come late."""
         older = start_order(report.container) < start_order(self.newest.get(report.instance, ""))

@@ -246,15 +246,15 @@ class ContainerTasks:
         since = self._timer() - seconds
         room: dict[str, list[Resources]] = {}
         for component in self._components.values():
-            for position, idle in component.idle.items():
-                if position < component.wanted and idle.reported >= since:
-                    room.setdefault(idle.node, []).append(component.demand)
+            for idle in component.usable_idle(since):
+                room.setdefault(idle.node, []).append(component.demand)
         return {node: Resources.total(demands) for node, demands in room.items()}
 
-    def idle_demand(self, job: JobKey) -> Resources:
-        """Resources of a job's containers without a task."""
-        components = (self.component(job, role) for role in Role)
-        return Resources.total(component.demand * len(component.idle) for component in components)
+    def idle_demand(self, job: JobKey, seconds: float) -> Resources:
+        """Resources of a job's containers that reported no task within this time."""
+        since = self._timer() - seconds
+        components = self._of_all_roles(job)
+        return Resources.total(each.demand * len(each.usable_idle(since)) for each in components)
 
     def reported(self, job: JobKey) -> int:
         """Number of a job's containers that have reported."""

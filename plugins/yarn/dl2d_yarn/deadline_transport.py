@@ -118,6 +118,9 @@ class _Backend(httpcore2.SyncBackend):
 class DeadlineTransport(httpx2.HTTPTransport):
     """httpx2's transport over connections that keep to a deadline.
 
+    httpx2 has no parameter for the network below it, so its pool of connections is replaced: ``_pool``, which is
+    private to it; a version that renames it fails the tests of this module.
+
     Parameters
     ----------
     deadline

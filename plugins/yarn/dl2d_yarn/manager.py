@@ -14,7 +14,7 @@ from typing import Any, Final
 import structlog
 from msgspec import structs
 
-from dl2d.core.cluster import Node, task_tag
+from dl2d.core.cluster import Node, NodeState, task_tag
 from dl2d.core.errors import Denied, NotFound, Rejected, RequestError, ResourceManagerError, Unavailable, Waiting
 from dl2d.core.jobs import Role
 from dl2d.core.resource_manager import (
@@ -32,6 +32,7 @@ from dl2d.core.resources import Resources
 from dl2d_yarn.container_tasks import ContainerTasks, Task
 from dl2d_yarn.listing import (
     SERVICES_PATH,
+    Application,
     ClusterListing,
     read_listing,
     read_service,
@@ -139,7 +140,8 @@ class YarnManager:
         #: When YARN was listed first, and whether all containers have had the time to report since.
         self._listed_at: float | None = None
         self._settled = False
-        self._looked_at = -math.inf
+        #: When a listing was read last for an application that was not known, and whether one is being read.
+        self._looked_at, self._looking_up = -math.inf, False
         #: Number of containers of each user's services that are being authenticated.
         self._authenticating: Counter[str] = Counter()
         #: Says each remark once, of the last ``_MAX_REPORTED`` different ones.
@@ -192,7 +194,8 @@ class YarnManager:
             jobs += [*self._tasks.listed(listing.node_names), *self._watched.jobs(listing, own)]
             nodes = self._with_idle_room(listing, self._with_limits(listing.nodes))
             return RmListing(
-                at, nodes, tuple(jobs), incomplete=listing.incomplete, growth_limits=tuple(self._growth_limits()),
+                at, nodes, tuple(jobs), incomplete=listing.incomplete,
+                growth_limits=(*self._queue_limits(), *self._idle_limits(nodes)),
                 unreported=self._services.unreported(),
             )  # fmt: skip
 
@@ -223,9 +226,8 @@ class YarnManager:
     def _check_nodes(self, listing: ClusterListing, now: float) -> None:
         """Refuse, for ``node_return_seconds``, a list in which nodes are missing that were there, up or down.
 
-        After a restart of the ResourceManager nodes register again; otherwise jobs would shrink to fit the
-        first ones. After
-        a restart of the daemon too, those were there on which containers report that they run.
+        After a restart of the ResourceManager nodes register again; otherwise jobs would shrink to fit the first ones.
+        After a restart of the daemon too, those were there on which containers report that they run.
         """
         before = self._node_ids if self._settled else self._tasks.nodes()
         missing = before - listing.node_names.keys()
@@ -257,14 +259,29 @@ class YarnManager:
                 self._report_once(f"queue {queue} is not among the scheduler's queues: its limits are not known")
         return rooms
 
-    def _growth_limits(self) -> Iterator[GrowthLimit]:
+    def _queue_limits(self) -> Iterator[GrowthLimit]:
         """Limit for each queue and user. The free resources of the nodes show only the sum of all limits."""
-        rooms = self._queue_rooms()
+        rooms, overdue = self._queue_rooms(), overdue_seconds(self._settings)
         for (queue, user), (headroom, services) in rooms.items() if len(rooms) > 1 else ():
-            idle = Resources.total(self._tasks.idle_demand(service.job) for service in services)
+            idle = Resources.total(self._tasks.idle_demand(each.job, overdue) for each in services)
             left = {resource: amount + idle.get(resource) for resource, amount in headroom.items()}
             anchors = frozenset(service.application for service in services)
             yield GrowthLimit(anchors, left, f"queue {queue} leaves no more to {user}")
+
+    def _idle_limits(self, nodes: Sequence[Node]) -> Iterator[GrowthLimit]:
+        """Limit for all other jobs where a job has containers without a task, which count as free: only it can use them.
+
+        It is what is free besides these containers, of ``nodes``, on which they count as free.
+        """
+        live = {service.application for service in self._services.by_job.values() if service.is_live} - {""}
+        free = Resources.total(node.capacity.minus(node.used) for node in nodes if node.state is NodeState.UP)
+        for job, service in self._services.by_job.items():
+            others = frozenset(live - {service.application})
+            idle = self._tasks.idle_demand(job, overdue_seconds(self._settings))
+            if others and idle.thousandths:
+                left = {name: max(0.0, free.get(name) - idle.get(name)) for name, _ in idle.thousandths}
+                reason = f"the rest is in containers without a task of job {job.id}, which YARN keeps for it"
+                yield GrowthLimit(others, left, reason)
 
     def _with_limits(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """The nodes with no more free than the queues leave."""
@@ -353,7 +370,7 @@ class YarnManager:
             anchor.submitted = self._clock()  # YARN may have begun to start it
             raise
         except Rejected as error:
-            if "already exist" not in error.said.lower() and "in use" not in error.said.lower():
+            if "already exist" not in error.said.lower():
                 raise
             application, size = self._find_posted(anchor, description, error), None
         with self._lock:
@@ -440,26 +457,23 @@ class YarnManager:
         Blocks until the service's ApplicationMaster has returned its description, for ``_DESCRIPTION_SECONDS`` at most.
         Few containers of a user may wait for that; others try again.
         """
-        application = self._services.applications.get(rm_id)
-        user = application.user if application is not None else ""
+        application = self._services.applications.get(rm_id) or self._look_up(rm_id)
+        user = application.user
         with self._lock:
             if self._authenticating[user] >= _MAX_AUTHENTICATED:
                 raise Unavailable(f"{rm_id[:80]}: other containers of user {user} are being authenticated")
             self._authenticating[user] += 1
         try:
-            return self._authenticate(rm_id, proof)
+            return self._authenticate(application, proof)
         finally:
             with self._lock:
                 self._authenticating[user] -= 1
                 self._authenticating += Counter()  # leaves out what is 0
 
-    def _authenticate(self, rm_id: str, proof: str) -> Anchor:
-        application = self._services.applications.get(rm_id)
-        if application is None:
-            self._look_up(rm_id)
-            application = self._services.applications.get(rm_id)
-        if application is None or application.state.ended or not application.is_service:
-            raise NotFound(f"{rm_id[:80]}: YARN knows no such service that has not ended")
+    def _authenticate(self, application: Application, proof: str) -> Anchor:
+        rm_id = application.id
+        if application.state.ended or not application.is_service:
+            raise NotFound(f"{rm_id}: YARN knows no such service that has not ended")
         service = read_service(self._descriptions, application.name, do_as=application.user)
         if service.use is ServiceUse.WAIT:
             raise Unavailable(f"{rm_id}: YARN does not tell the description of service {application.name} yet")
@@ -478,15 +492,30 @@ class YarnManager:
         script = "".join(f'#DL2 {key}="{text}"\n' for key, text in request.items())
         return Anchor(key=job, owner=owner_of(application.user), name=application.name, script=script, handle=rm_id)
 
-    def _look_up(self, rm_id: str) -> None:
-        """Read a listing for an application that is not known. Anybody may name one, so this is done rarely."""
+    def _look_up(self, rm_id: str) -> Application:
+        """Read a listing for an application that is not known. Anybody may name one: one at a time is read, and rarely.
+
+        Raises
+        ------
+        NotFound
+            YARN does not list it.
+        Unavailable
+            A listing was read just before, or is being read.
+        """
         with self._lock:
-            if self._timer() - self._looked_at < _LOOK_UP_SECONDS:
+            if self._looking_up or self._timer() - self._looked_at < _LOOK_UP_SECONDS:
                 raise Unavailable(f"{rm_id[:80]}: not known; YARN is asked again in {_LOOK_UP_SECONDS:g} s at most")
-            self._looked_at = self._timer()
-        listing = self._read_listing()
+            self._looking_up, self._looked_at = True, self._timer()
+        try:
+            listing = self._read_listing()
+        finally:
+            self._looking_up = False
         with self._lock:
             self._services.add_applications(listing)
+        application = self._services.applications.get(rm_id)
+        if application is None:
+            raise NotFound(f"{rm_id[:80]}: YARN knows no such service that has not ended")
+        return application
 
     def close(self) -> None:
         """End the thread that changes services; running jobs go on."""

@@ -41,18 +41,18 @@ class _Problem(msgspec.Struct):
     remote: _RemoteException = msgspec.field(name="RemoteException", default_factory=_RemoteException)
 
 
-#: What the Services interface says, with status 500, of requests that can never be carried out. It answers 500 to any
-#: exception, also to those that pass, such as that of a NameNode in safe mode: what is not named here is tried again.
+#: What the Services interface says, with status 500, of requests that can never be carried out, and the class of Hadoop
+#: 3.4.2 that says it. The interface answers 500 to any exception, also to those that pass, such as that of a NameNode in
+#: safe mode: what is not named here is tried again.
 _FAULTS_OF_REQUESTS: Final = (
-    "unknown queue",
-    "permission to submit",
-    "larger than configured max",  # containers above the maximum allocation
-    "invalidresourcerequest",
-    "invalid resource request",
-    "invalidlabelresourcerequest",
-    "already exist",
-    "in use",
-    "doesn't exist",
+    "unknown queue",  # CapacityScheduler
+    "does not have permission to submit",  # CapacityScheduler, FairScheduler, RMAppManager
+    "is larger than configured max",  # ServiceApiUtil: containers above the maximum allocation
+    "invalidresourcerequest",  # exceptions of SchedulerUtils and RMAppManager
+    "invalid resource request",  # SchedulerUtils, RMAppManager
+    "invalidlabelresourcerequest",  # exception of SchedulerUtils
+    "already exist",  # ErrorStrings, ServiceClient, RestApiErrorMessages: of the name
+    "doesn't exist",  # ServiceClient: no service of this name
 )
 
 

@@ -27,6 +27,8 @@ from dl2d_yarn.states import ServiceUse
 
 log = structlog.get_logger(__name__)
 
+#: Time after which the removal of a service is tried again whose application is still listed as live, seconds.
+REMOVE_AGAIN_SECONDS: Final = 30.0
 #: Time between two rounds, seconds.
 _ROUND_SECONDS: Final = 0.2
 #: Time from a failure to the next attempt, doubled with each further failure in a row, and its maximum, seconds.
@@ -260,6 +262,10 @@ class ServiceChanger:
             if "doesn't exist" not in error.said:
                 raise
             self._check_gone(service, error)
+        if not service.state.ended:
+            # It may go on all the same: it counts as removed once its application is listed as ended.
+            service.retry_at = self._timer() + REMOVE_AGAIN_SECONDS
+            return
         with self._lock:
             service.removed = True
         log.info("service removed", name=service.name)

@@ -34,7 +34,7 @@ class JobService:
     state: RmJobState = RmJobState.PENDING
     #: When it is to be removed; None: it is not to be removed. Seconds on a monotonic clock, as are the times below.
     remove_at: float | None = None
-    #: Whether YARN has removed it.
+    #: Whether YARN has removed it, and its application is listed as ended.
     removed: bool = False
     #: Number of failures in a row to change it or to ask for its description, and when the next attempt is due.
     failures: int = 0

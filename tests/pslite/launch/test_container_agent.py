@@ -31,6 +31,7 @@ ENVIRONMENT = {
     "NM_HOST": "n1",
     "NM_PORT": "45000",
 }
+REFUSAL = b'{"error": "there is no job yarn.1.2"}'
 
 
 class Scheduler:
@@ -51,7 +52,7 @@ class Scheduler:
             def do_POST(self) -> None:
                 report = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 scheduler.reports.append({**report, "credential": self.headers["Authorization"], "path": self.path})
-                content = scheduler.order(report) if scheduler.status == 200 else b"{}"
+                content = scheduler.order(report) if scheduler.status == 200 else REFUSAL
                 if self.path == "/v1/register":
                     content = json.dumps(scheduler.registration).encode()
                 self.send_response(scheduler.status)
@@ -211,7 +212,8 @@ def test_a_container_that_the_scheduler_does_not_know_any_more_ends_but_not_whil
     (scheduler.cwd / "go").touch()
     _, said = process.communicate(timeout=20)
     assert process.returncode == 2
-    assert "it does not know job yarn.1.2 or its credential" in said
+    assert "of job yarn.1.2, for" in said
+    assert said.endswith("its last answer: there is no job yarn.1.2 (HTTP status 404)\n")
     assert scheduler.ended("worker-1") == 0
 
 

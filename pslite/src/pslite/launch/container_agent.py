@@ -29,7 +29,7 @@ import msgspec
 import psutil
 
 from pslite.errors import UsageError
-from pslite.launch.daemon_http import open_url
+from pslite.launch.daemon_http import error_text, open_url
 from pslite.launch.registration import Registration, register
 from pslite.launch.resource_usage import family
 from pslite.launch.signals import ENDING, handled
@@ -166,8 +166,9 @@ class ContainerAgent:
         #: Address of the coordinator with which the task that runs was started, and whether it is to be started again.
         self._coordinator = ""
         self._again = False
-        #: When the scheduler began to answer nothing but refusals.
+        #: When the scheduler began to answer nothing but refusals, and the last one.
         self._refused_since: float | None = None
+        self._refusal = ""
 
     def run(self) -> int:
         """Run tasks until the container is asked to end; a coordinator's ends with its task, with the same status.
@@ -208,8 +209,8 @@ class ContainerAgent:
         """End a container without a task that the scheduler has refused for long: it holds resources for nothing."""
         if self._refused_since is not None and time.monotonic() - self._refused_since >= REFUSED_SECONDS:
             raise UsageError(
-                f"the scheduler at {self._place.daemon} has refused all reports of {self._place.container} for "
-                f"{REFUSED_SECONDS / 60:g} minutes: it does not know job {self._place.job} or its credential"
+                f"the scheduler at {self._place.daemon} has refused all reports of {self._place.container}, of job "
+                f"{self._place.job}, for {REFUSED_SECONDS / 60:g} minutes; its last answer: {self._refusal}"
             )
 
     def _register(self) -> Registration:
@@ -335,8 +336,8 @@ class ContainerAgent:
             with open_url(request, _HTTP_SECONDS) as response:
                 order = msgspec.json.decode(response.read(_MAX_REPLY), type=_Order)
         except urllib.error.HTTPError as error:
-            self._say(f"the scheduler answered {error.code} to a report of {place.container}")
-            error.close()
+            self._refusal = f"{error_text(error)} (HTTP status {error.code})"
+            self._say(f"the scheduler refused a report of {place.container}: {self._refusal}")
             if error.code in _REFUSALS:
                 self._refused_since = time.monotonic() if refused_since is None else refused_since
             return None

@@ -7,16 +7,21 @@ import ipaddress
 import os
 import re
 import ssl
+import urllib.error
 import urllib.parse
 import urllib.request
 from functools import lru_cache
 from typing import Any
+
+import msgspec
 
 from pslite.errors import UsageError
 
 #: variable with the certificate of the daemon, or of the authority that signed it: path (PEM), or `certificate_text`
 CERTIFICATE_VARIABLE = "DL2_DAEMON_CERTIFICATE"
 _TEXT = "der:"
+#: maximum length of an answer that refuses a request, in bytes
+_MAX_ERROR = 65536
 _PEM = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
@@ -24,6 +29,16 @@ def open_url(request: urllib.request.Request, timeout: float) -> Any:
     """Send a request, over TLS where the URL is https; raises OSError and `urllib.error.HTTPError` as urllib does."""
     context = _context(os.environ.get(CERTIFICATE_VARIABLE, "")) if request.type == "https" else None
     return urllib.request.urlopen(request, timeout=timeout, context=context)  # noqa: S310  (http or https: checked)
+
+
+def error_text(error: urllib.error.HTTPError) -> str:
+    """Read what the daemon says of a request that it refuses, or else its HTTP status, and close the connection."""
+    with error:
+        data = error.read(_MAX_ERROR)
+    try:
+        return str(msgspec.json.decode(data, type=dict[str, object])["error"])
+    except (msgspec.MsgspecError, KeyError):
+        return f"{error.code} {error.reason}"
 
 
 def check_private(daemon: str) -> None:

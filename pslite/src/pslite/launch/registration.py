@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from pslite.errors import UsageError
-from pslite.launch.daemon_http import check_private, open_url
+from pslite.launch.daemon_http import check_private, error_text, open_url
 
 _REGISTER_SECONDS = 300.0
 
@@ -49,7 +49,7 @@ def register(daemon: str, body: Callable[[], Mapping[str, object]], say: Callabl
             with open_url(request, 30) as response:
                 return msgspec.json.decode(response.read(1 << 20), type=Registration)
         except urllib.error.HTTPError as error:
-            text = _error_text(error)
+            text = error_text(error)
             if error.code not in (429, 503):
                 raise UsageError(f"the scheduler refused this job: {text}") from None
             reason = text
@@ -60,12 +60,3 @@ def register(daemon: str, body: Callable[[], Mapping[str, object]], say: Callabl
         say(f"the scheduler at {daemon} is not available ({reason}); trying again")
         time.sleep(pause)
         pause = min(15.0, 2 * pause)
-
-
-def _error_text(error: urllib.error.HTTPError) -> str:
-    with error:
-        data = error.read(65536)
-    try:
-        return str(msgspec.json.decode(data, type=dict[str, object])["error"])
-    except (msgspec.MsgspecError, KeyError):
-        return f"{error.code} {error.reason}"
