@@ -269,7 +269,7 @@ class YarnManager:
             yield GrowthLimit(anchors, left, f"queue {queue} leaves no more to {user}")
 
     def _idle_limits(self, nodes: Sequence[Node]) -> Iterator[GrowthLimit]:
-        """Limit for all other jobs where a job has containers without a task, which count as free: only it can use them.
+        """Limit for all other jobs where a job has containers without a task, which count as free but only it can use.
 
         It is what is free besides these containers, of ``nodes``, on which they count as free.
         """

@@ -41,9 +41,9 @@ class _Problem(msgspec.Struct):
     remote: _RemoteException = msgspec.field(name="RemoteException", default_factory=_RemoteException)
 
 
-#: What the Services interface says, with status 500, of requests that can never be carried out, and the class of Hadoop
-#: 3.4.2 that says it. The interface answers 500 to any exception, also to those that pass, such as that of a NameNode in
-#: safe mode: what is not named here is tried again.
+#: What the Services interface says, with status 500, of requests that can never be carried out, and the classes of
+#: Hadoop 3.4.2 that say it. The interface answers 500 to any exception, also to those that pass, such as that of a
+#: NameNode in safe mode: what is not named here is tried again.
 _FAULTS_OF_REQUESTS: Final = (
     "unknown queue",  # CapacityScheduler
     "does not have permission to submit",  # CapacityScheduler, FairScheduler, RMAppManager

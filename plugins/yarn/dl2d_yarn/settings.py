@@ -51,8 +51,8 @@ class YarnSettings(Record):
     cluster: Annotated[str, Text(64, "[A-Za-z0-9_-]+", "up to 64 letters, digits, _ or -")] = "yarn"
     #: Web addresses of the ResourceManagers; a standby's redirects are followed to these only.
     addresses: Annotated[tuple[_Address, ...], Items(16)]
-    #: User name that is sent where the cluster has simple authentication; "" is the first part of the principal where one
-    #: is set, else the account of the daemon.
+    #: User name that is sent where the cluster has simple authentication; "" is the first part of the principal where
+    #: one is set, else the account of the daemon.
     user: Annotated[str, Text(64, "[A-Za-z_][A-Za-z0-9_.-]*", "a user name")] = ""
     #: Kerberos principal of the daemon where the ResourceManager demands SPNEGO; "" for simple authentication.
     principal: Annotated[str, Text(300, r"[^\s@/]+(/[^\s@/]+)?@[^\s@/]+", "a principal such as dl2d/head@REALM")] = ""
