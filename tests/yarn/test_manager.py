@@ -770,7 +770,7 @@ def test_only_its_own_job_can_use_a_container_without_a_task(yarn: FakeYarn, man
     assert handle not in limit.anchors
     assert limit.anchors == {other}
     assert limit.left == {"cpu": free.get("cpu") - idle.get("cpu")}
-    assert limit.reason == f"the rest is in containers without a task of job {JOB.id}, which YARN keeps for it"
+    assert limit.reason == f"the containers without a task of job {JOB.id} are room for that job only"
 
 
 def test_the_time_of_a_service_in_its_queue_does_not_count_against_its_coordinator(yarn: FakeYarn) -> None:

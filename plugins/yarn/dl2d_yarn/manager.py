@@ -280,7 +280,7 @@ class YarnManager:
             idle = self._tasks.idle_demand(job, overdue_seconds(self._settings))
             if others and idle.thousandths:
                 left = {name: max(0.0, free.get(name) - idle.get(name)) for name, _ in idle.thousandths}
-                reason = f"the rest is in containers without a task of job {job.id}, which YARN keeps for it"
+                reason = f"the containers without a task of job {job.id} are room for that job only"
                 yield GrowthLimit(others, left, reason)
 
     def _with_limits(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
