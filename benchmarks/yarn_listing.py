@@ -117,7 +117,7 @@ def main() -> None:
 
 def measure(address: str, pipe: Connection, options: argparse.Namespace) -> dict[str, float]:
     """Median seconds of a listing, its calls, and seconds of a plain client for the same answers."""
-    given = {"addresses": [address], "user": "dl2d", "runner": "/opt/dl2/bin/dl2-run", "report_seconds": 60}
+    given = {"addresses": [address], "user": "dl2d", "runner": "/opt/dl2/bin/dl2-run"}
     manager = YarnManager(YarnSettings.parse(given), clock=time.time)
     manager.listing()
     jobs = [JobKey("yarn", str(number), 1_795_581_700) for number in range(1, options.services + 1)]

@@ -29,6 +29,7 @@ from dl2d.daemon.api.admission import Admission
 from dl2d.daemon.api.application import create_api
 from dl2d.daemon.api.connections import HEARTBEATS_PER_SECOND, ConnectionLimits, RateLimiter
 from dl2d.daemon.api.dependencies import ManagerAccess, Services
+from dl2d.daemon.api.heartbeat import heartbeat_interval
 from dl2d.daemon.api.server import ApiServer
 from dl2d.daemon.credentials import load_credentials
 from dl2d.daemon.health import Health
@@ -102,6 +103,8 @@ class Daemon(AbstractContextManager["Daemon"]):
         self._again, self._ticking = threading.Event(), threading.Event()
         self._service = ServiceManager()
         self._state = TickState()
+        #: Number of jobs in the last tick.
+        self._live_jobs = 0
         self._health = Health(timer, self._stuck_after(settings))
         self._last_done = timer()
         self._tick_log = TickLog()
@@ -152,7 +155,9 @@ class Daemon(AbstractContextManager["Daemon"]):
                 credentials=credentials,
                 task_specs=self._task_specs,
                 clock=clock,
-                heartbeat_seconds=settings.api.heartbeat_seconds,
+                heartbeat_seconds=lambda: heartbeat_interval(
+                    settings.api.heartbeat_seconds, self._live_jobs, self._settings.jobs.silent_seconds
+                ),
                 starts_anchors=capabilities.starts_anchors,
                 mode=lambda: self._context.mode,
                 health=self._health,
@@ -325,6 +330,7 @@ class Daemon(AbstractContextManager["Daemon"]):
         if len(report.outcome.started) < len(report.plan.starts) and not report.outcome.failures:
             self.wake()  # it had no time to submit them all
         snapshot = report.snapshot
+        self._live_jobs = len(snapshot.jobs)
         status = f"slot {snapshot.slot}: {len(snapshot.jobs)} jobs, {len(snapshot.tasks)} tasks"
         self._status = status if report.mode is Mode.LIVE else f"{report.mode}, {status}"
         return report

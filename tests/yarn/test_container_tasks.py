@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resource_manager import ContainerOrder, ContainerReport, RmJobState
-from dl2d_yarn.container_tasks import KEEP_ENDED_SECONDS, ContainerTasks, Task
+from dl2d_yarn.container_tasks import KEEP_ENDED_SECONDS, MAX_REPORTS_PER_SECOND, ContainerTasks, Task
 
 JOB = JobKey("yarn", "1", 1_795_581_700)
 FIRST = "container_1795581702976_0001_01_%06d"
@@ -155,7 +155,7 @@ def test_a_coordinator_goes_on_when_its_container_ends_or_is_silent(board: Trial
     assert board.report(0, 2, role=Role.COORDINATOR).task == "anchor"
     assert board.report(0, 2, role=Role.COORDINATOR, task="anchor", ending=True) == ContainerOrder(3.0)
     board.now += 3600
-    assert board.board.overdue(15) == {}
+    assert board.board.overdue() == {}
     assert task.state is RmJobState.RUNNING
     assert board.report(0, 7, role=Role.COORDINATOR, incarnation="b").task == "anchor"
 
@@ -314,6 +314,19 @@ def test_tasks_of_a_job_that_yarn_does_not_list_are_forgotten(board: Trial) -> N
     assert board.board.pending_anchors()
     board.board.forget([])
     assert not board.board.jobs()
+
+
+def test_many_containers_report_less_often(board: Trial) -> None:
+    board.add("worker-1")
+    assert board.report(0, 3) == ContainerOrder(3.0, task="worker-1")
+    for instance in range(2000):
+        board.report(instance, 4 + instance, role=Role.PS)
+    board.board.forget({JOB})
+    assert board.report(0, 3, task="worker-1").report_seconds == pytest.approx(2001 / MAX_REPORTS_PER_SECOND)
+    board.now += 49
+    assert board.board.overdue() == {}
+    board.now += 2
+    assert list(board.board.overdue()) == [JOB]
 
 
 def test_ended_tasks_stay_listed_for_a_while(board: Trial) -> None:

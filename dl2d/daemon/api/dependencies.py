@@ -147,7 +147,8 @@ class Services:
     task_specs: TaskSpecs
     #: Seconds since 1970.
     clock: Callable[[], float]
-    heartbeat_seconds: float
+    #: Time from a heartbeat of a coordinator to its next one, seconds.
+    heartbeat_seconds: Callable[[], float]
     starts_anchors: bool
     #: The daemon's present mode.
     mode: Callable[[], Mode]

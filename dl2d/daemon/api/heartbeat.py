@@ -25,6 +25,18 @@ _Text = Annotated[str, BeforeValidator(lambda said: said[:MAX_TEXT] if isinstanc
 _Count = Annotated[int, Field(ge=0, le=2**62)]
 _MIB = 1 << 20
 
+#: Heartbeats of all coordinators together in a second: each costs the daemon some milliseconds.
+MAX_PER_SECOND = 100
+
+
+def heartbeat_interval(configured: float, jobs: int, silent_seconds: float) -> float:
+    """Time from a heartbeat of a coordinator to its next one, seconds.
+
+    It is longer than configured where so many jobs would send more than ``MAX_PER_SECOND``, but so that a job does not
+    count as silent.
+    """
+    return min(max(configured, jobs / MAX_PER_SECOND), silent_seconds / 3)
+
 
 class _Message(BaseModel):
     # Unknown keys are let through: a newer runtime may say more than this daemon understands.

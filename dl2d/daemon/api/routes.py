@@ -133,7 +133,7 @@ def register(body: Registration, request: Request, services: Services = Depends(
         "job": anchor.key.slug,
         "credential": services.credentials.for_job(anchor.key),
         "token": services.credentials.token(anchor.key),
-        "heartbeat_seconds": services.heartbeat_seconds,
+        "heartbeat_seconds": services.heartbeat_seconds(),
         "static": static,
     }
 
@@ -162,7 +162,7 @@ def heartbeat(
     at = services.clock()
     if job.state.ended:
         # Cancelled, or ended as the resource manager says, and the coordinator does not know it yet.
-        return {"members": [], "stop": True, "heartbeat_seconds": services.heartbeat_seconds}
+        return {"members": [], "stop": True, "heartbeat_seconds": services.heartbeat_seconds()}
     if not services.taken.take(job.key, beat.sender, beat.number):
         raise HTTPException(409, "this heartbeat, or a later one of the same process, was taken before")
     # Tasks of a static job are its coordinator's own affair: the next tick sees which there are.
@@ -182,7 +182,7 @@ def heartbeat(
     return {
         "members": members if job.static else targets(services.store.tasks(live=True, job=job.key)),
         "stop": False,
-        "heartbeat_seconds": services.heartbeat_seconds,
+        "heartbeat_seconds": services.heartbeat_seconds(),
     }
 
 
@@ -259,7 +259,7 @@ def _has_lost_coordinator(report: ContainerBody, job: Job, task: Task, services:
     if has_joined or not report.coordinator or report.ending or report.exit_code == 0:
         return False
     silent_for = services.clock() - job.progress.at
-    is_silent = silent_for >= _SILENT_HEARTBEATS * services.heartbeat_seconds
+    is_silent = silent_for >= _SILENT_HEARTBEATS * services.heartbeat_seconds()
     return report.coordinator != job.address or (report.exit_code is not None and is_silent)
 
 

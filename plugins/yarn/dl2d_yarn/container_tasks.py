@@ -20,6 +20,10 @@ from dl2d_yarn.component import Component, Idle, start_order
 
 #: Ended tasks stay listed for this long, as do tasks of jobs that YARN does not list, seconds.
 KEEP_ENDED_SECONDS: Final = 900.0
+#: Number of reports of all containers together that the daemon takes in a second: each costs it about 2 ms.
+MAX_REPORTS_PER_SECOND: Final = 200
+#: A container is overdue if it has not reported for this many report intervals, and not for these seconds.
+_OVERDUE_INTERVALS, _OVERDUE_SECONDS = 5, 15.0
 _NUMBERS: Final = re.compile(r"[0-9]+")
 
 
@@ -92,15 +96,20 @@ class ContainerTasks:
     timer
         Seconds on a monotonic clock.
     report_seconds
-        Time between two reports of a container.
+        Minimum time between two reports of a container.
     """
 
     def __init__(self, timer: Callable[[], float], report_seconds: float) -> None:
         self._timer = timer
-        self._report_seconds = report_seconds
+        self._min_report_seconds = self._report_seconds = report_seconds
         self._tasks: dict[str, Task] = {}
         self._by_job: dict[JobKey, list[Task]] = {}
         self._components: dict[tuple[JobKey, Role], Component] = {}
+
+    @property
+    def overdue_seconds(self) -> float:
+        """Time without a report after which a container is overdue, seconds."""
+        return max(_OVERDUE_SECONDS, _OVERDUE_INTERVALS * self._report_seconds)
 
     def add(self, task: Task) -> None:
         """Add a task that waits for a container."""
@@ -238,21 +247,21 @@ class ContainerTasks:
         self.add(task)
         return task
 
-    def idle_room(self, seconds: float) -> Mapping[str, Resources]:
-        """Resources of containers that reported no task within this time, by the id of their node.
+    def idle_room(self) -> Mapping[str, Resources]:
+        """Resources of containers without a task that are not overdue, by the id of their node.
 
         They wait for their job's next task, so for this they are free.
         """
-        since = self._timer() - seconds
+        since = self._timer() - self.overdue_seconds
         room: dict[str, list[Resources]] = {}
         for component in self._components.values():
             for idle in component.usable_idle(since):
                 room.setdefault(idle.node, []).append(component.demand)
         return {node: Resources.total(demands) for node, demands in room.items()}
 
-    def idle_demand(self, job: JobKey, seconds: float) -> Resources:
-        """Resources of a job's containers that reported no task within this time."""
-        since = self._timer() - seconds
+    def idle_demand(self, job: JobKey) -> Resources:
+        """Resources of a job's containers without a task that are not overdue."""
+        since = self._timer() - self.overdue_seconds
         components = self._of_all_roles(job)
         return Resources.total(each.demand * len(each.usable_idle(since)) for each in components)
 
@@ -291,8 +300,8 @@ class ContainerTasks:
         found: dict[JobKey, list[tuple[Role, int]]] = {}
         for (job, role), component in self._components.items():
             for position, idle in component.idle.items():
-                alive = now - idle.reported < seconds <= now - idle.since
-                if alive and position < component.wanted and (job, role) not in waiting:
+                is_surplus = now - idle.reported < self.overdue_seconds and now - idle.since >= seconds
+                if is_surplus and position < component.wanted and (job, role) not in waiting:
                     found.setdefault(job, []).append((role, position))
         return found
 
@@ -383,12 +392,12 @@ class ContainerTasks:
         found = {job for (job, _), component in components if component.silent or component.surprising}
         return found | {task.job for task in self.waiting() if task.added < since}
 
-    def overdue(self, seconds: float) -> Mapping[JobKey, list[Task]]:
-        """Running tasks, without anchors, whose containers have not reported for this time, by job.
+    def overdue(self) -> Mapping[JobKey, list[Task]]:
+        """Running tasks, without anchors, whose containers are overdue, by job.
 
         An anchor goes on in the container that YARN starts in place of a lost one.
         """
-        limit = self._timer() - seconds
+        limit = self._timer() - self.overdue_seconds
         late: dict[JobKey, list[Task]] = {}
         for task in self._tasks.values():
             if task.live and task.container and task.role is not Role.COORDINATOR and task.reported < limit:
@@ -397,6 +406,8 @@ class ContainerTasks:
 
     def forget(self, present: Collection[JobKey]) -> None:
         """Forget tasks that ended long ago, and tasks and components of jobs that are not present any more.
+
+        The time between two reports then follows from the number of containers that are left.
 
         A task of such a job that has not ended was refused by YARN, or YARN forgot the job before its end was seen.
         """
@@ -412,6 +423,8 @@ class ContainerTasks:
         self._by_job = {job: tasks for job, tasks in self._by_job.items() if tasks}
         kept = {*present, *self._by_job}
         self._components = {key: component for key, component in self._components.items() if key[0] in kept}
+        containers = sum(len(component.newest) for component in self._components.values())
+        self._report_seconds = max(self._min_report_seconds, containers / MAX_REPORTS_PER_SECOND)
 
     def listed(self, names: Mapping[str, str]) -> Iterable[RmJob]:
         """The tasks, without anchors, as a resource manager lists them; ``names`` has the nodes' names by their ids."""

@@ -43,7 +43,7 @@ from dl2d_yarn.node_sizes import NodeSizes
 from dl2d_yarn.observed_jobs import WatchedApplications, owner_of
 from dl2d_yarn.queue_limits import QueueLimits, Queues, read_queues, sum_of, within_limits
 from dl2d_yarn.rest_client import RestClient
-from dl2d_yarn.service_changes import ServiceChanger, overdue_seconds
+from dl2d_yarn.service_changes import ServiceChanger
 from dl2d_yarn.service_file import (
     OF_JOB,
     PREFIX,
@@ -261,9 +261,9 @@ class YarnManager:
 
     def _queue_limits(self) -> Iterator[GrowthLimit]:
         """Limit for each queue and user. The free resources of the nodes show only the sum of all limits."""
-        rooms, overdue = self._queue_rooms(), overdue_seconds(self._settings)
+        rooms = self._queue_rooms()
         for (queue, user), (headroom, services) in rooms.items() if len(rooms) > 1 else ():
-            idle = Resources.total(self._tasks.idle_demand(each.job, overdue) for each in services)
+            idle = Resources.total(self._tasks.idle_demand(each.job) for each in services)
             left = {resource: amount + idle.get(resource) for resource, amount in headroom.items()}
             anchors = frozenset(service.application for service in services)
             yield GrowthLimit(anchors, left, f"queue {queue} leaves no more to {user}")
@@ -277,7 +277,7 @@ class YarnManager:
         free = Resources.total(node.capacity.minus(node.used) for node in nodes if node.state is NodeState.UP)
         for job, service in self._services.by_job.items():
             others = frozenset(live - {service.application})
-            idle = self._tasks.idle_demand(job, overdue_seconds(self._settings))
+            idle = self._tasks.idle_demand(job)
             if others and idle.thousandths:
                 left = {name: max(0.0, free.get(name) - idle.get(name)) for name, _ in idle.thousandths}
                 reason = f"the containers without a task of job {job.id} are room for that job only"
@@ -294,7 +294,7 @@ class YarnManager:
 
     def _with_idle_room(self, listing: ClusterListing, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """The nodes, on which containers without a task count as free."""
-        idle = self._tasks.idle_room(overdue_seconds(self._settings)).items()
+        idle = self._tasks.idle_room().items()
         room: dict[str, list[Resources]] = defaultdict(list)
         for node, free in idle:
             if node not in listing.lost_nodes:  # one that has restarted with another id has the same name

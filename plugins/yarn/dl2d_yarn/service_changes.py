@@ -38,8 +38,6 @@ _RETRY_SECONDS, _MAX_RETRY_SECONDS = 1.0, 30.0
 _FAILING_SECONDS: Final = 5.0
 #: Time between two rounds that also ask YARN what its lists do not say, seconds.
 LOOK_SECONDS: Final = 5.0
-#: A container is overdue if it has not reported for this many report intervals, and not for these seconds.
-_OVERDUE_INTERVALS, _OVERDUE_SECONDS = 5, 15.0
 #: A coordinator has failed if all its containers have ended and none has reported within this many times that time.
 _START_INTERVALS: Final = 4
 #: A container is given up if it has had no task for this time, in seconds, and one with a higher number is busy.
@@ -50,11 +48,6 @@ _MAX_ASKED: Final = 5
 _COMMAND_RETRY_SECONDS, _ANY_COMMAND_RETRY_SECONDS = 600.0, 60.0
 #: Maximum time that the end of the daemon waits for a call under way, seconds.
 _CLOSE_SECONDS: Final = 5.0
-
-
-def overdue_seconds(settings: YarnSettings) -> float:
-    """Time without a report after which a container is overdue, seconds."""
-    return max(_OVERDUE_SECONDS, _OVERDUE_INTERVALS * settings.report_seconds)
 
 
 class ServiceChanger:
@@ -286,12 +279,11 @@ class ServiceChanger:
         all ended without a report, ``_START_INTERVALS`` times as long after its service began to run. After ``until``
         no service is asked any more.
         """
-        seconds = overdue_seconds(self._settings)
         by_job = self._services.by_job
         with self._lock:
-            late = [(by_job.get(job), tasks) for job, tasks in self._tasks.overdue(seconds).items()]
+            late = [(by_job.get(job), tasks) for job, tasks in self._tasks.overdue().items()]
             anchors = {task.job for task in self._tasks.pending_anchors() if not task.adopted}
-            unstarted = self._unstarted(anchors, self._timer() - _START_INTERVALS * seconds)
+            unstarted = self._unstarted(anchors, self._timer() - _START_INTERVALS * self._tasks.overdue_seconds)
         questions: list[tuple[JobService, Callable[[JobService], None]]] = []
         questions += [(service, partial(self._end_gone, tasks)) for service, tasks in late if service is not None]
         questions += [(service, self._end_unstarted) for service in unstarted]

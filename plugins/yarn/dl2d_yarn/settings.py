@@ -84,7 +84,7 @@ class YarnSettings(Record):
     leave_pending: bool = False
     #: Time that nodes have to register again after a restart of the ResourceManager, seconds; no decisions meanwhile.
     node_return_seconds: Annotated[float, Number(3600, least=0)] = 60.0
-    #: Time between two reports of a container to the daemon, seconds; a task is asked to stop this much later.
+    #: Minimum time between two reports of a container to the daemon, seconds; a task is asked to stop this much later.
     report_seconds: Annotated[float, Number(60, least=0.1)] = 3.0
 
     ignored_keys: ClassVar[frozenset[str]] = frozenset()

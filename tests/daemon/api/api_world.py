@@ -78,7 +78,7 @@ class ApiWorld(World):
             credentials=self.credentials,
             task_specs=TaskSpecs("http://daemon", self.credentials),
             clock=lambda: self.now,
-            heartbeat_seconds=1.5,
+            heartbeat_seconds=lambda: 1.5,
             starts_anchors=self.starts_anchors,
             mode=lambda: self.mode,
             health=self.health,

@@ -21,6 +21,7 @@ from dl2d.core.resource_manager import ContainerOrder, ContainerReport, RmJobSta
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, TaskChange, TaskReport
 from dl2d.core.tick_plan import Start
+from dl2d.daemon.api.heartbeat import heartbeat_interval
 from dl2d.daemon.health import Health
 from dl2d.testing import MemoryManager
 from dl2d.testing.builders import OWNER, make_nodes
@@ -732,6 +733,16 @@ def test_no_submission_breaks_the_daemon(shared, changes, whole) -> None:
     body = {"request": {**REQUEST, **changes}, **COMMAND} if whole is None else whole
     answer = world.post("/v1/jobs", body, world.credentials.for_submission())
     assert answer.status_code in (200, 409, 422), (body, answer.text)
+
+
+@pytest.mark.parametrize(
+    ("configured", "jobs", "silent_seconds", "seconds"),
+    [(2.0, 0, 60, 2.0), (2.0, 200, 60, 2.0), (2.0, 1000, 60, 10.0), (2.0, 1_000_000, 60, 20.0)],
+)
+def test_coordinators_of_many_jobs_send_heartbeats_less_often(
+    configured: float, jobs: int, silent_seconds: float, seconds: float
+) -> None:
+    assert heartbeat_interval(configured, jobs, silent_seconds) == seconds
 
 
 class TestContainers:
