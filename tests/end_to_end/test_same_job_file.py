@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import slurm_cluster
@@ -19,7 +18,7 @@ import yaml
 import yarn_cluster
 from daemon_process import BIN, DaemonProcess
 from local_cluster import KERNELS, LocalCluster
-from slurm_cluster import SlurmCluster, User
+from slurm_cluster import SlurmCluster
 from yarn_daemon import YarnDaemon
 
 from dl2d.core.cluster import Task, TaskState
@@ -29,16 +28,12 @@ from pslite.testing import run_local
 SCRIPT = Path(__file__).parents[1] / "pslite" / "torch_worker.py"
 EPOCHS = 30
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.slurm,
-    pytest.mark.yarn,
-    pytest.mark.skipif(bool(slurm_cluster.why_not()), reason=slurm_cluster.why_not() or "Slurm is there"),
-    pytest.mark.skipif(bool(yarn_cluster.why_not()), reason=yarn_cluster.why_not() or "YARN is there"),
-]
+pytestmark = pytest.mark.slow
 
 #: Submits a job file in the folder of the job; returns the job's id.
 Submit = Callable[[str], str]
+#: A daemon, the folder of the jobs that are submitted to it, and how.
+Site = tuple[DaemonProcess, Path, Submit]
 
 
 def job_file(gate: Path, **more: object) -> str:
@@ -52,11 +47,14 @@ def job_file(gate: Path, **more: object) -> str:
     return yaml.safe_dump({**request, **more})
 
 
-def static_digest(architecture: str) -> str | None:
+@functools.cache
+def static_digest(architecture: str) -> str:
     """Digest of the training with one worker that never changes."""
     environment = {**os.environ, **KERNELS, "DL2_ARCHITECTURE": architecture}
     command = [sys.executable, str(SCRIPT), "--epochs", str(EPOCHS)]
-    return run_local(command, servers=int(architecture == "ps"), environ=environment).digest
+    result = run_local(command, servers=int(architecture == "ps"), environ=environment)
+    assert result.digest, result.reason
+    return result.digest
 
 
 def submit_to_daemon(daemon: DaemonProcess, folder: Path, file: str) -> str:
@@ -70,67 +68,78 @@ def submit_to_daemon(daemon: DaemonProcess, folder: Path, file: str) -> str:
 
 
 @contextmanager
-def local(directory: Path, folder: Path) -> Iterator[tuple[DaemonProcess, Submit]]:
+def local(directory: Path) -> Iterator[Site]:
     nodes = [{"name": "n", "count": 3, "resources": {"cpu": 4, "memory": "4G"}}]
     manager = {"name": "local", "local": {"state_dir": str(directory / "local"), "nodes": nodes}}
     with LocalCluster(directory, {"resource_manager": manager}) as daemon:
-        yield daemon, functools.partial(submit_to_daemon, daemon, folder)
+        yield daemon, directory, functools.partial(submit_to_daemon, daemon, directory)
 
 
 @contextmanager
-def slurm(cluster: SlurmCluster, user: User, directory: Path) -> Iterator[tuple[DaemonProcess, Submit]]:
-    manager = {"name": "slurm", "slurm": {"slurm_conf": str(cluster.conf), "munge_socket": str(cluster.munge_socket)}}
-    with DaemonProcess(directory, {"resource_manager": manager}) as daemon:
-        config = user.home / "dl2d.yaml"
-        config.write_text(yaml.safe_dump({"resource_manager": manager, "api": {"advertise": daemon.url}}))
-        command = ("python", "-m", "dl2d.cli", "submit", "--json", "-c", str(config))
-        yield daemon, lambda file: str(json.loads(cluster.run(*command, file, user=user).stdout)["id"])
-    cluster.clear()
+def slurm(directory: Path) -> Iterator[Site]:
+    with SlurmCluster(nodes=3, cpus=4) as cluster:
+        alice = cluster.add_user("alice")
+        cluster.add_python(alice)
+        slurm = {"slurm_conf": str(cluster.conf), "munge_socket": str(cluster.munge_socket)}
+        manager = {"name": "slurm", "slurm": slurm}
+        with DaemonProcess(directory, {"resource_manager": manager}) as daemon:
+            config = alice.home / "dl2d.yaml"
+            config.write_text(yaml.safe_dump({"resource_manager": manager, "api": {"advertise": daemon.url}}))
+            command = ("python", "-m", "dl2d.cli", "submit", "--json", "-c", str(config))
+            yield daemon, alice.home, lambda file: str(json.loads(cluster.run(*command, file, user=alice).stdout)["id"])
+            assert cluster.running() == []
+            assert {job.owner.user for job in daemon.store.jobs(live=False)} == {alice.name}
+            outputs = [path.stat() for path in alice.home.glob("*.out")]
+            assert len(outputs) > 4
+            assert {(each.st_uid, each.st_gid) for each in outputs} == {(alice.uid, alice.gid)}
 
 
 @contextmanager
-def yarn(directory: Path, folder: Path) -> Iterator[tuple[DaemonProcess, Submit]]:
+def yarn(directory: Path) -> Iterator[Site]:
     with (
         yarn_cluster.YarnCluster(nodes=3, vcores=5) as cluster,
         YarnDaemon(directory, cluster) as daemon,
     ):
-        yield daemon, functools.partial(submit_to_daemon, daemon, folder)
-        daemon.wait_until(lambda: not cluster_names(daemon), "the services are removed", timeout=90)
+        yield daemon, directory, functools.partial(submit_to_daemon, daemon, directory)
+        nodes = {f"localhost:{cluster.port_of(name)}" for name in cluster.node_managers}
+        for job in daemon.store.jobs(live=False):
+            assert {task.node for task in daemon.tasks(job.key)} <= nodes
+            daemon.wait_until_gone(job.key)
         assert {app["finalStatus"] for app in daemon.apps()} == {"SUCCEEDED"}
+    assert cluster.container_processes() == []
 
 
-def cluster_names(daemon: YarnDaemon) -> list[Any]:
-    """Jobs whose services YARN still has."""
-    return [job.key for job in daemon.store.jobs(live=False) if daemon.service(job.key).status_code != 404]
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[SlurmCluster]:
-    with SlurmCluster(nodes=3, cpus=4) as cluster:
-        yield cluster
-
-
+@pytest.mark.parametrize(
+    "site_of",
+    [
+        local,
+        pytest.param(
+            slurm,
+            marks=[
+                pytest.mark.slurm,
+                pytest.mark.skipif(bool(slurm_cluster.why_not()), reason=slurm_cluster.why_not() or "Slurm is there"),
+            ],
+        ),
+        pytest.param(
+            yarn,
+            marks=[
+                pytest.mark.yarn,
+                pytest.mark.skipif(bool(yarn_cluster.why_not()), reason=yarn_cluster.why_not() or "YARN is there"),
+            ],
+        ),
+    ],
+)
 def test_the_same_job_file_trains_the_same_weights_under_every_resource_manager(
-    cluster: SlurmCluster, tmp_path: Path
+    site_of: Callable[[Path], AbstractContextManager[Site]], tmp_path: Path
 ) -> None:
-    alice = cluster.add_user("alice")
-    cluster.add_python(alice)
-    folder, gate = alice.home, alice.home / "hold-job"
-    shutil.copy(SCRIPT, folder)
-    (folder / "servers.yaml").write_text(job_file(gate, name="servers", max_ps=2))
-    (folder / "allreduce.yaml").write_text(job_file(gate, name="allreduce", architecture="allreduce"))
-    want = {"servers": static_digest("ps"), "allreduce": static_digest("allreduce")}
-    assert all(want.values())
-    sites: dict[str, Callable[[Path], AbstractContextManager[tuple[DaemonProcess, Submit]]]] = {
-        "local": lambda directory: local(directory, folder),
-        "slurm": lambda directory: slurm(cluster, alice, directory),
-        "yarn": lambda directory: yarn(directory, folder),
-    }
-    for name, site in sites.items():
-        (tmp_path / name).mkdir()
+    with site_of(tmp_path) as (daemon, folder, submit):
+        gate = folder / "hold-job"
         gate.touch()
-        with site(tmp_path / name) as (daemon, submit):
-            assert train_both(daemon, submit, gate) == want, name
+        shutil.copy(SCRIPT, folder)
+        (folder / "servers.yaml").write_text(job_file(gate, name="servers", max_ps=2))
+        (folder / "allreduce.yaml").write_text(job_file(gate, name="allreduce", architecture="allreduce"))
+        digests = train_both(daemon, submit, gate)
+    assert digests == {"servers": static_digest("ps"), "allreduce": static_digest("allreduce")}
 
 
 def train_both(daemon: DaemonProcess, submit: Submit, gate: Path) -> dict[str, str | None]:
@@ -154,6 +163,13 @@ def train_both(daemon: DaemonProcess, submit: Submit, gate: Path) -> dict[str, s
         assert (job.state, job.end_reason) == (JobState.FINISHED, "did all epochs")
         decided = [entry.decided.allocation for entry in daemon.store.decisions(key)]
         assert set(decided) - {NOTHING}, f"no decision for {key} is in the store"
+        assert all(entry.decided.reason.text for entry in daemon.store.decisions(key))
+        for resize in daemon.store.resizes(key):
+            states = [event.state for event in resize.events]
+            if resize.direction == "grow":
+                assert states[0] is TaskState.ASKED, resize
+            else:
+                assert states[-1] is TaskState.RELEASED, resize
     assert Allocation(3, 2) in [entry.decided.allocation for entry in daemon.store.decisions(first)]
     plans = daemon.store.runtime_plans(first)
     assert any(plan.added for plan in plans)

@@ -14,7 +14,6 @@ from slurm_cluster import SlurmCluster, User, why_not
 
 from dl2d.core.cluster import TaskState
 from dl2d.core.jobs import JobKey, JobState
-from dl2d.core.store import Resize
 from pslite.testing import run_local
 
 WORKER = Path(__file__).parent.parent / "pslite" / "numpy_worker.py"
@@ -62,11 +61,9 @@ def gate(alice: User) -> Path:
     return path
 
 
-def script(
-    daemon: DaemonProcess, *arguments: str, directives: str = "", name: str = "elastic", gate: Path | None = None
-) -> str:
+def script(daemon: DaemonProcess, *arguments: str, directives: str = "", gate: Path | None = None) -> str:
     return f"""#!/bin/sh
-#SBATCH -J {name} -c 1 --mem=50
+#SBATCH -J elastic -c 1 --mem=50
 #DL2 model=other samples_per_epoch=203 batch=20 epochs=60
 #DL2 worker=cpu:2,memory:200 ps=cpu:1,memory:100
 {directives}
@@ -85,54 +82,6 @@ def static_digest() -> str | None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("OPENBLAS_", "OMP_", "MKL_"))}
     command = [sys.executable, str(WORKER), "--epochs", "60", "--optimizer", "momentum"]
     return run_local(command, environ=environment).digest
-
-
-def events(resizes: tuple[Resize, ...], direction: str) -> list[list[TaskState]]:
-    return [[event.state for event in resize.events] for resize in resizes if resize.direction == direction]
-
-
-def test_a_users_job_grows_shrinks_for_another_and_ends_with_the_weights_of_a_static_run(
-    cluster: SlurmCluster, alice: User, daemon: DaemonProcess, gate: Path
-) -> None:
-    (alice.home / "train.py").write_text(WORKER.read_text())
-    limits = "#DL2 max_workers=12 max_ps=8"
-    options = ("--optimizer", "momentum", "--step-seconds", "0.01")
-    first_id = cluster.submit_as(alice, script(daemon, *options, directives=limits, name="first", gate=gate))
-    first = registered(daemon, first_id)
-    daemon.wait_until(
-        lambda: daemon.confirmed(first).workers >= 3 and daemon.confirmed(first).ps >= 2, "the first job grows"
-    )
-    grown = daemon.confirmed(first)
-
-    second_id = cluster.submit_as(alice, script(daemon, *options, directives=limits, name="second", gate=gate))
-    second = registered(daemon, second_id)
-    daemon.wait_until(lambda: daemon.confirmed(second).workers >= 1, "the second job trains")
-    daemon.wait_until(lambda: daemon.confirmed(first).workers < grown.workers, "the first job shrinks")
-    gate.unlink()
-
-    daemon.wait_for_end(first, second, timeout=240)
-    daemon.wait_until_empty()
-    want = static_digest()
-    for key in (first, second):
-        job = daemon.job(key)
-        assert (job.state, job.end_reason) == (JobState.FINISHED, "did all epochs")
-        assert job.digest == want
-        assert job.owner.user == alice.name
-        resizes = daemon.store.resizes(key)
-        for states in events(resizes, "grow"):
-            assert states[0] is TaskState.ASKED
-        for states in events(resizes, "shrink"):
-            assert states[-1] is TaskState.RELEASED
-        assert daemon.store.decisions(key)
-        assert all(entry.decided.reason.text for entry in daemon.store.decisions(key))
-    plans = daemon.store.runtime_plans(first)
-    assert any(plan.removed for plan in plans)
-    assert all(plan.suspension_p50_ms < 5 for plan in plans)
-    assert cluster.running() == []
-    outputs = [path for path in alice.home.iterdir() if path.suffix == ".out"]
-    assert len(outputs) > 4
-    assert {(path.stat().st_uid, path.stat().st_gid) for path in outputs} == {(alice.uid, alice.gid)}
-    assert daemon.stop() == 0
 
 
 def test_a_daemon_killed_in_the_middle_of_a_resize_goes_on_where_it_was(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import re
 import shutil
@@ -19,9 +20,9 @@ import yarn_cluster
 from local_cluster import KERNELS, REQUEST, WORKER, _static_digest
 from yarn_daemon import DEMAND, FAST, YarnDaemon
 
-from dl2d.core.cluster import TaskState, task_tag
+from dl2d.core.cluster import task_tag
 from dl2d.core.errors import Rejected
-from dl2d.core.jobs import JobKey, JobState, Launch, Owner, Role
+from dl2d.core.jobs import JobKey, Launch, Owner, Role
 from dl2d.core.resource_manager import RmJobState, TaskSpec
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d_yarn.manager import create
@@ -93,31 +94,6 @@ def test_yarn_refuses_an_unknown_queue_and_a_container_above_its_maximum(
         manager.close()
 
 
-def test_two_jobs_share_the_cluster_and_end_with_the_weights_of_a_static_run(daemon: YarnDaemon, gate: Path) -> None:
-    first = daemon.train("first", *FAST, epochs=20, gate=gate, max_workers=4, max_ps=2)
-    daemon.wait_until(lambda: daemon.confirmed(first) == (4, 2), "the first job has all it may have")
-    second = daemon.train("second", *FAST, epochs=15, gate=gate, max_workers=3, max_ps=2)
-    daemon.wait_until(lambda: daemon.confirmed(second).workers >= 1, "the second job trains")
-    daemon.wait_until(lambda: daemon.confirmed(first).workers < 4, "the first job has shrunk")
-    gate.unlink()
-    daemon.wait_for_end(first, second, timeout=180)
-    for key, epochs in ((first, 20), (second, 15)):
-        job = daemon.job(key)
-        assert (job.state, job.end_reason) == (JobState.FINISHED, "did all epochs")
-        assert job.digest == _static_digest(("--optimizer", "momentum"), epochs)
-    nodes = {f"localhost:{daemon.yarn.port_of(name)}" for name in daemon.yarn.node_managers}
-    assert {task.node for task in daemon.tasks(first)} <= nodes
-    plans = daemon.store.runtime_plans(first)
-    assert any(plan.removed for plan in plans)
-    assert any(plan.added for plan in plans)
-    daemon.wait_until_empty()
-    for key in (first, second):
-        daemon.wait_until_gone(key)
-        assert {task.state for task in daemon.tasks(key)} == {TaskState.RELEASED}
-    finals = [each["finalStatus"] for each in daemon.apps() if each["name"].startswith(f"dl2-{first.id}-")]
-    assert finals == ["SUCCEEDED"]
-
-
 def test_the_daemon_is_killed_in_mid_resize_then_a_worker_and_the_cancelled_job_leaves_nothing(
     daemon: YarnDaemon, gate: Path
 ) -> None:
@@ -134,8 +110,9 @@ def test_the_daemon_is_killed_in_mid_resize_then_a_worker_and_the_cancelled_job_
     assert {process.environ().get("DL2_TASK") for process in scripts} - {None} == live.keys()
     assert len(live) == 3
     victim = next(name for name in live if name.startswith("worker"))
-    for process in scripts:
-        if process.environ().get("DL2_TASK") == victim:
+    # The parent of a process that is killed may end at once.
+    for process in [each for each in scripts if each.environ().get("DL2_TASK") == victim]:
+        with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     daemon.wait_until(lambda: victim not in {task.id for task in daemon.tasks(key, live=True)}, "it has failed")
     daemon.wait_until(lambda: daemon.confirmed(key) == (2, 1), "another worker has its place")
