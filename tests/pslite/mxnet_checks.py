@@ -34,6 +34,7 @@ OPTIMIZERS = [
     lambda s: mx.optimizer.NAG(learning_rate=0.1, lr_scheduler=s),
     lambda s: mx.optimizer.Adam(learning_rate=0.1, wd=0.01, epsilon=1e-3, lr_scheduler=s),
     lambda s: mx.optimizer.Adam(learning_rate=0.1, clip_gradient=0.3, lr_scheduler=s),
+    lambda s: mx.optimizer.SGD(learning_rate=0.1, momentum=0.9, multi_precision=True, lr_scheduler=s),
 ]
 SCHEDULERS = [
     lambda: None,
@@ -42,6 +43,11 @@ SCHEDULERS = [
     lambda: mx.lr_scheduler.PolyScheduler(15, base_lr=0.1, pwr=2, final_lr=0.01, warmup_steps=4),
     lambda: mx.lr_scheduler.CosineScheduler(15, base_lr=0.1, final_lr=0.01),
     lambda: mx.lr_scheduler.CosineScheduler(15, base_lr=0.1, warmup_steps=4),
+    lambda: mx.lr_scheduler.FactorScheduler(4, factor=0.5, stop_factor_lr=0.03, base_lr=0.1, warmup_steps=6),
+    lambda: mx.lr_scheduler.MultiFactorScheduler([3, 9], factor=0.3, base_lr=0.1, warmup_steps=5, warmup_begin_lr=0.02),
+    lambda: mx.lr_scheduler.CosineScheduler(
+        15, base_lr=0.1, warmup_steps=4, warmup_begin_lr=0.05, warmup_mode="constant"
+    ),
 ]
 
 
@@ -111,16 +117,13 @@ def undescribed():
     raises(SpecError, "Mine", rule_of, Mine(), 0)
     raises(SpecError, "upper_bound", rule_of, mx.optimizer.LAMB(upper_bound=2.0), 0)
     raises(SpecError, "clip_gradient", rule_of, mx.optimizer.Adam(wd=0.1, clip_gradient=0.1), 0)
-    raises(SpecError, "multi_precision", rule_of, mx.optimizer.SGD(multi_precision=True), 0)
 
     class Own(mx.lr_scheduler.LRScheduler):
         pass
 
     raises(SpecError, "Own", schedule_of, Own())
-    raises(
-        SpecError, "warm-up", schedule_of, mx.lr_scheduler.CosineScheduler(9, warmup_steps=2, warmup_mode="constant")
-    )
-    raises(SpecError, "stop_factor_lr", schedule_of, mx.lr_scheduler.FactorScheduler(9, stop_factor_lr=0.1))
+    warmed = mx.lr_scheduler.CosineScheduler(9, warmup_steps=2, base_lr=0.1)
+    raises(SpecError, "warm-up ends at 0.1", rule_of, mx.optimizer.SGD(learning_rate=0.2, lr_scheduler=warmed), 0)
 
 
 def memory():

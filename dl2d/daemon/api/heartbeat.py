@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from dl2d.core.cluster import Task, TaskState
-from dl2d.core.jobs import FailureCause, Job, JobState, Progress
+from dl2d.core.jobs import FailureCause, Job, JobRequest, JobState, Progress
 from dl2d.core.store import JobChange, RuntimePlan, TaskChange, TaskReport
 from pslite.job.printable_text import printable
 
@@ -204,10 +204,10 @@ def receive(job: Job, tasks: tuple[Task, ...], beat: Heartbeat, at: float) -> Re
             at=at,
             version=beat.version,
             total_versions=beat.total_versions,
-            epoch=_finite(beat.epoch) or 0.0,
+            epoch=_epoch(job.request, beat),
             loss=_finite(beat.loss),
             steps_per_second=_finite(beat.steps_per_second),
-            samples_per_second=_finite(beat.samples_per_second),
+            samples_per_second=_samples_per_second(job.request, beat),
             workers=workers,
             ps=len(active) - workers,
         ),
@@ -216,6 +216,20 @@ def receive(job: Job, tasks: tuple[Task, ...], beat: Heartbeat, at: float) -> Re
         unknown=tuple(unknown),
         reports=_reports(beat, at, set() if job.static else set(unknown)),
     )
+
+
+def _epoch(request: JobRequest, beat: Heartbeat) -> float:
+    """Epochs done. A script with a loop of its own (MXNet's KVStore) reports none: they follow from its updates."""
+    epoch = _finite(beat.epoch) or 0.0
+    if beat.epochs is not None or epoch:
+        return epoch
+    return min(beat.version * (request.batch or 1) / request.epoch_samples, request.epochs)
+
+
+def _samples_per_second(request: JobRequest, beat: Heartbeat) -> float | None:
+    """Training speed, from the updates in a second where the script has a loop of its own."""
+    samples, steps = _finite(beat.samples_per_second), _finite(beat.steps_per_second)
+    return steps * (request.batch or 1) if samples is None and steps is not None else samples
 
 
 def _reports(beat: Heartbeat, at: float, unknown: set[str]) -> tuple[TaskReport, ...]:

@@ -364,6 +364,20 @@ class TestHeartbeat:
         progress = world.store.job(job).progress
         assert (progress.version, progress.epoch, progress.loss, progress.workers, progress.ps) == (5, 0.5, 0.25, 1, 1)
 
+    @pytest.mark.parametrize(
+        ("declared", "epoch", "speed"),
+        [
+            ({"samples_per_epoch": 100, "batch": 10}, 2.5, 40.0),
+            ({"samples_per_epoch": None, "steps_per_epoch": 50, "batch": None}, 0.5, 4.0),
+            ({"samples_per_epoch": 10, "batch": 10, "epochs": 3.0}, 3.0, 40.0),
+        ],
+    )
+    def test_progress_of_a_script_with_a_loop_of_its_own_follows_from_its_updates(self, world, declared, epoch, speed):
+        job = world.submit(**declared)
+        world.heartbeat(job, state="running", version=25, steps_per_second=4.0)
+        progress = world.store.job(job).progress
+        assert (progress.epoch, progress.samples_per_second) == (epoch, speed)
+
     def test_joined_active_draining_left(self, world):
         job = world.submit(max_workers=1, max_ps=1)
         world.heartbeat(job)

@@ -22,18 +22,28 @@ def _part(name: str, value: float) -> None:
 
 
 class _Warmed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The rate rises linearly over the first `warmup` versions; what follows counts from there."""
+    """The rate rises linearly from `warmup_begin` over the first `warmup` versions, or stays there (`warmup_flat`).
+
+    What follows counts from the end of the warm-up, or with `counts_warmup` from version 0.
+    """
 
     warmup: int = 0
+    warmup_begin: float = 0.0
+    warmup_flat: bool = False
+    counts_warmup: bool = False
 
     def __post_init__(self) -> None:
         _whole(f"{type(self).__name__} warmup", self.warmup, 0)
+        _part(f"{type(self).__name__} warmup_begin", self.warmup_begin)
 
     def factor(self, version: int) -> float:
         """Return what the rate is multiplied by in the step from `version` to the next."""
-        if version < self.warmup:
-            return (version + 1) / self.warmup
-        return self._after(version - self.warmup)
+        if version + 1 < self.warmup:
+            rise = 0.0 if self.warmup_flat else (version + 1) / self.warmup
+            return self.warmup_begin + (1.0 - self.warmup_begin) * rise
+        if self.counts_warmup:
+            return self._after(version)
+        return self._after(version - self.warmup) if version >= self.warmup else 1.0
 
     def _after(self, version: int) -> float:  # noqa: ARG002
         return 1.0
@@ -44,18 +54,20 @@ class Constant(_Warmed, frozen=True, tag="constant"):
 
 
 class StepDecay(_Warmed, frozen=True, tag="step"):
-    """Is multiplied by `by` after every `every` versions (torch's StepLR, stepped once a version)."""
+    """Is multiplied by `by` after every `every` versions (torch's StepLR, stepped once a version), down to `floor`."""
 
     every: int
     by: float = 0.1
+    floor: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _whole("StepDecay every", self.every, 1)
         _part("StepDecay by", self.by)
+        _part("StepDecay floor", self.floor)
 
     def _after(self, version: int) -> float:
-        return float(self.by ** (version // self.every))
+        return max(self.floor, float(self.by ** (version // self.every)))
 
 
 class Milestones(_Warmed, frozen=True, tag="milestones"):

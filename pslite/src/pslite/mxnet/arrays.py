@@ -32,7 +32,7 @@ def trainable(name: str, array: Any) -> Literal["float32", "float64"]:
         return "float32"
     if kind == "float64":
         return "float64"
-    raise SpecError(f"{name} has type {kind}: only float32 and float64 can be trained")
+    raise SpecError(f"{name} has type {kind}: only float32 and float64 can be trained; cast it to float32")
 
 
 def reading(array: Any, like: Array | None = None) -> Array:

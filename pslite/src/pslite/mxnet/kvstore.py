@@ -129,7 +129,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
 
     def _not_started(self, what: str) -> None:
         if self._started:
-            raise UsageError(f"{what} is too late: the first step has fixed the job's keys")
+            raise UsageError(f"{what} is too late: the first step has fixed the job's keys; give it before that")
 
     # --- steps ----------------------------------------------------------------------------------------------------
 

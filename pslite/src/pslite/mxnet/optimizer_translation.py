@@ -13,8 +13,6 @@ from pslite.errors import SpecError
 from pslite.job.job_spec import LAMB, SGD, Adam, Descent
 from pslite.job.learning_rates import Constant, Cosine, Milestones, Polynomial, Schedule, StepDecay
 
-#: the rate below which MXNet's FactorScheduler does not fall
-_MIN_RATE = 1e-8
 _ELSEWHERE = (
     "have the workers update their weights themselves: Trainer(..., update_on_kvstore=False), "
     "or MXNET_UPDATE_ON_KVSTORE=0 in the environment for Module"
@@ -38,8 +36,6 @@ def rule_of(optimizer: Any, key: int | str) -> Descent:
 
     """
     kind = type(optimizer)
-    if optimizer.multi_precision:
-        raise SpecError("multi_precision optimizers cannot run on the servers: train in float32")
     if optimizer.begin_num_update:
         raise SpecError(
             "begin_num_update cannot be set: load the optimizer states instead, which include the number of updates"
@@ -110,27 +106,32 @@ def schedule_of(scheduler: Any) -> Schedule:
         it cannot be described.
 
     """
-    kind, warmup, base = type(scheduler), scheduler.warmup_steps, scheduler.base_lr
-    if warmup and (scheduler.warmup_mode != "linear" or scheduler.warmup_begin_lr):
-        raise SpecError("a schedule's warm-up must be linear and begin at 0 to run on the servers")
+    kind, base = type(scheduler), scheduler.base_lr
+    if scheduler.warmup_steps and scheduler.warmup_final_lr != base:
+        raise SpecError(
+            f"the learning-rate schedule's warm-up ends at {scheduler.warmup_final_lr}, but the optimizer's rate is "
+            f"{base}: give the schedule base_lr={base}"
+        )
+    warmup: dict[str, Any] = {
+        "warmup": scheduler.warmup_steps,
+        "warmup_begin": float(scheduler.warmup_begin_lr / base) if base else 0.0,
+        "warmup_flat": scheduler.warmup_mode == "constant",
+    }
     names = mx.lr_scheduler
     if kind in (names.FactorScheduler, names.MultiFactorScheduler):
         if scheduler.count:
             raise SpecError("the learning-rate schedule has been used already: give the optimizer a new one")
-        if warmup:
-            # MXNet counts these from the first update, not from the end of the warm-up
-            raise SpecError(f"{kind.__name__} with a warm-up cannot run on the servers: use PolyScheduler or Cosine")
+        # MXNet counts these from the first update, not from the end of the warm-up
         if kind is names.MultiFactorScheduler:
-            return Milestones(at=tuple(scheduler.step), by=float(scheduler.factor))
-        if scheduler.stop_factor_lr > _MIN_RATE:
-            raise SpecError("FactorScheduler with a stop_factor_lr cannot run on the servers: use MultiFactorScheduler")
-        return StepDecay(every=scheduler.step, by=float(scheduler.factor))
+            return Milestones(at=tuple(scheduler.step), by=float(scheduler.factor), counts_warmup=True, **warmup)
+        floor = float(scheduler.stop_factor_lr / base) if base else 0.0
+        return StepDecay(every=scheduler.step, by=float(scheduler.factor), floor=floor, counts_warmup=True, **warmup)
     if kind in (names.PolyScheduler, names.CosineScheduler):
         base = scheduler.base_lr_orig
         floor = float(scheduler.final_lr / base) if base else 0.0
         if kind is names.CosineScheduler:
-            return Cosine(over=scheduler.max_steps, floor=floor, warmup=warmup, begin=1)
-        return Polynomial(over=scheduler.max_steps, power=float(scheduler.power), floor=floor, warmup=warmup, begin=1)
+            return Cosine(over=scheduler.max_steps, floor=floor, begin=1, **warmup)
+        return Polynomial(over=scheduler.max_steps, power=float(scheduler.power), floor=floor, begin=1, **warmup)
     raise SpecError(
         f"the servers have no {kind.__module__}.{kind.__name__}: use FactorScheduler, MultiFactorScheduler, "
         f"PolyScheduler or CosineScheduler, or {_ELSEWHERE}"
