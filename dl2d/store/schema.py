@@ -77,7 +77,7 @@ def upgrade(url: str) -> None:
     Raises
     ------
     SchemaOutdated
-        The database was written by a newer dl2d.
+        The database was written by a newer dl2d, or by one from before the first release.
     StoreUnavailable
         It cannot be reached or written.
     """
@@ -91,7 +91,7 @@ def upgrade(url: str) -> None:
         with database.writing("upgrading the schema") as connection:
             if place.is_postgresql:
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
-            check_not_newer(revision_of(connection), place)
+            check_known(revision_of(connection), place)
             migrate(connection)
     finally:
         database.close()
@@ -160,14 +160,14 @@ def check(connection: Connection, place: Place) -> None:
     found = revision_of(connection)
     if found == head():
         return
-    check_not_newer(found, place)
+    check_known(found, place)
     if found is None:
         raise SchemaOutdated(f"the store {place} is empty; start the daemon (dl2d run), or run `dl2d db upgrade`")
     raise SchemaOutdated(f"the store {place} has schema {found}, this dl2d needs {head()}; run `dl2d db upgrade`")
 
 
-def check_not_newer(found: str | None, place: Place) -> None:
-    """Raise ``SchemaOutdated`` where the revision is one that this code does not know."""
+def check_known(found: str | None, place: Place) -> None:
+    """Raise ``SchemaOutdated`` where the revision is one that this code does not know: newer, or from long before."""
     if found is None:
         return
     try:
@@ -175,9 +175,11 @@ def check_not_newer(found: str | None, place: Place) -> None:
     except CommandError:
         known = None
     if known is None:
+        newer = "a newer dl2d wrote it; install that version again, or restore a backup from before"
+        older = "it is from before the first release; move it away, and a new store is made"
         raise SchemaOutdated(
-            f"the store {place} has schema {found}, which this dl2d (schema {head()}) does not know: a newer dl2d "
-            "wrote it; install that version again, or restore a backup from before"
+            f"the store {place} has schema {found}, which this dl2d (schema {head()}) does not know: "
+            f"{newer if found > head() else older}"
         )
 
 

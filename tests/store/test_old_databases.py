@@ -82,6 +82,9 @@ def test_jobs_and_tasks(store: SqlStore) -> None:
         ("worker-0", TaskState.CONFIRMED), ("worker-1", TaskState.DRAINING), ("ps-0", TaskState.CONFIRMED),
     ]  # fmt: skip
     assert tasks[0].demand == a_job(2).request.worker
+    with store._database.reading("test") as connection:
+        epochs = connection.execute(text("SELECT epoch FROM jobs ORDER BY number")).scalars().all()
+    assert [epoch is None for epoch in epochs] == [False, False, True]  # nobody reports that of the static job
     (grown,) = store.resizes(failed.key)
     assert [(event.state, event.at, event.note) for event in grown.events] == [
         (TaskState.ASKED, _T0 + 1.0, ""), (TaskState.FAILED, _T0 + 91.0, "oom"),

@@ -1,4 +1,4 @@
-"""Columns take the names that code and documentation use; those of progress have the comments of those of jobs."""
+"""Columns take the names that code and documentation use."""
 
 from __future__ import annotations
 
@@ -17,29 +17,11 @@ _RENAMED = (
     ("jobs", "strayed_workers", "quarantined_workers"),
     ("jobs", "strayed_ps", "quarantined_ps"),
 )
-_COMMENTS = {
-    "version": "completed updates",
-    "epoch": "completed epochs",
-    "workers": "workers that train now",
-    "ps": "parameter servers that train now",
-}
 
 
 def upgrade() -> None:
     for table, old, new in _RENAMED:
-        _rename(table, old, new)
-    if op.get_context().dialect.name == "postgresql":
-        for column, comment in _COMMENTS.items():
-            op.alter_column("progress", column, comment=comment)
-
-
-def downgrade() -> None:
-    for table, old, new in _RENAMED:
-        _rename(table, new, old)
-
-
-def _rename(table: str, old: str, new: str) -> None:
-    op.execute(f"ALTER TABLE {table} RENAME COLUMN {old} TO {new}")
-    # SQLite renames the columns of views with those of their tables.
-    if table == "decisions" and op.get_context().dialect.name == "postgresql":
-        op.execute(f"ALTER VIEW IF EXISTS decision_history RENAME COLUMN {old} TO {new}")
+        op.execute(f"ALTER TABLE {table} RENAME COLUMN {old} TO {new}")
+        # SQLite renames the columns of views with those of their tables.
+        if table == "decisions" and op.get_context().dialect.name == "postgresql":
+            op.execute(f"ALTER VIEW IF EXISTS decision_history RENAME COLUMN {old} TO {new}")

@@ -16,12 +16,6 @@ branch_labels = None
 depends_on = None
 
 _NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-_COLUMNS = {
-    "jobs": ("end_cause", "epochs", "max_workers", "max_ps", "worker_demand", "ps_demand"),
-    "tasks": ("granted_at", "ended_at", "cause"),
-    "resizes": ("granted_at", "ended_at"),
-    "slots": ("version_number", "fallback", "shadow_policy", "shadow_policy_version"),
-}
 #: Slots that are read at a time.
 _BATCH = 200
 
@@ -112,7 +106,8 @@ def _fill_resizes() -> None:
 def _fill_jobs() -> None:
     """What users asked for, from their requests."""
     connection = op.get_bind()
-    jobs = sa.table("jobs", *(sa.column(name) for name in ("number", "request", *_COLUMNS["jobs"])))
+    asked_for = ("epochs", "max_workers", "max_ps", "worker_demand", "ps_demand")
+    jobs = sa.table("jobs", *(sa.column(name) for name in ("number", "request", *asked_for)))
     for number, request in connection.execute(sa.select(jobs.c.number, jobs.c.request)).all():
         asked = msgspec.json.decode(request)
         values = {
@@ -146,7 +141,8 @@ def _fill_slots() -> None:
     jobs = sa.table("jobs", sa.column("number"), sa.column("slug"))
     numbers = {slug: number for number, slug in connection.execute(sa.select(jobs.c.number, jobs.c.slug))}
     stored = ("number", "snapshot", "decision", "proposed", "shadow")
-    slots = sa.table("slots", *(sa.column(name) for name in (*stored, *_COLUMNS["slots"])))
+    decided_by = ("fallback", "shadow_policy", "shadow_policy_version")
+    slots = sa.table("slots", *(sa.column(name) for name in (*stored, *decided_by)))
     resources = sa.table(
         "slot_resources", *(sa.column(name) for name in ("slot", "resource", "capacity", "used", "held"))
     )
@@ -216,15 +212,3 @@ def _shadow(slot: int, decision: Any, numbers: dict[str, int]) -> Iterator[dict[
             "reason": reason["text"],
             "guard": "; ".join(each["text"] for each in entry.get("guarded", ())),
         }
-
-
-def downgrade() -> None:
-    for name in ("decision_history", "shadow_decisions", "job_completion", "utilization_hourly", "resize_log",
-                 "policy_performance", "user_usage", "failures_by_cause", "waiting_now"):  # fmt: skip
-        op.execute(f"DROP VIEW IF EXISTS {name}")
-    op.drop_table("slot_resources")
-    op.drop_table("shadow_allocations")
-    for table, names in _COLUMNS.items():
-        with op.batch_alter_table(table) as batch:
-            for name in names:
-                batch.drop_column(name)

@@ -12,7 +12,3 @@ depends_on = None
 
 def upgrade() -> None:
     op.create_index(op.f("ix_jobs_ended_at"), "jobs", ["ended_at"])
-
-
-def downgrade() -> None:
-    op.drop_index(op.f("ix_jobs_ended_at"), "jobs")

@@ -19,25 +19,11 @@ def upgrade() -> None:
         op.execute("ALTER TABLE jobs ALTER COLUMN epoch DROP NOT NULL")
         op.execute(f"UPDATE jobs SET epoch = NULL WHERE {_UNREPORTED}")  # noqa: S608 - constants of this file
         return
-    _sqlite("", f"CASE WHEN {_UNREPORTED} THEN NULL ELSE epoch END")
-
-
-def downgrade() -> None:
-    if op.get_bind().dialect.name == "postgresql":
-        op.execute("UPDATE jobs SET epoch = 0 WHERE epoch IS NULL")
-        op.execute("ALTER TABLE jobs ALTER COLUMN epoch SET NOT NULL")
-        return
-    _sqlite(" DEFAULT 0 NOT NULL", "COALESCE(epoch, 0)")
-
-
-def _sqlite(constraint: str, value: str) -> None:
-    """Replace the column. A copy of the table, as alembic makes it, cannot be renamed while others refer to it.
-
-    SQLite drops no column that a view uses; ``dl2d.store.schema`` creates the views anew.
-    """
+    # A copy of the table, as alembic makes it, cannot be renamed while others refer to it. SQLite drops no column that
+    # a view uses; dl2d.store.schema creates the views anew.
     for view in _VIEWS:
         op.execute(f"DROP VIEW IF EXISTS {view}")
-    op.execute(f"ALTER TABLE jobs ADD COLUMN epoch_new DOUBLE{constraint}")
-    op.execute(f"UPDATE jobs SET epoch_new = {value}")  # noqa: S608 - constants of this file
+    op.execute("ALTER TABLE jobs ADD COLUMN epoch_new DOUBLE")
+    op.execute(f"UPDATE jobs SET epoch_new = CASE WHEN {_UNREPORTED} THEN NULL ELSE epoch END")  # noqa: S608 - as above
     op.execute("ALTER TABLE jobs DROP COLUMN epoch")
     op.execute("ALTER TABLE jobs RENAME COLUMN epoch_new TO epoch")

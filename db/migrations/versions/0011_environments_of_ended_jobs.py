@@ -17,8 +17,6 @@ _BATCH = 500
 
 def upgrade() -> None:
     connection = op.get_bind()
-    if connection.dialect.name == "postgresql":
-        op.execute("COMMENT ON COLUMN jobs.launch IS 'command, folder and, until the job ends, environment, JSON'")
     columns = (sa.column("number", sa.Integer), sa.column("ended_at", sa.Double), sa.column("launch", sa.Text))
     jobs = sa.table("jobs", *columns)
     after = -1
@@ -33,7 +31,3 @@ def upgrade() -> None:
             launch = json.loads(row.launch)
             if launch.pop("env", None):
                 connection.execute(sa.update(jobs).where(jobs.c.number == row.number).values(launch=json.dumps(launch)))
-
-
-def downgrade() -> None:
-    """What is forgotten does not come back; the older version can do without."""

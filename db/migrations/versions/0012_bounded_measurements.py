@@ -104,12 +104,3 @@ def _insert(connection: sa.Connection, number: int, sizes: dict[tuple[int, int],
         losses = sa.table("job_losses", sa.column("job_number"), sa.column("curve"))
         values = {"job_number": number, "curve": msgspec.json.encode(curve).decode()}
         connection.execute(sa.insert(losses).values(values))
-
-
-def downgrade() -> None:
-    op.drop_index(op.f("ix_speeds_at"), "speeds")
-    op.drop_index(op.f("ix_runtime_plans_at"), "runtime_plans")
-    op.drop_index("ix_jobs_elastic_ended_at", "jobs")
-    op.drop_index("ix_tasks_live", "tasks")
-    op.drop_table("job_losses")
-    op.drop_table("job_speeds")

@@ -13,7 +13,3 @@ depends_on = None
 
 def upgrade() -> None:
     op.add_column("tasks", sa.Column("submitted", sa.BigInteger(), nullable=False, server_default=sa.text("0")))
-
-
-def downgrade() -> None:
-    op.drop_column("tasks", "submitted")

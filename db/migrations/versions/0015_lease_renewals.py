@@ -12,17 +12,4 @@ depends_on = None
 
 
 def upgrade() -> None:
-    op.add_column(
-        "lease",
-        sa.Column(
-            "renewals",
-            sa.BigInteger(),
-            nullable=False,
-            server_default=sa.text("0"),
-            comment="grows with each sign of life of the holder",
-        ),
-    )
-
-
-def downgrade() -> None:
-    op.drop_column("lease", "renewals")
+    op.add_column("lease", sa.Column("renewals", sa.BigInteger(), nullable=False, server_default=sa.text("0")))

@@ -13,8 +13,3 @@ depends_on = None
 def upgrade() -> None:
     op.create_index(op.f("ix_jobs_name_ended_at"), "jobs", ["name", "ended_at"])
     op.drop_index(op.f("ix_jobs_name"), table_name="jobs")
-
-
-def downgrade() -> None:
-    op.create_index(op.f("ix_jobs_name"), "jobs", ["name"])
-    op.drop_index(op.f("ix_jobs_name_ended_at"), table_name="jobs")
