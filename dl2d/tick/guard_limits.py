@@ -22,7 +22,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from dl2d.core.cluster import NodeState, Snapshot, TaskState
+from dl2d.core.cluster import NodeState, Snapshot, Task, TaskState
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.guard_memory import GuardMemory, StartFailures
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobRequest, Owner
@@ -245,10 +245,13 @@ def _growth_sums(ranges: Sequence[_Range], snapshot: Snapshot, limits: Iterable[
 
     Tasks that do not run yet count as growth.
     """
+    by_anchor = {each.job.anchor: (number, each) for number, each in enumerate(ranges)}
+    tasks_of: dict[JobKey, list[Task]] = defaultdict(list)
+    for task in snapshot.tasks:
+        tasks_of[task.job].append(task)
     for limit in limits:
-        members = [each for each in ranges if each.job.anchor in limit.anchors]
-        keys = {each.job.key for each in members}
-        tasks = [task for task in snapshot.tasks if task.job in keys]
+        members = [each for _, each in sorted(by_anchor[anchor] for anchor in limit.anchors & by_anchor.keys())]
+        tasks = [task for each in members for task in tasks_of[each.job.key]]
         runs = Resources.total(task.demand for task in tasks if task.state is not TaskState.ASKED)
         has = dict(Resources.total(task.demand for task in tasks if task.state.wanted).thousandths)
         bound = {

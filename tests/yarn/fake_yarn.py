@@ -132,13 +132,14 @@ class FakeYarn:
         self,
         clock: Callable[[], float] = time.time,
         *,
+        timer: Callable[[], float] | None = None,
         kind: type[M] = YarnManager,  # type: ignore[assignment]
         allowed: float = math.inf,
         **more: object,
     ) -> M:
-        """A manager with this clock, also as its timer, which may change services for ``allowed`` seconds."""
+        """A manager with this clock, also as its timer unless one is given; it may change services for some time."""
         given = {"addresses": ["http://rm:8088"], "user": "dl2d", "runner": "/opt/dl2/bin/dl2-run", **more}
-        manager = kind(YarnSettings.parse(given), clock=clock, timer=clock, client=client_of(self.answer))
+        manager = kind(YarnSettings.parse(given), clock=clock, timer=timer or clock, client=client_of(self.answer))
         manager.allow_changes(allowed)
         return manager
 

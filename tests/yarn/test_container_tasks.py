@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resource_manager import ContainerOrder, ContainerReport, RmJobState
+from dl2d_yarn.component import REMOVAL_SECONDS
 from dl2d_yarn.container_tasks import KEEP_ENDED_SECONDS, MAX_REPORTS_PER_SECOND, ContainerTasks, Task
 
 JOB = JobKey("yarn", "1", 1_795_581_700)
@@ -190,6 +191,26 @@ def test_a_report_from_beyond_what_yarn_should_have_is_a_reason_to_ask(board: Tr
     assert board.board.doubtful(5) == {JOB}
 
 
+def test_a_container_that_stays_although_yarn_was_asked_to_remove_it_is_a_reason_to_ask(board: Trial) -> None:
+    tasks = board.add("worker-1", "worker-2")
+    component = board.board.component(JOB, Role.WORKER)
+    for instance in (0, 1):
+        board.report(instance, 3 + instance)
+    board.board.stop(tasks[1], 0)
+    board.report(1, 4, task="worker-2", exit_code=0)
+    assert board.size() == 1
+    component.begin_change(board.now)
+    component.confirmed_size = 1  # YARN has agreed
+    for after, doubtful in ((1, set()), (REMOVAL_SECONDS, {JOB})):
+        board.now += after
+        board.report(0, 3, task="worker-1")
+        board.report(1, 4)
+        assert board.board.doubtful(5) == doubtful
+    board.board.take_description(JOB, Role.WORKER, 1, (), {0: FIRST % 3})
+    board.report(1, 4)
+    assert board.board.doubtful(5) == set()
+
+
 def test_stops(board: Trial) -> None:
     waiting, running = board.add("worker-2", "worker-1")
     board.report(0, 4)
@@ -256,7 +277,7 @@ def test_a_container_that_yarn_removes_gets_nothing_more(board: Trial) -> None:
     board.report(0, 4)
     board.report(0, 4, task="worker-1", exit_code=0)
     assert board.size() == 0
-    board.board.component(JOB, Role.WORKER).begin_change()
+    board.board.component(JOB, Role.WORKER).begin_change(board.now)
     board.add("worker-2")
     assert board.report(0, 4).task == ""
     assert board.report(0, 5, incarnation="b").task == "worker-2"
@@ -319,10 +340,8 @@ def test_tasks_of_a_job_that_yarn_does_not_list_are_forgotten(board: Trial) -> N
 def test_many_containers_report_less_often(board: Trial) -> None:
     board.add("worker-1")
     assert board.report(0, 3) == ContainerOrder(3.0, task="worker-1")
-    for instance in range(2000):
-        board.report(instance, 4 + instance, role=Role.PS)
-    board.board.forget({JOB})
-    assert board.report(0, 3, task="worker-1").report_seconds == pytest.approx(2001 / MAX_REPORTS_PER_SECOND)
+    board.board.spread_reports(10 * MAX_REPORTS_PER_SECOND)
+    assert board.report(0, 3, task="worker-1").report_seconds == 10.0
     board.now += 49
     assert board.board.overdue() == {}
     board.now += 2

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +19,7 @@ from yarn.fake_yarn import FakeYarn, wait_for_rounds
 from yarn.posted_service import POSTED, SETTINGS
 from yarn.rm_answers import amounts, app, lists, node, scheduler
 
-from dl2d.core.cluster import task_tag
+from dl2d.core.cluster import NodeState, task_tag
 from dl2d.core.errors import ConfigError, NotFound, Rejected, Unavailable, Waiting
 from dl2d.core.jobs import JobKey, Launch, Owner, Role
 from dl2d.core.resource_manager import ContainerManager, ContainerReport, RmIdentity, RmJobState, TaskSpec
@@ -29,7 +31,6 @@ from dl2d_yarn.service_file import posted_description
 from dl2d_yarn.settings import YarnSettings
 
 JOB = JobKey("yarn", "7", 1_795_581_700)
-OTHER = JobKey("yarn", "8", 1_795_581_701)
 NAME = "dl2-7-1795581700"
 ENVIRONMENT = {"DL2_DAEMON": "http://head:8290", "DL2_JOB": JOB.slug, "DL2_CREDENTIAL": "ab" * 32, "API_KEY": "hunter2"}
 OWNER = Owner("dl2d", 990, 990)
@@ -644,6 +645,20 @@ def test_tasks_of_a_node_that_is_down_are_lost_and_what_is_left_of_them_ends(
     assert anchor_job.state is RmJobState.RUNNING
 
 
+@pytest.mark.parametrize("states", [("LOST", "RUNNING"), ("RUNNING", "LOST")])
+def test_a_node_that_is_listed_as_lost_and_as_running_loses_no_task(
+    yarn: FakeYarn, manager: YarnManager, states: tuple[str, str]
+) -> None:
+    started(manager)
+    handle = manager.submit(task("worker-1"))
+    wait_until(lambda: bool(yarn.flexes))
+    manager.report_container(report("worker-0", 3))
+    yarn.nodes = [node(1, state) for state in states]
+    listing = manager.listing()
+    assert {job.handle: job.state for job in listing.jobs}[handle] is RmJobState.RUNNING
+    assert [(each.name, each.state) for each in listing.nodes] == [("node1", NodeState.UP)]
+
+
 def test_nodes_have_time_to_register_after_a_restart_of_the_resource_manager(yarn: FakeYarn) -> None:
     now = [1_795_581_800.0]
     manager = yarn.manager(lambda: now[0])
@@ -753,24 +768,48 @@ def test_a_container_without_a_task_counts_as_free(yarn: FakeYarn, manager: Yarn
     assert {first, second} <= {job.handle for job in manager.listing().jobs}
 
 
-def test_only_its_own_job_can_use_a_container_without_a_task(yarn: FakeYarn, manager: YarnManager) -> None:
-    handle = started(manager)
-    for name in ("worker-1", "worker-2"):
-        manager.submit(task(name))
-    wait_until(lambda: yarn.flexes == [{"worker": 2, "ps": 0}])
-    manager.report_container(report("worker-0", 3))
-    manager.report_container(report("worker-1", 4))
-    other = manager.submit(structs.replace(anchor(), job=OTHER, tag=task_tag(OTHER, "anchor")))
-    assert manager.listing().growth_limits == ()
-    manager.report_container(report("worker-0", 3, task="worker-1", exit_code=1))
-    listing = manager.listing()
-    free = Resources.total(node.capacity.minus(node.used) for node in listing.nodes)
-    idle = task("worker-1").demand
-    (limit,) = listing.growth_limits
-    assert handle not in limit.anchors
-    assert limit.anchors == {other}
-    assert limit.left == {"cpu": free.get("cpu") - idle.get("cpu")}
-    assert limit.reason == f"the containers without a task of job {JOB.id} are room for that job only"
+@pytest.mark.parametrize(
+    ("used", "state", "idle", "left"),
+    [
+        # Of the CPUs that count as free, each job may have those of its own container.
+        ((6, 4), "RUNNING", {1: 1}, {1: 8.0, 2: 6.0, 3: 6.0}),
+        ((8, 8), "RUNNING", {1: 1, 2: 1}, {1: 2.0, 2: 2.0, 3: 0.0}),
+        ((8, 4), "RUNNING", {1: 1, 2: 2}, {1: 6.0, 2: 6.0, 3: 4.0}),
+        # On such a node nothing counts as free.
+        ((6, 8), "UNHEALTHY", {1: 2}, {}),
+        ((6, 8), "RUNNING", {1: 3}, {}),
+    ],
+)
+def test_only_its_own_job_can_use_a_container_without_a_task(
+    yarn: FakeYarn, used: tuple[int, int], state: str, idle: dict[int, int], left: dict[int, float]
+) -> None:
+    yarn.nodes = [node(1, used=(100, used[0], 0)), node(2, state, used=(100, used[1], 0))]
+    manager = yarn.manager(report_seconds=0.1)
+    manager.listing()
+    jobs = {number: JobKey("yarn", str(number), 1_795_581_700) for number in (1, 2, 3)}
+    handles = {
+        number: manager.submit(structs.replace(anchor(), job=job, tag=task_tag(job, "anchor")))
+        for number, job in jobs.items()
+    }
+    manager.listing()
+    for number, host in idle.items():
+        job, place = jobs[number], {"node": f"node{host}:4500{host}"}
+        for name in ("worker-0", "worker-1"):
+            spec = task(name, demand=Resources.of(cpu=2))
+            manager.submit(structs.replace(spec, job=job, tag=task_tag(job, name)))
+        wait_until(lambda: yarn.flexes and yarn.flexes.pop() == {"worker": 2, "ps": 0})
+        for name, more in (("worker-0", {}), ("worker-1", {}), ("worker-0", {"task": "worker-0", "exit_code": 0})):
+            container = f"container_1795581702976_{number:04}_01_{3 + int(name[-1]):06}"
+            manager.report_container(structs.replace(report(name, 3, **place, **more), job=job, container=container))
+    limits = manager.listing().growth_limits
+    found = {
+        number: [each.left["cpu"] for each in limits if handle in each.anchors] for number, handle in handles.items()
+    }
+    assert {number: min(each) for number, each in found.items() if each} == left
+    assert {limit.reason for limit in limits} <= {
+        "the containers without a task of other jobs are room for those jobs only"
+    }
+    manager.close()
 
 
 def test_the_time_of_a_service_in_its_queue_does_not_count_against_its_coordinator(yarn: FakeYarn) -> None:
@@ -831,6 +870,26 @@ def test_a_coordinator_that_cannot_start_fails(yarn: FakeYarn) -> None:
     assert "_000005 ended before it reported to dl2d; see its log in YARN" in job.reason
     wait_until(lambda: NAME not in yarn.posted)
     manager.close()
+
+
+def test_a_coordinator_that_cannot_start_fails_after_a_restart_of_the_daemon_too(
+    yarn: FakeYarn, manager: YarnManager
+) -> None:
+    """It may have run before: one container that ended does not count."""
+    started(manager)
+    manager.close()
+    now = [1_795_581_800.0]
+    second = yarn.manager(lambda: now[0])
+    with pytest.raises(Waiting):
+        second.listing()
+    for number in (4, 5, 6, 7):  # the time of the first one begins with the first look
+        yarn.dead[NAME] = CONTAINER % number
+        now[0] += 61
+        second.listing()
+        second._changer.find_overdue()
+        states = [job.state for job in second.listing().jobs]
+        assert states == [RmJobState.FAILED if number == 7 else RmJobState.RUNNING]
+    second.close()
 
 
 def test_a_container_that_has_not_reported_yet_does_not_count_twice(yarn: FakeYarn, manager: YarnManager) -> None:
@@ -1067,9 +1126,9 @@ def test_another_dl2ds_service_of_the_same_name_is_left_alone(
 
 
 def test_a_service_that_is_no_application_is_removed_only_long_after_its_post(yarn: FakeYarn) -> None:
-    """YARN writes the description first, copies files, and then submits the application."""
+    """YARN writes the description first, copies files, and then submits the application. The clock may be set."""
     now = [1e9]
-    manager = yarn.manager(lambda: now[0])
+    manager = yarn.manager(itertools.count(1e9, 3600).__next__, timer=lambda: now[0])
     try:
         yarn.instead = lost_answer(yarn)
         with pytest.raises(Unavailable):
@@ -1175,6 +1234,75 @@ def test_a_service_whose_removal_had_no_effect_is_removed_again(yarn: FakeYarn) 
     yarn.instead = lambda _request: None
     now[0] += service_changes.REMOVE_AGAIN_SECONDS
     wait_until(lambda: NAME not in yarn.posted)
+    manager.close()
+
+
+def test_a_service_whose_job_ended_while_no_daemon_ran_is_removed(yarn: FakeYarn, manager: YarnManager) -> None:
+    started(manager)
+    manager.report_container(report("coordinator-0", 2))
+    manager.close()
+    yarn.end(NAME, "SUCCEEDED")
+    second = yarn.manager()
+    second.listing()
+    wait_until(lambda: NAME not in yarn.posted)
+    second.close()
+
+
+@pytest.mark.parametrize(("exit_code", "seconds"), [(0, 61), (1, 0)])
+def test_a_coordinator_that_yarn_starts_again_after_it_has_reported_its_end_does_not_keep_its_service(
+    yarn: FakeYarn, exit_code: int, seconds: float
+) -> None:
+    """Its container was lost before it ended by itself; and one list may lack the application."""
+    now = [1_795_581_800.0]
+    manager = yarn.manager(lambda: now[0])
+    manager.listing()
+    started(manager)
+    manager.report_container(report("coordinator-0", 2))
+    manager.allow_changes(0)
+    manager.report_container(report("coordinator-0", 2, task="anchor", exit_code=exit_code))
+    if exit_code:
+        listed = yarn.apps.pop(NAME)
+        manager.listing()
+        yarn.apps[NAME] = listed
+        manager.listing()
+    manager.allow_changes(math.inf)
+    wait_for_rounds(manager)
+    assert (NAME in yarn.posted) == (exit_code == 0)
+    now[0] += seconds
+    manager.report_container(report("coordinator-0", 7, incarnation="b"))
+    wait_until(lambda: NAME not in yarn.posted)
+    manager.close()
+
+
+def test_changes_that_hang_do_not_count_as_mended_by_questions_that_are_answered(
+    yarn: FakeYarn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_changes.ServiceChanger, "start", lambda _self: None)  # rounds are done here
+    now = [1_795_581_800.0]
+    manager = yarn.manager(lambda: now[0])
+    manager.listing()
+    jobs = [JobKey("yarn", str(number), 1_795_581_700) for number in range(10)]
+    for number, job in enumerate(jobs, 1):
+        manager.submit(structs.replace(anchor(), job=job, tag=task_tag(job, "anchor")))
+        manager.listing()
+        container = f"container_1795581702976_{number:04}_01_000002"
+        manager.report_container(structs.replace(report("coordinator-0", 2), job=job, container=container))
+        manager.submit(structs.replace(task("worker-0"), job=job, tag=task_tag(job, "worker-0")))
+
+    def hangs(request: httpx2.Request) -> None:
+        if request.method == "PUT":
+            now[0] += 30
+            raise httpx2.ReadTimeout("")
+
+    yarn.instead = hangs
+    lasted = []
+    for _ in range(6):
+        began = now[0]
+        manager._changer._change_all(look=True)
+        lasted.append(now[0] - began)
+        now[0] += 0.2
+    assert lasted[0] == 300  # none had failed before
+    assert max(lasted[1:]) == 30
     manager.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import deque
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from dl2d.core.resources import NO_RESOURCES, Resources
 
 #: Number of former processes of each position whose reports are refused.
 _FORMER_PROCESSES: Final = 8
+#: Time that YARN has to end a container that it was asked to remove, seconds: it is asked again after that.
+REMOVAL_SECONDS: Final = 60.0
 _NUMBERS: Final = re.compile(r"[0-9]+")
 
 
@@ -39,8 +42,8 @@ class Component:
     newest: dict[int, str] = field(default_factory=dict)
     processes: dict[int, str] = field(default_factory=dict)
     former: dict[int, deque[str]] = field(default_factory=dict)
-    #: Containers that YARN was asked to remove.
-    removed: set[str] = field(default_factory=set)
+    #: Containers that YARN was asked to remove, and since when it may have.
+    removed: dict[str, float] = field(default_factory=dict)
     #: Containers that YARN lists and that have not reported to this daemon, by position: an earlier one may have given
     #: them tasks.
     silent: dict[int, str] = field(default_factory=dict)
@@ -69,8 +72,8 @@ class Component:
         older = start_order(report.container) < start_order(self.newest.get(report.instance, ""))
         return older or report.incarnation in self.former.get(report.instance, ())
 
-    def heard(self, report: ContainerReport) -> None:
-        """Note that a container has reported."""
+    def heard(self, report: ContainerReport, now: float) -> None:
+        """Note that a container has reported at this time, in seconds on a monotonic clock."""
         process = self.processes.get(report.instance, report.incarnation)
         if process != report.incarnation:
             self.former.setdefault(report.instance, deque(maxlen=_FORMER_PROCESSES)).append(process)
@@ -78,11 +81,12 @@ class Component:
         if start_order(self.silent.get(report.instance, "")) <= start_order(report.container):
             self.silent.pop(report.instance, None)
         beyond = self.confirmed_size is not None and report.instance >= self.confirmed_size + len(self.decommissioned)
-        self.surprising = self.surprising or (beyond and report.container not in self.removed)
+        stays = now - self.removed.get(report.container, -math.inf) >= REMOVAL_SECONDS
+        self.surprising = self.surprising or (beyond and stays)
 
-    def begin_change(self) -> None:
+    def begin_change(self, now: float) -> None:
         """Note that YARN is about to be asked for ``size``: until it has agreed, its number is not known."""
-        self.removed.update(name for place, name in self.newest.items() if place >= self.wanted)
+        self.removed |= {name: now for place, name in self.newest.items() if place >= self.wanted}
         self.confirmed_size = None
 
 

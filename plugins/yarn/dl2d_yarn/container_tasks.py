@@ -8,9 +8,9 @@ container or number they run in.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from dl2d.core.cluster import task_tag
 from dl2d.core.jobs import JobKey, Role
@@ -88,6 +88,14 @@ class Task:
             self.ended = at
 
 
+class IdleContainer(NamedTuple):
+    """A container without a task."""
+
+    job: JobKey
+    node: str
+    demand: Resources
+
+
 class ContainerTasks:
     """Tasks and containers of all jobs. Not thread-safe.
 
@@ -110,6 +118,10 @@ class ContainerTasks:
     def overdue_seconds(self) -> float:
         """Time without a report after which a container is overdue, seconds."""
         return max(_OVERDUE_SECONDS, _OVERDUE_INTERVALS * self._report_seconds)
+
+    def spread_reports(self, containers: int) -> None:
+        """Have so many containers report together no more often than ``MAX_REPORTS_PER_SECOND``."""
+        self._report_seconds = max(self._min_report_seconds, containers / MAX_REPORTS_PER_SECOND)
 
     def add(self, task: Task) -> None:
         """Add a task that waits for a container."""
@@ -165,7 +177,7 @@ class ContainerTasks:
         component = self.component(report.job, report.role)
         if component.is_former(report):
             return ContainerOrder(self._report_seconds, grace=0.0 if report.task else None)
-        component.heard(report)
+        component.heard(report, now)
         was_idle = component.idle.pop(report.instance, None)
         self._end_predecessors(report, now)
         task = self._tasks.get(task_tag(report.job, report.task)) if report.task else None
@@ -247,23 +259,15 @@ class ContainerTasks:
         self.add(task)
         return task
 
-    def idle_room(self) -> Mapping[str, Resources]:
-        """Resources of containers without a task that are not overdue, by the id of their node.
+    def idle(self) -> Iterator[IdleContainer]:
+        """Containers without a task that are not overdue, with the ids of their nodes.
 
         They wait for their job's next task, so for this they are free.
         """
         since = self._timer() - self.overdue_seconds
-        room: dict[str, list[Resources]] = {}
-        for component in self._components.values():
+        for (job, _), component in self._components.items():
             for idle in component.usable_idle(since):
-                room.setdefault(idle.node, []).append(component.demand)
-        return {node: Resources.total(demands) for node, demands in room.items()}
-
-    def idle_demand(self, job: JobKey) -> Resources:
-        """Resources of a job's containers without a task that are not overdue."""
-        since = self._timer() - self.overdue_seconds
-        components = self._of_all_roles(job)
-        return Resources.total(each.demand * len(each.usable_idle(since)) for each in components)
+                yield IdleContainer(job, idle.node, component.demand)
 
     def reported(self, job: JobKey) -> int:
         """Number of a job's containers that have reported."""
@@ -329,9 +333,11 @@ class ContainerTasks:
         """
         component = self.component(job, role)
         component.confirmed_size, component.decommissioned, component.surprising = size, set(decommissioned), False
+        component.removed = dict.fromkeys(component.removed, self._timer())
         positions = size + len(decommissioned)
         listed = {place: name for place, name in containers.items() if place < positions}
-        component.removed.difference_update(listed.values())
+        for name in listed.values():
+            component.removed.pop(name, None)
         component.silent = {
             place: name
             for place, name in listed.items()
@@ -407,8 +413,6 @@ class ContainerTasks:
     def forget(self, present: Collection[JobKey]) -> None:
         """Forget tasks that ended long ago, and tasks and components of jobs that are not present any more.
 
-        The time between two reports then follows from the number of containers that are left.
-
         A task of such a job that has not ended was refused by YARN, or YARN forgot the job before its end was seen.
         """
         limit = self._timer() - KEEP_ENDED_SECONDS
@@ -423,8 +427,6 @@ class ContainerTasks:
         self._by_job = {job: tasks for job, tasks in self._by_job.items() if tasks}
         kept = {*present, *self._by_job}
         self._components = {key: component for key, component in self._components.items() if key[0] in kept}
-        containers = sum(len(component.newest) for component in self._components.values())
-        self._report_seconds = max(self._min_report_seconds, containers / MAX_REPORTS_PER_SECOND)
 
     def listed(self, names: Mapping[str, str]) -> Iterable[RmJob]:
         """The tasks, without anchors, as a resource manager lists them; ``names`` has the nodes' names by their ids."""

@@ -273,7 +273,9 @@ def read_listing(
     applications, app_remarks = _applications(readable_apps)
     listed = [node for node in readable_nodes if node.is_meant(partition, attributes)]
     read_nodes, names, node_remarks = _nodes(listed)
-    lost = frozenset(node.id for node in listed if node.state in CONTAINERS_LOST)
+    # A node that registers again may be listed twice: its containers are not lost.
+    present = {node.id for node in listed if node.state not in CONTAINERS_LOST}
+    lost = frozenset(node.id for node in listed) - present
     return ClusterListing(applications, read_nodes, names, lost, (*app_remarks, *node_remarks), (*bad_apps, *bad_nodes))
 
 

@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from msgspec import structs
 
 from dl2d.core.cluster import Node, NodeState, task_tag
 from dl2d.core.errors import Denied, NotFound, Rejected, RequestError, ResourceManagerError, Unavailable, Waiting
-from dl2d.core.jobs import Role
+from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resource_manager import (
     Anchor,
     Capabilities,
@@ -29,7 +29,7 @@ from dl2d.core.resource_manager import (
     TaskSpec,
 )
 from dl2d.core.resources import Resources
-from dl2d_yarn.container_tasks import ContainerTasks, Task
+from dl2d_yarn.container_tasks import ContainerTasks, IdleContainer, Task
 from dl2d_yarn.listing import (
     SERVICES_PATH,
     Application,
@@ -72,6 +72,10 @@ _MAX_REQUEST: Final = 64 * 1024
 _LOOK_UP_SECONDS: Final = 3.0
 #: Maximum duration of a request for the description of a service, seconds.
 _DESCRIPTION_SECONDS: Final = 5.0
+#: Time after which a service is removed whose coordinator has succeeded: YARN ends it by itself before, seconds.
+_OWN_END_SECONDS: Final = 60.0
+#: Maximum size of the description of a service, in bytes: 20,000 containers take about 10 MB.
+_MAX_DESCRIPTION_BYTES: Final = 16 * 1024 * 1024
 #: Maximum number of containers of a user's services that are authenticated at once: the API has 8 places for all.
 _MAX_AUTHENTICATED: Final = 2
 
@@ -125,7 +129,9 @@ class YarnManager:
         self._client = client or RestClient.of(settings)
         #: The description of a service comes from its ApplicationMaster, which may hang.
         limit = min(_DESCRIPTION_SECONDS, settings.timeout_seconds)
-        self._descriptions = client or RestClient.of(settings, timeout_seconds=limit)
+        self._descriptions = client or RestClient.of(
+            settings, timeout_seconds=limit, max_answer_bytes=_MAX_DESCRIPTION_BYTES
+        )
         #: Held while container tasks and services are read or changed, never during a call.
         self._lock = threading.Lock()
         self._tasks = ContainerTasks(timer, settings.report_seconds)
@@ -190,12 +196,15 @@ class YarnManager:
             self._check_settled(listing, now)
             self._services.restart_anchors()
             self._changer.start()
+            self._spread_reports()
             own = {service.application for service in self._services.by_job.values()}
             jobs += [*self._tasks.listed(listing.node_names), *self._watched.jobs(listing, own)]
-            nodes = self._with_idle_room(listing, self._with_limits(listing.nodes))
+            names = {id_: name for id_, name in listing.node_names.items() if id_ not in listing.lost_nodes}
+            idle = [each._replace(node=names[each.node]) for each in self._tasks.idle() if each.node in names]
+            nodes = self._with_idle_room(idle, self._with_limits(listing.nodes))
             return RmListing(
                 at, nodes, tuple(jobs), incomplete=listing.incomplete,
-                growth_limits=(*self._queue_limits(), *self._idle_limits(nodes)),
+                growth_limits=(*self._queue_limits(idle), *self._idle_limits(idle, nodes)),
                 unreported=self._services.unreported(),
             )  # fmt: skip
 
@@ -212,6 +221,12 @@ class YarnManager:
         if left > 0:
             raise Waiting(f"containers of running jobs may not have reported yet; waiting up to {left:.1f} s")
         self._settled = True
+
+    def _spread_reports(self) -> None:
+        """Have the containers of all jobs report less often where there are many, as YARN lists them."""
+        services = self._services
+        found = (services.application(each) for each in services.by_job.values() if each.is_live)
+        self._tasks.spread_reports(sum(each.containers for each in found if each is not None))
 
     def allow_changes(self, seconds: float) -> None:
         """See ``ContainerManager.allow_changes``."""
@@ -259,29 +274,36 @@ class YarnManager:
                 self._report_once(f"queue {queue} is not among the scheduler's queues: its limits are not known")
         return rooms
 
-    def _queue_limits(self) -> Iterator[GrowthLimit]:
+    def _queue_limits(self, idle: Iterable[IdleContainer]) -> Iterator[GrowthLimit]:
         """Limit for each queue and user. The free resources of the nodes show only the sum of all limits."""
         rooms = self._queue_rooms()
         for (queue, user), (headroom, services) in rooms.items() if len(rooms) > 1 else ():
-            idle = Resources.total(self._tasks.idle_demand(each.job) for each in services)
-            left = {resource: amount + idle.get(resource) for resource, amount in headroom.items()}
+            jobs = {service.job for service in services}
+            own = Resources.total(demand for job, _, demand in idle if job in jobs)
+            left = {resource: amount + own.get(resource) for resource, amount in headroom.items()}
             anchors = frozenset(service.application for service in services)
             yield GrowthLimit(anchors, left, f"queue {queue} leaves no more to {user}")
 
-    def _idle_limits(self, nodes: Sequence[Node]) -> Iterator[GrowthLimit]:
-        """Limit for all other jobs where a job has containers without a task, which count as free but only it can use.
+    def _idle_limits(self, idle: Iterable[IdleContainer], nodes: Iterable[Node]) -> Iterator[GrowthLimit]:
+        """Limits where containers without a task count as free on ``nodes``: each is room for its own job only.
 
-        It is what is free besides these containers, of ``nodes``, on which they count as free.
+        One limit holds for all jobs without such containers, and one for each job that has some. Two of the latter may
+        still get the same room; then one waits for it.
         """
-        live = {service.application for service in self._services.by_job.values() if service.is_live} - {""}
-        free = Resources.total(node.capacity.minus(node.used) for node in nodes if node.state is NodeState.UP)
-        for job, service in self._services.by_job.items():
-            others = frozenset(live - {service.application})
-            idle = self._tasks.idle_demand(job)
-            if others and idle.thousandths:
-                left = {name: max(0.0, free.get(name) - idle.get(name)) for name, _ in idle.thousandths}
-                reason = f"the containers without a task of job {job.id} are room for that job only"
-                yield GrowthLimit(others, left, reason)
+        up = {node.name: node for node in nodes if node.state is NodeState.UP}
+        demands: dict[JobKey, list[Resources]] = defaultdict(list)
+        for job, node, demand in idle:
+            if node in up:
+                demands[job].append(demand)
+        own = {job: Resources.total(each) for job, each in demands.items()}
+        held = Resources.total(own.values())
+        free = Resources.total(node.capacity.minus(node.used) for node in up.values()).minus(held)
+        live = {each.job: each.application for each in self._services.by_job.values() if each.is_live}
+        groups = [(frozenset(live.values()) - {live.get(job, "") for job in own} - {""}, Resources())]
+        groups += [(frozenset({live[job]}), room) for job, room in own.items() if live.get(job)]
+        for anchors, room in groups if held.thousandths else ():
+            left = {name: free.get(name) + room.get(name) for name, _ in held.thousandths}
+            yield GrowthLimit(anchors, left, "the containers without a task of other jobs are room for those jobs only")
 
     def _with_limits(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """The nodes with no more free than the queues leave."""
@@ -292,13 +314,11 @@ class YarnManager:
         limits = QueueLimits(headroom, self._queues.pending_outside({queue for queue, _ in rooms}))
         return within_limits(nodes, limits, leave_pending=self._settings.leave_pending)
 
-    def _with_idle_room(self, listing: ClusterListing, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    def _with_idle_room(self, idle: Iterable[IdleContainer], nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """The nodes, on which containers without a task count as free."""
-        idle = self._tasks.idle_room().items()
         room: dict[str, list[Resources]] = defaultdict(list)
-        for node, free in idle:
-            if node not in listing.lost_nodes:  # one that has restarted with another id has the same name
-                room[listing.node_names.get(node, node)].append(free)
+        for _, node, demand in idle:
+            room[node].append(demand)
         # A container that has started but has not reported counts in its node's use already, and the tick counts the
         # demand of its task on the node that was planned: there it is subtracted.
         for job in {task.job for task in self._tasks.waiting()}:
@@ -367,7 +387,7 @@ class YarnManager:
         try:
             application, size = application_id(self._client.send("POST", SERVICES_PATH, description)), 0
         except Unavailable:
-            anchor.submitted = self._clock()  # YARN may have begun to start it
+            anchor.added = self._timer()  # YARN may have begun to start it
             raise
         except Rejected as error:
             if "already exist" not in error.said.lower():
@@ -413,12 +433,12 @@ class YarnManager:
             problem = f"{running[0].id} of user {running[0].user} has it, and YARN allows a name once"
         elif (
             not listing.incomplete
-            and self._clock() - anchor.submitted >= _UNSTARTED_SECONDS
+            and self._timer() - anchor.added >= _UNSTARTED_SECONDS
             # Another look right before: it may have become an application meanwhile.
             and read_service(self._client, name).use is ServiceUse.ENDED
         ):
             self._client.send("DELETE", service_path(name))
-            anchor.submitted = self._clock()
+            anchor.added = self._timer()
         raise Unavailable(f"{name}: a service of this name exists; {problem}", said=error.said)
 
     def stop(self, jobs: Sequence[RmIdentity], grace: float) -> None:
@@ -445,10 +465,11 @@ class YarnManager:
             self._services.take_up(report.job)
             order = self._tasks.report(report)
             service = self._services.by_job.get(report.job)
-            failed_anchor = report.role is Role.COORDINATOR and report.task == ANCHOR and bool(report.exit_code)
-            anchor = self._tasks.get(task_tag(report.job, ANCHOR)) if failed_anchor else None
+            has_ended = report.role is Role.COORDINATOR and report.task == ANCHOR and report.exit_code is not None
+            anchor = self._tasks.get(task_tag(report.job, ANCHOR)) if has_ended else None
             if anchor is not None and not anchor.live and service is not None and service.remove_at is None:
-                service.remove_at = 0.0  # else YARN would start it again
+                # YARN would start one that has failed again, and one that was lost before its own end.
+                service.remove_at = 0.0 if report.exit_code else self._timer() + _OWN_END_SECONDS
             return order
 
     def authenticate(self, rm_id: str, proof: str) -> Anchor:

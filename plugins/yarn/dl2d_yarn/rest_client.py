@@ -103,7 +103,14 @@ class RestClient:
         )  # fmt: skip
 
     @classmethod
-    def of(cls, settings: YarnSettings, *, timeout_seconds: float | None = None, as_caller: bool = False) -> Self:
+    def of(
+        cls,
+        settings: YarnSettings,
+        *,
+        timeout_seconds: float | None = None,
+        max_answer_bytes: int = MAX_ANSWER_BYTES,
+        as_caller: bool = False,
+    ) -> Self:
         """A client as the settings have it.
 
         With ``as_caller`` it acts as the account of this process, with that account's tickets, and not as the daemon.
@@ -124,6 +131,7 @@ class RestClient:
             timeout_seconds=timeout_seconds or settings.timeout_seconds,
             ca_file=settings.ca_file,
             auth=auth,
+            max_answer_bytes=max_answer_bytes,
         )
 
     def __enter__(self) -> Self:

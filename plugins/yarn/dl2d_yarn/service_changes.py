@@ -40,6 +40,8 @@ _FAILING_SECONDS: Final = 5.0
 LOOK_SECONDS: Final = 5.0
 #: A coordinator has failed if all its containers have ended and none has reported within this many times that time.
 _START_INTERVALS: Final = 4
+#: Number of its containers that have to end without a report where a coordinator may have run under an earlier daemon.
+_DEAD_CONTAINERS: Final = 3
 #: A container is given up if it has had no task for this time, in seconds, and one with a higher number is busy.
 IDLE_SECONDS: Final = 30.0
 #: Maximum number of services in a round that are asked why their containers wait, or that are removed after their end.
@@ -56,7 +58,7 @@ class ServiceChanger:
     Parameters
     ----------
     client, descriptions
-        Client of the ResourceManager, and the one that asks for descriptions of services.
+        Client of the ResourceManager, and one with a shorter time-out, which asks about single services.
     lock
         Held while ``tasks`` and ``services`` are read or changed, never during a call.
     timer
@@ -128,23 +130,25 @@ class ServiceChanger:
     def _change_all(self, *, look: bool) -> None:
         """Do one round; with ``look`` also ask YARN what its lists do not say."""
         with self._lock:
-            services = [service for service in self._services.by_job.values() if service.job in self._services.managed]
+            services = self._services.changeable()
             due = [service for service in services if service.retry_at <= self._timer() and not service.removed]
         # At the daemon's start many services may have ended: a few are removed in each round.
         ended = [service for service in due if service.state.ended]
         began = self._timer()
         for service in _healthy_first([service for service in due if not service.state.ended] + ended[:_MAX_ASKED]):
             if self._is_allowed() and (not service.failures or self._timer() < began + _FAILING_SECONDS):
-                self._attempt(service, self._remove if service.remove_at is not None else self._resize)
+                change = self._remove if service.remove_at is not None else self._resize
+                self._attempt(service, change, is_change=True)
         if look:
             until = self._timer() + _FAILING_SECONDS
             self.find_overdue(until)
             self._read_doubtful(until)
             self._look()
-            self._read_reasons()
+            self._read_reasons(until)
             self._decommission()
 
-    def _attempt(self, service: JobService, change: Callable[[JobService], object]) -> None:
+    def _attempt(self, service: JobService, change: Callable[[JobService], object], *, is_change: bool = False) -> None:
+        """Change a service, or ask about it; a failed change counts as failed until a change succeeds."""
         if self._closing.is_set() or self._timer() < service.retry_at:
             return
         try:
@@ -152,12 +156,15 @@ class ServiceChanger:
         except ResourceManagerError as error:
             self._failed(service, str(error))
             self._report(f"{service.name}: {error}")
+            service.change_failed |= is_change
         except Exception as error:
             # The other services are to be changed all the same.
             self._failed(service, f"{type(error).__name__}: {error}")
             log.exception("service was not changed", name=service.name)
+            service.change_failed |= is_change
         else:
-            service.failures = 0
+            if is_change or not service.change_failed:
+                service.failures, service.change_failed = 0, False
 
     def _failed(self, service: JobService, reason: str) -> None:
         service.failures += 1
@@ -184,7 +191,7 @@ class ServiceChanger:
             if not wanted or not self._is_allowed():
                 return
             for role in TASK_ROLES:
-                self._tasks.component(service.job, role).begin_change()
+                self._tasks.component(service.job, role).begin_change(self._timer())
         self._client.send("PUT", service_path(service.name), flex_request(wanted), do_as=service.user)
         with self._lock:
             for role, size in wanted.items():
@@ -236,7 +243,8 @@ class ServiceChanger:
         """
         with self._lock:
             task = self._tasks.get(task_tag(service.job, ANCHOR))
-            ended = service.state.ended or (task is not None and not task.live)
+            failed = task is not None and not task.live and task.state is not RmJobState.DONE
+            ended = service.state.ended or failed
             due = service.remove_at is not None and (ended or self._timer() >= service.remove_at)
             if service.removed or not due or not service.application:
                 return
@@ -282,7 +290,7 @@ class ServiceChanger:
         by_job = self._services.by_job
         with self._lock:
             late = [(by_job.get(job), tasks) for job, tasks in self._tasks.overdue().items()]
-            anchors = {task.job for task in self._tasks.pending_anchors() if not task.adopted}
+            anchors = {task.job for task in self._tasks.pending_anchors()}
             unstarted = self._unstarted(anchors, self._timer() - _START_INTERVALS * self._tasks.overdue_seconds)
         questions: list[tuple[JobService, Callable[[JobService], None]]] = []
         questions += [(service, partial(self._end_gone, tasks)) for service, tasks in late if service is not None]
@@ -323,17 +331,21 @@ class ServiceChanger:
                     task.end(RmJobState.LOST, f"{task.container} is gone", self._timer())
 
     def _end_unstarted(self, service: JobService) -> None:
-        """End a job whose coordinator's containers end before they report: YARN would start them again and again."""
-        dead = self._described(service).dead.get(Role.COORDINATOR.value)
+        """End a job whose coordinator's containers end before they report: YARN would start them again and again.
+
+        A coordinator that an earlier daemon may have known has failed after ``_DEAD_CONTAINERS`` of them.
+        """
+        dead = self._described(service).dead.get(Role.COORDINATOR.value, ())
         with self._lock:
             anchor = self._tasks.get(task_tag(service.job, ANCHOR))
-            if dead and anchor is not None:
+            service.dead.update(dead[-1:])
+            if dead and anchor is not None and len(service.dead) >= (_DEAD_CONTAINERS if anchor.adopted else 1):
                 reason = f"its coordinator's container {dead[-1]} ended before it reported to dl2d; see its log in YARN"
                 anchor.end(RmJobState.FAILED, reason, self._timer())
                 service.remove_at = 0.0
 
-    def _read_reasons(self) -> None:
-        """Ask YARN why containers wait, for services that have waited for some."""
+    def _read_reasons(self, until: float) -> None:
+        """Ask YARN why containers wait, for services that have waited for some; after ``until`` no further one."""
         since = self._timer() - LOOK_SECONDS
         with self._lock:
             waiting = (*self._tasks.waiting(), *self._tasks.pending_anchors())
@@ -341,9 +353,11 @@ class ServiceChanger:
             services = [service for job, service in self._services.by_job.items() if job in late]
         running = [service for service in services if service.state is RmJobState.RUNNING and service.is_live]
         for service in sorted(running, key=lambda each: each.reasons_asked)[:_MAX_ASKED]:
+            if self._timer() >= until:
+                return
             service.reasons_asked = self._timer()
             try:
-                reason = read_pending_reason(self._client, service.application)
+                reason = read_pending_reason(self._descriptions, service.application)
             except ResourceManagerError as error:
                 self._report(f"{service.name}: {error}")
                 continue

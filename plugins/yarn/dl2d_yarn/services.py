@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from dl2d.core.cluster import task_tag
@@ -39,6 +39,10 @@ class JobService:
     #: Number of failures in a row to change it or to ask for its description, and when the next attempt is due.
     failures: int = 0
     retry_at: float = 0.0
+    #: Whether an attempt to change it has failed since the last one that succeeded.
+    change_failed: bool = False
+    #: Ended containers of its coordinator that have been seen while none reported.
+    dead: set[str] = field(default_factory=set)
     #: When the ``yarn`` command may be run for it again, after a failure.
     command_at: float = 0.0
     #: When its description was read last.
@@ -98,6 +102,11 @@ class Services:
         service = self.by_job.get(job)
         return service if service is not None and service.is_live else None
 
+    def changeable(self) -> list[JobService]:
+        """Services that this daemon may change, and ended ones of earlier daemons, whose names are to be freed."""
+        services = self.by_job.values()
+        return [each for each in services if each.job in self.managed or (each.tagged and each.state.ended)]
+
     def application(self, service: JobService) -> Application | None:
         """The application of a service, if it is listed."""
         return self.applications.get(service.application)
@@ -120,12 +129,12 @@ class Services:
                 if job not in self.by_job and job not in reporting:
                     jobs.append(_job_of(application))
                     continue
-            service = self.by_job.setdefault(job, JobService(job, application.name))
+            service = self.by_job.get(job) or self._add(job, application.name)
             if service.application not in ("", application.id):
                 if application.state.ended:
                     continue
                 # ``remove_at`` of the ended service of this name is not carried over.
-                service = self.by_job[job] = JobService(job, application.name)
+                service = self._add(job, application.name)
             present.add(job)
             service.application, service.state = application.id, application.state
             service.user, service.queue = application.user, application.queue
@@ -141,6 +150,14 @@ class Services:
                 del self.by_job[job]
             self.managed &= self.by_job.keys() | self._tasks.jobs()
         return jobs
+
+    def _add(self, job: JobKey, name: str) -> JobService:
+        """A service that the last listing did not have; it is removed if its coordinator has failed or is to stop."""
+        anchor = self._tasks.get(task_tag(job, ANCHOR))
+        failed = anchor is not None and anchor.state is RmJobState.FAILED
+        remove_at = 0.0 if failed else None if anchor is None else anchor.deadline
+        service = self.by_job[job] = JobService(job, name, remove_at=remove_at)
+        return service
 
     def unreported(self) -> frozenset[str]:
         """Ids of live applications with containers that have not reported since the daemon's start.
