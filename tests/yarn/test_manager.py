@@ -653,10 +653,10 @@ def test_a_node_that_is_listed_as_lost_and_as_running_loses_no_task(
     handle = manager.submit(task("worker-1"))
     wait_until(lambda: bool(yarn.flexes))
     manager.report_container(report("worker-0", 3))
-    yarn.nodes = [node(1, state) for state in states]
+    yarn.nodes[:1] = [node(1, state) for state in states]
     listing = manager.listing()
     assert {job.handle: job.state for job in listing.jobs}[handle] is RmJobState.RUNNING
-    assert [(each.name, each.state) for each in listing.nodes] == [("node1", NodeState.UP)]
+    assert (listing.nodes[0].name, listing.nodes[0].state) == ("node1", NodeState.UP)
 
 
 def test_nodes_have_time_to_register_after_a_restart_of_the_resource_manager(yarn: FakeYarn) -> None:
