@@ -143,12 +143,9 @@ def credited(errors: Tensor, numbers: Tensor, actions: Tensor, credit: Credit) -
     """
     if credit is Credit.SLOT:
         return errors[:, 0]
-    total = errors.sum(dim=1)
-    if credit is Credit.ALL:
-        return total
     jobs = errors.shape[1]
     own = errors.gather(1, (actions // 3).clamp(max=jobs - 1)[:, None])[:, 0]
-    return torch.where(actions == 3 * jobs, total / numbers, own)
+    return torch.where(actions == 3 * jobs, errors.sum(dim=1) / numbers, own)
 
 
 def _mean(targets: Tensor, valid: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from dl2d.learning.dl2_paper.rollout import MIN_RATE
 from dl2d.learning.dl2_paper.samples import Samples
 from dl2d.learning.dl2_paper.settings import Labels
 from dl2d.learning.recorded_slots import Recording
-from dl2d.policies.dl2_paper.exploration import MAX_RATIO, correcting_actions, explored
+from dl2d.policies.dl2_paper.exploration import correcting_actions, explored
 from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.policies.dl2_paper.policy import Dl2Original
 
@@ -106,7 +106,7 @@ def _probability(version: Dl2Original, observation: NDArray[np.float32], mask: N
     chances = np.exp(logits - logits.max())
     chances /= chances.sum()
     sizes = version.sight.layout.sizes_in(observation[None])
-    corrections = correcting_actions(sizes[:, :, 0], sizes[:, :, 1], mask[None], MAX_RATIO)
+    corrections = correcting_actions(sizes[:, :, 0], sizes[:, :, 1], mask[None])
     epsilon = version.exploration
     _, probability = explored(np.array([action]), chances[None], corrections, epsilon, np.ones(1))
     return max(float(probability[0]), 1e-6)

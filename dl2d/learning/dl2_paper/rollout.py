@@ -14,7 +14,6 @@ from dl2d.core.errors import TooFewSamples
 from dl2d.learning.dl2_paper.samples import Samples
 from dl2d.learning.dl2_paper.settings import Credit, Reward, Settings
 from dl2d.policies.dl2_paper.exploration import correcting_actions, explored
-from dl2d.policies.dl2_paper.observation import dominant_share
 from dl2d.policies.dl2_paper.policy import Network, chosen
 from dl2d.simulation.vectorized.clusters import Clusters, SlotReport
 from dl2d.simulation.vectorized.stepwise_sizing import Windows
@@ -105,7 +104,7 @@ class SampleCollector:
         taken, probability = actions, chances[np.arange(len(actions)), actions].astype(np.float64)
         if settings.epsilon:
             sizes = windows.layout.sizes_in(observations)
-            corrections = correcting_actions(sizes[:, :, 0], sizes[:, :, 1], masks, settings.ratio)
+            corrections = correcting_actions(sizes[:, :, 0], sizes[:, :, 1], masks)
             taken, probability = explored(actions, chances, corrections, settings.epsilon, draws[1])
         void = 3 * settings.window
         # Where void is all that can be done there is nothing to learn.
@@ -164,7 +163,7 @@ class SampleCollector:
         which = report.which
         place = np.full(settings.clusters, -1)
         place[which] = np.arange(len(which))
-        rewards = rewards_of(report, clusters, settings)
+        rewards = rewards_of(report, settings)
         over = (clusters.left[which] == 0) | (clusters.played[which] >= settings.most_slots)
         ending = np.zeros(settings.clusters, dtype=np.bool_)
         ending[which] = True
@@ -218,23 +217,11 @@ class SampleCollector:
             clusters.reset(over)
 
 
-def rewards_of(report: SlotReport, clusters: Clusters, settings: Settings) -> Floats:
+def rewards_of(report: SlotReport, settings: Settings) -> Floats:
     """Reward of each job in a slot, shape (k, jobs); 0 for jobs that were not there."""
     if settings.reward is Reward.PROGRESS:
-        rewards = report.progress
-    elif settings.reward is Reward.RATE:
-        rewards = report.rate
-    else:
-        rewards = np.where(report.present, np.log(report.rate + MIN_RATE), 0.0)
-    if settings.fairness:
-        which = report.which
-        whole = np.maximum(clusters.capacity[which], 1)[:, None, :]
-        demand = clusters.demand[which]
-        share = dominant_share(np.stack((report.workers, report.ps), axis=2), demand, whole)
-        least = np.where(report.present, share, np.inf).min(axis=1)
-        numbers = report.present.sum(axis=1)
-        even = np.where(numbers > 0, np.minimum(least, 1.0) * numbers, 0.0)
-        rewards = rewards + settings.fairness * even[:, None] * report.present
+        return report.progress
+    rewards: Floats = np.where(report.present, np.log(report.rate + MIN_RATE), 0.0)
     return rewards
 
 

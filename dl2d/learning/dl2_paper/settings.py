@@ -53,11 +53,12 @@ class Labels(enum.StrEnum):
 
 
 class Reward(enum.StrEnum):
-    """Reward of a job in a slot: the share of its epochs that it did (the paper's), or would do in a whole slot."""
+    """Reward of a job in a slot, from the share of its epochs."""
 
+    #: The share that it did, as in the paper.
     PROGRESS = "progress"
-    RATE = "rate"
-    #: log(rate + 0.001): doubling the speed of a job adds the same reward, however long the job is.
+    #: log(r + 0.001) with the share r that it would do in a whole slot: doubling the speed of a job adds the same
+    #: reward, however long the job is.
     LOG_RATE = "log-rate"
 
 
@@ -68,8 +69,6 @@ class Credit(enum.StrEnum):
     SLOT = "slot"
     #: That of the job that was given the task; void has the mean over the jobs of the batch.
     OWN = "own"
-    #: The sum over the batch of each job's reward less its predicted value.
-    ALL = "all"
 
 
 class Surrogate(enum.StrEnum):
@@ -128,8 +127,6 @@ class Settings(Record):
     epochs: Annotated[int, Whole(1, 100)] = 2
     reward: Reward = Reward.LOG_RATE
     credit: Credit = Credit.OWN
-    #: Weight of: least dominant share of a job in the slot x number of jobs, added to each job's reward.
-    fairness: Annotated[float, Number(1e6)] = 0.0
     gamma: Annotated[float, Number(1.0)] = 0.0
     #: Off: the baseline is the mean reward instead.
     critic: Flag = True
@@ -144,10 +141,8 @@ class Settings(Record):
     last_entropy: Annotated[float, Number(1e3)] = 0.001
     rate: Annotated[float, Number(1.0)] = 1e-3
     last_rate: Annotated[float, Number(1.0)] = 1e-4
-    #: Job-aware exploration (section 4.3): probability of a correcting action in a poor state, and the ratio of workers
-    #: to PSs beyond which a state is poor.
+    #: Job-aware exploration (section 4.3): probability of a correcting action in a poor state.
     epsilon: Annotated[float, Number(1.0)] = 0.1
-    ratio: Annotated[float, Number(1000.0, least=1.0)] = 10.0
     #: Learners, each with its own clusters, whose gradients are averaged.
     federation: Annotated[int, Whole(1, 1000)] = 1
     validate_every: Annotated[int, Whole(1, 1_000_000)] = 20

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from dl2d.core.array_types import Floats, Ints
 
 #: Ratio of workers to PSs, or of PSs to workers, beyond which a state is poor: the paper's.
-MAX_RATIO: Final = 10.0
+_MAX_RATIO: Final = 10.0
 
 
-def correcting_actions(workers: Ints, ps: Ints, masks: NDArray[Any], ratio: float) -> Ints:
+def correcting_actions(workers: Ints, ps: Ints, masks: NDArray[Any]) -> Ints:
     """The action that corrects the first job in a poor state that has an allowed one.
 
-    Poor are: several workers and no PS, several PSs and no worker, or more than ``ratio`` times as many of one as of
+    Poor are: several workers and no PS, several PSs and no worker, or more than ten times as many of one as of
     the other. A job that can have no PS is never short of one, since the mask forbids it.
 
     Parameters
@@ -32,8 +32,8 @@ def correcting_actions(workers: Ints, ps: Ints, masks: NDArray[Any], ratio: floa
         Shape (N,); -1 where no state is poor.
     """
     choices = masks[:, :-1].reshape(*workers.shape, 3) != 0
-    wants_worker = (ps >= 2) & (ps > ratio * workers) & choices[:, :, 0]
-    wants_ps = (workers >= 2) & (workers > ratio * ps) & choices[:, :, 1]
+    wants_worker = (ps >= 2) & (ps > _MAX_RATIO * workers) & choices[:, :, 0]
+    wants_ps = (workers >= 2) & (workers > _MAX_RATIO * ps) & choices[:, :, 1]
     poor = wants_worker | wants_ps
     first = poor.argmax(axis=1)
     rows = np.arange(len(workers))

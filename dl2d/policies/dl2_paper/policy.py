@@ -24,7 +24,7 @@ from dl2d.core.jobs import Allocation, JobKey
 from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.policies.common.checkpoint import Checkpoint, checkpoint_in, read_checkpoint, version_of
-from dl2d.policies.dl2_paper.exploration import MAX_RATIO, correcting_actions
+from dl2d.policies.dl2_paper.exploration import correcting_actions
 from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.policies.dl2_paper.sizing import STEPS, Batch, Sizing, grows, usable
 
@@ -271,7 +271,7 @@ class Dl2Original:
 def correcting_action(batch: Batch) -> int:
     """The action that corrects a poor state of a batch; -1 where none is poor, or nothing can be done about it."""
     sizes, mask = batch.sizes(), batch.mask()
-    return int(correcting_actions(sizes[None, :, 0], sizes[None, :, 1], mask[None], MAX_RATIO)[0])
+    return int(correcting_actions(sizes[None, :, 0], sizes[None, :, 1], mask[None])[0])
 
 
 def from_checkpoint(folder: Path | None) -> Dl2Original:

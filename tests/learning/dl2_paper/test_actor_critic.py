@@ -16,9 +16,7 @@ ERRORS = torch.tensor([[1.0, -3.0], [1.0, -3.0], [1.0, -3.0], [5.0, 0.0]])
 ACTIONS = torch.tensor([1, 5, 6, 6])
 
 
-@pytest.mark.parametrize(
-    ("credit", "want"), [(Credit.OWN, [1, -3, -1, 5]), (Credit.ALL, [-2, -2, -2, 5]), (Credit.SLOT, [1, 1, 1, 5])]
-)
+@pytest.mark.parametrize(("credit", "want"), [(Credit.OWN, [1, -3, -1, 5]), (Credit.SLOT, [1, 1, 1, 5])])
 def test_whose_reward_an_action_is_credited_with(credit: Credit, want: list[float]) -> None:
     errors = ERRORS[:, :1] if credit is Credit.SLOT else ERRORS
     assert credited(errors, NUMBERS, ACTIONS, credit).tolist() == want

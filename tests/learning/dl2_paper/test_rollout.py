@@ -97,39 +97,31 @@ def test_clusters_without_decisions_are_told_of() -> None:
         SampleCollector(Library.of([full]), PLAIN, [0]).collect(ONE_MORE, NOBODY, 2)
 
 
-def a_report(*rates: float) -> tuple[SlotReport, Clusters]:
+def a_report(*rates: float) -> SlotReport:
     clusters = Clusters(Library.of([two_jobs()]), 1)
     clusters.reset(np.array([0]), np.array([0]), [np.random.default_rng(0)])
     clusters.fill(np.array([[[2, 1], [1, 1]]]), np.zeros(1, dtype=np.int64))
     report = clusters.end_slot(np.array([0]))
-    return replace(report, rate=np.array([rates]), progress=np.array([rates]) / 2), clusters
+    return replace(report, rate=np.array([rates]), progress=np.array([rates]) / 2)
 
 
 @pytest.mark.parametrize(
     ("reward", "want"),
     [
         (Reward.PROGRESS, [0.25, 0.0]),
-        (Reward.RATE, [0.5, 0.0]),
         (Reward.LOG_RATE, [np.log(0.501), np.log(0.001)]),
     ],
 )
 def test_rewards_by_hand(reward: Reward, want: list[float]) -> None:
-    report, clusters = a_report(0.5, 0.0)
-    assert rewards_of(report, clusters, Settings(reward=reward))[0] == pytest.approx(want)
-
-
-def test_fairness_rewards_everybody_for_the_least_dominant_share() -> None:
-    """Of 16 CPUs and 16 GPUs the first job has 8 GPUs, the second 4 CPUs and 4 GPUs: a quarter, for two jobs."""
-    report, clusters = a_report(0.5, 0.5)
-    fair = rewards_of(report, clusters, Settings(reward=Reward.RATE, fairness=10.0))[0]
-    assert fair == pytest.approx([0.5 + 10 * 0.25 * 2] * 2)
+    report = a_report(0.5, 0.0)
+    assert rewards_of(report, Settings(reward=reward))[0] == pytest.approx(want)
 
 
 def correction(*jobs: tuple[int, int], forbidden: tuple[int, ...] = ()) -> int:
     mask = np.ones((1, 3 * len(jobs) + 1), dtype=np.int8)
     mask[0, list(forbidden)] = 0
     workers, ps = np.array([[size[0] for size in jobs]]), np.array([[size[1] for size in jobs]])
-    return int(correcting_actions(workers, ps, mask, 10.0)[0])
+    return int(correcting_actions(workers, ps, mask)[0])
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,8 @@ def test_it_learns_which_tasks_pay() -> None:
             replace(PAPER, window=6, hidden=32, clusters=16, supervised_updates=10, iterations=4, samples=256,
                     minibatch=64, replay=512), id="the paper's text"),
         pytest.param(
-            replace(SMALL, credit=Credit.ALL, gamma=0.5, reward=Reward.RATE, critic=False, epsilon=0.0, fairness=1.0,
-                    surrogate=Surrogate.PLAIN, network=NetworkKind.SHARED), id="all else"),
+            replace(SMALL, credit=Credit.SLOT, gamma=0.5, reward=Reward.PROGRESS, critic=False, epsilon=0.0,
+                    surrogate=Surrogate.PLAIN), id="all else"),
     ],
 )  # fmt: skip
 def test_the_same_seed_gives_the_same_weights(settings: Settings) -> None:
