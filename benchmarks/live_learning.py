@@ -1,23 +1,21 @@
 """Learning speeds on one live cluster: a stream of jobs for days, no table of speeds, and a verdict for each bar.
 
     python benchmarks/live_learning.py [--policies dl2 lookahead] [--nodes 96 24] [--seeds 0 1 2 3 4]
-        [--scenarios plain noise drift wrong-labels resize-costs new-type] [--history 72] [--slots 216]
-        [--tables FILE.json] [--optimism 0.5] [--checkpoint FOLDER] [--streams] [--json FILE]
+        [--scenarios plain noise drift wrong-labels resize-costs new-type] [--tables FILE.json] [--json FILE]
 
 About 2.6 jobs come in each slot of 20 minutes, each of a type drawn at random. Types are those of the generator `dl2`
 as `benchmarks/simulation_replay.py` has them (shipped profiles), or with `--tables` those of a workload file: its
 speeds, and of each model the file's first job. Rules are those of the preset `dl2-paper` but for the kept cluster with
-resize costs. For the first `--history` slots DRF schedules, then the policy, which sees the speeds that the jobs
-reported so far and no others: `dl2` has the weights of a checkpoint (the one that comes with dl2d, or `--checkpoint`)
-without its speeds; `dl2-true` has the true ones in their place.
+resize costs. For the first 72 slots (the history) DRF schedules, then for 216 slots the policy, which sees the speeds
+that the jobs reported so far and no others: `dl2` has the weights that come with dl2d without their speeds.
 
 | scenario | what is other than plain |
 |---|---|
 | noise | the speed of a job in a slot is x U(0.95, 1.05) |
-| drift | overnight (`--drift-at`, in slots after the history) every type gets faster or slower by 30 % |
+| drift | overnight (108 slots after the history) every type gets faster or slower by 30 % |
 | wrong-labels | a tenth of the jobs say that they are of another type |
 | resize-costs | those of the preset `realistic`, on a cluster that is kept from slot to slot |
-| new-type | one of the types comes from slot `--new-type-at` after the history on |
+| new-type | one of the types comes from slot 36 after the history on |
 
 Bars, on the jobs that come after the history; each is judged in every stream, and met where it is met in all:
 
@@ -40,7 +38,7 @@ import json
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,8 +48,7 @@ from numpy.typing import NDArray
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Decision
-from dl2d.core.jobs import Allocation, Architecture, Job
-from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.core.jobs import Architecture, Job
 from dl2d.core.packing import Packing
 from dl2d.core.policy import Evidence, Policy
 from dl2d.core.resources import Resources
@@ -59,6 +56,7 @@ from dl2d.placement.dl2_paper import Dl2Paper
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.plugins import load_policy
 from dl2d.policies.common.checkpoint import read_checkpoint
+from dl2d.policies.common.predicted_speeds import DEFAULT_OPTIMISM
 from dl2d.policies.dl2 import policy as dl2
 from dl2d.policies.dl2.checkpoint_contents import as_arrays
 from dl2d.policies.dl2.policy import Dl2
@@ -68,13 +66,19 @@ from dl2d.policies.optimus import Optimus
 from dl2d.simulation.replay import Replayed, Rules, replay
 from dl2d.simulation.speeds.realism_options import REALISTIC, Realism
 from dl2d.simulation.speeds.speed_models import SpeedModel
-from dl2d.simulation.workload.format import NodeGroup, SimulatedJob, Workload, read_workload, to_request
+from dl2d.simulation.workload.format import NodeGroup, SimulatedJob, Workload, read_workload
 from dl2d.simulation.workload.generators import generate
 
 MODELS = "bert,cnn-text-classification,dssm,gpt-2,inception-bn,inception-v3,resnet-50,resnext-110"
 SLOT = 1200.0
-#: Windows of arrivals and of speeds, in slots.
-LONG, SHORT = 36, 12
+#: Slots that DRF schedules first, and those after them in which jobs come; jobs in each on average.
+HISTORY, LIVE, RATE = 72, 216, 2.6
+#: Slots after the history from which speeds are others, and from which jobs of the new type come.
+DRIFT_AT, NEW_TYPE_AT = 108, 36
+#: What dl2 is told that a resize costs, where it does.
+RESIZE_SECONDS = 10.0
+#: Window of arrivals and of speeds, in slots.
+WINDOW = 12
 #: Nodes from which on jobs do not wait for each other at their best sizes.
 ROOMY = 48
 #: Slots after the history from which jobs count for the ceiling.
@@ -193,19 +197,19 @@ def types(tables: str | None) -> Workload:
     return replace(made, jobs=jobs, slot_seconds=SLOT)
 
 
-def stream(options: argparse.Namespace, scenario: str, nodes: int, seed: int) -> Stream:
+def stream(tables: str | None, scenario: str, nodes: int, seed: int) -> Stream:
     """Jobs for all slots; with equal seeds the same ones for any number of nodes."""
-    made, random, clock = types(options.tables), np.random.default_rng(seed), Clock()
+    made, random, clock = types(tables), np.random.default_rng(seed), Clock()
     first: dict[str, SimulatedJob] = {}
     for job in made.jobs:
         first.setdefault(job.model, job)
     names = sorted(first)
     late = names[int(random.integers(len(names)))]
     faster = dict(zip(names, (random.random(len(names)) < 0.5).tolist(), strict=True))
-    comes = options.history + options.new_type_at if scenario == "new-type" else 0
+    comes = HISTORY + NEW_TYPE_AT if scenario == "new-type" else 0
     jobs: list[SimulatedJob] = []
-    for slot in range(options.history + options.slots):
-        for _ in range(int(random.poisson(options.rate))):
+    for slot in range(HISTORY + LIVE):
+        for _ in range(int(random.poisson(RATE))):
             model = names[int(random.integers(len(names)))]
             other = names[int(random.integers(len(names)))]
             if model == late and slot < comes:
@@ -213,14 +217,14 @@ def stream(options: argparse.Namespace, scenario: str, nodes: int, seed: int) ->
             jobs.append(replace(first[model], id=str(len(jobs) + 1), submit_slot=slot))
     speeds: dict[str, SpeedModel] = {name: made.speeds[name] for name in names}
     if scenario == "drift":
-        at = options.history + options.drift_at
+        at = HISTORY + DRIFT_AT
         speeds = {name: Drifting(speeds[name], 1.3 if faster[name] else 0.7, at, clock) for name in names}
     cluster = (NodeGroup(nodes, Resources.of(cpu=8, gpu=8)),)
     workload = Workload(slot_seconds=SLOT, cluster=cluster, speeds=speeds, jobs=tuple(jobs))
     return Stream(workload, clock, Speeds(speeds, jobs), late)
 
 
-def run(made: Stream, policy: Policy, options: argparse.Namespace, scenario: str, seed: int) -> Replayed:
+def run(made: Stream, policy: Policy, scenario: str, seed: int) -> Replayed:
     """The stream under a policy, to its end."""
     made.clock.slot = 0
     kept = scenario == "resize-costs"
@@ -236,7 +240,7 @@ def run(made: Stream, policy: Policy, options: argparse.Namespace, scenario: str
         )
     return replay(
         made.workload,
-        After(policy, options.history, made.clock),
+        After(policy, HISTORY, made.clock),
         LoadBalance() if kept else Dl2Paper(),
         rules=Rules(empty_each_slot=not kept, realism=realism),
         seed=seed,
@@ -289,9 +293,10 @@ def learned_after(parts: Sequence[Sequence[tuple[str, float]]], model: str) -> i
     return next((place for place in range(len(means) - 4) if statistics.fmean(means[place : place + 5]) >= 0.9), None)
 
 
-def windowed(slots: Sequence[Sequence[float]], wide: int) -> list[float]:
-    """Means over all jobs of so many slots up to each one; 1 where there are none."""
-    windows = ([part for slot in slots[max(0, end - wide + 1) : end + 1] for part in slot] for end in range(len(slots)))
+def windowed(slots: Sequence[Sequence[float]]) -> list[float]:
+    """Means over all jobs of the window up to each slot; 1 where there are none."""
+    ends = range(1, len(slots) + 1)
+    windows = ([part for slot in slots[max(0, end - WINDOW) : end] for part in slot] for end in ends)
     return [statistics.fmean(parts or [1.0]) for parts in windows]
 
 
@@ -307,50 +312,36 @@ def above_from(one: Sequence[float], other: Sequence[float]) -> int | None:
     return start if start < len(one) else None
 
 
-def by_window(lengths: Sequence[float], jobs: Sequence[SimulatedJob], begin: int, wide: int) -> list[float]:
-    """Mean length of the jobs that arrived in each window; of those that begin with ``begin``."""
+def by_window(lengths: Sequence[float], jobs: Sequence[SimulatedJob]) -> list[float]:
+    """Mean length of the jobs that arrived in each window after the history."""
     of: dict[int, list[float]] = defaultdict(list)
     for length, job in zip(lengths, jobs, strict=True):
-        if job.submit_slot >= begin:
-            of[(job.submit_slot - begin) // wide].append(length)
+        if job.submit_slot >= HISTORY:
+            of[(job.submit_slot - HISTORY) // WINDOW].append(length)
     return [statistics.fmean(of[window]) if of[window] else float("nan") for window in range(max(of) + 1)]
 
 
-def with_speeds(
-    options: argparse.Namespace, speeds: Sequence[MeasuredSpeeds], *, optimism: float, resize_seconds: float
-) -> Dl2:
-    """``dl2`` with the weights of a checkpoint and other speeds."""
-    folder = Path(options.checkpoint) if options.checkpoint else Path(dl2.__file__).parent / "default"
-    learned = read_checkpoint(folder, policy="dl2")
-    arrays, kinds = as_arrays(speeds)
+def without_speeds(resize_seconds: float) -> Dl2:
+    """``dl2`` with the weights that come with it and no speeds."""
+    learned = read_checkpoint(dl2.DEFAULT_CHECKPOINT, policy="dl2")
+    arrays, kinds = as_arrays(())
     other = replace(learned, weights={**learned.weights, **arrays}, settings={**learned.settings, "kinds": kinds})
-    return Dl2(other, optimism=optimism, slot_seconds=SLOT, resize_seconds=resize_seconds)
+    return Dl2(other, optimism=DEFAULT_OPTIMISM, slot_seconds=SLOT, resize_seconds=resize_seconds)
 
 
-def truth(made: Stream) -> list[MeasuredSpeeds]:
-    """All speeds, as if each size had been measured many times."""
-    known = {}
-    for job in made.workload.jobs:
-        kind = TrainingKind.of(to_request(job, made.workload))
-        if kind not in known:
-            grid = made.speeds.at(job.model, job.max_workers, job.max_ps)
-            sizes = [Allocation(w, p) for w in range(1, job.max_workers + 1) for p in range(1, job.max_ps + 1)]
-            known[kind] = tuple(SpeedPoint(size, float(grid[size.ps, size.workers]), 1000) for size in sizes)
-    return [MeasuredSpeeds(kind, known[kind]) for kind in sorted(known)]
-
-
-def policies(made: Stream, options: argparse.Namespace, scenario: str) -> dict[str, Callable[[], Policy]]:
-    """All that can be asked for beside installed ones."""
-    resize_seconds = options.resize_seconds if scenario == "resize-costs" else 0.0
-    return {
-        "drf": lambda: Drf(end_at_first_failure=True, whole_bundles=True),
-        "optimus-true": lambda: Optimus(known=made.speeds),
-        "lookahead-true": lambda: Lookahead(known=made.speeds),
-        "lookahead-fit": lambda: Lookahead(fitted=True),
-        "lookahead": lambda: Lookahead(optimism=options.optimism),
-        "dl2": lambda: with_speeds(options, (), optimism=options.optimism, resize_seconds=resize_seconds),
-        "dl2-true": lambda: with_speeds(options, truth(made), optimism=0.0, resize_seconds=resize_seconds),
-    }
+def policy_of(name: str, made: Stream, scenario: str) -> Policy:
+    """A policy by its name; those whose name ends in ``-true`` are told the speeds."""
+    match name:
+        case "drf":
+            return Drf(end_at_first_failure=True, whole_bundles=True)
+        case "optimus-true":
+            return Optimus(known=made.speeds)
+        case "lookahead-true":
+            return Lookahead(known=made.speeds)
+        case "dl2":
+            return without_speeds(RESIZE_SECONDS if scenario == "resize-costs" else 0.0)
+        case _:
+            return load_policy(name)
 
 
 @dataclass(frozen=True)
@@ -363,12 +354,6 @@ class Row:
     policy: str
     #: Values of the bars; None where it never gets there.
     bars: dict[str, float | None]
-    #: JCT over the ceiling by windows of arrivals, and speed over the best by windows.
-    over_ceiling: list[float]
-    speed: list[float]
-    #: Milliseconds of CPU of a decision: median and 99th percentile.
-    decision_ms: tuple[float, float]
-    seconds: float
 
 
 #: What each value may be at most, and for people.
@@ -382,76 +367,42 @@ def met(bar: str, value: float | None) -> bool:
 
 def measure(options: argparse.Namespace, scenario: str, nodes: int, seed: int) -> list[Row]:
     """A row for each policy on one stream."""
-    made = stream(options, scenario, nodes, seed)
-    jobs, begin, end = made.workload.jobs, options.history, options.history + options.slots
-    there = policies(made, options, scenario)
-    played: dict[str, Replayed] = {}
-    took: dict[str, float] = {}
+    made = stream(options.tables, scenario, nodes, seed)
+    jobs = made.workload.jobs
     needed = ["drf", "optimus-true", *(["lookahead-true"] if nodes < ROOMY else [])]
-    for name in dict.fromkeys([*needed, *options.policies]):
-        start = time.process_time()
-        played[name] = run(made, there[name]() if name in there else load_policy(name), options, scenario, seed)
-        took[name] = time.process_time() - start
+    played = {
+        name: run(made, policy_of(name, made, scenario), scenario, seed)
+        for name in dict.fromkeys([*needed, *options.policies])
+    }
     jcts = {name: [job.jct for job in result.jobs] for name, result in played.items()}
     least = jcts["lookahead-true"] if nodes < ROOMY else best_alone(made)
-    ceiling, drf = by_window(least, jobs, begin, LONG), by_window(jcts["drf"], jobs, begin, SHORT)
-    parts = {name: parts_of_best(made, result, end) for name, result in played.items()}
-    speeds = {
-        name: windowed([[part for _, part in slot] for slot in slots[begin:]], SHORT) for name, slots in parts.items()
-    }
-    settled = [place for place, job in enumerate(jobs) if job.submit_slot >= begin + SETTLED]
-    live = [place for place, job in enumerate(jobs) if job.submit_slot >= begin]
+    drf = by_window(jcts["drf"], jobs)
+    parts = {name: parts_of_best(made, result, HISTORY + LIVE) for name, result in played.items()}
+    speeds = {name: windowed([[part for _, part in slot] for slot in slots[HISTORY:]]) for name, slots in parts.items()}
+    settled = [place for place, job in enumerate(jobs) if job.submit_slot >= HISTORY + SETTLED]
+    live = [place for place, job in enumerate(jobs) if job.submit_slot >= HISTORY]
     rows = []
     for name in played:
         mine = jcts[name]
         bars: dict[str, float | None] = {
-            **(
-                {"above": above_from(speeds[name], speeds["optimus-true"])}
-                if nodes >= ROOMY
-                else {
-                    "optimus": mean_part(parts["optimus-true"][begin + FAST :]) / mean_part(parts[name][begin + FAST :])
-                }
-            ),
             "ceiling": sum(mine[place] for place in settled) / sum(least[place] for place in settled),
-            "drf": max(own / its for own, its in zip(by_window(mine, jobs, begin, SHORT), drf, strict=True)),
+            "drf": max(own / its for own, its in zip(by_window(mine, jobs), drf, strict=True)),
         }
-        if nodes >= ROOMY:
+        if nodes < ROOMY:
+            its, own = (mean_part(parts[one][HISTORY + FAST :]) for one in ("optimus-true", name))
+            bars["optimus"] = its / own
+        else:
+            bars["above"] = above_from(speeds[name], speeds["optimus-true"])
             bars["slower"] = statistics.fmean(mine[place] > 1.1 * jcts["drf"][place] for place in live)
-        if scenario == "new-type" and nodes >= ROOMY:
-            bars["new type"] = learned_after(parts[name], made.late)
-        windows = by_window(mine, jobs, begin, LONG)
-        spent = np.array(played[name].decision_ms[begin:])
-        rows.append(
-            Row(
-                scenario=scenario,
-                nodes=nodes,
-                seed=seed,
-                policy=name,
-                bars=bars,
-                over_ceiling=[round(own / best, 4) for own, best in zip(windows, ceiling, strict=True)],
-                speed=[round(value, 3) for value in speeds[name][SHORT - 1 :: SHORT]],
-                decision_ms=(float(np.median(spent)), float(np.quantile(spent, 0.99))),
-                seconds=took[name],
-            )
-        )
+            if scenario == "new-type":
+                bars["new type"] = learned_after(parts[name], made.late)
+        rows.append(Row(scenario, nodes, seed, name, bars))
     return rows
 
 
 def shown(value: float | None) -> str:
     """A value of a bar, for people."""
     return "never" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
-
-
-def tell_streams(rows: Sequence[Row]) -> None:
-    """A line for each stream."""
-    for row in rows:
-        values = " ".join(f"{bar} {shown(value)}" for bar, value in row.bars.items())
-        windows = " ".join(f"{value:.3f}" for value in row.over_ceiling)
-        print(
-            f"  {row.scenario} {row.nodes} seed {row.seed} {row.policy:14} {values}   over the ceiling {windows}   "
-            f"{row.decision_ms[0]:.1f} / {row.decision_ms[1]:.1f} ms, {row.seconds:.1f} s",
-            flush=True,
-        )
 
 
 def tell_verdicts(rows: Sequence[Row], judged: Sequence[str]) -> list[dict[str, Any]]:
@@ -483,17 +434,8 @@ def main() -> None:
     parser.add_argument("--policies", nargs="+", default=["dl2", "lookahead"])
     parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=list(SCENARIOS), metavar="SCENARIO")
     parser.add_argument("--nodes", type=int, nargs="+", default=[96, 24])
-    parser.add_argument("--slots", type=int, default=216, help="in which jobs come, the history's not counted")
-    parser.add_argument("--history", type=int, default=72, help="slots that DRF schedules before")
-    parser.add_argument("--rate", type=float, default=2.6, help="jobs a slot")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--tables", help="a workload file with other types")
-    parser.add_argument("--checkpoint", help="whose weights dl2 has")
-    parser.add_argument("--optimism", type=float, default=0.5, help="deviations that are hoped for")
-    parser.add_argument("--resize-seconds", type=float, default=10.0, help="what dl2 is told that a resize costs")
-    parser.add_argument("--drift-at", type=int, default=108, help="slots after the history")
-    parser.add_argument("--new-type-at", type=int, default=36, help="slots after the history")
-    parser.add_argument("--streams", action="store_true", help="also a line for each stream")
     parser.add_argument("--json", help="also write all rows and verdicts to this file")
     options = parser.parse_args()
     rows: list[Row] = []
@@ -503,8 +445,6 @@ def main() -> None:
         for nodes in options.nodes:
             found = [row for seed in options.seeds for row in measure(options, scenario, nodes, seed)]
             rows += found
-            if options.streams:
-                tell_streams(found)
             verdicts += tell_verdicts(found, options.policies)
     if options.json:
         told = {"verdicts": verdicts, "rows": [asdict(row) for row in rows]}
