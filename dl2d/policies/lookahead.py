@@ -101,8 +101,7 @@ class Lookahead:
     gets no more when that leaves no jump that is worthwhile.
 
     Speeds are those that may be hoped for (``dl2d.throughput.gaussian_process``): of sizes that are believed to be
-    equally fast the one of which less is known is the better one to run at, for it is measured there. Or they come as
-    Optimus' do: fitted to what was measured, with samples of kinds that were measured too little. Or they are told.
+    equally fast the one of which less is known is the better one to run at, for it is measured there. Or they are told.
     Alternatives are scored by gains: 0 for staying as it is.
 
     No paper: it is what a perfect hill climb could do where Optimus stops at the first dip, as a baseline.
@@ -116,10 +115,6 @@ class Lookahead:
     resize_seconds, slot_seconds
         What a resize costs, so that a job's size is changed only where it pays, of believed speeds; the length of an
         interval.
-    fitted
-        Fitted speeds in place of believed ones: ``lookahead-fit``.
-    sample_sizes
-        As for Optimus, with fitted speeds.
     """
 
     def __init__(
@@ -129,8 +124,6 @@ class Lookahead:
         optimism: float = DEFAULT_OPTIMISM,
         resize_seconds: float = 0.0,
         slot_seconds: float = 1200.0,
-        fitted: bool = False,
-        sample_sizes: int = 0,
     ) -> None:
         if not math.isfinite(optimism):
             msg = f"optimism: must be a number, not {optimism!r}"
@@ -142,42 +135,32 @@ class Lookahead:
         self._optimism = optimism
         self._resize_seconds = resize_seconds
         self._slot_seconds = slot_seconds
-        self._fitted = fitted
-        self._sample_sizes = sample_sizes
 
     @property
     def name(self) -> str:
-        """``lookahead``, ``lookahead-fit`` with fitted speeds, or ``lookahead-true`` where it is told them."""
-        return "lookahead" + ("-true" if self._known is not None else "-fit" if self._fitted else "")
+        """``lookahead``, or ``lookahead-true`` where it is told speeds."""
+        return "lookahead" if self._known is None else "lookahead-true"
 
     @property
     def version(self) -> str:
         """Of the code, and the settings where they are not the usual."""
-        believes = self._known is None and not self._fitted
-        optimism = f" optimism={self._optimism:g}" if believes and self._optimism != DEFAULT_OPTIMISM else ""
+        if self._known is not None:
+            return "1"
+        optimism = f" optimism={self._optimism:g}" if self._optimism != DEFAULT_OPTIMISM else ""
         costs = f" resize_seconds={self._resize_seconds:g} slot_seconds={self._slot_seconds:g}"
-        return (
-            ("3" if believes else "1")
-            + optimism
-            + (costs if believes and self._resize_seconds else "")
-            + (f" sample_sizes={self._sample_sizes}" if self._sample_sizes else "")
-        )
+        return "3" + optimism + (costs if self._resize_seconds else "")
 
     @property
     def needs(self) -> frozenset[Evidence]:
-        """Speeds unless it is told; those of each job too where they are believed."""
-        if self._known is not None:
-            return NO_EVIDENCE
-        return frozenset({Evidence.SPEEDS} if self._fitted else {Evidence.SPEEDS, Evidence.JOB_SPEEDS})
+        """Speeds, those of each job too, unless it is told."""
+        return NO_EVIDENCE if self._known is not None else frozenset({Evidence.SPEEDS, Evidence.JOB_SPEEDS})
 
     def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
         """See ``dl2d.core.policy.Policy``. Cost: tasks x log nodes, jumps x log jobs, a grid for each size reached."""
         del rng
-        known = self._known
-        if known is None and not self._fitted:
-            lost = self._resize_seconds / self._slot_seconds
-            known = PredictedSpeeds(snapshot, optimism=self._optimism, lost=lost)
-        growing = GrowingJobs(snapshot, packing, known=known, sample_sizes=self._sample_sizes)
+        lost = self._resize_seconds / self._slot_seconds
+        known = self._known or PredictedSpeeds(snapshot, optimism=self._optimism, lost=lost)
+        growing = GrowingJobs(snapshot, packing, known=known)
         left = [samples_left(job) for job in snapshot.jobs]
         jumps: dict[JobGroup, _Jumps] = {}
         for group in growing.groups:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from policies.snapshots import a_job, a_snapshot, ask, cluster, given
-from policies.speeds import Told, Truth, measured
+from policies.speeds import Told, Truth
 
 from dl2d.core.decision import Constraint
 from dl2d.core.jobs import NOTHING, Allocation, Architecture
@@ -14,7 +14,7 @@ from dl2d.core.policy import Evidence
 from dl2d.core.resources import Resources
 from dl2d.policies.lookahead import Lookahead
 from dl2d.policies.optimus import Optimus
-from dl2d.simulation.speeds.speed_models import AllReduce, PsSync
+from dl2d.simulation.speeds.speed_models import AllReduce
 
 CPU = {
     "worker": Resources.of(cpu=2),
@@ -103,16 +103,6 @@ def test_all_reduce_jobs_and_jobs_without_work_left() -> None:
     decision = ask(Lookahead(known=Truth(ring)), a_snapshot([done], nodes))
     assert decision.jobs[0].allocation == (1, 0)
     assert decision.jobs[0].reason.text == "has no declared work left"
-
-
-def test_without_being_told_it_samples_as_optimus_does() -> None:
-    jobs = [a_job(number, max_workers=16, max_ps=16) for number in range(1, 7)]
-    fresh = a_snapshot(jobs, cluster(40, cpu=8, gpu=8))
-    assert given(Lookahead(fitted=True), fresh) == given(Optimus(), fresh)
-    model = PsSync((0.02, 0.1, 0.3, 0.005, 0.01), 32)
-    assert given(Lookahead(fitted=True), measured(fresh, model, given(Lookahead(fitted=True), fresh))) == given(
-        Lookahead(known=Truth(model)), fresh
-    )
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -270,7 +270,6 @@ def test_lookahead_goes_to_what_is_known_to_be_fast_and_tries_what_may_be_faster
     [size] = allocations(Lookahead(optimism=2.0), diagonal)
     assert size.workers != size.ps
     assert ask(Lookahead(optimism=2.0), diagonal).policy_version == "3 optimism=2"
-    assert Lookahead(fitted=True).name == "lookahead-fit"
 
 
 @pytest.mark.parametrize("optimism", [float("-inf"), float("inf"), float("nan")])
