@@ -99,7 +99,7 @@ def test_jobs_are_resized_and_their_weights_are_those_of_static_runs(demos: list
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
 def test_an_interrupted_demo_leaves_nothing(demos: list[Demo], tmp_path: Path, number: signal.Signals):
     demo = start(demos, tmp_path)
     deadline = time.monotonic() + 90

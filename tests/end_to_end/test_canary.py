@@ -48,7 +48,7 @@ def recorded(cluster: LocalCluster, factor: float) -> None:
     ("factor", "state", "after"),
     [
         (0.7, CanaryState.PROMOTED, {("drf", "drf")}),
-        (1.4, CanaryState.WITHDRAWN, {("fifo", "fifo")}),
+        pytest.param(1.4, CanaryState.WITHDRAWN, {("fifo", "fifo")}, marks=pytest.mark.nightly),
     ],
 )
 def test_both_groups_train_and_the_result_holds_for_all_jobs(

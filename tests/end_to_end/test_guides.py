@@ -110,6 +110,7 @@ def test_the_first_job_on_yarn(tmp_path: Path) -> None:
     assert "Services REST interface answers" in checked
 
 
+@pytest.mark.nightly
 def test_the_job_file_of_the_yarn_guide_runs_on_this_machine(tmp_path: Path) -> None:
     file = job_of_the_yarn_guide(tmp_path)
     nodes = [{"name": "n", "count": 2, "resources": {"cpu": 4, "memory": "8G"}}]
@@ -153,6 +154,7 @@ def test_the_first_job_on_slurm(cluster: SlurmCluster, tmp_path: Path) -> None:
         assert daemon.job(key).state == "finished", daemon.job(key).end_reason
 
 
+@pytest.mark.nightly
 @pytest.mark.slurm
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "Slurm is there")
 def test_the_job_file_of_the_yarn_guide_runs_on_slurm(cluster: SlurmCluster, tmp_path: Path) -> None:

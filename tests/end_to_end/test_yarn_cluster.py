@@ -219,7 +219,7 @@ def test_a_job_goes_on_after_its_master_and_the_resource_manager_were_killed(
 def test_a_worker_whose_node_manager_died_is_lost_and_its_orphan_ended(daemon: YarnDaemon, gate: Path) -> None:
     # A node has room for one worker and two small containers, so at least one node has a worker only.
     worker = {"cpu": 4, "memory": 256}
-    key = daemon.train("orphan", *FAST, epochs=150, gate=gate, max_workers=3, architecture="allreduce", worker=worker)
+    key = daemon.train("orphan", *FAST, epochs=60, gate=gate, max_workers=3, architecture="allreduce", worker=worker)
     daemon.wait_until(lambda: daemon.confirmed(key) == (3, 0), "the job trains")
     agents = [process.environ() for process in daemon.processes_of(key)]
     keeping = {agent["NM_PORT"] for agent in agents if agent.get("DL2_INSTANCE") == "coordinator-0"}
@@ -239,5 +239,5 @@ def test_a_worker_whose_node_manager_died_is_lost_and_its_orphan_ended(daemon: Y
     daemon.wait_until(lambda: daemon.confirmed(key) == (3, 0), "another worker has its place")
     gate.unlink()
     daemon.wait_for_end(key, timeout=120)
-    assert daemon.job(key).digest == _static_digest(("--optimizer", "momentum"), 150)
+    assert daemon.job(key).digest == _static_digest(("--optimizer", "momentum"), 60)
     daemon.wait_until_gone(key)

@@ -59,7 +59,7 @@ def test_preempted_workers_are_an_ordinary_resize(daemon: YarnDaemon, tmp_path: 
     gate = tmp_path / "hold-job"
     gate.touch()
     # 11 of the cluster's 18 CPUs, of which its queue is guaranteed 7: master, coordinator, PS, four workers of 2.
-    key = daemon.train("elastic", *FAST, epochs=300, gate=gate, max_workers=4, max_ps=1)
+    key = daemon.train("elastic", *FAST, epochs=100, gate=gate, max_workers=4, max_ps=1)
     daemon.wait_until(lambda: daemon.confirmed(key) == (4, 1), "the job has all it may have")
     # All the rest, in containers that fit everywhere: two of the workers have to go.
     prod = daemon.post_plain("prod", "bob", queue="prod", containers=10, cpu=1)
@@ -84,5 +84,5 @@ def test_preempted_workers_are_an_ordinary_resize(daemon: YarnDaemon, tmp_path: 
     gate.unlink()
     daemon.wait_for_end(key)
     job = daemon.job(key)
-    assert (job.state, job.digest) == (JobState.FINISHED, _static_digest(("--optimizer", "momentum"), 300))
+    assert (job.state, job.digest) == (JobState.FINISHED, _static_digest(("--optimizer", "momentum"), 100))
     daemon.wait_until_gone(key)

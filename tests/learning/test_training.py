@@ -128,7 +128,9 @@ class Deaf:
         return self._policy.decide(replace(snapshot, speeds=()), packing, rng)
 
 
-@pytest.mark.parametrize("seed", [2, 3, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (0, 1, 4, 5))])
+@pytest.mark.parametrize(
+    "seed", [2, 3, *(pytest.param(seed, marks=[pytest.mark.slow, pytest.mark.nightly]) for seed in (0, 1, 4, 5))]
+)
 def test_on_clusters_it_is_played_as_in_a_replay(seed: int) -> None:
     workloads = [shrunk(drawn(seed, nodes=4, plain=True), 1.0), tiny(seed, jobs=16)]
     trainer = Trainer(workloads, workloads, replace(QUICK, parts=(1.0,), hidden=2))

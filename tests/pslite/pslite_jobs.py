@@ -11,6 +11,8 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 from pslite.coordinator import Settings
 
 #: of tests of leases: as short as it can be where a process may get no processor for seconds
@@ -25,10 +27,17 @@ def environment(**changes: str) -> dict[str, str]:
     return {**{k: v for k, v in os.environ.items() if not k.startswith(("DL2_", "SLURM_"))}, **changes}
 
 
-def schedules(count: int) -> range:
-    """Return the seeds of random schedules: so many, or as the environment says (hundreds, by hand)."""
+def schedules(count: int, *, landing: int, fast: int = 0) -> list[pytest.ParameterSet]:
+    """Return the seeds of random schedules: so many, or as the environment says (hundreds, by hand).
+
+    The first ``fast`` of them are not slow, and those after the first ``landing`` are nightly.
+    """
     first = int(os.environ.get("PSLITE_FIRST_SCHEDULE", "0"))
-    return range(first, first + int(os.environ.get("PSLITE_PROCESS_SCHEDULES", count)))
+    marks = pytest.mark.slow, pytest.mark.nightly
+    return [
+        pytest.param(first + number, marks=marks[: (number >= fast) + (number >= landing)])
+        for number in range(int(os.environ.get("PSLITE_PROCESS_SCHEDULES", count)))
+    ]
 
 
 def command(*options: str) -> list[str]:

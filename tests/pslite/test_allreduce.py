@@ -240,8 +240,7 @@ def test_a_loop_in_the_style_of_ddp_has_one_digest_at_any_size():
     assert result.digest == alone.stdout.strip()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", schedules(15))
+@pytest.mark.parametrize("seed", schedules(15, landing=4))
 def test_kills_in_the_middle_of_resizes_of_real_processes(seed):
     rng = random.Random(seed)
     schedule, version = [], 0

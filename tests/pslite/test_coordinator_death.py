@@ -121,7 +121,11 @@ def test_a_coordinator_that_hangs_is_followed_by_another_one_and_no_bit_differs(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [(), ("--clip", "0.5"), ("--durability", "durable")], ids=" ".join)
+@pytest.mark.parametrize(
+    "options",
+    [(), pytest.param(("--clip", "0.5"), marks=pytest.mark.nightly), ("--durability", "durable")],
+    ids=" ".join,
+)
 def test_a_killed_coordinator_is_followed_by_another_one_and_no_bit_differs(tmp_path, gate, options):
     state = tmp_path / "state"
     with told(dl2_run(*PACED, *options), DL2_STATE=str(state)) as job:
@@ -210,8 +214,7 @@ class Storm:
         kill_coordinator(self.state, self.coordinators)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", schedules(9))
+@pytest.mark.parametrize("seed", schedules(9, landing=4))
 def test_deaths_of_all_kinds_in_the_middle_of_resizes_under_the_daemon(tmp_path, gate, seed):
     rng = random.Random(seed)
     servers = rng.choice((0, 3, 4))

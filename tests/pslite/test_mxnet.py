@@ -92,7 +92,9 @@ def test_without_a_job(python, check):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [("--schedule",), ("--optimizer=adam",)], ids=["sgd", "adam"])
+@pytest.mark.parametrize(
+    "options", [("--schedule",), pytest.param(("--optimizer=adam",), marks=pytest.mark.nightly)], ids=["sgd", "adam"]
+)
 def test_a_gluon_script_computes_what_it_does_with_mxnets_own_servers(script, tmp_path, options):
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     result = run(script("loop", *options, out=ours))
@@ -126,7 +128,7 @@ def test_a_module_script_computes_what_it_does_with_mxnets_own_servers(script, t
 
 
 # dense weights with row_sparse gradients are not compared: MXNet's own servers crash on them
-ROWS = [("embedding",), ("embedding", "--optimizer=adam"), ("factors",)]
+ROWS = [pytest.param(("embedding",), marks=pytest.mark.nightly), ("embedding", "--optimizer=adam"), ("factors",)]
 
 
 @pytest.mark.slow
@@ -261,7 +263,7 @@ def static(command):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+@pytest.mark.parametrize("optimizer", [pytest.param("momentum", marks=pytest.mark.nightly), "adam"])
 def test_gluons_job_has_the_same_bits_at_any_size(script, optimizer):
     command = script("job", optimizer=optimizer)
     schedule = [Resize(6, workers=3, servers=2), Resize(20, workers=2, servers=1)]

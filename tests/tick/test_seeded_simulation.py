@@ -47,7 +47,9 @@ def test_faults_of_any_kind_break_no_rule_and_forget_nothing() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(200, _SEEDS, 400))
+@pytest.mark.parametrize(
+    "first", [200, *(pytest.param(first, marks=pytest.mark.nightly) for first in range(600, _SEEDS, 400))]
+)
 def test_faults_of_any_kind_in_many_runs(first: int) -> None:
     """``DL2D_SIMULATION_SEEDS=10000`` tries so many."""
     for seed in range(first, min(first + 400, _SEEDS)):
