@@ -30,10 +30,6 @@ _COLOURS: Final[Mapping[str, str]] = {
 }  # fmt: skip
 #: For other policies, in the order of the experiment: from Paul Tol's muted scheme.
 _OTHERS: Final = ("#882255", "#999933", "#332288", "#44aa99", "#aa4499", "#117733")
-_JOBS: Final = (
-    "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#999933", "#332288", "#88ccee", "#882255",
-    "#44aa99",
-)  # fmt: skip
 #: Told the truth instead of measuring it: the colour is that of the policy, dashes and hatching tell them apart.
 _TOLD: Final = "-true"
 _INK, _FAINT, _PALE = "#1d2430", "#5d6675", "#e4e8ee"
@@ -96,14 +92,10 @@ def draw_plots(run: Run, cases: Sequence[CaseSummary], folder: Path) -> tuple[Pi
         name = case.case.name
         slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40]
         slug = f"{run.experiment.cases.index(case.case) + 1}-{slug}"
-        grouped = _grouped([timelines])
         if timelines.policies:
-            caption = f"Workers and parameter servers of all jobs together, {over}{grouped}."
+            caption = f"Workers and parameter servers of all jobs together, {over}{_grouped([timelines])}."
             figure = _allocation(case, timelines, looks)
             drawn.append((f"allocation-{slug}", f"Allocation over time: {name}", caption, figure))
-        if timelines.by_job:
-            caption = f"Workers and parameter servers, one colour a job, seed {run.experiment.seeds[0]}{grouped}."
-            drawn.append((f"jobs-{slug}", f"Allocation by job: {name}", caption, _by_job(case, timelines)))
     folder.mkdir(exist_ok=True)
     return tuple(_save(folder, *each) for each in drawn)
 
@@ -252,36 +244,10 @@ def _allocation(case: CaseSummary, timelines: Timelines, looks: Mapping[str, _Lo
         axis.fill_between(timelines.edges, workers, both, step="post", color=colour, alpha=0.4, linewidth=0)
         _dress(axis, policy, _in_slots("time", case) if axis is grid[-1] else "", grid_of="y", y="tasks")
     most = max((float((each.workers + each.ps).max()) for each in timelines.policies.values()), default=1.0)
-    _same_scale(grid, most, float(timelines.edges[-1]))
-    return figure
-
-
-def _by_job(case: CaseSummary, timelines: Timelines) -> Figure:
-    """Allocations over time, stacked by job in order of arrival."""
-    figure, grid = _figure(len(timelines.by_job), 1, 1.3, shared=True)
-    for axis, (policy, tasks) in zip(grid, timelines.by_job.items(), strict=True):
-        below = np.zeros(tasks.shape[1])
-        for place, layer in enumerate(tasks):
-            above = below + layer
-            held = np.flatnonzero(layer)
-            if held.size:
-                part = slice(held[0], held[-1] + 1)  # the rest would make a large file and show nothing
-                axis.fill_between(
-                    timelines.edges[held[0] : held[-1] + 2], _to_end(below[part]), _to_end(above[part]), step="post",
-                    color=_JOBS[place % len(_JOBS)], linewidth=0,
-                )  # fmt: skip
-            below = above
-        _dress(axis, policy, _in_slots("time", case) if axis is grid[-1] else "", grid_of="y", y="tasks")
-    together = np.max([tasks.sum(axis=0) for tasks in timelines.by_job.values()], axis=0)
-    # Other seeds may have taken longer.
-    _same_scale(grid, float(together.max()), float(timelines.edges[int(np.flatnonzero(together)[-1]) + 1]))
-    return figure
-
-
-def _same_scale(grid: Sequence[Any], most: float, end: float) -> None:
     for axis in grid:
         axis.set_ylim(0, max(1.0, most) * 1.06)
-        axis.set_xlim(0, end)
+        axis.set_xlim(0, float(timelines.edges[-1]))
+    return figure
 
 
 def _to_end(values: Floats) -> Floats:

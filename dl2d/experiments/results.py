@@ -17,7 +17,6 @@ from dl2d.experiments.definition import Case, Claim
 from dl2d.experiments.participant_preparation import Preparation, Prepared, is_ideal
 from dl2d.experiments.run import Run, read_series
 from dl2d.experiments.simulation_runs import Result, Timings
-from dl2d.simulation.result_time_series import SlotSeries
 from dl2d.simulation.statistics import paired_change, paired_difference
 
 
@@ -236,8 +235,6 @@ class Timelines:
     #: Slots in a group; the last one may have fewer.
     width: int
     policies: Mapping[str, Timeline]
-    #: By policy, tasks of each job (row, in order of coming) in each group, for the seed that kept them.
-    by_job: Mapping[str, Floats]
 
 
 def read_timelines(run: Run, case: CaseSummary) -> Timelines:
@@ -249,7 +246,6 @@ def read_timelines(run: Run, case: CaseSummary) -> Timelines:
     sizes = np.diff(edges)
     sums: dict[str, list[Floats]] = {}
     counts: dict[str, int] = {}
-    kept: dict[str, SlotSeries] = {}
     for cell in run.cells:
         done = run.finished.get(cell.number)
         if cell.case.name != case.case.name or done is None or done.result is None:
@@ -266,9 +262,6 @@ def read_timelines(run: Run, case: CaseSummary) -> Timelines:
         before = sums.get(cell.policy)
         sums[cell.policy] = means if before is None else [a + b for a, b in zip(before, means, strict=True)]
         counts[cell.policy] = counts.get(cell.policy, 0) + 1
-        if series.allocations:
-            kept[cell.policy] = series
-    order = {job: place for place, job in enumerate(_in_order(kept))}
     return Timelines(
         edges=edges,
         width=width,
@@ -276,24 +269,4 @@ def read_timelines(run: Run, case: CaseSummary) -> Timelines:
             policy: Timeline(utilisation=total[0] / count, workers=total[1] / count, ps=total[2] / count)
             for (policy, total), count in zip(sums.items(), counts.values(), strict=True)
         },
-        by_job={policy: _tasks_by_job(series, order, width, sizes) for policy, series in kept.items()},
     )
-
-
-def _tasks_by_job(series: SlotSeries, order: Mapping[str, int], width: int, sizes: Floats) -> Floats:
-    tasks = np.zeros((len(order), len(sizes)))
-    for slot, jobs in zip(series.slots, series.allocations, strict=True):
-        for job, has in jobs.items():
-            tasks[order[job], slot // width] += has.workers + has.ps
-    return tasks / sizes
-
-
-def _in_order(kept: Mapping[str, SlotSeries]) -> list[str]:
-    """Jobs in order of the slot in which any policy first allocated them tasks."""
-    first: dict[str, tuple[int, int, str]] = {}
-    for series in kept.values():
-        for slot, jobs in zip(series.slots, series.allocations, strict=True):
-            for job in jobs:
-                key = (slot, len(job), job)
-                first[job] = min(first.get(job, key), key)
-    return sorted(first, key=lambda job: first[job])

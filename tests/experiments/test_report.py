@@ -86,7 +86,7 @@ def test_the_page_is_well_formed_and_needs_no_other_file(reported: Reported) -> 
     assert page.tag == "html"
     assert page.find("head/title").text == "Experiment mine, version 7"
     images = [image.get("src") for image in page.iter("img")]
-    assert len(images) == 3 + 2 * 2  # completion times, distribution, utilisation; two of allocations per workload
+    assert len(images) == 3 + 2  # completion times, distribution, utilisation; allocations of each workload
     for source in images:
         assert base64.b64decode(source.removeprefix("data:image/png;base64,")).startswith(b"\x89PNG")
     assert HOSTILE in [title.text for title in page.iter("h3")]
@@ -119,8 +119,6 @@ def test_pictures_are_there_and_the_same_each_time(reported: Reported) -> None:
             "allocation-2-b-a-b-b-c",
             "cdf",
             "jct",
-            "jobs-1-plain",
-            "jobs-2-b-a-b-b-c",
             "utilisation",
         )
         for kind in ("png", "svg")
@@ -143,8 +141,6 @@ def test_timelines_by_hand(tmp_path: Path) -> None:
     assert drf.utilisation.tolist() == [0.5, 1, 0, 0, 0.25]
     assert drf.workers.tolist() == [2, 3, 0, 0, 1]
     assert drf.ps.tolist() == [1, 2, 0, 0, 1]
-    # Of seed 0, by job in order of coming.
-    assert timelines.by_job["fifo"].tolist() == [[3, 2, 0, 0, 0], [0, 3, 0, 0, 1]]
     for path in (run.folder / "series").iterdir():
         path.unlink()
     assert not read_timelines(run, case).policies
@@ -167,7 +163,6 @@ def test_many_slots_are_averaged_in_groups(tmp_path: Path) -> None:
     assert timelines.edges[:3].tolist() == [0, 3, 6]
     assert timelines.edges[-2:].tolist() == [240, 241]
     assert timelines.policies["drf"].workers[:3].tolist() == pytest.approx([5 / 3, 1 / 3, 0])
-    assert timelines.by_job["drf"].sum() == pytest.approx(9 / 3)
 
 
 def test_what_failed_is_in_the_report(tmp_path: Path) -> None:
@@ -232,18 +227,6 @@ def test_the_summary_as_json(tmp_path: Path) -> None:
     assert drf["avg_jct_slots"]["mean"] == 4.0
     assert drf["difference_slots"] is None
     assert found["workloads"][HOSTILE]["policies"]["fifo"]["change"]["mean"] == 0.5
-
-
-def test_jobs_are_drawn_where_their_allocations_were_kept(tmp_path: Path) -> None:
-    path = tmp_path / "real.yaml"
-    path.write_text(
-        "name: real\nversion: 1\ndescription: x\nworkloads: ['generator:dl2?jobs=3&longest_slots=4']\n"
-        "policies: [drf, lookalike]\nseeds: 2\n".replace("lookalike", "fifo")
-    )
-    run = run_cells(begin_run(read_experiment(path), tmp_path / "out"), Here())
-    markdown, _ = write_report(run)
-    assert "plots/jobs-1-dl2-jobs-3-longest-slots-4.png" in markdown.read_text()
-    assert "one colour a job, seed 0" in markdown.read_text()
 
 
 def test_a_report_that_cannot_be_written_is_told(tmp_path: Path) -> None:
