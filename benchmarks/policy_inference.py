@@ -135,13 +135,12 @@ class Timed:
 def a_checkpoint(jobs: int) -> Checkpoint:
     """Of a network that sizes as Optimus does."""
     from dl2d.learning.dl2_paper.settings import Settings  # noqa: PLC0415 - torch takes seconds
-    from dl2d.learning.dl2_paper.supervised import imitate_teacher  # noqa: PLC0415
+    from dl2d.learning.dl2_paper.trainer import train  # noqa: PLC0415
     from dl2d.simulation.workload.sources import load_source  # noqa: PLC0415
 
     source = "generator:dl2?nodes=96&jobs=30&models=" + ",".join(MODELS)
     workloads = [load_source(source, seed=seed).workload for seed in range(6)]
-    settings = Settings(teacher="optimus", window=jobs)
-    return imitate_teacher(workloads[:5], workloads[5:], settings, seed=0).checkpoint
+    return train(workloads[:5], workloads[5:], Settings(teacher="optimus", window=jobs, iterations=0), seed=0)
 
 
 def a_dense_checkpoint(jobs: int) -> Checkpoint:

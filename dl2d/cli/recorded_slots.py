@@ -70,7 +70,7 @@ def recorded_slots(settings: Settings, limit: int, policy: str | None, seed: int
         found = [slot for each in reversed(listed) if (slot := store.slot(each.number)) is not None]
         if not found:
             whose = "" if policy is None else f" in which {policy} decided"
-            raise RequestError("--from-store", f"the store has no recorded slots{whose}")
+            raise RequestError("--slots", f"the store has no recorded slots{whose}")
         try:
             days = recorded_days(settings, store, now=time.time(), seed=seed, assume_speeds=not settings.mode.acts)
             problem = f"{_NOT_COMPARED}: jobs report no speeds" if days.unreported else ""

@@ -72,7 +72,7 @@ def test_a_missing_extra_is_said_in_one_sentence() -> None:
             "-w",
             "jobs.json",
         ): "torch and matplotlib, not installed here; install with: pip install 'dl2d[train]'",
-        ("train", "supervised", "--teacher", "drf", "-w", "jobs.json"): "pip install 'dl2d[train]'",
+        ("train", "supervised", "--store", "sqlite:///x"): "pip install 'dl2d[train]'",
         ("experiment", "run", "load"): "matplotlib, not installed here; install with: pip install 'dl2d[simulate]'",
         ("demo",): "torch and sklearn and matplotlib, not installed here; install with: pip install 'dl2d[demo]'",
     }

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -64,7 +63,7 @@ def a_slot(number: int, snapshot: Snapshot, decision: Decision) -> Slot:
 def test_a_store_is_learned_from_and_the_result_simulated_and_gone_on_with(
     dl2d: Dl2d, site: Path, workload: Path, tmp_path: Path
 ) -> None:
-    ran = dl2d("train", "supervised", "--from-store", "-c", site, "-o", tmp_path / "out", "--json")
+    ran = dl2d("train", "supervised", "-c", site, "-o", tmp_path / "out", "--json")
     assert ran.status == 0, ran.err
     said = ran.json
     assert 100 <= len(said["losses"]) <= 400
@@ -97,7 +96,6 @@ def test_a_scheduler_is_learned_from_that_dl2d_only_looked_on_at(dl2d: Dl2d, tmp
     ran = dl2d(
         "train",
         "supervised",
-        "--from-store",
         "-c",
         config,
         "-o",
@@ -115,9 +113,7 @@ def test_a_scheduler_is_learned_from_that_dl2d_only_looked_on_at(dl2d: Dl2d, tmp
     # No size is told beforehand to the network: 1 to 16 workers would do.
     assert said["held_out"]["started"] >= 5
     assert said["held_out"]["started_same"] > 0.2
-    ran = dl2d(
-        "train", "supervised", "--from-store", "--design", "jumps", "-c", config, "-o", tmp_path / "dl2", "--json"
-    )
+    ran = dl2d("train", "supervised", "--design", "jumps", "-c", config, "-o", tmp_path / "dl2", "--json")
     assert ran.status == 0, ran.err
     assert (ran.json["weights"], ran.json["supervised"]["policies"]) == ("own", ["observed"])
     assert "jobs with measured or assumed speeds were submitted on 0 of the recorded days" in ran.json["reason"]
@@ -130,7 +126,7 @@ def test_dl2_has_its_own_weights_where_completion_times_cannot_be_compared(dl2d:
     """The store has less than a day."""
     record(store_url(tmp_path), load_source(DAYS, seed=2).workload, Srtf(), begin=time.time() // DAY * DAY - DAY / 2)
     site, out = write_config(tmp_path, schedule={"slot_seconds": 1200.0}), tmp_path / "out"
-    ran = dl2d("train", "supervised", "--from-store", "--design", "jumps", "-c", site, "-o", out, "--json")
+    ran = dl2d("train", "supervised", "--design", "jumps", "-c", site, "-o", out, "--json")
     assert ran.status == 0, ran.err
     said = ran.json
     assert said["weights"] == "own"
@@ -152,7 +148,7 @@ def test_days_on_which_versions_are_compared_are_not_learned_from(dl2d: Dl2d, tm
     record(store_url(tmp_path), load_source(DAYS, seed=2).workload, Drf(), begin=begin, decided_by="observed")
     config = write_config(tmp_path, mode="shadow", schedule={"slot_seconds": 1200.0},
                           policy={"name": "dl2-original", "checkpoint": str(tmp_path / "out")})  # fmt: skip
-    train = ("train", "supervised", "--from-store", "--min-jobs", "3", "--updates", "3", "-c", config, "-o",
+    train = ("train", "supervised", "--min-jobs", "3", "--updates", "3", "-c", config, "-o",
              tmp_path / "out")  # fmt: skip
     ran = dl2d(*train, "--json")
     assert ran.status == 0, ran.err
@@ -164,7 +160,7 @@ def test_days_on_which_versions_are_compared_are_not_learned_from(dl2d: Dl2d, tm
     assert "drf: that is as near to the recorded scheduler" in ran.out
     # Nor is what was learned from compared on.
     assert dl2d("shadow", "-c", config, "--json").json["saved"]["days"] == days[1:]
-    ran = dl2d(*train[:3], "--min-jobs", "24", *train[5:])
+    ran = dl2d(*train[:2], "--min-jobs", "24", *train[4:])
     assert ran.status == 1
     assert f"at least 24 are needed; record more, or lower --min-jobs; not learned from: {days[1]}" in ran.err
 
@@ -180,7 +176,7 @@ def test_fitted_weights_are_taken_if_they_pass_the_gate(
     record(store_url(tmp_path), workload, Srtf(), begin=begin)
     config = write_config(tmp_path, schedule={"slot_seconds": 1200.0})
     out = tmp_path / "out"
-    ran = dl2d("train", "supervised", "--from-store", "--design", "jumps", "-c", config, "-o", out, "--json")
+    ran = dl2d("train", "supervised", "--design", "jumps", "-c", config, "-o", out, "--json")
     assert ran.status == 0, ran.err
     assert (ran.json["weights"], ran.json["reason"]) == ("fitted" if passed else "own", "as the gate says")
     days, recorded = ran.json.get("days"), {day_name(begin + number * DAY) for number in range(6)}
@@ -194,34 +190,10 @@ def test_fitted_weights_are_taken_if_they_pass_the_gate(
     assert checkpoint.settings["slot_seconds"] == 1200.0
 
 
-def test_a_teacher_is_learned_from(dl2d: Dl2d, workload: Path, tmp_path: Path) -> None:
-    ran = dl2d(
-        "train", "supervised", "--teacher", "fifo", "-w", workload, "-o", tmp_path / "out", "--loss", "square",
-        "--updates", "60",
-    )  # fmt: skip
-    assert ran.status == 0, ran.err
-    assert "against fifo's" in ran.out
-    assert "report in" in ran.out
-    record = json.loads((tmp_path / "out" / "checkpoint" / "checkpoint.json").read_text())
-    assert record["training"]["supervised"]["teacher"] == "fifo"
-    assert record["training"]["loss"] == "square"
-    assert record["settings"]["first_bundles"] is False
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "give either --from-store or --teacher"),
-        (["--from-store", "--teacher", "drf"], "give either --from-store or --teacher"),
-        (["--teacher", "drf"], "--teacher needs workloads"),
-        (["--design", "jumps"], "--design jumps learns from a store alone: give --from-store"),
-        (["--from-store", "--design", "jumps", "--network", "dense"], "--network cannot be used with --design jumps"),
-    ],
-)
-def test_wrong_use_is_told(dl2d: Dl2d, arguments: list[str], message: str) -> None:
-    ran = dl2d("train", "supervised", *arguments)
+def test_options_of_the_papers_network_are_refused_for_dl2(dl2d: Dl2d) -> None:
+    ran = dl2d("train", "supervised", "--design", "jumps", "--network", "dense")
     assert ran.status == 2
-    assert message in ran.err
+    assert "--network cannot be used with --design jumps" in ran.err
 
 
 def test_a_store_without_such_slots_is_told(dl2d: Dl2d, recorded: Recorded, tmp_path: Path) -> None:

@@ -217,7 +217,7 @@ def test_each_step_works_and_is_in_the_database(
     with site_of(tmp_path, store_url) as site:
         daemon = site.daemon
         site.observe()
-        site.dl2d("train", "supervised", "--from-store", "--out", "site")
+        site.dl2d("train", "supervised", "--out", "site")
         learned = {"name": "dl2-original", "checkpoint": str(tmp_path / "site")}
 
         site.change(Mode.SHADOW, learned)

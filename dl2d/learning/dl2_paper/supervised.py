@@ -11,22 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dl2d.core.errors import WorkloadError
 from dl2d.core.jobs import NOTHING
-from dl2d.learning.dl2_paper.demonstrations import demonstrations_in, demonstrations_of
+from dl2d.learning.dl2_paper.demonstrations import demonstrations_in
 from dl2d.learning.dl2_paper.networks import (
     Net,
     begin,
     check_finite,
     described,
     deterministic,
-    for_acting,
     policy_network,
     weights_of,
 )
-from dl2d.learning.dl2_paper.rollout import Score, score
 from dl2d.learning.dl2_paper.samples import Demonstrations
-from dl2d.learning.dl2_paper.settings import SERVE_WHOLE, NetworkKind, Settings, SupervisedLoss
+from dl2d.learning.dl2_paper.settings import NetworkKind, Settings, SupervisedLoss
 from dl2d.learning.recorded_slots import (
     MIN_JOBS,
     Recording,
@@ -40,13 +37,7 @@ from dl2d.learning.recorded_slots import (
 from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.policies.dl2_paper.policy import Dl2Original
-from dl2d.simulation.policy_lookup import replay_by_name
-from dl2d.simulation.simulation_presets import PresetName, preset
-from dl2d.simulation.vectorized.workload_arrays import Library
-from dl2d.simulation.workload.format import Workload
 
-#: Workloads that a teacher is imitated on.
-TEACHER_WORKLOADS: Final = 32
 #: The largest J that is chosen for a network that can have any.
 _MAX_WINDOW: Final = 128
 #: One of so many demonstrations is held out for a comparison.
@@ -55,8 +46,6 @@ _HELD_OUT: Final = 5
 #: lowest before, after which learning stops.
 _UPDATES_PER_CHECK: Final = 10
 _CHECKS_WITHOUT_GAIN: Final = 5
-#: Mean completion times that differ by a smaller share count as equal.
-_EQUAL_SHARE: Final = 1e-3
 
 #: Called after each update with its number, the number of all, and the loss.
 OnUpdate = Callable[[int, int, float], None]
@@ -157,62 +146,9 @@ class Imitation:
     #: Demonstrations that were learned from, and the share of those held out in which the best action was a right one.
     demonstrations: int
     agreement: float
-    #: From recorded slots: the network, and simple deciders.
-    comparison: SizeComparison | None = None
-    yardstick: Yardstick | None = None
-    #: From a built-in teacher: mean completion times on the validation workloads, in slots.
-    score: Score | None = None
-    teacher: float | None = None
-
-
-def imitate_teacher(
-    workloads: Sequence[Workload],
-    validation: Sequence[Workload],
-    settings: Settings,
-    *,
-    seed: int,
-    on_update: OnUpdate | None = None,
-) -> Imitation:
-    """Learn from the settings' teacher on workloads, under the rules of preset ``dl2-paper``.
-
-    For a shared network, ``settings.window`` is raised to the number of jobs of a workload.
-
-    Raises
-    ------
-    WorkloadError
-        There are no workloads, or they differ in resources that the observations show.
-    TrainingError
-        See ``TooFewSamples``, ``Diverged``.
-    """
-    if not workloads or not validation:
-        raise WorkloadError("jobs", "supervised learning needs workloads to learn from, and others to validate with")
-    everything = Library.of([*workloads, *validation])
-    library = Library.of(validation, models=everything.models)
-    if library.resources != everything.resources:
-        raise WorkloadError("cluster", "workloads to learn from and to validate with differ in their resources")
-    name = settings.teacher
-    settings = _with_window(settings, max(len(one.jobs) for one in (*workloads, *validation)))
-    sight = Sight(
-        window=settings.window, models=everything.models, resources=everything.resources,
-        first_bundles=settings.first_bundles and name not in SERVE_WHOLE,
-        slot_seconds=float(library.slot_seconds[0]), extras=settings.supervised_extras,
-    )  # fmt: skip
-    with deterministic():
-        rng = np.random.default_rng([seed, 2])
-        shown = demonstrations_of(name, workloads[:TEACHER_WORKLOADS], sight, labels=settings.labels, rng=rng)
-        network, losses, agreement, count = _learn(shown, sight, settings, seed, rng, on_update)
-        seen_as = replace(settings, first_bundles=sight.first_bundles, extras=sight.extras)
-        found = score(library, seen_as, for_acting(network), seed=seed)
-    chosen = preset(PresetName.DL2_PAPER)
-    teacher = float(np.mean([replay_by_name(name, one, chosen).avg_jct for one in validation]))
-    # What is wanted is the teacher's result; where both are as near, without draws.
-    sampled = abs(found.sampled - teacher) + _EQUAL_SHARE * teacher < abs(found.greedy - teacher)
-    record = {"teacher": name, "teacher_jct_slots": teacher, "greedy_jct_slots": found.greedy,
-              "sampled_jct_slots": found.sampled, "agreement": agreement}  # fmt: skip
-    return Imitation(
-        checkpoint=_checkpoint(network, sight, settings, seed, record, sampled=sampled), losses=losses,
-        demonstrations=count, agreement=agreement, score=found, teacher=teacher,
-    )  # fmt: skip
+    #: The network on the slots that are held out, and simple deciders on the same.
+    comparison: SizeComparison
+    yardstick: Yardstick
 
 
 def imitate_recordings(

@@ -39,13 +39,15 @@ from dl2d.learning.dl2_paper.networks import (
 from dl2d.learning.dl2_paper.rollout import SampleCollector, Score, score
 from dl2d.learning.dl2_paper.samples import ReplayBuffer, Samples
 from dl2d.learning.dl2_paper.settings import SERVE_WHOLE, Credit, NetworkKind, Settings
-from dl2d.learning.dl2_paper.supervised import TEACHER_WORKLOADS, fit
+from dl2d.learning.dl2_paper.supervised import fit
 from dl2d.learning.training_state import State, load_state, save_state
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
 from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.simulation.vectorized.workload_arrays import Library
 from dl2d.simulation.workload.format import Workload
 
+#: Workloads that a teacher is imitated on.
+_TEACHER_WORKLOADS: Final = 32
 #: Observations that the scales of hidden units are measured on.
 _SCALE_SAMPLES: Final = 1024
 
@@ -135,7 +137,7 @@ def train(
         elif start is not None:
             training.begin(training.adopted(start))
         elif settings.teacher and settings.supervised_updates:
-            training.begin(training.imitated(workloads[:TEACHER_WORKLOADS], on_step))
+            training.begin(training.imitated(workloads[:_TEACHER_WORKLOADS], on_step))
         live = None if recorded is None else recorded(training.sight)
         # 2. Rounds of acting and learning. Those between two validations have collectors and generators of their own,
         #    so that a state need not hold clusters in the midst of a slot.
