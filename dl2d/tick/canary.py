@@ -17,7 +17,7 @@ from msgspec import structs
 
 from dl2d.core.cluster import Snapshot, Task
 from dl2d.core.decision import CANARY, Decider, Decision
-from dl2d.core.jobs import Job, JobKey, Role
+from dl2d.core.jobs import JobKey, Role
 from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.resources import NO_RESOURCES, Resources
@@ -105,7 +105,7 @@ def _taken(snapshot: Snapshot, jobs: Collection[JobKey], decision: Decision, pla
     """Where the tasks of these jobs would be: those that they keep where they are, new ones where they have room.
 
     The tasks of all jobs of the decision are placed, and running tasks of jobs that it does not have keep their room as
-    long as there is other room. New tasks without room are left out.
+    long as there is other room. A new task that has room on no node alone takes its resources from several.
     """
     allocations, by_key = decision.allocations(), {job.key: job for job in snapshot.jobs}
     kept, incumbents, leaving = list[Task](), list[Task](), list[Task]()
@@ -122,14 +122,23 @@ def _taken(snapshot: Snapshot, jobs: Collection[JobKey], decision: Decision, pla
     for task in kept:
         packing.place_on(task.node, task.demand)
     taken = [(task.node, task.demand) for task in kept if task.job in jobs]
-    for key in allocations:
-        taken += [each for each in _placed(by_key[key], left, packing) if key in jobs]
-    return taken
+    scattered: list[Resources] = []
+    for key, role in ((key, role) for key in allocations for role in _ROLES):
+        demand = by_key[key].request.demand(role)
+        nodes, _ = packing.place_all(demand, role, left[key, role])
+        if key in jobs:
+            taken += [(node, demand) for node in nodes]
+            scattered += [demand] * (left[key, role] - len(nodes))
+    return [*taken, *_scattered(scattered, packing.room())]
 
 
-def _placed(job: Job, count: Mapping[tuple[JobKey, Role], int], packing: Packing) -> _Taken:
-    """New tasks of a job, so many of each role, on the nodes that have room for them."""
-    for role in _ROLES:
-        demand = job.request.demand(role)
-        for node in packing.place_all(demand, role, count[job.key, role])[0]:
-            yield node, demand
+def _scattered(demands: Iterable[Resources], room: Mapping[str, Resources]) -> _Taken:
+    """Parts of the demands on the nodes in their order, as far as these have room."""
+    free = dict(room)
+    for demand in demands:
+        missing = demand
+        for node, there in list(free.items()):
+            part = missing.minus(missing.minus(there))  # the smaller of both
+            if part.thousandths:
+                free[node], missing = there.minus(part), missing.minus(part)
+                yield node, part

@@ -234,25 +234,26 @@ def _count_failures(
 
     Tasks that were asked for before the job's last failure are of the attempt that failed then, which counts once, in
     whatever ticks they end. A start that never reached the resource manager does not count, since the job did not cause
-    it. A task that waited and is not listed any more may never have begun: the
-    resource manager may have lost it (YARN's manager keeps waiting tasks in memory only). That counts apart, so that
-    the next attempt is delayed, and the job is not ended. A job that has a confirmed task begins anew.
+    it. What the job may not have caused counts apart, so that the next attempt is delayed, and the job is not ended: a
+    task was ended from outside (preempted) or its node was lost, or it waited and is not listed any more (YARN's
+    manager keeps waiting tasks in memory only). A job that has a confirmed task begins anew.
     """
     before = {(task.job, task.id): task for task in tasks}
     confirmed = {task.job for task in before.values() if task.state is TaskState.CONFIRMED}
     # A failure in the future means that the clock was set back.
     counted = {key: count._replace(at=min(count.at, at)) for key, count in failures.items() if key not in confirmed}
     ended: dict[JobKey, str] = {}
-    unlisted: dict[JobKey, str] = {}
+    from_outside: dict[JobKey, str] = {}
     for change in changes:
         task = before[change.job, change.task]
         if task.asked_at < counted.get(change.job, _NO_FAILURES).at:
             continue
         if change.state is TaskState.FAILED and task.state.rank < TaskState.JOINED.rank and task.handle:
             may_have_waited = task.state is TaskState.ASKED and change.cause is FailureCause.NOT_LISTED
-            found = unlisted if may_have_waited else ended
+            is_from_outside = may_have_waited or change.cause in (FailureCause.CANCELLED, FailureCause.NODE_LOST)
+            found = from_outside if is_from_outside else ended
             found[change.job] = f"{change.task}: {change.note or 'no reason given'}"
-    for key, failure in (unlisted | ended).items():
+    for key, failure in (from_outside | ended).items():
         attempts, _, _, lost = counted.get(key, _NO_FAILURES)
         counted[key] = StartFailures(attempts + (key in ended), failure, at, lost + (key not in ended))
     return counted

@@ -236,6 +236,20 @@ def snapshots(draw: st.DrawFn) -> tuple[Snapshot, frozenset[JobKey]]:
     return Snapshot(at=1000.0, slot=1, nodes=tuple(nodes), jobs=jobs, tasks=()), group
 
 
+def test_a_worker_that_has_room_on_no_node_alone_is_not_given_to_the_other_group_as_well() -> None:
+    demands = ({"cpu": 2}, {"cpu": 7}, {"cpu": 1, "gpu": 1}, {"cpu": 4})
+    jobs = tuple(
+        make_job(number, max_workers=1, min_ps=0, max_ps=(2, 0, 0, 1)[number], worker=Resources.of(demand), epochs=1)
+        for number, demand in enumerate(demands)
+    )
+    snapshot = Snapshot(at=1000.0, slot=1, nodes=tuple(make_nodes(2)), jobs=jobs, tasks=())
+    decision = decide(snapshot, Deciders(Drf(), Drf(), LoadBalance()), 3, canary={jobs[0].key, jobs[1].key})
+    total = Resources.total(
+        job.request.demand_of(entry.allocation) for job, entry in zip(jobs, decision.jobs, strict=True)
+    )
+    assert total.fits_in(Resources.total(node.capacity for node in snapshot.nodes))
+
+
 @given(snapshots(), st.sampled_from(POLICIES), st.sampled_from(POLICIES))
 @settings(max_examples=60, deadline=None)
 def test_one_policy_decides_on_each_job_and_both_stay_within_the_cluster(

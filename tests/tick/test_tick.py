@@ -245,6 +245,22 @@ def test_waiting_tasks_that_the_manager_loses_again_and_again_delay_the_next_and
     assert world.state.memory.start_failures == {}
 
 
+@pytest.mark.parametrize("state", [RmJobState.CANCELLED, RmJobState.LOST])
+def test_tasks_that_are_preempted_before_they_join_delay_the_next_and_never_end_the_job(build, state) -> None:
+    world = build(timeouts=Timeouts(start_failures=3))
+    job = world.ready(max_workers=1, max_ps=1)
+    began, starts = world.now, []
+    for _ in range(30):
+        starts += [world.now - began] if world.tick().plan.starts else []
+        for rm_job in world.manager.live():
+            if ":anchor" not in rm_job.tag:
+                world.manager.end(rm_job.handle, state, "preempted")
+        world.beat()
+    gaps = [later - earlier for earlier, later in itertools.pairwise(starts)]
+    assert gaps == [20.0, 30.0, 50.0, 90.0]
+    assert world.job(job).state is JobState.READY
+
+
 def test_a_task_that_ran_and_is_not_listed_any_more_is_a_failed_start(build) -> None:
     world = build(timeouts=Timeouts(unseen_listings=1, unseen_seconds=0.0, start_failures=1))
     job = world.ready(max_workers=1, max_ps=1)

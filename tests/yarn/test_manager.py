@@ -325,6 +325,25 @@ def test_a_container_that_yarn_lists_and_that_never_reported_keeps_its_service_u
     second.close()
 
 
+def test_a_component_that_is_not_dl2ds_does_not_keep_its_service_unreported(
+    yarn: FakeYarn, manager: YarnManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a task that was lost while the daemon was down would never be missed."""
+    monkeypatch.setattr(service_changes, "LOOK_SECONDS", 0.1)
+    started(manager)
+    board = {"name": "board", "number_of_containers": 1, "resource": {"cpus": 1, "memory": "64"}}
+    yarn.posted[NAME]["components"].append(board)
+    now = [1_795_581_800.0]
+    second = restarted(yarn, now, size=1, listed=1)
+    yarn.containers[NAME]["board-0"] = CONTAINER % 9
+    yarn.apps[NAME]["runningContainers"] = 1 + 2
+    second.report_container(report("worker-0", 3, task="worker-1"))
+    now[0] += 70
+    assert second.listing().unreported == {yarn.apps[NAME]["id"]}
+    wait_until(lambda: not second.listing().unreported)
+    second.close()
+
+
 def restarted(yarn: FakeYarn, now: list[float], *, size: int, listed: int) -> YarnManager:
     """A second daemon's manager, after the containers had time to report; YARN has workers, and lists some of them."""
     yarn.posted[NAME]["components"][2]["number_of_containers"] = size
@@ -1301,8 +1320,7 @@ def test_changes_that_hang_do_not_count_as_mended_by_questions_that_are_answered
         manager._changer._change_all(look=True)
         lasted.append(now[0] - began)
         now[0] += 0.2
-    assert lasted[0] == 300  # none had failed before
-    assert max(lasted[1:]) == 30
+    assert max(lasted) == 30  # one of them in each round
     manager.close()
 
 

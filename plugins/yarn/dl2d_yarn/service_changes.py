@@ -33,8 +33,8 @@ REMOVE_AGAIN_SECONDS: Final = 30.0
 _ROUND_SECONDS: Final = 0.2
 #: Time from a failure to the next attempt, doubled with each further failure in a row, and its maximum, seconds.
 _RETRY_SECONDS, _MAX_RETRY_SECONDS = 1.0, 30.0
-#: Time after which a round begins no further attempt to change a service whose last one failed, and asks no further one
-#: for its description: each attempt may last as long as a request, seconds.
+#: Time that attempts which fail may take in a round until the others have to wait for the next one, and time after
+#: which no further service is asked for its description: each attempt may last as long as a request, seconds.
 _FAILING_SECONDS: Final = 5.0
 #: Time between two rounds that also ask YARN what its lists do not say, seconds.
 LOOK_SECONDS: Final = 5.0
@@ -134,11 +134,13 @@ class ServiceChanger:
             due = [service for service in services if service.retry_at <= self._timer() and not service.removed]
         # At the daemon's start many services may have ended: a few are removed in each round.
         ended = [service for service in due if service.state.ended]
-        began = self._timer()
+        failing = 0.0
         for service in _healthy_first([service for service in due if not service.state.ended] + ended[:_MAX_ASKED]):
-            if self._is_allowed() and (not service.failures or self._timer() < began + _FAILING_SECONDS):
-                change = self._remove if service.remove_at is not None else self._resize
-                self._attempt(service, change, is_change=True)
+            if not self._is_allowed() or failing >= _FAILING_SECONDS:
+                break
+            began, change = self._timer(), self._remove if service.remove_at is not None else self._resize
+            if not self._attempt(service, change, is_change=True):
+                failing += self._timer() - began
         if look:
             until = self._timer() + _FAILING_SECONDS
             self.find_overdue(until)
@@ -147,10 +149,13 @@ class ServiceChanger:
             self._read_reasons(until)
             self._decommission()
 
-    def _attempt(self, service: JobService, change: Callable[[JobService], object], *, is_change: bool = False) -> None:
-        """Change a service, or ask about it; a failed change counts as failed until a change succeeds."""
+    def _attempt(self, service: JobService, change: Callable[[JobService], object], *, is_change: bool = False) -> bool:
+        """Change a service, or ask about it; returns whether that succeeded.
+
+        A failed change counts as failed until a change succeeds.
+        """
         if self._closing.is_set() or self._timer() < service.retry_at:
-            return
+            return False
         try:
             change(service)
         except ResourceManagerError as error:
@@ -165,6 +170,8 @@ class ServiceChanger:
         else:
             if is_change or not service.change_failed:
                 service.failures, service.change_failed = 0, False
+            return True
+        return False
 
     def _failed(self, service: JobService, reason: str) -> None:
         service.failures += 1
@@ -223,6 +230,9 @@ class ServiceChanger:
         service.described_at = self._timer()
         if found.use is ServiceUse.FLEX:
             with self._lock:
+                application = self._services.application(service)
+                listed = sum(len(containers) for containers in found.containers.values())
+                service.all_described |= application is not None and listed >= application.containers - 1
                 for role in TASK_ROLES:
                     name = role.value
                     self._tasks.take_description(
@@ -314,7 +324,8 @@ class ServiceChanger:
     def _read_doubtful(self, until: float) -> None:
         """Ask YARN which containers it has, of services of which they may be others than is known."""
         with self._lock:
-            services = [self._services.live(job) for job in self._tasks.doubtful(LOOK_SECONDS)]
+            doubtful = self._tasks.doubtful(LOOK_SECONDS) | self._services.undescribed()
+            services = [self._services.live(job) for job in doubtful]
         running = [service for service in services if service is not None and service.state is RmJobState.RUNNING]
         running.sort(key=lambda each: each.described_at)
         due = [service for service in _healthy_first(running) if service.retry_at <= self._timer()]

@@ -47,6 +47,8 @@ class JobService:
     command_at: float = 0.0
     #: When its description was read last.
     described_at: float = 0.0
+    #: Whether a description since the daemon's start had all its containers.
+    all_described: bool = False
     #: Since when it has been seen to run; None while it waits in its queue.
     running_since: float | None = None
     #: When YARN was asked last why its containers wait.
@@ -162,17 +164,24 @@ class Services:
     def unreported(self) -> frozenset[str]:
         """Ids of live applications with containers that have not reported since the daemon's start.
 
-        Services that their users posted are among them before any of their containers has reported.
+        Services that their users posted are among them before any of their containers has reported. Where the
+        containers of each component are known, those of components that are not dl2d's do not count.
         """
-        jobs = {service.application: service.job for service in self.by_job.values()}
+        services = {service.application: service for service in self.by_job.values()}
         live = [each for each in self.applications.values() if each.is_service and not each.state.ended]
-        keys = ((each, jobs.get(each.id) or self.key(each)) for each in live)
+        return frozenset(each.id for each in live if self._is_unreported(each, services.get(each.id)))
+
+    def _is_unreported(self, application: Application, service: JobService | None) -> bool:
+        job = self.key(application) if service is None else service.job
+        all_described = service is not None and service.all_described
         # One of the containers is the ApplicationMaster's.
-        return frozenset(
-            each.id
-            for each, job in keys
-            if self._tasks.reported(job) < each.containers - 1 or self._tasks.has_silent(job)
-        )
+        too_few = not all_described and self._tasks.reported(job) < application.containers - 1
+        return too_few or self._tasks.has_silent(job)
+
+    def undescribed(self) -> set[JobKey]:
+        """Jobs with containers that have not reported, of which it is not known which these are."""
+        unreported = self.unreported()
+        return {each.job for each in self.by_job.values() if each.application in unreported and not each.all_described}
 
     def add_applications(self, listing: ClusterListing) -> None:
         """Add applications that are not known yet. What is concluded from a listing is up to ``take``."""
