@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pslite_jobs import LEASE, PATIENT, KillAt, Kills, command, schedules, static_digest
-from regression import segments
+from regression import Regression, segments
 from rehearsal import QUICK, Event, Fault, Rehearsal, job
 from rehearsal import static_digest as rehearsed_digest
 
@@ -29,6 +29,7 @@ from pslite.job.reduction_tree import ROOT, TreeSum
 from pslite.numeric.gradient_sums import Bundle
 from pslite.testing import Resize, run_local
 from pslite.worker.allreduce.work_division import Division, add_slices
+from pslite.worker.training_session import SingleSession
 
 TORCH = str(Path(__file__).with_name("torch_worker.py"))
 SLOW = ("--step-seconds", "0.02", "--epochs", "8")
@@ -120,6 +121,27 @@ def test_a_server_has_no_place_in_it():
     assert {(p.workers, p.servers) for p in outcome.status.plans} == {(1, 0)}
 
 
+def test_fast_mode_stays_close():
+    class Kept(Regression):
+        def __init__(self, spec):
+            super().__init__(spec)
+            self.trained = []
+
+        def train(self, session, **hooks):
+            super().train(session, **hooks)
+            self.trained.append(session.weights.arrays[0].copy())
+
+    spec = job(mode="fast", architecture="allreduce")
+    alone = Kept(spec)
+    alone.train(SingleSession(spec))
+    rehearsal = Rehearsal(spec, workers=2, servers=0, events=[Event(10, workers=3)], model=Kept)
+    outcome = rehearsal.run()
+    outcome.check()
+    assert outcome.status.plans[-1].workers == len(rehearsal.model.trained) == 3
+    for weights in rehearsal.model.trained:
+        np.testing.assert_allclose(weights, alone.trained[0], rtol=1e-4, atol=1e-6)
+
+
 # --- real processes -----------------------------------------------------------------------------------------------
 
 
@@ -207,15 +229,6 @@ def test_a_job_goes_on_from_a_checkpoint_of_the_other_architecture(tmp_path):
     assert second.state == "finished", second.log
     assert any("goes on from its checkpoint of version 44" in line for line in second.log)
     assert second.digest == static_digest("--optimizer", "momentum")
-
-
-def test_fast_mode_stays_close(tmp_path):
-    a, b = tmp_path / "a.npy", tmp_path / "b.npy"
-    fast = ("--mode", "fast", "--optimizer", "momentum")
-    subprocess.run(command(*fast, "--save", str(a)), env=environ(), timeout=200, check=True, capture_output=True)
-    result = run_local(command(*fast, "--save", str(b)), workers=2, servers=0, schedule=[Resize(10, 3, 0)])
-    assert result.state == "finished", result.log
-    np.testing.assert_allclose(np.load(a), np.load(b), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from rehearsal import (
     static_digest,
     wait,
 )
+from variants import first, nightly
 
 from pslite.coordinator.progress_watch import ProgressRule
 from pslite.errors import PeerLost, Unreachable, UsageError
@@ -138,9 +140,17 @@ def dies_as_it_begins(after):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("after", [0, 1, 3, 8])
-@pytest.mark.parametrize("how", FIRST_PLANS)
-@pytest.mark.parametrize("servers", [1, 3])
+AFTER = (0, 1, 3, 8)
+
+
+@pytest.mark.parametrize(
+    ("after", "how", "servers"),
+    [
+        # of each plan CI runs all moments once, half of them with one server
+        ((after, how, servers) if (a + h) % 2 == s else nightly(after, how, servers))
+        for (a, after), (h, how), (s, servers) in product(enumerate(AFTER), enumerate(FIRST_PLANS), enumerate((1, 3)))
+    ],
+)
 def test_a_server_dies_as_the_job_begins(after, how, servers, tmp_path):
     """Nothing is lost with it."""
     Scenario(
@@ -148,8 +158,7 @@ def test_a_server_dies_as_the_job_begins(after, how, servers, tmp_path):
     ).play(tmp_path)  # fmt: skip
 
 
-@pytest.mark.parametrize("after", [0, 1, 2])
-@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize(("after", "servers"), [(0, 1), (1, 2), (2, 1), nightly(0, 2), nightly(1, 1), nightly(2, 2)])
 def test_a_server_dies_as_the_job_goes_on_from_a_checkpoint(after, servers, tmp_path):
     """What its optimizer kept is there."""
     kept = {"checkpoint_every": 10}
@@ -165,8 +174,13 @@ def dies_unheard(moment):
     return True
 
 
-@pytest.mark.parametrize("how", ENDS)
-@pytest.mark.parametrize("servers", [1, 3])
+@pytest.mark.parametrize(
+    ("how", "servers"),
+    [
+        ((how, servers) if h % 2 == s else nightly(how, servers))
+        for (h, how), (s, servers) in product(enumerate(ENDS), enumerate((1, 3)))
+    ],
+)
 def test_a_server_dies_before_it_has_said_how_the_job_ends(how, servers, tmp_path):
     fault = Fault(FaultPoint.MESSAGE, dies_unheard, task="ps-0", when=is_a(DigestRequest))
     if how == "only adds up":  # it is asked for nothing at the end
@@ -202,7 +216,7 @@ def test_the_first_worker_dies_before_it_is_known_that_servers_have_its_weights(
     Scenario(faults, workers=3, spec=FIRST_PLANS[how], killed=["worker"]).play(tmp_path)
 
 
-@pytest.mark.parametrize("milliseconds", [0, 1, 2, 4, 6, 8])
+@pytest.mark.parametrize("milliseconds", first(2, (0, 4, 1, 2, 6, 8)))
 def test_the_only_server_dies_when_it_has_said_which_plan_comes(milliseconds, tmp_path):
     def soon(moment):
         threading.Timer(milliseconds / 1e3, moment.rehearsal.happen, (Event(0, kill="ps"),)).start()

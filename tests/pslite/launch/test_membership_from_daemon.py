@@ -9,6 +9,7 @@ import sys
 import pytest
 from fake_daemon import Daemon
 from pslite_jobs import command, environment, static_digest
+from variants import nightly
 
 
 @pytest.fixture
@@ -157,7 +158,9 @@ def test_an_anchor_registers_itself(daemon, munge, tmp_path, options, kept):
     assert daemon.beats[-1]["state"] == "cancelled"
 
 
-@pytest.mark.parametrize(("servers", "members"), [(1, {"worker-0", "worker-1", "ps-0"}), (0, {"worker-0", "worker-1"})])
+@pytest.mark.parametrize(
+    ("servers", "members"), [(1, {"worker-0", "worker-1", "ps-0"}), nightly(0, {"worker-0", "worker-1"})]
+)
 def test_under_a_daemon_that_looks_on_a_job_starts_its_own_tasks(daemon, gate, munge, servers, members):
     daemon.static, daemon.stop = True, True  # whatever it says changes nothing
     arguments = ["--workers", "2", "--servers", str(servers), *command("--epochs", "4")]
