@@ -1,23 +1,20 @@
 """How long the learned policies take: one inference of the network, and one decision of a slot.
 
-    python benchmarks/policy_inference.py [--policies dl2 dl2-untold lookahead dl2-original dl2-original-dense]
-        [--checkpoint FOLDER] [--jobs 40] [--nodes 500] [--slots 200] [--times 3] [--json]
+    python benchmarks/policy_inference.py [--policies dl2 lookahead dl2-original dl2-original-dense]
+        [--jobs 40] [--nodes 500] [--slots 200] [--times 3] [--json]
 
 Slots of 40 jobs of eight types, some half done, on 500 nodes of 8 CPUs and 2 GPUs with room for all: every job asks for
-up to 16 workers and 16 parameter servers. `dl2-original` has the checkpoint, whose types the jobs are then of, or one
-that is made at once by 100 updates of supervised learning from Optimus with true speeds, so that sizes are sensible; J
-is the number of jobs; `dl2-original-dense` has the paper's network (two layers of 256 units over all jobs) with random
-weights, and takes steps until there is no more. `dl2` has the weights that come with dl2d and the speeds in them,
-`dl2-untold` those weights alone; they and `lookahead` are told the speeds of 25 sizes of each type and of two sizes of
-each job.
+up to 16 workers and 16 parameter servers. `dl2-original` has a checkpoint that is made at once by 100 updates of
+supervised learning from Optimus with true speeds, so that sizes are sensible; J is the number of jobs;
+`dl2-original-dense` has the paper's network (two layers of 256 units over all jobs) with random weights, and takes
+steps until there is no more. `dl2` has the weights that come with dl2d and the speeds in them; it and `lookahead` are
+told the speeds of 25 sizes of each type and of two sizes of each job.
 
 - slot: the same speeds in each slot.
-- slot_with_news: in each slot all speeds are up to 10 % off in another way.
 - slot_of_a_stream: what a simulated cluster shows, of the preset `realistic` (speeds measured with noise, wrong epochs,
   interference, failures, costs of resizes): several of ten times as many jobs, the slots in which so many jobs, or up
   to a tenth more or fewer, are there. They are gone through several times, and of each slot the least counts: a
   machine on which others work, too, is half as fast for seconds now and then, which would be all that a p99 says.
-  `each_run` has every run alone.
 
 An inference is one call of the network on one observation. A slot is `Packing.for_decision` and `Policy.decide`
 together; garbage is collected after it, as in the daemon. Times are of this thread's processor.
@@ -30,8 +27,6 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,9 +52,8 @@ from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.core.resources import Resources
 from dl2d.placement.load_balance import LoadBalance
-from dl2d.policies.common.checkpoint import Checkpoint, read_checkpoint
-from dl2d.policies.dl2 import policy as dl2
-from dl2d.policies.dl2.checkpoint_contents import as_arrays
+from dl2d.policies.common.checkpoint import Checkpoint
+from dl2d.policies.dl2.policy import with_checkpoint
 from dl2d.policies.dl2_paper import policy as dl2_paper
 from dl2d.policies.lookahead import Lookahead
 from dl2d.simulation.replay import replay
@@ -69,17 +63,14 @@ from dl2d.simulation.workload.generators import generate
 from dl2d.tick.policy_call import gc_paused
 
 MODELS = sorted(profile_names())[:8]
-#: Part by which speeds are off where there is news in each slot.
-WRONG = 0.1
-POLICIES = ("dl2", "dl2-untold", "lookahead", "dl2-original", "dl2-original-dense")
 SIZES = [(workers, ps) for workers in (1, 2, 4, 8, 16) for ps in (1, 2, 4, 8, 16)]
 
 
-def snapshot(jobs: int, nodes: int, rng: np.random.Generator, models: Sequence[str], wrong: float = 0.0) -> Snapshot:
-    """A queue as it may stand in some slot, on an empty cluster; speeds are ``wrong`` by that part at most."""
+def snapshot(jobs: int, nodes: int, rng: np.random.Generator) -> Snapshot:
+    """A queue as it may stand in some slot, on an empty cluster."""
     queue = []
     for number in range(jobs):
-        model = models[int(rng.integers(len(models)))]
+        model = MODELS[int(rng.integers(len(MODELS)))]
         epochs = float(rng.integers(20, 200))
         request = JobRequest(
             name="j", model=model, epochs=epochs, samples_per_epoch=10_000, steps_per_epoch=None, batch=64,
@@ -96,13 +87,10 @@ def snapshot(jobs: int, nodes: int, rng: np.random.Generator, models: Sequence[s
             )
         )
     queue.sort(key=lambda job: (job.key.submitted, int(job.key.id)))
-    known = {model: load_profile(model).speed(Architecture.PS) for model in models if model in MODELS}
+    known = {model: load_profile(model).speed(Architecture.PS) for model in MODELS}
 
     def point(model: str, size: tuple[int, int]) -> SpeedPoint:
-        speed = known[model].samples_per_second(*size)
-        if wrong:
-            speed *= float(rng.uniform(1.0 - wrong, 1.0 + wrong))
-        return SpeedPoint(Allocation(*size), speed, 3)
+        return SpeedPoint(Allocation(*size), known[model].samples_per_second(*size), 3)
 
     # As the daemon shows them: also of kinds of which there is no job now.
     kinds = [TrainingKind(model, Architecture.PS, Consistency.SYNC) for model in sorted(known)]
@@ -110,7 +98,6 @@ def snapshot(jobs: int, nodes: int, rng: np.random.Generator, models: Sequence[s
     shown = [
         JobSpeeds(job.key, tuple(point(job.request.model, SIZES[(place + 7 * more) % len(SIZES)]) for more in range(2)))
         for place, job in enumerate(queue)
-        if job.request.model in known
     ]
     return Snapshot(
         60_000.0, 1, tuple(Node(f"n{number:04}", Resources.of(cpu=8, gpu=2)) for number in range(nodes)), tuple(queue),
@@ -159,27 +146,19 @@ def a_dense_checkpoint(jobs: int) -> Checkpoint:
     return Checkpoint(policy="dl2-original", weights=weights, settings=settings, training={})
 
 
-def untold() -> Policy:
-    """``dl2`` without the speeds that come with it."""
-    learned = read_checkpoint(dl2.DEFAULT_CHECKPOINT, policy="dl2")
-    arrays, kinds = as_arrays(())
-    return dl2.Dl2(
-        replace(learned, weights={**learned.weights, **arrays}, settings={**learned.settings, "kinds": kinds})
-    )
+#: Policies that are told speeds, and checkpoints of those that are not, for so many jobs.
+MAKERS: dict[str, Callable[[], Policy]] = {"dl2": with_checkpoint, "lookahead": Lookahead}
+CHECKPOINTS: dict[str, Callable[[int], Checkpoint]] = {
+    "dl2-original": a_checkpoint, "dl2-original-dense": a_dense_checkpoint
+}  # fmt: skip
 
 
-#: Policies that are told speeds.
-MAKERS: dict[str, Callable[[], Policy]] = {"dl2": dl2.with_checkpoint, "dl2-untold": untold, "lookahead": Lookahead}
-
-
-def slots(
-    policy: Policy, jobs: int, nodes: int, count: int, models: Sequence[str] = MODELS, wrong: float = 0.0
-) -> tuple[list[float], list[int]]:
+def slots(policy: Policy, jobs: int, nodes: int, count: int) -> tuple[list[float], list[int]]:
     """Seconds of each slot, and tasks that were given in it; see ``snapshot``."""
     rng, placement = np.random.default_rng(0), LoadBalance()
     times, tasks = [], []
     for number in range(count + 5):
-        seen = snapshot(jobs, nodes, rng, models, wrong)
+        seen = snapshot(jobs, nodes, rng)
         with gc_paused():
             begin = time.thread_time()
             packing = Packing.for_decision(seen.nodes, seen.tasks, placement)
@@ -233,8 +212,7 @@ def milliseconds(seconds: Sequence[float] | NDArray[np.float64]) -> dict[str, fl
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
-    parser.add_argument("--checkpoint", type=Path)
+    parser.add_argument("--policies", nargs="+", choices=[*MAKERS, *CHECKPOINTS], default=[*MAKERS, *CHECKPOINTS])
     parser.add_argument("--jobs", type=int, default=40)
     parser.add_argument("--nodes", type=int, default=500)
     parser.add_argument("--slots", type=int, default=200)
@@ -244,37 +222,23 @@ def main() -> None:
     found: dict[str, dict[str, object]] = {}
     for name in options.policies:
         entry: dict[str, object] = {}
-        models: Sequence[str] = MODELS
-        if name not in ("dl2-original", "dl2-original-dense"):
-            policy: Policy = MAKERS[name]()
+        if name in MAKERS:
+            policy = MAKERS[name]()
         else:
-            if name == "dl2-original-dense":
-                checkpoint = a_dense_checkpoint(options.jobs)
-            elif options.checkpoint:
-                checkpoint = read_checkpoint(options.checkpoint, policy=name)
-            else:
-                checkpoint = a_checkpoint(options.jobs)
-            policy = dl2_paper.Dl2Original(
-                replace(checkpoint, settings={**checkpoint.settings, "window": options.jobs})
-                if checkpoint.settings["network"] == "shared" else checkpoint
-            )  # fmt: skip
-            models = checkpoint.settings["models"]
+            policy = dl2_paper.Dl2Original(CHECKPOINTS[name](options.jobs))
             # Timed apart, so that its timer is in no slot's time.
             timed = Timed(policy.network)
             policy.network = timed
-            _, tasks = slots(policy, options.jobs, options.nodes, max(options.slots // 4, 10), models)
+            count = max(options.slots // 4, 10)
+            slots(policy, options.jobs, options.nodes, count)
             policy.network = timed.network
             entry = {"inference": milliseconds(timed.calls[100:])}
-            steps = len(timed.calls) / (max(options.slots // 4, 10) + 5)
-            entry["inferences_a_slot"] = round(steps, 1)
-        times, tasks = slots(policy, options.jobs, options.nodes, options.slots, models)
+            entry["inferences_a_slot"] = round(len(timed.calls) / (count + 5), 1)
+        times, tasks = slots(policy, options.jobs, options.nodes, options.slots)
         found[name] = {**entry, "slot": milliseconds(times), "tasks_a_slot": round(float(np.mean(tasks)), 1)}
-        if policy.needs:
-            times, _ = slots(policy, options.jobs, options.nodes, options.slots, models, WRONG)
-            found[name]["slot_with_news"] = milliseconds(times)
+        if name in MAKERS:
             runs = [streams(MAKERS[name](), options.jobs, options.nodes, options.slots) for _ in range(options.times)]
             found[name]["slot_of_a_stream"] = milliseconds(np.min(runs, axis=0))
-            found[name]["each_run"] = [milliseconds(run) for run in runs]
     if options.json:
         print(json.dumps(found))
         return
