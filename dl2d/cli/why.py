@@ -30,24 +30,14 @@ _MAX_LOST = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Shadow:
-    """Decision of dl2d in mode shadow; it is not carried out."""
-
-    policy: str
-    policy_version: str
-    measure: str
-    decided: JobDecision
-
-
-@dataclass(frozen=True, slots=True)
 class Answer:
     """A decision on a job, with its deferred and failed steps."""
 
     entry: DecisionEntry
     deferred: tuple[Deferred, ...]
     failures: tuple[Failure, ...]
-    #: In mode shadow.
-    shadow: Shadow | None = None
+    #: In mode shadow the decision of dl2d, which is not carried out.
+    shadow: DecisionEntry | None = None
     recomputed: Recomputed | None = None
 
 
@@ -115,12 +105,13 @@ def _answer(slot: Slot | None, entry: DecisionEntry) -> Answer:
     )
 
 
-def _shadow(slot: Slot, key: JobKey) -> Shadow | None:
+def _shadow(slot: Slot, key: JobKey) -> DecisionEntry | None:
     said = slot.shadow
     decided = None if said is None else next((entry for entry in said.jobs if entry.job == key), None)
     if said is None or decided is None:
         return None
-    return Shadow(said.policy, said.policy_version, said.measure, decided)
+    made = said.policy, said.policy_version
+    return DecisionEntry(slot.number, slot.at, *made, slot.inputs_hash, said.measure, decided)
 
 
 def _recomputed(store: SiteStore, settings: Settings, answer: Answer) -> Recomputed:
@@ -222,55 +213,37 @@ def _as_json(
 
 
 def _decision_json(answer: Answer) -> dict[str, object]:
-    entry, decided = answer.entry, answer.entry.decided
+    entry = answer.entry
     shown: dict[str, object] = {
         "slot": entry.slot,
         "at": entry.at,
-        "policy": entry.policy,
-        "policy_version": entry.policy_version,
         "inputs_hash": entry.inputs_hash,
-        "previous": allocation_json(decided.previous),
-        "allocation": allocation_json(decided.allocation),
-        "reason": _reason_json(decided.reason),
-        "measure": entry.measure,
-        "alternatives": _alternatives_json(decided),
-        "guarded": [_reason_json(reason) for reason in decided.guarded],
+        "previous": allocation_json(entry.decided.previous),
+        **_entry_json(entry),
         "deferred": [
             {"role": str(item.role), "count": item.count, "nearest": item.nearest, "limit": item.limit,
-             "shortfalls": [_shortfall_json(part) for part in item.shortfalls]}
+             "shortfalls": as_plain(item.shortfalls)}
             for item in answer.deferred
         ],
         "failures": [{"what": failure.what, "error": failure.error} for failure in answer.failures],
     }  # fmt: skip
     if answer.shadow is not None:
-        shadow = answer.shadow
-        shown["shadow"] = {
-            "policy": shadow.policy,
-            "policy_version": shadow.policy_version,
-            "allocation": allocation_json(shadow.decided.allocation),
-            "reason": _reason_json(shadow.decided.reason),
-            "measure": shadow.measure,
-            "alternatives": _alternatives_json(shadow.decided),
-            "guarded": [_reason_json(reason) for reason in shadow.decided.guarded],
-        }
+        shown["shadow"] = _entry_json(answer.shadow)
     if answer.recomputed is not None:
         shown["recomputed"] = {"same": answer.recomputed.same, "text": answer.recomputed.text}
     return shown
 
 
-def _alternatives_json(decided: JobDecision) -> list[object]:
-    return [
-        {"allocation": allocation_json(option.allocation), "score": option.score} for option in decided.alternatives
-    ]
-
-
-def _reason_json(reason: Reason) -> dict[str, object]:
+def _entry_json(entry: DecisionEntry) -> dict[str, object]:
+    decided = entry.decided
     return {
-        "constraint": str(reason.constraint),
-        "text": reason.text,
-        "shortfalls": [_shortfall_json(part) for part in reason.shortfalls],
+        "policy": entry.policy,
+        "policy_version": entry.policy_version,
+        "allocation": allocation_json(decided.allocation),
+        "reason": as_plain(decided.reason),
+        "measure": entry.measure,
+        "alternatives": [
+            {"allocation": allocation_json(option.allocation), "score": option.score} for option in decided.alternatives
+        ],
+        "guarded": as_plain(decided.guarded),
     }
-
-
-def _shortfall_json(part: object) -> object:
-    return as_plain(part)
