@@ -5,20 +5,16 @@
 A decision is one action carried out in one cluster; time is that of `VectorClusterEnv.step`, which builds observations
 and masks. Actions are drawn uniformly from the allowed ones (`random`), or are void half of the time (`void-heavy`), so
 that slots end often; drawing them is not counted. `sizes` draws workers and PSs of all jobs for `Clusters.fill` and
-runs the slot; a decision is then the size of one job. With two processes each has half of the clusters and a generator
-of its own; what they do in the same seconds is added up. `per CPU second` leaves out the time in which a process waited
-for a core that somebody else had: on a machine that is not idle, times the cores, it is what an idle one would do.
+runs the slot; a decision is then the size of one job. Seconds are those of this process on its core.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.synchronize import Barrier
 
 import numpy as np
 
@@ -33,7 +29,7 @@ WORKLOADS = 20
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one process is to do."""
+    """What is to be done."""
 
     mix: str
     clusters: int
@@ -41,16 +37,6 @@ class Load:
     nodes: int
     seconds: float
     seed: int
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """What one process did, and the seconds that it took, on the clock and on the core."""
-
-    decisions: int
-    slots: int
-    seconds: float
-    cpu_seconds: float
 
 
 def library(load: Load) -> Library:
@@ -110,49 +96,24 @@ def size(load: Load) -> Callable[[], Act]:
     return prepare
 
 
-def measure(load: Load, barrier: Barrier | None = None) -> Done:
-    """Act for some seconds, after a quarter of them to get warm; ``barrier``: begin together with others then."""
+def measure(load: Load) -> dict[str, object]:
+    """Act for some seconds, after a quarter of them to get warm; one row of figures."""
     prepare = size(load) if load.mix == "sizes" else decide(load)
-    stop = np.inf
+    begin, warm = time.perf_counter(), False
     decisions = slots = 0
-    spent = busy = 0.0
-    begin = time.perf_counter()
-    warm = False
-    while time.perf_counter() < stop:
-        if not warm and time.perf_counter() - begin > load.seconds / 4:
-            warm, decisions, slots, spent, busy = True, 0, 0, 0.0, 0.0
-            if barrier is not None:
-                barrier.wait()
-            stop = time.perf_counter() + load.seconds
+    spent = 0.0
+    while (elapsed := time.perf_counter() - begin) < 1.25 * load.seconds:
+        if not warm and elapsed > 0.25 * load.seconds:
+            warm, decisions, slots, spent = True, 0, 0, 0.0
         act = prepare()
-        start, started = time.perf_counter(), time.process_time()
+        started = time.process_time()
         decided, ended = act()
-        spent += time.perf_counter() - start
-        busy += time.process_time() - started
+        spent += time.process_time() - started
         decisions += decided
         slots += ended
-    return Done(decisions, slots, spent, busy)
-
-
-def spread(load: Load, processes: int) -> dict[str, object]:
-    """One row of figures."""
-    share = max(1, load.clusters // processes)
-    loads = [
-        Load(load.mix, share, load.jobs, load.nodes, load.seconds, load.seed + number) for number in range(processes)
-    ]
-    if processes == 1:
-        done = [measure(loads[0])]
-    else:
-        context = multiprocessing.get_context("spawn")
-        with context.Manager() as manager, context.Pool(processes) as pool:
-            barrier = manager.Barrier(processes)
-            done = pool.starmap(measure, [(own, barrier) for own in loads])
-    decisions = sum(own.decisions / own.seconds for own in done)
-    per_cpu = sum(own.decisions for own in done) / sum(own.cpu_seconds for own in done)
     return {
-        "mix": load.mix, "clusters": load.clusters, "processes": processes,
-        "decisions_per_second": round(decisions), "decisions_per_cpu_second": round(per_cpu),
-        "slots_per_second": round(sum(own.slots / own.seconds for own in done)),
+        "mix": load.mix, "clusters": load.clusters, "decisions_per_second": round(decisions / spent),
+        "slots_per_second": round(slots / spent),
     }  # fmt: skip
 
 
@@ -168,18 +129,13 @@ def main() -> None:
     rows = []
     for mix in options.mixes:
         for clusters in options.clusters:
-            for processes in (1, 2):
-                if clusters < processes:
-                    continue
-                row = spread(Load(mix, clusters, options.jobs, options.nodes, options.seconds, seed=0), processes)
-                rows.append(row)
-                if not options.json:
-                    print(
-                        f"{mix:<11} {clusters:>4} clusters  {processes} process{'es' if processes > 1 else '  '}"
-                        f"  {row['decisions_per_second']:>11,} decisions/s"
-                        f"  {row['decisions_per_cpu_second']:>11,} per CPU second"
-                        f"  {row['slots_per_second']:>8,} slots/s"
-                    )
+            row = measure(Load(mix, clusters, options.jobs, options.nodes, options.seconds, seed=0))
+            rows.append(row)
+            if not options.json:
+                print(
+                    f"{mix:<11} {clusters:>4} clusters  {row['decisions_per_second']:>11,} decisions/s"
+                    f"  {row['slots_per_second']:>8,} slots/s"
+                )
     if options.json:
         print(json.dumps({"jobs": options.jobs, "nodes": options.nodes, "rows": rows}))
 
