@@ -70,8 +70,8 @@ _UNSTARTED_SECONDS: Final = 300.0
 _MAX_REQUEST: Final = 64 * 1024
 #: Minimum time between two listings that are read for containers which name an application that is not known, seconds.
 _LOOK_UP_SECONDS: Final = 3.0
-#: Maximum duration of a request for the description of a service, seconds.
-_DESCRIPTION_SECONDS: Final = 5.0
+#: Maximum duration of a call about a single service, seconds.
+_SINGLE_SECONDS: Final = 5.0
 #: Time after which a service is removed whose coordinator has succeeded: YARN ends it by itself before, seconds.
 _OWN_END_SECONDS: Final = 60.0
 #: Maximum size of the description of a service, in bytes: 20,000 containers take about 10 MB.
@@ -127,11 +127,9 @@ class YarnManager:
         self._user = settings.account
         read_template(settings.template)
         self._client = client or RestClient.of(settings)
-        #: The description of a service comes from its ApplicationMaster, which may hang.
-        limit = min(_DESCRIPTION_SECONDS, settings.timeout_seconds)
-        self._descriptions = client or RestClient.of(
-            settings, timeout_seconds=limit, max_answer_bytes=_MAX_DESCRIPTION_BYTES
-        )
+        #: For calls about a single service, which its ApplicationMaster answers: it may hang.
+        limit = min(_SINGLE_SECONDS, settings.timeout_seconds)
+        self._single = client or RestClient.of(settings, timeout_seconds=limit, max_answer_bytes=_MAX_DESCRIPTION_BYTES)
         #: Held while container tasks and services are read or changed, never during a call.
         self._lock = threading.Lock()
         self._tasks = ContainerTasks(timer, settings.report_seconds)
@@ -153,7 +151,7 @@ class YarnManager:
         #: Says each remark once, of the last ``_MAX_REPORTED`` different ones.
         self._report_once = lru_cache(_MAX_REPORTED)(_report)
         self._changer = ServiceChanger(
-            settings, self._client, self._descriptions, self._lock, self._tasks, self._services,
+            settings, self._single, self._lock, self._tasks, self._services,
             timer=timer, look=self._look, report=self._report_once,
         )  # fmt: skip
 
@@ -475,7 +473,7 @@ class YarnManager:
     def authenticate(self, rm_id: str, proof: str) -> Anchor:
         """Check that a container knows the secret of the service that its user posted; see docs/yarn.md.
 
-        Blocks until the service's ApplicationMaster has returned its description, for ``_DESCRIPTION_SECONDS`` at most.
+        Blocks until the service's ApplicationMaster has returned its description, for ``_SINGLE_SECONDS`` at most.
         Few containers of a user may wait for that; others try again.
         """
         application = self._services.applications.get(rm_id) or self._look_up(rm_id)
@@ -495,7 +493,7 @@ class YarnManager:
         rm_id = application.id
         if application.state.ended or not application.is_service:
             raise NotFound(f"{rm_id}: YARN knows no such service that has not ended")
-        service = read_service(self._descriptions, application.name, do_as=application.user)
+        service = read_service(self._single, application.name, do_as=application.user)
         if service.use is ServiceUse.WAIT:
             raise Unavailable(f"{rm_id}: YARN does not tell the description of service {application.name} yet")
         secret = service.environment.get(SECRET, "")
@@ -542,7 +540,7 @@ class YarnManager:
         """End the thread that changes services; running jobs go on."""
         self._changer.close()
         self._client.close()
-        self._descriptions.close()
+        self._single.close()
 
 
 def _report(remark: str) -> None:

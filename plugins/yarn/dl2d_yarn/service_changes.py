@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
@@ -33,8 +34,8 @@ REMOVE_AGAIN_SECONDS: Final = 30.0
 _ROUND_SECONDS: Final = 0.2
 #: Time from a failure to the next attempt, doubled with each further failure in a row, and its maximum, seconds.
 _RETRY_SECONDS, _MAX_RETRY_SECONDS = 1.0, 30.0
-#: Time that attempts which fail may take in a round until the others have to wait for the next one, and time after
-#: which no further service is asked for its description: each attempt may last as long as a request, seconds.
+#: Time after which a round begins no further attempt to change a service whose last one failed, and asks no further one
+#: for its description: each attempt may last as long as a request, seconds.
 _FAILING_SECONDS: Final = 5.0
 #: Time between two rounds that also ask YARN what its lists do not say, seconds.
 LOOK_SECONDS: Final = 5.0
@@ -48,6 +49,8 @@ IDLE_SECONDS: Final = 30.0
 _MAX_ASKED: Final = 5
 #: Time from a failure of the ``yarn`` command to the next attempt: for the same service, and for any, seconds.
 _COMMAND_RETRY_SECONDS, _ANY_COMMAND_RETRY_SECONDS = 600.0, 60.0
+#: Number of services that are changed at once.
+PARALLEL_CHANGES: Final = 8
 #: Maximum time that the end of the daemon waits for a call under way, seconds.
 _CLOSE_SECONDS: Final = 5.0
 
@@ -57,8 +60,8 @@ class ServiceChanger:
 
     Parameters
     ----------
-    client, descriptions
-        Client of the ResourceManager, and one with a shorter time-out, which asks about single services.
+    client
+        Client of the ResourceManager, with a short time-out.
     lock
         Held while ``tasks`` and ``services`` are read or changed, never during a call.
     timer
@@ -73,7 +76,6 @@ class ServiceChanger:
         self,
         settings: YarnSettings,
         client: RestClient,
-        descriptions: RestClient,
         lock: threading.Lock,
         tasks: ContainerTasks,
         services: Services,
@@ -84,7 +86,6 @@ class ServiceChanger:
     ) -> None:
         self._settings = settings
         self._client = client
-        self._descriptions = descriptions
         self._lock = lock
         self._tasks = tasks
         self._services = services
@@ -95,6 +96,8 @@ class ServiceChanger:
         #: Until when changes are allowed.
         self._allowed_until = -math.inf
         self._closing = threading.Event()
+        #: Changes several services at once: each ApplicationMaster may hang.
+        self._pool = ThreadPoolExecutor(PARALLEL_CHANGES, "dl2d-yarn-change")
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -115,6 +118,7 @@ class ServiceChanger:
         self._closing.set()
         if self._thread is not None:
             self._thread.join(_CLOSE_SECONDS)
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _run(self) -> None:
         looked_at = time.monotonic()
@@ -134,13 +138,15 @@ class ServiceChanger:
             due = [service for service in services if service.retry_at <= self._timer() and not service.removed]
         # At the daemon's start many services may have ended: a few are removed in each round.
         ended = [service for service in due if service.state.ended]
-        failing = 0.0
-        for service in _healthy_first([service for service in due if not service.state.ended] + ended[:_MAX_ASKED]):
-            if not self._is_allowed() or failing >= _FAILING_SECONDS:
-                break
-            began, change = self._timer(), self._remove if service.remove_at is not None else self._resize
-            if not self._attempt(service, change, is_change=True):
-                failing += self._timer() - began
+        began = self._timer()
+
+        def change(service: JobService) -> None:
+            if self._is_allowed() and (not service.failures or self._timer() < began + _FAILING_SECONDS):
+                self._attempt(service, self._remove if service.remove_at is not None else self._resize, is_change=True)
+
+        healthy_first = _healthy_first([service for service in due if not service.state.ended] + ended[:_MAX_ASKED])
+        for _ in self._pool.map(change, healthy_first):
+            pass
         if look:
             until = self._timer() + _FAILING_SECONDS
             self.find_overdue(until)
@@ -149,13 +155,10 @@ class ServiceChanger:
             self._read_reasons(until)
             self._decommission()
 
-    def _attempt(self, service: JobService, change: Callable[[JobService], object], *, is_change: bool = False) -> bool:
-        """Change a service, or ask about it; returns whether that succeeded.
-
-        A failed change counts as failed until a change succeeds.
-        """
+    def _attempt(self, service: JobService, change: Callable[[JobService], object], *, is_change: bool = False) -> None:
+        """Change a service, or ask about it; a failed change counts as failed until a change succeeds."""
         if self._closing.is_set() or self._timer() < service.retry_at:
-            return False
+            return
         try:
             change(service)
         except ResourceManagerError as error:
@@ -170,8 +173,6 @@ class ServiceChanger:
         else:
             if is_change or not service.change_failed:
                 service.failures, service.change_failed = 0, False
-            return True
-        return False
 
     def _failed(self, service: JobService, reason: str) -> None:
         service.failures += 1
@@ -222,7 +223,7 @@ class ServiceChanger:
         Unavailable
             YARN does not say which one it is.
         """
-        found = read_service(self._descriptions, service.name, do_as=service.user)
+        found = read_service(self._client, service.name, do_as=service.user)
         if found.application and found.application != service.application:
             raise NotFound(f"service {service.name} is {found.application} by now, not {service.application}")
         if not found.application and found.use is not ServiceUse.ENDED:
@@ -368,7 +369,7 @@ class ServiceChanger:
                 return
             service.reasons_asked = self._timer()
             try:
-                reason = read_pending_reason(self._descriptions, service.application)
+                reason = read_pending_reason(self._client, service.application)
             except ResourceManagerError as error:
                 self._report(f"{service.name}: {error}")
                 continue
