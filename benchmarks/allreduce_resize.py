@@ -30,12 +30,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from msgspec.structs import replace
-from resize_suspension import describe
+from elastic_jobs import run_job
+from resize_suspension import scaled_resnet50
 
-from pslite.coordinator import Settings
 from pslite.numeric.gradient_sums import GradientSums
-from pslite.testing import Resize, pace, run_local
+from pslite.testing import Resize, pace
 from pslite.worker.connect import session_for
 
 SCHEDULE = (Resize(8, 2, 0), Resize(22, 3, 0), Resize(36, 2, 0))
@@ -68,7 +67,7 @@ def work(options: argparse.Namespace) -> None:
     folder = Path(options.folder)
     task = os.environ["DL2_TASK"]
     note(folder, f"{task}.started")
-    spec = replace(describe(options.scale, STEPS), architecture="allreduce", mode=options.mode, shards=SHARDS)
+    spec = scaled_resnet50(options.scale, STEPS, architecture="allreduce", mode=options.mode, shards=SHARDS)
     session = session_for(spec)
     session.weights.arrays[0][:] = np.linspace(-1, 1, session.weights.arrays[0].size, dtype=np.float32)
     session.start()
@@ -92,7 +91,7 @@ def work(options: argparse.Namespace) -> None:
 
 def with_pslite(options: argparse.Namespace, mode: str, folder: Path) -> dict[str, Any]:
     """Run the schedule; return what it cost."""
-    result = run_local(
+    result = run_job(
         [
             sys.executable, __file__, "--role-worker", f"--folder={folder}", f"--scale={options.scale}",
             f"--compute={options.compute}", f"--mode={mode}",
@@ -100,11 +99,8 @@ def with_pslite(options: argparse.Namespace, mode: str, folder: Path) -> dict[st
         workers=1,
         servers=0,
         schedule=SCHEDULE,
-        settings=Settings(grace=120.0, start=120.0, settle=120.0, lease=60.0),
         timeout=400,
     )  # fmt: skip
-    if result.state != "finished":
-        raise SystemExit("\n".join(result.log))
     ends = {
         name.removesuffix(".steps"): {line["version"]: line["at"] for line in lines}
         for name, lines in read(folder, "*.steps").items()
@@ -148,7 +144,7 @@ def train(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    size = sum(segment.size for segment in describe(options.scale, STEPS).segments)
+    size = sum(segment.size for segment in scaled_resnet50(options.scale, STEPS).segments)
     weights, velocity, step = torch.linspace(-1, 1, size), torch.zeros(size), 0
     checkpoint = folder / "checkpoint.pt"
     if checkpoint.exists():

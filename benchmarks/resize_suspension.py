@@ -33,15 +33,15 @@ from typing import Any
 
 import numpy as np
 import psutil
+from elastic_jobs import describe, run_job
 from resnet50 import resnet50_shapes
 
-from pslite.coordinator import Settings
 from pslite.job.blocks import cut
-from pslite.job.job_spec import SGD, JobSpec, Part, Segment, block_bytes_for
+from pslite.job.job_spec import JobSpec
 from pslite.job.job_status import PlanReport
 from pslite.job.work_assignment import assign
 from pslite.numeric.gradient_sums import GradientSums
-from pslite.testing import LocalResult, Resize, pace, run_local
+from pslite.testing import LocalResult, Resize, pace
 from pslite.worker.connect import session_for
 
 WORKERS = 2
@@ -54,29 +54,18 @@ TITLES = {
 PERIOD = 12
 
 
-def describe(scale: float, steps: int) -> JobSpec:
+def scaled_resnet50(scale: float, steps: int, **changes: Any) -> JobSpec:
     """Return the job; `scale` makes the model smaller or larger."""
     shapes = resnet50_shapes()
     if scale != 1:
         shapes = [(max(1, int(np.prod(shape) * scale)),) for shape in shapes]
-    parts = tuple(Part(f"t{i}", shape) for i, shape in enumerate(shapes))
-    segments = (Segment(dtype="float32", optimizer=SGD(lr=0.01, momentum=0.9), parts=parts),)
-    return JobSpec(
-        segments=segments,
-        samples=64 * steps,
-        batch=64,
-        epochs=1,
-        seed=1,
-        mode="fast",
-        shards=16,
-        block_bytes=block_bytes_for(segments[0].nbytes),
-    )
+    return describe(shapes, steps, **changes)
 
 
 def work(options: argparse.Namespace) -> None:
     """Be a worker."""
     folder = Path(options.folder)
-    spec = describe(options.scale, options.steps)
+    spec = scaled_resnet50(options.scale, options.steps)
     session = session_for(spec)
     weights = session.weights.arrays[0]
     checkpoint = folder / "checkpoint.npy"
@@ -134,25 +123,19 @@ class Registrations:
 
 def hand_off(options: argparse.Namespace, way: str, added: int, scale: float) -> tuple[LocalResult, list[float]]:
     """Run a job that gets so many servers, loses them, and again; return how registrations went too."""
-    settings = Settings(
-        grace=120.0, start=120.0, settle=120.0, lease=60.0, handoff="stop" if way == "stop" else "tagged"
-    )
     changes = [
         Resize(PERIOD * number, WORKERS, 1 + added if number % 2 else 1) for number in range(1, 2 * options.cycles)
     ]
     registrations = Registrations()
-    result = run_local(
+    result = run_job(
         command(options, scale=scale),
         workers=WORKERS,
         servers=1,
         schedule=changes,
-        settings=settings,
+        settings={"handoff": way},
         timeout=600,
-        environ={**os.environ, "DL2_QUIET": "1"},
         say=registrations,
     )
-    if result.state != "finished":
-        raise SystemExit(f"{way}: {result.reason}")
     return result, registrations.found[1:]
 
 
@@ -211,7 +194,7 @@ def summary(waits: list[float]) -> dict[str, float]:
 def steps(options: argparse.Namespace, scale: float) -> dict[str, float]:
     """Return the medians of the steps of adding one server to a model of a size."""
     result, registrations = hand_off(options, "tagged", 1, scale)
-    sizes = [block.nbytes for block in cut(describe(scale, options.steps))]
+    sizes = [block.nbytes for block in cut(scaled_resnet50(scale, options.steps))]
     began = time.perf_counter()
     assign(sizes, dict.fromkeys(range(len(sizes)), "ps-0"), ["ps-0", "ps-1"])
     assigned = (time.perf_counter() - began) * 1e3
@@ -249,7 +232,7 @@ def main() -> None:
         work(options)
         return
     results: dict[str, Any] = {
-        "model_mb": describe(options.scale, options.steps).segments[0].nbytes / 1e6,
+        "model_mb": scaled_resnet50(options.scale, options.steps).segments[0].nbytes / 1e6,
         "compute_seconds": options.compute,
         "machine": f"{os.cpu_count()} CPUs, {platform.machine()}, Python {platform.python_version()}",
         "suspension": [],

@@ -19,37 +19,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from elastic_jobs import describe, run_job
 
-from pslite.coordinator import Settings
-from pslite.job.job_spec import SGD, JobSpec, Part, Segment, block_bytes_for
+from pslite.job.job_spec import JobSpec
 from pslite.job.load_balancing import Rule
 from pslite.numeric.gradient_sums import GradientSums
-from pslite.testing import run_local
 from pslite.worker.connect import session_for
 
 WORKERS, SLOW = 4, "worker-3"
 WAYS = ("even", "speed")
 
 
-def describe(options: argparse.Namespace) -> JobSpec:
-    """Return the job: one tensor of `--mb` megabytes, with momentum."""
-    parts = (Part("weight", (max(1, int(options.mb * 250_000)),)),)
-    segments = (Segment(dtype="float32", optimizer=SGD(lr=0.01, momentum=0.9), parts=parts),)
-    return JobSpec(
-        segments=segments,
-        samples=64 * options.steps,
-        batch=64,
-        epochs=1,
-        seed=1,
-        mode=options.mode,
-        shards=16,
-        block_bytes=block_bytes_for(segments[0].nbytes),
-    )
+def job(options: argparse.Namespace) -> JobSpec:
+    """Return the job: one tensor of `--mb` megabytes."""
+    return describe([(max(1, int(options.mb * 250_000)),)], options.steps, mode=options.mode)
 
 
 def work(options: argparse.Namespace) -> None:
     """Be a worker."""
-    spec = describe(options)
+    spec = job(options)
     session = session_for(spec)
     session.weights.arrays[0][:] = np.linspace(-1, 1, session.weights.arrays[0].size, dtype=np.float32)
     session.start()
@@ -83,13 +71,9 @@ def run(options: argparse.Namespace, way: str) -> dict[str, Any]:
         ]  # fmt: skip
         # as the default, but six times as quick to judge
         rule = Rule(measure=5.0, steady=1.5, pause=10.0, worth=0.0)
-        settings = Settings(grace=120.0, start=120.0, lease=60.0, balance=way, rule=rule)
-        result = run_local(
-            command, workers=WORKERS, servers=options.servers, settings=settings, timeout=900,
-            environ={**os.environ, "DL2_QUIET": "1"},
-        )  # fmt: skip
-        if result.state != "finished":
-            raise SystemExit(f"{way}: {result.reason}")
+        result = run_job(
+            command, workers=WORKERS, servers=options.servers, settings={"balance": way, "rule": rule}, timeout=900
+        )
         steps = json.loads(Path(out).read_text())
     return {
         "way": way,

@@ -19,13 +19,11 @@ from typing import Any
 
 import numpy as np
 import psutil
+from elastic_jobs import describe, run_job
 from resnet50 import resnet50_shapes
 
-from pslite.coordinator import Settings
-from pslite.job.job_spec import SGD, JobSpec, Part, Segment, block_bytes_for
 from pslite.numeric.gradient_encoding import encoding_of
 from pslite.numeric.gradient_sums import Bundle, Contribution
-from pslite.testing import run_local
 from pslite.worker.connect import session_for
 
 SIZES = ((1, 1), (2, 1), (2, 2))
@@ -37,17 +35,6 @@ TRANSPORTS = {
     "Unix": ("unix", "control"),
     "shared memory": ("", "control"),
 }
-
-
-def describe(model: str, steps: int, mode: str, wire: str, durability: str) -> JobSpec:
-    """Return the job."""
-    shapes: list[tuple[int, ...]] = resnet50_shapes() if model == "resnet50" else [(25_000_000,)]
-    parts = tuple(Part(f"t{i}", shape) for i, shape in enumerate(shapes))
-    segments = (Segment(dtype="float32", optimizer=SGD(lr=0.01, momentum=0.9), parts=parts),)
-    return JobSpec(
-        segments=segments, samples=64 * steps, batch=64, epochs=1, seed=1, mode=mode, shards=16,  # type: ignore[arg-type]
-        block_bytes=block_bytes_for(segments[0].nbytes), wire=wire, durability=durability,  # type: ignore[arg-type]
-    )  # fmt: skip
 
 
 def cpu_seconds(root: int) -> float:
@@ -62,7 +49,9 @@ def cpu_seconds(root: int) -> float:
 
 def work(options: argparse.Namespace) -> None:
     """Be a worker."""
-    spec = describe(options.model, options.steps + WARM, options.mode, options.wire, options.durability)
+    shapes: list[tuple[int, ...]] = resnet50_shapes() if options.model == "resnet50" else [(25_000_000,)]
+    chosen = {"mode": options.mode, "wire": options.wire, "durability": options.durability}
+    spec = describe(shapes, options.steps + WARM, **chosen)
     session = session_for(spec)
     session.weights.arrays[0][:] = 1.0
     session.start()
@@ -95,17 +84,15 @@ def measure(options: argparse.Namespace, model: str, transport: str, workers: in
     way, encrypt = TRANSPORTS[transport]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "figures")
-        result = run_local(
+        run_job(
             [
                 sys.executable, __file__, "--work", "--model", model, "--steps", str(options.steps),
                 "--mode", options.mode, "--wire", options.wire, "--durability", options.durability,
                 "--compute", str(options.compute), "--root", str(os.getpid()), "--out", str(out),
             ],
-            workers=workers, servers=servers, timeout=300, settings=Settings(grace=60.0, start=60.0, lease=60.0),
-            environ={**os.environ, "DL2_QUIET": "1", "DL2_TRANSPORT": way, "DL2_ENCRYPT": encrypt},
+            workers=workers, servers=servers, timeout=300,
+            environ={"DL2_TRANSPORT": way, "DL2_ENCRYPT": encrypt},
         )  # fmt: skip
-        if result.state != "finished":
-            raise SystemExit(f"{model}, {transport}: {result.reason}")
         figures: dict[str, float] = json.loads(out.read_text(encoding="utf-8"))
         return figures
 
