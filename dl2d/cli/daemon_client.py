@@ -17,6 +17,8 @@ from dl2d.daemon.credentials import load_credentials
 from pslite.launch.daemon_http import CERTIFICATE_VARIABLE, certificate_text
 
 _SECONDS = 30.0
+#: With what other accounts than the daemon's submit and end jobs, by resource manager.
+_OTHER_ACCOUNTS = {"yarn": "`dl2d submit --rm yarn` and `yarn app -stop NAME`", "slurm": "sbatch and scancel"}
 #: For how long a request is repeated that the daemon refuses because of its own start, and how often.
 _START_SECONDS, _PAUSE_SECONDS = 30.0, 1.0
 
@@ -32,7 +34,13 @@ class DaemonClient:
 
     def __init__(self, settings: Settings) -> None:
         self.url = daemon_url(settings)
-        credential = load_credentials(settings.secret_path, create=False).for_submission()
+        try:
+            credential = load_credentials(settings.secret_path, create=False).for_submission()
+        except ConfigError as error:
+            manager = settings.resource_manager.name
+            if not isinstance(error.__cause__, PermissionError) or manager not in _OTHER_ACCOUNTS:
+                raise
+            raise ConfigError(f"{error}; other accounts use {_OTHER_ACCOUNTS[manager]}") from error
         self._secret = settings.secret_path
         # The daemon is on this machine: no proxy of the environment may be used.
         self._client = httpx2.Client(

@@ -40,6 +40,7 @@ class JobLine:
         return {
             "job": job.key.slug,
             "id": job.key.id,
+            "anchor": job.anchor,
             "name": job.request.name,
             "user": job.owner.user,
             "model": job.request.model,

@@ -193,7 +193,8 @@ def _because(decided: JobDecision, measure: str) -> list[str]:
 
 
 def _reason_text(heading: str, reason: Reason) -> list[str]:
-    lines = [f"  {heading:<12} {reason.constraint}: {reason.text}"]
+    text = reason.text.removeprefix(f"{reason.constraint}: ")
+    lines = [f"  {heading:<12} {reason.constraint}: {text}"]
     lines += [f"  {'':<12} {shortfall}" for shortfall in reason.shortfalls]
     return lines
 

@@ -246,6 +246,8 @@ class Anchor:
     script: str
     #: Its handle, where that is not the id in its key.
     handle: str = ""
+    #: Where its user wrote what ``script`` says, for messages.
+    source: str = "#DL2 lines"
 
 
 class ResourceManager(Protocol):

@@ -26,14 +26,15 @@ def observed_decision(snapshot: Snapshot, listing: RmListing, scheduler: str) ->
     before = Counter((task.job, task.role) for task in snapshot.tasks if task.asked_at < snapshot.at)
     nodes: dict[JobKey, list[str]] = {job.key: [] for job in snapshot.jobs}
     for task in snapshot.tasks:
-        if task.job in nodes and task.node not in nodes[task.job]:
+        if task.job in nodes and task.node and task.node not in nodes[task.job]:
             nodes[task.job].append(task.node)
 
     def reason(job: Job) -> str:
         if held[job.key] != NOTHING:
             names = nodes[job.key]
+            where = f", on {', '.join(names[:MAX_NODES_NAMED])}" if names else ""
             more = f" and {len(names) - MAX_NODES_NAMED} more" if len(names) > MAX_NODES_NAMED else ""
-            return f"observed: what {scheduler} gave, on {', '.join(names[:MAX_NODES_NAMED])}{more}"
+            return f"observed: what {scheduler} gave{where}{more}"
         if job.static and not job.unreported:
             return "observed: its coordinator has started no tasks yet"
         wait_reason = reasons.get(job.key.id) or reasons.get(job.anchor, "")

@@ -70,7 +70,7 @@ def test_history_has_the_modes_and_who_decided(dl2d: Dl2d, watched: Watched) -> 
 def test_why_tells_what_was_done_and_what_would_have_been(dl2d: Dl2d, watched: Watched) -> None:
     ran = dl2d("why", "1", "-c", watched.config)
     assert "policy       observed version memory 1" in ran.out
-    assert "constraint   observed: observed: what memory 1 gave" in ran.out
+    assert "constraint   observed: what memory 1 gave" in ran.out
     shown = dl2d("why", "1", "--json", "-c", watched.config).json["decisions"][0]
     assert shown["allocation"] == {"workers": 6, "ps": 0}
     if watched.world.mode is Mode.OBSERVE:

@@ -48,9 +48,17 @@ def test_a_good_cluster() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("yarn.resourcemanager.am.max-attempts", "2", "is 2: a service's ApplicationMaster that crashes more often"),
+        (
+            "yarn.resourcemanager.am.max-attempts",
+            "2",
+            "is 2 on the ResourceManager: a service's ApplicationMaster that crashes more often",
+        ),
         ("yarn.resourcemanager.recovery.enabled", "false", "set it to true in yarn-site.xml"),
-        ("yarn.service.framework.path", "", "is not set: without it each submission uploads all jars"),
+        (
+            "yarn.service.framework.path",
+            "",
+            "is not set on the ResourceManager: without it each submission uploads all jars",
+        ),
         ("yarn.nodemanager.sleep-delay-before-sigkill.ms", "250", "set it to 5000"),
     ],
 )

@@ -46,7 +46,7 @@ class Admission:
         directives = read_directives(anchor.script)
         if not directives:
             raise RequestError("#DL2", "the batch script has no #DL2 lines: dl2d does not know what this job needs")
-        request = parse_request({"name": anchor.name, **directives}, rules=self.rules, where="#DL2 lines")
+        request = parse_request({"name": anchor.name, **directives}, rules=self.rules, where=anchor.source)
         job = Job(
             key=anchor.key, request=request, owner=anchor.owner, launch=launch, anchor=anchor.handle or anchor.key.id
         )

@@ -120,7 +120,11 @@ def _configured(client: RestClient, user: str) -> Iterator[tuple[str, bool, str]
     wrong = [advice for advice in ADVICE if not advice.is_good(values.get(advice.key, ""))]
     for advice in wrong:
         given = values.get(advice.key) or "not set"
-        yield advice.key, False, f"is {given}: {advice.reason}; set it to {advice.value} in yarn-site.xml"
+        yield (
+            advice.key,
+            False,
+            f"is {given} on the ResourceManager: {advice.reason}; set it to {advice.value} in yarn-site.xml",
+        )
     proxy = f"hadoop.proxyuser.{user}"
     if not (values.get(f"{proxy}.hosts") and (values.get(f"{proxy}.users") or values.get(f"{proxy}.groups"))):
         text = f"services that users post cannot be resized: set {proxy}.hosts and {proxy}.users in core-site.xml"

@@ -509,7 +509,10 @@ class YarnManager:
             )  # fmt: skip
         job = self._services.key(application)
         script = "".join(f'#DL2 {key}="{text}"\n' for key, text in request.items())
-        return Anchor(key=job, owner=owner_of(application.user), name=application.name, script=script, handle=rm_id)
+        return Anchor(
+            key=job, owner=owner_of(application.user), name=application.name, script=script, handle=rm_id,
+            source=f"properties {PREFIX}* of service {application.name}",
+        )  # fmt: skip
 
     def _look_up(self, rm_id: str) -> Application:
         """Read a listing for an application that is not known. Anybody may name one: one at a time is read, and rarely.
