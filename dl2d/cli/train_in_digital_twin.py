@@ -10,7 +10,6 @@ import typer
 
 from dl2d.cli.options import reading
 from dl2d.cli.output import print_json, print_tables, table
-from dl2d.cli.train_dl2_paper import write_paper_report
 from dl2d.cli.train_from_store import DL2, DL2_PAPER, Learned, TwinSettings, judged, learn
 from dl2d.cli.train_options import TrainOptions, interruptible, progress_bars
 from dl2d.config.settings import Settings
@@ -67,6 +66,8 @@ def _print_trial(trial: Trial, policy: str) -> None:
 
 def _write_report(learned: Learned, out: Path) -> None:
     if learned.state is None or learned.settings is None:
+        from dl2d.cli.train_dl2_paper import write_paper_report  # noqa: PLC0415 - PyTorch takes seconds to import
+
         write_paper_report(out, learned.checkpoint, {}, offline=False)
         return
     days = learned.record["days"]

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from scipy.special import stdtrit
-
 #: Share of such intervals that hold the true mean, where values are drawn from a normal distribution.
 CONFIDENCE: Final = 0.95
 
@@ -45,6 +43,8 @@ def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimat
     mean = statistics.fmean(values)
     if count == 1:
         return Estimate(1, mean, None, None)
+    from scipy.special import stdtrit  # noqa: PLC0415 - takes 0.15 s, and most commands import this module
+
     deviation = statistics.stdev(values, mean)
     t = float(stdtrit(count - 1, (1 + confidence) / 2))
     return Estimate(count, mean, deviation, t * deviation / math.sqrt(count))

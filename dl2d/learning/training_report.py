@@ -55,7 +55,7 @@ def write_report(
     """
     try:
         (folder / "report.md").write_text(_page(state, settings, baselines, inputs, seconds), encoding="utf-8")
-        _draw(folder / "curves.png", state, settings, baselines)
+        draw_curves(folder / "curves.png", state, settings, baselines)
     except OSError as error:
         raise CheckpointError(f"{folder}: cannot be written: {error.strerror or error}") from error
 
@@ -93,7 +93,7 @@ def _page(
     return "\n".join([*lines, "![curves](curves.png)", ""])
 
 
-def _draw(file: Path, state: State, settings: TrainingSettings, baselines: Mapping[str, Sequence[float]]) -> None:
+def draw_curves(file: Path, state: State, settings: TrainingSettings, baselines: Mapping[str, Sequence[float]]) -> None:
     from matplotlib.figure import Figure  # noqa: PLC0415 - slow to import
 
     figure = Figure(figsize=(3.2 * len(settings.parts), 3.0), layout="constrained")

@@ -25,6 +25,7 @@ from dl2d.core.policy import NO_EVIDENCE
 from dl2d.core.policy_registry import SITE_SCHEDULER, VersionState
 from dl2d.daemon.policy_versions.active_version import keep_version
 from dl2d.daemon.policy_versions.candidates import withdraw_if_worse
+from dl2d.learning import training_report
 from dl2d.learning.promotion_gate import GateSettings, Verdict
 from dl2d.policies.common.checkpoint import read_checkpoint, write_checkpoint
 from dl2d.policies.common.greedy import GreedyAllocation
@@ -38,6 +39,12 @@ from dl2d.store.sql_store import SqlStore
 #: Less than two days of one node.
 DAYS = "generator:poisson?nodes=1&jobs=24&rate=0.25&median_seconds=3000&most_gpus=4&slot_seconds=1200"
 DAY = 86_400
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports without plots, which take longer than a training of one iteration."""
+    monkeypatch.setattr(training_report, "draw_curves", lambda *_: None)
 
 
 @pytest.fixture
@@ -110,6 +117,7 @@ def test_without_the_gate_nothing_is_registered_and_the_seed_decides(
     assert "at least 2 are needed" in ran.err
 
 
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize(
     ("passed", "policy", "words"),
     [
@@ -190,6 +198,7 @@ class Smallest:
         return allocation.decision(self.name, self.version)
 
 
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize(("decided_by", "words"), [("observed", "its recorded sizes"), ("drf", "policy drf")])
 def test_where_dl2d_is_not_in_charge_the_gate_compares_with_the_sites_scheduler(
     dl2d: Dl2d, tmp_path: Path, decided_by: str, words: str
@@ -221,6 +230,7 @@ def test_where_dl2d_is_not_in_charge_the_gate_compares_with_the_sites_scheduler(
     assert len(history.sizes) >= 20
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_jobs_that_report_no_speeds_do_not_keep_a_version_from_the_gate_in_shadow(
     dl2d: Dl2d, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -249,6 +259,7 @@ def test_jobs_that_report_no_speeds_do_not_keep_a_version_from_the_gate_in_shado
     )
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_version_that_is_better_than_the_sites_scheduler_takes_the_place_of_another_in_shadow(
     dl2d: Dl2d, site: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

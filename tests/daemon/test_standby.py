@@ -55,6 +55,11 @@ def _wait_as_standby(standby: DaemonProcess, folder: Path) -> None:
         assert channel.recv(4096).decode().splitlines()[0] == "WATCHDOG=1"
 
 
+@pytest.mark.parametrize(
+    "kept_url",
+    ["file", pytest.param("postgresql", marks=[pytest.mark.postgres, pytest.mark.slow, pytest.mark.nightly])],
+    indirect=True,
+)
 def test_a_leader_that_stands_still_loses_the_lease_and_can_write_nothing_when_it_wakes(
     pair: tuple[DaemonProcess, DaemonProcess], kept_url: str, tmp_path: Path
 ) -> None:

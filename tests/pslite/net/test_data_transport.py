@@ -13,6 +13,7 @@ import psutil
 import pytest
 from pslite_jobs import command, static_digest
 from rehearsal import job
+from variants import nightly
 
 from pslite.errors import AuthenticationError, ProtocolError, Unreachable
 from pslite.job.blocks import Block, cut
@@ -57,7 +58,9 @@ class Look:
 
 
 @pytest.mark.parametrize(
-    ("transport", "connections", "regions"), [("", 3, 4), ("unix", 3, 0), ("tcp", 0, 0)], ids=["shared", "unix", "tcp"]
+    ("transport", "connections", "regions"),
+    [("", 3, 4), nightly("unix", 3, 0), nightly("tcp", 0, 0)],
+    ids=["shared", "unix", "tcp"],
 )
 def test_processes_of_one_machine_share_memory_or_use_unix_sockets(transport, connections, regions):
     look = Look(connections, regions)
