@@ -89,7 +89,7 @@ def test_the_first_job_on_yarn(tmp_path: Path) -> None:
             "dl2d run & until dl2d status; do sleep 0.5; done",
             submit.replace("--watch", ""),
         ]
-        steps += ["until dl2d status --all | grep -q finished; do sleep 1; done", "dl2d history", "kill %1", "wait"]
+        steps += ["until dl2d status --all | grep -q finished; do sleep 3; done", "dl2d history", "kill %1", "wait"]
         bin_folder = str(Path(sys.executable).parent)
         script = (
             "\n".join(steps)
