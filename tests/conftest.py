@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -43,6 +44,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         reporter.write_line(f"{count} skipped: {reason.removeprefix('Skipped: ')}")
     if any("not installed" in reason for reason in reasons):
         reporter.write_line("Debian's packages for these tests: sudo make test-deps")
+
+
+def pytest_collection_finish() -> None:
+    """Leave what collecting made out of garbage collections: they would go through half a million objects each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
