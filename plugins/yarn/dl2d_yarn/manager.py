@@ -72,8 +72,6 @@ _MAX_REQUEST: Final = 64 * 1024
 _LOOK_UP_SECONDS: Final = 3.0
 #: Maximum duration of a call about a single service, seconds.
 _SINGLE_SECONDS: Final = 5.0
-#: Time after which a service is removed whose coordinator has succeeded: YARN ends it by itself before, seconds.
-_OWN_END_SECONDS: Final = 60.0
 #: Maximum size of the description of a service, in bytes: 20,000 containers take about 10 MB.
 _MAX_DESCRIPTION_BYTES: Final = 16 * 1024 * 1024
 #: Maximum number of containers of a user's services that are authenticated at once: the API has 8 places for all.
@@ -463,11 +461,11 @@ class YarnManager:
             self._services.take_up(report.job)
             order = self._tasks.report(report)
             service = self._services.by_job.get(report.job)
-            has_ended = report.role is Role.COORDINATOR and report.task == ANCHOR and report.exit_code is not None
-            anchor = self._tasks.get(task_tag(report.job, ANCHOR)) if has_ended else None
+            # After exit status 0 the service ends by itself, unless the container was lost before it ended.
+            starts_again = report.role is Role.COORDINATOR and (report.task != ANCHOR or bool(report.exit_code))
+            anchor = self._tasks.get(task_tag(report.job, ANCHOR)) if starts_again else None
             if anchor is not None and not anchor.live and service is not None and service.remove_at is None:
-                # YARN would start one that has failed again, and one that was lost before its own end.
-                service.remove_at = 0.0 if report.exit_code else self._timer() + _OWN_END_SECONDS
+                service.remove_at = 0.0  # else YARN would start it again and again
             return order
 
     def authenticate(self, rm_id: str, proof: str) -> Anchor:

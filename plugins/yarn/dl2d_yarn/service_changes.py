@@ -254,8 +254,7 @@ class ServiceChanger:
         """
         with self._lock:
             task = self._tasks.get(task_tag(service.job, ANCHOR))
-            failed = task is not None and not task.live and task.state is not RmJobState.DONE
-            ended = service.state.ended or failed
+            ended = service.state.ended or (task is not None and not task.live)
             due = service.remove_at is not None and (ended or self._timer() >= service.remove_at)
             if service.removed or not due or not service.application:
                 return
