@@ -160,14 +160,14 @@ def _to_yarn(
     # What only this way needs.
     from dl2d_yarn.listing import SERVICES_PATH, read_listing  # noqa: PLC0415
     from dl2d_yarn.rest_client import RestClient  # noqa: PLC0415
-    from dl2d_yarn.service_file import Posted, application_id, posted_description  # noqa: PLC0415
+    from dl2d_yarn.service_file import PostedJob, application_id, posted_description  # noqa: PLC0415
     from dl2d_yarn.settings import YarnSettings  # noqa: PLC0415
 
     if job.cwd is not None and (archive or files):
         text = "has no effect with --archive or --file: containers run in folders of their own; remove it (--set cwd=)"
         raise RequestError("cwd", text, where=job.where)
     yarn = YarnSettings.parse(settings.resource_manager.chosen)
-    posted = Posted(
+    posted = PostedJob(
         name=request.name,
         request=request,
         directives=job.directives(),

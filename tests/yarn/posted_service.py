@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dl2d.core.job_request import RequestRules, parse_request
-from dl2d_yarn.service_file import Posted
+from dl2d_yarn.service_file import PostedJob
 from dl2d_yarn.settings import YarnSettings
 
 DIRECTIVES = {
@@ -15,7 +15,7 @@ DIRECTIVES = {
     "ps": "cpu:1",
 }
 REQUEST = parse_request(DIRECTIVES, rules=RequestRules())
-POSTED = Posted(
+POSTED = PostedJob(
     name="digits", request=REQUEST, directives=DIRECTIVES, argv=("python", "train.py", "--name", "a b"),
     cwd="/home/alice", env={"OMP_NUM_THREADS": "1"},
 )  # fmt: skip

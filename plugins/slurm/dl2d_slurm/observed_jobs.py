@@ -33,12 +33,12 @@ class SlurmStaticJobRule(StaticJobRule):
     """Slurm jobs that count as training one type of model."""
 
     partition: Words
-    #: Pattern as in a shell; ``*`` takes any.
+    #: Pattern as in a shell; ``*`` matches any.
     comment: Words = "*"
     #: What counts as a worker: a task, or a unit of a resource (``gpu``).
     size: Annotated[str, Text(64, SIZE, "tasks or a resource such as gpu")] = TASKS
 
-    def takes(self, partition: str, name: str, comment: str) -> bool:
+    def matches(self, partition: str, name: str, comment: str) -> bool:
         """Whether a job is one of these; a job that waits may name several partitions."""
         named = self.partition in partition.split(",")
         return named and fnmatchcase(name, self.name) and fnmatchcase(comment, self.comment)
@@ -47,7 +47,7 @@ class SlurmStaticJobRule(StaticJobRule):
 def static_job(
     record: Mapping[str, str], held: Resources, rules: Sequence[SlurmStaticJobRule], started: int
 ) -> StaticJob | None:
-    """What a record of squeue tells, by the first rule that takes the job; None where none does.
+    """What a record of squeue tells, by the first rule that matches the job; None where none does.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def static_job(
         Seconds since 1970; 0 for a job that has not run.
     """
     partition, comment = record["Partition"], present(record["Comment"])
-    rule = next((each for each in rules if each.takes(partition, record["Name"], comment)), None)
+    rule = next((each for each in rules if each.matches(partition, record["Name"], comment)), None)
     tasks = int(record["NumTasks"]) if record["NumTasks"].isdecimal() else 0
     if rule is None or not tasks:
         return None

@@ -12,15 +12,15 @@ from typing import IO, Final
 from dl2d.core.error_wording import printable_line
 from dl2d.core.errors import Rejected, Unavailable
 
-_SECONDS: Final = 60.0
-#: Bytes of its error output that are told: the last ones.
+_TIMEOUT_SECONDS: Final = 60.0
+#: Size of the end of its error output that errors quote, in bytes.
 _MAX_SAID: Final = 500
 
 
 def decommission(
-    command: str, service: str, instance: str, *, user: str = "", do_as: str = "", seconds: float = _SECONDS
+    command: str, service: str, instance: str, *, user: str = "", do_as: str = "", seconds: float = _TIMEOUT_SECONDS
 ) -> None:
-    """Remove the container of an instance such as ``worker-1``, whose number is not used again.
+    """Remove the container of an instance such as ``worker-1``; YARN does not use its number again.
 
     The command acts as ``user``, or as this user for ``do_as``. "" is the account of the daemon, with its tickets.
     After ``seconds`` it is killed with all processes of its group; it may have been carried out all the same.
@@ -45,8 +45,8 @@ def decommission(
         raise Unavailable(f"{service}: {instance} is not removed", said=str(error)) from None
     with process:
         assert process.stderr is not None
-        said, closed = _last_of(process.stderr, deadline)
-        status = _status(process, deadline) if closed else None
+        said, closed = _read_tail(process.stderr, deadline)
+        status = _exit_status(process, deadline) if closed else None
         if status is None:
             os.killpg(process.pid, signal.SIGKILL)  # it has not been waited for, so the group is still its own
             raise Unavailable(
@@ -56,8 +56,8 @@ def decommission(
         raise Rejected(f"{service}: {instance} is not removed: {command} ended with status {status}", said=said)
 
 
-def _last_of(output: IO[bytes], deadline: float) -> tuple[str, bool]:
-    """The end of what processes write, as one printable line, and whether all have closed it before the deadline."""
+def _read_tail(output: IO[bytes], deadline: float) -> tuple[str, bool]:
+    """End of an output as one printable line, and whether all its writers have closed it before the deadline."""
     last, closed = b"", False
     with selectors.DefaultSelector() as selector:
         selector.register(output, selectors.EVENT_READ)
@@ -68,7 +68,7 @@ def _last_of(output: IO[bytes], deadline: float) -> tuple[str, bool]:
     return printable_line(last.decode(errors="replace")), closed
 
 
-def _status(process: subprocess.Popen[bytes], deadline: float) -> int | None:
+def _exit_status(process: subprocess.Popen[bytes], deadline: float) -> int | None:
     """Exit status of a process; None where it has not ended before the deadline."""
     try:
         return process.wait(max(0.0, deadline - time.monotonic()))

@@ -1,4 +1,4 @@
-"""What ``dl2d check`` says of a YARN cluster: whether it answers, and which of its settings to change."""
+"""Checks of ``dl2d check`` on a YARN cluster: whether it answers, and which of its settings to change."""
 
 from __future__ import annotations
 

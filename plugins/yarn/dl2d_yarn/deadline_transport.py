@@ -22,14 +22,14 @@ _KEEPALIVE_SECONDS: Final = 5.0
 
 
 class _Call(threading.local):
-    """The call that a thread makes: when it has to be over, and how long it may take."""
+    """Deadline of the call that a thread makes, in the timer's seconds, and its maximum duration."""
 
-    at: float | None = None
+    deadline: float | None = None
     seconds = 0.0
 
 
 class Deadline:
-    """When the call that this thread makes has to be over.
+    """Deadline of the call that each thread makes.
 
     Parameters
     ----------
@@ -43,18 +43,18 @@ class Deadline:
 
     @contextmanager
     def within(self, seconds: float) -> Iterator[None]:
-        """Limit the calls that this thread makes inside."""
-        self._call.at, self._call.seconds = self._timer() + seconds, seconds
+        """Context in which the calls of this thread end after this time together, in seconds."""
+        self._call.deadline, self._call.seconds = self._timer() + seconds, seconds
         try:
             yield
         finally:
-            self._call.at = None
+            self._call.deadline = None
 
     def remaining(self, error: type[httpcore2.TimeoutException]) -> float | None:
         """Seconds that are left; None without a deadline. Raises ``error`` when none are left."""
-        if self._call.at is None:
+        if self._call.deadline is None:
             return None
-        left = self._call.at - self._timer()
+        left = self._call.deadline - self._timer()
         if left <= 0:
             raise error(f"it took longer than {self._call.seconds:g} s")
         return left

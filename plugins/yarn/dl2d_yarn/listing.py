@@ -39,8 +39,8 @@ _DESELECTED: Final = "resourceRequests,timeouts,appNodeLabelExpression,amNodeLab
 #: Name of a container in its component: ``worker-3``.
 _INSTANCE: Final = re.compile(r"[a-z0-9-]+-([0-9]{1,6})")
 _RESOURCE: Final = re.compile(r"[a-z][a-z0-9_.:/-]{0,63}")
-#: YARN's names of resources, with dl2d's.
-_NAMES: Final = {"memory-mb": "memory", "vcores": "cpu", "yarn.io/gpu": "gpu"}
+#: dl2d's names of resources, by YARN's.
+_DL2D_RESOURCE_NAMES: Final = {"memory-mb": "memory", "vcores": "cpu", "yarn.io/gpu": "gpu"}
 #: Units of ``UnitsConversionUtil``, as multiples of 1.
 _UNITS: Final = {
     "p": 1e-12, "n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15,
@@ -123,7 +123,7 @@ class _Node(msgspec.Struct, rename="camel"):
     node_labels: list[str] | None = None
     node_attributes_info: _Attributes | None = None
 
-    def is_meant(self, partition: str, attributes: Collection[str]) -> bool:
+    def is_selected(self, partition: str, attributes: Collection[str]) -> bool:
         """Whether it is in a partition and has all of these attributes, as settings have them."""
         has = map(str, self.node_attributes_info.node_attribute_info) if self.node_attributes_info else ()
         return (self.node_labels or [""])[0] == partition and set(attributes) <= set(has)
@@ -190,7 +190,7 @@ class Application:
     state: RmJobState
     #: Why it waits, or how it ended.
     reason: str
-    #: When it was submitted and when it ended, seconds since 1970; ``ended`` is 0 while it has not.
+    #: Times of submission and end, seconds since 1970; ``ended`` is 0 while it has not ended.
     started: int
     ended: float = 0.0
     type: str = SERVICE_TYPE
@@ -198,7 +198,7 @@ class Application:
     tags: str = ""
     #: Number of its containers, its ApplicationMaster's included.
     containers: int = 0
-    #: Resources of all containers except its ApplicationMaster's; nothing where that is not asked for.
+    #: Resources of all containers except its ApplicationMaster's; none where the list was read without them.
     used: Resources = NO_RESOURCES
     #: When its ApplicationMaster had a container first, seconds since 1970; 0 before.
     launched: float = 0.0
@@ -215,11 +215,11 @@ class ClusterListing:
 
     applications: tuple[Application, ...]
     nodes: tuple[Node, ...]
-    #: Name of each node by the id that its containers know (``host:port``).
+    #: Name of each node by its id in YARN (``host:port``).
     node_names: Mapping[str, str]
     #: Ids of nodes whose containers YARN has given up.
     lost_nodes: frozenset[str] = frozenset()
-    #: What was not understood, in words for the log.
+    #: Messages for the log about values that were not understood.
     remarks: tuple[str, ...] = ()
     #: Records that could not be read: applications or nodes may be missing.
     incomplete: tuple[str, ...] = ()
@@ -268,10 +268,10 @@ def read_listing(
         parameters = {"applicationTypes": SERVICE_TYPE, "deSelects": f"{_DESELECTED},resourceInfo"}
     apps = client.get(APPS_PATH, _Apps, parameters=parameters)
     nodes = client.get(NODES_PATH, _Nodes)
-    readable_apps, bad_apps = _readable(apps.apps["app"] if apps.apps else (), _App)
-    readable_nodes, bad_nodes = _readable(nodes.nodes["node"] if nodes.nodes else (), _Node)
+    readable_apps, bad_apps = _decode_each(apps.apps["app"] if apps.apps else (), _App)
+    readable_nodes, bad_nodes = _decode_each(nodes.nodes["node"] if nodes.nodes else (), _Node)
     applications, app_remarks = _applications(readable_apps)
-    listed = [node for node in readable_nodes if node.is_meant(partition, attributes)]
+    listed = [node for node in readable_nodes if node.is_selected(partition, attributes)]
     read_nodes, names, node_remarks = _nodes(listed)
     # A node that registers again may be listed twice: its containers are not lost.
     present = {node.id for node in listed if node.state not in CONTAINERS_LOST}
@@ -279,8 +279,8 @@ def read_listing(
     return ClusterListing(applications, read_nodes, names, lost, (*app_remarks, *node_remarks), (*bad_apps, *bad_nodes))
 
 
-def _readable(records: Iterable[msgspec.Raw], kind: type[V]) -> tuple[list[V], list[str]]:
-    """The records that can be read, and what is wrong with the others."""
+def _decode_each(records: Iterable[msgspec.Raw], kind: type[V]) -> tuple[list[V], list[str]]:
+    """Decoded records, and an error message for each record that cannot be decoded."""
     read, bad = [], []
     for record in records:
         try:
@@ -314,13 +314,13 @@ def _applications(apps: Iterable[_App]) -> tuple[tuple[Application, ...], list[s
 
 
 def _reason(diagnostics: str) -> str:
-    """Diagnostics in one line, without the time at their beginning and the amounts of the queue at their end."""
+    """Diagnostics in one line, without the leading time and the trailing amounts of the queue."""
     line = re.sub(r"^\[[^]]*\] ", "", " ".join(diagnostics.split()))
     return with_exit_status(line.partition(" Details :")[0].strip()[:1000])
 
 
 def _nodes(nodes: Iterable[_Node]) -> tuple[tuple[Node, ...], dict[str, str], list[str]]:
-    """Nodes by host name, or by ``host:port`` where several NodeManagers run on a host."""
+    """Nodes, named by host or by ``host:port`` where a host has several; names by id; messages for the log."""
     present, remarks = [], []
     for node in nodes:
         state, remark, known = node_state(node.state, " ".join(node.health_report.split())[:200])
@@ -336,34 +336,34 @@ def _nodes(nodes: Iterable[_Node]) -> tuple[tuple[Node, ...], dict[str, str], li
             raise Unavailable(f"{node.id}: in state {node.state} without resources; the list of nodes is incomplete")
         name = node.id if hosts[node.node_host_name] > 1 else node.node_host_name
         names[node.id] = name
-        used, strange = _resources(node.used_resource)
+        used, unreadable = _resources(node.used_resource)
         available, _ = _resources(node.available_resource)
-        remarks.extend(f"{node.id}: {words}" for words in strange)
+        remarks.extend(f"{node.id}: {words}" for words in unreadable)
         if name not in read or read[name].state is NodeState.DOWN:
             read[name] = Node(name=name, capacity=used + available, used=used, state=state, remark=remark)
     return tuple(read.values()), names, remarks
 
 
 def _resources(vector: Vector | None) -> tuple[Resources, list[str]]:
-    """A node's amounts under dl2d's names, and what was not understood of them."""
+    """Amounts under dl2d's names, and a message for each amount that cannot be read."""
     amounts: dict[str, float] = {}
-    strange = []
+    unreadable = []
     for entry in vector.resource_informations.resource_information if vector else ():
         name = resource_name(entry)
         scale = _UNITS.get(entry.units)
         if scale is None or not _RESOURCE.fullmatch(name):
-            strange.append(f"cannot read resource {entry.name[:80]!r} in unit {entry.units[:20]!r}; ignored")
+            unreadable.append(f"cannot read resource {entry.name[:80]!r} in unit {entry.units[:20]!r}; ignored")
             continue
         if name == "memory":
             scale /= _UNITS["Mi"]
         # After a reduction of its capacity a node has less than nothing available.
         amounts[name] = min(max(entry.value * scale, 0.0), _MAX_AMOUNT)
-    return Resources.of({name: amount for name, amount in amounts.items() if amount >= 0.001}), strange
+    return Resources.of({name: amount for name, amount in amounts.items() if amount >= 0.001}), unreadable
 
 
 def resource_name(amount: Amount) -> str:
     """dl2d's name of a resource."""
-    return _NAMES.get(amount.name, amount.name.lower())
+    return _DL2D_RESOURCE_NAMES.get(amount.name, amount.name.lower())
 
 
 def read_vector(vector: Vector | None) -> Resources:
@@ -387,18 +387,18 @@ def read_service(client: RestClient, name: str, *, do_as: str = "") -> ServiceDe
         There is no service of this name.
     """
     service = client.get(service_path(name), _Service, do_as=do_as)
-    use = _known(SERVICE_STATES, service.state, f"service {name}")
+    use = _meaning(SERVICE_STATES, service.state, f"service {name}")
     alive: dict[str, dict[int, str]] = {}
     dead = {}
     for component in service.components:
-        runs = _known(COMPONENT_STATES, component.state, f"component {component.name} of {name}")
+        runs = _meaning(COMPONENT_STATES, component.state, f"component {component.name} of {name}")
         if component.containers is None and use is ServiceUse.FLEX:
             raise Unavailable(f"{name}: the answer does not say which containers component {component.name} has")
         containers = component.containers or []
         alive[component.name] = {
             _position(container): container.id
             for container in containers
-            if _known(CONTAINER_STATES, container.state, container.id) and runs
+            if _meaning(CONTAINER_STATES, container.state, container.id) and runs
         }
         if containers and not alive[component.name]:
             dead[component.name] = tuple(container.id for container in containers)
@@ -430,11 +430,14 @@ def _positions(component: _Component) -> set[int]:
 
 def _directive(demand: _Demand) -> str:
     """A component's demand as a ``#DL2`` line has it: ``cpu:2,memory:1024M,gpu:1``."""
-    others = (f",{_NAMES.get(name, name)}:{amount.value}" for name, amount in (demand.additional or {}).items())
+    others = (
+        f",{_DL2D_RESOURCE_NAMES.get(name, name)}:{amount.value}" for name, amount in (demand.additional or {}).items()
+    )
     return f"cpu:{demand.cpus},memory:{demand.memory}M{''.join(others)}"
 
 
-def _known(table: Mapping[str, V], state: str, what: str) -> V:
+def _meaning(table: Mapping[str, V], state: str, what: str) -> V:
+    """Meaning of a state. Raises ``Unavailable`` where the table lacks it; ``what`` has the state, for the message."""
     if state not in table:
         raise Unavailable(f"{what}: unknown state {state[:60]!r}, from which nothing can be concluded")
     return table[state]

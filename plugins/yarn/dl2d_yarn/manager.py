@@ -45,9 +45,9 @@ from dl2d_yarn.queue_limits import QueueLimits, Queues, read_queues, sum_of, wit
 from dl2d_yarn.rest_client import RestClient
 from dl2d_yarn.service_changes import ServiceChanger
 from dl2d_yarn.service_file import (
-    OF_JOB,
-    PREFIX,
-    SECRET,
+    JOB_VARIABLES,
+    PROPERTY_PREFIX,
+    SECRET_VARIABLE,
     TASK_ROLES,
     application_id,
     read_template,
@@ -420,7 +420,7 @@ class YarnManager:
             found = read_service(self._client, name)
             if found.application == own.id and found.use is not ServiceUse.WAIT:
                 given = description["configuration"]["env"]
-                if any(found.environment.get(variable) != given[variable] for variable in OF_JOB):
+                if any(found.environment.get(variable) != given[variable] for variable in JOB_VARIABLES):
                     raise Rejected(
                         f"{name}: {own.id} of another dl2d has this name; give each its own cluster and user"
                     )
@@ -494,22 +494,27 @@ class YarnManager:
         service = read_service(self._single, application.name, do_as=application.user)
         if service.use is ServiceUse.WAIT:
             raise Unavailable(f"{rm_id}: YARN does not tell the description of service {application.name} yet")
-        secret = service.environment.get(SECRET, "")
+        secret = service.environment.get(SECRET_VARIABLE, "")
         if service.application != rm_id or not secret or not hmac.compare_digest(secret.encode(), proof.encode()):
-            raise Denied(f"{rm_id}: the proof does not match the {SECRET} in service {application.name}")
-        request = {key.removeprefix(PREFIX): text for key, text in service.properties.items() if key.startswith(PREFIX)}
+            raise Denied(f"{rm_id}: the proof does not match the {SECRET_VARIABLE} in service {application.name}")
+        request = {
+            key.removeprefix(PROPERTY_PREFIX): text
+            for key, text in service.properties.items()
+            if key.startswith(PROPERTY_PREFIX)
+        }
         request |= {role.value: service.demands[role.value] for role in TASK_ROLES if role.value in service.demands}
         size = sum(len(key) + len(text) for key, text in request.items())
         if size > _MAX_REQUEST:
             raise RequestError(
-                f"{PREFIX}*", f"the properties have {size} characters together; at most {_MAX_REQUEST} are allowed",
+                f"{PROPERTY_PREFIX}*",
+                f"the properties have {size} characters together; at most {_MAX_REQUEST} are allowed",
                 where=f"service {application.name}",
             )  # fmt: skip
         job = self._services.key(application)
         script = "".join(f'#DL2 {key}="{text}"\n' for key, text in request.items())
         return Anchor(
             key=job, owner=owner_of(application.user), name=application.name, script=script, handle=rm_id,
-            source=f"properties {PREFIX}* of service {application.name}",
+            source=f"properties {PROPERTY_PREFIX}* of service {application.name}",
         )  # fmt: skip
 
     def _look_up(self, rm_id: str) -> Application:

@@ -11,8 +11,8 @@ from dl2d.core.resources import Resources
 class NodeSizes:
     """Names of the nodes of one listing, and a node of each size.
 
-    Checks take time that grows with the number of distinct demands times that of distinct sizes, and not with the
-    numbers of tasks and nodes: answers are kept.
+    Results are kept, so the time of all checks grows with the number of distinct demands times that of distinct sizes,
+    not with the numbers of tasks and nodes.
     """
 
     def __init__(self, nodes: Iterable[Node]) -> None:

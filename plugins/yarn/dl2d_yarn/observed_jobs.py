@@ -1,4 +1,4 @@
-"""Applications of users who know nothing of dl2d: which of them train, as a site's rules say, and where they run."""
+"""Applications that run without dl2d: which of them are training jobs by the site's rules, and where they run."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from dl2d_yarn.listing import APPS_PATH, Application, ClusterListing, Vector, re
 from dl2d_yarn.rest_client import RestClient
 from dl2d_yarn.settings import CONTAINERS, YarnStaticJobRule
 
-#: Number of applications that are asked for their containers, each time.
-_MAX_ASKED: Final = 50
-_NOBODY: Final = 65534
+#: Maximum number of applications whose containers are read each time.
+_MAX_READ: Final = 50
+_NOBODY_ID: Final = 65534
 #: Milliseconds since 1970.
-_TIME: Final = re.compile(r"[0-9]{1,15}")
+_MILLISECONDS: Final = re.compile(r"[0-9]{1,15}")
 
 
 class _Container(msgspec.Struct, rename="camel"):
@@ -53,7 +53,7 @@ class _RequestsAnswer(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Containers:
-    """Containers of an application without its ApplicationMaster's, as YARN said when it was asked for them."""
+    """Containers of an application, without its ApplicationMaster's, when they were read last."""
 
     #: Number of containers in the list of applications then, the ApplicationMaster's included.
     listed: int = 0
@@ -78,7 +78,7 @@ def read_containers(client: RestClient, application: Application) -> Containers:
     # Each request is listed for any node (*), and again for the nodes and racks that it prefers.
     requests = client.get(path, _RequestsAnswer).app.resource_requests
     waiting = [request for request in requests if request.resource_name == "*" and request.num_containers > 0]
-    starts = [int(each.started_time) / 1000 for each in containers if _TIME.fullmatch(each.started_time)]
+    starts = [int(each.started_time) / 1000 for each in containers if _MILLISECONDS.fullmatch(each.started_time)]
     return Containers(
         listed=application.containers,
         nodes=tuple(sorted(each.node_id for each in containers)),
@@ -91,11 +91,11 @@ def read_containers(client: RestClient, application: Application) -> Containers:
 
 
 def owner_of(user: str) -> Owner:
-    """A user's account; users need none on the daemon's machine."""
+    """Account of a user; with the ids of nobody where the daemon's machine has none."""
     try:
         account = pwd.getpwnam(user)
     except KeyError:
-        return Owner(user, _NOBODY, _NOBODY)
+        return Owner(user, _NOBODY_ID, _NOBODY_ID)
     return Owner(user, account.pw_uid, account.pw_gid)
 
 
@@ -114,9 +114,9 @@ class WatchedApplications:
         self._training: set[str] = set()
 
     def jobs(self, listing: ClusterListing, own: Container[str]) -> Iterator[RmJob]:
-        """The applications of a listing that a rule takes, except dl2d's ``own``; those that train as static jobs."""
+        """The applications of a listing that a rule matches, except dl2d's ``own``; those that train as static jobs."""
         for application in listing.applications if self._rules else ():
-            rule = self._rule(application)
+            rule = self._matching_rule(application)
             if rule is None or application.id in own:
                 continue
             containers = self._containers.get(application.id, Containers())
@@ -154,26 +154,26 @@ class WatchedApplications:
         static = rule.static_job(application.name, owner, count, wanted, (), started=0.0)
         return static, static is not None
 
-    def _rule(self, application: Application) -> YarnStaticJobRule | None:
+    def _matching_rule(self, application: Application) -> YarnStaticJobRule | None:
         features = (application.queue, application.name, application.type, application.tags)
-        return next((rule for rule in self._rules if rule.takes(*features)), None)
+        return next((rule for rule in self._rules if rule.matches(*features)), None)
 
     def read(self, applications: Collection[Application]) -> Iterator[str]:
-        """Ask for the containers of applications that may have others by now; yields what went wrong.
+        """Read the containers of applications whose containers may have changed; yields messages about failures.
 
-        At most ``_MAX_ASKED`` are asked for, those first that were asked for longest ago.
+        Reads at most ``_MAX_READ``, in the order in which they were read last.
         """
         due = {
             application.id: application
             for application in applications
             if application.state is RmJobState.RUNNING
             and self._is_outdated(application)
-            and self._rule(application) is not None
+            and self._matching_rule(application) is not None
         }
-        # Those that have never been asked for, then the others in the order in which they were.
+        # First those that have never been read.
         places = {name: place for place, name in enumerate(self._containers)}
         order = sorted(due, key=lambda each: places.get(each, -1))
-        for application in (due[each] for each in order[:_MAX_ASKED]):
+        for application in (due[each] for each in order[:_MAX_READ]):
             before = self._containers.pop(application.id, None)
             try:
                 containers = read_containers(self._client, application)

@@ -1,4 +1,4 @@
-"""What queues let the services in them have, and why a service's containers wait."""
+"""Headroom of queues and users in the capacity scheduler, and why a service's containers wait."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class _Scheduler(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """What queues still have room for, and what other queues' applications wait for."""
+    """Headroom of some queues together, and what the applications of the other queues wait for."""
 
     #: Amounts by dl2d's name of the resource (memory in MiB); resources without a limit are absent.
     headroom: Mapping[str, float]
@@ -95,23 +95,23 @@ class Queues:
     partition: str = ""
 
     def headroom(self, queue: str, user: str) -> Mapping[str, float] | None:
-        """What a user's applications in a queue may have besides what they have; None without the queue.
+        """Headroom of a user in a queue; None if there is no such queue.
 
-        Amounts by dl2d's name of the resource (memory in MiB): the least that the queue, the queues above it, and the
-        limit of the user in it leave. Resources without a limit are absent.
+        Amounts by dl2d's name of the resource (memory in MiB): the smallest remainder of the queue, of the queues above
+        it, and of the user's limit in it. Resources without a limit are absent.
         """
-        chain = _chain(self.root, queue)
-        if not chain:
+        path = _find_path(self.root, queue)
+        if not path:
             return None
         headroom: dict[str, float] = {}
-        for member in chain:
+        for member in path:
             used, capacity = member.usage(self.partition).used, member.capacity(self.partition)
-            _take_least(headroom, _amounts(capacity.effective_max_resource), used)
-        users = (chain[-1].users or {}).get("user", [])
+            _lower_to(headroom, _amounts(capacity.effective_max_resource), used)
+        users = (path[-1].users or {}).get("user", [])
         for entry in users:
             if entry.username == user:
                 others_wait = any(other.is_active for other in users if other is not entry)
-                _take_least(headroom, self._user_limit(chain[-1], entry, others_wait=others_wait), entry.resources_used)
+                _lower_to(headroom, self._user_limit(path[-1], entry, others_wait=others_wait), entry.resources_used)
         return headroom
 
     def _user_limit(self, queue: _Queue, user: _User, *, others_wait: bool) -> Mapping[str, float]:
@@ -130,7 +130,7 @@ class Queues:
 
     def pending_outside(self, queues: Collection[str]) -> Resources:
         """What applications in all other queues wait for."""
-        inside = [chain[-1] for queue in queues if (chain := _chain(self.root, queue))]
+        inside = [path[-1] for queue in queues if (path := _find_path(self.root, queue))]
         others = [leaf for leaf in _leaves(self.root) if not any(leaf is each for each in inside)]
         return Resources.total(read_vector(leaf.usage(self.partition).pending) for leaf in others)
 
@@ -149,7 +149,7 @@ def _amounts(limit: Vector | None) -> Mapping[str, float]:
     return {name: most.get(name) for name in map(resource_name, limit.resource_informations.resource_information)}
 
 
-def _take_least(headroom: dict[str, float], limit: Mapping[str, float], used: Vector | None) -> None:
+def _lower_to(headroom: dict[str, float], limit: Mapping[str, float], used: Vector | None) -> None:
     """Lower the headroom to what a limit leaves."""
     has = read_vector(used)
     for name, most in limit.items():
@@ -157,13 +157,13 @@ def _take_least(headroom: dict[str, float], limit: Mapping[str, float], used: Ve
         headroom[name] = min(headroom.get(name, left), left)
 
 
-def _chain(queue: _Queue, name: str, above: str = "") -> list[_Queue]:
-    """The queue of this name or path (``root.gpu``), behind the queues above it."""
+def _find_path(queue: _Queue, name: str, above: str = "") -> list[_Queue]:
+    """Queues from the root to the one of this name or path (``root.gpu``); empty if there is none."""
     path = f"{above}{queue.queue_name}"
     if not queue.children():
         return [queue] if name in (queue.queue_name, path, path.removeprefix("root.")) else []
     for child in queue.children():
-        below = _chain(child, name, f"{path}.")
+        below = _find_path(child, name, f"{path}.")
         if below:
             return [queue, *below]
     return []
@@ -177,9 +177,9 @@ def _leaves(queue: _Queue) -> Iterator[_Queue]:
 
 
 def within_limits(nodes: Sequence[Node], limits: QueueLimits, *, leave_pending: bool) -> tuple[Node, ...]:
-    """The nodes with no more free than the queue may have: the remainder counts as used, on the fullest nodes first.
+    """Nodes whose free resources are reduced to the headroom: the rest counts as used, on the fullest nodes first.
 
-    With ``leave_pending``, what applications in other queues wait for is left to them.
+    With ``leave_pending``, what applications in other queues wait for counts as used too.
     """
     up = [node for node in nodes if node.state is NodeState.UP]
     withheld: dict[str, dict[str, float]] = {node.name: {} for node in up}
@@ -201,15 +201,15 @@ def within_limits(nodes: Sequence[Node], limits: QueueLimits, *, leave_pending: 
 
 
 def sum_of(headrooms: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
-    """What several headrooms leave together; a resource that one of them does not limit is not limited."""
+    """Sum of headrooms; a resource that one of them does not limit is not limited."""
     names = set.intersection(*map(set, headrooms)) if headrooms else set()
     return {name: sum(headroom[name] for headroom in headrooms) for name in names}
 
 
 def read_pending_reason(client: RestClient, application: str) -> str:
-    """Why containers of an application wait, in the scheduler's words; "" while it has not noted any.
+    """Why containers of an application wait, as the scheduler says; "" while it has recorded no reason.
 
-    The first call has the scheduler note them. Raises as ``RestClient.get``.
+    It begins to record reasons with the first call. Raises as ``RestClient.get``.
     """
     answer = client.get(f"{ACTIVITIES_PATH}/{application}", dict[str, Any])
     reasons = Counter(text for text in _diagnostics(answer) if "waiting for" not in text)
@@ -217,7 +217,7 @@ def read_pending_reason(client: RestClient, application: str) -> str:
 
 
 def _diagnostics(answer: object) -> Iterator[str]:
-    """All texts under the key ``diagnostic``, however deep."""
+    """All texts under the key ``diagnostic``, at any depth."""
     stack: list[object] = [answer]
     while stack:
         found = stack.pop()

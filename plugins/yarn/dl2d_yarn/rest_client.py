@@ -25,7 +25,7 @@ T = TypeVar("T")
 MAX_ANSWER_BYTES: Final = 256 * 1024 * 1024
 #: Maximum number of redirects of one call: a standby names the active ResourceManager, which may have changed since.
 MAX_REDIRECTS: Final = 3
-_MAX_SAID: Final = 500
+_MAX_MESSAGE: Final = 500
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 
 
@@ -41,10 +41,10 @@ class _Problem(msgspec.Struct):
     remote: _RemoteException = msgspec.field(name="RemoteException", default_factory=_RemoteException)
 
 
-#: What the Services interface says, with status 500, of requests that can never be carried out, and the classes of
-#: Hadoop 3.4.2 that say it. The interface answers 500 to any exception, also to those that pass, such as that of a
-#: NameNode in safe mode: what is not named here is tried again.
-_FAULTS_OF_REQUESTS: Final = (
+#: Parts of the messages that the Services interface sends, with status 500, for requests that can never be carried out,
+#: with the classes of Hadoop 3.4.2 that write them. The interface answers 500 to any exception, also to temporary ones
+#: such as that of a NameNode in safe mode: requests with other messages are tried again.
+_REQUEST_ERRORS: Final = (
     "unknown queue",  # CapacityScheduler
     "does not have permission to submit",  # CapacityScheduler, FairScheduler, RMAppManager
     "is larger than configured max",  # ServiceApiUtil: containers above the maximum allocation
@@ -111,7 +111,7 @@ class RestClient:
         max_answer_bytes: int = MAX_ANSWER_BYTES,
         as_caller: bool = False,
     ) -> Self:
-        """A client as the settings have it.
+        """Client with the addresses, user, authentication and TLS of the settings.
 
         With ``as_caller`` it acts as the account of this process, with that account's tickets, and not as the daemon.
 
@@ -199,7 +199,7 @@ class RestClient:
                 problems.append(f"{address}: HTTP status {status}")
                 continue
             self._prefer(address, answered)
-            _refuse(f"{method} {path}", status, body, user=self._user, do_as=do_as)
+            _raise_error(f"{method} {path}", status, body, user=self._user, do_as=do_as)
         raise Unavailable(f"{method} {path}: no ResourceManager answers", said="; ".join(problems))
 
     def _prefer(self, address: str, answered: str) -> None:
@@ -232,7 +232,7 @@ class RestClient:
         raise httpx2.TooManyRedirects(f"redirected more than {MAX_REDIRECTS} times, at last to {address}")
 
     def _read(self, response: httpx2.Response) -> bytes:
-        """The body, unless it is larger than allowed."""
+        """Body of a response. Raises ``DecodingError`` where it is larger than allowed."""
         body = bytearray()
         for chunk in response.iter_bytes():
             body += chunk
@@ -246,16 +246,16 @@ def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
 
 
 def _tls(ca_file: str) -> ssl.SSLContext | bool:
-    """What httpx2 verifies certificates with: the system's authorities, or one file."""
+    """httpx2's parameter ``verify``: the system's certificate authorities, or those of one file."""
     try:
         return ssl.create_default_context(cafile=ca_file) if ca_file else True
     except OSError as error:
         raise ConfigError(f"resource_manager.yarn.ca_file: {ca_file} cannot be used: {error}") from None
 
 
-def _refuse(call: str, status: int, body: bytes, *, user: str, do_as: str) -> NoReturn:
-    """Raise the error that an answer with another status than success stands for."""
-    said = f"HTTP status {status}: {_words(body)}"
+def _raise_error(call: str, status: int, body: bytes, *, user: str, do_as: str) -> NoReturn:
+    """Raise the typed error for an answer whose status is not success."""
+    said = f"HTTP status {status}: {_message(body)}"
     if status == 403 and do_as and "impersonate" in said:
         raise Denied(
             f"{call}: {user} may not act for {do_as}; set hadoop.proxyuser.{user}.hosts and "
@@ -266,8 +266,8 @@ def _refuse(call: str, status: int, body: bytes, *, user: str, do_as: str) -> No
         raise Denied(f"{call}: the ResourceManager does not allow this", said=said)
     if status == 404:
         raise NotFound(f"{call}: unknown to the ResourceManager", said=said)
-    at_fault = status == 500 and any(words in said.lower() for words in _FAULTS_OF_REQUESTS)
-    if status in (400, 405, 406, 409, 413, 415) or at_fault:
+    is_request_error = status == 500 and any(words in said.lower() for words in _REQUEST_ERRORS)
+    if status in (400, 405, 406, 409, 413, 415) or is_request_error:
         raise Rejected(f"{call}: refused", said=said)
     raise Unavailable(f"{call}: failed", said=said)
 
@@ -280,7 +280,7 @@ def _diagnostics(body: bytes) -> str:
     return problem.diagnostics or problem.remote.message or problem.remote.exception
 
 
-def _words(body: bytes) -> str:
-    """What an answer says, in one short line."""
-    words = _diagnostics(body) or body[: 4 * _MAX_SAID].decode(errors="replace")
-    return printable_line(words)[:_MAX_SAID] or "no reason given"
+def _message(body: bytes) -> str:
+    """Message of an answer in one short line."""
+    words = _diagnostics(body) or body[: 4 * _MAX_MESSAGE].decode(errors="replace")
+    return printable_line(words)[:_MAX_MESSAGE] or "no reason given"

@@ -23,28 +23,30 @@ from dl2d_yarn.settings import YarnSettings
 
 #: Roles with as many containers as the job has tasks.
 TASK_ROLES: Final = (Role.PS, Role.WORKER)
-_NAME: Final = re.compile(r"dl2-([a-z0-9-]+)-(0|[1-9][0-9]{0,11})")
-_MAX_NAME: Final = 63
-#: What a container needs of its job's environment to ask the daemon for its task, and what it may need.
-_ASKING: Final = ("DL2_DAEMON", "DL2_JOB", "DL2_CREDENTIAL")
-#: Those of them that no other job has.
-OF_JOB: Final = ("DL2_JOB", "DL2_CREDENTIAL")
-_CERTIFICATE: Final = "DL2_DAEMON_CERTIFICATE"
-#: What bash replaces between double quotes, and what the marks have that YARN replaces: ``${USER}``, ``{{PATH}}``,
-#: ``<LOG_DIR>``.
-_SPECIAL: Final = re.compile(r'[\\"$`]')
-_OF_MARKS: Final = re.compile(r"[{}<]")
+_JOB_SERVICE_NAME: Final = re.compile(r"dl2-([a-z0-9-]+)-(0|[1-9][0-9]{0,11})")
+_MAX_NAME_LENGTH: Final = 63
+#: Variables whose values differ between any two jobs.
+JOB_VARIABLES: Final = ("DL2_JOB", "DL2_CREDENTIAL")
+#: Variables with which a container asks the daemon for its task.
+_DAEMON_VARIABLES: Final = ("DL2_DAEMON", *JOB_VARIABLES)
+#: Variable with the daemon's certificate, where the nodes do not trust the authority that signed it.
+_CERTIFICATE_VARIABLE: Final = "DL2_DAEMON_CERTIFICATE"
+#: Characters that bash interprets between double quotes.
+_BASH_SPECIAL: Final = re.compile(r'[\\"$`]')
+#: Characters of the tokens that YARN replaces: ``${USER}``, ``{{PATH}}``, ``<LOG_DIR>``.
+_TOKEN_CHARACTERS: Final = re.compile(r"[{}<]")
 #: YARN's names of dl2d's resources besides CPUs and memory.
-_NAMES: Final = {"gpu": "yarn.io/gpu"}
-#: Start of the properties of a service in which its user's request is, and variable with the secret of its containers.
-PREFIX: Final = "dl2."
-SECRET: Final = "DL2_PROOF"  # noqa: S105  (a name)
-#: Names that YARN gives services. An application of another name is none, whatever its type says.
-SERVICE_NAME: Final = re.compile(rf"[a-z][a-z0-9-]{{0,{_MAX_NAME - 1}}}")
+_YARN_RESOURCE_NAMES: Final = {"gpu": "yarn.io/gpu"}
+#: Prefix of the service properties that hold the request of a service's user.
+PROPERTY_PREFIX: Final = "dl2."
+#: Variable with the secret by which the containers of a user's service register.
+SECRET_VARIABLE: Final = "DL2_PROOF"  # noqa: S105  (a name)
+#: Names that YARN accepts for services. An application with any other name is no service, whatever its type.
+SERVICE_NAME: Final = re.compile(rf"[a-z][a-z0-9-]{{0,{_MAX_NAME_LENGTH - 1}}}")
 
 
 def service_name(job: JobKey) -> str:
-    """Name of a job's service: YARN knows lower-case letters, digits and ``-`` only.
+    """Name of a job's service; YARN accepts only lower-case letters, digits and ``-`` in it.
 
     Raises
     ------
@@ -52,23 +54,23 @@ def service_name(job: JobKey) -> str:
         The job's id has other characters, or is too long.
     """
     name = f"dl2-{job.id}-{job.submitted}"
-    if not _NAME.fullmatch(name) or len(name) > _MAX_NAME:
+    if not _JOB_SERVICE_NAME.fullmatch(name) or len(name) > _MAX_NAME_LENGTH:
         raise Rejected(
-            f"job {job.id}: {name!r} cannot be the name of a YARN service (a-z, 0-9, -; {_MAX_NAME} at most)"
+            f"job {job.id}: {name!r} cannot be the name of a YARN service (a-z, 0-9, -; {_MAX_NAME_LENGTH} at most)"
         )
     return name
 
 
 def job_of_service(name: str, cluster: str) -> JobKey | None:
     """The job whose service has this name; None for services that are not dl2d's."""
-    match = _NAME.fullmatch(name)
+    match = _JOB_SERVICE_NAME.fullmatch(name)
     return JobKey(cluster, match[1], int(match[2])) if match else None
 
 
 def service_description(anchor: TaskSpec, settings: YarnSettings) -> dict[str, Any]:
-    """The service of a job, as the daemon posts it: one coordinator, and no container of the other roles yet.
+    """Description of a job's service as the daemon posts it: one coordinator, and no container of the other roles yet.
 
-    The job's secrets except its credential, its command and its environment are not in it: the containers ask for them.
+    Of the job's secrets it has only the credential. Command and environment are not in it: containers ask for them.
 
     Raises
     ------
@@ -79,21 +81,21 @@ def service_description(anchor: TaskSpec, settings: YarnSettings) -> dict[str, A
     runner = settings.runner or shutil.which("dl2-run", path=environment.get("PATH", ""))
     if runner is None:
         raise Rejected("dl2-run is not in the job's PATH: set resource_manager.yarn.runner to its path on the nodes")
-    asking = {name: environment.get(name, "") for name in _ASKING}
-    if environment.get(_CERTIFICATE):
-        asking[_CERTIFICATE] = environment[_CERTIFICATE]
-    for name, value in {"runner": runner, **asking}.items():
+    variables = {name: environment.get(name, "") for name in _DAEMON_VARIABLES}
+    if environment.get(_CERTIFICATE_VARIABLE):
+        variables[_CERTIFICATE_VARIABLE] = environment[_CERTIFICATE_VARIABLE]
+    for name, value in {"runner": runner, **variables}.items():
         if not value:
             raise Rejected(f"{name} is empty: the job's containers could not ask the daemon for their tasks")
     description = f"elastic job {anchor.job.slug} of dl2d"
-    return _filled(
-        service_name(anchor.job), description, asking, f"exec {shlex.quote(runner)}", dict(anchor.member_demands),
+    return _fill_template(
+        service_name(anchor.job), description, variables, f"exec {shlex.quote(runner)}", dict(anchor.member_demands),
         settings,
     )  # fmt: skip
 
 
 def posted_description(
-    job: Posted,
+    job: PostedJob,
     settings: YarnSettings,
     *,
     daemon: str,
@@ -101,7 +103,7 @@ def posted_description(
     archive: str = "",
     files: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The service of a job as its user posts it, with the request in ``dl2.*`` properties and a new secret.
+    """Description of a job's service as its user posts it: the request in ``dl2.*`` properties, and a new secret.
 
     Parameters
     ----------
@@ -120,7 +122,7 @@ def posted_description(
         The job's name or a demand cannot be told to YARN, or dl2-run is not found.
     """
     if not SERVICE_NAME.fullmatch(job.name):
-        raise Rejected(f"{job.name!r} cannot be the name of a YARN service (a-z, 0-9, -; {_MAX_NAME} at most)")
+        raise Rejected(f"{job.name!r} cannot be the name of a YARN service (a-z, 0-9, -; {_MAX_NAME_LENGTH} at most)")
     runner = "env/bin/dl2-run" if archive else settings.runner or shutil.which("dl2-run")
     if runner is None:
         raise Rejected("dl2-run is not in PATH: give --archive, or set resource_manager.yarn.runner")
@@ -128,12 +130,12 @@ def posted_description(
     if not archive and not files:
         command = f"cd {shlex.quote(job.cwd)} && {command}"
     demands = {role: job.request.demand(role) for role in TASK_ROLES}
-    environment = {**job.env, "DL2_DAEMON": daemon, SECRET: secrets.token_hex(32)}
+    environment = {**job.env, "DL2_DAEMON": daemon, SECRET_VARIABLE: secrets.token_hex(32)}
     if certificate:
-        environment[_CERTIFICATE] = certificate
-    service = _filled(job.name, f"elastic job of dl2d: {job.name}", environment, command, demands, settings)
+        environment[_CERTIFICATE_VARIABLE] = certificate
+    service = _fill_template(job.name, f"elastic job of dl2d: {job.name}", environment, command, demands, settings)
     configuration = service["configuration"]
-    configuration["properties"] = {f"{PREFIX}{key}": value for key, value in job.directives.items()}
+    configuration["properties"] = {f"{PROPERTY_PREFIX}{key}": value for key, value in job.directives.items()}
     given = [{"type": "ARCHIVE", "src_file": archive, "dest_file": "env"}] if archive else []
     given += [{"type": "STATIC", "src_file": uri, "dest_file": posixpath.basename(uri)} for uri in files]
     configuration["files"] = given
@@ -141,7 +143,7 @@ def posted_description(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Posted:
+class PostedJob:
     """A job that its user posts."""
 
     name: str
@@ -153,7 +155,7 @@ class Posted:
     env: Mapping[str, str]
 
 
-def _filled(
+def _fill_template(
     name: str,
     description: str,
     environment: Mapping[str, str],
@@ -161,7 +163,7 @@ def _filled(
     demands: Mapping[Role, Resources],
     settings: YarnSettings,
 ) -> dict[str, Any]:
-    """The template with these values; what else a site has put into it stays.
+    """The site's template, or the default one, with these values filled in.
 
     ``command`` is a shell command in which ``shlex`` has quoted what comes from users.
     """
@@ -170,37 +172,37 @@ def _filled(
     except ConfigError as error:
         raise Rejected(str(error)) from None
     service |= {"name": name, "description": description, "queue": settings.queue}
-    service["configuration"]["env"] |= {name: _verbatim(value, '""') for name, value in environment.items()}
+    service["configuration"]["env"] |= {name: _escape(value, '""') for name, value in environment.items()}
     coordinator = Resources.of(cpu=1, memory=settings.coordinator_memory_mib)
     for component in service["components"]:
         role = Role(component["name"])
         demand = coordinator if role is Role.COORDINATOR else demands.get(role, NO_RESOURCES)
-        component |= {"launch_command": _verbatim(command, "''"), "resource": _resource(demand, settings)}
+        component |= {"launch_command": _escape(command, "''"), "resource": _resource(demand, settings)}
         if settings.node_attributes:
             policy = component.setdefault("placement_policy", {})
-            policy.setdefault("constraints", []).append(_on_nodes_with(settings.node_attributes))
+            policy.setdefault("constraints", []).append(_node_attribute_constraint(settings.node_attributes))
     return service
 
 
-def _verbatim(text: str, gap: str) -> str:
-    """What YARN has to be given so that a container gets ``text`` as it is.
+def _escape(text: str, quotes: str) -> str:
+    """``text``, escaped so that a container gets it unchanged.
 
-    YARN replaces its marks, and then writes ``exec /bin/bash -c "COMMAND"`` and ``export NAME="VALUE"``; it escapes
-    nothing. ``gap`` ends a quotation and begins another one, which splits marks: single quotes in a command, where
-    ``shlex`` has put all characters of marks between such, and double quotes in a variable.
+    YARN replaces its tokens, and then writes ``exec /bin/bash -c "COMMAND"`` and ``export NAME="VALUE"``; it escapes
+    nothing. ``quotes`` ends a quotation and begins another one, which splits tokens: two single quotes in a command,
+    where ``shlex`` has put all characters of tokens between single quotes, and two double quotes in a variable.
     """
-    return _OF_MARKS.sub(rf"\g<0>{gap}", _SPECIAL.sub(r"\\\g<0>", text))
+    return _TOKEN_CHARACTERS.sub(rf"\g<0>{quotes}", _BASH_SPECIAL.sub(r"\\\g<0>", text))
 
 
-def _on_nodes_with(attributes: Sequence[str]) -> dict[str, Any]:
-    """The placement constraint by which containers get nodes with all of these attributes."""
+def _node_attribute_constraint(attributes: Sequence[str]) -> dict[str, Any]:
+    """Placement constraint: only nodes with all of these attributes."""
     values = dict(attribute.split("=", 1) for attribute in attributes)
     wanted = {name: [value] for name, value in values.items()}
     return {"type": "AFFINITY", "scope": "NODE", "node_attributes": wanted}
 
 
 def read_template(path: str) -> dict[str, Any]:
-    """The template of services in a file; "" for the one that comes with dl2d.
+    """Template of services from a file; "" for the one that comes with dl2d.
 
     Raises
     ------
@@ -229,12 +231,12 @@ def _resource(demand: Resources, settings: YarnSettings) -> dict[str, Any]:
     for name, amount in amounts.items():
         if amount != int(amount):
             raise Rejected(f"{name}={amount:g}: YARN gives such resources in whole numbers only")
-        additional[_NAMES.get(name, name)] = {"value": int(amount), "unit": ""}
+        additional[_YARN_RESOURCE_NAMES.get(name, name)] = {"value": int(amount), "unit": ""}
     return {"cpus": cpus, "memory": str(memory), "additional": additional}
 
 
 def application_id(answer: bytes) -> str:
-    """Id of the application in YARN's answer to a service that was posted.
+    """Id of the application in YARN's answer to the POST of a service.
 
     Raises
     ------
@@ -248,6 +250,6 @@ def application_id(answer: bytes) -> str:
 
 
 def flex_request(sizes: Mapping[Role, int]) -> dict[str, Any]:
-    """The request that gives components their number of containers."""
+    """Body of the request that sets the number of containers of components."""
     components = [{"name": role.value, "number_of_containers": size} for role, size in sizes.items()]
     return {"state": "FLEX", "components": components}

@@ -31,14 +31,14 @@ CONTAINERS: Final = "containers"
 class YarnStaticJobRule(StaticJobRule):
     """Applications that count as training one type of model."""
 
-    #: Patterns as in a shell; ``*`` takes any. The queue is a path, as in ``root.gpu``.
+    #: Patterns as in a shell; ``*`` matches any. The queue is a path, as in ``root.gpu``.
     queue: Words
     type: Words = "*"
     tags: Words = "*"
     #: What counts as a worker: a container (except the ApplicationMaster), or a unit of a resource (``gpu``).
     size: Annotated[str, Text(64, SIZE, "containers or a resource such as gpu")] = CONTAINERS
 
-    def takes(self, *features: str) -> bool:
+    def matches(self, *features: str) -> bool:
         """Whether an application of this queue, name, type and tags is one of these."""
         return all(map(fnmatchcase, features, (self.queue, self.name, self.type, self.tags)))
 
@@ -91,7 +91,7 @@ class YarnSettings(Record):
 
     @property
     def account(self) -> str:
-        """User that YARN takes the daemon for."""
+        """Name of the daemon's user in YARN."""
         return self.user or re.split("[/@]", self.principal)[0] or getpass.getuser()
 
     @classmethod

@@ -123,7 +123,7 @@ EXIT_STATUSES: Final[Mapping[int, str]] = MappingProxyType(
 
 
 def with_exit_status(diagnostics: str) -> str:
-    """Diagnostics, with the meaning of the exit status that is in them behind it."""
+    """Diagnostics, with the meaning of each exit status behind it."""
 
     def explained(match: re.Match[str]) -> str:
         words = EXIT_STATUSES.get(int(match[1]), "an exit status that dl2d does not know" if match[1][0] == "-" else "")
