@@ -19,74 +19,74 @@ _NUMBERS: Final = re.compile(r"[0-9]+")
 
 
 @dataclass(slots=True)
-class Idle:
-    """A container without a task: its node, and when it was seen so first and last."""
+class IdlePeriod:
+    """Time that a container has had no task: its node, and the times of its first and last report without one."""
 
     node: str
     since: float
-    reported: float
+    last_report: float
 
 
 @dataclass(slots=True)
 class Component:
     """Containers of one role of a job."""
 
-    #: Number of positions that there should be; containers at lower ones may be given tasks.
-    wanted: int = 0
-    #: Positions that YARN was asked to give up, which it does not use again.
+    #: Number of positions that YARN should have, decommissioned ones included; only containers at these get tasks.
+    positions: int = 0
+    #: Positions that YARN was asked to decommission; it does not use them again.
     decommissioned: set[int] = field(default_factory=set)
-    #: Number that YARN has confirmed; None where this is not known: after a restart of the daemon, while a request is
-    #: under way, and after one that failed.
+    #: Number of containers that YARN has confirmed; None while it is unknown: after a restart of the daemon, during a
+    #: request to change it, and after a request that failed.
     confirmed_size: int | None = None
-    #: Newest container that reported from each position, its process, and those that were there before.
-    newest: dict[int, str] = field(default_factory=dict)
+    #: By position: newest container that has reported, its process, and the processes before it.
+    newest_containers: dict[int, str] = field(default_factory=dict)
     processes: dict[int, str] = field(default_factory=dict)
-    former: dict[int, deque[str]] = field(default_factory=dict)
-    #: Containers that YARN was asked to remove, and since when it may have.
-    removed: dict[str, float] = field(default_factory=dict)
-    #: Containers that YARN lists and that have not reported to this daemon, by position: an earlier one may have given
-    #: them tasks.
-    silent: dict[int, str] = field(default_factory=dict)
+    former_processes: dict[int, deque[str]] = field(default_factory=dict)
+    #: Containers that YARN was asked to remove, with the time of the request.
+    removal_times: dict[str, float] = field(default_factory=dict)
+    #: By position: containers that YARN lists and that have not reported to this daemon; they may run tasks that an
+    #: earlier daemon assigned.
+    unreported: dict[int, str] = field(default_factory=dict)
     #: Whether a container has reported from a position that YARN should not have.
-    surprising: bool = False
+    has_unexpected: bool = False
     #: Containers without a task, by position.
-    idle: dict[int, Idle] = field(default_factory=dict)
+    idle: dict[int, IdlePeriod] = field(default_factory=dict)
     #: Resources of each container, as far as a task was submitted since the daemon's start.
     demand: Resources = NO_RESOURCES
 
     @property
     def size(self) -> int:
         """Number of containers that there should be."""
-        return self.wanted - sum(position < self.wanted for position in self.decommissioned)
+        return self.positions - sum(position < self.positions for position in self.decommissioned)
 
     def is_usable(self, position: int) -> bool:
         """Whether a container at this position may be given tasks."""
-        return position < self.wanted and position not in self.decommissioned
+        return position < self.positions and position not in self.decommissioned
 
-    def usable_idle(self, since: float) -> list[Idle]:
-        """Containers that have reported no task since then, seconds, and may be given one."""
-        return [idle for place, idle in self.idle.items() if place < self.wanted and idle.reported >= since]
+    def usable_idle(self, since: float) -> list[IdlePeriod]:
+        """Containers without a task that may get one and have reported since that time, in seconds."""
+        return [idle for place, idle in self.idle.items() if place < self.positions and idle.last_report >= since]
 
-    def is_former(self, report: ContainerReport) -> bool:
-        """Whether another container or process has reported from the position since: the report has come late."""
-        older = start_order(report.container) < start_order(self.newest.get(report.instance, ""))
-        return older or report.incarnation in self.former.get(report.instance, ())
+    def is_superseded(self, report: ContainerReport) -> bool:
+        """Whether a newer container or process than that of the report has reported from its position."""
+        older = start_order(report.container) < start_order(self.newest_containers.get(report.instance, ""))
+        return older or report.incarnation in self.former_processes.get(report.instance, ())
 
-    def heard(self, report: ContainerReport, now: float) -> None:
-        """Note that a container has reported at this time, in seconds on a monotonic clock."""
+    def record_report(self, report: ContainerReport, now: float) -> None:
+        """Record the container and process of a report; ``now`` is in seconds on a monotonic clock."""
         process = self.processes.get(report.instance, report.incarnation)
         if process != report.incarnation:
-            self.former.setdefault(report.instance, deque(maxlen=_FORMER_PROCESSES)).append(process)
-        self.newest[report.instance], self.processes[report.instance] = report.container, report.incarnation
-        if start_order(self.silent.get(report.instance, "")) <= start_order(report.container):
-            self.silent.pop(report.instance, None)
+            self.former_processes.setdefault(report.instance, deque(maxlen=_FORMER_PROCESSES)).append(process)
+        self.newest_containers[report.instance], self.processes[report.instance] = report.container, report.incarnation
+        if start_order(self.unreported.get(report.instance, "")) <= start_order(report.container):
+            self.unreported.pop(report.instance, None)
         beyond = self.confirmed_size is not None and report.instance >= self.confirmed_size + len(self.decommissioned)
-        stays = now - self.removed.get(report.container, -math.inf) >= REMOVAL_SECONDS
-        self.surprising = self.surprising or (beyond and stays)
+        stays = now - self.removal_times.get(report.container, -math.inf) >= REMOVAL_SECONDS
+        self.has_unexpected = self.has_unexpected or (beyond and stays)
 
     def begin_change(self, now: float) -> None:
-        """Note that YARN is about to be asked for ``size``: until it has agreed, its number is not known."""
-        self.removed |= {name: now for place, name in self.newest.items() if place >= self.wanted}
+        """Prepare a request for ``size``: ``confirmed_size`` is unknown until YARN answers it."""
+        self.removal_times |= {name: now for place, name in self.newest_containers.items() if place >= self.positions}
         self.confirmed_size = None
 
 

@@ -16,7 +16,7 @@ from dl2d.core.cluster import task_tag
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resource_manager import ContainerOrder, ContainerReport, RmIdentity, RmJob, RmJobState
 from dl2d.core.resources import Resources
-from dl2d_yarn.component import Component, Idle, start_order
+from dl2d_yarn.component import Component, IdlePeriod, start_order
 
 #: Ended tasks stay listed for this long, as do tasks of jobs that YARN does not list, seconds.
 KEEP_ENDED_SECONDS: Final = 900.0
@@ -38,23 +38,23 @@ class Task:
     user: str
     #: Seconds since 1970; other times are seconds on a monotonic clock.
     submitted: float
-    #: An earlier daemon gave it out.
+    #: Whether an earlier daemon assigned it to its container.
     adopted: bool = False
-    #: When this daemon heard of it.
+    #: Time at which this daemon added it.
     added: float = 0.0
     state: RmJobState = RmJobState.PENDING
     #: Why it waits or how it ended.
     reason: str = ""
-    #: Container, process in it, position in the component, and node; empty, or -1, until it has one.
+    #: Its container, with the process in it, the position in the component, and the node; empty or -1 until assigned.
     container: str = ""
     incarnation: str = ""
     instance: int = -1
     node: str = ""
-    #: Node that dl2d had in mind for it; YARN chooses another.
+    #: Node that dl2d's placement chose; YARN does not follow it.
     planned_node: str = ""
     #: When its container reported last.
-    reported: float = 0.0
-    #: When it is killed, where it was asked to stop.
+    last_report: float = 0.0
+    #: Time at which it is killed; None unless it was asked to stop.
     deadline: float | None = None
     ended: float | None = None
 
@@ -74,13 +74,13 @@ class Task:
         return not self.state.ended
 
     @property
-    def order(self) -> tuple[int, str]:
-        """Sort key of tasks that wait: those with the lowest number first."""
+    def sort_key(self) -> tuple[int, str]:
+        """Sort key of waiting tasks, by the number in their id."""
         numbers = _NUMBERS.findall(self.id)
         return int(numbers[-1]) if numbers else 0, self.id
 
     def end(self, state: RmJobState, reason: str, at: float) -> None:
-        """Note its end; ``CANCELLED`` where it had been asked to stop."""
+        """Record its end; a failure or loss counts as ``CANCELLED`` if it had been asked to stop."""
         if self.live:
             stopped = self.deadline is not None and state in (RmJobState.FAILED, RmJobState.LOST)
             self.state = RmJobState.CANCELLED if stopped else state
@@ -120,7 +120,7 @@ class ContainerTasks:
         return max(_OVERDUE_SECONDS, _OVERDUE_INTERVALS * self._report_seconds)
 
     def spread_reports(self, containers: int) -> None:
-        """Have so many containers report together no more often than ``MAX_REPORTS_PER_SECOND``."""
+        """Set the report interval such that so many containers send at most ``MAX_REPORTS_PER_SECOND``."""
         self._report_seconds = max(self._min_report_seconds, containers / MAX_REPORTS_PER_SECOND)
 
     def add(self, task: Task) -> None:
@@ -160,85 +160,96 @@ class ContainerTasks:
         """The component of a role."""
         return self._components.setdefault((job, role), Component())
 
-    def report(self, report: ContainerReport) -> ContainerOrder:
-        """Take a report of a container, and return what it is to do.
+    def answer(self, report: ContainerReport) -> ContainerOrder:
+        """Record a container's report; returns what the container is to do.
 
-        1. An older container, or process, than the one that reported last from its position: its node was lost and
-           another one has its place, so its task is killed; or the report has come late.
-        2. Its task has ended: noted.
-        3. It runs a task: goes on, or is asked to stop. One that is unknown was given out by an earlier daemon, as long
-           as the position is one that YARN has; otherwise it is killed.
-        4. YARN is ending it: its task counts as ended, and it gets no other. An anchor goes on in the next container.
-        5. It has no task, although one was given to it: that answer was lost, so it is given again.
-        6. It has no task: the first one that waits.
+        1. A newer container or process has reported from its position, so its node was lost, or the report is late: its
+           task is killed.
+        2. It reports a task that no daemon can have assigned to it, since YARN should not have its position: killed.
+        3. Its task runs: continues, or is asked to stop. One that this daemon did not assign was assigned by an earlier
+           one.
+        4. Its task has ended: recorded, then as 6.
+        5. YARN is ending the container: its task counts as ended, and it gets no other. An anchor continues in the next
+           container.
+        6. It has no task: it gets the one that it was assigned before, if that answer was lost, or else the first one
+           that waits.
         """
         now = self._timer()
-        ending = report.ending and report.role is not Role.COORDINATOR
         component = self.component(report.job, report.role)
-        if component.is_former(report):
-            return ContainerOrder(self._report_seconds, grace=0.0 if report.task else None)
-        component.heard(report, now)
-        was_idle = component.idle.pop(report.instance, None)
+        kill = ContainerOrder(self._report_seconds, grace=0.0)
+        if component.is_superseded(report):
+            return kill if report.task else ContainerOrder(self._report_seconds)
+        component.record_report(report, now)
+        idle = component.idle.pop(report.instance, None)
         self._end_predecessors(report, now)
-        task = self._tasks.get(task_tag(report.job, report.task)) if report.task else None
-        if report.task and (task is None or (task.state is RmJobState.PENDING and not task.container)):
-            if component.confirmed_size is not None and report.instance >= component.wanted:
-                return ContainerOrder(self._report_seconds, grace=0.0)
-            task = self._adopt(report, now)
-        if task is not None and report.exit_code is not None:
+        if report.task:
+            task = self._reported_task(report, component, now)
+            if task is None:
+                return kill
+            if report.exit_code is None:
+                return self._continue_task(task, report, now)
             if task.incarnation in ("", report.incarnation):
-                task.end(*_verdict(report.exit_code, ending=ending), now)
-        elif task is not None:
-            if ending and task.incarnation == report.incarnation:
-                task.end(*_verdict(None, ending=True), now)
-                return ContainerOrder(self._report_seconds)
-            if not task.live or task.incarnation != report.incarnation:
-                return ContainerOrder(self._report_seconds, grace=0.0)
-            task.reported = now
-            return ContainerOrder(self._report_seconds, grace=_remaining(task, now))
-        if ending:
+                task.end(*_end_state(report.exit_code, ending=_ends_tasks(report)), now)
+        if _ends_tasks(report):
             return ContainerOrder(self._report_seconds)
-        order = self._next_order(report, component, now)
-        if was_idle is not None and report.instance in component.idle:
-            component.idle[report.instance].since = was_idle.since
-        return order
+        task = self._assign_task(report, component, now)
+        if task is None and component.is_usable(report.instance):
+            component.idle[report.instance] = IdlePeriod(report.node, now if idle is None else idle.since, now)
+        return ContainerOrder(self._report_seconds, task=task.id if task is not None else "")
 
-    def _next_order(self, report: ContainerReport, component: Component, now: float) -> ContainerOrder:
-        """What a container without a task is to do."""
-        given = next((task for task in self._of_container(report) if task.incarnation == report.incarnation), None)
-        if given is None:
-            given = self._first_waiting(report, component)
-        if given is not None and given.deadline is not None:
-            given.end(RmJobState.CANCELLED, "stopped before it had begun", now)
-            given = None
-        if given is None:
-            if component.is_usable(report.instance):
-                component.idle[report.instance] = Idle(report.node, now, now)
+    def _reported_task(self, report: ContainerReport, component: Component, now: float) -> Task | None:
+        """The task that a report names, adopted if this daemon did not assign it; None where none can be there."""
+        task = self._tasks.get(task_tag(report.job, report.task))
+        if task is not None and (task.container or task.state is not RmJobState.PENDING):
+            return task
+        is_outside = component.confirmed_size is not None and report.instance >= component.positions
+        return None if is_outside else self._adopt(report, now)
+
+    def _continue_task(self, task: Task, report: ContainerReport, now: float) -> ContainerOrder:
+        """What a container is to do with a task that runs in it."""
+        is_current = task.incarnation == report.incarnation
+        if is_current and _ends_tasks(report):
+            task.end(*_end_state(None, ending=True), now)
             return ContainerOrder(self._report_seconds)
-        given.container, given.incarnation, given.node = report.container, report.incarnation, report.node
-        given.instance, given.reported, given.reason = report.instance, now, ""
-        given.state = RmJobState.RUNNING
-        return ContainerOrder(self._report_seconds, task=given.id)
+        if not task.live or not is_current:
+            return ContainerOrder(self._report_seconds, grace=0.0)
+        task.last_report = now
+        return ContainerOrder(self._report_seconds, grace=_remaining(task, now))
 
-    def _first_waiting(self, report: ContainerReport, component: Component) -> Task | None:
+    def _assign_task(self, report: ContainerReport, component: Component, now: float) -> Task | None:
+        """Assign a task to a container that has none; returns the task, or None if there is none for it."""
+        task = next((task for task in self._tasks_at(report) if task.incarnation == report.incarnation), None)
+        task = task or self._next_task(report, component)
+        if task is None:
+            return None
+        if task.deadline is not None:
+            task.end(RmJobState.CANCELLED, "stopped before it had begun", now)
+            return None
+        task.container, task.incarnation, task.node = report.container, report.incarnation, report.node
+        task.instance, task.last_report, task.reason = report.instance, now, ""
+        task.state = RmJobState.RUNNING
+        return task
+
+    def _next_task(self, report: ContainerReport, component: Component) -> Task | None:
+        """First waiting task of a container's role; None if none waits or the container is to be removed."""
         if report.role is not Role.COORDINATOR and (
-            not component.is_usable(report.instance) or report.container in component.removed
+            not component.is_usable(report.instance) or report.container in component.removal_times
         ):
             return None
         waiting = [
             task for task in self.of_job(report.job) if task.role is report.role and task.state is RmJobState.PENDING
         ]
-        return min(waiting, key=lambda task: task.order, default=None)
+        return min(waiting, key=lambda task: task.sort_key, default=None)
 
-    def _of_container(self, report: ContainerReport) -> Iterable[Task]:
-        """Live tasks that were given to the container's position."""
+    def _tasks_at(self, report: ContainerReport) -> Iterable[Task]:
+        """Live tasks that are assigned to the position of a report."""
         for task in self.of_job(report.job):
             if task.live and task.role is report.role and task.instance == report.instance:
                 yield task
 
     def _end_predecessors(self, report: ContainerReport, now: float) -> None:
-        """End what ran in an earlier process of this position; a coordinator goes on in the new one."""
-        for task in self._of_container(report):
+        """End tasks of earlier processes at the position of a report; a coordinator continues in the new process."""
+        for task in self._tasks_at(report):
             if task.incarnation == report.incarnation:
                 continue
             if report.role is Role.COORDINATOR and task.deadline is None:
@@ -249,33 +260,30 @@ class ContainerTasks:
                 task.end(RmJobState.LOST, f"{task.container} was replaced by {report.container}", now)
 
     def _adopt(self, report: ContainerReport, now: float) -> Task:
-        """Take up a task that an earlier daemon gave out."""
+        """Add a task that an earlier daemon assigned to the container of a report."""
         task = Task(
             job=report.job, id=report.task, role=report.role, user="", submitted=0.0, adopted=True,
             state=RmJobState.RUNNING,
             container=report.container, incarnation=report.incarnation, instance=report.instance, node=report.node,
-            reported=now,
+            last_report=now,
         )  # fmt: skip
         self.add(task)
         return task
 
     def idle(self) -> Iterator[IdleContainer]:
-        """Containers without a task that are not overdue, with the ids of their nodes.
-
-        They wait for their job's next task, so for this they are free.
-        """
+        """Containers without a task that are not overdue, with their nodes' ids: free for their job's next task."""
         since = self._timer() - self.overdue_seconds
         for (job, _), component in self._components.items():
             for idle in component.usable_idle(since):
                 yield IdleContainer(job, idle.node, component.demand)
 
-    def reported(self, job: JobKey) -> int:
+    def count_reported(self, job: JobKey) -> int:
         """Number of a job's containers that have reported."""
-        return sum(len(each.newest) for each in self._of_all_roles(job))
+        return sum(len(each.newest_containers) for each in self._of_all_roles(job))
 
-    def has_silent(self, job: JobKey) -> bool:
+    def has_unreported(self, job: JobKey) -> bool:
         """Whether YARN lists containers of a job that have not reported."""
-        return any(each.silent for each in self._of_all_roles(job))
+        return any(each.unreported for each in self._of_all_roles(job))
 
     def _of_all_roles(self, job: JobKey) -> list[Component]:
         found = (self._components.get((job, role)) for role in Role)
@@ -285,34 +293,34 @@ class ContainerTasks:
         """Ids of the nodes on which tasks run."""
         return frozenset(task.node for task in self._tasks.values() if task.live and task.container)
 
-    def unreported(self, job: JobKey, containers: int) -> list[Task]:
+    def tasks_of_unreported(self, job: JobKey, containers: int) -> list[Task]:
         """Tasks of a job that wait although YARN has started a container for them, which has not reported yet.
 
         ``containers`` is the number of the job's containers that YARN has started.
         """
         tasks = [task for task in self.of_job(job) if task.live]
         waiting = [task for task in tasks if task.state is RmJobState.PENDING and task.role is not Role.COORDINATOR]
-        waiting.sort(key=lambda task: task.order)
+        waiting.sort(key=lambda task: task.sort_key)
         running = sum(bool(task.container) for task in tasks)
         idle = sum(len(self.component(job, role).idle) for role in Role)
         return waiting[: max(0, containers - running - idle)]
 
     def surplus(self, seconds: float) -> Mapping[JobKey, list[tuple[Role, int]]]:
-        """Containers that have had no task for this time, below busy ones, while no task of their role waits."""
+        """By job: role and position of containers that have had no task for so long while no task of the role waits."""
         now = self._timer()
         waiting = {(task.job, task.role) for task in self.waiting()}
         found: dict[JobKey, list[tuple[Role, int]]] = {}
         for (job, role), component in self._components.items():
             for position, idle in component.idle.items():
-                is_surplus = now - idle.reported < self.overdue_seconds and now - idle.since >= seconds
-                if is_surplus and position < component.wanted and (job, role) not in waiting:
+                is_surplus = now - idle.last_report < self.overdue_seconds and now - idle.since >= seconds
+                if is_surplus and position < component.positions and (job, role) not in waiting:
                     found.setdefault(job, []).append((role, position))
         return found
 
-    def give_up(self, job: JobKey, role: Role, position: int) -> bool:
-        """Give a container that has no task no other one, since YARN is asked to remove it; False if it is needed.
+    def mark_decommissioned(self, job: JobKey, role: Role, position: int) -> bool:
+        """Mark the position of a container without a task as decommissioned; returns False if the container is needed.
 
-        Until YARN has agreed, its number of containers is not known.
+        It gets no further task. The number of containers is unknown until YARN has confirmed it.
         """
         component = self.component(job, role)
         if position not in component.idle or any((task.job, task.role) == (job, role) for task in self.waiting()):
@@ -322,26 +330,26 @@ class ContainerTasks:
         component.confirmed_size = None
         return True
 
-    def take_description(
+    def update_component(
         self, job: JobKey, role: Role, size: int, decommissioned: Collection[int], containers: Mapping[int, str]
     ) -> None:
-        """Take what YARN says of a component: its number of containers, the positions that are not used again, and the
-        containers whose processes may run.
+        """Update a component from its description in YARN.
 
-        A task that was reported from a position that YARN does not have is lost: the report was wrong, or came from a
-        container that has been removed.
+        ``size`` is its number of containers, ``decommissioned`` has the positions that are not used again, and
+        ``containers`` those whose processes may run. A task that was reported from a position that YARN does not have
+        is lost: the report was wrong, or its container has been removed.
         """
         component = self.component(job, role)
-        component.confirmed_size, component.decommissioned, component.surprising = size, set(decommissioned), False
-        component.removed = dict.fromkeys(component.removed, self._timer())
+        component.confirmed_size, component.decommissioned, component.has_unexpected = size, set(decommissioned), False
+        component.removal_times = dict.fromkeys(component.removal_times, self._timer())
         positions = size + len(decommissioned)
         listed = {place: name for place, name in containers.items() if place < positions}
         for name in listed.values():
-            component.removed.pop(name, None)
-        component.silent = {
+            component.removal_times.pop(name, None)
+        component.unreported = {
             place: name
             for place, name in listed.items()
-            if start_order(component.newest.get(place, "")) < start_order(name)
+            if start_order(component.newest_containers.get(place, "")) < start_order(name)
         }
         for task in self.of_job(job):
             if task.role is role and task.adopted and task.instance >= positions:
@@ -356,69 +364,68 @@ class ContainerTasks:
             task.deadline = min(now + max(grace, 0.0), task.deadline if task.deadline is not None else float("inf"))
             task.state = RmJobState.ENDING
 
-    def update_wanted_size(self, job: JobKey, role: Role) -> Component:
-        """Decide how many containers a component should have, note it, and return the component.
+    def update_size(self, job: JobKey, role: Role) -> Component:
+        """Compute how many positions a component should have; returns the component.
 
-        Enough for the highest position that is taken, or whose container has not reported, plus one for each waiting
-        task without a free position below.
+        All up to the highest that has a task or an unreported container, and one more for each waiting task for which
+        none of these is free. Decommissioned positions are not free.
         """
         component = self.component(job, role)
         tasks = [task for task in self.of_job(job) if task.role is role and task.live]
         taken = {task.instance for task in tasks if task.instance >= 0}
         waiting = sum(task.state is RmJobState.PENDING for task in tasks)
-        size = max(taken | component.silent.keys(), default=-1) + 1
-        given_up = component.decommissioned
-        missing = max(0, waiting - (size - len(taken | {position for position in given_up if position < size})))
-        while missing:
-            missing -= size not in given_up
-            size += 1
-        if size < component.wanted:
-            component.idle = {place: idle for place, idle in component.idle.items() if place < size}
-        component.wanted = size
+        count = max(taken | component.unreported.keys(), default=-1) + 1
+        free = count - len(taken | {position for position in component.decommissioned if position < count})
+        while free < waiting:
+            free += count not in component.decommissioned
+            count += 1
+        if count < component.positions:
+            component.idle = {position: idle for position, idle in component.idle.items() if position < count}
+        component.positions = count
         return component
 
     def end_job(self, job: JobKey, state: RmJobState, reason: str) -> None:
-        """Note that all tasks of a job have ended, since its containers have."""
+        """Record the end of all tasks of a job whose containers have ended."""
         for task in self.of_job(job):
             task.end(state, reason, self._timer())
 
-    def end_on(self, nodes: Collection[str]) -> None:
-        """Note that the tasks on nodes (by id) that YARN has given up are lost; what is left of them is told to end.
+    def end_on_nodes(self, nodes: Collection[str]) -> None:
+        """Record that the tasks on these nodes (ids) are lost; containers that still report from there are told to end.
 
-        An anchor goes on in the container that YARN starts in place of the lost one.
+        An anchor continues in the container that YARN starts in place of the lost one.
         """
         for task in self._tasks.values():
             if task.node in nodes and task.role is not Role.COORDINATOR:
                 task.end(RmJobState.LOST, f"{task.node} is down", self._timer())
 
-    def doubtful(self, seconds: float) -> set[JobKey]:
-        """Jobs of which YARN may have other containers than is known, or whose tasks have waited for this time."""
+    def unverified_jobs(self, seconds: float) -> set[JobKey]:
+        """Jobs whose containers in YARN may differ from those recorded, or whose tasks have waited for this time."""
         since = self._timer() - seconds
         components = self._components.items()
-        found = {job for (job, _), component in components if component.silent or component.surprising}
+        found = {job for (job, _), component in components if component.unreported or component.has_unexpected}
         return found | {task.job for task in self.waiting() if task.added < since}
 
     def overdue(self) -> Mapping[JobKey, list[Task]]:
         """Running tasks, without anchors, whose containers are overdue, by job.
 
-        An anchor goes on in the container that YARN starts in place of a lost one.
+        An anchor continues in the container that YARN starts in place of a lost one.
         """
         limit = self._timer() - self.overdue_seconds
         late: dict[JobKey, list[Task]] = {}
         for task in self._tasks.values():
-            if task.live and task.container and task.role is not Role.COORDINATOR and task.reported < limit:
+            if task.live and task.container and task.role is not Role.COORDINATOR and task.last_report < limit:
                 late.setdefault(task.job, []).append(task)
         return late
 
     def forget(self, present: Collection[JobKey]) -> None:
-        """Forget tasks that ended long ago, and tasks and components of jobs that are not present any more.
+        """Remove tasks that ended long ago, and old tasks and the components of jobs that are not present any more.
 
         A task of such a job that has not ended was refused by YARN, or YARN forgot the job before its end was seen.
         """
         limit = self._timer() - KEEP_ENDED_SECONDS
 
         def is_old(task: Task) -> bool:
-            last = max(task.added, task.reported) if task.job not in present else float("inf")
+            last = max(task.added, task.last_report) if task.job not in present else float("inf")
             return (last if task.ended is None else task.ended) <= limit
 
         for task in [task for task in self._tasks.values() if is_old(task)]:
@@ -443,8 +450,13 @@ def _remaining(task: Task, now: float) -> float | None:
     return None if task.deadline is None else max(0.0, task.deadline - now)
 
 
-def _verdict(exit_code: int | None, *, ending: bool) -> tuple[RmJobState, str]:
-    """State and reason of a task that ended; ``ending``: since its container is being ended."""
+def _ends_tasks(report: ContainerReport) -> bool:
+    """Whether YARN is ending the container, and its task with it: a coordinator continues in another container."""
+    return report.ending and report.role is not Role.COORDINATOR
+
+
+def _end_state(exit_code: int | None, *, ending: bool) -> tuple[RmJobState, str]:
+    """State and reason of a task that has ended; ``ending`` says whether YARN is ending its container."""
     if exit_code == 0:
         return RmJobState.DONE, ""
     if ending or exit_code is None:

@@ -187,7 +187,7 @@ class YarnManager:
         with self._lock:
             self._sizes = NodeSizes(listing.nodes)
             jobs = self._services.take(listing)
-            self._tasks.end_on(listing.lost_nodes)
+            self._tasks.end_on_nodes(listing.lost_nodes)
             self._tasks.forget(self._services.by_job)
             self._check_settled(listing, now)
             self._services.restart_anchors()
@@ -320,7 +320,9 @@ class YarnManager:
         for job in {task.job for task in self._tasks.waiting()}:
             service = self._services.by_job.get(job)
             application = self._services.application(service) if service is not None else None
-            for task in self._tasks.unreported(job, application.containers - 1) if application is not None else ():
+            for task in (
+                self._tasks.tasks_of_unreported(job, application.containers - 1) if application is not None else ()
+            ):
                 room[task.planned_node].append(self._tasks.component(job, task.role).demand)
         return tuple(
             structs.replace(node, used=node.used.minus(Resources.total(room[node.name]))) if node.name in room else node
@@ -456,10 +458,10 @@ class YarnManager:
             self._changer.start()
 
     def report_container(self, report: ContainerReport) -> ContainerOrder:
-        """Take a container's report; see ``ContainerTasks.report``."""
+        """Record a container's report; returns what it is to do: see ``ContainerTasks.answer``."""
         with self._lock:
             self._services.take_up(report.job)
-            order = self._tasks.report(report)
+            order = self._tasks.answer(report)
             service = self._services.by_job.get(report.job)
             # After exit status 0 the service ends by itself, unless the container was lost before it ended.
             starts_again = report.role is Role.COORDINATOR and (report.task != ANCHOR or bool(report.exit_code))

@@ -208,7 +208,7 @@ class ServiceChanger:
 
     def _needed_sizes(self, service: JobService) -> Mapping[Role, int]:
         """Number of containers that each component should have; empty if YARN has these already."""
-        components = {role: self._tasks.update_wanted_size(service.job, role) for role in TASK_ROLES}
+        components = {role: self._tasks.update_size(service.job, role) for role in TASK_ROLES}
         if all(component.confirmed_size == component.size for component in components.values()):
             return {}
         return {role: component.size for role, component in components.items()}
@@ -236,7 +236,7 @@ class ServiceChanger:
                 service.all_described |= application is not None and listed >= application.containers - 1
                 for role in TASK_ROLES:
                     name = role.value
-                    self._tasks.take_description(
+                    self._tasks.update_component(
                         service.job, role, found.sizes.get(name, 0), found.decommissioned.get(name, ()),
                         found.containers.get(name, {}),
                     )  # fmt: skip
@@ -324,8 +324,8 @@ class ServiceChanger:
     def _read_doubtful(self, until: float) -> None:
         """Ask YARN which containers it has, of services of which they may be others than is known."""
         with self._lock:
-            doubtful = self._tasks.doubtful(LOOK_SECONDS) | self._services.undescribed()
-            services = [self._services.live(job) for job in doubtful]
+            unverified_jobs = self._tasks.unverified_jobs(LOOK_SECONDS) | self._services.undescribed()
+            services = [self._services.live(job) for job in unverified_jobs]
         running = [service for service in services if service is not None and service.state is RmJobState.RUNNING]
         running.sort(key=lambda each: each.described_at)
         due = [service for service in _healthy_first(running) if service.retry_at <= self._timer()]
@@ -394,7 +394,7 @@ class ServiceChanger:
         do_as = service.user if service.user != settings.account else ""
         for role, position in containers:
             with self._lock:
-                if not self._tasks.give_up(service.job, role, position):
+                if not self._tasks.mark_decommissioned(service.job, role, position):
                     continue
             try:
                 decommission(settings.yarn_command, service.name, f"{role.value}-{position}", user=user, do_as=do_as)

@@ -175,8 +175,8 @@ class Services:
         job = self.key(application) if service is None else service.job
         all_described = service is not None and service.all_described
         # One of the containers is the ApplicationMaster's.
-        too_few = not all_described and self._tasks.reported(job) < application.containers - 1
-        return too_few or self._tasks.has_silent(job)
+        too_few = not all_described and self._tasks.count_reported(job) < application.containers - 1
+        return too_few or self._tasks.has_unreported(job)
 
     def undescribed(self) -> set[JobKey]:
         """Jobs with containers that have not reported, of which it is not known which these are."""
