@@ -1,7 +1,7 @@
-"""Container agent: runs, in a container of a job, the tasks that the scheduler gives to it, one after the other.
+"""Container agent: runs, in a container of a job, the tasks that the scheduler assigns to it, one after the other.
 
-A resource manager such as YARN starts containers of a role, not tasks: which task of the job a container runs, and when
-it ends, the scheduler says in its answers to the container's reports. A container without a task waits.
+A resource manager such as YARN starts containers of a role, not tasks. The agent reports to the scheduler, whose
+answers say which task the container runs and when it is to end. A container without a task waits.
 
 The containers of a service that its user posted have no credential: they register with the secret in the description of
 the service, and their tasks run dl2-run's own command in the container's own folder and environment. Where the
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import re
 import signal
@@ -37,24 +38,24 @@ from pslite.launch.task_environment import PROGRESS_VARIABLE, need
 from pslite.net.tls import VARIABLE
 
 _INSTANCE = re.compile(r"(coordinator|worker|ps)-([0-9]{1,6})")
-#: what the node manager puts into a container's environment and a task may need
-_OF_THE_NODE = ("CONTAINER_ID", "CUDA_VISIBLE_DEVICES", "HADOOP_", "LOCAL_DIRS", "LOG_DIRS", "NM_", "NVIDIA_")
-#: variables in which dl2-run's own options are: they hold for its tasks too
-_OPTIONS = frozenset({"DL2_BALANCE", "DL2_QUIET", PROGRESS_VARIABLE, VARIABLE})
+#: names, and prefixes of names, of variables that the node manager sets and a task may need
+_NODE_VARIABLES = ("CONTAINER_ID", "CUDA_VISIBLE_DEVICES", "HADOOP_", "LOCAL_DIRS", "LOG_DIRS", "NM_", "NVIDIA_")
+#: variables with options of dl2-run, which hold for its tasks too
+_OPTION_VARIABLES = frozenset({"DL2_BALANCE", "DL2_QUIET", PROGRESS_VARIABLE, VARIABLE})
 _REPORT_SECONDS = 3.0
 _HTTP_SECONDS = 10.0
 _MAX_REPLY = 1 << 22
-#: how long the scheduler may take to note how the job's own process ended
-_FINAL_SECONDS = 30.0
-#: how long processes that a task leaves behind may take to end, and how long they are killed
-_LEFT_SECONDS, KILL_SECONDS = 2.0, 30.0
-#: answers by which the scheduler does not know the job, its credential or its resource manager, and how long nothing
-#: else may come until a container without a task ends: the administrator may be restoring the scheduler's files
-_REFUSALS, REFUSED_SECONDS = frozenset({401, 403, 404, 409}), 900.0
-_LOOK_SECONDS = 0.05
+#: how long the end of the job's own process is reported until the scheduler answers
+_FINAL_REPORT_SECONDS = 30.0
+#: how long processes that a task leaves behind have to end after SIGTERM, and how long SIGKILL is repeated
+_TERMINATE_SECONDS, KILL_SECONDS = 2.0, 30.0
+#: HTTP statuses of a scheduler that does not know the job, its credential or its resource manager, and the time of only
+#: such answers after which a container without a task ends: the administrator may be restoring the scheduler's files
+_REFUSAL_STATUSES, REFUSED_SECONDS = frozenset({401, 403, 404, 409}), 900.0
+_POLL_SECONDS = 0.05
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 #: exit status of a coordinator's container that was ended from outside: not 0, which would end the job
-_ENDED = 128 + signal.SIGTERM
+_ENDED_STATUS = 128 + signal.SIGTERM
 
 
 @dataclass(frozen=True)
@@ -113,12 +114,12 @@ class _Order(msgspec.Struct):
     report_seconds: float
     task: _Task | None = None
     grace: float | None = None
-    #: The task that runs is to be started again: it has not joined its job, and its coordinator has moved.
+    #: Whether the task that runs is to be started again: it has not joined its job, and its coordinator has moved.
     again: bool = False
 
 
 class ContainerAgent:
-    """Reports to the scheduler, and runs what it is given.
+    """Runs the tasks that the scheduler assigns in its answers to the container's reports.
 
     Parameters
     ----------
@@ -150,11 +151,13 @@ class ContainerAgent:
         self._command = list(command)
         #: Command of all tasks, where the container registers, and what the scheduler's environment is added to.
         self._task_command: list[str] | None = None
-        self._task_environment = {name: value for name, value in environ.items() if name.startswith(_OF_THE_NODE)}
+        self._task_environment = {name: value for name, value in environ.items() if name.startswith(_NODE_VARIABLES)}
         if not place.job:
             self._task_command = [sys.executable, "-m", "pslite.run", "--", *command]
             self._task_environment = {
-                name: value for name, value in environ.items() if not name.startswith("DL2_") or name in _OPTIONS
+                name: value
+                for name, value in environ.items()
+                if not name.startswith("DL2_") or name in _OPTION_VARIABLES
             }
             # the programs of a packed environment are found by their names
             own_programs = str(Path(sys.executable).parent.absolute())
@@ -163,15 +166,15 @@ class ContainerAgent:
         self._incarnation = uuid.uuid4().hex
         self._interval = _REPORT_SECONDS
         self._ending = False
-        #: Address of the coordinator with which the task that runs was started, and whether it is to be started again.
+        #: Address of the coordinator with which the task was started, and whether it is to be started again.
         self._coordinator = ""
-        self._again = False
-        #: When the scheduler began to answer nothing but refusals, and the last one.
+        self._restart = False
+        #: Since when all answers of the scheduler have been refusals, and the last one.
         self._refused_since: float | None = None
         self._refusal = ""
 
     def run(self) -> int:
-        """Run tasks until the container is asked to end; a coordinator's ends with its task, with the same status.
+        """Run tasks until the container is asked to end, or one if it is the coordinator's; returns the exit status.
 
         Raises
         ------
@@ -179,34 +182,33 @@ class ContainerAgent:
             the scheduler does not take the job that the container belongs to, or has not known it for a long time.
 
         """
-        _adopt_orphans()
+        _become_subreaper()
         if not self._place.job:
             registration = self._register()
             if registration.static:
                 return self._run_job(registration, {**self._task_environment, "DL2_DAEMON": self._place.daemon})
-        with handled(self._end, ENDING):
-            task, code = "", None
+        with handled(self._note_ending, ENDING):
+            #: Task that has ended and whose end the scheduler has not answered yet, and its exit status.
+            ended, status = "", None
             while not self._ending:
-                order = self._report(task, code)
+                order = self._report(ended, status)
                 if order is not None:
-                    task, code = "", None
+                    ended, status = "", None
                 if order is None or order.task is None:
                     self._check_refusals()
-                    _reap()  # what was killed may have become our child later
+                    _reap()  # processes that were killed may have become children of this one later
                     self._pause(self._interval)
                     continue
-                task, self._coordinator = order.task.id, order.task.env.get("DL2_COORDINATOR", "")
-                status = self._run(order.task)
+                ended, status = order.task.id, self._run(order.task)
                 self._refused_since = None
                 if self._place.role == "coordinator":
-                    return _ENDED if self._ending else self._finish(task, status)
-                code = status
-                if self._again:
-                    task, code, self._again, self._coordinator = "", None, False, ""
-        return _ENDED if self._place.role == "coordinator" else 0
+                    return _ENDED_STATUS if self._ending else self._report_end(ended, status)
+                if self._restart:
+                    ended, status, self._restart, self._coordinator = "", None, False, ""
+        return _ENDED_STATUS if self._place.role == "coordinator" else 0
 
     def _check_refusals(self) -> None:
-        """End a container without a task that the scheduler has refused for long: it holds resources for nothing."""
+        """Raise ``UsageError`` when the scheduler has refused all reports for long: the container has no use."""
         if self._refused_since is not None and time.monotonic() - self._refused_since >= REFUSED_SECONDS:
             raise UsageError(
                 f"the scheduler at {self._place.daemon} has refused all reports of {self._place.container}, of job "
@@ -214,7 +216,7 @@ class ContainerAgent:
             )
 
     def _register(self) -> Registration:
-        """Find out which job the container belongs to."""
+        """Register with the scheduler; returns which job the container belongs to."""
         place = self._place
         numbers = re.fullmatch(r"container_(?:e[0-9]+_)?([0-9]+_[0-9]+)_[0-9]+_[0-9]+", place.container)
         if numbers is None:
@@ -231,85 +233,105 @@ class ContainerAgent:
         self._place = replace(place, job=registration.job, credential=registration.credential)
         return registration
 
-    def _end(self, number: int) -> None:
+    def _note_ending(self, number: int) -> None:
         del number
         self._ending = True
 
     def _pause(self, seconds: float) -> None:
         until = time.monotonic() + seconds
         while not self._ending and time.monotonic() < until:
-            time.sleep(min(_LOOK_SECONDS, max(0.0, until - time.monotonic())))
+            time.sleep(min(_POLL_SECONDS, max(0.0, until - time.monotonic())))
 
-    def _finish(self, task: str, code: int) -> int:
+    def _report_end(self, task: str, code: int) -> int:
         """Report the end of the job's own process; returns the exit status."""
-        until = time.monotonic() + _FINAL_SECONDS
+        until = time.monotonic() + _FINAL_REPORT_SECONDS
         while self._report(task, code) is None and time.monotonic() < until:
             time.sleep(min(self._interval, 1.0))
         return code if code >= 0 else 128 - code
 
     def _run(self, task: _Task) -> int:
-        """Run a task to its end, with what it leaves behind; returns its exit status, or minus the signal's number."""
+        """Run a task and end all its processes; returns its exit status, or minus the number of the signal."""
         self._say(f"{task.id} starts in {self._place.container}")
+        self._coordinator = task.env.get("DL2_COORDINATOR", "")
         before = {process.pid for process in family(os.getpid())}
-        coordinates = self._place.role == "coordinator"
-        argv, cwd = (task.argv, task.cwd) if self._task_command is None else (self._task_command, ".")
         try:
-            # Whoever ends the container reaches a task, which is in its process group, but not the coordinator: that
-            # would end the job, while its container may only be lost and another one take its place.
-            process = subprocess.Popen(
-                argv, cwd=cwd, env={**self._task_environment, **task.env}, stdin=subprocess.DEVNULL,
-                process_group=0 if coordinates else None,
-                preexec_fn=_end_with_parent if coordinates else None,  # noqa: PLW1509  (there is one thread)
-            )  # fmt: skip
+            process = self._start(task)
         except (OSError, ValueError) as error:
             self._say(f"cannot start {task.id}: {error}")
             return 127
-        deadline: float | None = None
-        due = time.monotonic() + self._interval
-        reported = False
-        while process.poll() is None:
-            now = time.monotonic()
-            if self._ending and coordinates:
-                deadline = now
-            elif self._ending and not reported:
-                reported, due = True, now
-            if deadline is not None and now >= deadline:
-                _kill(_descendants(before))
-            if now >= due:
-                order = self._report(task.id, None)
-                due = time.monotonic() + self._interval
-                if order is not None and order.again:
-                    self._say(f"{task.id} starts again: its coordinator has moved")
-                    self._again, deadline = True, time.monotonic()
-                if order is not None and order.grace is not None:
-                    if deadline is None and order.grace > 0:
-                        process.send_signal(signal.SIGTERM)
-                    until = time.monotonic() + order.grace
-                    deadline = until if deadline is None else min(deadline, until)
-            time.sleep(_LOOK_SECONDS)
-        if self._ending and not coordinates and not reported:
-            self._report(task.id, process.returncode)  # at once: there may be no time for what follows
-        self._clear(before, deadline)
+        deadline = self._supervise(task.id, process, before)
+        self._end_leftovers(before, deadline)
         self._say(f"{task.id} has ended: {process.returncode}")
         return process.returncode
 
-    def _clear(self, before: set[int], deadline: float | None) -> None:
-        """End what a task left behind: asked first, killed after two seconds or at the task's deadline."""
-        left = _descendants(before)
-        for process in left:
+    def _start(self, task: _Task) -> subprocess.Popen[bytes]:
+        """Start the process of a task.
+
+        SIGTERM to the container's process group reaches a task, but not the coordinator, whose end would end the job:
+        its container may only be lost and be replaced.
+        """
+        argv, cwd = (task.argv, task.cwd) if self._task_command is None else (self._task_command, ".")
+        coordinates = self._place.role == "coordinator"
+        return subprocess.Popen(
+            argv, cwd=cwd, env={**self._task_environment, **task.env}, stdin=subprocess.DEVNULL,
+            process_group=0 if coordinates else None,
+            preexec_fn=_end_with_parent if coordinates else None,  # noqa: PLW1509  (there is one thread)
+        )  # fmt: skip
+
+    def _supervise(self, task: str, process: subprocess.Popen[bytes], before: set[int]) -> float | None:
+        """Report until a task has ended, and stop it when that is ordered; returns its deadline, None without one."""
+        deadline: float | None = None
+        report_at = time.monotonic() + self._interval
+        #: Whether a report has said that the container is being ended.
+        ending_reported = self._place.role == "coordinator"  # reports of a coordinator never say that
+        while process.poll() is None:
+            now = time.monotonic()
+            if self._ending and self._place.role == "coordinator":
+                deadline = now
+            elif self._ending and not ending_reported:
+                ending_reported, report_at = True, now
+            if deadline is not None and now >= deadline:
+                _kill(_descendants(before))
+            if now >= report_at:
+                order = self._report(task, None)
+                report_at = time.monotonic() + self._interval
+                if order is not None:
+                    deadline = self._stop_as_ordered(order, task, process, deadline)
+            time.sleep(_POLL_SECONDS)
+        if self._ending and not ending_reported:
+            self._report(task, process.returncode)  # before the remaining processes are ended, which takes time
+        return deadline
+
+    def _stop_as_ordered(
+        self, order: _Order, task: str, process: subprocess.Popen[bytes], deadline: float | None
+    ) -> float | None:
+        """Send SIGTERM to a task that is asked to stop for the first time; returns its deadline, never a later one."""
+        if order.again:
+            self._say(f"{task} starts again: its coordinator has moved")
+            self._restart, deadline = True, time.monotonic()
+        if order.grace is None:
+            return deadline
+        if deadline is None and order.grace > 0:
+            process.send_signal(signal.SIGTERM)
+        return min(math.inf if deadline is None else deadline, time.monotonic() + order.grace)
+
+    def _end_leftovers(self, before: set[int], deadline: float | None) -> None:
+        """End the processes that a task left behind: SIGTERM, and SIGKILL after two seconds or at its deadline."""
+        processes = _descendants(before)
+        for process in processes:
             with contextlib.suppress(psutil.Error):
                 process.terminate()
-        until = min(time.monotonic() + _LEFT_SECONDS, deadline or float("inf"))
-        while left and time.monotonic() < until:
-            psutil.wait_procs(left, timeout=_LOOK_SECONDS)
-            left = _descendants(before)
+        until = min(time.monotonic() + _TERMINATE_SECONDS, deadline or float("inf"))
+        while processes and time.monotonic() < until:
+            psutil.wait_procs(processes, timeout=_POLL_SECONDS)
+            processes = _descendants(before)
         until = time.monotonic() + KILL_SECONDS
-        while left and time.monotonic() < until:
-            _kill(left)
-            psutil.wait_procs(left, timeout=_LOOK_SECONDS)
-            left = _descendants(before)
-        if left:
-            self._say(f"cannot end what a task left behind: processes {', '.join(str(each.pid) for each in left)}")
+        while processes and time.monotonic() < until:
+            _kill(processes)
+            psutil.wait_procs(processes, timeout=_POLL_SECONDS)
+            processes = _descendants(before)
+        if processes:
+            self._say(f"cannot end what a task left behind: processes {', '.join(str(each.pid) for each in processes)}")
         _reap()
 
     def _report(self, task: str, code: int | None) -> _Order | None:
@@ -338,7 +360,7 @@ class ContainerAgent:
         except urllib.error.HTTPError as error:
             self._refusal = f"{error_text(error)} (HTTP status {error.code})"
             self._say(f"the scheduler refused a report of {place.container}: {self._refusal}")
-            if error.code in _REFUSALS:
+            if error.code in _REFUSAL_STATUSES:
                 self._refused_since = time.monotonic() if refused_since is None else refused_since
             return None
         except (OSError, msgspec.MsgspecError, ValueError) as error:
@@ -353,20 +375,20 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def _adopt_orphans() -> None:
-    """Become the parent of descendants whose parent ends (prctl(2)), so that none is lost."""
+def _become_subreaper() -> None:
+    """Make this process the parent of descendants whose parent ends (prctl(2)), so that it can end them all."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _reap() -> None:
-    """Take note of the ends of children, none of which may be a task's own process."""
+    """Collect the exit statuses of children; none of them may be a task's own process."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
 def _descendants(before: set[int]) -> list[psutil.Process]:
-    """Living descendants of this process that are none of those before."""
+    """Live descendants of this process whose ids are not in ``before``."""
     found = []
     for process in family(os.getpid()):
         with contextlib.suppress(psutil.Error):
