@@ -54,6 +54,8 @@ def kept(again, before):
     """What was written again of what had been written before, without fields that records did not have then."""
     if isinstance(again, dict) and isinstance(before, dict):
         return {key: kept(each, before.get(key)) for key, each in again.items() if key in before}
+    if isinstance(again, list) and isinstance(before, list) and any(isinstance(each, dict) for each in before):
+        return [kept(*both) for both in zip(again, before, strict=True)]
     return in_order(again)
 
 
