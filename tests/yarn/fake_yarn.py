@@ -147,15 +147,15 @@ class FakeYarn:
 def wait_for_rounds(manager: YarnManager) -> None:
     """Wait until the thread that changes services has begun and ended two more rounds."""
     changer, ended = manager._changer, threading.Semaphore(0)
-    change_all = changer._change_all
+    run_round = changer._run_round
 
-    def noted(*, look: bool) -> None:
-        change_all(look=look)
+    def noted(*, details: bool) -> None:
+        run_round(details=details)
         ended.release()
 
-    with mock.patch.object(changer, "_change_all", noted):
+    with mock.patch.object(changer, "_run_round", noted):
         for _ in range(2):
-            assert ended.acquire(timeout=30), "services are not looked at"
+            assert ended.acquire(timeout=30), "no round has ended"
 
 
 _LISTED = {"name", "resource", "number_of_containers", "decommissioned_instances"}

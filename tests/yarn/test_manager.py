@@ -317,7 +317,7 @@ def test_a_container_that_yarn_lists_and_that_never_reported_keeps_its_service_u
     yarn: FakeYarn, manager: YarnManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The number of containers alone does not show it: another one has ended since it reported."""
-    monkeypatch.setattr(service_changes, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(service_changes, "DETAILS_SECONDS", 0.1)
     second = restarted_with_worker_1(yarn, manager, listed=2)
     wait_until(lambda: second.listing().unreported == {yarn.apps[NAME]["id"]})
     second.report_container(report("worker-1", 4))
@@ -329,7 +329,7 @@ def test_a_component_that_is_not_dl2ds_does_not_keep_its_service_unreported(
     yarn: FakeYarn, manager: YarnManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise a task that was lost while the daemon was down would never be missed."""
-    monkeypatch.setattr(service_changes, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(service_changes, "DETAILS_SECONDS", 0.1)
     started(manager)
     board = {"name": "board", "number_of_containers": 1, "resource": {"cpus": 1, "memory": "64"}}
     yarn.posted[NAME]["components"].append(board)
@@ -368,7 +368,7 @@ def restarted_with_worker_1(yarn: FakeYarn, manager: YarnManager, *, listed: int
 def test_after_a_start_containers_that_have_not_reported_are_not_removed(
     yarn: FakeYarn, manager: YarnManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_changes, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(service_changes, "DETAILS_SECONDS", 0.1)
     second = restarted_with_worker_1(yarn, manager, listed=3)
     description = f"GET /app/v1/services/{NAME}"
     wait_until(lambda: yarn.calls.count(description) > 2)
@@ -533,7 +533,7 @@ def test_the_description_of_a_service_may_take_seconds_and_nothing_waits_for_it(
 
 
 def test_a_description_is_not_waited_for_as_long_as_other_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manager_module, "_SINGLE_SECONDS", 0.3)
+    monkeypatch.setattr(manager_module, "_SERVICE_CALL_SECONDS", 0.3)
     given_up = threading.Event()
     answers = {**lists([app(1, user="alice")], [node(1)]), "/ws/v1/cluster/scheduler": scheduler()}
 
@@ -602,7 +602,7 @@ def test_a_request_that_was_carried_out_without_an_answer_is_known_from_the_desc
 def test_a_number_of_containers_that_somebody_else_changed_is_corrected(
     yarn: FakeYarn, manager: YarnManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_changes, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(service_changes, "DETAILS_SECONDS", 0.1)
     started(manager)
     manager.submit(task("worker-1"))
     wait_until(lambda: yarn.flexes == [{"ps": 0, "worker": 1}])
@@ -643,7 +643,7 @@ def test_a_container_that_is_gone_without_a_word_is_lost(yarn: FakeYarn) -> None
     manager.report_container(report("worker-1", 4))
     yarn.containers[NAME] = {"worker-0": CONTAINER % 3}
     now[0] += 60
-    manager._changer.find_overdue()
+    manager._changer.check_overdue()
     states = {job.handle: job.state for job in manager.listing().jobs}
     assert [states[handle] for handle in handles] == [RmJobState.RUNNING, RmJobState.LOST]
     manager.close()
@@ -740,9 +740,9 @@ def test_a_job_whose_coordinators_container_is_gone_goes_on_in_the_next_one(yarn
     now[0] += 60
     yarn.containers[NAME] = {"worker-0": CONTAINER % 3}
     yarn.dead[NAME] = CONTAINER % 2
-    manager._changer.find_overdue()
+    manager._changer.check_overdue()
     now[0] += 60
-    manager._changer.find_overdue()
+    manager._changer.check_overdue()
     # A worker without its coordinator ends by itself.
     manager.report_container(report("worker-0", 3, task="worker-1", exit_code=1))
     wait_for_rounds(manager)
@@ -765,7 +765,7 @@ def test_a_coordinator_that_waits_for_a_container_while_the_daemon_starts_has_no
     for _ in range(2):
         now[0] += 70
         assert {job.handle: job.state for job in second.listing().jobs}[handle] is RmJobState.RUNNING
-        second._changer.find_overdue()
+        second._changer.check_overdue()
     second.report_container(report("worker-0", 3, task="worker-1", exit_code=1))
     wait_for_rounds(second)
     assert NAME in yarn.posted
@@ -838,13 +838,13 @@ def test_the_time_of_a_service_in_its_queue_does_not_count_against_its_coordinat
     manager.submit(anchor())
     yarn.apps[NAME]["state"] = "ACCEPTED"
     manager.listing()
-    manager._changer.find_overdue()
+    manager._changer.check_overdue()
     now[0] += 600
     yarn.apps[NAME]["state"] = "RUNNING"
     yarn.dead[NAME] = CONTAINER % 2
     for _ in range(2):
         assert manager.listing().jobs[0].state is RmJobState.RUNNING
-        manager._changer.find_overdue()
+        manager._changer.check_overdue()
         now[0] += 50
     manager.close()
 
@@ -857,7 +857,7 @@ def test_services_whose_masters_hang_hold_up_a_round_for_seconds_at_most(yarn: F
         job = JobKey("yarn", str(number), 1_795_581_700)
         manager.submit(structs.replace(anchor(), job=job, tag=task_tag(job, "anchor")))
     manager.listing()
-    manager._changer.find_overdue()
+    manager._changer.check_overdue()
     now[0] += 100
     asked = []
 
@@ -868,7 +868,7 @@ def test_services_whose_masters_hang_hold_up_a_round_for_seconds_at_most(yarn: F
 
     yarn.instead = hang
     for number in (1, 2):
-        manager._changer.find_overdue(now[0] + 5)
+        manager._changer.check_overdue(now[0] + 5)
         # The next one is another one.
         assert len(set(asked)) == len(asked) == number
     manager.close()
@@ -880,10 +880,10 @@ def test_a_coordinator_that_cannot_start_fails(yarn: FakeYarn) -> None:
     manager.listing()
     handle = started(manager)
     yarn.dead[NAME] = "container_1795581702976_0001_01_000005"
-    manager._changer.find_overdue()
+    manager._changer.check_overdue()
     assert manager.listing().jobs[0].state is RmJobState.RUNNING
     now[0] += 70
-    manager._changer.find_overdue()
+    manager._changer.check_overdue()
     (job,) = manager.listing().jobs
     assert (job.handle, job.state) == (handle, RmJobState.FAILED)
     assert "_000005 ended before it reported to dl2d; see its log in YARN" in job.reason
@@ -905,7 +905,7 @@ def test_a_coordinator_that_cannot_start_fails_after_a_restart_of_the_daemon_too
         yarn.dead[NAME] = CONTAINER % number
         now[0] += 61
         second.listing()
-        second._changer.find_overdue()
+        second._changer.check_overdue()
         states = [job.state for job in second.listing().jobs]
         assert states == [RmJobState.FAILED if number == 7 else RmJobState.RUNNING]
     second.close()
@@ -931,7 +931,7 @@ def test_a_container_that_has_not_reported_yet_does_not_count_twice(yarn: FakeYa
 def test_a_container_without_a_task_is_given_up_with_the_yarn_command(
     yarn: FakeYarn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_changes, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(service_changes, "DETAILS_SECONDS", 0.1)
     monkeypatch.setattr(service_changes, "IDLE_SECONDS", 0.5)
     manager = yarn.manager(yarn_command=str(yarn.command(tmp_path)))
     manager.listing()
@@ -961,7 +961,7 @@ def test_a_container_without_a_task_is_given_up_with_the_yarn_command(
 def test_a_yarn_command_that_fails_is_not_repeated_at_once_and_its_container_goes_on(
     yarn: FakeYarn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_changes, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(service_changes, "DETAILS_SECONDS", 0.1)
     monkeypatch.setattr(service_changes, "IDLE_SECONDS", 0.5)
     called, go_on = tmp_path / "began", tmp_path / "go-on"
     command = yarn.command(tmp_path, f"echo x >>{called}", f"until [ -e {go_on} ]; do sleep 0.05; done", "exit 1")
@@ -1024,7 +1024,7 @@ def test_the_end_of_the_daemon_does_not_wait_for_a_call_for_long(
 def test_what_is_odd_is_said_once_also_after_many_other_remarks(
     yarn: FakeYarn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manager_module, "_MAX_REPORTED", 2)
+    monkeypatch.setattr(manager_module, "_MAX_WARNINGS", 2)
     manager = yarn.manager()
     manager.listing()
     with capture_logs() as logs:
@@ -1315,7 +1315,7 @@ def test_changes_that_hang_do_not_count_as_mended_by_questions_that_are_answered
     lasted = []
     for _ in range(6):
         began = now[0]
-        manager._changer._change_all(look=True)
+        manager._changer._run_round(details=True)
         lasted.append(now[0] - began)
         now[0] += 0.2
     assert lasted[0] == 600  # none had failed before

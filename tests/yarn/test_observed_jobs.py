@@ -56,7 +56,7 @@ def yarn() -> FakeYarn:
 
 @pytest.fixture
 def manager(yarn: FakeYarn, monkeypatch: pytest.MonkeyPatch) -> Iterator[YarnManager]:
-    monkeypatch.setattr(service_changes, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(service_changes, "DETAILS_SECONDS", 0.1)
     manager = yarn.manager(watch=RULES)
     yield manager
     manager.close()

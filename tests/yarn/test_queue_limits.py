@@ -121,7 +121,7 @@ def yarn() -> FakeYarn:
 
 @pytest.fixture
 def manager(yarn: FakeYarn, monkeypatch: pytest.MonkeyPatch) -> Iterator[YarnManager]:
-    monkeypatch.setattr(service_changes, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(service_changes, "DETAILS_SECONDS", 0.1)
     yarn.more[SCHEDULER_PATH] = scheduler(queue("default", (2048, 4, 0), (1024, 1, 0)))
     manager = yarn.manager()
     manager.capabilities()

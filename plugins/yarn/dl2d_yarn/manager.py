@@ -60,26 +60,29 @@ from dl2d_yarn.states import ServiceUse
 
 log = structlog.get_logger(__name__)
 
-#: After a restart, so many intervals may pass until all containers have reported; those that an earlier daemon told a
-#: longer one have these seconds, which are more than the longest interval.
+#: Number of report intervals after a start within which all containers have reported, and the time in seconds where an
+#: earlier daemon may have set a longer interval: more than the longest.
 _SETTLING_INTERVALS, _SETTLING_SECONDS = 3, 65.0
-_MAX_REPORTED: Final = 1000
+#: Number of services that are posted at once.
+_PARALLEL_SUBMITS: Final = 4
+#: Number of different warnings of which each is logged once.
+_MAX_WARNINGS: Final = 1000
 #: Time after which a posted service that never became an application is removed, seconds: YARN copies files first.
 _UNSTARTED_SECONDS: Final = 300.0
 #: Maximum length of all ``dl2.*`` properties of a service together, in characters.
-_MAX_REQUEST: Final = 64 * 1024
-#: Minimum time between two listings that are read for containers which name an application that is not known, seconds.
+_MAX_REQUEST_CHARACTERS: Final = 64 * 1024
+#: Minimum time between two listings that are read to look up an application, seconds.
 _LOOK_UP_SECONDS: Final = 3.0
 #: Maximum duration of a call about a single service, seconds.
-_SINGLE_SECONDS: Final = 5.0
+_SERVICE_CALL_SECONDS: Final = 5.0
 #: Maximum size of the description of a service, in bytes: 20,000 containers take about 10 MB.
 _MAX_DESCRIPTION_BYTES: Final = 16 * 1024 * 1024
-#: Maximum number of containers of a user's services that are authenticated at once: the API has 8 places for all.
+#: Maximum number of containers of a user's services that are authenticated at once: the API authenticates 8 in all.
 _MAX_AUTHENTICATED: Final = 2
 
 
 def create(settings: Mapping[str, object], *, clock: Callable[[], float]) -> ResourceManager:
-    """Build the manager from ``resource_manager.yarn`` of the config file. Asks nothing of YARN yet.
+    """Create the manager from ``resource_manager.yarn`` of the config file, without a call to YARN.
 
     Raises
     ------
@@ -89,16 +92,11 @@ def create(settings: Mapping[str, object], *, clock: Callable[[], float]) -> Res
     return YarnManager(YarnSettings.parse(settings), clock=clock)
 
 
-#: Services that are posted at once; tasks only wait for containers, which takes no call.
-_PARALLEL_SUBMITS: Final = 4
-
-
 class YarnManager:
     """YARN through REST; implements ``ResourceManager`` and ``ContainerManager``.
 
-    What runs is known from YARN and from the reports of the containers: after a restart of the daemon ``listing``
-    raises ``Unavailable`` until they have had the time to report. A thread changes sizes of services: one request for
-    all starts and stops of a job in a tick.
+    It learns what runs from YARN's lists and from the reports of the containers: after a restart of the daemon
+    ``listing`` raises ``Unavailable`` until they have had the time to report. A thread changes the sizes of services.
 
     Parameters
     ----------
@@ -125,9 +123,11 @@ class YarnManager:
         self._user = settings.account
         read_template(settings.template)
         self._client = client or RestClient.of(settings)
-        #: For calls about a single service, which its ApplicationMaster answers: it may hang.
-        limit = min(_SINGLE_SECONDS, settings.timeout_seconds)
-        self._single = client or RestClient.of(settings, timeout_seconds=limit, max_answer_bytes=_MAX_DESCRIPTION_BYTES)
+        #: Client with a short time-out for calls about one service: its ApplicationMaster answers, which may hang.
+        limit = min(_SERVICE_CALL_SECONDS, settings.timeout_seconds)
+        self._service_client = client or RestClient.of(
+            settings, timeout_seconds=limit, max_answer_bytes=_MAX_DESCRIPTION_BYTES
+        )
         #: Held while container tasks and services are read or changed, never during a call.
         self._lock = threading.Lock()
         self._tasks = ContainerTasks(timer, settings.report_seconds)
@@ -136,25 +136,25 @@ class YarnManager:
         #: Ids of the nodes of the last listing, and since when some of them are missing.
         self._node_ids: frozenset[str] = frozenset()
         self._missing_since: float | None = None
-        #: Queues of the capacity scheduler, where YARN tells them.
+        #: Queues of the capacity scheduler; None until they have been read, or if YARN has another scheduler.
         self._queues: Queues | None = None
         self._watched = WatchedApplications(self._client, settings.watch)
-        #: When YARN was listed first, and whether all containers have had the time to report since.
+        #: Time of the first listing, and whether all containers have had the time to report since.
         self._listed_at: float | None = None
         self._settled = False
-        #: When a listing was read last for an application that was not known, and whether one is being read.
-        self._looked_at, self._looking_up = -math.inf, False
+        #: When a listing was read last to look up an application, and whether one is being read.
+        self._looked_up_at, self._looking_up = -math.inf, False
         #: Number of containers of each user's services that are being authenticated.
         self._authenticating: Counter[str] = Counter()
-        #: Says each remark once, of the last ``_MAX_REPORTED`` different ones.
-        self._report_once = lru_cache(_MAX_REPORTED)(_report)
+        #: Logs a warning unless it is one of the last ``_MAX_WARNINGS`` different ones.
+        self._warn_once = lru_cache(_MAX_WARNINGS)(_warn)
         self._changer = ServiceChanger(
-            settings, self._single, self._lock, self._tasks, self._services,
-            timer=timer, look=self._look, report=self._report_once,
+            settings, self._service_client, self._lock, self._tasks, self._services,
+            timer=timer, read_details=self._read_details, warn=self._warn_once,
         )  # fmt: skip
 
     def capabilities(self) -> Capabilities:
-        """See ``ResourceManager.capabilities``. Reads the queues too, so that the first tick knows their limits."""
+        """See ``ResourceManager.capabilities``. Also reads the queues, so that the first tick has their limits."""
         self._read_queues()
         return Capabilities(
             name="yarn",
@@ -167,9 +167,9 @@ class YarnManager:
         )
 
     def listing(self, ended_since: float | None = None) -> RmListing:
-        """See ``ResourceManager.listing``. ``ended_since`` is ignored: YARN lists ended applications for long.
+        """See ``ResourceManager.listing``. Makes two calls, whatever the number of jobs.
 
-        Takes two calls, whatever the number of jobs.
+        ``ended_since`` is ignored: YARN lists applications for long after their end.
 
         Raises
         ------
@@ -183,7 +183,7 @@ class YarnManager:
         listing = self._read_listing()
         self._check_nodes(listing, now)
         for remark in (*listing.remarks, *listing.incomplete):
-            self._report_once(remark)
+            self._warn_once(remark)
         with self._lock:
             self._sizes = NodeSizes(listing.nodes)
             jobs = self._services.take(listing)
@@ -205,7 +205,7 @@ class YarnManager:
             )  # fmt: skip
 
     def _check_settled(self, listing: ClusterListing, now: float) -> None:
-        """Refuse a listing while containers that run may not have reported since the daemon's start."""
+        """Raise ``Waiting`` while containers may not have had the time to report since the daemon's start."""
         if self._settled:
             return
         self._listed_at = now if self._listed_at is None else self._listed_at
@@ -219,7 +219,7 @@ class YarnManager:
         self._settled = True
 
     def _spread_reports(self) -> None:
-        """Have the containers of all jobs report less often where there are many, as YARN lists them."""
+        """Set the report interval of all containers by their number in YARN's list."""
         services = self._services
         found = (services.application(each) for each in services.by_job.values() if each.is_live)
         self._tasks.spread_reports(sum(each.containers for each in found if each is not None))
@@ -235,10 +235,10 @@ class YarnManager:
         )
 
     def _check_nodes(self, listing: ClusterListing, now: float) -> None:
-        """Refuse, for ``node_return_seconds``, a list in which nodes are missing that were there, up or down.
+        """Raise ``Unavailable``, for ``node_return_seconds``, if nodes of the last listing are missing, up or down.
 
         After a restart of the ResourceManager nodes register again; otherwise jobs would shrink to fit the first ones.
-        After a restart of the daemon too, those were there on which containers report that they run.
+        After a restart of the daemon, the nodes on which containers report tasks count as those of the last listing.
         """
         before = self._node_ids if self._settled else self._tasks.nodes()
         missing = before - listing.node_names.keys()
@@ -267,11 +267,11 @@ class YarnManager:
             if headroom is not None:
                 rooms[queue, user] = headroom, members
             elif queues is not None:
-                self._report_once(f"queue {queue} is not among the scheduler's queues: its limits are not known")
+                self._warn_once(f"queue {queue} is not among the scheduler's queues: its limits are not known")
         return rooms
 
     def _queue_limits(self, idle: Iterable[IdleContainer]) -> Iterator[GrowthLimit]:
-        """Limit for each queue and user. The free resources of the nodes show only the sum of all limits."""
+        """Limit for each queue and user, since the free resources of the nodes show only the sum of all limits."""
         rooms = self._queue_rooms()
         for (queue, user), (headroom, services) in rooms.items() if len(rooms) > 1 else ():
             jobs = {service.job for service in services}
@@ -281,10 +281,10 @@ class YarnManager:
             yield GrowthLimit(anchors, left, f"queue {queue} leaves no more to {user}")
 
     def _idle_limits(self, idle: Iterable[IdleContainer], nodes: Iterable[Node]) -> Iterator[GrowthLimit]:
-        """Limits where containers without a task count as free on ``nodes``: each is room for its own job only.
+        """Limits that keep jobs from using containers without a task of other jobs, which count as free on ``nodes``.
 
         One limit holds for all jobs without such containers, and one for each job that has some. Two of the latter may
-        still get the same room; then one waits for it.
+        still be given the same free resources; then one waits for them.
         """
         up = {node.name: node for node in nodes if node.state is NodeState.UP}
         demands: dict[JobKey, list[Resources]] = defaultdict(list)
@@ -329,18 +329,18 @@ class YarnManager:
             for node in nodes
         )
 
-    def _look(self) -> None:
-        """Ask YARN what its lists do not say: the queues, and containers of applications that are watched."""
+    def _read_details(self) -> None:
+        """Read what YARN's lists do not have: the queues, and the containers of watched applications."""
         self._read_queues()
         for remark in self._watched.read(self._services.applications.values()):
-            self._report_once(remark)
+            self._warn_once(remark)
 
     def _read_queues(self) -> None:
-        """Read the queues; where YARN does not say, what was known before counts."""
+        """Read the queues; after a failure those that were read before stay in use."""
         try:
             self._queues = read_queues(self._client, self._settings.partition)
         except ResourceManagerError as error:
-            self._report_once(f"limits of queues: {error}")
+            self._warn_once(f"limits of queues: {error}")
 
     def submit(self, task: TaskSpec) -> str:
         """Post the service of an anchor, or have a task wait for a container of its job's service.
@@ -364,7 +364,7 @@ class YarnManager:
         return task.tag
 
     def _check_fits(self, task: TaskSpec) -> None:
-        """Refuse a demand that can never be met, which YARN would queue, and a node that does not exist."""
+        """Raise an error for a demand that no node can ever meet, which YARN would queue, or an unknown node."""
         if not self._sizes.names:
             self._sizes = NodeSizes(self._read_listing().nodes)
         if task.node and task.node not in self._sizes.names:
@@ -401,7 +401,7 @@ class YarnManager:
         return application
 
     def _find_posted(self, anchor: Task, description: Mapping[str, Any], error: Rejected) -> str:
-        """Find the application of an earlier POST whose answer was lost: the name is taken, perhaps by this job.
+        """Id of the application of an earlier POST of this service whose answer was lost.
 
         A service that is still not an application ``_UNSTARTED_SECONDS`` after its POST is removed, so that the next
         attempt can post it.
@@ -409,7 +409,7 @@ class YarnManager:
         Raises
         ------
         Rejected
-            It is another dl2d's.
+            A service of another dl2d has the name.
         Unavailable
             YARN does not say yet, or another user's service has the name.
         """
@@ -432,7 +432,7 @@ class YarnManager:
         elif (
             not listing.incomplete
             and self._timer() - anchor.added >= _UNSTARTED_SECONDS
-            # Another look right before: it may have become an application meanwhile.
+            # Read right before: it may have become an application meanwhile.
             and read_service(self._client, name).use is ServiceUse.ENDED
         ):
             self._client.send("DELETE", service_path(name))
@@ -440,7 +440,7 @@ class YarnManager:
         raise Unavailable(f"{name}: a service of this name exists; {problem}", said=error.said)
 
     def stop(self, jobs: Sequence[RmIdentity], grace: float) -> None:
-        """See ``ResourceManager.stop``. Containers hear of it when they report; services go after ``grace``."""
+        """See ``ResourceManager.stop``. Containers are told when they report; services are removed after ``grace``."""
         with self._lock:
             by_application = {service.application: service for service in self._services.by_job.values()}
             for job in jobs:
@@ -473,10 +473,10 @@ class YarnManager:
     def authenticate(self, rm_id: str, proof: str) -> Anchor:
         """Check that a container knows the secret of the service that its user posted; see docs/yarn.md.
 
-        Blocks until the service's ApplicationMaster has returned its description, for ``_SINGLE_SECONDS`` at most.
-        Few containers of a user may wait for that; others try again.
+        Reads the service's description from its ApplicationMaster, which blocks for ``_SERVICE_CALL_SECONDS`` at most,
+        for ``_MAX_AUTHENTICATED`` containers of a user at once; others have to try again.
         """
-        application = self._services.applications.get(rm_id) or self._look_up(rm_id)
+        application = self._services.applications.get(rm_id) or self._look_up_application(rm_id)
         user = application.user
         with self._lock:
             if self._authenticating[user] >= _MAX_AUTHENTICATED:
@@ -493,7 +493,7 @@ class YarnManager:
         rm_id = application.id
         if application.state.ended or not application.is_service:
             raise NotFound(f"{rm_id}: YARN knows no such service that has not ended")
-        service = read_service(self._single, application.name, do_as=application.user)
+        service = read_service(self._service_client, application.name, do_as=application.user)
         if service.use is ServiceUse.WAIT:
             raise Unavailable(f"{rm_id}: YARN does not tell the description of service {application.name} yet")
         secret = service.environment.get(SECRET_VARIABLE, "")
@@ -506,10 +506,10 @@ class YarnManager:
         }
         request |= {role.value: service.demands[role.value] for role in TASK_ROLES if role.value in service.demands}
         size = sum(len(key) + len(text) for key, text in request.items())
-        if size > _MAX_REQUEST:
+        if size > _MAX_REQUEST_CHARACTERS:
             raise RequestError(
                 f"{PROPERTY_PREFIX}*",
-                f"the properties have {size} characters together; at most {_MAX_REQUEST} are allowed",
+                f"the properties have {size} characters together; at most {_MAX_REQUEST_CHARACTERS} are allowed",
                 where=f"service {application.name}",
             )  # fmt: skip
         job = self._services.key(application)
@@ -519,8 +519,8 @@ class YarnManager:
             source=f"properties {PROPERTY_PREFIX}* of service {application.name}",
         )  # fmt: skip
 
-    def _look_up(self, rm_id: str) -> Application:
-        """Read a listing for an application that is not known. Anybody may name one: one at a time is read, and rarely.
+    def _look_up_application(self, rm_id: str) -> Application:
+        """Find an unknown application in a new listing. Anybody may name one: listings are read rarely, one at a time.
 
         Raises
         ------
@@ -530,9 +530,9 @@ class YarnManager:
             A listing was read just before, or is being read.
         """
         with self._lock:
-            if self._looking_up or self._timer() - self._looked_at < _LOOK_UP_SECONDS:
+            if self._looking_up or self._timer() - self._looked_up_at < _LOOK_UP_SECONDS:
                 raise Unavailable(f"{rm_id[:80]}: not known; YARN is asked again in {_LOOK_UP_SECONDS:g} s at most")
-            self._looking_up, self._looked_at = True, self._timer()
+            self._looking_up, self._looked_up_at = True, self._timer()
         try:
             listing = self._read_listing()
         finally:
@@ -545,13 +545,13 @@ class YarnManager:
         return application
 
     def close(self) -> None:
-        """End the thread that changes services; running jobs go on."""
+        """End the thread that changes services, and close the connections; running jobs continue."""
         self._changer.close()
         self._client.close()
-        self._single.close()
+        self._service_client.close()
 
 
-def _report(remark: str) -> None:
+def _warn(remark: str) -> None:
     log.warning("unexpected answer from YARN", remark=remark)
 
 

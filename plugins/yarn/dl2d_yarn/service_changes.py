@@ -1,4 +1,4 @@
-"""Thread that resizes services to what their tasks need, and removes those that have ended."""
+"""Thread that resizes services to the number of their tasks, and removes services that have ended."""
 
 from __future__ import annotations
 
@@ -34,19 +34,20 @@ REMOVE_AGAIN_SECONDS: Final = 30.0
 _ROUND_SECONDS: Final = 0.2
 #: Time from a failure to the next attempt, doubled with each further failure in a row, and its maximum, seconds.
 _RETRY_SECONDS, _MAX_RETRY_SECONDS = 1.0, 30.0
-#: Time after which a round begins no further attempt to change a service whose last one failed, and asks no further one
-#: for its description: each attempt may last as long as a request, seconds.
+#: Time of a round after which it begins no further change of services whose last change failed, and of the reading of
+#: details after which no further service is read, seconds: each call may last until its time-out.
 _FAILING_SECONDS: Final = 5.0
-#: Time between two rounds that also ask YARN what its lists do not say, seconds.
-LOOK_SECONDS: Final = 5.0
-#: A coordinator has failed if all its containers have ended and none has reported within this many times that time.
+#: Time between two rounds that also read details, which YARN's lists do not have, seconds.
+DETAILS_SECONDS: Final = 5.0
+#: A coordinator has failed if all its containers have ended and none has reported for this many times the time after
+#: which a container is overdue.
 _START_INTERVALS: Final = 4
-#: Number of its containers that have to end without a report where a coordinator may have run under an earlier daemon.
+#: Number of containers that have to end so before a coordinator has failed that may have run under an earlier daemon.
 _DEAD_CONTAINERS: Final = 3
-#: A container is given up if it has had no task for this time, in seconds, and one with a higher number is busy.
+#: Time without a task after which a container is decommissioned, if one with a higher number is busy, seconds.
 IDLE_SECONDS: Final = 30.0
-#: Maximum number of services in a round that are asked why their containers wait, or that are removed after their end.
-_MAX_ASKED: Final = 5
+#: Maximum number of services for each of these in a round: removal after their end, descriptions, pending reasons.
+_MAX_PER_ROUND: Final = 5
 #: Time from a failure of the ``yarn`` command to the next attempt: for the same service, and for any, seconds.
 _COMMAND_RETRY_SECONDS, _ANY_COMMAND_RETRY_SECONDS = 600.0, 60.0
 #: Number of services that are changed at once.
@@ -56,7 +57,7 @@ _CLOSE_SECONDS: Final = 5.0
 
 
 class ServiceChanger:
-    """Changes the size of each job's service, with one request for all its starts and stops, in a thread of its own.
+    """Changes the sizes of jobs' services in a thread, with one request for all starts and stops of a job.
 
     Parameters
     ----------
@@ -66,10 +67,10 @@ class ServiceChanger:
         Held while ``tasks`` and ``services`` are read or changed, never during a call.
     timer
         Seconds on a monotonic clock.
-    look
-        Called every ``LOOK_SECONDS`` by the thread.
-    report
-        Takes what went wrong, for the log.
+    read_details
+        Called by the thread every ``DETAILS_SECONDS``.
+    warn
+        Writes a warning to the log.
     """
 
     def __init__(
@@ -81,8 +82,8 @@ class ServiceChanger:
         services: Services,
         *,
         timer: Callable[[], float],
-        look: Callable[[], None],
-        report: Callable[[str], None],
+        read_details: Callable[[], None],
+        warn: Callable[[str], None],
     ) -> None:
         self._settings = settings
         self._client = client
@@ -90,9 +91,9 @@ class ServiceChanger:
         self._tasks = tasks
         self._services = services
         self._timer = timer
-        self._look = look
-        self._report = report
-        self._command_at = -math.inf
+        self._read_other_details = read_details
+        self._warn = warn
+        self._command_retry_at = -math.inf
         #: Until when changes are allowed.
         self._allowed_until = -math.inf
         self._closing = threading.Event()
@@ -101,80 +102,88 @@ class ServiceChanger:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread, if it does not run."""
+        """Start the thread unless it runs."""
         if self._thread is None and not self._closing.is_set():
             self._thread = threading.Thread(target=self._run, name="dl2d-yarn-changer", daemon=True)
             self._thread.start()
 
     def allow(self, seconds: float) -> None:
-        """Allow changes for this time from now, in seconds; before the first call there are none."""
+        """Allow changes for this time from now, in seconds; before the first call none are allowed."""
         self._allowed_until = self._timer() + seconds
 
     def _is_allowed(self) -> bool:
         return self._timer() < self._allowed_until
 
     def close(self) -> None:
-        """End the thread after the call that is under way, for which it waits some seconds at most."""
+        """End the thread; waits ``_CLOSE_SECONDS`` at most for a call that is under way."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join(_CLOSE_SECONDS)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _run(self) -> None:
-        looked_at = time.monotonic()
+        details_at = time.monotonic()
         while not self._closing.wait(_ROUND_SECONDS):
-            look = time.monotonic() - looked_at > LOOK_SECONDS
-            looked_at = time.monotonic() if look else looked_at
+            details = time.monotonic() - details_at > DETAILS_SECONDS
+            details_at = time.monotonic() if details else details_at
             try:
-                self._change_all(look=look)
+                self._run_round(details=details)
             except Exception:
                 # Without this thread no job would change its size any more.
                 log.exception("services were not changed")
 
-    def _change_all(self, *, look: bool) -> None:
-        """Do one round; with ``look`` also ask YARN what its lists do not say."""
+    def _run_round(self, *, details: bool) -> None:
+        """Change the services that are due; with ``details`` also read these and act on them."""
+        self._change_services()
+        if details:
+            until = self._timer() + _FAILING_SECONDS
+            self.check_overdue(until)
+            self._read_descriptions(until)
+            self._read_other_details()
+            self._read_pending_reasons(until)
+            self._decommission_idle()
+
+    def _change_services(self) -> None:
+        """Resize or remove the services that are due, several at once."""
         with self._lock:
             services = self._services.changeable()
             due = [service for service in services if service.retry_at <= self._timer() and not service.removed]
         # At the daemon's start many services may have ended: a few are removed in each round.
         ended = [service for service in due if service.state.ended]
-        began = self._timer()
+        until = self._timer() + _FAILING_SECONDS
 
         def change(service: JobService) -> None:
-            if self._is_allowed() and (not service.failures or self._timer() < began + _FAILING_SECONDS):
+            if self._is_allowed() and (not service.failures or self._timer() < until):
                 self._attempt(service, self._remove if service.remove_at is not None else self._resize, is_change=True)
 
-        healthy_first = _healthy_first([service for service in due if not service.state.ended] + ended[:_MAX_ASKED])
+        healthy_first = _healthy_first([service for service in due if not service.state.ended] + ended[:_MAX_PER_ROUND])
         for _ in self._pool.map(change, healthy_first):
             pass
-        if look:
-            until = self._timer() + _FAILING_SECONDS
-            self.find_overdue(until)
-            self._read_doubtful(until)
-            self._look()
-            self._read_reasons(until)
-            self._decommission()
 
-    def _attempt(self, service: JobService, change: Callable[[JobService], object], *, is_change: bool = False) -> None:
-        """Change a service, or ask about it; a failed change counts as failed until a change succeeds."""
+    def _attempt(self, service: JobService, action: Callable[[JobService], object], *, is_change: bool = False) -> None:
+        """Call ``action``, unless its service has to wait after a failure; records a failure of it.
+
+        The failure of a change (``is_change``) counts until a change succeeds, other failures until any action does.
+        """
         if self._closing.is_set() or self._timer() < service.retry_at:
             return
         try:
-            change(service)
+            action(service)
         except ResourceManagerError as error:
-            self._failed(service, str(error))
-            self._report(f"{service.name}: {error}")
+            self._record_failure(service, str(error))
+            self._warn(f"{service.name}: {error}")
             service.change_failed |= is_change
         except Exception as error:
-            # The other services are to be changed all the same.
-            self._failed(service, f"{type(error).__name__}: {error}")
+            # An error of the program, too, must not keep the other services from being changed.
+            self._record_failure(service, f"{type(error).__name__}: {error}")
             log.exception("service was not changed", name=service.name)
             service.change_failed |= is_change
         else:
             if is_change or not service.change_failed:
                 service.failures, service.change_failed = 0, False
 
-    def _failed(self, service: JobService, reason: str) -> None:
+    def _record_failure(self, service: JobService, reason: str) -> None:
+        """Set when the service is tried again, and show the reason at its waiting tasks."""
         service.failures += 1
         delay = _RETRY_SECONDS * 2.0 ** min(service.failures - 1, 30)
         service.retry_at = self._timer() + min(delay, _MAX_RETRY_SECONDS)
@@ -184,13 +193,13 @@ class ServiceChanger:
                     task.reason = reason
 
     def _resize(self, service: JobService) -> None:
-        """Ask for the number of containers that each component needs, in one request."""
+        """Request the number of containers that each component needs, unless YARN has confirmed it."""
         with self._lock:
             if service.state.ended or not service.application:
                 return
             if not self._needed_sizes(service):
                 return
-        if self._described(service).use is not ServiceUse.FLEX:
+        if self._read_description(service).use is not ServiceUse.FLEX:
             raise Unavailable(f"{service.name} cannot be resized yet")
         with self._lock:
             # The description may have corrected the known sizes, and a request that changes nothing would hold the
@@ -207,21 +216,21 @@ class ServiceChanger:
         log.info("service resized", name=service.name, **{role.value: size for role, size in wanted.items()})
 
     def _needed_sizes(self, service: JobService) -> Mapping[Role, int]:
-        """Number of containers that each component should have; empty if YARN has these already."""
+        """Number of containers that each component should have; empty if YARN has confirmed these numbers."""
         components = {role: self._tasks.update_size(service.job, role) for role in TASK_ROLES}
         if all(component.confirmed_size == component.size for component in components.values()):
             return {}
         return {role: component.size for role, component in components.items()}
 
-    def _described(self, service: JobService) -> ServiceDescription:
-        """Description of a service; its sizes and containers are noted.
+    def _read_description(self, service: JobService) -> ServiceDescription:
+        """Read the description of a service, update its components from it, and return it.
 
         Raises
         ------
         NotFound
-            It does not exist any more, or another one has got its name.
+            It does not exist any more, or another service has its name.
         Unavailable
-            YARN does not say which one it is.
+            YARN does not say which application it is.
         """
         found = read_service(self._client, service.name, do_as=service.user)
         if found.application and found.application != service.application:
@@ -243,14 +252,12 @@ class ServiceChanger:
         return found
 
     def _remove(self, service: JobService) -> None:
-        """Remove a service, with all that runs in it, once its coordinator has had its time to end.
-
-        One that has not been listed yet waits: which application it is, is not known.
+        """Remove a service that is due, with all its containers; one that was never listed has no known application.
 
         Raises
         ------
         Unavailable
-            YARN does not say which application has its name now: it may be another one that starts.
+            YARN does not say which application has the service's name: it may be a new one that starts.
         """
         with self._lock:
             task = self._tasks.get(task_tag(service.job, ANCHOR))
@@ -259,7 +266,7 @@ class ServiceChanger:
             if service.removed or not due or not service.application:
                 return
         try:
-            if not self._described(service).application:
+            if not self._read_description(service).application:
                 raise Unavailable(
                     f"YARN does not say whether service {service.name} still is {service.application}, so it is left; "
                     f"if nothing else has its name, remove it with `yarn app -destroy {service.name}`"
@@ -283,34 +290,33 @@ class ServiceChanger:
 
     @staticmethod
     def _check_gone(service: JobService, error: ResourceManagerError) -> None:
-        """Refuse that a service is gone as long as its application is listed as live."""
+        """Raise ``Unavailable`` if YARN says that a service does not exist but lists its application as live."""
         if not service.state.ended:
             raise Unavailable(
                 f"YARN does not know service {service.name} now, but lists its application {service.application} as "
                 "live; trying again", said=str(error),
             )  # fmt: skip
 
-    def find_overdue(self, until: float = math.inf) -> None:
-        """Ask YARN about containers that do not report.
+    def check_overdue(self, until: float = math.inf) -> None:
+        """End the tasks of containers that are overdue and that YARN does not list, and jobs that cannot start.
 
-        Tasks of those that it does not list any more have ended. A job has failed whose coordinator's containers have
-        all ended without a report, ``_START_INTERVALS`` times as long after its service began to run. After ``until``
-        no service is asked any more.
+        A job cannot start if its service has run for ``_START_INTERVALS`` times the overdue time and all containers of
+        its coordinator have ended without a report. After ``until`` no further service is read.
         """
         by_job = self._services.by_job
         with self._lock:
             late = [(by_job.get(job), tasks) for job, tasks in self._tasks.overdue().items()]
             anchors = {task.job for task in self._tasks.pending_anchors()}
             unstarted = self._unstarted(anchors, self._timer() - _START_INTERVALS * self._tasks.overdue_seconds)
-        questions: list[tuple[JobService, Callable[[JobService], None]]] = []
-        questions += [(service, partial(self._end_gone, tasks)) for service, tasks in late if service is not None]
-        questions += [(service, self._end_unstarted) for service in unstarted]
-        for service, question in sorted(questions, key=lambda each: (each[0].failures, each[0].retry_at)):
+        checks: list[tuple[JobService, Callable[[JobService], None]]] = []
+        checks += [(service, partial(self._end_unlisted, tasks)) for service, tasks in late if service is not None]
+        checks += [(service, self._end_unstarted) for service in unstarted]
+        for service, check in sorted(checks, key=lambda each: (each[0].failures, each[0].retry_at)):
             if self._timer() < until:
-                self._attempt(service, question)
+                self._attempt(service, check)
 
     def _unstarted(self, jobs: Collection[JobKey], since: float) -> list[JobService]:
-        """Services of these jobs that have run since before that time, in seconds on the monotonic clock."""
+        """Services of these jobs that have been running since before ``since``, seconds on the monotonic clock."""
         found = []
         for service in self._services.by_job.values():
             if service.state is not RmJobState.RUNNING:
@@ -321,20 +327,21 @@ class ServiceChanger:
                 found.append(service)
         return found
 
-    def _read_doubtful(self, until: float) -> None:
-        """Ask YARN which containers it has, of services of which they may be others than is known."""
+    def _read_descriptions(self, until: float) -> None:
+        """Read the descriptions of services whose containers may differ from those recorded; none after ``until``."""
         with self._lock:
-            unverified_jobs = self._tasks.unverified_jobs(LOOK_SECONDS) | self._services.undescribed()
-            services = [self._services.live(job) for job in unverified_jobs]
+            jobs = self._tasks.unverified_jobs(DETAILS_SECONDS) | self._services.undescribed()
+            services = [self._services.live(job) for job in jobs]
         running = [service for service in services if service is not None and service.state is RmJobState.RUNNING]
         running.sort(key=lambda each: each.described_at)
         due = [service for service in _healthy_first(running) if service.retry_at <= self._timer()]
-        for service in due[:_MAX_ASKED]:
+        for service in due[:_MAX_PER_ROUND]:
             if self._timer() < until:
-                self._attempt(service, self._described)
+                self._attempt(service, self._read_description)
 
-    def _end_gone(self, tasks: Iterable[Task], service: JobService) -> None:
-        components = self._described(service).containers.values()
+    def _end_unlisted(self, tasks: Iterable[Task], service: JobService) -> None:
+        """End those of a service's tasks whose containers its description does not list."""
+        components = self._read_description(service).containers.values()
         present = {container for containers in components for container in containers.values()}
         with self._lock:
             for task in tasks:
@@ -342,53 +349,55 @@ class ServiceChanger:
                     task.end(RmJobState.LOST, f"{task.container} is gone", self._timer())
 
     def _end_unstarted(self, service: JobService) -> None:
-        """End a job whose coordinator's containers end before they report: YARN would start them again and again.
-
-        A coordinator that an earlier daemon may have known has failed after ``_DEAD_CONTAINERS`` of them.
-        """
-        dead = self._described(service).dead.get(Role.COORDINATOR.value, ())
+        """End a job whose coordinator's containers end before they report: YARN would start them again and again."""
+        dead = self._read_description(service).dead.get(Role.COORDINATOR.value, ())
         with self._lock:
             anchor = self._tasks.get(task_tag(service.job, ANCHOR))
-            service.dead.update(dead[-1:])
-            if dead and anchor is not None and len(service.dead) >= (_DEAD_CONTAINERS if anchor.adopted else 1):
+            service.dead_coordinators.update(dead[-1:])
+            if (
+                dead
+                and anchor is not None
+                and len(service.dead_coordinators) >= (_DEAD_CONTAINERS if anchor.adopted else 1)
+            ):
                 reason = f"its coordinator's container {dead[-1]} ended before it reported to dl2d; see its log in YARN"
                 anchor.end(RmJobState.FAILED, reason, self._timer())
                 service.remove_at = 0.0
 
-    def _read_reasons(self, until: float) -> None:
-        """Ask YARN why containers wait, for services that have waited for some; after ``until`` no further one."""
-        since = self._timer() - LOOK_SECONDS
+    def _read_pending_reasons(self, until: float) -> None:
+        """Read why containers of services have been waiting, and show it at their tasks; no read after ``until``."""
+        since = self._timer() - DETAILS_SECONDS
         with self._lock:
             waiting = (*self._tasks.waiting(), *self._tasks.pending_anchors())
             late = {task.job for task in waiting if task.added < since}
             services = [service for job, service in self._services.by_job.items() if job in late]
         running = [service for service in services if service.state is RmJobState.RUNNING and service.is_live]
-        for service in sorted(running, key=lambda each: each.reasons_asked)[:_MAX_ASKED]:
+        for service in sorted(running, key=lambda each: each.reasons_read_at)[:_MAX_PER_ROUND]:
             if self._timer() >= until:
                 return
-            service.reasons_asked = self._timer()
+            service.reasons_read_at = self._timer()
             try:
                 reason = read_pending_reason(self._client, service.application)
             except ResourceManagerError as error:
-                self._report(f"{service.name}: {error}")
+                self._warn(f"{service.name}: {error}")
                 continue
             with self._lock:
                 for task in self._tasks.of_job(service.job):
                     if task.state is RmJobState.PENDING and reason:
                         task.reason = f"waits for a container: {reason}"
 
-    def _decommission(self) -> None:
-        """Give up containers that have had no task for ``IDLE_SECONDS``, if the ``yarn`` command is configured."""
+    def _decommission_idle(self) -> None:
+        """Decommission containers without a task for ``IDLE_SECONDS``, if the ``yarn`` command is configured."""
         if not self._settings.yarn_command or not self._is_allowed():
             return
         with self._lock:
             surplus = [(self._services.live(job), found) for job, found in self._tasks.surplus(IDLE_SECONDS).items()]
         for service, containers in surplus:
-            if service is not None and max(service.command_at, self._command_at) <= self._timer():
-                self._attempt(service, partial(self._give_up, containers))
+            if service is not None and max(service.command_retry_at, self._command_retry_at) <= self._timer():
+                self._attempt(service, partial(self._decommission_containers, containers))
 
-    def _give_up(self, containers: Iterable[tuple[Role, int]], service: JobService) -> None:
-        self._described(service)
+    def _decommission_containers(self, containers: Iterable[tuple[Role, int]], service: JobService) -> None:
+        """Decommission these containers (role and position) with the ``yarn`` command."""
+        self._read_description(service)
         settings = self._settings
         user = "" if settings.principal else settings.account
         do_as = service.user if service.user != settings.account else ""
@@ -399,15 +408,15 @@ class ServiceChanger:
             try:
                 decommission(settings.yarn_command, service.name, f"{role.value}-{position}", user=user, do_as=do_as)
             except ResourceManagerError:
-                service.command_at = self._timer() + _COMMAND_RETRY_SECONDS
-                self._command_at = self._timer() + _ANY_COMMAND_RETRY_SECONDS
+                service.command_retry_at = self._timer() + _COMMAND_RETRY_SECONDS
+                self._command_retry_at = self._timer() + _ANY_COMMAND_RETRY_SECONDS
                 with self._lock:
-                    # It may have been carried out all the same: YARN is asked.
+                    # It may have been carried out all the same: the next description says.
                     self._tasks.component(service.job, role).decommissioned.discard(position)
                 raise
             log.info("container given up", name=service.name, instance=f"{role.value}-{position}")
 
 
 def _healthy_first(services: Iterable[JobService]) -> list[JobService]:
-    """Services in their order, but first those whose last change did not fail: an attempt may last for seconds."""
+    """Services by their number of failures, since a call that fails may last for seconds."""
     return sorted(services, key=lambda service: service.failures)

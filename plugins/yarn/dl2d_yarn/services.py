@@ -42,9 +42,9 @@ class JobService:
     #: Whether an attempt to change it has failed since the last one that succeeded.
     change_failed: bool = False
     #: Ended containers of its coordinator that have been seen while none reported.
-    dead: set[str] = field(default_factory=set)
+    dead_coordinators: set[str] = field(default_factory=set)
     #: When the ``yarn`` command may be run for it again, after a failure.
-    command_at: float = 0.0
+    command_retry_at: float = 0.0
     #: When its description was read last.
     described_at: float = 0.0
     #: Whether a description since the daemon's start had all its containers.
@@ -52,7 +52,7 @@ class JobService:
     #: Since when it has been seen to run; None while it waits in its queue.
     running_since: float | None = None
     #: When YARN was asked last why its containers wait.
-    reasons_asked: float = 0.0
+    reasons_read_at: float = 0.0
 
     @property
     def identity(self) -> RmIdentity:
