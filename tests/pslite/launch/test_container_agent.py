@@ -45,6 +45,7 @@ class Scheduler:
         #: Address of the coordinator.
         self.coordinator = ""
         self.status = 200
+        self.ends = threading.Event()
         self.registration: dict[str, Any] = {}
         scheduler = self
 
@@ -56,6 +57,11 @@ class Scheduler:
                 if self.path == "/v1/register":
                     content = json.dumps(scheduler.registration).encode()
                 self.send_response(scheduler.status)
+                if scheduler.status == 502:  # a proxy that does not send the body
+                    self.send_header("Content-Length", "100")
+                    self.end_headers()
+                    scheduler.ends.wait(20)
+                    return
                 self.end_headers()
                 self.wfile.write(content)
 
@@ -109,6 +115,7 @@ def wait_until(predicate: Callable[[], object]) -> None:
 def scheduler(tmp_path: Path) -> Iterator[Scheduler]:
     scheduler = Scheduler(tmp_path)
     yield scheduler
+    scheduler.ends.set()
     scheduler.server.shutdown()
     scheduler.server.server_close()
 
@@ -196,6 +203,20 @@ def test_a_task_goes_on_while_the_scheduler_is_away(scheduler: Scheduler, agent:
     scheduler.reports.clear()
     wait_until(lambda: scheduler.ended("worker-1") == 5)
     assert agent.poll() is None
+
+
+def test_a_task_goes_on_where_the_words_of_a_refusal_do_not_come(scheduler: Scheduler) -> None:
+    process = scheduler.start(changes="container_agent._HTTP_SECONDS = 0.2")
+    scheduler.give("worker-1", "echo >started; while [ ! -e go ]; do sleep 0.05; done; exit 5")
+    wait_until((scheduler.cwd / "started").exists)
+    scheduler.status = 502
+    refused = len(scheduler.reports)
+    wait_until(lambda: len(scheduler.reports) > refused + 2)
+    scheduler.status = 200
+    (scheduler.cwd / "go").touch()
+    wait_until(lambda: scheduler.ended("worker-1") == 5)
+    process.terminate()
+    process.communicate(timeout=20)
 
 
 def test_a_container_that_the_scheduler_does_not_know_any_more_ends_but_not_while_its_task_runs(

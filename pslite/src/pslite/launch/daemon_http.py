@@ -11,6 +11,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from functools import lru_cache
+from http.client import HTTPException
 from typing import Any
 
 import msgspec
@@ -33,11 +34,11 @@ def open_url(request: urllib.request.Request, timeout: float) -> Any:
 
 def error_text(error: urllib.error.HTTPError) -> str:
     """Read what the daemon says of a request that it refuses, or else its HTTP status, and close the connection."""
-    with error:
-        data = error.read(_MAX_ERROR)
     try:
+        with error:
+            data = error.read(_MAX_ERROR)
         return str(msgspec.json.decode(data, type=dict[str, object])["error"])
-    except (msgspec.MsgspecError, KeyError):
+    except (OSError, HTTPException, msgspec.MsgspecError, KeyError):
         return f"{error.code} {error.reason}"
 
 
