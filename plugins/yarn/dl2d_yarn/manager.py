@@ -9,7 +9,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import structlog
 from msgspec import structs
@@ -90,6 +90,15 @@ def create(settings: Mapping[str, object], *, clock: Callable[[], float]) -> Res
         A setting is unknown or bad; names the key.
     """
     return YarnManager(YarnSettings.parse(settings), clock=clock)
+
+
+class _QueueShare(NamedTuple):
+    """Headroom of a user in a queue, and the user's live services in it."""
+
+    queue: str
+    user: str
+    headroom: Mapping[str, float]
+    services: Sequence[JobService]
 
 
 class YarnManager:
@@ -186,18 +195,18 @@ class YarnManager:
             self._warn_once(remark)
         with self._lock:
             self._sizes = NodeSizes(listing.nodes)
-            jobs = self._services.take(listing)
+            jobs = self._services.update(listing)
             self._tasks.end_on_nodes(listing.lost_nodes)
             self._tasks.forget(self._services.by_job)
             self._check_settled(listing, now)
-            self._services.restart_anchors()
+            self._services.add_missing_anchors()
             self._changer.start()
             self._spread_reports()
             own = {service.application for service in self._services.by_job.values()}
             jobs += [*self._tasks.listed(listing.node_names), *self._watched.jobs(listing, own)]
             names = {id_: name for id_, name in listing.node_names.items() if id_ not in listing.lost_nodes}
             idle = [each._replace(node=names[each.node]) for each in self._tasks.idle() if each.node in names]
-            nodes = self._with_idle_room(idle, self._with_limits(listing.nodes))
+            nodes = self._with_idle_as_free(idle, self._within_queue_limits(listing.nodes))
             return RmListing(
                 at, nodes, tuple(jobs), incomplete=listing.incomplete,
                 growth_limits=(*self._queue_limits(idle), *self._idle_limits(idle, nodes)),
@@ -251,34 +260,33 @@ class YarnManager:
             )
         self._node_ids = frozenset(listing.node_names) - listing.lost_nodes
 
-    def _queue_rooms(self) -> Mapping[tuple[str, str], tuple[Mapping[str, float], Sequence[JobService]]]:
-        """What queues leave, by queue and user with live services in it, which are given too.
-
-        Where there is no service it is what the daemon's own queue leaves to the daemon's user.
-        """
-        queues, settings = self._queues, self._settings
+    def _queue_shares(self) -> list[_QueueShare]:
+        """Share of each user with live services in a queue; of the daemon's user in its queue where there are none."""
+        queues = self._queues
+        if queues is None:
+            return []
         services: dict[tuple[str, str], list[JobService]] = defaultdict(list)
         for service in self._services.by_job.values():
             if service.is_live and service.application:
                 services[service.queue, service.user].append(service)
-        rooms = {}
-        for (queue, user), members in (services or {(settings.queue, self._user): []}).items():
-            headroom = queues.headroom(queue, user) if queues is not None else None
+        shares = []
+        for (queue, user), members in (services or {(self._settings.queue, self._user): []}).items():
+            headroom = queues.headroom(queue, user)
             if headroom is not None:
-                rooms[queue, user] = headroom, members
-            elif queues is not None:
+                shares.append(_QueueShare(queue, user, headroom, members))
+            else:
                 self._warn_once(f"queue {queue} is not among the scheduler's queues: its limits are not known")
-        return rooms
+        return shares
 
     def _queue_limits(self, idle: Iterable[IdleContainer]) -> Iterator[GrowthLimit]:
         """Limit for each queue and user, since the free resources of the nodes show only the sum of all limits."""
-        rooms = self._queue_rooms()
-        for (queue, user), (headroom, services) in rooms.items() if len(rooms) > 1 else ():
-            jobs = {service.job for service in services}
+        shares = self._queue_shares()
+        for share in shares if len(shares) > 1 else ():
+            jobs = {service.job for service in share.services}
             own = Resources.total(demand for job, _, demand in idle if job in jobs)
-            left = {resource: amount + own.get(resource) for resource, amount in headroom.items()}
-            anchors = frozenset(service.application for service in services)
-            yield GrowthLimit(anchors, left, f"queue {queue} leaves no more to {user}")
+            left = {resource: amount + own.get(resource) for resource, amount in share.headroom.items()}
+            anchors = frozenset(service.application for service in share.services)
+            yield GrowthLimit(anchors, left, f"queue {share.queue} leaves no more to {share.user}")
 
     def _idle_limits(self, idle: Iterable[IdleContainer], nodes: Iterable[Node]) -> Iterator[GrowthLimit]:
         """Limits that keep jobs from using containers without a task of other jobs, which count as free on ``nodes``.
@@ -292,40 +300,39 @@ class YarnManager:
             if node in up:
                 demands[job].append(demand)
         own = {job: Resources.total(each) for job, each in demands.items()}
-        held = Resources.total(own.values())
-        free = Resources.total(node.capacity.minus(node.used) for node in up.values()).minus(held)
+        idle_total = Resources.total(own.values())
+        free = Resources.total(node.capacity.minus(node.used) for node in up.values()).minus(idle_total)
         live = {each.job: each.application for each in self._services.by_job.values() if each.is_live}
         groups = [(frozenset(live.values()) - {live.get(job, "") for job in own} - {""}, Resources())]
-        groups += [(frozenset({live[job]}), room) for job, room in own.items() if live.get(job)]
-        for anchors, room in groups if held.thousandths else ():
-            left = {name: free.get(name) + room.get(name) for name, _ in held.thousandths}
+        groups += [(frozenset({live[job]}), amounts) for job, amounts in own.items() if live.get(job)]
+        for anchors, amounts in groups if idle_total.thousandths else ():
+            left = {name: free.get(name) + amounts.get(name) for name, _ in idle_total.thousandths}
             yield GrowthLimit(anchors, left, "the containers without a task of other jobs are room for those jobs only")
 
-    def _with_limits(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        """The nodes with no more free than the queues leave."""
-        rooms = self._queue_rooms()
-        if self._queues is None or not rooms:
+    def _within_queue_limits(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """The nodes, with their free resources reduced to the headroom of the queues."""
+        shares = self._queue_shares()
+        if self._queues is None or not shares:
             return nodes
-        headroom = sum_of([headroom for headroom, _ in rooms.values()])
-        limits = QueueLimits(headroom, self._queues.pending_outside({queue for queue, _ in rooms}))
+        headroom = sum_of([share.headroom for share in shares])
+        limits = QueueLimits(headroom, self._queues.pending_outside({share.queue for share in shares}))
         return within_limits(nodes, limits, leave_pending=self._settings.leave_pending)
 
-    def _with_idle_room(self, idle: Iterable[IdleContainer], nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        """The nodes, on which containers without a task count as free."""
-        room: dict[str, list[Resources]] = defaultdict(list)
+    def _with_idle_as_free(self, idle: Iterable[IdleContainer], nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """The nodes, with the containers without a task counted as free."""
+        free: dict[str, list[Resources]] = defaultdict(list)
         for _, node, demand in idle:
-            room[node].append(demand)
+            free[node].append(demand)
         # A container that has started but has not reported counts in its node's use already, and the tick counts the
         # demand of its task on the node that was planned: there it is subtracted.
         for job in {task.job for task in self._tasks.waiting()}:
             service = self._services.by_job.get(job)
             application = self._services.application(service) if service is not None else None
-            for task in (
-                self._tasks.tasks_of_unreported(job, application.containers - 1) if application is not None else ()
-            ):
-                room[task.planned_node].append(self._tasks.component(job, task.role).demand)
+            if application is not None:
+                for task in self._tasks.tasks_of_unreported(job, application.containers - 1):
+                    free[task.planned_node].append(self._tasks.component(job, task.role).demand)
         return tuple(
-            structs.replace(node, used=node.used.minus(Resources.total(room[node.name]))) if node.name in room else node
+            structs.replace(node, used=node.used.minus(Resources.total(free[node.name]))) if node.name in free else node
             for node in nodes
         )
 
@@ -460,7 +467,7 @@ class YarnManager:
     def report_container(self, report: ContainerReport) -> ContainerOrder:
         """Record a container's report; returns what it is to do: see ``ContainerTasks.answer``."""
         with self._lock:
-            self._services.take_up(report.job)
+            self._services.adopt(report.job)
             order = self._tasks.answer(report)
             service = self._services.by_job.get(report.job)
             # After exit status 0 the service ends by itself, unless the container was lost before it ended.

@@ -1,4 +1,4 @@
-"""Services of dl2d's jobs, by job, as YARN listed them last. No I/O."""
+"""Services of dl2d's jobs, by job, as last listed by YARN. No I/O."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from dl2d_yarn.container_tasks import ContainerTasks, Task
 from dl2d_yarn.listing import Application, ClusterListing
 from dl2d_yarn.service_file import job_of_service
 
-#: Id of a job's anchor in its tag.
+#: Id of a job's anchor, as in its tag.
 ANCHOR: Final = "anchor"
 
 
 @dataclass(slots=True)
 class JobService:
-    """A job's service, as it was listed last."""
+    """A job's service, as last listed, and when it is to be changed or read again."""
 
     job: JobKey
     name: str
@@ -29,10 +29,10 @@ class JobService:
     queue: str = ""
     #: When it started, seconds since 1970.
     started: int = 0
-    #: Whether dl2d posted it, as its name says.
-    tagged: bool = False
+    #: Whether the daemon posted it, as its name says, and not its user.
+    posted_by_daemon: bool = False
     state: RmJobState = RmJobState.PENDING
-    #: When it is to be removed; None: it is not to be removed. Seconds on a monotonic clock, as are the times below.
+    #: When it is to be removed; None if it is not. Seconds on a monotonic clock, like the times below.
     remove_at: float | None = None
     #: Whether YARN has removed it, and its application is listed as ended.
     removed: bool = False
@@ -41,36 +41,36 @@ class JobService:
     retry_at: float = 0.0
     #: Whether an attempt to change it has failed since the last one that succeeded.
     change_failed: bool = False
-    #: Ended containers of its coordinator that have been seen while none reported.
+    #: Ended containers of its coordinator that were found before any of them had reported.
     dead_coordinators: set[str] = field(default_factory=set)
     #: When the ``yarn`` command may be run for it again, after a failure.
     command_retry_at: float = 0.0
-    #: When its description was read last.
+    #: Time at which its description was last read.
     described_at: float = 0.0
     #: Whether a description since the daemon's start had all its containers.
     all_described: bool = False
-    #: Since when it has been seen to run; None while it waits in its queue.
+    #: Time at which it was first found running; None while it waits in its queue.
     running_since: float | None = None
-    #: When YARN was asked last why its containers wait.
+    #: Time at which was last read why its containers wait.
     reasons_read_at: float = 0.0
 
     @property
     def identity(self) -> RmIdentity:
         """Identity of its anchor."""
-        tag = task_tag(self.job, ANCHOR) if self.tagged else ""
+        tag = task_tag(self.job, ANCHOR) if self.posted_by_daemon else ""
         return RmIdentity(self.application, self.started, self.user, tag)
 
     @property
     def is_live(self) -> bool:
-        """Whether it has not ended and is not to be removed."""
+        """Whether it has neither ended nor is to be removed."""
         return not self.state.ended and self.remove_at is None
 
 
 class Services:
     """Services of dl2d's jobs. Not thread-safe.
 
-    A service that its user posted counts as dl2d's once one of its containers has reported. In the modes observe and
-    shadow none reports, so dl2d does not change it.
+    A service that its user posted is dl2d's once one of its containers has reported. In the modes observe and shadow
+    none reports, so dl2d does not change it.
 
     Parameters
     ----------
@@ -90,47 +90,46 @@ class Services:
         self._tasks = tasks
         self._clock = clock
         self.by_job: dict[JobKey, JobService] = {}
-        #: Jobs of this daemon: it was told to start or stop something of them, or a container of them reported to it.
+        #: Jobs whose services this daemon may change: it was told to start or stop a part of them, or a container of
+        #: theirs has reported to it.
         self.managed: set[JobKey] = set()
         #: Applications of the last listing, by id.
         self.applications: dict[str, Application] = {}
 
     def key(self, application: Application) -> JobKey:
-        """Key of a job whose service its user posted."""
+        """Key of the job of a service that its user posted."""
         return JobKey(self._cluster, application.id.removeprefix("application_"), application.started)
 
     def live(self, job: JobKey) -> JobService | None:
-        """The service of a job, if it has one that is live."""
+        """The live service of a job, if it has one."""
         service = self.by_job.get(job)
         return service if service is not None and service.is_live else None
 
     def changeable(self) -> list[JobService]:
         """Services that this daemon may change, and ended ones of earlier daemons, whose names are to be freed."""
         services = self.by_job.values()
-        return [each for each in services if each.job in self.managed or (each.tagged and each.state.ended)]
+        return [each for each in services if each.job in self.managed or (each.posted_by_daemon and each.state.ended)]
 
     def application(self, service: JobService) -> Application | None:
         """The application of a service, if it is listed."""
         return self.applications.get(service.application)
 
-    def take(self, listing: ClusterListing) -> list[RmJob]:
-        """Record the services of a listing; returns them as jobs: anchors of dl2d, and services of others."""
+    def update(self, listing: ClusterListing) -> list[RmJob]:
+        """Update the services from a listing; returns the listed ones as jobs: anchors, and services of others."""
         jobs = []
         present = set()
-        # Jobs whose containers reported, also if an earlier daemon registered them.
+        # Jobs whose containers have reported, also those that an earlier daemon registered.
         reporting = self._tasks.jobs()
         self.applications = {application.id: application for application in listing.applications}
-        # Of several with one name the one that runs is the job's, in whatever order they are listed.
+        # Of several with one name the job's is the one that runs, in whatever order they are listed.
         for application in sorted(listing.applications, key=lambda each: each.state.ended):
             if not application.is_service:
                 continue
-            job = job_of_service(application.name, self._cluster) if application.user == self._user else None
-            posted = job is None
-            if job is None:
-                job = self.key(application)
-                if job not in self.by_job and job not in reporting:
-                    jobs.append(_job_of(application))
-                    continue
+            own = job_of_service(application.name, self._cluster) if application.user == self._user else None
+            job = own or self.key(application)
+            if own is None and job not in self.by_job and job not in reporting:
+                jobs.append(_listed_job(application))
+                continue
             service = self.by_job.get(job) or self._add(job, application.name)
             if service.application not in ("", application.id):
                 if application.state.ended:
@@ -138,23 +137,27 @@ class Services:
                 # ``remove_at`` of the ended service of this name is not carried over.
                 service = self._add(job, application.name)
             present.add(job)
-            service.application, service.state = application.id, application.state
-            service.user, service.queue = application.user, application.queue
-            service.started, service.tagged = application.started, not posted
-            if application.state.ended:
-                reason = f"{application.id} has ended: {application.reason}"
-                self._tasks.end_job(job, RmJobState.CANCELLED, reason)
-                # The name and the folder stay taken until the service is removed.
-                service.remove_at = service.remove_at if service.remove_at is not None else 0.0
-            jobs.append(self._anchor(application, service))
+            service.posted_by_daemon = own is not None
+            self._update_service(service, application)
+            jobs.append(self._listed_anchor(application, service))
         if not listing.incomplete:
             for job in [job for job, service in self.by_job.items() if service.application and job not in present]:
                 del self.by_job[job]
             self.managed &= self.by_job.keys() | self._tasks.jobs()
         return jobs
 
+    def _update_service(self, service: JobService, application: Application) -> None:
+        """Update a service from its application; the end of the application ends all its tasks."""
+        service.application, service.state = application.id, application.state
+        service.user, service.queue, service.started = application.user, application.queue, application.started
+        if application.state.ended:
+            reason = f"{application.id} has ended: {application.reason}"
+            self._tasks.end_job(service.job, RmJobState.CANCELLED, reason)
+            # The name and the folder stay taken until the service is removed.
+            service.remove_at = service.remove_at if service.remove_at is not None else 0.0
+
     def _add(self, job: JobKey, name: str) -> JobService:
-        """A service that the last listing did not have; it is removed if its coordinator has failed or is to stop."""
+        """Add a service that was not listed before; it is to be removed if its coordinator has failed or is to stop."""
         anchor = self._tasks.get(task_tag(job, ANCHOR))
         failed = anchor is not None and anchor.state is RmJobState.FAILED
         remove_at = 0.0 if failed else None if anchor is None else anchor.deadline
@@ -162,10 +165,10 @@ class Services:
         return service
 
     def unreported(self) -> frozenset[str]:
-        """Ids of live applications with containers that have not reported since the daemon's start.
+        """Ids of live services with containers that have not reported since the daemon's start.
 
-        Services that their users posted are among them before any of their containers has reported. Where the
-        containers of each component are known, those of components that are not dl2d's do not count.
+        Among them are services of users of which no container has reported yet. Once all containers of a service have
+        been described, those in components that dl2d does not use do not count.
         """
         services = {service.application: service for service in self.by_job.values()}
         live = [each for each in self.applications.values() if each.is_service and not each.state.ended]
@@ -179,16 +182,16 @@ class Services:
         return too_few or self._tasks.has_unreported(job)
 
     def undescribed(self) -> set[JobKey]:
-        """Jobs with containers that have not reported, of which it is not known which these are."""
+        """Jobs with containers that have not reported, whose service has not been described with all its containers."""
         unreported = self.unreported()
         return {each.job for each in self.by_job.values() if each.application in unreported and not each.all_described}
 
     def add_applications(self, listing: ClusterListing) -> None:
-        """Add applications that are not known yet. What is concluded from a listing is up to ``take``."""
+        """Add the unknown applications of a listing; all other conclusions from listings are drawn by ``update``."""
         self.applications = {application.id: application for application in listing.applications} | self.applications
 
-    def take_up(self, job: JobKey) -> None:
-        """Count a job, one of whose containers has reported, as this daemon's, with a service that its user posted."""
+    def adopt(self, job: JobKey) -> None:
+        """Count a job whose container has reported as this daemon's, and add its service if its user posted it."""
         self.managed.add(job)
         application = self.applications.get(f"application_{job.id}")
         if application is None or not application.is_service:
@@ -201,18 +204,18 @@ class Services:
             self.add_anchor(job, application.user)
 
     def add_anchor(self, job: JobKey, user: str) -> None:
-        """Add a job's anchor, which waits for a container, if it is not known."""
+        """Add the anchor of a job, waiting for a container, unless it is known."""
         if self._tasks.get(task_tag(job, ANCHOR)) is None:
             self._tasks.add(Task(job, ANCHOR, Role.COORDINATOR, user, self._clock(), adopted=True))
 
-    def restart_anchors(self) -> None:
-        """Add anchors of which no container has reported since the daemon's start: YARN starts another container."""
+    def add_missing_anchors(self) -> None:
+        """Add the unknown anchors of live services: no container of them has reported since the daemon's start."""
         for service in self.by_job.values():
             if service.is_live and service.application:
                 self.add_anchor(service.job, service.user)
 
-    def _anchor(self, application: Application, service: JobService) -> RmJob:
-        """The anchor of a service. If its coordinator reported its end, that counts, not the end of the service."""
+    def _listed_anchor(self, application: Application, service: JobService) -> RmJob:
+        """The anchor of a service as a job; if its coordinator has reported its end, this counts, not YARN's state."""
         task = self._tasks.get(task_tag(service.job, ANCHOR))
         state, reason = application.state, application.reason
         if task is not None and task.state in (RmJobState.DONE, RmJobState.FAILED):
@@ -225,8 +228,8 @@ class Services:
         return RmJob(handle=handle, state=state, tag=tag, user=user, reason=reason, submitted=submitted)
 
 
-def _job_of(application: Application) -> RmJob:
-    """A service that is not dl2d's."""
+def _listed_job(application: Application) -> RmJob:
+    """A service that is not dl2d's, as a job."""
     return RmJob(
         handle=application.id, state=application.state, user=application.user, reason=application.reason,
         submitted=application.started, ended=application.ended,
