@@ -1,10 +1,10 @@
-"""How long a tick reads a large YARN: services, their containers and nodes, over HTTP on loopback.
+"""Benchmark of the listing that a tick reads from a large YARN: services, containers and nodes, over HTTP on loopback.
 
     python benchmarks/yarn_listing.py [--services 1000] [--containers 4] [--nodes 4000] [--repeats 5] [--json]
 
-A server in a process of its own answers as a ResourceManager does. Jobs are submitted, their containers report, and the
-listing that each tick takes is measured, with the number of its calls. Beside it: the time in which a plain HTTP client
-gets the same answers and parses them with Python's `json`. The budget is two calls and 2 s.
+A server in its own process answers as a ResourceManager does. Jobs are submitted, their containers report, and the
+duration of a listing is measured, with the number of its calls. For comparison, a plain HTTP client reads the same
+answers and parses them with Python's `json`. The budget is two calls and 2 s.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ LISTS = ("/ws/v1/cluster/apps", "/ws/v1/cluster/nodes")
 
 
 def serve(pipe: Connection, nodes: int) -> None:
-    """Answer requests; tells its port, and then for each word the paths that were asked for since the last one."""
+    """Answer requests. Sends its port, and then, for each true value received, the calls since the previous one."""
     yarn = FakeYarn(nodes)
     lists: dict[str, bytes] = {}
-    #: The changer of services asks while tasks are submitted.
+    #: Calls come from two threads: tasks are submitted while services are changed.
     lock = threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
@@ -65,7 +65,7 @@ def serve(pipe: Connection, nodes: int) -> None:
                 else:
                     found = yarn.answer(httpx2.Request(self.command, f"http://rm{self.path}", content=content))
                     status, body = found.status_code, found.content
-                    # The lists as of now are kept until something is posted.
+                    # The lists are kept until a request changes something.
                     if path in LISTS:
                         lists[path] = body
                     elif self.command != "GET":
@@ -78,7 +78,7 @@ def serve(pipe: Connection, nodes: int) -> None:
         do_GET = do_POST = do_PUT = do_DELETE = answer  # noqa: N815
 
         def log_message(self, *_: object) -> None:
-            """Nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -116,7 +116,7 @@ def main() -> None:
 
 
 def measure(address: str, pipe: Connection, options: argparse.Namespace) -> dict[str, float]:
-    """Median seconds of a listing, its calls, and seconds of a plain client for the same answers."""
+    """Median duration of a listing in seconds, the number of its calls, and the duration with a plain client."""
     given = {"addresses": [address], "user": "dl2d", "runner": "/opt/dl2/bin/dl2-run"}
     manager = YarnManager(YarnSettings.parse(given), clock=time.time)
     manager.listing()
@@ -137,7 +137,7 @@ def measure(address: str, pipe: Connection, options: argparse.Namespace) -> dict
     seconds = []
     calls: list[str] = []
     for _ in range(options.repeats):
-        # Containers report all the time; one that is silent for long counts as lost.
+        # A container that has not reported for some time counts as lost.
         for (job, position), task in running.items():
             running[job, position] = manager.report_container(report(job, position, task)).task or task
         calls_since(pipe)
@@ -146,8 +146,8 @@ def measure(address: str, pipe: Connection, options: argparse.Namespace) -> dict
         seconds.append(time.perf_counter() - began)
         # Another thread reads limits of queues and why containers wait; these calls do not delay a tick.
         calls = [call for call in calls_since(pipe) if call.removeprefix("GET ") in LISTS]
-        there = sum(bool(job.tag) for job in listing.jobs)
-        assert there == len(jobs) * (1 + options.containers), f"{there} services and tasks are listed"
+        listed = sum(bool(job.tag) for job in listing.jobs)
+        assert listed == len(jobs) * (1 + options.containers), f"{listed} services and tasks are listed"
         assert len(listing.nodes) == options.nodes, f"{len(listing.nodes)} nodes are listed"
     assert all(running.values()), "containers without a task"
     manager.close()

@@ -154,7 +154,7 @@ def test_a_service_that_its_user_posts_with_a_packed_environment(
     daemon.wait_until_gone(job.key, "posted")
 
 
-def test_the_resource_manager_is_killed_and_the_job_does_not_notice(daemon: YarnDaemon, gate: Path) -> None:
+def test_a_job_trains_while_the_resource_manager_is_killed_and_restarted(daemon: YarnDaemon, gate: Path) -> None:
     key = daemon.train("through", *FAST, epochs=12, gate=gate, max_workers=2, max_ps=1)
     daemon.wait_until(lambda: daemon.confirmed(key) == (2, 1), "the job trains")
     daemon.wait_until(lambda: daemon.containers(key) == {"READY": 4}, "YARN knows all containers' addresses")
@@ -173,7 +173,7 @@ def test_the_resource_manager_is_killed_and_the_job_does_not_notice(daemon: Yarn
     daemon.wait_until_gone(key)
 
 
-def test_a_job_goes_on_after_its_master_and_the_resource_manager_were_killed(
+def test_a_job_goes_on_after_its_application_master_and_the_resource_manager_were_killed(
     daemon: YarnDaemon, gate: Path, tmp_path: Path
 ) -> None:
     # A defect of Hadoop 3.4.2: a master that was restarted releases all containers when the ResourceManager is.

@@ -47,7 +47,7 @@ def app(daemon: YarnDaemon, job: str) -> dict[str, Any]:
     return next(app for app in daemon.apps() if app["id"] == f"application_{job}")
 
 
-def test_applications_are_recorded_and_let_be(daemon: YarnDaemon) -> None:
+def test_applications_are_recorded_and_not_changed(daemon: YarnDaemon) -> None:
     # A node has room for one of these containers.
     demand = {"cpu": 2, "memory": 5120, "gpu": 1}
     large = daemon.post_plain("bert-large", "alice", containers=3, **demand)

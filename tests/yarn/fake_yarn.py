@@ -21,7 +21,10 @@ M = TypeVar("M", bound=YarnManager)
 
 
 class FakeYarn:
-    """Services by name; ``calls`` has method and path of each request, ``flexes`` the sizes that were asked for."""
+    """ResourceManager in memory, with services by name.
+
+    ``calls`` has method and path of each request, ``flexes`` the sizes that were requested.
+    """
 
     def __init__(self, nodes: int = 2) -> None:
         self.nodes = [node(number) for number in range(1, nodes + 1)]
@@ -31,16 +34,16 @@ class FakeYarn:
         self.containers: dict[str, dict[str, str]] = {}
         #: Ended container of the coordinator.
         self.dead: dict[str, str] = {}
-        #: More answers by path.
+        #: Further answers, by path.
         self.more: dict[str, Any] = {"/ws/v1/cluster/scheduler": scheduler()}
-        #: Where calls of the ``yarn`` command are noted, and how many of them have been carried out.
+        #: File in which the ``yarn`` command records its calls, and how many of them have been carried out.
         self._commands: Path | None = None
         self._commands_read = 0
         self.calls: list[str] = []
         #: User for whom each request was made, where that is not the daemon's.
         self.acted_for: list[str] = []
         self.flexes: list[dict[str, int]] = []
-        #: Answers a request in place of this, where it returns one.
+        #: Answers a request first; where it returns None, this object answers.
         self.instead: Callable[[httpx2.Request], httpx2.Response | None] = lambda _request: None
 
     def answer(self, request: httpx2.Request) -> httpx2.Response:
@@ -84,7 +87,7 @@ class FakeYarn:
         return _json(200, {**answer, "components": components})
 
     def command(self, folder: Path, *lines: str) -> Path:
-        """A ``yarn`` command that gives up an instance; ``lines`` of shell run first."""
+        """A ``yarn`` command that decommissions an instance; ``lines`` of shell run first."""
         command, self._commands = folder / "yarn", folder / "called"
         line = f'echo "$HADOOP_USER_NAME$HADOOP_PROXY_USER:$*" >>{self._commands}'
         command.write_text("\n".join(("#!/bin/sh", *lines, line, "")))
@@ -112,7 +115,7 @@ class FakeYarn:
         ]
 
     def post(self, content: dict[str, Any], user: str) -> str:
-        """A user posts a service; returns the id of its application."""
+        """Post a service as a user; returns the id of its application."""
         self._post(content)
         self.apps[content["name"]]["user"] = user
         return str(self.apps[content["name"]]["id"])
@@ -137,7 +140,7 @@ class FakeYarn:
         allowed: float = math.inf,
         **more: object,
     ) -> M:
-        """A manager with this clock, also as its timer unless one is given; it may change services for some time."""
+        """A manager with this clock, also its timer unless one is given, that may change services for ``allowed`` s."""
         given = {"addresses": ["http://rm:8088"], "user": "dl2d", "runner": "/opt/dl2/bin/dl2-run", **more}
         manager = kind(YarnSettings.parse(given), clock=clock, timer=timer or clock, client=client_of(self.answer))
         manager.allow_changes(allowed)

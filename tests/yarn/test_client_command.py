@@ -26,7 +26,7 @@ def test_it_acts_as_the_given_users_with_the_instance(tmp_path: Path) -> None:
     assert called == "dl2d ml app -decommission digits -instances worker-1\n"
 
 
-def test_its_last_words_are_told_whatever_bytes_they_are_and_however_many(tmp_path: Path) -> None:
+def test_the_error_quotes_the_end_of_its_output_whatever_bytes_it_has_and_however_many(tmp_path: Path) -> None:
     command = script(tmp_path, "yes | head -c 3M >&2", r"printf '\xff\xfe\x1b[31m no such\n instance' >&2", "exit 5")
     with pytest.raises(Rejected, match=r"digits: worker-1 is not removed: .*yarn ended with status 5") as caught:
         decommission(command, "digits", "worker-1")
@@ -34,7 +34,7 @@ def test_its_last_words_are_told_whatever_bytes_they_are_and_however_many(tmp_pa
     assert len(caught.value.said) <= 500
 
 
-def test_one_that_cannot_be_run_is_told(tmp_path: Path) -> None:
+def test_a_command_that_cannot_be_run_is_unavailable(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="No such file"):
         decommission(str(tmp_path / "none"), "digits", "worker-1")
 

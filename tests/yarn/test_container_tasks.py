@@ -20,7 +20,7 @@ FIRST = "container_1795581702976_0001_01_%06d"
 
 
 class Trial:
-    """Container tasks with a clock, and short forms of what a test does with it."""
+    """``ContainerTasks`` with a clock that tests set, and short forms of its calls."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -97,7 +97,7 @@ def test_an_end_is_noted_and_the_next_task_given(trial: Trial, code: int, state:
     assert (first.state, first.reason) == (state, reason)
 
 
-def test_a_process_that_was_killed_takes_its_task_with_it(trial: Trial) -> None:
+def test_a_task_whose_process_was_killed_has_failed(trial: Trial) -> None:
     first, _ = trial.add("worker-1", "worker-2")
     trial.report(0, 4)
     assert trial.report(0, 4, incarnation="b").task == "worker-2"
@@ -127,15 +127,15 @@ def test_a_report_of_a_former_process_that_comes_late_changes_nothing(trial: Tri
     assert running.state is RmJobState.RUNNING
 
 
-def test_a_container_in_the_place_of_a_lost_one_fences_it(trial: Trial) -> None:
+def test_a_task_of_a_lost_container_is_killed_once_another_container_has_its_position(trial: Trial) -> None:
     (task,) = trial.add("worker-1")
     trial.report(0, 4)
     assert trial.report(0, 9, incarnation="b").task == ""
     assert task.state is RmJobState.LOST
-    # The processes of the lost node live on, and come back.
+    # The processes on the lost node still run, and report again.
     assert trial.report(0, 4, task="worker-1").grace == 0
     assert trial.report(0, 4).task == ""
-    # A second attempt of the service's master counts containers anew.
+    # A second attempt of the service's ApplicationMaster numbers containers anew.
     trial.add("worker-2")
     assert trial.report(0, 2, container="container_1795581702976_0001_02_000002", incarnation="c").task == "worker-2"
     assert trial.report(0, 10).task == ""
@@ -151,7 +151,7 @@ def test_a_coordinator_goes_on_in_a_new_process(trial: Trial) -> None:
     assert trial.report(0, 7, role=Role.COORDINATOR, incarnation="d").task == ""
 
 
-def test_a_coordinator_goes_on_when_its_container_ends_or_is_silent(trial: Trial) -> None:
+def test_a_coordinator_goes_on_when_its_container_ends_or_does_not_report(trial: Trial) -> None:
     (task,) = trial.add("anchor")
     assert trial.report(0, 2, role=Role.COORDINATOR).task == "anchor"
     assert trial.report(0, 2, role=Role.COORDINATOR, task="anchor", ending=True) == ContainerOrder(3.0)
@@ -183,7 +183,7 @@ def test_a_container_that_has_not_reported_counts_as_taken_as_long_as_yarn_lists
     assert trial.tasks.unverified_jobs(5) == set()
 
 
-def test_a_report_from_beyond_what_yarn_should_have_is_a_reason_to_ask(trial: Trial) -> None:
+def test_after_a_report_from_a_position_that_yarn_should_not_have_the_job_is_unverified(trial: Trial) -> None:
     trial.tasks.update_component(JOB, Role.WORKER, 1, (), {})
     trial.report(0, 2)
     assert trial.tasks.unverified_jobs(5) == set()
@@ -191,7 +191,7 @@ def test_a_report_from_beyond_what_yarn_should_have_is_a_reason_to_ask(trial: Tr
     assert trial.tasks.unverified_jobs(5) == {JOB}
 
 
-def test_a_container_that_stays_although_yarn_was_asked_to_remove_it_is_a_reason_to_ask(trial: Trial) -> None:
+def test_while_a_container_stays_that_yarn_was_asked_to_remove_the_job_is_unverified(trial: Trial) -> None:
     tasks = trial.add("worker-1", "worker-2")
     component = trial.tasks.component(JOB, Role.WORKER)
     for instance in (0, 1):
@@ -227,7 +227,7 @@ def test_stops(trial: Trial) -> None:
     assert trial.size() == 0
 
 
-def test_a_task_that_is_stopped_before_its_container_heard_of_it_never_starts(trial: Trial) -> None:
+def test_a_task_that_is_stopped_before_its_container_gets_it_never_starts(trial: Trial) -> None:
     (task,) = trial.add("worker-1")
     trial.report(0, 4)
     trial.tasks.stop(task, 30)
@@ -235,7 +235,7 @@ def test_a_task_that_is_stopped_before_its_container_heard_of_it_never_starts(tr
     assert task.state is RmJobState.CANCELLED
 
 
-def test_a_hole_is_filled_before_a_component_grows_and_kept_until_then(trial: Trial) -> None:
+def test_a_free_position_is_kept_and_used_before_a_component_grows(trial: Trial) -> None:
     tasks = trial.add("worker-1", "worker-2", "worker-3")
     for place in range(3):
         trial.report(place, 4 + place)
@@ -250,7 +250,7 @@ def test_a_hole_is_filled_before_a_component_grows_and_kept_until_then(trial: Tr
     assert tasks[0].live
 
 
-def test_a_container_that_is_long_without_a_task_may_be_given_up(trial: Trial) -> None:
+def test_a_container_that_is_long_without_a_task_may_be_decommissioned(trial: Trial) -> None:
     trial.add(*(f"worker-{number}" for number in range(3)))
     assert trial.size() == 3
     for place in range(3):
@@ -283,7 +283,7 @@ def test_a_container_that_yarn_removes_gets_nothing_more(trial: Trial) -> None:
     assert trial.report(0, 5, incarnation="b").task == "worker-2"
 
 
-def test_a_task_of_an_earlier_daemon_is_taken_up(trial: Trial) -> None:
+def test_a_task_of_an_earlier_daemon_is_adopted(trial: Trial) -> None:
     assert trial.report(2, 6, task="worker-7") == ContainerOrder(3.0)
     (task,) = trial.tasks.of_job(JOB)
     assert (task.id, task.state, trial.size()) == ("worker-7", RmJobState.RUNNING, 3)
@@ -309,7 +309,7 @@ def test_a_report_from_a_position_that_yarn_does_not_have_takes_no_containers(tr
     assert trial.report(2, 8, task="worker-11").grace is None
 
 
-def test_a_container_that_is_given_up_gets_no_task_and_one_that_is_needed_is_kept(trial: Trial) -> None:
+def test_a_container_that_is_decommissioned_gets_no_task_and_one_that_is_needed_is_kept(trial: Trial) -> None:
     trial.add("worker-1", "worker-2")
     for place in (0, 1):
         trial.report(place, 4 + place)
@@ -361,7 +361,7 @@ def test_ended_tasks_stay_listed_for_a_while(trial: Trial) -> None:
 
 
 class Containers(RuleBasedStateMachine):
-    """Tasks come, containers come, die and report, answers are lost: no task runs twice that counts."""
+    """Tasks and containers start and end, reports are late and answers lost: no task that counts runs twice."""
 
     def __init__(self) -> None:
         super().__init__()

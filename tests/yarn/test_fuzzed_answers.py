@@ -27,7 +27,7 @@ GOOD = {path: json.dumps(answer).encode() for path, answer in lists([app(1), app
 
 
 class NotingManager(YarnManager):
-    """Notes what ticks ask of it."""
+    """Manager that records the starts and stops that ticks request."""
 
     asked: tuple[str, ...] = ()
 
@@ -45,7 +45,7 @@ class NotingManager(YarnManager):
 
 
 class WaitingJob:
-    """A job whose coordinator has called: the next tick with a complete listing starts its tasks."""
+    """A job whose coordinator has reported: the next tick with a complete listing starts its tasks."""
 
     def __init__(self) -> None:
         self.yarn, self.world = FakeYarn(nodes=2), World(slot_seconds=1.0)

@@ -98,13 +98,13 @@ def test_secrets_of_a_service_are_not_in_what_is_logged_of_it() -> None:
     assert "hunter" not in repr(read)
 
 
-def test_a_service_in_an_unknown_state_tells_nothing() -> None:
+def test_a_service_in_an_unknown_state_is_unavailable() -> None:
     client = client_of(lambda _request: httpx2.Response(200, content=json.dumps(service("DREAMING"))))
     with pytest.raises(Unavailable, match="DREAMING"):
         read_service(client, "s")
 
 
-def test_a_service_of_which_a_component_lists_no_containers_tells_nothing() -> None:
+def test_a_service_of_which_a_component_lists_no_containers_is_unavailable() -> None:
     """Else tasks that have not reported for some time would count as lost."""
     answer = service(worker=2, ps=1)
     del answer["components"][0]["containers"]

@@ -226,7 +226,7 @@ def test_a_service_that_ended_otherwise_ends_its_tasks(yarn: FakeYarn, manager: 
     assert "AM crashed" in jobs[worker].reason
 
 
-def test_a_stopped_anchor_has_its_time_and_is_removed_then(yarn: FakeYarn) -> None:
+def test_the_service_of_a_stopped_anchor_is_removed_after_the_grace_time(yarn: FakeYarn) -> None:
     now = [1_795_581_800.0]
     manager = yarn.manager(lambda: now[0])
     manager.listing()
@@ -243,7 +243,7 @@ def test_a_stopped_anchor_has_its_time_and_is_removed_then(yarn: FakeYarn) -> No
     manager.close()
 
 
-def test_after_a_restart_nothing_is_said_until_the_containers_may_have_reported(
+def test_after_a_restart_there_is_no_listing_until_the_containers_may_have_reported(
     yarn: FakeYarn, manager: YarnManager
 ) -> None:
     handle = started(manager)
@@ -494,7 +494,7 @@ def test_a_service_that_cannot_be_changed_does_not_keep_others_and_is_tried_less
     manager.close()
 
 
-def test_the_description_of_a_service_may_take_seconds_and_nothing_waits_for_it(
+def test_reading_the_description_of_a_service_for_seconds_blocks_nothing_else(
     yarn: FakeYarn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The master of the service hangs."""
@@ -565,9 +565,7 @@ def test_a_description_is_not_waited_for_as_long_as_other_answers(monkeypatch: p
         server.server_close()
 
 
-def test_an_application_that_is_looked_up_changes_nothing_of_what_is_known(
-    yarn: FakeYarn, manager: YarnManager
-) -> None:
+def test_looking_up_an_application_changes_nothing_else(yarn: FakeYarn, manager: YarnManager) -> None:
     handle = started(manager)
     manager.submit(task("worker-1"))
     ended = dict(yarn.apps[NAME])
@@ -580,7 +578,7 @@ def test_an_application_that_is_looked_up_changes_nothing_of_what_is_known(
     assert {job.state for job in manager.listing().jobs if job.handle == handle} == {RmJobState.RUNNING}
 
 
-def test_a_request_that_was_carried_out_without_an_answer_is_known_from_the_description(
+def test_the_description_says_that_a_request_without_an_answer_was_carried_out(
     yarn: FakeYarn, manager: YarnManager
 ) -> None:
     started(manager)
@@ -632,7 +630,7 @@ def test_an_incomplete_list_ends_nothing(yarn: FakeYarn, manager: YarnManager, p
     assert worker in {job.handle for job in manager.listing().jobs if not job.state.ended}
 
 
-def test_a_container_that_is_gone_without_a_word_is_lost(yarn: FakeYarn) -> None:
+def test_a_task_whose_container_yarn_does_not_list_any_more_is_lost(yarn: FakeYarn) -> None:
     now = [1_795_581_800.0]
     manager = yarn.manager(lambda: now[0])
     manager.listing()
@@ -849,7 +847,7 @@ def test_the_time_of_a_service_in_its_queue_does_not_count_against_its_coordinat
     manager.close()
 
 
-def test_services_whose_masters_hang_hold_up_a_round_for_seconds_at_most(yarn: FakeYarn) -> None:
+def test_services_whose_application_masters_hang_delay_a_round_for_seconds_at_most(yarn: FakeYarn) -> None:
     now = [1_795_581_800.0]
     manager = yarn.manager(lambda: now[0])
     manager.listing()
@@ -928,7 +926,7 @@ def test_a_container_that_has_not_reported_yet_does_not_count_twice(yarn: FakeYa
     assert {job.handle for job in manager.listing().jobs if job.node == "node2"} == {handles[0]}
 
 
-def test_a_container_without_a_task_is_given_up_with_the_yarn_command(
+def test_a_container_without_a_task_is_decommissioned_with_the_yarn_command(
     yarn: FakeYarn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service_changes, "DETAILS_SECONDS", 0.1)
@@ -1021,9 +1019,7 @@ def test_the_end_of_the_daemon_does_not_wait_for_a_call_for_long(
     assert ended.wait(5)
 
 
-def test_what_is_odd_is_said_once_also_after_many_other_remarks(
-    yarn: FakeYarn, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_warning_is_logged_once_also_after_many_others(yarn: FakeYarn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manager_module, "_MAX_WARNINGS", 2)
     manager = yarn.manager()
     manager.listing()
@@ -1108,7 +1104,7 @@ def lost_answer(yarn: FakeYarn) -> Callable[[httpx2.Request], httpx2.Response | 
     return lose
 
 
-def test_a_service_whose_posts_answer_was_lost_is_taken_up_by_the_next_attempt(
+def test_a_service_whose_posts_answer_was_lost_is_found_by_the_next_attempt(
     yarn: FakeYarn, manager: YarnManager
 ) -> None:
     yarn.instead = lost_answer(yarn)
@@ -1174,7 +1170,7 @@ def test_a_service_that_is_no_application_is_removed_only_long_after_its_post(ya
 
 @pytest.mark.parametrize("ended_first", [True, False])
 @pytest.mark.parametrize("seen_before", [True, False])
-def test_the_end_of_a_namesake_removes_no_service_that_runs(
+def test_the_end_of_another_service_of_its_name_removes_no_service_that_runs(
     yarn: FakeYarn, manager: YarnManager, *, ended_first: bool, seen_before: bool
 ) -> None:
     ended = {"old": app(9, "FINISHED", "FAILED", name=NAME, user="dl2d")}
@@ -1291,7 +1287,7 @@ def test_a_coordinator_that_yarn_starts_again_after_it_has_reported_its_end_does
     manager.close()
 
 
-def test_changes_that_hang_do_not_count_as_mended_by_questions_that_are_answered(
+def test_reads_that_succeed_do_not_reset_the_failures_of_changes_that_hang(
     yarn: FakeYarn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service_changes.ServiceChanger, "start", lambda _self: None)  # rounds are done here

@@ -139,7 +139,7 @@ def test_an_application_whose_containers_wait_has_the_size_that_it_asks_for(
     assert [(each.state, each.static) for each in manager.listing().jobs] == [(RmJobState.PENDING, None)]
 
 
-def test_a_master_that_has_asked_for_nothing_yet_is_asked_again(yarn: FakeYarn, manager: YarnManager) -> None:
+def test_an_application_that_has_no_containers_yet_is_read_again(yarn: FakeYarn, manager: YarnManager) -> None:
     usage = {"partitionName": "", "used": amounts(384, 1, 0), "amUsed": amounts(384, 1, 0)}
     alone = {"resourceInfo": {"resourceUsagesByPartition": [usage]}, "runningContainers": 1}
     yarn.apps["bert-large"] = application(3, **alone)

@@ -241,10 +241,10 @@ def test_it_registers_with_its_secret_and_is_resized_and_removed_as_its_user(
     assert yarn.acted_for[yarn.calls.index("DELETE /app/v1/services/digits")] == "alice"
 
 
-def test_other_services_are_none_of_its_business(yarn: FakeYarn, manager: YarnManager) -> None:
+def test_services_of_others_are_not_registered(yarn: FakeYarn, manager: YarnManager) -> None:
     plain = {"name": "web", "components": [{"name": "worker", "resource": {}}], "configuration": {}}
     application = yarn.post(plain, "bob")
-    # A stranger's service that is called like one of the daemon's.
+    # A service of another user with a name as the daemon gives.
     yarn.post({**plain, "name": "dl2-7-1795581700"}, "eve")
     assert {(job.user, job.tag) for job in manager.listing().jobs} == {("bob", ""), ("eve", "")}
     with pytest.raises(Denied, match="DL2_PROOF"):

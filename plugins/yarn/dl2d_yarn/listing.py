@@ -40,7 +40,7 @@ _DESELECTED: Final = "resourceRequests,timeouts,appNodeLabelExpression,amNodeLab
 _INSTANCE: Final = re.compile(r"[a-z0-9-]+-([0-9]{1,6})")
 _RESOURCE: Final = re.compile(r"[a-z][a-z0-9_.:/-]{0,63}")
 #: dl2d's names of resources, by YARN's.
-_DL2D_RESOURCE_NAMES: Final = {"memory-mb": "memory", "vcores": "cpu", "yarn.io/gpu": "gpu"}
+_DL2D_NAMES: Final = {"memory-mb": "memory", "vcores": "cpu", "yarn.io/gpu": "gpu"}
 #: Units of ``UnitsConversionUtil``, as multiples of 1.
 _UNITS: Final = {
     "p": 1e-12, "n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15,
@@ -217,7 +217,7 @@ class ClusterListing:
     nodes: tuple[Node, ...]
     #: Name of each node by its id in YARN (``host:port``).
     node_names: Mapping[str, str]
-    #: Ids of nodes whose containers YARN has given up.
+    #: Ids of nodes whose containers count as lost in YARN.
     lost_nodes: frozenset[str] = frozenset()
     #: Messages for the log about values that were not understood.
     remarks: tuple[str, ...] = ()
@@ -236,7 +236,7 @@ class ServiceDescription:
     containers: Mapping[str, Mapping[int, str]]
     #: Ids of containers that have ended, of components that have no other ones.
     dead: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    #: Positions of each component that were given up.
+    #: Decommissioned positions of each component.
     decommissioned: Mapping[str, set[int]] = field(default_factory=dict)
     #: Id of its application.
     application: str = ""
@@ -363,7 +363,7 @@ def _resources(vector: Vector | None) -> tuple[Resources, list[str]]:
 
 def resource_name(amount: Amount) -> str:
     """dl2d's name of a resource."""
-    return _DL2D_RESOURCE_NAMES.get(amount.name, amount.name.lower())
+    return _DL2D_NAMES.get(amount.name, amount.name.lower())
 
 
 def read_vector(vector: Vector | None) -> Resources:
@@ -423,16 +423,14 @@ def _position(container: _Container) -> int:
 
 
 def _positions(component: _Component) -> set[int]:
-    """Positions that were given up; names that no container can have are ignored."""
+    """Decommissioned positions; names that no container can have are ignored."""
     matches = map(_INSTANCE.fullmatch, component.decommissioned_instances)
     return {int(match[1]) for match in matches if match is not None}
 
 
 def _directive(demand: _Demand) -> str:
     """A component's demand as a ``#DL2`` line has it: ``cpu:2,memory:1024M,gpu:1``."""
-    others = (
-        f",{_DL2D_RESOURCE_NAMES.get(name, name)}:{amount.value}" for name, amount in (demand.additional or {}).items()
-    )
+    others = (f",{_DL2D_NAMES.get(name, name)}:{amount.value}" for name, amount in (demand.additional or {}).items())
     return f"cpu:{demand.cpus},memory:{demand.memory}M{''.join(others)}"
 
 

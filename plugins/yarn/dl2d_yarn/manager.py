@@ -506,11 +506,8 @@ class YarnManager:
         secret = service.environment.get(SECRET_VARIABLE, "")
         if service.application != rm_id or not secret or not hmac.compare_digest(secret.encode(), proof.encode()):
             raise Denied(f"{rm_id}: the proof does not match the {SECRET_VARIABLE} in service {application.name}")
-        request = {
-            key.removeprefix(PROPERTY_PREFIX): text
-            for key, text in service.properties.items()
-            if key.startswith(PROPERTY_PREFIX)
-        }
+        given = {key: text for key, text in service.properties.items() if key.startswith(PROPERTY_PREFIX)}
+        request = {key.removeprefix(PROPERTY_PREFIX): text for key, text in given.items()}
         request |= {role.value: service.demands[role.value] for role in TASK_ROLES if role.value in service.demands}
         size = sum(len(key) + len(text) for key, text in request.items())
         if size > _MAX_REQUEST_CHARACTERS:

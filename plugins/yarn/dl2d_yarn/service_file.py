@@ -36,7 +36,7 @@ _BASH_SPECIAL: Final = re.compile(r'[\\"$`]')
 #: Characters of the tokens that YARN replaces: ``${USER}``, ``{{PATH}}``, ``<LOG_DIR>``.
 _TOKEN_CHARACTERS: Final = re.compile(r"[{}<]")
 #: YARN's names of dl2d's resources besides CPUs and memory.
-_YARN_RESOURCE_NAMES: Final = {"gpu": "yarn.io/gpu"}
+_YARN_NAMES: Final = {"gpu": "yarn.io/gpu"}
 #: Prefix of the service properties that hold the request of a service's user.
 PROPERTY_PREFIX: Final = "dl2."
 #: Variable with the secret by which the containers of a user's service register.
@@ -231,7 +231,7 @@ def _resource(demand: Resources, settings: YarnSettings) -> dict[str, Any]:
     for name, amount in amounts.items():
         if amount != int(amount):
             raise Rejected(f"{name}={amount:g}: YARN gives such resources in whole numbers only")
-        additional[_YARN_RESOURCE_NAMES.get(name, name)] = {"value": int(amount), "unit": ""}
+        additional[_YARN_NAMES.get(name, name)] = {"value": int(amount), "unit": ""}
     return {"cpus": cpus, "memory": str(memory), "additional": additional}
 
 

@@ -48,7 +48,7 @@ NODE_STATES: Final[Mapping[str, tuple[NodeState, str]]] = MappingProxyType(
         "SHUTDOWN": (NodeState.DOWN, "was shut down"),
     }
 )
-#: States of nodes in which YARN has given up their containers and will start others instead.
+#: States of nodes whose containers count as lost in YARN, which starts others instead.
 CONTAINERS_LOST: Final = frozenset({"LOST", "DECOMMISSIONED", "SHUTDOWN"})
 
 

@@ -41,7 +41,7 @@ _INSTANCE = re.compile(r"(coordinator|worker|ps)-([0-9]{1,6})")
 #: names, and prefixes of names, of variables that the node manager sets and a task may need
 _NODE_VARIABLES = ("CONTAINER_ID", "CUDA_VISIBLE_DEVICES", "HADOOP_", "LOCAL_DIRS", "LOG_DIRS", "NM_", "NVIDIA_")
 #: variables with options of dl2-run, which hold for its tasks too
-_OPTION_VARIABLES = frozenset({"DL2_BALANCE", "DL2_QUIET", PROGRESS_VARIABLE, VARIABLE})
+_RUN_OPTIONS = frozenset({"DL2_BALANCE", "DL2_QUIET", PROGRESS_VARIABLE, VARIABLE})
 _REPORT_SECONDS = 3.0
 _HTTP_SECONDS = 10.0
 _MAX_REPLY = 1 << 22
@@ -155,9 +155,7 @@ class ContainerAgent:
         if not place.job:
             self._task_command = [sys.executable, "-m", "pslite.run", "--", *command]
             self._task_environment = {
-                name: value
-                for name, value in environ.items()
-                if not name.startswith("DL2_") or name in _OPTION_VARIABLES
+                name: value for name, value in environ.items() if not name.startswith("DL2_") or name in _RUN_OPTIONS
             }
             # the programs of a packed environment are found by their names
             own_programs = str(Path(sys.executable).parent.absolute())
@@ -265,11 +263,9 @@ class ContainerAgent:
         return process.returncode
 
     def _start(self, task: _Task) -> subprocess.Popen[bytes]:
-        """Start the process of a task.
-
-        SIGTERM to the container's process group reaches a task, but not the coordinator, whose end would end the job:
-        its container may only be lost and be replaced.
-        """
+        """Start the process of a task."""
+        # SIGTERM to the container's process group reaches a task, but not the coordinator, whose end would end the job:
+        # its container may only be lost and be replaced.
         argv, cwd = (task.argv, task.cwd) if self._task_command is None else (self._task_command, ".")
         coordinates = self._place.role == "coordinator"
         return subprocess.Popen(
