@@ -42,7 +42,7 @@ class Component:
     newest_containers: dict[int, str] = field(default_factory=dict)
     processes: dict[int, str] = field(default_factory=dict)
     former_processes: dict[int, deque[str]] = field(default_factory=dict)
-    #: Containers that YARN was asked to remove, with the time of the request.
+    #: Containers that YARN was asked to remove, with the time from which ``REMOVAL_SECONDS`` count.
     removal_times: dict[str, float] = field(default_factory=dict)
     #: By position: containers that YARN lists and that have not reported to this daemon; they may run tasks that an
     #: earlier daemon assigned.
@@ -65,7 +65,7 @@ class Component:
 
     def usable_idle(self, since: float) -> list[IdlePeriod]:
         """Containers without a task that may get one and have reported since that time, in seconds."""
-        return [idle for place, idle in self.idle.items() if place < self.positions and idle.last_report >= since]
+        return [idle for position, idle in self.idle.items() if position < self.positions and idle.last_report >= since]
 
     def is_superseded(self, report: ContainerReport) -> bool:
         """Whether a newer container or process than that of the report has reported from its position."""
@@ -86,7 +86,9 @@ class Component:
 
     def begin_change(self, now: float) -> None:
         """Prepare a request for ``size``: ``confirmed_size`` is unknown until YARN answers it."""
-        self.removal_times |= {name: now for place, name in self.newest_containers.items() if place >= self.positions}
+        self.removal_times |= {
+            container: now for position, container in self.newest_containers.items() if position >= self.positions
+        }
         self.confirmed_size = None
 
 

@@ -343,13 +343,13 @@ class ContainerTasks:
         component.confirmed_size, component.decommissioned, component.has_unexpected = size, set(decommissioned), False
         component.removal_times = dict.fromkeys(component.removal_times, self._timer())
         positions = size + len(decommissioned)
-        listed = {place: name for place, name in containers.items() if place < positions}
-        for name in listed.values():
-            component.removal_times.pop(name, None)
+        listed = {position: container for position, container in containers.items() if position < positions}
+        for container in listed.values():
+            component.removal_times.pop(container, None)
         component.unreported = {
-            place: name
-            for place, name in listed.items()
-            if start_order(component.newest_containers.get(place, "")) < start_order(name)
+            position: container
+            for position, container in listed.items()
+            if start_order(component.newest_containers.get(position, "")) < start_order(container)
         }
         for task in self.of_job(job):
             if task.role is role and task.adopted and task.instance >= positions:

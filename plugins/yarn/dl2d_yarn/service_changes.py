@@ -133,7 +133,7 @@ class ServiceChanger:
                 log.exception("services were not changed")
 
     def _run_round(self, *, details: bool) -> None:
-        """Change the services that are due; with ``details`` also read these and act on them."""
+        """Change the services that are due; with ``details`` also read what YARN's lists do not have, and act on it."""
         self._change_services()
         if details:
             until = self._timer() + _FAILING_SECONDS
@@ -354,11 +354,9 @@ class ServiceChanger:
         with self._lock:
             anchor = self._tasks.get(task_tag(service.job, ANCHOR))
             service.dead_coordinators.update(dead[-1:])
-            if (
-                dead
-                and anchor is not None
-                and len(service.dead_coordinators) >= (_DEAD_CONTAINERS if anchor.adopted else 1)
-            ):
+            # One that is adopted may have run under an earlier daemon.
+            needed = _DEAD_CONTAINERS if anchor is not None and anchor.adopted else 1
+            if dead and anchor is not None and len(service.dead_coordinators) >= needed:
                 reason = f"its coordinator's container {dead[-1]} ended before it reported to dl2d; see its log in YARN"
                 anchor.end(RmJobState.FAILED, reason, self._timer())
                 service.remove_at = 0.0
