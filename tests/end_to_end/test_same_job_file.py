@@ -158,6 +158,9 @@ def train_both(daemon: DaemonProcess, submit: Submit, gate: Path) -> dict[str, s
     daemon.wait_until(lambda: daemon.confirmed(first).workers < 3, "the first job has shrunk", timeout=150)
     gate.unlink()
     daemon.wait_for_end(first, second, timeout=240)
+    daemon.wait_until(
+        lambda: not any(daemon.store.tasks(live=True, job=key) for key in (first, second)), "all tasks are released"
+    )
     for key in (first, second):
         job = daemon.job(key)
         assert (job.state, job.end_reason) == (JobState.FINISHED, "did all epochs")
