@@ -138,7 +138,7 @@ def client_of_lists(answers: dict[str, Any]) -> RestClient:
 
 @contextmanager
 def raw_server(answer: bytes, *, pause: float = 0.0, step: int = 0) -> Iterator[str]:
-    """A server on loopback that sends some bytes for each request, perhaps in pieces with pauses; its address."""
+    """Address of a server on loopback that sends some bytes for each request, perhaps in pieces with pauses."""
     stop = threading.Event()
 
     def serve(listener: socket.socket) -> None:

@@ -22,7 +22,7 @@ def paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 @st.composite
 def spoiled(draw: st.DrawFn, answer: Any) -> Any:
-    """An answer in which something is missing or something else stands."""
+    """A JSON answer in which one value is missing or replaced."""
     answer = json.loads(json.dumps(answer))
     path = draw(st.sampled_from(paths(answer)))
     if not path:

@@ -397,7 +397,7 @@ def test_containers_that_an_earlier_daemon_asked_for_and_yarn_has_not_are_taken_
 
 
 def test_a_service_of_which_nothing_is_known_keeps_its_size(yarn: FakeYarn, manager: YarnManager) -> None:
-    """Its containers do not reach this daemon: they may well train."""
+    """Its containers do not reach this daemon, but may train."""
     handle = started(manager)
     now = [1_795_581_800.0]
     second = restarted(yarn, now, size=3, listed=0)
@@ -447,7 +447,7 @@ def test_services_are_changed_only_for_the_time_for_which_it_is_allowed(yarn: Fa
 
 
 class TwoServices:
-    """A service of the daemon and one that its user posted; what YARN says of the second one cannot be read."""
+    """A service of the daemon, and one that its user posted and whose description cannot be read."""
 
     def __init__(self, yarn: FakeYarn) -> None:
         self.yarn = yarn
@@ -1092,7 +1092,7 @@ def test_tasks_are_compared_once_with_each_size_of_nodes_after_each_listing(
 
 
 def lost_answer(yarn: FakeYarn) -> Callable[[httpx2.Request], httpx2.Response | None]:
-    """YARN carries a POST out, and its answer does not come."""
+    """A handler with which YARN carries out a POST and its answer is lost."""
 
     def lose(request: httpx2.Request) -> httpx2.Response | None:
         if request.method == "POST":

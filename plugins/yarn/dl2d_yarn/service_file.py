@@ -25,7 +25,7 @@ from dl2d_yarn.settings import YarnSettings
 TASK_ROLES: Final = (Role.PS, Role.WORKER)
 _JOB_SERVICE_NAME: Final = re.compile(r"dl2-([a-z0-9-]+)-(0|[1-9][0-9]{0,11})")
 _MAX_NAME_LENGTH: Final = 63
-#: Variables whose values differ between any two jobs.
+#: Variables that identify a job to the daemon.
 JOB_VARIABLES: Final = ("DL2_JOB", "DL2_CREDENTIAL")
 #: Variables with which a container asks the daemon for its task.
 _DAEMON_VARIABLES: Final = ("DL2_DAEMON", *JOB_VARIABLES)
@@ -94,6 +94,19 @@ def service_description(anchor: TaskSpec, settings: YarnSettings) -> dict[str, A
     )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PostedJob:
+    """A job whose service its user posts."""
+
+    name: str
+    request: JobRequest
+    #: Keys and values of the request as ``#DL2`` lines have them; demands are the resources of the components.
+    directives: Mapping[str, str]
+    argv: Sequence[str]
+    cwd: str
+    env: Mapping[str, str]
+
+
 def posted_description(
     job: PostedJob,
     settings: YarnSettings,
@@ -140,19 +153,6 @@ def posted_description(
     given += [{"type": "STATIC", "src_file": uri, "dest_file": posixpath.basename(uri)} for uri in files]
     configuration["files"] = given
     return service
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PostedJob:
-    """A job that its user posts."""
-
-    name: str
-    request: JobRequest
-    #: Keys and values of the request as ``#DL2`` lines have them; demands are the resources of the components.
-    directives: Mapping[str, str]
-    argv: Sequence[str]
-    cwd: str
-    env: Mapping[str, str]
 
 
 def _fill_template(
