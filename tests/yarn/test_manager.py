@@ -341,6 +341,10 @@ def test_a_component_that_is_not_dl2ds_does_not_keep_its_service_unreported(
     now[0] += 70
     assert second.listing().unreported == {yarn.apps[NAME]["id"]}
     wait_until(lambda: not second.listing().unreported)
+    # An ApplicationMaster that was started again does not know its containers at first.
+    yarn.containers[NAME] = {}
+    second.submit(task("worker-2"))
+    wait_until(lambda: second.listing().unreported == {yarn.apps[NAME]["id"]})
     second.close()
 
 

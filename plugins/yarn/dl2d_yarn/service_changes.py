@@ -242,7 +242,7 @@ class ServiceChanger:
             with self._lock:
                 application = self._services.application(service)
                 listed = sum(len(containers) for containers in found.containers.values())
-                service.all_described |= application is not None and listed >= application.containers - 1
+                service.all_described = application is not None and listed >= application.containers - 1
                 for role in TASK_ROLES:
                     name = role.value
                     self._tasks.update_component(

@@ -47,7 +47,7 @@ class JobService:
     command_retry_at: float = 0.0
     #: Time at which its description was last read.
     described_at: float = 0.0
-    #: Whether a description since the daemon's start had all its containers.
+    #: Whether the last description since the daemon's start had all its containers.
     all_described: bool = False
     #: Time at which it was first found running; None while it waits in its queue.
     running_since: float | None = None
