@@ -65,7 +65,7 @@ class Component:
 
     def usable_idle(self, since: float) -> list[IdlePeriod]:
         """Containers without a task that may get one and have reported since that time, in seconds."""
-        return [idle for position, idle in self.idle.items() if position < self.positions and idle.last_report >= since]
+        return [idle for position, idle in self.idle.items() if self.is_usable(position) and idle.last_report >= since]
 
     def is_superseded(self, report: ContainerReport) -> bool:
         """Whether a newer container or process than that of the report has reported from its position."""
@@ -85,7 +85,10 @@ class Component:
         self.has_unexpected = self.has_unexpected or (beyond and stays)
 
     def begin_change(self, now: float) -> None:
-        """Prepare a request for ``size``: ``confirmed_size`` is unknown until YARN answers it."""
+        """Prepare a request for ``size``, which is to remove the containers of higher positions.
+
+        ``confirmed_size`` is unknown until YARN answers it.
+        """
         self.removal_times |= {
             container: now for position, container in self.newest_containers.items() if position >= self.positions
         }

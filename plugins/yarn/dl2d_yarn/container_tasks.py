@@ -38,7 +38,7 @@ class Task:
     user: str
     #: Seconds since 1970; other times are seconds on a monotonic clock.
     submitted: float
-    #: Whether an earlier daemon assigned it to its container.
+    #: Whether this daemon did not submit it: an earlier one, or a user, may have started it.
     adopted: bool = False
     #: Time at which this daemon added it.
     added: float = 0.0
@@ -124,7 +124,7 @@ class ContainerTasks:
         self._report_seconds = max(self._min_report_seconds, containers / MAX_REPORTS_PER_SECOND)
 
     def add(self, task: Task) -> None:
-        """Add a task that waits for a container."""
+        """Add a task; it replaces one with the same tag."""
         if task.tag in self._tasks:
             self._by_job[task.job].remove(self._tasks[task.tag])
         task.added = self._timer()
@@ -306,7 +306,10 @@ class ContainerTasks:
         return waiting[: max(0, containers - running - idle)]
 
     def surplus(self, seconds: float) -> Mapping[JobKey, list[tuple[Role, int]]]:
-        """By job: role and position of containers that have had no task for so long while no task of the role waits."""
+        """By job: role and position of containers that have had no task for so long while no task of the role waits.
+
+        They are below the highest position in use, so that a resize cannot remove them.
+        """
         now = self._timer()
         waiting = {(task.job, task.role) for task in self.waiting()}
         found: dict[JobKey, list[tuple[Role, int]]] = {}

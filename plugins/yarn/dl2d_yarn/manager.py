@@ -470,7 +470,8 @@ class YarnManager:
             self._services.adopt(report.job)
             order = self._tasks.answer(report)
             service = self._services.by_job.get(report.job)
-            # After exit status 0 the service ends by itself, unless the container was lost before it ended.
+            # After a coordinator's exit status 0 its service ends by itself, unless the container was lost first: YARN
+            # starts another one, which reports without the anchor.
             starts_again = report.role is Role.COORDINATOR and (report.task != ANCHOR or bool(report.exit_code))
             anchor = self._tasks.get(task_tag(report.job, ANCHOR)) if starts_again else None
             if anchor is not None and not anchor.live and service is not None and service.remove_at is None:

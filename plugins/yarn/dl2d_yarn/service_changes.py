@@ -64,7 +64,8 @@ class ServiceChanger:
     client
         Client of the ResourceManager, with a short time-out.
     lock
-        Held while ``tasks`` and ``services`` are read or changed, never during a call.
+        Held while ``tasks`` and ``services`` are read or changed, never during a call. The times and numbers of
+        attempts in a service are used by this thread, and the one of its pool that changes the service, alone.
     timer
         Seconds on a monotonic clock.
     read_details
@@ -340,7 +341,10 @@ class ServiceChanger:
                 self._attempt(service, self._read_description)
 
     def _end_unlisted(self, tasks: Iterable[Task], service: JobService) -> None:
-        """End those of a service's tasks whose containers its description does not list."""
+        """End those of a service's tasks whose containers its description does not list.
+
+        Where it lists no container, none ends: an ApplicationMaster that has just started does not know them yet.
+        """
         components = self._read_description(service).containers.values()
         present = {container for containers in components for container in containers.values()}
         with self._lock:
