@@ -182,7 +182,7 @@ def report(job: JobKey, position: int, task: str) -> ContainerReport:
     return ContainerReport(
         job=job,
         role=Role.WORKER,
-        instance=position,
+        position=position,
         container=container,
         incarnation="a",
         node="node1:45001",

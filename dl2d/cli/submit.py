@@ -160,7 +160,7 @@ def _to_yarn(
     # What only this way needs.
     from dl2d_yarn.listing import SERVICES_PATH, read_listing  # noqa: PLC0415
     from dl2d_yarn.rest_client import RestClient  # noqa: PLC0415
-    from dl2d_yarn.service_file import PostedJob, application_id, posted_description  # noqa: PLC0415
+    from dl2d_yarn.service_file import PostedJob, posted_description, read_application_id  # noqa: PLC0415
     from dl2d_yarn.settings import YarnSettings  # noqa: PLC0415
 
     if job.cwd is not None and (archive or files):
@@ -201,7 +201,7 @@ def _to_yarn(
                 raise
             text = f"a service {request.name} of yours exists already: choose another name with --set name=..."
             raise RequestError("name", text, where=job.where) from None
-    application = application_id(answer)
+    application = read_application_id(answer)
     if as_json:
         print_json({"id": application.removeprefix("application_"), "name": request.name})
     else:

@@ -173,7 +173,7 @@ class ContainerReport(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     job: JobKey
     role: Role
     #: Position among the containers of its role, from 0.
-    instance: int
+    position: int
     #: Id of the container in the resource manager.
     container: str
     #: Different for each process that runs in the container.

@@ -36,10 +36,10 @@ class Trial:
             self.tasks.update_size(JOB, role)
         return tasks
 
-    def report(self, instance: int, number: int, *, role: Role = Role.WORKER, **more: Any) -> ContainerOrder:
+    def report(self, position: int, number: int, *, role: Role = Role.WORKER, **more: Any) -> ContainerOrder:
         """Report of process ``a`` in a container with this number."""
         given = {"container": FIRST % number, "incarnation": "a", "node": "n:1", **more}
-        return self.tasks.answer(ContainerReport(job=JOB, role=role, instance=instance, **given))
+        return self.tasks.answer(ContainerReport(job=JOB, role=role, position=position, **given))
 
     def size(self, role: Role = Role.WORKER) -> int:
         return self.tasks.update_size(JOB, role).positions
@@ -194,8 +194,8 @@ def test_after_a_report_from_a_position_that_yarn_should_not_have_the_job_is_unv
 def test_while_a_container_stays_that_yarn_was_asked_to_remove_the_job_is_unverified(trial: Trial) -> None:
     tasks = trial.add("worker-1", "worker-2")
     component = trial.tasks.component(JOB, Role.WORKER)
-    for instance in (0, 1):
-        trial.report(instance, 3 + instance)
+    for position in (0, 1):
+        trial.report(position, 3 + position)
     trial.tasks.stop(tasks[1], 0)
     trial.report(1, 4, task="worker-2", exit_code=0)
     assert trial.size() == 1
@@ -434,12 +434,12 @@ class Containers(RuleBasedStateMachine):
 
     @invariant()
     def what_runs_has_a_place_of_its_own_below_the_size(self) -> None:
-        live = [task for task in self.trial.tasks.of_job(JOB) if task.live and task.instance >= 0]
-        assert len({task.instance for task in live}) == len(live)
+        live = [task for task in self.trial.tasks.of_job(JOB) if task.live and task.position >= 0]
+        assert len({task.position for task in live}) == len(live)
         size = self.trial.size()
-        assert all(task.instance < size for task in live)
+        assert all(task.position < size for task in live)
         waiting = sum(task.state is RmJobState.PENDING for task in self.trial.tasks.of_job(JOB))
-        assert size <= max((task.instance for task in live), default=-1) + 1 + waiting
+        assert size <= max((task.position for task in live), default=-1) + 1 + waiting
 
 
 TestContainers = Containers.TestCase

@@ -54,9 +54,9 @@ def task(name: str, *, node: str = "node1", demand: Resources | None = None) -> 
 
 
 def report(name: str, number: int, **more: object) -> ContainerReport:
-    role, _, instance = name.partition("-")
+    role, _, position = name.partition("-")
     given = {"incarnation": "a", "node": "node1:45001", **more}
-    return ContainerReport(job=JOB, role=Role(role), instance=int(instance), container=CONTAINER % number, **given)  # type: ignore[arg-type]
+    return ContainerReport(job=JOB, role=Role(role), position=int(position), container=CONTAINER % number, **given)  # type: ignore[arg-type]
 
 
 def identities(manager: YarnManager, *handles: str) -> list[RmIdentity]:

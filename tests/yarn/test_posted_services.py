@@ -41,10 +41,10 @@ def manager(yarn: FakeYarn) -> Iterator[YarnManager]:
 
 
 def report(job: JobKey, name: str, number: int, **more: object) -> ContainerReport:
-    role, _, instance = name.partition("-")
+    role, _, position = name.partition("-")
     given = {"incarnation": "a", "node": "node1:45001", **more}
     container = f"container_1795581702976_0001_01_{number:06}"
-    return ContainerReport(job=job, role=Role(role), instance=int(instance), container=container, **given)  # type: ignore[arg-type]
+    return ContainerReport(job=job, role=Role(role), position=int(position), container=container, **given)  # type: ignore[arg-type]
 
 
 def test_the_service_has_the_request_the_command_and_a_secret_and_not_the_daemons_part() -> None:

@@ -202,7 +202,7 @@ class ContainerBody(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     role: Role
-    instance: Annotated[int, Field(ge=0, le=100_000)]
+    position: Annotated[int, Field(ge=0, le=100_000)]
     container: Annotated[str, Field(pattern=r"^[A-Za-z0-9_]{1,200}$")]
     incarnation: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     node: Annotated[str, Field(pattern=r"^[A-Za-z0-9.:_-]{0,300}$")] = ""

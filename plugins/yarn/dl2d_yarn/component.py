@@ -69,18 +69,18 @@ class Component:
 
     def is_superseded(self, report: ContainerReport) -> bool:
         """Whether a newer container or process than that of the report has reported from its position."""
-        older = start_order(report.container) < start_order(self.newest_containers.get(report.instance, ""))
-        return older or report.incarnation in self.former_processes.get(report.instance, ())
+        older = start_order(report.container) < start_order(self.newest_containers.get(report.position, ""))
+        return older or report.incarnation in self.former_processes.get(report.position, ())
 
     def record_report(self, report: ContainerReport, now: float) -> None:
         """Record the container and process of a report; ``now`` is in seconds on a monotonic clock."""
-        process = self.processes.get(report.instance, report.incarnation)
+        process = self.processes.get(report.position, report.incarnation)
         if process != report.incarnation:
-            self.former_processes.setdefault(report.instance, deque(maxlen=_FORMER_PROCESSES)).append(process)
-        self.newest_containers[report.instance], self.processes[report.instance] = report.container, report.incarnation
-        if start_order(self.unreported.get(report.instance, "")) <= start_order(report.container):
-            self.unreported.pop(report.instance, None)
-        beyond = self.confirmed_size is not None and report.instance >= self.confirmed_size + len(self.decommissioned)
+            self.former_processes.setdefault(report.position, deque(maxlen=_FORMER_PROCESSES)).append(process)
+        self.newest_containers[report.position], self.processes[report.position] = report.container, report.incarnation
+        if start_order(self.unreported.get(report.position, "")) <= start_order(report.container):
+            self.unreported.pop(report.position, None)
+        beyond = self.confirmed_size is not None and report.position >= self.confirmed_size + len(self.decommissioned)
         stays = now - self.removal_times.get(report.container, -math.inf) >= REMOVAL_SECONDS
         self.has_unexpected = self.has_unexpected or (beyond and stays)
 

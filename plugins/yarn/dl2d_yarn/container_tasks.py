@@ -48,7 +48,7 @@ class Task:
     #: Its container, with the process in it, the position in the component, and the node; empty or -1 until assigned.
     container: str = ""
     incarnation: str = ""
-    instance: int = -1
+    position: int = -1
     node: str = ""
     #: Node that dl2d's placement chose; YARN does not follow it.
     planned_node: str = ""
@@ -180,7 +180,7 @@ class ContainerTasks:
         if component.is_superseded(report):
             return kill if report.task else ContainerOrder(self._report_seconds)
         component.record_report(report, now)
-        idle = component.idle.pop(report.instance, None)
+        idle = component.idle.pop(report.position, None)
         self._end_predecessors(report, now)
         if report.task:
             task = self._reported_task(report, component, now)
@@ -193,8 +193,8 @@ class ContainerTasks:
         if _ends_tasks(report):
             return ContainerOrder(self._report_seconds)
         task = self._assign_task(report, component, now)
-        if task is None and component.is_usable(report.instance):
-            component.idle[report.instance] = IdlePeriod(report.node, now if idle is None else idle.since, now)
+        if task is None and component.is_usable(report.position):
+            component.idle[report.position] = IdlePeriod(report.node, now if idle is None else idle.since, now)
         return ContainerOrder(self._report_seconds, task=task.id if task is not None else "")
 
     def _reported_task(self, report: ContainerReport, component: Component, now: float) -> Task | None:
@@ -202,7 +202,7 @@ class ContainerTasks:
         task = self._tasks.get(task_tag(report.job, report.task))
         if task is not None and (task.container or task.state is not RmJobState.PENDING):
             return task
-        is_outside = component.confirmed_size is not None and report.instance >= component.positions
+        is_outside = component.confirmed_size is not None and report.position >= component.positions
         return None if is_outside else self._adopt(report, now)
 
     def _continue_task(self, task: Task, report: ContainerReport, now: float) -> ContainerOrder:
@@ -226,14 +226,14 @@ class ContainerTasks:
             task.end(RmJobState.CANCELLED, "stopped before it had begun", now)
             return None
         task.container, task.incarnation, task.node = report.container, report.incarnation, report.node
-        task.instance, task.last_report, task.reason = report.instance, now, ""
+        task.position, task.last_report, task.reason = report.position, now, ""
         task.state = RmJobState.RUNNING
         return task
 
     def _next_task(self, report: ContainerReport, component: Component) -> Task | None:
         """First waiting task of a container's role; None if none waits or the container is to be removed."""
         if report.role is not Role.COORDINATOR and (
-            not component.is_usable(report.instance) or report.container in component.removal_times
+            not component.is_usable(report.position) or report.container in component.removal_times
         ):
             return None
         waiting = [
@@ -244,7 +244,7 @@ class ContainerTasks:
     def _tasks_at(self, report: ContainerReport) -> Iterable[Task]:
         """Live tasks that are assigned to the position of a report."""
         for task in self.of_job(report.job):
-            if task.live and task.role is report.role and task.instance == report.instance:
+            if task.live and task.role is report.role and task.position == report.position:
                 yield task
 
     def _end_predecessors(self, report: ContainerReport, now: float) -> None:
@@ -264,7 +264,7 @@ class ContainerTasks:
         task = Task(
             job=report.job, id=report.task, role=report.role, user="", submitted=0.0, adopted=True,
             state=RmJobState.RUNNING,
-            container=report.container, incarnation=report.incarnation, instance=report.instance, node=report.node,
+            container=report.container, incarnation=report.incarnation, position=report.position, node=report.node,
             last_report=now,
         )  # fmt: skip
         self.add(task)
@@ -355,8 +355,8 @@ class ContainerTasks:
             if start_order(component.newest_containers.get(position, "")) < start_order(container)
         }
         for task in self.of_job(job):
-            if task.role is role and task.adopted and task.instance >= positions:
-                task.end(RmJobState.LOST, f"YARN has no container {role.value}-{task.instance}", self._timer())
+            if task.role is role and task.adopted and task.position >= positions:
+                task.end(RmJobState.LOST, f"YARN has no container {role.value}-{task.position}", self._timer())
 
     def stop(self, task: Task, grace: float) -> None:
         """Ask a task to end within some seconds. A repeat may shorten the time, never lengthen it."""
@@ -375,7 +375,7 @@ class ContainerTasks:
         """
         component = self.component(job, role)
         tasks = [task for task in self.of_job(job) if task.role is role and task.live]
-        taken = {task.instance for task in tasks if task.instance >= 0}
+        taken = {task.position for task in tasks if task.position >= 0}
         waiting = sum(task.state is RmJobState.PENDING for task in tasks)
         count = max(taken | component.unreported.keys(), default=-1) + 1
         free = count - len(taken | {position for position in component.decommissioned if position < count})
@@ -445,7 +445,7 @@ class ContainerTasks:
                 handle, submitted, user, tag = task.identity
                 yield RmJob(
                     handle=handle, state=task.state, tag=tag, user=user, node=names.get(task.node, task.node),
-                    reason=task.reason, submitted=submitted, position=task.instance if task.instance >= 0 else None,
+                    reason=task.reason, submitted=submitted, position=task.position if task.position >= 0 else None,
                 )  # fmt: skip
 
 

@@ -7,22 +7,21 @@ import math
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import structlog
 from msgspec import structs
 
-from dl2d.core.cluster import Node, NodeState, task_tag
+from dl2d.core.cluster import Node, task_tag
 from dl2d.core.errors import Denied, NotFound, Rejected, RequestError, ResourceManagerError, Unavailable, Waiting
-from dl2d.core.jobs import JobKey, Role
+from dl2d.core.jobs import Role
 from dl2d.core.resource_manager import (
     Anchor,
     Capabilities,
     ContainerOrder,
     ContainerReport,
-    GrowthLimit,
     ResourceManager,
     RmIdentity,
     RmListing,
@@ -30,10 +29,12 @@ from dl2d.core.resource_manager import (
 )
 from dl2d.core.resources import Resources
 from dl2d_yarn.container_tasks import ContainerTasks, IdleContainer, Task
+from dl2d_yarn.growth_limits import idle_limits, queue_limits, queue_shares, within_shares
 from dl2d_yarn.listing import (
     SERVICES_PATH,
     Application,
     ClusterListing,
+    ServiceDescription,
     read_listing,
     read_service,
     read_version,
@@ -41,7 +42,7 @@ from dl2d_yarn.listing import (
 )
 from dl2d_yarn.node_sizes import NodeSizes
 from dl2d_yarn.observed_jobs import WatchedApplications, owner_of
-from dl2d_yarn.queue_limits import QueueLimits, Queues, read_queues, sum_of, within_limits
+from dl2d_yarn.queue_limits import Queues, read_queues
 from dl2d_yarn.rest_client import RestClient
 from dl2d_yarn.service_changes import ServiceChanger
 from dl2d_yarn.service_file import (
@@ -49,7 +50,7 @@ from dl2d_yarn.service_file import (
     PROPERTY_PREFIX,
     SECRET_VARIABLE,
     TASK_ROLES,
-    application_id,
+    read_application_id,
     read_template,
     service_description,
     service_name,
@@ -90,15 +91,6 @@ def create(settings: Mapping[str, object], *, clock: Callable[[], float]) -> Res
         A setting is unknown or bad; names the key.
     """
     return YarnManager(YarnSettings.parse(settings), clock=clock)
-
-
-class _QueueShare(NamedTuple):
-    """Headroom of a user in a queue, and the user's live services in it."""
-
-    queue: str
-    user: str
-    headroom: Mapping[str, float]
-    services: Sequence[JobService]
 
 
 class YarnManager:
@@ -206,12 +198,16 @@ class YarnManager:
             jobs += [*self._tasks.listed(listing.node_names), *self._watched.jobs(listing, own)]
             names = {id_: name for id_, name in listing.node_names.items() if id_ not in listing.lost_nodes}
             idle = [each._replace(node=names[each.node]) for each in self._tasks.idle() if each.node in names]
-            nodes = self._with_idle_as_free(idle, self._within_queue_limits(listing.nodes))
-            return RmListing(
-                at, nodes, tuple(jobs), incomplete=listing.incomplete,
-                growth_limits=(*self._queue_limits(idle), *self._idle_limits(idle, nodes)),
-                unreported=self._services.unreported(),
-            )  # fmt: skip
+            services = self._services.by_job.values()
+            settings, queues = self._settings, self._queues
+            shares = queue_shares(queues, services, queue=settings.queue, user=self._user, warn=self._warn_once)
+            nodes = within_shares(listing.nodes, queues, shares, leave_pending=settings.leave_pending)
+            nodes = self._with_idle_as_free(idle, nodes)
+            limits = (*queue_limits(shares, idle), *idle_limits(services, idle, nodes))
+            unreported = self._services.unreported()
+        return RmListing(
+            at, nodes, tuple(jobs), incomplete=listing.incomplete, growth_limits=limits, unreported=unreported
+        )
 
     def _check_settled(self, listing: ClusterListing, now: float) -> None:
         """Raise ``Waiting`` while containers may not have had the time to report since the daemon's start."""
@@ -259,64 +255,6 @@ class YarnManager:
                 f"{self._settings.node_return_seconds:g} s for them to register again"
             )
         self._node_ids = frozenset(listing.node_names) - listing.lost_nodes
-
-    def _queue_shares(self) -> list[_QueueShare]:
-        """Share of each user with live services in a queue; of the daemon's user in its queue where there are none."""
-        queues = self._queues
-        if queues is None:
-            return []
-        services: dict[tuple[str, str], list[JobService]] = defaultdict(list)
-        for service in self._services.by_job.values():
-            if service.is_live and service.application:
-                services[service.queue, service.user].append(service)
-        shares = []
-        for (queue, user), members in (services or {(self._settings.queue, self._user): []}).items():
-            headroom = queues.headroom(queue, user)
-            if headroom is not None:
-                shares.append(_QueueShare(queue, user, headroom, members))
-            else:
-                self._warn_once(f"queue {queue} is not among the scheduler's queues: its limits are not known")
-        return shares
-
-    def _queue_limits(self, idle: Iterable[IdleContainer]) -> Iterator[GrowthLimit]:
-        """Limit for each queue and user, since the free resources of the nodes show only the sum of all limits."""
-        shares = self._queue_shares()
-        for share in shares if len(shares) > 1 else ():
-            jobs = {service.job for service in share.services}
-            own = Resources.total(demand for job, _, demand in idle if job in jobs)
-            left = {resource: amount + own.get(resource) for resource, amount in share.headroom.items()}
-            anchors = frozenset(service.application for service in share.services)
-            yield GrowthLimit(anchors, left, f"queue {share.queue} leaves no more to {share.user}")
-
-    def _idle_limits(self, idle: Iterable[IdleContainer], nodes: Iterable[Node]) -> Iterator[GrowthLimit]:
-        """Limits that keep jobs from using containers without a task of other jobs, which count as free on ``nodes``.
-
-        One limit holds for all jobs without such containers, and one for each job that has some. Two of the latter may
-        still be given the same free resources; then one waits for them.
-        """
-        up = {node.name: node for node in nodes if node.state is NodeState.UP}
-        demands: dict[JobKey, list[Resources]] = defaultdict(list)
-        for job, node, demand in idle:
-            if node in up:
-                demands[job].append(demand)
-        own = {job: Resources.total(each) for job, each in demands.items()}
-        idle_total = Resources.total(own.values())
-        free = Resources.total(node.capacity.minus(node.used) for node in up.values()).minus(idle_total)
-        live = {each.job: each.application for each in self._services.by_job.values() if each.is_live}
-        groups = [(frozenset(live.values()) - {live.get(job, "") for job in own} - {""}, Resources())]
-        groups += [(frozenset({live[job]}), amounts) for job, amounts in own.items() if live.get(job)]
-        for anchors, amounts in groups if idle_total.thousandths else ():
-            left = {name: free.get(name) + amounts.get(name) for name, _ in idle_total.thousandths}
-            yield GrowthLimit(anchors, left, "the containers without a task of other jobs are room for those jobs only")
-
-    def _within_queue_limits(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        """The nodes, with their free resources reduced to the headroom of the queues."""
-        shares = self._queue_shares()
-        if self._queues is None or not shares:
-            return nodes
-        headroom = sum_of([share.headroom for share in shares])
-        limits = QueueLimits(headroom, self._queues.pending_outside({share.queue for share in shares}))
-        return within_limits(nodes, limits, leave_pending=self._settings.leave_pending)
 
     def _with_idle_as_free(self, idle: Iterable[IdleContainer], nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """The nodes, with the containers without a task counted as free."""
@@ -390,7 +328,7 @@ class YarnManager:
                 self._tasks.add(anchor)
             self._services.managed.add(task.job)
         try:
-            application, size = application_id(self._client.send("POST", SERVICES_PATH, description)), 0
+            application, size = read_application_id(self._client.send("POST", SERVICES_PATH, description)), 0
         except Unavailable:
             anchor.added = self._timer()  # YARN may have begun to start it
             raise
@@ -410,9 +348,6 @@ class YarnManager:
     def _find_posted(self, anchor: Task, description: Mapping[str, Any], error: Rejected) -> str:
         """Id of the application of an earlier POST of this service whose answer was lost.
 
-        A service that is still not an application ``_UNSTARTED_SECONDS`` after its POST is removed, so that the next
-        attempt can post it.
-
         Raises
         ------
         Rejected
@@ -428,40 +363,35 @@ class YarnManager:
         if own is not None:
             found = read_service(self._client, name)
             if found.application == own.id and found.use is not ServiceUse.WAIT:
-                given = description["configuration"]["env"]
-                if any(found.environment.get(variable) != given[variable] for variable in JOB_VARIABLES):
-                    raise Rejected(
-                        f"{name}: {own.id} of another dl2d has this name; give each its own cluster and user"
-                    )
+                _check_same_job(found, description)
                 return own.id
         elif running:
             problem = f"{running[0].id} of user {running[0].user} has it, and YARN allows a name once"
-        elif (
-            not listing.incomplete
-            and self._timer() - anchor.added >= _UNSTARTED_SECONDS
-            # Read right before: it may have become an application meanwhile.
-            and read_service(self._client, name).use is ServiceUse.ENDED
-        ):
+        elif not listing.incomplete:
+            self._remove_unstarted(name, anchor)
+        raise Unavailable(f"{name}: a service of this name exists; {problem}", said=error.said)
+
+    def _remove_unstarted(self, name: str, anchor: Task) -> None:
+        """Remove a service that is not an application ``_UNSTARTED_SECONDS`` after its POST: it can be posted again."""
+        if self._timer() - anchor.added < _UNSTARTED_SECONDS:
+            return
+        # Read right before its removal: it may have become an application since the listing.
+        if read_service(self._client, name).use is ServiceUse.ENDED:
             self._client.send("DELETE", service_path(name))
             anchor.added = self._timer()
-        raise Unavailable(f"{name}: a service of this name exists; {problem}", said=error.said)
 
     def stop(self, jobs: Sequence[RmIdentity], grace: float) -> None:
         """See ``ResourceManager.stop``. Containers are told when they report; services are removed after ``grace``."""
         with self._lock:
-            by_application = {service.application: service for service in self._services.by_job.values()}
-            for job in jobs:
-                service = by_application.get(job.handle) if job.handle else None
-                if service is not None and job != service.identity:
-                    continue
-                task = self._tasks.get(task_tag(service.job, ANCHOR) if service is not None else job.handle)
-                if task is not None and (service is not None or task.identity == job):
-                    self._tasks.stop(task, grace)
-                if task is not None:
+            services = {service.identity: service for service in self._services.by_job.values() if service.application}
+            for identity in jobs:
+                service = services.get(identity)
+                task = self._tasks.get(task_tag(service.job, ANCHOR) if service is not None else identity.handle)
+                if task is not None and (service is not None or task.identity == identity):
                     self._services.managed.add(task.job)
+                    self._tasks.stop(task, grace)
                 if service is not None and not service.state.ended:
-                    at = self._timer() + max(grace, 0.0)
-                    service.remove_at = at if service.remove_at is None else min(at, service.remove_at)
+                    service.remove_by(self._timer() + max(grace, 0.0))
             self._changer.start()
 
     def report_container(self, report: ContainerReport) -> ContainerOrder:
@@ -554,6 +484,13 @@ class YarnManager:
         self._changer.close()
         self._client.close()
         self._service_client.close()
+
+
+def _check_same_job(found: ServiceDescription, description: Mapping[str, Any]) -> None:
+    """Raise ``Rejected`` if a service that was found is not the one of this description, but that of another dl2d."""
+    name, given = description["name"], description["configuration"]["env"]
+    if any(found.environment.get(variable) != given[variable] for variable in JOB_VARIABLES):
+        raise Rejected(f"{name}: {found.application} of another dl2d has this name; give each its own cluster and user")
 
 
 def _warn(remark: str) -> None:

@@ -34,9 +34,9 @@ REMOVE_AGAIN_SECONDS: Final = 30.0
 _ROUND_SECONDS: Final = 0.2
 #: Time from a failure to the next attempt, doubled with each further failure in a row, and its maximum, seconds.
 _RETRY_SECONDS, _MAX_RETRY_SECONDS = 1.0, 30.0
-#: Time of a round after which it begins no further change of services whose last change failed, and of the reading of
-#: details after which no further service is read, seconds: each call may last until its time-out.
-_FAILING_SECONDS: Final = 5.0
+#: Time of a round after which it begins no further change of a service whose last one failed, and no further read of
+#: details, seconds: each call may last until its time-out.
+_FAILED_CHANGES_SECONDS, _READ_SECONDS = 5.0, 5.0
 #: Time between two rounds that also read details, which YARN's lists do not have, seconds.
 DETAILS_SECONDS: Final = 5.0
 #: A coordinator has failed if all its containers have ended and none has reported for this many times the time after
@@ -137,7 +137,7 @@ class ServiceChanger:
         """Change the services that are due; with ``details`` also read what YARN's lists do not have, and act on it."""
         self._change_services()
         if details:
-            until = self._timer() + _FAILING_SECONDS
+            until = self._timer() + _READ_SECONDS
             self.check_overdue(until)
             self._read_descriptions(until)
             self._read_other_details()
@@ -151,7 +151,7 @@ class ServiceChanger:
             due = [service for service in services if service.retry_at <= self._timer() and not service.removed]
         # At the daemon's start many services may have ended: a few are removed in each round.
         ended = [service for service in due if service.state.ended]
-        until = self._timer() + _FAILING_SECONDS
+        until = self._timer() + _FAILED_CHANGES_SECONDS
 
         def change(service: JobService) -> None:
             if self._is_allowed() and (not service.failures or self._timer() < until):
@@ -416,7 +416,7 @@ class ServiceChanger:
                     # It may have been carried out all the same: the next description says.
                     self._tasks.component(service.job, role).decommissioned.discard(position)
                 raise
-            log.info("container given up", name=service.name, instance=f"{role.value}-{position}")
+            log.info("container decommissioned", name=service.name, instance=f"{role.value}-{position}")
 
 
 def _healthy_first(services: Iterable[JobService]) -> list[JobService]:

@@ -235,7 +235,7 @@ def _resource(demand: Resources, settings: YarnSettings) -> dict[str, Any]:
     return {"cpus": cpus, "memory": str(memory), "additional": additional}
 
 
-def application_id(answer: bytes) -> str:
+def read_application_id(answer: bytes) -> str:
     """Id of the application in YARN's answer to the POST of a service.
 
     Raises

@@ -65,6 +65,10 @@ class JobService:
         """Whether it has neither ended nor is to be removed."""
         return not self.state.ended and self.remove_at is None
 
+    def remove_by(self, at: float) -> None:
+        """Have it removed at this time, or earlier if it is to be removed earlier; seconds on a monotonic clock."""
+        self.remove_at = at if self.remove_at is None else min(at, self.remove_at)
+
 
 class Services:
     """Services of dl2d's jobs. Not thread-safe.

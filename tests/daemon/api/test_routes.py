@@ -764,7 +764,7 @@ class TestContainers:
 
     def report(self, world: ApiWorld, key: JobKey, *, credential: str | None = None, **more: object) -> httpx2.Response:
         shown = world.credentials.for_job(key) if credential is None else credential
-        body = {"role": "worker", "instance": 0, "container": "container_1_0001_01_000003", "incarnation": "a" * 32}
+        body = {"role": "worker", "position": 0, "container": "container_1_0001_01_000003", "incarnation": "a" * 32}
         return world.post(f"/v1/jobs/{key.slug}/containers", {**body, "node": "n:1", **more}, shown)
 
     def test_other_managers_start_each_task_themselves(self, world: ApiWorld) -> None:
@@ -851,7 +851,7 @@ class TestContainers:
         world.access.manager = GivesOut()
         assert self.report(world, key, credential="wrong").status_code == 403
         assert self.report(world, key._replace(id="999")).status_code == 404
-        for bad in ({"incarnation": "x"}, {"role": "king"}, {"instance": -1}, {"container": "a/b"}, {"more": 1}):
+        for bad in ({"incarnation": "x"}, {"role": "king"}, {"position": -1}, {"container": "a/b"}, {"more": 1}):
             assert self.report(world, key, **bad).status_code == 422
 
     def test_an_end_asks_for_a_tick(self, world: ApiWorld) -> None:

@@ -141,7 +141,7 @@ def test_tasks_run_one_after_the_other_with_the_environment_that_is_given(
     assert {"GIVEN=a 'b' $c", "CONTAINER_ID=container_1_0001_01_000005", "NM_HOST=n1"} <= set(lines)
     assert not [line for line in lines if line.startswith(("SECRET_OF_THE_NODE", "DL2_"))]
     first = scheduler.reports[0]
-    assert (first["role"], first["instance"], first["node"]) == ("worker", 0, "n1:45000")
+    assert (first["role"], first["position"], first["node"]) == ("worker", 0, "n1:45000")
     assert (first["path"], first["credential"]) == ("/v1/jobs/yarn.1.2/containers", "Bearer secret")
     assert len({report["incarnation"] for report in scheduler.reports}) == 1
     agent.terminate()

@@ -69,7 +69,7 @@ class ContainerEnvironment:
     #: secret of the service, to register with
     proof: str = field(repr=False)
     role: str
-    instance: int
+    position: int
     container: str
     node: str
 
@@ -97,7 +97,7 @@ def container_environment(environ: Mapping[str, str]) -> ContainerEnvironment:
         credential=need(environ, "DL2_CREDENTIAL") if job else "",
         proof="" if job else need(environ, "DL2_PROOF"),
         role=instance[1],
-        instance=int(instance[2]),
+        position=int(instance[2]),
         container=need(environ, "CONTAINER_ID"),
         node=node,
     )
@@ -335,7 +335,7 @@ class ContainerAgent:
         place = self._place
         body = {
             "role": place.role,
-            "instance": place.instance,
+            "position": place.position,
             "container": place.container,
             "incarnation": self._incarnation,
             "node": place.node,
