@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -27,6 +28,7 @@ from dl2d.core.job_request import RequestRules
 from dl2d.core.policy import Policy
 from dl2d.core.policy_registry import Version
 from dl2d.core.resource_manager import RmListing
+from dl2d.core.static_job_rule import StaticJobRule
 from dl2d.daemon.api.admission import check_feasible
 from dl2d.daemon.credentials import load_credentials
 from dl2d.daemon.policy_versions.active_version import (
@@ -98,6 +100,7 @@ def _findings(config: Path, files: list[Path]) -> Iterator[Finding]:
     else:
         yield Finding("configuration", True, f"{config}")
         yield from _of_settings(settings)
+        yield from _of_state(settings, files)
     rules = settings.jobs.rules if settings else RequestRules()
     nodes = _nodes(settings) if settings else ()
     for file in files:
@@ -138,10 +141,19 @@ def _of_settings(settings: Settings) -> Iterator[Finding]:
     if settings.policy.name in entry_points(group=POLICIES).names:
         yield from _policy(settings)
     yield from _manager(settings)
-    problem = folder_problem(settings.state_dir)
-    yield Finding("state_dir", not problem, problem or str(settings.state_dir))
-    yield _store(settings)
-    yield _secret(settings)
+
+
+def _of_state(settings: Settings, files: list[Path]) -> Iterator[Finding]:
+    """The daemon's files, and what runs at its address; with ``files``, only what the account that asks may read."""
+    folder = settings.state_dir
+    if files and folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
+        text = f"{folder} is not checked: it belongs to the daemon's account; `dl2d check` without files checks it"
+        yield Finding("state_dir", True, text)
+    else:
+        problem = folder_problem(folder)
+        yield Finding("state_dir", not problem, problem or str(folder))
+        yield _store(settings)
+        yield _secret(settings)
     yield from _daemon(settings)
 
 
@@ -247,7 +259,7 @@ def _manager(settings: Settings) -> Iterator[Finding]:
             case "slurm":
                 parsed = SlurmSettings.parse(manager_settings(settings))
                 yield Finding(item, True, "settings are valid")
-                yield from _watched(settings, parsed)
+                yield from _watched(settings, f"{item}.watch", parsed.watch)
                 missing = [command for command in _SLURM_COMMANDS if shutil.which(command) is None]
                 text = f"not in PATH: {', '.join(missing)}; install them where the daemon runs"
                 yield Finding("slurm commands", not missing, text if missing else "all are in PATH")
@@ -262,6 +274,7 @@ def _manager(settings: Settings) -> Iterator[Finding]:
             case "yarn":
                 cluster = YarnSettings.parse(manager_settings(settings))
                 yield Finding(item, True, "settings are valid")
+                yield from _watched(settings, f"{item}.watch", cluster.watch)
                 yield from (Finding(*found) for found in check_cluster(cluster))
             case _:
                 yield Finding(item, True, "its plug-in checks it when the daemon starts")
@@ -269,14 +282,14 @@ def _manager(settings: Settings) -> Iterator[Finding]:
         yield Finding(item, False, str(error))
 
 
-def _watched(settings: Settings, parsed: SlurmSettings) -> Iterator[Finding]:
+def _watched(settings: Settings, item: str, rules: Sequence[StaticJobRule]) -> Iterator[Finding]:
     """Whether jobs of users who know nothing of dl2d are recorded as what the site calls them."""
-    item, models = "resource_manager.slurm.watch", settings.jobs.models
-    unknown = sorted({rule.model for rule in parsed.watch} - set(models)) if models else []
+    models = settings.jobs.models
+    unknown = sorted({rule.model for rule in rules} - set(models)) if models else []
     if unknown:
         yield Finding(item, False, f"jobs.models lacks {', '.join(unknown)}; add it there")
     elif not settings.mode.acts:
-        text = f"rules: {len(parsed.watch)}" if parsed.watch else "no rules: only jobs that register are recorded"
+        text = f"rules: {len(rules)}" if rules else "no rules: only jobs that register are recorded"
         yield Finding(item, True, text)
 
 

@@ -17,7 +17,7 @@ from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.cluster import Task
 from dl2d.core.decision import Constraint, JobDecision, Reason
 from dl2d.core.errors import RequestError
-from dl2d.core.jobs import Job, JobKey
+from dl2d.core.jobs import NOTHING, Job, JobKey
 from dl2d.core.json_codec import as_plain
 from dl2d.core.policy_registry import SiteStore
 from dl2d.core.store import DecisionEntry, Slot, Store, TaskReport
@@ -27,6 +27,8 @@ from dl2d.core.tick_plan import Deferred, Failure
 _MOST = 10_000
 #: Lost tasks that are shown.
 _MAX_LOST = 20
+#: Jobs that were given more in the same slot that are shown.
+_MAX_GROWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class Answer:
     failures: tuple[Failure, ...]
     #: In mode shadow the decision of dl2d, which is not carried out.
     shadow: DecisionEntry | None = None
+    #: Where the job got less, or nothing: decisions of the slot that gave other jobs more.
+    grown: tuple[JobDecision, ...] = ()
     recomputed: Recomputed | None = None
 
 
@@ -102,7 +106,17 @@ def _answer(slot: Slot | None, entry: DecisionEntry) -> Answer:
         tuple(item for item in slot.plan.deferred if item.job == key),
         tuple(item for item in slot.outcome.failures if item.job == key),
         _shadow(slot, key),
+        _grown(slot, entry.decided),
     )
+
+
+def _grown(slot: Slot, decided: JobDecision) -> tuple[JobDecision, ...]:
+    """Decisions of the slot that gave other jobs more, if this one gave its job less than before, or nothing."""
+    before, after = decided.previous, decided.allocation
+    if after != NOTHING and sum(after) >= sum(before):
+        return ()
+    others = (each for each in slot.decision.jobs if each.job != decided.job)
+    return tuple(each for each in others if sum(each.allocation) > sum(each.previous))
 
 
 def _shadow(slot: Slot, key: JobKey) -> DecisionEntry | None:
@@ -132,7 +146,7 @@ def _text(
     if not answers:
         lines.append(f"  no decision  {JobLine(job, None).why}")
     for answer in answers:
-        lines += ["", *_decision_text(answer)]
+        lines += ["", *_decision_text(answer, tasks)]
     if tasks:
         lines += ["", "tasks"]
         width = max(len(task.id) for task in tasks)
@@ -147,7 +161,7 @@ def _text(
     return lines
 
 
-def _decision_text(answer: Answer) -> list[str]:
+def _decision_text(answer: Answer, tasks: Sequence[Task]) -> list[str]:
     entry, decided = answer.entry, answer.entry.decided
     before, after = decided.previous, decided.allocation
     change = f"{before} -> {after}" if before != after else f"{after}, as before"
@@ -166,10 +180,16 @@ def _decision_text(answer: Answer) -> list[str]:
             f"  allocation   {same}",
             *_because(shadow.decided, shadow.measure),
         ]
+    if answer.grown:
+        names = [f"job {each.job.id} {each.previous} -> {each.allocation}" for each in answer.grown[:_MAX_GROWN]]
+        more = f" and {len(answer.grown) - _MAX_GROWN} others" if len(answer.grown) > _MAX_GROWN else ""
+        lines.append(f"  given more   {', '.join(names)}{more}")
     for item in answer.deferred:
+        has = sum(task.role is item.role and task.state.wanted for task in tasks)
+        since = "; started since" if has >= after.count(item.role) else ""
         missing = "; ".join(map(str, item.shortfalls)) or "no node takes tasks"
         where = f"until others have ended: {item.limit}" if item.limit else f"on {item.nearest or 'every node'}"
-        lines.append(f"  deferred     {item.count} {item.role}: {missing} {where}")
+        lines.append(f"  deferred     {item.count} {item.role}: {missing} {where}{since}")
     lines += [f"  failed       {failure.what}: {failure.error}" for failure in answer.failures]
     if answer.recomputed is not None:
         lines.append(f"  recomputed   {answer.recomputed.text}")
@@ -225,6 +245,11 @@ def _decision_json(answer: Answer) -> dict[str, object]:
             {"role": str(item.role), "count": item.count, "nearest": item.nearest, "limit": item.limit,
              "shortfalls": as_plain(item.shortfalls)}
             for item in answer.deferred
+        ],
+        "given_more": [
+            {"job": each.job.id, "previous": allocation_json(each.previous),
+             "allocation": allocation_json(each.allocation)}
+            for each in answer.grown
         ],
         "failures": [{"what": failure.what, "error": failure.error} for failure in answer.failures],
     }  # fmt: skip

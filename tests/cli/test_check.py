@@ -262,6 +262,18 @@ def test_job_files_are_checked_even_where_the_configuration_is_bad(dl2d: Dl2d, t
     assert set(found) == {"configuration", str(file)}
 
 
+def test_a_user_who_checks_a_job_file_is_not_blamed_for_the_daemons_folder(
+    dl2d: Dl2d, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    config, file = configured(tmp_path), job_file(tmp_path)
+    state = tmp_path / "state"
+    monkeypatch.setattr("os.access", lambda path, mode, real=os.access: path != state and real(path, mode))
+    found = {each["item"]: each["text"] for each in dl2d("check", "--json", "-c", config, file).json["findings"]}
+    assert "is not checked: it belongs to the daemon's account" in found["state_dir"]
+    assert not {"store", "secret"} & found.keys()
+    assert "run this command as the daemon's account" in wrong(dl2d, config)["state_dir"]
+
+
 def test_the_mode_and_what_is_looked_on_at(dl2d: Dl2d, tmp_path: Path):
     def said(*rules: dict[str, str]) -> dict[str, tuple[bool, str]]:
         manager = {"name": "slurm", "slurm": {"watch": list(rules)}}

@@ -205,12 +205,16 @@ def test_why_of_a_change_in_an_earlier_slot(dl2d: Dl2d, recorded: Recorded):
     assert slots, "the second job made the first one shrink"
     ran = dl2d("why", "first", "--slot", str(slots[0]), "-c", recorded.config)
     assert "allocation   6w+4ps -> 4w+4ps" in ran.out
+    assert "given more   job 2 0w+0ps -> " in ran.out
+    given = dl2d("why", "first", "--slot", str(slots[0]), "--json", "-c", recorded.config).json["decisions"][0]
+    assert [each["job"] for each in given["given_more"]] == ["2"]
     second = dl2d("why", "second", "--slot", str(slots[0]), "--json", "-c", recorded.config).json
     deferred = second["decisions"][0]["deferred"]
     assert deferred[0]["role"] == "worker"
     assert {"resource": "gpu", "wanted": 1.0, "had": 0.0} in deferred[0]["shortfalls"]
     text = dl2d("why", "second", "--slot", str(slots[0]), "-c", recorded.config).out
-    assert "deferred     " in text
+    assert line_of(text, "deferred     ").endswith("; started since")
+    assert "given more" not in text
 
 
 def test_why_of_what_can_never_run(dl2d: Dl2d, recorded: Recorded):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import httpx2
 import pytest
 import yarn_cluster
-from yarn.rm_answers import client_of, lists, node
+from yarn.rm_answers import client_of, lists, node, queue, scheduler
 
 from dl2d_yarn.cluster_check import check_cluster
+from dl2d_yarn.queue_limits import SCHEDULER_PATH
 from dl2d_yarn.settings import YarnSettings
 
 GOOD = {
@@ -23,10 +26,13 @@ GOOD = {
 }
 
 
-def found(conf: dict[str, str], *, template: str = "", **answers: Any) -> dict[str, tuple[bool, str]]:
+def found(
+    conf: dict[str, str], *, settings: Mapping[str, object] = MappingProxyType({}), **answers: Any
+) -> dict[str, tuple[bool, str]]:
     known = {
         **lists([], [node(1)]),
         "/app/v1/services/version": {"version": "3.4.2"},
+        SCHEDULER_PATH: scheduler(queue("default", (1, 1, 0), (0, 0, 0)), queue("gpu", (1, 1, 0), (0, 0, 0))),
         "/conf": {"properties": [{"key": key, "value": value, "isFinal": False} for key, value in conf.items()]},
         **answers,
     }
@@ -35,8 +41,8 @@ def found(conf: dict[str, str], *, template: str = "", **answers: Any) -> dict[s
         content = known[request.url.path]
         return content if isinstance(content, httpx2.Response) else httpx2.Response(200, content=json.dumps(content))
 
-    settings = YarnSettings.parse({"addresses": ["http://rm:8088"], "user": "dl2d", "template": template})
-    return {item: (good, text) for item, good, text in check_cluster(settings, client=client_of(answer))}
+    parsed = YarnSettings.parse({"addresses": ["http://rm:8088"], "user": "dl2d", **settings})
+    return {item: (good, text) for item, good, text in check_cluster(parsed, client=client_of(answer))}
 
 
 def test_a_good_cluster() -> None:
@@ -68,7 +74,7 @@ def test_settings_to_change_are_named(key: str, value: str, said: str) -> None:
 
 
 def test_a_template_that_cannot_be_used_is_told() -> None:
-    good, text = found(GOOD, template="/no/such/file.json")["yarn template"]
+    good, text = found(GOOD, settings={"template": "/no/such/file.json"})["yarn template"]
     assert not good
     assert text.startswith("resource_manager.yarn.template: /no/such/file.json cannot be used")
 
@@ -77,6 +83,31 @@ def test_a_user_that_may_not_act_for_others_is_told() -> None:
     good, text = found({key: value for key, value in GOOD.items() if "groups" not in key})["hadoop.proxyuser.dl2d"]
     assert not good
     assert "set hadoop.proxyuser.dl2d.hosts and hadoop.proxyuser.dl2d.users" in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "good", "said"),
+    [
+        ({"queue": "gpu"}, True, "root.default, root.gpu"),
+        ({"queue": "root.gpu"}, True, "root.default, root.gpu"),
+        ({"queue": "gpus"}, False, "resource_manager.yarn.queue: there is no queue gpus; there are root.default"),
+        ({"watch": [{"queue": "root.g*", "model": "bert"}]}, True, "root.default, root.gpu"),
+        (
+            {"watch": [{"queue": "gpu", "model": "bert"}]},
+            False,
+            "watch[0].queue: no queue matches gpu; there are root.default, root.gpu",
+        ),
+    ],
+)
+def test_queues_that_the_scheduler_does_not_have_are_told(settings: dict[str, Any], good: bool, said: str) -> None:
+    was_good, text = found(GOOD, settings=settings)["yarn queues"]
+    assert (was_good, said in text) == (good, True)
+
+
+def test_queues_that_cannot_be_read_are_not_blamed() -> None:
+    for answer in (httpx2.Response(403), {"scheduler": {"schedulerInfo": {"type": "fairScheduler"}}}):
+        good, text = found(GOOD, settings={"queue": "gpus"}, **{SCHEDULER_PATH: answer})["yarn queues"]
+        assert (good, text.startswith("not checked")) == (True, True)
 
 
 def test_the_services_interface_is_off() -> None:

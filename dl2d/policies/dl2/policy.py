@@ -234,7 +234,11 @@ class Dl2:
         steps, left = _NextSteps.of(frontiers, cluster_jobs, positions[0], weights), cluster.left(packing)[0]
         for index, job in enumerate(jobs):
             size = allocation.allocations[job.key]
-            allocation.refuse(job, _reason(steps, index, size, blocked.get(index), cluster, left))
+            if size == Allocation(job.request.max_workers, job.request.max_ps):
+                reason = Reason(Constraint.SATISFIED, f"has its maximum of {size}")
+            else:
+                reason = _reason(steps, index, size, blocked.get(index), cluster, left)
+            allocation.refuse(job, reason)
         return {job.key: steps.alternatives(index) for index, job in enumerate(jobs)}
 
 

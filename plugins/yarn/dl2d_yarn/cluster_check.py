@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Final
 
 import msgspec
 
 from dl2d.core.errors import ConfigError, NotFound, ResourceManagerError
 from dl2d_yarn.listing import SERVICES_PATH, read_listing, read_version
+from dl2d_yarn.queue_limits import read_queues
 from dl2d_yarn.rest_client import RestClient
 from dl2d_yarn.service_file import read_template
 from dl2d_yarn.settings import YarnSettings
 
 _API_SERVICE: Final = "yarn.webapp.api-service.enable"
 _LONGEST_TIMEOUT_SECONDS: Final = 5.0
+#: Number of queues that are named.
+_MAX_QUEUES: Final = 20
 
 
 class _Property(msgspec.Struct):
@@ -95,6 +99,7 @@ def check_cluster(settings: YarnSettings, *, client: RestClient | None = None) -
         for remark in listing.remarks:
             yield "yarn cluster", False, remark
         yield _api_service(client)
+        yield from _queues(client, settings)
         yield from _configured(client, settings.account)
 
 
@@ -108,6 +113,35 @@ def _api_service(client: RestClient) -> tuple[str, bool, str]:
             return "yarn services", False, text
         return "yarn services", False, str(error)
     return "yarn services", True, "the Services REST interface answers"
+
+
+def _queues(client: RestClient, settings: YarnSettings) -> Iterator[tuple[str, bool, str]]:
+    """Whether the scheduler has the queues that the settings name, as far as it tells its queues."""
+    try:
+        queues = read_queues(client, settings.partition)
+    except ResourceManagerError as error:
+        yield "yarn queues", True, f"not checked, since the ResourceManager does not show them: {error}"
+        return
+    if queues is None:
+        yield "yarn queues", True, "not checked, since the cluster does not have the capacity scheduler"
+        return
+    paths = queues.paths()
+    problems = []
+    if queues.headroom(settings.queue, settings.account) is None:
+        problems.append(f"resource_manager.yarn.queue: there is no queue {settings.queue}")
+    problems += [
+        f"resource_manager.yarn.watch[{index}].queue: no queue matches {rule.queue}"
+        for index, rule in enumerate(settings.watch)
+        if not any(fnmatchcase(path, rule.queue) for path in paths)
+    ]
+    for problem in problems:
+        yield "yarn queues", False, f"{problem}; there are {_some(paths)}"
+    if not problems:
+        yield "yarn queues", True, _some(paths)
+
+
+def _some(paths: Sequence[str]) -> str:
+    return ", ".join(paths[:_MAX_QUEUES]) + (f" and {len(paths) - _MAX_QUEUES} others" if paths[_MAX_QUEUES:] else "")
 
 
 def _configured(client: RestClient, user: str) -> Iterator[tuple[str, bool, str]]:

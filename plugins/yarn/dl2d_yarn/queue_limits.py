@@ -128,6 +128,10 @@ class Queues:
         guaranteed = _amounts(queue.capacity(self.partition).effective_min_resource)
         return {name: max(most, guaranteed.get(name, 0) * queue.user_limit_factor) for name, most in reported.items()}
 
+    def paths(self) -> list[str]:
+        """Paths of the queues that take applications, such as ``root.gpu``."""
+        return list(_leaf_paths(self.root))
+
     def pending_outside(self, queues: Collection[str]) -> Resources:
         """What applications in all other queues wait for."""
         inside = [path[-1] for queue in queues if (path := _find_path(self.root, queue))]
@@ -174,6 +178,14 @@ def _leaves(queue: _Queue) -> Iterator[_Queue]:
         yield queue
     for child in queue.children():
         yield from _leaves(child)
+
+
+def _leaf_paths(queue: _Queue, above: str = "") -> Iterator[str]:
+    path = f"{above}{queue.queue_name}"
+    if not queue.children():
+        yield path
+    for child in queue.children():
+        yield from _leaf_paths(child, f"{path}.")
 
 
 def within_limits(nodes: Sequence[Node], limits: QueueLimits, *, leave_pending: bool) -> tuple[Node, ...]:

@@ -48,6 +48,8 @@ def test_one_job_alone_gets_its_fastest_size() -> None:
     assert decision.jobs[0].allocation == (3, 2)
     assert decision.jobs[0].reason.constraint is Constraint.SATISFIED
     assert decision.jobs[0].reason.text == "no larger size is predicted to be 1 % faster than 3w+2ps"
+    full = ask(KNOWING, a_snapshot([a_job(1, **{**CPU, "max_workers": 3, "max_ps": 2})], cluster(1, cpu=20)))
+    assert full.jobs[0].reason.text == "has its maximum of 3w+2ps"
 
 
 def test_a_kind_that_the_checkpoint_does_not_know_is_explored_unless_that_is_asked_for() -> None:
