@@ -78,9 +78,9 @@ def start_anchor(context: Context, job: Job, at: float) -> None:
     try:
         handle = context.manager.submit(context.task_specs.anchor_spec(job))
     except Unavailable as error:
-        log.warning("anchor not started, will be tried again", job=job.key.id, error=str(error))
+        log.warning("job not started, will be tried again", job=job.key.id, error=str(error))
     except ResourceManagerError as error:
-        log.error("anchor refused", job=job.key.id, error=str(error))
+        log.error("job refused", job=job.key.id, error=str(error))
         failed = JobChange(state=JobState.FAILED, end_reason=str(error), cause=FailureCause.REFUSED)
         context.store.change_job(job.key, failed, at)
     else:

@@ -214,6 +214,28 @@ def test_a_worker_that_fails_after_the_end_of_the_coordinator_does_not_end_the_s
     assert NAME in yarn.posted
 
 
+def test_a_service_that_ends_after_its_coordinator_is_no_failure_to_resize(
+    yarn: FakeYarn, manager: YarnManager
+) -> None:
+    """Its ApplicationMaster says that it succeeds before the list has the application as ended."""
+    started(manager)
+    manager.submit(task("worker-1"))
+    manager.report_container(report("coordinator-0", 2))
+    wait_until(lambda: len(yarn.flexes) == 1)
+    manager.report_container(report("worker-0", 3))
+    ending = {"name": NAME, "state": "SUCCEEDED", "id": yarn.apps[NAME]["id"]}
+    answer = httpx2.Response(200, json=ending)
+    yarn.instead = lambda request: answer if request.url.path.endswith(NAME) else None
+    asked = len(yarn.calls)
+    with capture_logs() as logs:
+        manager.report_container(report("worker-0", 3, task="worker-1", exit_code=0))
+        manager.report_container(report("coordinator-0", 2, task="anchor", exit_code=0))
+        wait_until(lambda: len(yarn.calls) > asked)
+        wait_for_rounds(manager)
+    assert [entry for entry in logs if entry["log_level"] == "warning"] == []
+    assert len(yarn.flexes) == 1
+
+
 def test_a_service_that_ended_otherwise_ends_its_tasks(yarn: FakeYarn, manager: YarnManager) -> None:
     handle = started(manager)
     worker = manager.submit(task("worker-1"))

@@ -201,6 +201,9 @@ class ServiceChanger:
             if not self._needed_sizes(service):
                 return
         if self._read_description(service).use is not ServiceUse.FLEX:
+            if self._has_ended(service):
+                service.retry_at = self._timer() + _RETRY_SECONDS  # it is about to end by itself
+                return
             raise Unavailable(f"{service.name} cannot be resized yet")
         with self._lock:
             # The description may have corrected the known sizes, and a request that changes nothing would hold the
@@ -215,6 +218,12 @@ class ServiceChanger:
             for role, size in wanted.items():
                 self._tasks.component(service.job, role).confirmed_size = size
         log.info("service resized", name=service.name, **{role.value: size for role, size in wanted.items()})
+
+    def _has_ended(self, service: JobService) -> bool:
+        """Whether the service or its coordinator has ended."""
+        with self._lock:
+            anchor = self._tasks.get(task_tag(service.job, ANCHOR))
+        return service.state.ended or (anchor is not None and not anchor.live)
 
     def _needed_sizes(self, service: JobService) -> Mapping[Role, int]:
         """Number of containers that each component should have; empty if YARN has confirmed these numbers."""
@@ -260,9 +269,8 @@ class ServiceChanger:
         Unavailable
             YARN does not say which application has the service's name: it may be a new one that starts.
         """
+        ended = self._has_ended(service)
         with self._lock:
-            task = self._tasks.get(task_tag(service.job, ANCHOR))
-            ended = service.state.ended or (task is not None and not task.live)
             due = service.remove_at is not None and (ended or self._timer() >= service.remove_at)
             if service.removed or not due or not service.application:
                 return
