@@ -190,10 +190,11 @@ class YarnManager:
             jobs = self._services.update(listing)
             self._tasks.end_on_nodes(listing.lost_nodes)
             self._tasks.forget(self._services.by_job)
+            # Before containers of an earlier daemon have settled: there may be thousands.
+            self._spread_reports()
             self._check_settled(listing, now)
             self._services.add_missing_anchors()
             self._changer.start()
-            self._spread_reports()
             own = {service.application for service in self._services.by_job.values()}
             jobs += [*self._tasks.listed(listing.node_names), *self._watched.jobs(listing, own)]
             names = {id_: name for id_, name in listing.node_names.items() if id_ not in listing.lost_nodes}

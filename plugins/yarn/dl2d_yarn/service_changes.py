@@ -39,11 +39,10 @@ _RETRY_SECONDS, _MAX_RETRY_SECONDS = 1.0, 30.0
 _FAILED_CHANGES_SECONDS, _READ_SECONDS = 5.0, 5.0
 #: Time between two rounds that also read details, which YARN's lists do not have, seconds.
 DETAILS_SECONDS: Final = 5.0
-#: A coordinator has failed if all its containers have ended and none has reported for this many times the time after
-#: which a container is overdue.
-_START_INTERVALS: Final = 4
-#: Number of containers that have to end so before a coordinator has failed that may have run under an earlier daemon.
-_DEAD_CONTAINERS: Final = 3
+#: A coordinator has failed if its service has run for this many times the time after which a container is overdue, and
+#: so many of its containers have ended without a report and no other one has started: one may have been on a node that
+#: was lost.
+_START_INTERVALS, _DEAD_CONTAINERS = 4, 2
 #: Time without a task after which a container is decommissioned, if one with a higher number is busy, seconds.
 IDLE_SECONDS: Final = 30.0
 #: Maximum number of services for each of these in a round: removal after their end, descriptions, pending reasons.
@@ -309,14 +308,13 @@ class ServiceChanger:
     def check_overdue(self, until: float = math.inf) -> None:
         """End the tasks of containers that are overdue and that YARN does not list, and jobs that cannot start.
 
-        A job cannot start if its service has run for ``_START_INTERVALS`` times the overdue time and all containers of
-        its coordinator have ended without a report. After ``until`` no further service is read.
+        After ``until`` no further service is read.
         """
         by_job = self._services.by_job
         with self._lock:
             late = [(by_job.get(job), tasks) for job, tasks in self._tasks.overdue().items()]
             anchors = {task.job for task in self._tasks.pending_anchors()}
-            unstarted = self._unstarted(anchors, self._timer() - _START_INTERVALS * self._tasks.overdue_seconds)
+            unstarted = self._unstarted(anchors, self._timer() - self._tasks.overdue_seconds)
         checks: list[tuple[JobService, Callable[[JobService], None]]] = []
         checks += [(service, partial(self._end_unlisted, tasks)) for service, tasks in late if service is not None]
         checks += [(service, self._end_unstarted) for service in unstarted]
@@ -363,15 +361,18 @@ class ServiceChanger:
     def _end_unstarted(self, service: JobService) -> None:
         """End a job whose coordinator's containers end before they report: YARN would start them again and again."""
         dead = self._read_description(service).dead.get(Role.COORDINATOR.value, ())
+        since = self._timer() - _START_INTERVALS * self._tasks.overdue_seconds
         with self._lock:
             anchor = self._tasks.get(task_tag(service.job, ANCHOR))
             service.dead_coordinators.update(dead[-1:])
-            # One that is adopted may have run under an earlier daemon.
-            needed = _DEAD_CONTAINERS if anchor is not None and anchor.adopted else 1
-            if dead and anchor is not None and len(service.dead_coordinators) >= needed:
-                reason = f"its coordinator's container {dead[-1]} ended before it reported to dl2d; see its log in YARN"
-                anchor.end(RmJobState.FAILED, reason, self._timer())
-                service.remove_at = 0.0
+            if dead and anchor is not None:
+                anchor.reason = (
+                    f"its coordinator's container {dead[-1]} ended before it reported to dl2d; see its log in YARN"
+                )
+                has_run_long = service.running_since is not None and service.running_since < since
+                if has_run_long and len(service.dead_coordinators) >= _DEAD_CONTAINERS:
+                    anchor.end(RmJobState.FAILED, anchor.reason, self._timer())
+                    service.remove_at = 0.0
 
     def _read_pending_reasons(self, until: float) -> None:
         """Read why containers of services have been waiting, and show it at their tasks; no read after ``until``."""
@@ -392,7 +393,8 @@ class ServiceChanger:
                 continue
             with self._lock:
                 for task in self._tasks.of_job(service.job):
-                    if task.state is RmJobState.PENDING and reason:
+                    has_failed = task.role is Role.COORDINATOR and service.dead_coordinators
+                    if task.state is RmJobState.PENDING and reason and not has_failed:
                         task.reason = f"waits for a container: {reason}"
 
     def _decommission_idle(self) -> None:

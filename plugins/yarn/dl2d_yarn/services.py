@@ -41,7 +41,7 @@ class JobService:
     retry_at: float = 0.0
     #: Whether an attempt to change it has failed since the last one that succeeded.
     change_failed: bool = False
-    #: Ended containers of its coordinator that were found before any of them had reported.
+    #: Ended containers of its coordinator that were found before one had reported to this daemon.
     dead_coordinators: set[str] = field(default_factory=set)
     #: When the ``yarn`` command may be run for it again, after a failure.
     command_retry_at: float = 0.0
