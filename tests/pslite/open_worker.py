@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -17,10 +18,18 @@ from pslite.worker.connect import open_session
 from pslite.worker.training_session import StartState
 
 
+def die_before_second_segment(segment):
+    """Die when the first one has been sent."""
+    if segment == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--leave", type=int, default=0)
+    parser.add_argument("--barrier", type=int, default=0)
+    parser.add_argument("--die-pushing", type=int, default=-1, help="a worker that came late dies in that step")
     parser.add_argument("--staleness", type=int, default=0)
     parser.add_argument("--sleep", type=float, default=0.0)
     parser.add_argument("--from-version", type=int, default=-1)
@@ -56,25 +65,30 @@ def main():
         ]
         session.start_from(StartState("the test", options.from_version, tuple(arrays), session.blocks))
     session.start()
-    began = session.version
     sums = GradientSums(session.spec, session.supply)
     steps = options.leave if options.leave and session.rank_and_size[0] else options.steps
-    while session.version < began + steps:
-        pace(session.version, options.steps)
-        time.sleep(options.sleep)
-        share = session.share
-        sums.begin(share.leaves, share.nodes[:1])
-        bundle = sums.take(zero=False)
-        np.multiply(session.weights.arrays[0], 0.5, out=bundle.arrays[0])
-        bundle.arrays[1].fill(1.0)
-        sums.add(share.index, bundle)
-        left = session.exchange(
-            [*sums.contributions, *(Contribution(node, bundle) for node in share.nodes[1:])], 0.0, 0
-        )
-        while left:
-            left = session.exchange([Contribution(node, bundle) for node in left], 0.0, 0)
-        if session.rank_and_size != places[-1]:
-            places.append(session.rank_and_size)
+    for part in [options.barrier, steps - options.barrier] if options.barrier else [steps]:
+        end = session.version + part
+        while session.version < end:
+            pace(session.version, options.steps)
+            time.sleep(options.sleep)
+            share = session.share
+            sums.begin(share.leaves, share.nodes[:1])
+            bundle = sums.take(zero=False)
+            np.multiply(session.weights.arrays[0], 0.5, out=bundle.arrays[0])
+            bundle.arrays[1].fill(1.0)
+            sums.add(share.index, bundle)
+            if session.joined_late and session.version == options.die_pushing:
+                bundle.fill = die_before_second_segment
+            left = session.exchange(
+                [*sums.contributions, *(Contribution(node, bundle) for node in share.nodes[1:])], 0.0, 0
+            )
+            while left:
+                left = session.exchange([Contribution(node, bundle) for node in left], 0.0, 0)
+            if session.rank_and_size != places[-1]:
+                places.append(session.rank_and_size)
+        if part == options.barrier:
+            session.barrier()
     states = session.fetch()
     weights = session.weights.arrays
     found = {

@@ -8,7 +8,7 @@ from pslite.worker.weights_version import Progress
 def test_a_block_is_at_the_version_before_until_the_awaited_one_comes():
     progress = Progress()
     progress.version, progress.entered = 4, True
-    progress.expect_next(3)
+    progress.expect(progress.version + 1, 3)
     assert progress.wants(1, 5)
     assert not progress.wants(1, 4)
     progress.missing.discard(1)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from pslite.coordinator import (
+    barrier,
     checkpoints,
     failover,
     global_norm,
@@ -48,7 +49,7 @@ from pslite.net.messages import (
 
 #: by kind, what takes a member's message; only the first ones are taken of members that are in no plan
 FROM_ANYBODY: Final[dict[type, Callable[[Job, MemberState, Any], None]]] = {
-    AtBarrier: members.at_barrier,
+    AtBarrier: barrier.arrive,
     Beat: status.heartbeat,
     Describe: members.describe,
     Failed: failover.failed,
@@ -79,6 +80,6 @@ DUE: Final[tuple[Callable[[Job, float], None], ...]] = (
     failover.check_prepared,
     group_repair.check,
     members.give_ranks,
-    members.open_barrier,
+    barrier.check,
     progress_deadline.check,
 )

@@ -51,6 +51,11 @@ class MemberState:
     #: its rank was sent to it
     seated: bool = False
     at_barrier: bool = False
+    #: since when, monotonic, in seconds
+    barrier_since: float = 0.0
+    #: others do its part of the steps, since they train while it waits at the barrier; or have done so
+    away: bool = False
+    missed_steps: bool = False
     #: it has its last version; since when, and which
     finished: bool = False
     finished_at: float = 0.0
@@ -371,6 +376,10 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
         """Return a plan's workers that have not died."""
         return [m.task for m in plan.workers if m.task not in self.dead] if plan is not None else []
 
+    def away(self) -> set[str]:
+        """Return the workers whose part others do since they wait at a barrier."""
+        return {member.task for member in self.members.values() if member.away and member.present}
+
     def workers_in_force(self) -> set[str]:
         """Return the present workers of the plans in force."""
         return {m.task for plan in self.plans_in_force() for m in plan.workers} & self.present_tasks()
@@ -418,6 +427,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
         for member in self.members.values():
             member.joined += seconds
             member.finished_at += seconds if member.finished_at else 0.0
+            member.barrier_since += seconds
         if self.pending is not None:
             self.pending.began += seconds
             self.pending.sent = (self.pending.sent or self.clock) + seconds

@@ -342,6 +342,7 @@ class Coordinator:
         elif pending.phase == "preparing":
             if pending.ready >= pending.members() - state.dead.keys():
                 plans.commit(job, pending)
+                work_reassignment.share_out_again(job)
                 self._faults.reached(FaultPoint.PLAN_COMMITTED, pending.plan)
         else:
             removed = plans.follow(job, pending)

@@ -1,4 +1,4 @@
-"""Members up to their first plan: who may join, what the job is, ranks, barriers, and the time limit of the start."""
+"""Members up to their first plan: who may join, what the job is, ranks, and the time limit of the start."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import ROLES, JobState, MemberState
 from pslite.job.job_spec import JobSpec, Sum, differences
-from pslite.net.messages import AtBarrier, BarrierOpen, Describe, Finished, Hello, Join, Refused, Seat
+from pslite.net.messages import Describe, Finished, Hello, Join, Refused, Seat
 from pslite.net.reliable_channel import ReliableChannel
 from pslite.net.tls import VARIABLE
 
@@ -112,11 +112,6 @@ def lose_finished(job: Job, member: MemberState, text: str) -> None:
         job.fail(f"{text}, before it had written what the script saves at its end")
 
 
-def at_barrier(_job: Job, member: MemberState, _message: AtBarrier) -> None:
-    """A worker waits for all others."""
-    member.at_barrier = True
-
-
 def give_ranks(job: Job, now: float) -> None:
     """Tell workers that need it before they can describe the job which rank they have among how many.
 
@@ -135,19 +130,6 @@ def give_ranks(job: Job, now: float) -> None:
         if member.task in ranks and not member.seated:
             member.seated = True
             member.channel.send(Seat(rank=ranks.index(member.task), workers=len(ranks)))
-
-
-def open_barrier(job: Job, _now: float) -> None:
-    """Let the workers go on that wait at a barrier, once all do; a newcomer passes those of the beginning alone."""
-    workers = [m for m in job.state.present() if m.role == "worker"]
-    waiting = [m for m in workers if m.state == "joined" and m.seated]
-    members = [m for m in workers if m.state != "joined" and not m.finished]
-    groups = [[m] for m in waiting] + [members] if job.state.plan is not None else [waiting]
-    for group in groups:
-        if group and all(m.at_barrier for m in group):
-            for member in group:
-                member.at_barrier = False
-                member.channel.send(BarrierOpen())
 
 
 def check_start(job: Job, now: float) -> None:

@@ -294,9 +294,10 @@ def follow(job: Job, pending: PendingPlan) -> Collection[str] | None:
     if plan.stop and previous is not None and all_moved and not pending.resumed:
         pending.resumed = True
         job.tell({m.task for m in plan.workers}, Resume(plan=plan.number))
-    leavers = pending.leavers() - state.dead.keys()
+    # nor has one that waits at a barrier: it takes up the newest plan when that opens, or is told to end now
+    leavers = pending.leavers() - state.dead.keys() - state.away()
     # a worker that has finished has nothing to push: the job went on from its last version
-    stayers = {task for task in state.workers_left(plan) if not state.members[task].finished}
+    stayers = {task for task in state.workers_left(plan) if not state.members[task].finished} - state.away()
     if not all_moved or not pending.drained >= leavers or not pending.pushed.keys() >= stayers:
         return None
     state.reassigned.pop(previous.number if previous else 0, None)

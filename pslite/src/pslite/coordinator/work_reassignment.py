@@ -8,6 +8,7 @@ from collections.abc import Collection
 from pslite.coordinator import checkpoints, members, plans
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import JobState, MemberState, Reassignment
+from pslite.job.job_spec import Sum
 from pslite.job.membership_plan import Plan, reduction
 from pslite.net.messages import Reassign, Reassigned
 
@@ -24,6 +25,9 @@ def lose_worker(job: Job, member: MemberState, text: str) -> None:
         return
     if state.pending is not None and state.pending.phase == "preparing":
         plans.abort(job, state.pending, text)
+    if not state.workers_in_force() - state.away() - state.dead.keys():
+        for other in state.members.values():
+            other.away = False  # nobody trains any more: the barrier opens, and they go on
     only_copy = has_only_copy(state, member)
     given = None if only_copy else share_out_all(state)
     if given is None:
@@ -31,7 +35,6 @@ def lose_worker(job: Job, member: MemberState, text: str) -> None:
         job.give_up(member, text)
         checkpoints.go_back(job, text)
         return
-    state.reassigned = given
     others = sorted({task for nodes in given.values() for task in nodes.values()})
     if state.spec is not None and state.spec.asynchronous:
         job.say(f"{text}; its samples are left out until the next plan")
@@ -41,6 +44,13 @@ def lose_worker(job: Job, member: MemberState, text: str) -> None:
         member.state = "left"
     else:
         job.give_up(member, text)
+    _reassign(job, given)
+
+
+def _reassign(job: Job, given: dict[int, dict[int, str]]) -> None:
+    """Tell servers, and then workers, who pushes the tree nodes of those that are dead or away."""
+    state = job.state
+    state.reassigned = given
     state.reassignments += 1
     servers = set(state.servers_in_force())
     state.reassignment = Reassignment(state.reassignments, servers)
@@ -50,10 +60,45 @@ def lose_worker(job: Job, member: MemberState, text: str) -> None:
             number=state.reassignments,
             gone=tuple(state.dead),
             nodes={number: tuple(nodes) for number, nodes in given.items()},
+            away=tuple(state.away()),
         ),
     )
     _tell_workers(job)
     job.urgent = True
+
+
+def set_away(job: Job, tasks: Collection[str]) -> None:
+    """Have others do the part of these workers, which wait at a barrier, and of no other ones that are alive.
+
+    In open jobs alone.  Not where workers have weights that servers do not have: who was away could not go on.
+    """
+    state, spec = job.state, job.state.spec
+    before = state.away()
+    if tasks == before or state.failover is not None or state.over or spec is None:
+        return
+    if not spec.open or spec.asynchronous or any(isinstance(each.optimizer, Sum) for each in spec.segments):
+        return
+    for member in state.members.values():
+        member.away = member.task in tasks
+        member.missed_steps = member.missed_steps or member.away
+    given = share_out_all(state)
+    if given is None:
+        for member in state.members.values():
+            member.away = member.task in before
+        return
+    if tasks:
+        waits, them = ("waits", "it") if len(tasks) == 1 else ("wait", "them")
+        job.say(f"{' and '.join(sorted(tasks))} {waits} at a barrier; the others train on without {them}")
+    else:
+        job.say("all workers are at the barrier")
+    _reassign(job, given)
+
+
+def share_out_again(job: Job) -> None:
+    """Have others do the part of workers that are away under a plan that has just been committed, too."""
+    given = share_out_all(job.state) if job.state.away() else None
+    if given is not None:
+        _reassign(job, given)
 
 
 def has_only_copy(state: JobState, member: MemberState) -> bool:
@@ -87,20 +132,23 @@ def share_out_all(state: JobState) -> dict[int, dict[int, str]] | None:
 
 
 def share_out(state: JobState, plan: Plan, before: dict[int, str]) -> dict[int, str] | None:
-    """Return which worker of a plan pushes each tree node of those that are dead; None where no worker is left.
+    """Return which worker of a plan pushes each tree node of those that are dead or away; None where none is left.
 
     Who has begun with a node keeps it.  Workers that stay in the next plan come first: the others may have left.
     """
     assert state.spec is not None
-    pending = state.pending
-    there = [task for task in state.workers_left(plan) if state.members[task].present]
+    pending, away = state.pending, state.away()
+    there = [task for task in state.workers_left(plan) if state.members[task].present and task not in away]
     leaving = pending.leavers() if pending is not None else set()
     willing = [task for task in there if task not in leaving] or [
         task for task in there if pending is None or task not in pending.drained
     ]
     how = reduction(state.spec, len(plan.workers), plan.shares)
     nodes = [
-        node for member, own in zip(plan.workers, how.nodes, strict=True) if member.task in state.dead for node in own
+        node
+        for member, own in zip(plan.workers, how.nodes, strict=True)
+        if member.task in state.dead or member.task in away
+        for node in own
     ]
     if not nodes:
         return {}
@@ -108,7 +156,7 @@ def share_out(state: JobState, plan: Plan, before: dict[int, str]) -> dict[int, 
         return {}  # who has pushed under the next plan has the last version of this one
     if not willing:
         return None
-    given = {node: task for node, task in before.items() if task in willing}
+    given = {node: task for node, task in before.items() if task in willing and node in nodes}
     load = Counter(given.values())
     for node in nodes:
         if node not in given:

@@ -57,6 +57,8 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         #: of the present step
         self._pushed: dict[Key, list[Any]] = {}
         self._outs: list[tuple[KeyTensor, list[Any]]] = []
+        #: where the weights of the last step were written
+        self._last_outs: list[tuple[KeyTensor, list[Any]]] = []
         #: rows that are asked for of keys that are pushed in it
         self._rows: list[tuple[KeyTensor, Any, Any]] = []
         #: what was asked for before the first step
@@ -287,7 +289,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
             left = session.exchange([Contribution(node, bundle) for node in left], 0.0, 0)
         step.finish()
         self._pushed.clear()
-        self._outs.clear()
+        self._last_outs, self._outs = self._outs, []
         self._put_rows()
         self._seen.add(self.num_workers)
 
@@ -404,8 +406,11 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
     # --- the rest of MXNet's KVStore ------------------------------------------------------------------------------
 
     def barrier(self) -> None:
-        """Wait until every worker does."""
+        """Wait until every worker does; if others trained meanwhile, the script's arrays have their weights then."""
+        before = self._session.version
         self._session.barrier()
+        if self._session.version != before:
+            self._write(list(self._last_outs))
 
     _barrier = barrier
 

@@ -55,6 +55,8 @@ FIRST_STATE = 22
 #: worker -> server, after a new connection or a failover: send me the weights at `version` again if you have sent them;
 #: -1: the first version that a new worker gets
 RESEND = 24
+#: version in a RESEND: the one that the owner has
+NEWEST = -2
 #: server -> workers that apply the optimizer: a new worker lacks its FIRST_STATE
 NEED_FIRST_STATE = 25
 KINDS = frozenset(

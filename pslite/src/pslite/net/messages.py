@@ -327,6 +327,9 @@ class Seat(Message, frozen=True):
 class BarrierOpen(Message, frozen=True):
     """Worker: all have come to the barrier."""
 
+    #: whether others have trained meanwhile: the servers have newer weights
+    missed_steps: bool = False
+
 
 class Prepare(Message, frozen=True):
     """Open and allocate what plan needs, then answer Ready or Nack; nothing takes effect yet.
@@ -381,13 +384,15 @@ class PlanDone(Message, frozen=True):
 
 
 class Reassign(Message, frozen=True, tag="TakeOver"):
-    """Workers are gone, and others do their part: by plan, the tree nodes that anybody of the plan may push (to a
-    server), or that you push from now on beside your own (to a worker).
+    """Workers are gone or away, and others do their part: by plan, the tree nodes that anybody of the plan may push (to
+    a server), or that you push from now on beside your own (to a worker).  All others are pushed by their own workers.
     """
 
     number: int
     gone: tuple[str, ...]
     nodes: dict[int, tuple[int, ...]]
+    #: workers that wait at a barrier, to which a server sends no weights until they ask for them
+    away: tuple[str, ...] = ()
 
 
 class Census(Message, frozen=True):

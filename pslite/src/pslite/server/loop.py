@@ -384,8 +384,9 @@ class Server:
         state.pool.trim(needed + [(block.definition, 1) for block in self._replica_store.kept.values()])
 
     def _workers_lost(self, message: Reassign) -> None:
-        """Continue without workers that have died: others push their tree nodes; what they have pushed counts."""
+        """Continue without workers that are gone or away: others push their nodes; what they have pushed counts."""
         self._connections.drop_dead(message.gone)
+        self._state.away = frozenset(message.away)
         if self._state.has_spec:
             self._rounds.workers_lost(message.nodes)
         self._state.send(Reassigned(number=message.number))

@@ -22,6 +22,7 @@ from pslite.fault_points import FaultPoint
 from pslite.net.data_frames import (
     MAX_REGIONS,
     NEED_FIRST_STATE,
+    NEWEST,
     PARAM,
     PARAM_ROWS,
     REFUSED,
@@ -141,6 +142,8 @@ class Rounds(ABC):
         for worker in prepared.plan.workers:
             if self.server.sums_only and block.version == block.first and worker.task in prepared.newcomers:
                 continue  # it has no weights yet to which it could apply the sum
+            if worker.task in self.server.away:
+                continue
             link = self.connections.accepted.get(worker.task)
             if link is None or link.incarnation != worker.incarnation:
                 continue
@@ -185,6 +188,11 @@ class Rounds(ABC):
 
     def _answer_request(self, link: Link, header: Header, block: BlockState) -> bool:
         """Answer a request about a block that has its state, if it is at the right version; return whether it was."""
+        if header.kind == RESEND and header.version == NEWEST:
+            if block.number not in self.server.owned or block.awaits_backup:
+                return False
+            self.send_weights(link, self.answer_header(block), block)
+            return True
         if header.kind == RESEND:
             self._resend(link, header, block)
             return True
@@ -333,4 +341,4 @@ class SynchronousRounds(Rounds):
     def workers_lost(self, nodes: Mapping[int, Collection[int]]) -> None:
         """Let every worker of a plan push these tree nodes (by plan number); what was pushed counts."""
         for number in nodes.keys() & self.server.plans.keys():
-            self.server.plans[number].pushers.update(dict.fromkeys(nodes[number], ANY_WORKER))
+            self.server.plans[number].let_anybody_push(nodes[number])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from pslite.errors import ProtocolError
@@ -49,6 +49,11 @@ class PreparedPlan:
     #: time at which the first block entered the plan (monotonic, seconds); 0: none has
     entered_at: float = 0.0
 
+    def let_anybody_push(self, nodes: Collection[int]) -> None:
+        """Let every worker of the plan push these tree nodes; each of the others is pushed by its own worker."""
+        for worker, own in zip(self.plan.workers, self.reduction.nodes, strict=True):
+            self.pushers.update({node: ANY_WORKER if node in nodes else worker.task for node in own})
+
     def note_entered(self) -> None:
         """Set `entered_at`, if no block has entered the plan before."""
         self.entered_at = self.entered_at or time.monotonic()
@@ -69,6 +74,7 @@ class ServerState:
     owned            blocks that this server owns                  block_handoff, failover
     frozen           blocks to which no step is applied            failover, `drop_plan`
     former_owners    owners of blocks before failovers             failover
+    away             workers that wait at a barrier                loop
     version          the highest version of an owned block         `version_reached`,
                                                                    block_handoff
     ================ ============================================= ========================
@@ -109,6 +115,8 @@ class ServerState:
     frozen: set[int] = field(default_factory=set)
     #: block number -> servers that owned it: they may send frames as its owner until they hear of the failover
     former_owners: dict[int, set[str]] = field(default_factory=dict)
+    #: workers that wait at a barrier while others do their part: they are sent no weights unless they ask
+    away: frozenset[str] = frozenset()
     version: int = 0
     pool: BufferPool = field(default_factory=BufferPool)
     meter: ThroughputMeter = field(default_factory=ThroughputMeter)

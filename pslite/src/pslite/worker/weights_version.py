@@ -21,15 +21,23 @@ class Progress:
         #: the version whose blocks are awaited, and those of them that have not come
         self.awaited = -1
         self.missing: set[int] = set()
+        #: whether they are awaited at any version: at the one that their server has
+        self.any_version = False
+        #: by block, version and plan of the weights that have come
+        self.arrived: dict[int, tuple[int, int]] = {}
 
-    def expect_next(self, blocks: int) -> None:
-        """Wait for all blocks of the next version."""
+    def expect(self, version: int, blocks: int) -> None:
+        """Wait for all blocks of a version."""
         self.missing = set(range(blocks))
-        self.awaited = self.version + 1
+        self.awaited = version
+
+    def expect_newest(self, blocks: int) -> None:
+        """Wait for all blocks at whichever version servers have them."""
+        self.missing, self.any_version = set(range(blocks)), True
 
     def wants(self, block: int, version: int) -> bool:
         """Whether that version of a block is awaited."""
-        return version == self.awaited and block in self.missing
+        return block in self.missing and (self.any_version or version == self.awaited)
 
     def newest(self, block: int) -> int:
         """Return the version that is here of a block; -1 if there is none."""

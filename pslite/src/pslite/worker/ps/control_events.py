@@ -67,6 +67,8 @@ class ControlEvents:
         #: rank and number of workers before there is a plan
         self.seat: tuple[int, int] | None = None
         self.barriers_open = 0
+        #: whether others have trained while this worker was at the last barrier
+        self.missed_steps = False
         #: the last plan for which everything has moved, where workers stand still until then
         self.resumed = 0
         #: the worker that writes files, once all have the last version
@@ -184,8 +186,9 @@ class ControlEvents:
     def _seated(self, message: Seat) -> None:
         self.seat = message.rank, message.workers
 
-    def _barrier_open(self, _: BarrierOpen) -> None:
+    def _barrier_open(self, message: BarrierOpen) -> None:
         self.barriers_open += 1
+        self.missed_steps = message.missed_steps
 
     def _resume(self, message: Resume) -> None:
         self.resumed = message.plan

@@ -175,10 +175,11 @@ class FrameReceiver:
             self._model.arriving(header.version).part(block).reshape(-1, block.row)[rows.numbers] = rows.values
         self._divert_others(link, header)
         progress.missing.discard(number)
-        take = self._model.arriving(progress.awaited).take
+        take = self._model.arriving(header.version).take
         if take is not None:
             take(block)
-        self._faults.reached(FaultPoint.WEIGHTS_HERE, number, progress.awaited)
+        self._faults.reached(FaultPoint.WEIGHTS_HERE, number, header.version)
+        progress.arrived[number] = header.version, header.plan
         if header.next_plan:
             self._plans.next = header.next_plan, header.next_first
 

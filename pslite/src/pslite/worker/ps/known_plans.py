@@ -64,6 +64,11 @@ class PlanTable:
             self.current = prepared.plan
         return prepared
 
+    def later(self, number: int) -> PreparedPlan | None:
+        """Return a prepared plan if it comes after the current one."""
+        assert self.current is not None
+        return self._prepared[number] if number > self.current.number else None
+
     def enter(self, prepared: PreparedPlan, version: int) -> bool:
         """Have a plan be in force from a version on; returns whether this worker was a member of the one before."""
         was_member = self.current is not prepared.plan

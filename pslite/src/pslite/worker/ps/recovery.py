@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pslite.fault_points import FaultPoint, FaultPoints
-from pslite.net.data_frames import RESEND, Header
+from pslite.net.data_frames import NEWEST, RESEND, Header
 from pslite.net.messages import Promote
 from pslite.worker.ps.data_plane import DataPlane
 from pslite.worker.ps.gradient_sender import GradientSender
@@ -62,10 +62,15 @@ class Recovery:
             self._fetch.ask(owners)
         self._faults.reached(FaultPoint.OWNERS_CHANGED)
 
+    def ask_for_missing(self) -> None:
+        """Ask for the blocks that are missing."""
+        self._ask_again(self._progress.missing)
+
     def _ask_again(self, numbers: Iterable[int]) -> None:
         """Ask all servers that may have them for blocks that are missing; what they have sent may be lost."""
         progress = self._progress
         version = progress.awaited if progress.entered or progress.began else -1
+        version = NEWEST if progress.any_version else version
         for number in numbers:
             for owner in self._plans.may_own(number):
                 link = self._plane.links.get(owner)

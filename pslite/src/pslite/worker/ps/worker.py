@@ -227,10 +227,53 @@ class Worker(Membership):
     # --- waiting --------------------------------------------------------------------------------------------------
 
     def barrier(self) -> None:
-        """Wait until every worker of the job does."""
+        """Wait until every worker of the job does.
+
+        Where others train meanwhile, they do this worker's part; it then goes on from their version and their plan.
+        """
         self._barriers += 1
         self._send(AtBarrier())
         self._await(lambda: self._events.barriers_open >= self._barriers)
+        if self._events.missed_steps:
+            self._catch_up()
+        elif self._plans.current is not None:
+            self._set_share()  # the others do their part themselves again
+
+    def _catch_up(self) -> None:
+        """Go on from the weights that the servers have: others have trained while this worker was away."""
+        progress = self._progress
+        progress.expect_newest(len(self.blocks))
+        self._events.recovery.ask_for_missing()
+        self._await(lambda: not progress.missing)
+        progress.any_version = False
+        version, number = min(progress.arrived.values())
+        progress.version = progress.awaited = version
+        self._model.show(version)
+        self._skip_to(self._plans.later(number))
+        behind = {block for block, (here, _) in progress.arrived.items() if here == version}
+        if len(behind) < len(self.blocks):
+            self._complete_torn_step(behind)
+        else:
+            self._skip_to(self._plans.following(version))
+
+    def _skip_to(self, prepared: PreparedPlan | None) -> None:
+        """Enter a plan that is in force already, if there is one, or leave the job if this worker is not in it."""
+        if prepared is not None:
+            self._plans.next = None
+            self._leave_unless_member(prepared)
+            self._enter(prepared, self.version)
+        self._set_share()
+
+    def _complete_torn_step(self, behind: set[int]) -> None:
+        """Complete a step of which the last worker that trained pushed some blocks before it died: of the others, 0."""
+        progress, zeros = self._progress, self.supply.take()
+        progress.missing, progress.awaited = behind, self.version + 1
+        self._report_suspension()
+        while progress.missing:
+            undone = tuple(node for node in self._due if node not in self._sender.nodes) or self._left_undone()
+            self._sender.push([Contribution(node, zeros) for node in undone])
+            self._pump(lambda: not progress.missing or bool(self._left_undone()))
+        self._complete_step()
 
     def fetch(self) -> list[Array]:
         """Return weights and optimizer state of every block at the present version, as the servers have them.
@@ -320,7 +363,7 @@ class Worker(Membership):
         self._note_progress(loss, samples)
         self._events.take_all()
         if first:
-            self._progress.expect_next(len(self.blocks))
+            self._progress.expect(self.version + 1, len(self.blocks))
         following = self._plans.following(self.version + 1)
         if following is not None and not self._left_undone():
             self._leave_unless_member(following)
