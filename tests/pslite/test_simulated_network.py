@@ -73,6 +73,17 @@ def test_members_do_not_count_as_late_for_a_plan_that_a_stalled_disk_holds_back(
     assert "not ready within" not in said
 
 
+def test_members_wait_for_a_new_coordinator_whose_disk_stalls():
+    """It takes nobody back before it has written its log; seed 1898."""
+    stall = Disturbance(1.0, "stall", -1, -1, seconds=60.0)
+    kill = Disturbance(1.5, "kill", -1)
+    simulated = check(Schedule(1, job(epochs=10), 2, 2, [stall, kill]))
+    said = "\n".join(simulated.log)
+    assert "coordinator is killed" in said
+    assert "goes on from its log" in said
+    assert "has ended" not in said
+
+
 def test_another_worker_writes_files_if_the_first_one_is_lost_before_it_knows_that_it_should():
     """The worker that joined first is the one that writes them; seed 542."""
     cut = Disturbance(1.0, "cut one way", -1, 3, seconds=60.0)

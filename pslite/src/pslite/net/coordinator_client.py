@@ -16,12 +16,13 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from pslite.errors import AuthenticationError, JobFailed, ProtocolError, PsliteError, Rejected
+from pslite.errors import AuthenticationError, ConnectError, JobFailed, ProtocolError, PsliteError, Rejected
 from pslite.net.authentication import Identity, connect
 from pslite.net.framing import Channel, Inbox, cut_off, frame, receive_one
 from pslite.net.messages import (
     MAX_CONTROL_BYTES,
     Alive,
+    Beat,
     Challenge,
     Exit,
     FromCoordinator,
@@ -244,13 +245,11 @@ class CoordinatorClient:
             pause = min(2 * pause, _MAX_PAUSE)
 
     def _try(self, seconds: float, taken: int, term: int) -> _Found:
-        deadline = time.monotonic() + seconds
         sock, _ = connect(self._address, self.identity, "control", timeout=seconds)
         try:
             sock.settimeout(seconds)
             sock.sendall(frame(Rejoin(taken=taken, term=term)))
-            inbox: Inbox[FromCoordinator] = Inbox(FromCoordinator, MAX_CONTROL_BYTES)
-            answer = receive_one(sock, inbox, deadline)
+            answer = self._answer(sock, seconds)
             if isinstance(answer, RollBack):
                 sock.close()
                 return answer
@@ -266,6 +265,22 @@ class CoordinatorClient:
             sock.close()
             raise
         return sock, answer
+
+    def _answer(self, sock: socket.socket, seconds: float) -> FromCoordinator:
+        """Return the answer to `Rejoin`; while the coordinator waits for its disk, heartbeats show that both live."""
+        inbox: Inbox[FromCoordinator] = Inbox(FromCoordinator, MAX_CONTROL_BYTES)
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                answer = receive_one(sock, inbox, min(deadline, time.monotonic() + self.heartbeat))
+            except ConnectError:
+                if time.monotonic() >= deadline:
+                    raise
+                sock.sendall(frame(Beat()))
+            else:
+                if not isinstance(answer, Alive):
+                    return answer
+                deadline = time.monotonic() + seconds
 
     def _take_found(self) -> list[FromCoordinator]:
         if self.connected or self._over or self._found.empty():
