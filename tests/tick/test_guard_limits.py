@@ -26,7 +26,9 @@ from dl2d.core.policy import NO_EVIDENCE
 from dl2d.core.resource_manager import GrowthLimit
 from dl2d.core.resources import Resources, Shortfall
 from dl2d.placement.load_balance import LoadBalance
+from dl2d.policies.common.checkpoint import read_checkpoint
 from dl2d.policies.common.input_ranges import INPUT_RANGES, out_of_range, training_ranges
+from dl2d.policies.dl2.policy import DEFAULT_CHECKPOINT
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.tick import policy_call
@@ -629,9 +631,9 @@ def test_a_policy_that_fails_is_replaced_and_every_job_is_told(action, words) ->
     [
         (1, 1, ""),
         (40, 24, ""),
-        (401, 24, "401 jobs; it was trained with 1 to 40"),
-        (400, 241, "241 nodes; it was trained with 3 to 24"),
-        (400, 2, "200 jobs per node; it was trained with 0.0416667 to 13.3333"),
+        (401, 24, "401 jobs; its weights are for 1 to 40"),
+        (400, 241, "241 nodes; its weights are for 3 to 24"),
+        (400, 2, "200 jobs per node; its weights are for 0.0416667 to 13.3333"),
     ],
 )
 def test_far_out_of_the_range_of_training_the_fallback_decides(jobs, nodes, words) -> None:
@@ -645,6 +647,21 @@ def test_far_out_of_the_range_of_training_the_fallback_decides(jobs, nodes, word
     decision = decide(snapshot, deciders, 7)
     assert (decision.policy, decision.fallback_cause) == ("fifo" if words else "drf", "")
     assert decision.out_of_range == (f"policy scripted was not asked: there are {words}" if words else "")
+
+
+@pytest.mark.parametrize(
+    ("jobs", "nodes", "words"),
+    [
+        (1, 1, ""),
+        (160, 1, ""),
+        (4000, 2000, ""),
+        (1, 20_000, ""),
+        (4001, 500, "4001 jobs; its weights are for 1 to 400"),
+    ],
+)
+def test_the_policy_that_comes_with_dl2d_decides_on_sites_of_all_usual_sizes(jobs, nodes, words) -> None:
+    snapshot = a_snapshot([a_job(number) for number in range(1, jobs + 1)], cluster(nodes, cpu=9, gpu=9))
+    assert out_of_range(snapshot, read_checkpoint(DEFAULT_CHECKPOINT).training) == words
 
 
 def test_a_policy_that_returns_late_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

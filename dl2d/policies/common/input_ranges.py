@@ -41,5 +41,5 @@ def out_of_range(snapshot: Snapshot, training: Mapping[str, Any]) -> str:
     for name, value in (("jobs", jobs), ("nodes", nodes), ("jobs_per_node", jobs / max(nodes, 1))):
         low, high = ranges.get(name, (0.0, float("inf")))
         if not low / FACTOR <= value <= high * FACTOR:
-            return f"{value:g} {_WORDS[name]}; it was trained with {low:g} to {high:g}"
+            return f"{value:g} {_WORDS[name]}; its weights are for {low:g} to {high:g}"
     return ""
