@@ -227,9 +227,9 @@ def _epoch(request: JobRequest, beat: Heartbeat) -> float:
 
 
 def _samples_per_second(request: JobRequest, beat: Heartbeat) -> float | None:
-    """Training speed, from the updates in a second where the script has a loop of its own."""
+    """Training speed, from the updates in a second where the script has a loop of its own; None if it stands still."""
     samples, steps = _finite(beat.samples_per_second), _finite(beat.steps_per_second)
-    return steps * (request.batch or 1) if samples is None and steps is not None else samples
+    return steps * (request.batch or 1) if samples is None and steps else samples
 
 
 def _reports(beat: Heartbeat, at: float, unknown: set[str]) -> tuple[TaskReport, ...]:

@@ -377,6 +377,8 @@ class TestHeartbeat:
         world.heartbeat(job, state="running", version=25, steps_per_second=4.0)
         progress = world.store.job(job).progress
         assert (progress.epoch, progress.samples_per_second) == (epoch, speed)
+        world.heartbeat(job, state="running", version=25, steps_per_second=0.0)
+        assert world.store.job(job).progress.samples_per_second is None  # it stands still: nothing was measured
 
     def test_joined_active_draining_left(self, world):
         job = world.submit(max_workers=1, max_ps=1)

@@ -89,6 +89,10 @@ def waits(*tasks):
             id="a replica is not confirmed",
         ),
         pytest.param({"w0": waits("s0"), "w1": waits("s0"), "s1": waits()}, ["s0"], id="a server does not answer"),
+        pytest.param(
+            {"w0": waits(), "w1": waits("s0"), "s0": waits("w0"), "s1": waits()}, ["w0"],
+            id="a worker at a barrier for whose part others do not step in (update_on_kvstore=False)",
+        ),
         pytest.param({"w0": waits(), "w1": waits()}, [], id="all-reduce: all wait for the others"),
     ],
 )  # fmt: skip

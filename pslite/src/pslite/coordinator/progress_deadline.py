@@ -148,6 +148,9 @@ def stuck_members(version: int, workers: list[str], answers: Mapping[str, Stacks
         return [Stuck(task, how.format(server)) for task, server in dict(pairs).items()]
     servers = dict.fromkeys(server for task in workers for server in waits[task])
     for server in servers:
+        idle = [task for task in workers if _waits(answers, server, task) and not waits[task]]
+        if idle:
+            return [Stuck(task, f"waits at a barrier, and {server} for its part of the step") for task in idle]
         others = [other for other in (answers[server].waits_for if server in answers else ()) if other not in workers]
         return [Stuck(others[0] if others else server, "does not answer")]
     return []

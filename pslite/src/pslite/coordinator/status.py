@@ -10,8 +10,10 @@ from pslite.job.job_status import Cause, MemberReport, Status, signal_in_words
 from pslite.job.member_measurements import Usage
 from pslite.net.messages import AgentExit, Alive, Beat
 
-#: the window over which speed is measured
+#: the window over which speed is measured; it has two versions at least
 _SPEED_SECONDS = 10.0
+#: without a step for longer than the window and than so many steps, a job stands still
+_MISSING_STEPS = 10
 #: characters of a task's error output that a report repeats
 _MAX_OUTPUT = 3000
 
@@ -31,7 +33,7 @@ def heartbeat(job: Job, member: MemberState, message: Beat) -> None:
     state.version = message.version
     now = time.monotonic()
     job.progress.append((now, state.version))
-    while job.progress[0][0] < now - _SPEED_SECONDS:
+    while len(job.progress) > 2 and job.progress[0][0] < now - _SPEED_SECONDS:
         job.progress.pop(0)
     epoch = current_epoch(job)
     if epoch > job.epoch_reported and state.spec is not None:
@@ -46,17 +48,18 @@ def current_epoch(job: Job) -> int:
     return 0 if state.spec is None or state.spec.open else state.version // state.spec.steps_per_epoch
 
 
-def steps_per_second(job: Job) -> float | None:
-    """Return the speed of the job; None if it is not known yet."""
+def steps_per_second(job: Job, now: float) -> float | None:
+    """Return the speed of the job, 0 if it stands still; None if it is not known yet."""
     if len(job.progress) < 2 or job.progress[-1][0] <= job.progress[0][0]:
         return None
     (began, first), (ended, last) = job.progress[0], job.progress[-1]
-    return (last - first) / (ended - began)
+    rate = (last - first) / (ended - began)
+    return rate if now - ended <= max(_SPEED_SECONDS, _MISSING_STEPS / rate) else 0.0
 
 
 def report(job: Job) -> Status:
     """Return the state of a job for its membership source."""
-    state, rate = job.state, steps_per_second(job)
+    state, rate = job.state, steps_per_second(job, time.monotonic())
     spec = state.spec if state.spec is not None and not state.spec.open else None
     return Status(
         address=state.address,
@@ -69,7 +72,7 @@ def report(job: Job) -> Status:
         epochs=float(spec.epochs) if spec else None,
         loss=job.loss,
         steps_per_second=rate,
-        samples_per_second=rate * spec.samples / spec.steps_per_epoch if rate is not None and spec else None,
+        samples_per_second=rate * spec.samples / spec.steps_per_epoch if rate and spec else None,
         members=[
             *(_member(member, state.exits.get(task), job.usage.get(task)) for task, member in state.members.items()),
             *(_never_joined(task, ended) for task, ended in state.exits.items() if task not in state.members),
