@@ -661,7 +661,7 @@ def test_far_out_of_the_range_of_training_the_fallback_decides(jobs, nodes, word
 )
 def test_the_policy_that_comes_with_dl2d_decides_on_sites_of_all_usual_sizes(jobs, nodes, words) -> None:
     snapshot = a_snapshot([a_job(number) for number in range(1, jobs + 1)], cluster(nodes, cpu=9, gpu=9))
-    assert out_of_range(snapshot, read_checkpoint(DEFAULT_CHECKPOINT).training) == words
+    assert out_of_range(snapshot, read_checkpoint(DEFAULT_CHECKPOINT, policy="dl2").training) == words
 
 
 def test_a_policy_that_returns_late_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
