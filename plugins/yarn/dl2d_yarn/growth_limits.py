@@ -35,7 +35,7 @@ def queue_shares(
         return []
     live: dict[tuple[str, str], list[JobService]] = defaultdict(list)
     for service in services:
-        if service.is_live and service.application:
+        if service.is_live and service.application_id:
             live[service.queue, service.user].append(service)
     shares = []
     for (name, of_user), members in (live or {(queue, user): []}).items():
@@ -64,7 +64,7 @@ def queue_limits(shares: Sequence[QueueShare], idle: Collection[IdleContainer]) 
         jobs = {service.job for service in share.services}
         own_idle = Resources.total(demand for job, _, demand in idle if job in jobs)
         left = {resource: amount + own_idle.get(resource) for resource, amount in share.headroom.items()}
-        applications = frozenset(service.application for service in share.services)
+        applications = frozenset(service.application_id for service in share.services)
         yield GrowthLimit(applications, left, f"queue {share.queue} leaves no more to {share.user}")
 
 
@@ -92,7 +92,7 @@ def idle_limits(
         reason = "the containers without a task of other jobs are room for those jobs only"
         return GrowthLimit(frozenset(applications), left, reason)
 
-    live = {service.job: service.application for service in services if service.is_live and service.application}
+    live = {service.job: service.application_id for service in services if service.is_live and service.application_id}
     yield limit((application for job, application in live.items() if job not in idle_by_job), Resources())
     for job, own_idle in idle_by_job.items():
         if job in live:

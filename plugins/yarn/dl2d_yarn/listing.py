@@ -239,7 +239,7 @@ class ServiceDescription:
     #: Decommissioned positions of each component.
     decommissioned: Mapping[str, set[int]] = field(default_factory=dict)
     #: Id of its application.
-    application: str = ""
+    application_id: str = ""
     #: Demand of a container of each component, as directives have it.
     demands: Mapping[str, str] = field(default_factory=dict)
     #: Properties and environment that all components have; secrets are among them.
@@ -392,7 +392,7 @@ def read_service(client: RestClient, name: str, *, do_as: str = "") -> ServiceDe
     dead = {}
     for component in service.components:
         runs = _meaning(COMPONENT_STATES, component.state, f"component {component.name} of {name}")
-        if component.containers is None and use is ServiceUse.FLEX:
+        if component.containers is None and use is ServiceUse.RESIZABLE:
             raise Unavailable(f"{name}: the answer does not say which containers component {component.name} has")
         containers = component.containers or []
         alive[component.name] = {
@@ -408,7 +408,7 @@ def read_service(client: RestClient, name: str, *, do_as: str = "") -> ServiceDe
         containers=alive,
         dead=dead,
         decommissioned={component.name: _positions(component) for component in service.components},
-        application=service.id,
+        application_id=service.id,
         demands={component.name: _directive(component.resource) for component in service.components},
         properties=service.configuration.properties,
         environment=service.configuration.env,

@@ -69,7 +69,7 @@ _PARALLEL_SUBMITS: Final = 4
 #: Number of different warnings of which each is logged once.
 _MAX_WARNINGS: Final = 1000
 #: Time after which a posted service that never became an application is removed, seconds: YARN copies files first.
-_UNSTARTED_SECONDS: Final = 300.0
+_NO_APPLICATION_SECONDS: Final = 300.0
 #: Maximum length of all ``dl2.*`` properties of a service together, in characters.
 _MAX_REQUEST_CHARACTERS: Final = 64 * 1024
 #: Minimum time between two listings that are read to look up an application, seconds.
@@ -195,7 +195,7 @@ class YarnManager:
             self._check_settled(listing, now)
             self._services.add_missing_anchors()
             self._changer.start()
-            own = {service.application for service in self._services.by_job.values()}
+            own = {service.application_id for service in self._services.by_job.values()}
             jobs += [*self._tasks.listed(listing.node_names), *self._watched.jobs(listing, own)]
             names = {id_: name for id_, name in listing.node_names.items() if id_ not in listing.lost_nodes}
             idle = [each._replace(node=names[each.node]) for each in self._tasks.idle() if each.node in names]
@@ -217,7 +217,7 @@ class YarnManager:
         self._listed_at = now if self._listed_at is None else self._listed_at
         live = any(each.is_service and not each.state.ended for each in listing.applications)
         seconds = _SETTLING_INTERVALS * self._settings.report_seconds if live or listing.incomplete else 0.0
-        if not self._services.unreported().isdisjoint(each.application for each in self._services.by_job.values()):
+        if not self._services.unreported().isdisjoint(each.application_id for each in self._services.by_job.values()):
             seconds = max(seconds, _SETTLING_SECONDS)
         left = self._listed_at + seconds - now
         if left > 0:
@@ -336,7 +336,7 @@ class YarnManager:
         except Rejected as error:
             if "already exist" not in error.said.lower():
                 raise
-            application, size = self._find_posted(anchor, description, error), None
+            application, size = self._find_own_service(anchor, description, error), None
         with self._lock:
             service = self._services.by_job.setdefault(task.job, JobService(task.job, name))
             service.user = self._user
@@ -346,7 +346,7 @@ class YarnManager:
         log.info("service posted", name=name, application=application)
         return application
 
-    def _find_posted(self, anchor: Task, description: Mapping[str, Any], error: Rejected) -> str:
+    def _find_own_service(self, anchor: Task, description: Mapping[str, Any], error: Rejected) -> str:
         """Id of the application of an earlier POST of this service whose answer was lost.
 
         Raises
@@ -363,18 +363,18 @@ class YarnManager:
         problem = "retrying after the next listing"
         if own is not None:
             found = read_service(self._client, name)
-            if found.application == own.id and found.use is not ServiceUse.WAIT:
+            if found.application_id == own.id and found.use is not ServiceUse.WAIT:
                 _check_same_job(found, description)
                 return own.id
         elif running:
             problem = f"{running[0].id} of user {running[0].user} has it, and YARN allows a name once"
         elif not listing.incomplete:
-            self._remove_unstarted(name, anchor)
+            self._remove_without_application(name, anchor)
         raise Unavailable(f"{name}: a service of this name exists; {problem}", said=error.said)
 
-    def _remove_unstarted(self, name: str, anchor: Task) -> None:
-        """Remove a service that is not an application ``_UNSTARTED_SECONDS`` after its POST: it can be posted again."""
-        if self._timer() - anchor.added < _UNSTARTED_SECONDS:
+    def _remove_without_application(self, name: str, anchor: Task) -> None:
+        """Remove a service that is no application ``_NO_APPLICATION_SECONDS`` after its POST: it can be posted again."""
+        if self._timer() - anchor.added < _NO_APPLICATION_SECONDS:
             return
         # Read right before its removal: it may have become an application since the listing.
         if read_service(self._client, name).use is ServiceUse.ENDED:
@@ -384,7 +384,9 @@ class YarnManager:
     def stop(self, jobs: Sequence[RmIdentity], grace: float) -> None:
         """See ``ResourceManager.stop``. Containers are told when they report; services are removed after ``grace``."""
         with self._lock:
-            services = {service.identity: service for service in self._services.by_job.values() if service.application}
+            services = {
+                service.identity: service for service in self._services.by_job.values() if service.application_id
+            }
             for identity in jobs:
                 service = services.get(identity)
                 task = self._tasks.get(task_tag(service.job, ANCHOR) if service is not None else identity.handle)
@@ -398,7 +400,7 @@ class YarnManager:
     def report_container(self, report: ContainerReport) -> ContainerOrder:
         """Record a container's report; returns what it is to do: see ``ContainerTasks.answer``."""
         with self._lock:
-            self._services.adopt(report.job)
+            self._services.manage(report.job)
             order = self._tasks.answer(report)
             service = self._services.by_job.get(report.job)
             # After a coordinator's exit status 0 its service ends by itself, unless the container was lost first: YARN
@@ -436,7 +438,7 @@ class YarnManager:
         if service.use is ServiceUse.WAIT:
             raise Unavailable(f"{rm_id}: YARN does not tell the description of service {application.name} yet")
         secret = service.environment.get(SECRET_VARIABLE, "")
-        if service.application != rm_id or not secret or not hmac.compare_digest(secret.encode(), proof.encode()):
+        if service.application_id != rm_id or not secret or not hmac.compare_digest(secret.encode(), proof.encode()):
             raise Denied(f"{rm_id}: the proof does not match the {SECRET_VARIABLE} in service {application.name}")
         given = {key: text for key, text in service.properties.items() if key.startswith(PROPERTY_PREFIX)}
         request = {key.removeprefix(PROPERTY_PREFIX): text for key, text in given.items()}
@@ -491,7 +493,9 @@ def _check_same_job(found: ServiceDescription, description: Mapping[str, Any]) -
     """Raise ``Rejected`` if a service that was found is not the one of this description, but that of another dl2d."""
     name, given = description["name"], description["configuration"]["env"]
     if any(found.environment.get(variable) != given[variable] for variable in JOB_VARIABLES):
-        raise Rejected(f"{name}: {found.application} of another dl2d has this name; give each its own cluster and user")
+        raise Rejected(
+            f"{name}: {found.application_id} of another dl2d has this name; give each its own cluster and user"
+        )
 
 
 def _warn(remark: str) -> None:

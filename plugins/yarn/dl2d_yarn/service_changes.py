@@ -195,11 +195,11 @@ class ServiceChanger:
     def _resize(self, service: JobService) -> None:
         """Request the number of containers that each component needs, unless YARN has confirmed it."""
         with self._lock:
-            if service.state.ended or not service.application:
+            if service.state.ended or not service.application_id:
                 return
             if not self._needed_sizes(service):
                 return
-        if self._read_description(service).use is not ServiceUse.FLEX:
+        if self._read_description(service).use is not ServiceUse.RESIZABLE:
             if self._has_ended(service):
                 service.retry_at = self._timer() + _RETRY_SECONDS  # it is about to end by itself
                 return
@@ -242,12 +242,12 @@ class ServiceChanger:
             YARN does not say which application it is.
         """
         found = read_service(self._client, service.name, do_as=service.user)
-        if found.application and found.application != service.application:
-            raise NotFound(f"service {service.name} is {found.application} by now, not {service.application}")
-        if not found.application and found.use is not ServiceUse.ENDED:
+        if found.application_id and found.application_id != service.application_id:
+            raise NotFound(f"service {service.name} is {found.application_id} by now, not {service.application_id}")
+        if not found.application_id and found.use is not ServiceUse.ENDED:
             raise Unavailable(f"YARN does not say yet which application service {service.name} is")
         service.described_at = self._timer()
-        if found.use is ServiceUse.FLEX:
+        if found.use is ServiceUse.RESIZABLE:
             with self._lock:
                 application = self._services.application(service)
                 listed = sum(len(containers) for containers in found.containers.values())
@@ -271,13 +271,13 @@ class ServiceChanger:
         ended = self._has_ended(service)
         with self._lock:
             due = service.remove_at is not None and (ended or self._timer() >= service.remove_at)
-            if service.removed or not due or not service.application:
+            if service.removed or not due or not service.application_id:
                 return
         try:
-            if not self._read_description(service).application:
+            if not self._read_description(service).application_id:
                 raise Unavailable(
-                    f"YARN does not say whether service {service.name} still is {service.application}, so it is left; "
-                    f"if nothing else has its name, remove it with `yarn app -destroy {service.name}`"
+                    f"YARN does not say whether service {service.name} still is {service.application_id}, so it is "
+                    f"left; if nothing else has its name, remove it with `yarn app -destroy {service.name}`"
                 )
             if not self._is_allowed():
                 return
@@ -301,7 +301,7 @@ class ServiceChanger:
         """Raise ``Unavailable`` if YARN says that a service does not exist but lists its application as live."""
         if not service.state.ended:
             raise Unavailable(
-                f"YARN does not know service {service.name} now, but lists its application {service.application} as "
+                f"YARN does not know service {service.name} now, but lists its application {service.application_id} as "
                 "live; trying again", said=str(error),
             )  # fmt: skip
 
@@ -314,15 +314,15 @@ class ServiceChanger:
         with self._lock:
             late = [(by_job.get(job), tasks) for job, tasks in self._tasks.overdue().items()]
             anchors = {task.job for task in self._tasks.pending_anchors()}
-            unstarted = self._unstarted(anchors, self._timer() - self._tasks.overdue_seconds)
+            unreported = self._without_coordinator(anchors, self._timer() - self._tasks.overdue_seconds)
         checks: list[tuple[JobService, Callable[[JobService], None]]] = []
         checks += [(service, partial(self._end_unlisted, tasks)) for service, tasks in late if service is not None]
-        checks += [(service, self._end_unstarted) for service in unstarted]
+        checks += [(service, self._end_without_coordinator) for service in unreported]
         for service, check in sorted(checks, key=lambda each: (each[0].failures, each[0].retry_at)):
             if self._timer() < until:
                 self._attempt(service, check)
 
-    def _unstarted(self, jobs: Collection[JobKey], since: float) -> list[JobService]:
+    def _without_coordinator(self, jobs: Collection[JobKey], since: float) -> list[JobService]:
         """Services of these jobs that have been running since before ``since``, seconds on the monotonic clock."""
         found = []
         for service in self._services.by_job.values():
@@ -358,7 +358,7 @@ class ServiceChanger:
                 if present and task.container not in present:
                     task.end(RmJobState.LOST, f"{task.container} is gone", self._timer())
 
-    def _end_unstarted(self, service: JobService) -> None:
+    def _end_without_coordinator(self, service: JobService) -> None:
         """End a job whose coordinator's containers end before they report: YARN would start them again and again."""
         dead = self._read_description(service).dead.get(Role.COORDINATOR.value, ())
         since = self._timer() - _START_INTERVALS * self._tasks.overdue_seconds
@@ -387,7 +387,7 @@ class ServiceChanger:
                 return
             service.reasons_read_at = self._timer()
             try:
-                reason = read_pending_reason(self._client, service.application)
+                reason = read_pending_reason(self._client, service.application_id)
             except ResourceManagerError as error:
                 self._warn(f"{service.name}: {error}")
                 continue

@@ -24,7 +24,7 @@ class JobService:
     job: JobKey
     name: str
     #: Id of its application; empty until it is listed.
-    application: str = ""
+    application_id: str = ""
     user: str = ""
     queue: str = ""
     #: When it started, seconds since 1970.
@@ -58,7 +58,7 @@ class JobService:
     def identity(self) -> RmIdentity:
         """Identity of its anchor."""
         tag = task_tag(self.job, ANCHOR) if self.posted_by_daemon else ""
-        return RmIdentity(self.application, self.started, self.user, tag)
+        return RmIdentity(self.application_id, self.started, self.user, tag)
 
     @property
     def is_live(self) -> bool:
@@ -116,7 +116,7 @@ class Services:
 
     def application(self, service: JobService) -> Application | None:
         """The application of a service, if it is listed."""
-        return self.applications.get(service.application)
+        return self.applications.get(service.application_id)
 
     def update(self, listing: ClusterListing) -> list[RmJob]:
         """Update the services from a listing; returns the listed ones as jobs: anchors, and services of others."""
@@ -135,7 +135,7 @@ class Services:
                 jobs.append(_listed_job(application))
                 continue
             service = self.by_job.get(job) or self._add(job, application.name)
-            if service.application not in ("", application.id):
+            if service.application_id not in ("", application.id):
                 if application.state.ended:
                     continue
                 # ``remove_at`` of the ended service of this name is not carried over.
@@ -145,14 +145,14 @@ class Services:
             self._update_service(service, application)
             jobs.append(self._listed_anchor(application, service))
         if not listing.incomplete:
-            for job in [job for job, service in self.by_job.items() if service.application and job not in present]:
+            for job in [job for job, service in self.by_job.items() if service.application_id and job not in present]:
                 del self.by_job[job]
             self.managed &= self.by_job.keys() | self._tasks.jobs()
         return jobs
 
     def _update_service(self, service: JobService, application: Application) -> None:
         """Update a service from its application; the end of the application ends all its tasks."""
-        service.application, service.state = application.id, application.state
+        service.application_id, service.state = application.id, application.state
         service.user, service.queue, service.started = application.user, application.queue, application.started
         if application.state.ended:
             reason = f"{application.id} has ended: {application.reason}"
@@ -174,7 +174,7 @@ class Services:
         Among them are services of users of which no container has reported yet. Once all containers of a service have
         been described, those in components that dl2d does not use do not count.
         """
-        services = {service.application: service for service in self.by_job.values()}
+        services = {service.application_id: service for service in self.by_job.values()}
         live = [each for each in self.applications.values() if each.is_service and not each.state.ended]
         return frozenset(each.id for each in live if self._is_unreported(each, services.get(each.id)))
 
@@ -188,13 +188,15 @@ class Services:
     def undescribed(self) -> set[JobKey]:
         """Jobs with containers that have not reported, whose service has not been described with all its containers."""
         unreported = self.unreported()
-        return {each.job for each in self.by_job.values() if each.application in unreported and not each.all_described}
+        return {
+            each.job for each in self.by_job.values() if each.application_id in unreported and not each.all_described
+        }
 
     def add_applications(self, listing: ClusterListing) -> None:
         """Add the unknown applications of a listing; all other conclusions from listings are drawn by ``update``."""
         self.applications = {application.id: application for application in listing.applications} | self.applications
 
-    def adopt(self, job: JobKey) -> None:
+    def manage(self, job: JobKey) -> None:
         """Count a job whose container has reported as this daemon's, and add its service if its user posted it."""
         self.managed.add(job)
         application = self.applications.get(f"application_{job.id}")
@@ -215,7 +217,7 @@ class Services:
     def add_missing_anchors(self) -> None:
         """Add the unknown anchors of live services: no container of them has reported since the daemon's start."""
         for service in self.by_job.values():
-            if service.is_live and service.application:
+            if service.is_live and service.application_id:
                 self.add_anchor(service.job, service.user)
 
     def _listed_anchor(self, application: Application, service: JobService) -> RmJob:

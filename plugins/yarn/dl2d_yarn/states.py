@@ -56,7 +56,7 @@ class ServiceUse(enum.StrEnum):
     """What can be done with a service: wait until it is ready, change its size, or nothing since it has ended."""
 
     WAIT = "wait"
-    FLEX = "flex"
+    RESIZABLE = "resizable"
     ENDED = "ended"
 
 
@@ -64,9 +64,9 @@ class ServiceUse(enum.StrEnum):
 SERVICE_STATES: Final[Mapping[str, ServiceUse]] = MappingProxyType(
     {
         "ACCEPTED": ServiceUse.WAIT,  # also while its ApplicationMaster is restarted, and after a fail-over
-        "STARTED": ServiceUse.FLEX,
-        "STABLE": ServiceUse.FLEX,
-        "FLEX": ServiceUse.FLEX,
+        "STARTED": ServiceUse.RESIZABLE,
+        "STABLE": ServiceUse.RESIZABLE,
+        "FLEX": ServiceUse.RESIZABLE,
         "UPGRADING": ServiceUse.WAIT,
         "UPGRADING_AUTO_FINALIZE": ServiceUse.WAIT,
         "EXPRESS_UPGRADING": ServiceUse.WAIT,
