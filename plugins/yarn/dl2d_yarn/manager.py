@@ -373,7 +373,7 @@ class YarnManager:
         raise Unavailable(f"{name}: a service of this name exists; {problem}", said=error.said)
 
     def _remove_without_application(self, name: str, anchor: Task) -> None:
-        """Remove a service that is no application ``_NO_APPLICATION_SECONDS`` after its POST: it can be posted again."""
+        """Remove a service that is no application ``_NO_APPLICATION_SECONDS`` after its POST: it may be posted anew."""
         if self._timer() - anchor.added < _NO_APPLICATION_SECONDS:
             return
         # Read right before its removal: it may have become an application since the listing.
