@@ -46,7 +46,7 @@ def test_workers_know_their_place_first_and_the_first_ones_rule_counts(tmp_path)
     assert result.versions == 20
     assert set(result.exit_codes.values()) == {0}
     found = [read(out, task) for task in ("worker-0", "worker-1")]
-    assert sorted(one["places"] for one in found) == [[[0, 2]], [[1, 2]]]
+    assert [one["places"] for one in found] == [[[0, 2]], [[1, 2]]]
     weight, velocity = expected(20)
     for one in found:
         assert one["alike"]
@@ -85,6 +85,12 @@ def test_a_worker_dies_and_anothers_gradient_counts_for_its_own(tmp_path):
     assert any("nothing is lost" in line for line in result.log)
     found = [read(out, task) for task in ("worker-0", "worker-1")]
     assert all(one["weight"] == pytest.approx(expected(40)[0], rel=1e-3, abs=1e-6) for one in found)
+
+
+def test_the_first_rank_passes_on_to_the_next_worker_when_its_worker_dies(tmp_path):
+    out = tmp_path / "out"
+    run(out, "--steps=40", "--sleep=0.02", workers=3, on_status=KillAt("worker-0", 10))
+    assert [read(out, f"worker-{number}")["places"] for number in (1, 2)] == [[[1, 3], [0, 2]], [[2, 3], [1, 2]]]
 
 
 def test_scripts_begin_again_when_a_server_dies(tmp_path):

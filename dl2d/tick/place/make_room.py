@@ -98,6 +98,15 @@ def leaving_order(task: Task) -> tuple[bool, int]:
     return joined, -task.number
 
 
+def first_member(tasks: Iterable[Task]) -> Task | None:
+    """The worker of rank 0: of the members the longest-standing one, of those the lowest number.
+
+    A training script that writes files does so in this worker.
+    """
+    members = (task for task in tasks if task.state is TaskState.CONFIRMED)
+    return min(members, key=lambda task: (task.since, task.number), default=None)
+
+
 class _Cluster:
     """Free resources and tasks of each node while room is made. Results are cached until their node changes."""
 

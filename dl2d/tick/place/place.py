@@ -16,7 +16,7 @@ from dl2d.core.packing import Blocked, Packing
 from dl2d.core.placement import Placement
 from dl2d.core.resources import Resources
 from dl2d.core.tick_plan import Deferred, Move, Plan, Start, Stop
-from dl2d.tick.place.make_room import RoomMade, TaskGroup, WaitingTask, leaving_order, make_room
+from dl2d.tick.place.make_room import RoomMade, TaskGroup, WaitingTask, first_member, leaving_order, make_room
 from dl2d.tick.place.target_nodes import TargetNodes
 
 _ROLES = (Role.WORKER, Role.PS)
@@ -37,6 +37,7 @@ def place(
     - Tasks that stay keep their node. Of a job that shrinks, tasks whose resources a waiting task needs leave first,
       then tasks that have not joined, then the newest. A task may be moved to make room for a larger one
       (``make_room``), but not of a ``silent`` job, whose coordinator would not drain the old task.
+      The worker of rank 0 leaves last, and is moved only where it is the only one.
     - A job that has nothing starts with its minimum size as a whole or not at all, so that jobs do not block one
       another with incomplete sizes. In which increments it was decided does not matter.
     - Tasks that have no room now are deferred. Resources of draining tasks are not free.
@@ -61,9 +62,15 @@ def place(
         for role in _ROLES
     }
 
+    leaves_last = {
+        first
+        for (_, role), tasks in groups.items()
+        if role is Role.WORKER and len(tasks) > 1 and (first := first_member(tasks)) is not None
+    }
+
     # Start new tasks where they have room
     packing = Packing(snapshot.nodes, placement)
-    targets = TargetNodes(decision, groups, surplus, packing, snapshot.tasks)
+    targets = TargetNodes(decision, groups, surplus, packing, snapshot.tasks, leaves_last)
     placer = _Placer(requests, held, packing, targets, keeps_bundles=placement.keeps_bundles)
     increments = _increments(snapshot, decision, held)
     if placement.gathers:
@@ -85,10 +92,11 @@ def place(
     leaving_ids = {(task.job, task.id) for task in leaving_targets}
     movable = [
         task
-        for (key, _), tasks in groups.items()
+        for (key, role), tasks in groups.items()
         if key in requests and key not in silent  # a job that has ended may still have tasks
         for task in tasks
         if (task.job, task.id) not in leaving_ids
+        and (task not in leaves_last or surplus.get((key, role)) == len(tasks))
     ]
     open_surplus = {group: count for group, count in surplus.items() if group not in targets.leaving}
     room_made = RoomMade((), ())
@@ -96,7 +104,7 @@ def place(
         room_made = make_room(waiting, targets.free_later(), movable, open_surplus)
     moves = tuple(_moves(room_made.moving, packing))
 
-    leaving = chain(leaving_targets, _leaving(groups, open_surplus, room_made.leaving, positions))
+    leaving = chain(leaving_targets, _leaving(groups, open_surplus, room_made.leaving, leaves_last, positions))
     replacements = (Start(task.job, task.role, move.node, task.demand) for task, move in moves)
     return Plan(
         starts=(*placer.starts, *replacements),
@@ -110,15 +118,16 @@ def _leaving(
     groups: Mapping[TaskGroup, list[Task]],
     surplus: Mapping[TaskGroup, int],
     making_room: Iterable[Task],
+    leaves_last: Collection[Task],
     positions: Mapping[str, int],
 ) -> Iterator[Task]:
     """The surplus tasks of each group: those of the highest positions, or that make room for waiting tasks, first."""
     makes_room = set(making_room)
 
-    def order(task: Task) -> tuple[float, bool, bool, int]:
+    def order(task: Task) -> tuple[float, bool, bool, bool, int]:
         # A task without a position waits for a container.
         position = positions.get(task.tag, math.inf) if positions else 0
-        return -position, task not in makes_room, *leaving_order(task)
+        return -position, task in leaves_last, task not in makes_room, *leaving_order(task)
 
     for group, count in surplus.items():
         if count:

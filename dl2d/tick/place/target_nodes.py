@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 
 from dl2d.core.cluster import Task
@@ -24,6 +24,7 @@ class TargetNodes:
         surplus: Mapping[TaskGroup, int],
         packing: Packing,
         tasks: Iterable[Task],
+        leaves_last: Collection[Task],
     ) -> None:
         """``groups`` hold the tasks that are meant to run, of which ``surplus`` have to leave; ``tasks`` are all."""
         self._packing = packing
@@ -40,7 +41,10 @@ class TargetNodes:
             count = surplus.get(group, 0)
             if group in self._open or count == len(group_tasks):
                 elsewhere = self._match_running(group, group_tasks)
-                ordered = sorted(group_tasks, key=lambda task: (task.id not in elsewhere, *leaving_order(task)))
+                ordered = sorted(
+                    group_tasks,
+                    key=lambda task: (task in leaves_last, task.id not in elsewhere, *leaving_order(task)),
+                )
                 self.leaving[group] = ordered[:count]
 
     def has_nodes_for(self, job: JobKey) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from coordinator.jobs import JOINED, job, sent, spec
+from coordinator.jobs import JOINED, job, member, sent, spec
 
 from pslite.coordinator import plans
 from pslite.coordinator.job_state import PendingPlan, Reassignment
+from pslite.coordinator.members import give_ranks
 from pslite.net.messages import Announced, Drained, Moved, Nack, Pushed, Ready
 
 W0, W1, W2, P0, P1 = "worker-0", "worker-1", "worker-2", "ps-0", "ps-1"
@@ -61,6 +62,23 @@ def test_who_becomes_a_member(tasks, how, workers, servers):
     a_job, _ = job(tasks, **how)
     choice = plans.choose_members(a_job.state)
     assert (choice.objection, choice.workers, choice.servers) == ("", workers, servers)
+
+
+def test_ranks_go_by_number_at_the_start_and_one_that_comes_late_has_the_next():
+    tasks = ["worker-10", W2, W0, P0]
+    a_job, _ = job(tasks, wanted=(*tasks, W1), described=spec(mode="open", epochs=0))
+    members = a_job.state.members
+    for task in tasks[:3]:
+        members[task].described = False
+    members[W0].joined += 2.0
+    give_ranks(a_job, JOINED + 60.0)
+    assert [members[task].seat for task in (W0, W2, "worker-10")] == [0, 1, 2]
+    members[W1] = member(W1, described=False)
+    give_ranks(a_job, JOINED + 60.0)
+    assert [members[task].seat for task in (W0, W2, "worker-10", W1)] == [0, 1, 2, 3]
+    for task in members:
+        members[task].described = True
+    assert plans.choose_members(a_job.state).workers == (W0, W2, "worker-10", W1)
 
 
 def test_who_is_wanted_no_more_is_dismissed_and_who_is_too_many_waits():

@@ -210,16 +210,33 @@ def test_a_task_goes_elsewhere_when_it_will_never_have_room_where_it_should(node
 
 def test_a_task_waits_for_who_leaves_its_node_though_there_is_room_elsewhere() -> None:
     """Job 1 has a worker on each node and loses one: not its newest, but the one that is not in the layout."""
-    snapshot = a_snapshot([a_job(1), a_job(2)], cluster(2, cpu=8, gpu=1), held={0: Allocation(2, 1)})
-    nodes = [(1, W, "n1"), (1, P, "n1"), (2, W, "n0"), (2, P, "n0")]
-    plan = plan_for(snapshot, {1: (1, 1), 2: (1, 1)}, nodes=nodes)
-    assert [(stop.job.id, stop.task) for stop in plan.stops] == [("1", "worker-0")]
+    snapshot = a_snapshot([a_job(1), a_job(2)], cluster(3, cpu=8, gpu=1), held={0: Allocation(3, 1)})
+    nodes = [(1, W, "n0"), (1, W, "n2"), (1, P, "n0"), (2, W, "n1"), (2, P, "n1")]
+    plan = plan_for(snapshot, {1: (2, 1), 2: (1, 1)}, nodes=nodes)
+    assert [(stop.job.id, stop.task) for stop in plan.stops] == [("1", "worker-1")]
     assert (plan.starts, plan.moves) == ((), ())
-    assert [(item.job.id, item.role, item.nearest) for item in plan.deferred] == [("2", W, "n0")]
-    left = tuple(task for task in snapshot.tasks if task.id != "worker-0")
-    emptied = structs.replace(snapshot.nodes[0], used=Resources())
-    after = replace(snapshot, tasks=left, nodes=(emptied, snapshot.nodes[1]))
-    assert where(plan_for(after, {1: (1, 1), 2: (1, 1)}, nodes=nodes)) == [("2", W, "n0"), ("2", P, "n0")]
+    assert [(item.job.id, item.role, item.nearest) for item in plan.deferred] == [("2", W, "n1")]
+    left = tuple(task for task in snapshot.tasks if task.id != "worker-1")
+    emptied = structs.replace(snapshot.nodes[1], used=Resources())
+    after = replace(snapshot, tasks=left, nodes=(snapshot.nodes[0], emptied, snapshot.nodes[2]))
+    assert where(plan_for(after, {1: (2, 1), 2: (1, 1)}, nodes=nodes)) == [("2", W, "n1"), ("2", P, "n1")]
+
+
+@pytest.mark.parametrize("nodes", [[], [(1, W, "n1"), (1, P, "n1")]], ids=["another job waits", "the layout"])
+def test_the_first_worker_stays_where_another_is_in_the_way(nodes) -> None:
+    """Only the first one's node will have room for job 2, which needs it whole; and it is not in the layout."""
+    jobs = [a_job(1, worker=Resources.of(gpu=1)), a_job(2, worker=Resources.of(gpu=2))]
+    kept = [Node("n0", Resources.of(cpu=8, gpu=2)), Node("n1", Resources.of(cpu=8, gpu=2))]
+    tasks = [structs.replace(a_task(jobs[0], W, 0, TaskState.CONFIRMED, "n1"), since=9.0)]
+    tasks += [structs.replace(a_task(jobs[0], W, number, TaskState.CONFIRMED, "n0"), since=5.0) for number in (3, 1)]
+    tasks.append(structs.replace(a_task(jobs[0], W, 2, TaskState.CONFIRMED, "n1"), since=7.0))
+    used = [structs.replace(node, used=Resources.of(gpu=2)) for node in kept]
+    snapshot = replace(a_snapshot(jobs, used), tasks=tuple(tasks))
+    stops = {left: {stop.task for stop in plan_for(snapshot, {1: (left, 0), 2: (1, 0)}, nodes=nodes).stops}
+             for left in (3, 2, 1, 0)}  # fmt: skip
+    assert all("worker-1" not in stops[left] for left in (3, 2, 1))
+    assert stops[1] == {"worker-0", "worker-2", "worker-3"}
+    assert len(stops[0]) == 4
 
 
 def test_a_job_that_loses_everything_makes_room_where_another_is_wanted() -> None:
@@ -304,6 +321,11 @@ def test_whatever_is_decided(nodes, shapes, present, named, placement) -> None:
             leaving = sum(stop.job == job.key and stop.task.startswith(f"{role}-") for stop in plan.stops)
             short = sum(item.count for item in plan.deferred if item.job == job.key and item.role is role)
             assert leaving == max(has - target, 0)
+            members = [task for task in tasks if (task.job, task.role, task.state) == (job.key, W, TaskState.CONFIRMED)]
+            if role is W and members and target > 0:
+                first = min(members, key=lambda task: task.number)
+                assert (job.key, first.id) not in stopped
+                assert has == 1 or first.id not in [move.task for move in plan.moves if move.job == job.key]
             assert started + short <= max(target - has, 0)
             assert not (started and leaving)
             assert not moved or plan.deferred

@@ -48,8 +48,8 @@ class MemberState:
     spec: JobSpec | None = None
     #: a plan was sent to it, for which it may have opened connections
     prepared: bool = False
-    #: its rank was sent to it
-    seated: bool = False
+    #: the rank that was sent to it; -1: none
+    seat: int = -1
     at_barrier: bool = False
     #: since when, monotonic, in seconds
     barrier_since: float = 0.0
@@ -88,6 +88,11 @@ class MemberState:
         if self.present:
             self.channel.send(Exit(reason="drained: the job goes on without this task"))
         self.finished = self.drained = True
+
+    @property
+    def seated(self) -> bool:
+        """Whether its rank was sent to it."""
+        return self.seat >= 0
 
     @property
     def present(self) -> bool:
@@ -337,9 +342,9 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
         return {member.task for member in self.present()}
 
     def waiting(self, role: str = "") -> list[MemberState]:
-        """Return present members that are in no plan, in the order of joining; a lost one may be about to come back."""
+        """Return present members that are in no plan, by rank, then by number; a lost one may be about to come back."""
         found = [m for m in self.members.values() if m.state == "joined" and role in ("", m.role)]
-        return sorted(found, key=lambda m: m.joined)
+        return sorted(found, key=lambda m: (not m.seated, m.seat, len(m.task), m.task))
 
     def coming(self) -> dict[str, Role]:
         """Return the members that are told to join again, and whose processes are not known to have ended."""

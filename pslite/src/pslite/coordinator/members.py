@@ -115,7 +115,7 @@ def lose_finished(job: Job, member: MemberState, text: str) -> None:
 def give_ranks(job: Job, now: float) -> None:
     """Tell workers that need it before they can describe the job which rank they have among how many.
 
-    At the start all wanted tasks are waited for; a later worker has the next rank.
+    At the start all wanted tasks are waited for, and ranks go by the tasks' numbers; a later worker has the next rank.
     """
     state, target = job.state, job.state.target
     waiting = state.waiting("worker")
@@ -128,8 +128,8 @@ def give_ranks(job: Job, now: float) -> None:
     ranks = [*state.workers_left(state.plan), *(m.task for m in waiting if target is None or m.task in target)]
     for member in waiting:
         if member.task in ranks and not member.seated:
-            member.seated = True
-            member.channel.send(Seat(rank=ranks.index(member.task), workers=len(ranks)))
+            member.seat = ranks.index(member.task)
+            member.channel.send(Seat(rank=member.seat, workers=len(ranks)))
 
 
 def check_start(job: Job, now: float) -> None:

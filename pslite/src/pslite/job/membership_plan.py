@@ -118,7 +118,7 @@ def next_members(
 ) -> tuple[str, ...]:
     """Return the members of one role in the next plan, in order.
 
-    Present members stay where they are, newcomers follow in the order in which they joined.  A role is never emptied:
+    Present members stay where they are, newcomers follow.  A role is never emptied:
     with nobody left the present members stay.
 
     Parameters
@@ -126,7 +126,7 @@ def next_members(
     present
         tasks in the plan now.
     joined
-        tasks that have joined and are in no plan.
+        tasks that have joined and are in no plan, in order.
     target
         tasks that should be members; None means everybody.
     limit

@@ -121,7 +121,7 @@ class Worker(Membership):
 
     @property
     def rank_and_size(self) -> tuple[int, int]:
-        """Rank and number of workers, by the plan in force; before the first plan by the order of joining."""
+        """Rank and number of workers, by the plan in force; before the first plan by the tasks' numbers."""
         if self._plans.current is None:
             return self._events.seat or (0, 1)
         there = self._plans.workers()
