@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -777,6 +778,53 @@ def test_a_job_whose_coordinators_container_is_gone_goes_on_in_the_next_one(yarn
     manager.close()
 
 
+def test_containers_that_report_long_after_a_restart_of_the_daemon_go_on(yarn: FakeYarn, manager: YarnManager) -> None:
+    """The daemon could not be reached; it has read the service's description meanwhile."""
+    started(manager)
+    manager.report_container(report("coordinator-0", 2))
+    manager.submit(task("worker-1"))
+    wait_until(lambda: bool(yarn.flexes))
+    assert manager.report_container(report("worker-0", 3)).task == "worker-1"
+    manager.close()
+    now = [1_795_581_800.0]
+    second = restarted(yarn, now, size=1, listed=1)
+    yarn.containers[NAME] = {"coordinator-0": CONTAINER % 2, "worker-0": CONTAINER % 3}
+    yarn.apps[NAME]["runningContainers"] = 3
+    asked = yarn.calls.count(f"GET /app/v1/services/{NAME}")
+    for _ in range(30):
+        now[0] += 10
+        with contextlib.suppress(Waiting):
+            second.listing()
+    second._changer._run_round(details=True)
+    assert yarn.calls.count(f"GET /app/v1/services/{NAME}") > asked
+    assert second.report_container(report("worker-0", 3, task="worker-1")).grace is None
+    second.close()
+
+
+def test_tasks_that_an_incomplete_description_does_not_list_are_not_lost(yarn: FakeYarn, manager: YarnManager) -> None:
+    """An ApplicationMaster that was restarted lists the containers that it has recovered so far."""
+    now = [1_795_581_800.0]
+    second = yarn.manager(lambda: now[0])
+    second.listing()
+    started(second)
+    second.report_container(report("coordinator-0", 2))
+    handles = [second.submit(task(name)) for name in ("worker-1", "worker-2")]
+    wait_until(lambda: bool(yarn.flexes))
+    for position in (0, 1):
+        second.report_container(report(f"worker-{position}", 3 + position))
+    yarn.containers[NAME] = {"coordinator-0": CONTAINER % 2, "worker-0": CONTAINER % 3}
+    yarn.apps[NAME]["runningContainers"] = 4
+    second.listing()
+    now[0] += 70
+    second._changer.check_overdue()
+    assert {job.handle: job.state for job in second.listing().jobs}[handles[1]] is RmJobState.RUNNING
+    yarn.apps[NAME]["runningContainers"] = 3
+    second.listing()
+    second._changer.check_overdue()
+    assert {job.handle: job.state for job in second.listing().jobs}[handles[1]] is RmJobState.LOST
+    second.close()
+
+
 def test_a_coordinator_that_waits_for_a_container_while_the_daemon_starts_has_not_failed(
     yarn: FakeYarn, manager: YarnManager
 ) -> None:
@@ -899,25 +947,23 @@ def test_services_whose_application_masters_hang_delay_a_round_for_seconds_at_mo
 
 
 def test_a_coordinator_that_cannot_start_fails(yarn: FakeYarn) -> None:
-    """One container that ended may have been on a node that was lost: its job waits for the next one."""
+    """Containers that ended may have been preempted, or on a node that was lost: its job waits for the next ones."""
     now = [1_795_581_800.0]
     manager = yarn.manager(lambda: now[0])
     manager.listing()
     handle = started(manager)
-    yarn.dead[NAME] = "container_1795581702976_0001_01_000005"
     manager._changer.check_overdue()
-    assert manager.listing().jobs[0].state is RmJobState.RUNNING
     now[0] += 70
-    for _ in range(2):
+    # The last three are found within five minutes, and no three before them; one that is found twice counts once.
+    for number, seconds in ((5, 0), (5, 5), (6, 195), (7, 101), (8, 20)):
+        (job,) = manager.listing().jobs
+        assert (job.handle, job.state) == (handle, RmJobState.RUNNING)
+        yarn.dead[NAME] = CONTAINER % number
+        now[0] += seconds
         manager._changer.check_overdue()
         (job,) = manager.listing().jobs
-        assert job.state is RmJobState.RUNNING
-        assert "_000005 ended before it reported to dl2d; see its log in YARN" in job.reason
-    yarn.dead[NAME] = "container_1795581702976_0001_01_000006"
-    manager._changer.check_overdue()
-    (job,) = manager.listing().jobs
-    assert (job.handle, job.state) == (handle, RmJobState.FAILED)
-    assert "_000006 ended before it reported to dl2d; see its log in YARN" in job.reason
+        assert f"{number:06} ended before it reported to dl2d; see its log in YARN" in job.reason
+    assert job.state is RmJobState.FAILED
     wait_until(lambda: NAME not in yarn.posted)
     manager.close()
 
@@ -925,19 +971,23 @@ def test_a_coordinator_that_cannot_start_fails(yarn: FakeYarn) -> None:
 def test_a_coordinator_that_cannot_start_fails_after_a_restart_of_the_daemon_too(
     yarn: FakeYarn, manager: YarnManager
 ) -> None:
+    """It may have run before, so more of its containers have to end."""
     started(manager)
     manager.close()
     now = [1_795_581_800.0]
     second = yarn.manager(lambda: now[0])
     with pytest.raises(Waiting):
         second.listing()
-    for number in (4, 5, 6):  # the time of the first one begins with the first look
+    now[0] += 61
+    second.listing()
+    second._changer.check_overdue()
+    now[0] += 61
+    for number in range(4, 10):
+        assert [job.state for job in second.listing().jobs] == [RmJobState.RUNNING]
         yarn.dead[NAME] = CONTAINER % number
-        now[0] += 61
-        second.listing()
+        now[0] += 20
         second._changer.check_overdue()
-        states = [job.state for job in second.listing().jobs]
-        assert states == [RmJobState.FAILED if number == 6 else RmJobState.RUNNING]
+    assert [job.state for job in second.listing().jobs] == [RmJobState.FAILED]
     second.close()
 
 

@@ -357,6 +357,7 @@ class ContainerTasks:
         for task in self.of_job(job):
             if task.role is role and task.adopted and task.position >= positions:
                 task.end(RmJobState.LOST, f"YARN has no container {role.value}-{task.position}", self._timer())
+        self.update_size(job, role)  # the positions of unreported containers are in use
 
     def stop(self, task: Task, grace: float) -> None:
         """Ask a task to end within some seconds. A repeat may shorten the time, never lengthen it."""

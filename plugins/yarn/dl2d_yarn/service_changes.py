@@ -40,9 +40,9 @@ _FAILED_CHANGES_SECONDS, _READ_SECONDS = 5.0, 5.0
 #: Time between two rounds that also read details, which YARN's lists do not have, seconds.
 DETAILS_SECONDS: Final = 5.0
 #: A coordinator has failed if its service has run for this many times the time after which a container is overdue, and
-#: so many of its containers have ended without a report and no other one has started: one may have been on a node that
-#: was lost.
-_START_INTERVALS, _DEAD_CONTAINERS = 4, 2
+#: so many of its containers have ended without a report within so many seconds: some may have been preempted, or on a
+#: node that was lost. The second number holds where an earlier daemon may have had reports of it.
+_START_INTERVALS, _DEAD_CONTAINERS, _DEAD_ADOPTED, _DEAD_SECONDS = 4, 3, 6, 300.0
 #: Time without a task after which a container is decommissioned, if one with a higher number is busy, seconds.
 IDLE_SECONDS: Final = 30.0
 #: Maximum number of services for each of these in a round: removal after their end, descriptions, pending reasons.
@@ -349,28 +349,34 @@ class ServiceChanger:
     def _end_unlisted(self, tasks: Iterable[Task], service: JobService) -> None:
         """End those of a service's tasks whose containers its description does not list.
 
-        Where it lists no container, none ends: an ApplicationMaster that has just started does not know them yet.
+        None ends unless it lists as many containers as YARN has: an ApplicationMaster that has just started does not
+        know all of them yet.
         """
-        components = self._read_description(service).containers.values()
-        present = {container for containers in components for container in containers.values()}
+        found = self._read_description(service)
+        present = {container for containers in found.containers.values() for container in containers.values()}
         with self._lock:
+            is_complete = found.use is ServiceUse.RESIZABLE and service.all_described
             for task in tasks:
-                if present and task.container not in present:
+                if is_complete and present and task.container not in present:
                     task.end(RmJobState.LOST, f"{task.container} is gone", self._timer())
 
     def _end_without_coordinator(self, service: JobService) -> None:
         """End a job whose coordinator's containers end before they report: YARN would start them again and again."""
-        dead = self._read_description(service).dead.get(Role.COORDINATOR.value, ())
-        since = self._timer() - _START_INTERVALS * self._tasks.overdue_seconds
+        found = self._read_description(service)
+        dead = found.dead.get(Role.COORDINATOR.value, ()) if found.use is ServiceUse.RESIZABLE else ()
+        now = self._timer()
+        since = now - _START_INTERVALS * self._tasks.overdue_seconds
         with self._lock:
             anchor = self._tasks.get(task_tag(service.job, ANCHOR))
-            service.dead_coordinators.update(dead[-1:])
+            recent = {each: at for each, at in service.dead_coordinators.items() if now - at < _DEAD_SECONDS}
+            service.dead_coordinators = dict.fromkeys(dead[-1:], now) | recent
             if dead and anchor is not None:
                 anchor.reason = (
                     f"its coordinator's container {dead[-1]} ended before it reported to dl2d; see its log in YARN"
                 )
                 has_run_long = service.running_since is not None and service.running_since < since
-                if has_run_long and len(service.dead_coordinators) >= _DEAD_CONTAINERS:
+                needed = _DEAD_ADOPTED if anchor.adopted else _DEAD_CONTAINERS
+                if has_run_long and len(service.dead_coordinators) >= needed:
                     anchor.end(RmJobState.FAILED, anchor.reason, self._timer())
                     service.remove_at = 0.0
 

@@ -41,8 +41,8 @@ class JobService:
     retry_at: float = 0.0
     #: Whether an attempt to change it has failed since the last one that succeeded.
     change_failed: bool = False
-    #: Ended containers of its coordinator that were found before one had reported to this daemon.
-    dead_coordinators: set[str] = field(default_factory=set)
+    #: Ended containers of its coordinator that were found before one had reported to this daemon, and when.
+    dead_coordinators: dict[str, float] = field(default_factory=dict)
     #: When the ``yarn`` command may be run for it again, after a failure.
     command_retry_at: float = 0.0
     #: Time at which its description was last read.
