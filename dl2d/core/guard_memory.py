@@ -21,13 +21,19 @@ class StartFailures(NamedTuple):
     last: str = ""
     #: When the last attempt ended, seconds since 1970.
     at: float = 0.0
-    #: Attempts in which the resource manager lost tasks that waited. They delay the next one, and never end the job.
-    unlisted: int = 0
+    #: Attempts in which tasks were ended from outside, or the resource manager lost tasks that waited. They delay the
+    #: next one, and count less, since the job may not have caused them.
+    from_outside: int = 0
+
+    @property
+    def counted(self) -> int:
+        """Number of attempts that count towards the end of the job: all of the first kind, a tenth of the second."""
+        return self.attempts + self.from_outside // 10
 
     @property
     def in_a_row(self) -> int:
         """Number of attempts of either kind."""
-        return self.attempts + self.unlisted
+        return self.attempts + self.from_outside
 
     def retry_at(self, backoff_seconds: float) -> float:
         """When the next attempt may begin: after ``backoff_seconds``, doubled with each further failure.

@@ -234,7 +234,7 @@ def _count_failures(
 
     Tasks that were asked for before the job's last failure are of the attempt that failed then, which counts once, in
     whatever ticks they end. A start that never reached the resource manager does not count, since the job did not cause
-    it. What the job may not have caused counts apart, so that the next attempt is delayed, and the job is not ended: a
+    it. What the job may not have caused counts apart, so that the next attempt is delayed, and a tenth counts: a
     task was ended from outside (preempted) or its node was lost, or it waited and is not listed any more (YARN's
     manager keeps waiting tasks in memory only). A job that has a confirmed task begins anew.
     """
@@ -406,8 +406,8 @@ def _job_change(
             return JobChange(state=JobState.FAILED, end_reason=reason, cause=FailureCause.FAILED)
         reason, cause = f"its coordinator ended: {end}", FAILURE_CAUSES.get(anchor.state)
         return JobChange(state=JOB_ENDS[anchor.state], end_reason=reason, cause=cause)
-    if failures.attempts >= timeouts.start_failures:
-        reason = f"{failures.attempts} attempts in a row to start its tasks failed; the last: {failures.last}"
+    if failures.counted >= timeouts.start_failures:
+        reason = f"{failures.in_a_row} attempts in a row to start its tasks failed; the last: {failures.last}"
         return JobChange(state=JobState.FAILED, end_reason=reason, cause=FailureCause.TASKS_FAILED)
     # Until its coordinator calls, its reason is what its anchor waits for.
     waits_for = anchor.reason if job.state is JobState.SUBMITTED and anchor.reason != job.end_reason else None

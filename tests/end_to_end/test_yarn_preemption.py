@@ -69,7 +69,7 @@ def test_preempted_workers_are_an_ordinary_resize(daemon: YarnDaemon, tmp_path: 
     daemon.wait_until(lambda: daemon.confirmed(key) == (2, 1), "the job trains with what is left")
     lost = [task for task in daemon.tasks(key) if task.state is TaskState.FAILED]
     assert preempted <= {task.id for task in lost}
-    assert "YARN ended its container: preempted, or its node stops" in {task.note for task in lost}
+    assert "YARN ended its container: preempted, over its memory, or its node stops" in {task.note for task in lost}
     assert all(task.id.startswith("worker") for task in lost)
     epoch = daemon.job(key).progress.epoch
     daemon.wait_until(lambda: daemon.job(key).progress.epoch > epoch, "it goes on")

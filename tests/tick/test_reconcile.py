@@ -64,7 +64,7 @@ ANCHOR_RUNS = RmJob(handle="a", state=R.RUNNING, tag=task_tag(KEY, ANCHOR), user
 
 def see(
     job: Job | None, tasks: list[Task], rm_jobs: list[RmJob], *, told: float | None = 0.0, failures: int = 0,
-    gone: bool = True, asked: tuple[str, ...] = ("worker-0", "worker-1", ANCHOR),
+    outside: int = 0, gone: bool = True, asked: tuple[str, ...] = ("worker-0", "worker-1", ANCHOR),
 ) -> Changes:  # fmt: skip
     """What has to change. ``gone``: what is not listed has not been for long. ``asked``: tasks that there were once."""
     live = LiveJobs((job,) if job is not None and not job.state.ended else (), tuple(tasks))
@@ -74,7 +74,7 @@ def see(
     strays = {stray.identity: job for stray, _, name in matches.strays if name in asked and job is not None}
     return compare(
         live, ended, listing, matches, matches.unlisted if gone else (),
-        timeouts=TIMEOUTS, start_failures={KEY: StartFailures(failures, "exit status 1")},
+        timeouts=TIMEOUTS, start_failures={KEY: StartFailures(failures, "exit status 1", from_outside=outside)},
         elapsed={
             task.tag: Elapsed(NOW - task.since, None if told is None else NOW - max(told, task.since)) for task in tasks
         },
@@ -140,6 +140,13 @@ def test_tasks_that_never_join_end_their_job_in_the_end() -> None:
         J.FAILED,
         "3 attempts in a row to start its tasks failed; the last: exit status 1",
     )
+
+
+def test_attempts_that_are_ended_from_outside_count_a_tenth() -> None:
+    """A task that exceeds its memory looks so in some resource managers; its job would hold its room for ever."""
+    assert see(a_job(), [], [ANCHOR_RUNS], failures=1, outside=19).jobs == ()
+    ((_, change),) = see(a_job(), [], [ANCHOR_RUNS], failures=1, outside=20).jobs
+    assert change.end_reason == "21 attempts in a row to start its tasks failed; the last: exit status 1"
 
 
 def test_a_job_that_ended_last_is_found_however_many_jobs_were_submitted_after_it() -> None:

@@ -216,7 +216,7 @@ def test_tasks_of_one_attempt_that_die_in_different_ticks_are_one_failure(build)
     assert world.job(job).state is JobState.FAILED
 
 
-def test_waiting_tasks_that_the_manager_loses_again_and_again_delay_the_next_and_never_end_the_job(build) -> None:
+def test_waiting_tasks_that_the_manager_loses_again_and_again_delay_the_next_and_do_not_soon_end_the_job(build) -> None:
     """A queue is full, and the manager forgets what waits, as YARN's does at each restart of the daemon."""
     world = build(timeouts=Timeouts(unseen_listings=1, unseen_seconds=0.0, start_failures=3))
     job = world.ready(max_workers=1, max_ps=1)
@@ -246,7 +246,7 @@ def test_waiting_tasks_that_the_manager_loses_again_and_again_delay_the_next_and
 
 
 @pytest.mark.parametrize("state", [RmJobState.CANCELLED, RmJobState.LOST])
-def test_tasks_that_are_preempted_before_they_join_delay_the_next_and_never_end_the_job(build, state) -> None:
+def test_tasks_that_are_preempted_before_they_join_delay_the_next_and_do_not_soon_end_the_job(build, state) -> None:
     world = build(timeouts=Timeouts(start_failures=3))
     job = world.ready(max_workers=1, max_ps=1)
     began, starts = world.now, []

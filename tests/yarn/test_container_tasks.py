@@ -60,7 +60,7 @@ def test_a_task_of_a_container_that_yarn_ends_is_cancelled_and_the_container_get
     assert (preempted.state, drained.state, waits.state) == (
         RmJobState.CANCELLED, RmJobState.DONE, RmJobState.PENDING
     )  # fmt: skip
-    assert preempted.reason == "YARN ended its container: preempted, or its node stops"
+    assert preempted.reason == "YARN ended its container: preempted, over its memory, or its node stops"
     # Its position is free for the container that YARN starts instead.
     assert trial.report(0, 9).task == "worker-3"
 
@@ -346,6 +346,12 @@ def test_many_containers_report_less_often(trial: Trial) -> None:
     assert trial.tasks.overdue() == {}
     trial.now += 2
     assert list(trial.tasks.overdue()) == [JOB]
+    # Containers that were told 10 s still wait for it when others have ended.
+    trial.tasks.spread_reports(1)
+    assert trial.report(0, 3, task="worker-1").report_seconds == 8.0
+    for _ in range(10):
+        trial.tasks.spread_reports(1)
+    assert trial.report(0, 3, task="worker-1").report_seconds == 3.0
 
 
 def test_ended_tasks_stay_listed_for_a_while(trial: Trial) -> None:

@@ -1001,6 +1001,11 @@ def test_thousands_of_containers_of_an_earlier_daemon_report_rarely_from_the_fir
     with pytest.raises(Waiting):
         second.listing()
     assert second.report_container(report("worker-0", 3)).report_seconds == pytest.approx(30, abs=0.1)
+    # Those of a service that is to end report until they have ended.
+    second._services.by_job[JOB].remove_by(1e9)
+    with pytest.raises(Waiting):
+        second.listing()
+    assert second.report_container(report("worker-0", 3)).report_seconds == pytest.approx(30, abs=0.1)
     second.close()
 
 

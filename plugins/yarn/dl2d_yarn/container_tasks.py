@@ -24,6 +24,8 @@ KEEP_ENDED_SECONDS: Final = 900.0
 MAX_REPORTS_PER_SECOND: Final = 200
 #: A container is overdue if it has not reported for this many report intervals, and not for these seconds.
 _OVERDUE_INTERVALS, _OVERDUE_SECONDS = 5, 15.0
+#: Factor by which the report interval falls at most from one listing to the next.
+_FALL: Final = 0.8
 _NUMBERS: Final = re.compile(r"[0-9]+")
 
 
@@ -120,8 +122,14 @@ class ContainerTasks:
         return max(_OVERDUE_SECONDS, _OVERDUE_INTERVALS * self._report_seconds)
 
     def spread_reports(self, containers: int) -> None:
-        """Set the report interval such that so many containers send at most ``MAX_REPORTS_PER_SECOND``."""
-        self._report_seconds = max(self._min_report_seconds, containers / MAX_REPORTS_PER_SECOND)
+        """Set the report interval such that so many containers send at most ``MAX_REPORTS_PER_SECOND``.
+
+        It falls by steps, so that containers that were told a longer one do not count as overdue. Before YARN has
+        listed any, those count in which tasks run.
+        """
+        running = sum(bool(task.container) for task in self._tasks.values() if task.live)
+        needed = max(containers, running) / MAX_REPORTS_PER_SECOND
+        self._report_seconds = max(self._min_report_seconds, needed, _FALL * self._report_seconds)
 
     def add(self, task: Task) -> None:
         """Add a task; it replaces one with the same tag."""
@@ -464,6 +472,6 @@ def _end_state(exit_code: int | None, *, ending: bool) -> tuple[RmJobState, str]
     if exit_code == 0:
         return RmJobState.DONE, ""
     if ending or exit_code is None:
-        return RmJobState.CANCELLED, "YARN ended its container: preempted, or its node stops"
+        return RmJobState.CANCELLED, "YARN ended its container: preempted, over its memory, or its node stops"
     how = f"exit status {exit_code}" if exit_code > 0 else f"killed by signal {-exit_code}"
     return RmJobState.FAILED, how

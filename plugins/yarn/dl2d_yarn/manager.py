@@ -227,7 +227,7 @@ class YarnManager:
     def _spread_reports(self) -> None:
         """Set the report interval of all containers by their number in YARN's list."""
         services = self._services
-        found = (services.application(each) for each in services.by_job.values() if each.is_live)
+        found = (services.application(each) for each in services.by_job.values() if not each.state.ended)
         self._tasks.spread_reports(sum(each.containers for each in found if each is not None))
 
     def allow_changes(self, seconds: float) -> None:

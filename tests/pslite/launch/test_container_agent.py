@@ -45,6 +45,8 @@ class Scheduler:
         #: Address of the coordinator.
         self.coordinator = ""
         self.status = 200
+        #: what is sent in place of an answer
+        self.instead = b""
         self.ends = threading.Event()
         self.registration: dict[str, Any] = {}
         scheduler = self
@@ -56,6 +58,9 @@ class Scheduler:
                 content = scheduler.order(report) if scheduler.status == 200 else REFUSAL
                 if self.path == "/v1/register":
                     content = json.dumps(scheduler.registration).encode()
+                if scheduler.instead:
+                    self.wfile.write(scheduler.instead)
+                    return
                 self.send_response(scheduler.status)
                 if scheduler.status == 502:  # a proxy that does not send the body
                     self.send_header("Content-Length", "100")
@@ -213,6 +218,29 @@ def test_a_task_goes_on_where_the_words_of_a_refusal_do_not_come(scheduler: Sche
     refused = len(scheduler.reports)
     wait_until(lambda: len(scheduler.reports) > refused + 2)
     scheduler.status = 200
+    (scheduler.cwd / "go").touch()
+    wait_until(lambda: scheduler.ended("worker-1") == 5)
+    process.terminate()
+    process.communicate(timeout=20)
+
+
+@pytest.mark.parametrize(
+    "instead",
+    [
+        b"nonsense\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nff\r\n{",
+        b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70_000 + b"\r\n\r\n",
+    ],
+    ids=["no HTTP", "cut off", "long line"],
+)
+def test_a_task_goes_on_where_something_else_answers(scheduler: Scheduler, instead: bytes) -> None:
+    process = scheduler.start()
+    scheduler.give("worker-1", "echo >started; while [ ! -e go ]; do sleep 0.05; done; exit 5")
+    wait_until((scheduler.cwd / "started").exists)
+    scheduler.instead = instead
+    sent = len(scheduler.reports)
+    wait_until(lambda: len(scheduler.reports) > sent + 2)
+    scheduler.instead = b""
     (scheduler.cwd / "go").touch()
     wait_until(lambda: scheduler.ended("worker-1") == 5)
     process.terminate()

@@ -30,7 +30,7 @@ import msgspec
 import psutil
 
 from pslite.errors import UsageError
-from pslite.launch.daemon_http import error_text, open_url
+from pslite.launch.daemon_http import error_text, fetch
 from pslite.launch.registration import Registration, register
 from pslite.launch.resource_usage import family
 from pslite.launch.signals import ENDING, handled
@@ -351,8 +351,7 @@ class ContainerAgent:
         url = f"{place.daemon}/v1/jobs/{place.job}/containers"
         request = urllib.request.Request(url, msgspec.json.encode(body), headers, method="POST")  # noqa: S310
         try:
-            with open_url(request, _HTTP_SECONDS) as response:
-                order = msgspec.json.decode(response.read(_MAX_REPLY), type=_Order)
+            order = msgspec.json.decode(fetch(request, _HTTP_SECONDS, _MAX_REPLY), type=_Order)
         except urllib.error.HTTPError as error:
             self._refusal = f"{error_text(error)} (HTTP status {error.code})"
             self._say(f"the scheduler refused a report of {place.container}: {self._refusal}")

@@ -12,7 +12,6 @@ import urllib.parse
 import urllib.request
 from functools import lru_cache
 from http.client import HTTPException
-from typing import Any
 
 import msgspec
 
@@ -23,13 +22,27 @@ CERTIFICATE_VARIABLE = "DL2_DAEMON_CERTIFICATE"
 _TEXT = "der:"
 #: maximum length of an answer that refuses a request, in bytes
 _MAX_ERROR = 65536
+#: maximum length of a reason, in characters
+_MAX_REASON = 300
 _PEM = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
-def open_url(request: urllib.request.Request, timeout: float) -> Any:
-    """Send a request, over TLS where the URL is https; raises OSError and `urllib.error.HTTPError` as urllib does."""
+def fetch(request: urllib.request.Request, timeout: float, limit: int) -> bytes:
+    """Send a request, over TLS where the URL is https; return at most `limit` bytes of the answer.
+
+    Raises
+    ------
+    OSError
+        there is no answer, or it is no HTTP; `urllib.error.HTTPError` where it refuses the request.
+
+    """
     context = _context(os.environ.get(CERTIFICATE_VARIABLE, "")) if request.type == "https" else None
-    return urllib.request.urlopen(request, timeout=timeout, context=context)  # noqa: S310  (http or https: checked)
+    try:
+        with urllib.request.urlopen(request, timeout=timeout, context=context) as answer:  # noqa: S310  (http or https)
+            found: bytes = answer.read(limit)
+            return found
+    except HTTPException as error:
+        raise OSError(f"the answer is no HTTP that can be read: {error!r}"[:_MAX_REASON]) from error
 
 
 def error_text(error: urllib.error.HTTPError) -> str:

@@ -15,7 +15,7 @@ import msgspec
 
 from pslite.errors import UsageError
 from pslite.job.job_status import MembershipSource, Reply, Status
-from pslite.launch.daemon_http import open_url
+from pslite.launch.daemon_http import fetch
 
 STOP_LIMIT_SECONDS = 30.0
 _MAX_REPLY = 1 << 20
@@ -124,8 +124,7 @@ class DaemonClient:
             self._url, data=json.dumps(body).encode(), headers=self._headers, method="POST"
         )
         try:
-            with open_url(request, 10) as response:
-                answer = msgspec.json.decode(response.read(_MAX_REPLY), type=_HttpReply)
+            answer = msgspec.json.decode(fetch(request, 10, _MAX_REPLY), type=_HttpReply)
         except urllib.error.HTTPError as error:
             self._say(f"the daemon answered {error.code} to a heartbeat; the job goes on at its present size")
             error.close()

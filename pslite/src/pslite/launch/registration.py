@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from pslite.errors import UsageError
-from pslite.launch.daemon_http import check_private, error_text, open_url
+from pslite.launch.daemon_http import check_private, error_text, fetch
 
 _REGISTER_SECONDS = 300.0
 
@@ -46,8 +46,7 @@ def register(daemon: str, body: Callable[[], Mapping[str, object]], say: Callabl
             method="POST",
         )
         try:
-            with open_url(request, 30) as response:
-                return msgspec.json.decode(response.read(1 << 20), type=Registration)
+            return msgspec.json.decode(fetch(request, 30, 1 << 20), type=Registration)
         except urllib.error.HTTPError as error:
             text = error_text(error)
             if error.code not in (429, 503):
