@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--lr", type=float, default=None, help="default: 0.05, with adam 0.001")
     parser.add_argument("--optimizer", choices=["sgd", "momentum", "adam"], default="momentum")
-    parser.add_argument("--mode", choices=["exact", "fast"], default="exact")
+    parser.add_argument("--mode", choices=["exact", "fast"], default="fast")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
         "--step-seconds", type=float, default=0.0, help="wait so long in every batch, for demonstrations"

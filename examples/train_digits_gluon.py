@@ -71,6 +71,7 @@ def loop_of_the_job(net: gluon.nn.HybridSequential, train: gluon.data.Dataset, o
         batch_size=options.batch,
         epochs=options.epochs,
         seed=1,
+        mode="exact",
     )
     loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
     for images, labels in job:

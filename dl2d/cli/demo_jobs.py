@@ -29,7 +29,7 @@ class DemoJob:
         return (
             sys.executable, str(shipped("examples/train_digits.py")), "--model", self.model, "--epochs",
             str(self.epochs), "--batch", str(_BATCH), "--optimizer", self.optimizer, "--seed", "7",
-            "--step-seconds", str(pause),
+            "--mode", "exact", "--step-seconds", str(pause),
         )  # fmt: skip
 
     def request(self) -> dict[str, object]:

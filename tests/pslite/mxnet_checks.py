@@ -350,6 +350,7 @@ def usage():
             "dataset": [(np.zeros(2, "float32"), 0.0)] * 8,
             "batch_size": 4,
             "epochs": 1,
+            "mode": "exact",
         }
         return ElasticJob(net, **{**values, **more})
 

@@ -164,7 +164,7 @@ def test_a_script_is_resized_in_the_middle(script, tmp_path):
 def test_a_script_that_ends_with_a_barrier_is_resized_and_all_have_the_same_weights(script, tmp_path):
     """Workers come to it at different steps, as a part of the data is smaller or a worker came later."""
     out = tmp_path / "out"
-    result = run(script("loop", epochs=4, sleep=0.05, out=out), schedule=[Resize(10, workers=3, servers=1)])
+    result = run(script("loop", epochs=8, pace=30, sleep=0.05, out=out), schedule=[Resize(10, workers=3, servers=1)])
     assert result.state == "finished", result.log
     assert set(result.exit_codes.values()) == {0}
     assert any("at a barrier; the others train on" in line for line in result.log)

@@ -53,7 +53,7 @@ class Layout(Protocol):
 class LoopSettings(TypedDict, total=False):
     """Settings that the `ElasticJob` of every adapter takes by these names, explained in `LoopJob`.
 
-    What is not given is as in `JobSpec`; the seed is then 0 and the mode "exact".
+    What is not given is as in `JobSpec`; the seed is then 0 and the mode "fast".
     """
 
     seed: int
@@ -87,8 +87,9 @@ class LoopJob(ABC):
     seed
         of the order of samples and of every random number drawn in the loop.
     mode
-        "exact" gives the same weights, bit for bit, at any size; "fast" does one forward and backward pass per worker.
-        "async" applies a push when it comes: no worker waits for others, and nothing is exact.
+        "fast", the default, does one forward and backward pass for each worker; "exact" gives the same weights, bit for
+        bit, at any size, and does a pass for each shard; "async" applies a push when it comes: no worker waits for
+        others, and nothing is exact.
     staleness
         in async mode: by how many versions a worker may be ahead of the slowest.
     shards
@@ -138,7 +139,7 @@ class LoopJob(ABC):
         samples = len(dataset)
         shards, checkpoint = settings.pop("shards", None), settings.pop("checkpoint", None)
         every = settings.pop("checkpoint_every", 0) or -(-samples // max(1, batch_size))
-        others: dict[str, Any] = {"seed": 0, "mode": "exact", **settings}
+        others: dict[str, Any] = {"seed": 0, "mode": "fast", **settings}
         self.spec = JobSpec(
             segments=layout.segments,
             samples=samples,
@@ -179,7 +180,7 @@ class LoopJob(ABC):
         for name, value in whole.items():
             if isinstance(value, bool) or not isinstance(value, int):
                 raise SpecError(f"{name} is {value!r}: it must be a whole number")
-        mode = settings.get("mode", "exact")
+        mode = settings.get("mode", "fast")
         if mode not in ("exact", "fast", "async"):
             raise SpecError(f"mode is {mode!r}: it must be 'exact', 'fast' or 'async'")
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
