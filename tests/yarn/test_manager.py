@@ -801,6 +801,29 @@ def test_containers_that_report_long_after_a_restart_of_the_daemon_go_on(yarn: F
     second.close()
 
 
+def test_a_service_is_not_made_smaller_before_all_its_containers_are_known(
+    yarn: FakeYarn, manager: YarnManager
+) -> None:
+    """Daemon and ApplicationMaster were restarted: it lists one of three workers, of which two have not reported."""
+    started(manager)
+    manager.close()
+    now = [1_795_581_800.0]
+    second = restarted(yarn, now, size=3, listed=1)
+    yarn.apps[NAME]["runningContainers"] = 5
+    second.report_container(report("coordinator-0", 2, task="anchor"))
+    second.report_container(report("worker-0", 3, task="worker-1"))
+    now[0] += 70
+    second.listing()
+    for _ in range(3):
+        now[0] += 40
+        second._changer._run_round(details=True)
+    assert yarn.flexes == []
+    for position in (1, 2):
+        order = second.report_container(report(f"worker-{position}", 3 + position, task=f"worker-{position + 1}"))
+        assert order.grace is None
+    second.close()
+
+
 def test_tasks_that_an_incomplete_description_does_not_list_are_not_lost(yarn: FakeYarn, manager: YarnManager) -> None:
     """An ApplicationMaster that was restarted lists the containers that it has recovered so far."""
     now = [1_795_581_800.0]

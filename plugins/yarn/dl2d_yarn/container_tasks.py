@@ -210,7 +210,8 @@ class ContainerTasks:
         task = self._tasks.get(task_tag(report.job, report.task))
         if task is not None and (task.container or task.state is not RmJobState.PENDING):
             return task
-        is_outside = component.confirmed_size is not None and report.position >= component.positions
+        confirmed = component.confirmed_size
+        is_outside = confirmed is not None and report.position >= confirmed + len(component.decommissioned)
         return None if is_outside else self._adopt(report, now)
 
     def _continue_task(self, task: Task, report: ContainerReport, now: float) -> ContainerOrder:

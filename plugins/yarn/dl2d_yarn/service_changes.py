@@ -199,7 +199,8 @@ class ServiceChanger:
                 return
             if not self._needed_sizes(service):
                 return
-        if self._read_description(service).use is not ServiceUse.RESIZABLE:
+        found = self._read_description(service)
+        if found.use is not ServiceUse.RESIZABLE:
             if self._has_ended(service):
                 service.retry_at = self._timer() + _RETRY_SECONDS  # it is about to end by itself
                 return
@@ -210,6 +211,9 @@ class ServiceChanger:
             wanted = self._needed_sizes(service)
             if not wanted or not self._is_allowed():
                 return
+            shrinks = any(size < found.sizes.get(role.value, 0) for role, size in wanted.items())
+            if shrinks and self._services.has_unknown(service):
+                raise Unavailable(f"{service.name} is not made smaller before all its containers are known")
             for role in TASK_ROLES:
                 self._tasks.component(service.job, role).begin_change(self._timer())
         self._client.send("PUT", service_path(service.name), flex_request(wanted), do_as=service.user)

@@ -181,9 +181,16 @@ class Services:
     def _is_unreported(self, application: Application, service: JobService | None) -> bool:
         job = self.key(application) if service is None else service.job
         all_described = service is not None and service.all_described
-        # One of the containers is the ApplicationMaster's.
-        too_few = not all_described and self._tasks.count_reported(job) < application.containers - 1
-        return too_few or self._tasks.has_unreported(job)
+        return (not all_described and self._has_more(application, job)) or self._tasks.has_unreported(job)
+
+    def _has_more(self, application: Application, job: JobKey) -> bool:
+        """Whether YARN has more containers than have reported; one of them is the ApplicationMaster's."""
+        return self._tasks.count_reported(job) < application.containers - 1
+
+    def has_unknown(self, service: JobService) -> bool:
+        """Whether YARN has containers of a service that have neither reported nor been described."""
+        application = self.application(service)
+        return not service.all_described and application is not None and self._has_more(application, service.job)
 
     def undescribed(self) -> set[JobKey]:
         """Jobs with containers that have not reported, whose service has not been described with all its containers."""
