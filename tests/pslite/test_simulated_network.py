@@ -90,7 +90,7 @@ def test_another_worker_writes_files_if_the_first_one_is_lost_before_it_knows_th
     simulated = check(Schedule(1, job(epochs=2), 3, 2, [cut]))
     lost = [line for line in simulated.log if "another worker writes files" in line]
     assert [line.split(maxsplit=1)[0] for line in lost] == ["worker-0"]
-    assert simulated.log[-1].startswith("finished")
+    assert any(line.startswith("finished") for line in simulated.log)
 
 
 def test_what_a_member_says_of_an_earlier_plan_drops_nobody(tmp_path):
