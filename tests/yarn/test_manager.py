@@ -18,7 +18,7 @@ from msgspec import structs
 from structlog.testing import capture_logs
 from yarn.fake_yarn import FakeYarn, wait_for_rounds
 from yarn.posted_service import POSTED, SETTINGS
-from yarn.rm_answers import amounts, app, lists, node, scheduler
+from yarn.rm_answers import activities, amounts, app, lists, node, scheduler
 
 from dl2d.core.cluster import NodeState, task_tag
 from dl2d.core.errors import ConfigError, NotFound, Rejected, Unavailable, Waiting
@@ -28,6 +28,7 @@ from dl2d.core.resources import NO_RESOURCES, Resources, Shortfall
 from dl2d_yarn import manager as manager_module
 from dl2d_yarn import service_changes
 from dl2d_yarn.manager import YarnManager, create
+from dl2d_yarn.queue_limits import ACTIVITIES_PATH
 from dl2d_yarn.service_file import posted_description
 from dl2d_yarn.settings import YarnSettings
 
@@ -991,6 +992,24 @@ def test_a_coordinator_that_cannot_start_fails(yarn: FakeYarn) -> None:
     manager.close()
 
 
+def test_a_coordinator_fails_if_yarn_avoids_the_nodes_on_which_it_failed(yarn: FakeYarn) -> None:
+    """Then no more of its containers start; a container that waits for room after a preemption is no failure."""
+    now = [1_795_581_800.0]
+    manager = yarn.manager(lambda: now[0])
+    manager.listing()
+    started(manager)
+    manager._changer.check_overdue()
+    yarn.dead[NAME] = CONTAINER % 5
+    for said, state in (("Queue is full", RmJobState.RUNNING), ("Node is blacklisted", RmJobState.FAILED)):
+        yarn.more[f"{ACTIVITIES_PATH}/{yarn.apps[NAME]['id']}"] = activities(said)
+        now[0] += 600
+        manager.listing()
+        manager._changer._read_pending_reasons(now[0] + 5)
+        manager._changer.check_overdue()
+        assert [job.state for job in manager.listing().jobs] == [state]
+    manager.close()
+
+
 def test_a_coordinator_that_cannot_start_fails_after_a_restart_of_the_daemon_too(
     yarn: FakeYarn, manager: YarnManager
 ) -> None:
@@ -1030,6 +1049,18 @@ def test_thousands_of_containers_of_an_earlier_daemon_report_rarely_from_the_fir
         second.listing()
     assert second.report_container(report("worker-0", 3)).report_seconds == pytest.approx(30, abs=0.1)
     second.close()
+
+
+def test_containers_report_rarely_while_yarn_does_not_answer_after_a_start(yarn: FakeYarn) -> None:
+    manager = yarn.manager(report_seconds=0.1)
+    yarn.instead = lambda _request: httpx2.Response(503)
+    for position in range(200):
+        manager.report_container(report(f"worker-{position}", 3 + position, task=f"worker-{position}"))
+    with pytest.raises(Unavailable):
+        manager.listing()
+    order = manager.report_container(report("worker-0", 3, task="worker-0"))
+    assert order.report_seconds == pytest.approx(1.0)
+    manager.close()
 
 
 def test_a_container_that_has_not_reported_yet_does_not_count_twice(yarn: FakeYarn, manager: YarnManager) -> None:

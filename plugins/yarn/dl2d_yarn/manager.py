@@ -181,6 +181,8 @@ class YarnManager:
         """
         del ended_since
         at, now = self._clock(), self._timer()
+        with self._lock:
+            self._tasks.spread_reports(0)  # by those that have reported, if YARN does not answer
         listing = self._read_listing()
         self._check_nodes(listing, now)
         for remark in (*listing.remarks, *listing.incomplete):

@@ -41,7 +41,8 @@ _FAILED_CHANGES_SECONDS, _READ_SECONDS = 5.0, 5.0
 DETAILS_SECONDS: Final = 5.0
 #: A coordinator has failed if its service has run for this many times the time after which a container is overdue, and
 #: so many of its containers have ended without a report within so many seconds: some may have been preempted, or on a
-#: node that was lost. The second number holds where an earlier daemon may have had reports of it.
+#: node that was lost. The second number holds where an earlier daemon may have had reports of it. One is enough where
+#: YARN has blacklisted nodes, for which several have failed.
 _START_INTERVALS, _DEAD_CONTAINERS, _DEAD_ADOPTED, _DEAD_SECONDS = 4, 3, 6, 300.0
 #: Time without a task after which a container is decommissioned, if one with a higher number is busy, seconds.
 IDLE_SECONDS: Final = 30.0
@@ -380,7 +381,7 @@ class ServiceChanger:
                 )
                 has_run_long = service.running_since is not None and service.running_since < since
                 needed = _DEAD_ADOPTED if anchor.adopted else _DEAD_CONTAINERS
-                if has_run_long and len(service.dead_coordinators) >= needed:
+                if has_run_long and (service.blacklists_nodes or len(service.dead_coordinators) >= needed):
                     anchor.end(RmJobState.FAILED, anchor.reason, self._timer())
                     service.remove_at = 0.0
 
@@ -402,6 +403,7 @@ class ServiceChanger:
                 self._warn(f"{service.name}: {error}")
                 continue
             with self._lock:
+                service.blacklists_nodes = "blacklisted" in reason
                 for task in self._tasks.of_job(service.job):
                     has_failed = task.role is Role.COORDINATOR and service.dead_coordinators
                     if task.state is RmJobState.PENDING and reason and not has_failed:

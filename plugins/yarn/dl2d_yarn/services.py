@@ -43,6 +43,8 @@ class JobService:
     change_failed: bool = False
     #: Ended containers of its coordinator that were found before one had reported to this daemon, and when.
     dead_coordinators: dict[str, float] = field(default_factory=dict)
+    #: Whether YARN starts no more containers of it on a node because several have failed there.
+    blacklists_nodes: bool = False
     #: When the ``yarn`` command may be run for it again, after a failure.
     command_retry_at: float = 0.0
     #: Time at which its description was last read.
