@@ -2,11 +2,12 @@
 
     python benchmarks/store_growth.py --jobs 20 --days 30
     python benchmarks/store_growth.py --jobs 1000 --days 1
+    python benchmarks/store_growth.py --jobs 20 --days 30 --ended 500
 
-Makes live jobs with a report of progress every 10 s, a decision on each every 5 minutes, a resize an hour, and as many
-ended jobs a day as there are live ones, in an SQLite file with the schema before the bounded measurements (0011); then
-upgrades it and asks each query of a tick and a heartbeat; with --prune it then deletes the older half and asks again.
-Prints one JSON object: times in milliseconds (median of five), seconds, bytes.
+Makes live jobs with a report of progress every 10 s, a decision on each every 5 minutes, a resize an hour, and --ended
+ended jobs a day, in an SQLite file with the schema before the bounded measurements (0011); then upgrades it and asks
+each query of a tick and a heartbeat; with --prune it then deletes the older half and asks again. Prints one JSON
+object: times in milliseconds (median of five), seconds, bytes.
 """
 
 from __future__ import annotations
@@ -43,17 +44,17 @@ _END = 1_700_000_000
 _COUNT = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < :count)"
 
 
-def fill(url: str, jobs: int, days: int) -> None:
+def fill(url: str, jobs: int, days: int, ended_a_day: int) -> None:
     """Make the history in a new file whose schema is 0011."""
     place = Place.parse(url)
     database = Database(place)
-    begin, ended = _END - days * _DAY, jobs * days
+    begin, ended = _END - days * _DAY, ended_a_day * days
     with database.writing("making a history") as connection:
         config = schema._config()  # noqa: SLF001
         config.attributes["connection"] = connection
         command.upgrade(config, "0011")
         live = [replace(_job(number), state=JobState.RUNNING) for number in range(jobs)]
-        past = [replace(_job(jobs + number), state=JobState.FINISHED, ended_at=begin + 86_400.0 * number / jobs)
+        past = [replace(_job(jobs + number), state=JobState.FINISHED, ended_at=begin + 86_400.0 * number / ended_a_day)
                 for number in range(ended)]  # fmt: skip
         columns = {row[1] for row in connection.exec_driver_sql("PRAGMA table_info(jobs)")}
         values = [{name: value for name, value in {**_job_values(job), "number": number}.items() if name in columns}
@@ -141,12 +142,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=20)
     parser.add_argument("--days", type=int, default=30)
+    parser.add_argument("--ended", type=int, help="jobs that end in a day (default: --jobs)")
     parser.add_argument("--prune", action="store_true", help="also delete the older half, and ask again")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="dl2d-bench-") as folder:
         url = f"sqlite:///{folder}/store.sqlite"
         schema._create_file(Place.parse(url), Path(folder, "store.sqlite"))  # noqa: SLF001
-        fill(url, options.jobs, options.days)
+        ended = options.jobs if options.ended is None else options.ended
+        fill(url, options.jobs, options.days, ended)
         upgraded = _milliseconds(lambda: schema.upgrade(url)) / 1000
         with closing(SqlStore(url)) as store:
             for job in store.jobs(live=True):
@@ -156,6 +159,7 @@ def main() -> None:
             result: dict[str, object] = {
                 "jobs": options.jobs,
                 "days": options.days,
+                "ended_a_day": ended,
                 "upgrade_seconds": round(upgraded, 1),
             }
             result |= {"ms": ask(store), "bytes": store.size()}

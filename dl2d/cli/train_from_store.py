@@ -30,6 +30,7 @@ from dl2d.learning.train_test_split import Split
 from dl2d.learning.training import State, Trainer, TrainingSettings
 from dl2d.plugins import load_placement
 from dl2d.policies.common.checkpoint import DIGITS, Checkpoint, settings_in, write_checkpoint
+from dl2d.policies.common.input_ranges import widened
 from dl2d.policies.dl2.checkpoint_contents import from_arrays
 from dl2d.policies.dl2_paper.policy import Dl2Original
 from dl2d.throughput.observations import as_measured, by_kind, merged_kinds
@@ -100,8 +101,11 @@ def learn(
     learned = (_learn_dl2 if policy == DL2 else _learn_dl2_paper)(
         settings, store, split, parent, chosen, ends_at, out / "checkpoint", tell
     )
-    write_checkpoint(learned.checkpoint, out / "checkpoint")
-    return learned
+    # Busy days are trained on as those of a smaller site, whose policy sizes jobs in the same way.
+    days = ((len(day.jobs), len(day.nodes)) for day in split.trained_on)
+    checkpoint = replace(learned.checkpoint, training=widened(learned.checkpoint.training, days))
+    write_checkpoint(checkpoint, out / "checkpoint")
+    return replace(learned, checkpoint=checkpoint)
 
 
 def _learn_dl2(

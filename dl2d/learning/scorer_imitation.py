@@ -35,6 +35,7 @@ from dl2d.learning.recorded_slots import (
     split_recordings,
 )
 from dl2d.policies.common.checkpoint import Checkpoint
+from dl2d.policies.common.input_ranges import INPUT_RANGES, recorded_ranges
 from dl2d.policies.dl2.checkpoint_contents import as_arrays, from_arrays
 from dl2d.policies.dl2.policy import Dl2
 from dl2d.policies.dl2.scoring import FEATURES, describe_steps, feature_values, score
@@ -132,8 +133,11 @@ def imitate_with_scorer(
     record |= {"held_out": asdict(comparisons[0]), "held_out_begun_with": asdict(comparisons[1]),
                "agreement": agreement, "yardstick": asdict(yardstick)}  # fmt: skip
     training = {"supervised": record, "seed": seed, "parent": start.digest}
+    fitted_to = {INPUT_RANGES: recorded_ranges(each.snapshot for each in split.training)}
+    kept = {INPUT_RANGES: start.training[INPUT_RANGES]} if INPUT_RANGES in start.training else {}
     return ScorerImitation(
-        fitted=replace(fitted, training=training), begun_with=replace(begun_with, training=training),
+        fitted=replace(fitted, training=training | fitted_to),
+        begun_with=replace(begun_with, training=training | kept),
         losses=tuple(losses), states=len(shown), agreement=agreement, comparison=comparisons[0],
         comparison_begun_with=comparisons[1], yardstick=yardstick,
     )  # fmt: skip

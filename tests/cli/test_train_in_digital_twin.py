@@ -25,10 +25,11 @@ from dl2d.core.policy import NO_EVIDENCE
 from dl2d.core.policy_registry import SITE_SCHEDULER, VersionState
 from dl2d.daemon.policy_versions.active_version import keep_version
 from dl2d.daemon.policy_versions.candidates import withdraw_if_worse
-from dl2d.learning import training_report
+from dl2d.learning import train_test_split, training_report
 from dl2d.learning.promotion_gate import GateSettings, Verdict
 from dl2d.policies.common.checkpoint import read_checkpoint, write_checkpoint
 from dl2d.policies.common.greedy import GreedyAllocation
+from dl2d.policies.common.input_ranges import INPUT_RANGES
 from dl2d.policies.dl2.policy import with_checkpoint
 from dl2d.policies.dl2_paper.policy import Dl2Original
 from dl2d.policies.drf import Drf
@@ -313,6 +314,18 @@ def test_the_papers_policy_learns_from_its_own_slots_and_the_twin(dl2d: Dl2d, tm
     assert "report.md" in {path.name for path in out.iterdir()}
     with closing(SqlStore(url)) as store:
         assert {each.digest for each in store.registry.versions()} == {policy.checkpoint.digest, done["digest"]}
+
+
+def test_what_is_learned_from_a_part_of_the_jobs_and_nodes_decides_on_the_whole_site(
+    dl2d: Dl2d, site: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Days of more jobs than are played are trained on with a share of the nodes: of a large site, below a tenth."""
+    monkeypatch.setattr(train_test_split, "_MOST_TRAINED", 4)
+    out = tmp_path / "out"
+    ran = dl2d("train", "--twin", "--iterations", "1", "-o", out, "--json", "-c", site[0])
+    assert ran.status == 0, ran.err
+    ranges = read_checkpoint(out / "checkpoint", policy="dl2").training[INPUT_RANGES]
+    assert ranges["jobs"][1] >= ran.json["jobs"] > 8
 
 
 def test_the_papers_policy_needs_a_checkpoint_to_learn_on_from(

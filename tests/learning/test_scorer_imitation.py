@@ -16,6 +16,7 @@ from dl2d.core.policy import Policy
 from dl2d.learning.recorded_slots import Recording
 from dl2d.learning.scorer_imitation import ScorerImitation, imitate_with_scorer
 from dl2d.placement.load_balance import LoadBalance
+from dl2d.policies.common.input_ranges import INPUT_RANGES
 from dl2d.policies.dl2.policy import Dl2, with_checkpoint
 from dl2d.policies.dl2.scoring import FEATURES
 from dl2d.policies.drf import Drf
@@ -55,6 +56,8 @@ def test_the_order_of_a_scheduler_is_learned(relative: float) -> None:
     assert found.comparison.differing < min(found.comparison_begun_with.differing, found.yardstick.drf.differing)
     assert found.losses[-1] < 0.1 * found.losses[0]
     assert found.fitted.training["supervised"]["held_out"]["same"] == found.comparison.same
+    assert found.fitted.training[INPUT_RANGES] == {"jobs": [1, 5], "nodes": [2, 2], "jobs_per_node": [0.5, 2.5]}
+    assert found.begun_with.training[INPUT_RANGES] == OWN.training[INPUT_RANGES]
 
 
 @pytest.mark.parametrize("teacher", [Drf(), Fifo()])

@@ -35,6 +35,7 @@ from dl2d.learning.recorded_slots import (
     split_recordings,
 )
 from dl2d.policies.common.checkpoint import Checkpoint
+from dl2d.policies.common.input_ranges import INPUT_RANGES, recorded_ranges
 from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.policies.dl2_paper.policy import Dl2Original
 
@@ -197,17 +198,18 @@ def imitate_recordings(
         network, losses, agreement, count = _learn(shown, sight, settings, seed, rng, on_update, stopping)
         ways = {}
         for sampled in (False, True):
-            made = _checkpoint(network, sight, settings, seed, {}, sampled=sampled)
+            made = _checkpoint(network, sight, settings, seed, {}, {}, sampled=sampled)
             ways[sampled] = compare_sizes(sizes_of(Dl2Original(made), seed), split.compared)
     sampled = ways[True].differing < ways[False].differing
     yardstick = simple_yardstick(split.compared, seed)
+    ranges = recorded_ranges(each.snapshot for each in split.training)
     record = {
         "slots": len(split.training), "jobs": split.jobs, "policies": sorted({each.decision.policy for each in given}),
         "agreement": agreement, "held_out": asdict(ways[sampled]), "yardstick": asdict(yardstick),
     }  # fmt: skip
     return Imitation(
-        checkpoint=_checkpoint(network, sight, settings, seed, record, sampled=sampled), losses=losses,
-        demonstrations=count, agreement=agreement, comparison=ways[sampled], yardstick=yardstick,
+        checkpoint=_checkpoint(network, sight, settings, seed, record, ranges, sampled=sampled),
+        losses=losses, demonstrations=count, agreement=agreement, comparison=ways[sampled], yardstick=yardstick,
     )  # fmt: skip
 
 
@@ -261,12 +263,19 @@ def _learn(
 
 
 def _checkpoint(
-    network: Net, sight: Sight, settings: Settings, seed: int, record: dict[str, Any], *, sampled: bool
+    network: Net,
+    sight: Sight,
+    settings: Settings,
+    seed: int,
+    record: dict[str, Any],
+    ranges: dict[str, list[float]],
+    *,
+    sampled: bool,
 ) -> Checkpoint:
     return Checkpoint(
         policy="dl2-original",
         weights=weights_of(network, "policy"),
         settings=described(sight, settings.network, sampled=sampled),
         training={"supervised": record, "updates": settings.supervised_updates,
-                  "loss": settings.supervised_loss.value, "seed": seed},
+                  "loss": settings.supervised_loss.value, "seed": seed, INPUT_RANGES: ranges},
     )  # fmt: skip

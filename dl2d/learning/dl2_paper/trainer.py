@@ -42,6 +42,7 @@ from dl2d.learning.dl2_paper.settings import SERVE_WHOLE, Credit, NetworkKind, S
 from dl2d.learning.dl2_paper.supervised import fit
 from dl2d.learning.training_state import State, load_state, save_state
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
+from dl2d.policies.common.input_ranges import INPUT_RANGES, training_ranges
 from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.simulation.vectorized.workload_arrays import Library
 from dl2d.simulation.workload.format import Workload
@@ -252,6 +253,7 @@ class _Training:
             )
         self._settings, self._seed, self._out, self._on_validation = settings, seed, out, on_validation
         self._state, self._workloads = state, len(workloads)
+        self._input_ranges = training_ranges((len(one.jobs), len(one.nodes())) for one in workloads)
         #: Digest of what the training was begun with.
         self.inputs = ""
         # Types and resources are numbered alike everywhere.
@@ -355,6 +357,7 @@ class _Training:
                 "seed": self._seed,
                 "workloads": self._workloads,
                 "validation_workloads": len(self._validation.ids),
+                INPUT_RANGES: self._input_ranges,
                 "history": list(self._history),
             },
         )

@@ -32,14 +32,32 @@ def training_ranges(workloads: Iterable[tuple[int, int]]) -> dict[str, list[floa
     return ranges
 
 
+def widened(training: Mapping[str, Any], workloads: Iterable[tuple[int, int]]) -> dict[str, Any]:
+    """A training record whose ranges include further workloads, such as whole days of which parts were trained on."""
+    ranges = dict(training.get(INPUT_RANGES, {}))
+    for name, (low, high) in training_ranges(workloads).items():
+        before = ranges.get(name, (low, high))
+        ranges[name] = [min(before[0], low), max(before[1], high)]
+    return {**training, INPUT_RANGES: ranges}
+
+
+def recorded_ranges(snapshots: Iterable[Snapshot]) -> dict[str, list[float]]:
+    """Ranges of statistics in recorded snapshots."""
+    return training_ranges(map(_jobs_and_nodes, snapshots))
+
+
 def out_of_range(snapshot: Snapshot, training: Mapping[str, Any]) -> str:
     """Which statistic of a snapshot is out of the ranges in a checkpoint's training record; empty if none is."""
     ranges = training.get(INPUT_RANGES)
     if not isinstance(ranges, Mapping) or not snapshot.jobs:
         return ""
-    jobs, nodes = len(snapshot.jobs), sum(node.state is NodeState.UP for node in snapshot.nodes)
+    jobs, nodes = _jobs_and_nodes(snapshot)
     for name, value in (("jobs", jobs), ("nodes", nodes), ("jobs_per_node", jobs / max(nodes, 1))):
         low, high = ranges.get(name, (0.0, float("inf")))
         if not low / FACTOR <= value <= high * FACTOR:
             return f"{value:g} {_WORDS[name]}; its weights are for {low:g} to {high:g}"
     return ""
+
+
+def _jobs_and_nodes(snapshot: Snapshot) -> tuple[int, int]:
+    return len(snapshot.jobs), sum(node.state is NodeState.UP for node in snapshot.nodes)

@@ -22,6 +22,7 @@ from dl2d.learning.dl2_paper.supervised import fit, imitate_recordings, imitatio
 from dl2d.learning.dl2_paper.trainer import train
 from dl2d.learning.recorded_slots import Recording
 from dl2d.placement.load_balance import LoadBalance
+from dl2d.policies.common.input_ranges import INPUT_RANGES
 from dl2d.policies.dl2_paper.observation import Layout, Sight
 from dl2d.policies.dl2_paper.policy import Dl2Original
 from dl2d.policies.drf import Drf
@@ -123,6 +124,7 @@ def test_static_sizes_of_users_are_learned() -> None:
     assert (found.yardstick.as_before.same, found.yardstick.as_before.differing) == (0.0, 1.0)
     assert found.losses[-1] < found.losses[0]
     assert found.checkpoint.training["supervised"]["policies"] == ["static"]
+    assert found.checkpoint.training[INPUT_RANGES] == {"jobs": [1, 5], "nodes": [6, 6], "jobs_per_node": [1 / 6, 5 / 6]}
     policy = Dl2Original(found.checkpoint)
     jobs = [a_job(0, model="wide"), a_job(1, model="small")]
     sizes = ask(policy, a_snapshot(jobs, cluster(6, cpu=16, gpu=8))).allocations()

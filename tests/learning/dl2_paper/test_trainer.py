@@ -16,6 +16,7 @@ from dl2d.learning.dl2_paper.samples import ReplayBuffer
 from dl2d.learning.dl2_paper.settings import PAPER, Credit, NetworkKind, Reward, Settings, Surrogate
 from dl2d.learning.dl2_paper.trainer import Report, improve, train
 from dl2d.policies.common.checkpoint import read_checkpoint
+from dl2d.policies.common.input_ranges import INPUT_RANGES
 from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.policies.dl2_paper.policy import Dl2Original
 from dl2d.simulation.vectorized.workload_arrays import Library
@@ -53,6 +54,7 @@ def test_it_learns_which_tasks_pay() -> None:
 def test_the_same_seed_gives_the_same_weights(settings: Settings) -> None:
     first, again = (train(TRAINING, VALIDATION, settings, seed=3) for _ in range(2))
     assert first.digest == again.digest
+    assert first.training[INPUT_RANGES]["jobs"] == [1, max(len(workload.jobs) for workload in TRAINING)]
     assert train(TRAINING, VALIDATION, replace(settings, iterations=1), seed=4).digest != first.digest
 
 
