@@ -97,3 +97,10 @@ def test_what_a_member_says_of_an_earlier_plan_drops_nobody(tmp_path):
     """A stalled disk delays what it is told of a connection that was closed; seed 1009."""
     simulated = check(random_schedule(1009, tmp_path))
     assert not [line for line in simulated.log if "although both live" in line]
+
+
+def test_files_of_a_server_that_was_given_up_before_the_job_went_back_do_not_count(tmp_path):
+    """It lives, and says late that it has written them; seed 4922."""
+    said = "\n".join(check(random_schedule(4922, tmp_path)).log)
+    assert "ps-2 was given up" in said
+    assert "goes back to its checkpoint of version 30" in said

@@ -126,6 +126,8 @@ def go_back(job: Job, reason: str) -> None:
             member.channel.send(RollBack(reason=f"the job goes back to {where}"))
             returning[member.task] = member.role
             del state.members[member.task]
+    for member in state.members.values():
+        member.outdated = member.prepared
     state.begin_again(now, version, returning, reason)
     job.squares.clear()
     job.factors.clear()

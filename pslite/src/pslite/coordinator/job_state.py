@@ -66,6 +66,8 @@ class MemberState:
     drained: bool = False
     #: whether the job goes on without it although its process may live
     given_up: bool = False
+    #: it was in a plan before the job went back to a checkpoint, and has not joined again
+    outdated: bool = False
     #: how it held the job up, if it was given up for that
     hung: str = ""
     #: step times of its last heartbeat that had any

@@ -442,9 +442,11 @@ class Coordinator:
             member.channel.send(Taken(count=member.channel.taken))
         if isinstance(message, Taken):
             member.channel.confirm(message.count)
-        elif state.members.get(hello.task) is member and (type(message) in FROM_ANYBODY or state.takes_part(member)):
+        elif state.members.get(hello.task) is member and (
+            type(message) in FROM_ANYBODY or (state.takes_part(member) and not member.outdated)
+        ):
             HANDLERS[type(message)](job, member, message)
-        # else it is told to begin again, or what it says of others does not count
+        # else it is told to begin again, or what it says of others or of an earlier run does not count
 
     def _join(self, connection: _Connection, message: Join) -> None:
         """Let a process join the job, or refuse it."""
