@@ -63,6 +63,10 @@ class Component:
         """Whether a container at this position may be given tasks."""
         return position < self.positions and position not in self.decommissioned
 
+    def is_beyond(self, position: int) -> bool:
+        """Whether YARN has confirmed that it has no container at this position."""
+        return self.confirmed_size is not None and position >= self.confirmed_size + len(self.decommissioned)
+
     def usable_idle(self, since: float) -> list[IdlePeriod]:
         """Containers without a task that may get one and have reported since that time, in seconds."""
         return [idle for position, idle in self.idle.items() if self.is_usable(position) and idle.last_report >= since]
@@ -80,7 +84,7 @@ class Component:
         self.newest_containers[report.position], self.processes[report.position] = report.container, report.incarnation
         if start_order(self.unreported.get(report.position, "")) <= start_order(report.container):
             self.unreported.pop(report.position, None)
-        beyond = self.confirmed_size is not None and report.position >= self.confirmed_size + len(self.decommissioned)
+        beyond = self.is_beyond(report.position)
         stays = now - self.removal_times.get(report.container, -math.inf) >= REMOVAL_SECONDS
         self.has_unexpected = self.has_unexpected or (beyond and stays)
 

@@ -210,9 +210,7 @@ class ContainerTasks:
         task = self._tasks.get(task_tag(report.job, report.task))
         if task is not None and (task.container or task.state is not RmJobState.PENDING):
             return task
-        confirmed = component.confirmed_size
-        is_outside = confirmed is not None and report.position >= confirmed + len(component.decommissioned)
-        return None if is_outside else self._adopt(report, now)
+        return None if component.is_beyond(report.position) else self._adopt(report, now)
 
     def _continue_task(self, task: Task, report: ContainerReport, now: float) -> ContainerOrder:
         """What a container is to do with a task that runs in it."""

@@ -130,12 +130,12 @@ class Queues:
 
     def paths(self) -> list[str]:
         """Paths of the queues that take applications, such as ``root.gpu``."""
-        return list(_leaf_paths(self.root))
+        return [path for path, _ in _leaves(self.root)]
 
     def pending_outside(self, queues: Collection[str]) -> Resources:
         """What applications in all other queues wait for."""
         inside = [path[-1] for queue in queues if (path := _find_path(self.root, queue))]
-        others = [leaf for leaf in _leaves(self.root) if not any(leaf is each for each in inside)]
+        others = [leaf for _, leaf in _leaves(self.root) if not any(leaf is each for each in inside)]
         return Resources.total(read_vector(leaf.usage(self.partition).pending) for leaf in others)
 
 
@@ -173,19 +173,13 @@ def _find_path(queue: _Queue, name: str, above: str = "") -> list[_Queue]:
     return []
 
 
-def _leaves(queue: _Queue) -> Iterator[_Queue]:
-    if not queue.children():
-        yield queue
-    for child in queue.children():
-        yield from _leaves(child)
-
-
-def _leaf_paths(queue: _Queue, above: str = "") -> Iterator[str]:
+def _leaves(queue: _Queue, above: str = "") -> Iterator[tuple[str, _Queue]]:
+    """Yield the queues that take applications, with their paths."""
     path = f"{above}{queue.queue_name}"
     if not queue.children():
-        yield path
+        yield path, queue
     for child in queue.children():
-        yield from _leaf_paths(child, f"{path}.")
+        yield from _leaves(child, f"{path}.")
 
 
 def within_limits(nodes: Sequence[Node], limits: QueueLimits, *, leave_pending: bool) -> tuple[Node, ...]:
