@@ -175,11 +175,11 @@ def count(
 
 
 def _is_same_speed(speed_a: float, speed_b: float) -> bool:
-    return abs(math.log(speed_a / speed_b)) < SAME_SPEED_LOG_RATIO
+    return abs(math.log(speed_a) - math.log(speed_b)) < SAME_SPEED_LOG_RATIO
 
 
 def _is_other_kind(speed_a: float, speed_b: float) -> bool:
-    return abs(math.log(speed_a / speed_b)) >= OTHER_KIND_LOG_RATIO
+    return abs(math.log(speed_a) - math.log(speed_b)) >= OTHER_KIND_LOG_RATIO
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,11 @@ _Word = Annotated[str, Field(max_length=300, pattern=r"^[^\x00-\x1f\x7f]*$")]
 _Text = Annotated[str, BeforeValidator(lambda said: said[:MAX_TEXT] if isinstance(said, str) else said)]
 _Count = Annotated[int, Field(ge=0, le=2**62)]
 _MIB = 1 << 20
+#: Training speeds, in samples or updates a second, that a report may state; others count as not reported. A speed is
+#: shared with all jobs of its kind, so that a report that makes no sense must not reach calculations with logarithms.
+_MIN_SPEED, _MAX_SPEED = 1e-9, 1e15
+#: Largest number of epochs, and largest absolute value of a loss, that a report may state.
+_MAX_EPOCH, _MAX_LOSS = 1e12, 1e30
 
 #: Heartbeats of all coordinators together in a second: each costs the daemon some milliseconds.
 MAX_PER_SECOND = 100
@@ -205,8 +210,8 @@ def receive(job: Job, tasks: tuple[Task, ...], beat: Heartbeat, at: float) -> Re
             version=beat.version,
             total_versions=beat.total_versions,
             epoch=_epoch(job.request, beat),
-            loss=_finite(beat.loss),
-            steps_per_second=_finite(beat.steps_per_second),
+            loss=_within(beat.loss, -_MAX_LOSS, _MAX_LOSS),
+            steps_per_second=_speed(beat.steps_per_second),
             samples_per_second=_samples_per_second(job.request, beat),
             workers=workers,
             ps=len(active) - workers,
@@ -220,7 +225,7 @@ def receive(job: Job, tasks: tuple[Task, ...], beat: Heartbeat, at: float) -> Re
 
 def _epoch(request: JobRequest, beat: Heartbeat) -> float:
     """Epochs done. A script with a loop of its own (MXNet's KVStore) reports none: they follow from its updates."""
-    epoch = _finite(beat.epoch) or 0.0
+    epoch = _within(beat.epoch, 0.0, _MAX_EPOCH) or 0.0
     if beat.epochs is not None or epoch:
         return epoch
     return min(beat.version * (request.batch or 1) / request.epoch_samples, request.epochs)
@@ -228,8 +233,8 @@ def _epoch(request: JobRequest, beat: Heartbeat) -> float:
 
 def _samples_per_second(request: JobRequest, beat: Heartbeat) -> float | None:
     """Training speed, from the updates in a second where the script has a loop of its own; None if it stands still."""
-    samples, steps = _finite(beat.samples_per_second), _finite(beat.steps_per_second)
-    return steps * (request.batch or 1) if samples is None and steps else samples
+    samples, steps = _speed(beat.samples_per_second), _speed(beat.steps_per_second)
+    return _speed(steps * (request.batch or 1)) if samples is None and steps else samples
 
 
 def _reports(beat: Heartbeat, at: float, unknown: set[str]) -> tuple[TaskReport, ...]:
@@ -307,3 +312,12 @@ def _plain(text: str | None) -> str:
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
+
+
+def _within(value: float | None, least: float, most: float) -> float | None:
+    return value if value is not None and least <= value <= most else None
+
+
+def _speed(value: float | None) -> float | None:
+    """A speed, 0 for a standstill; None for what is none."""
+    return value if value == 0.0 else _within(value, _MIN_SPEED, _MAX_SPEED)

@@ -17,6 +17,7 @@ from dl2d.core.cluster import TaskState
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.errors import StoreUnavailable, Unavailable
 from dl2d.core.jobs import JobKey, JobState, Role
+from dl2d.core.measured_speeds import TrainingKind
 from dl2d.core.resource_manager import ContainerOrder, ContainerReport, RmJobState, StaticJob
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, TaskChange, TaskReport
@@ -480,6 +481,25 @@ class TestHeartbeat:
         assert (progress.epoch, progress.loss, progress.steps_per_second) == (0.0, None, None)
         plan = next(plan for plan in world.store.runtime_plans(job) if plan.number == 1)
         assert (plan.prepare_ms, plan.move_ms, plan.suspension_p50_ms) == (0.0, 0.0, 0.0)
+
+    def test_an_absurd_speed_of_one_job_is_not_that_of_its_kind(self, world):
+        """Jobs of a kind share their speeds: the heartbeats of another user's job went through them, and failed."""
+        liar, honest = running(world), running(world)
+        absurd = [{"samples_per_second": each} for each in (-5.0, 1e308, 5e-324, -1e308)]
+        absurd += [{"steps_per_second": -1.0}, {"epoch": -1e308, "loss": -1e308}]
+        for said in absurd:
+            world.now += 20.0
+            for job, speeds in ((liar, said), (honest, {"samples_per_second": 100.0})):
+                members = [
+                    {"task": task.id, "role": task.role.value, "state": "active"}
+                    for task in world.store.tasks(live=True, job=job)
+                ]
+                answer = world.heartbeat(job, state="running", members=members, **speeds)
+                assert answer.status_code == 200, (said, answer.text)
+        kinds = [TrainingKind.of(world.store.job(honest).request)]
+        assert [point.samples_per_second for kind in world.store.speeds(kinds) for point in kind.points] == [100.0]
+        progress = world.store.job(liar).progress
+        assert (progress.epoch, progress.loss, progress.steps_per_second) == (0.0, None, None)
 
     def test_a_plan_reported_twice_is_kept_once(self, world):
         job = running(world)
