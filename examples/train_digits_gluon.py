@@ -46,10 +46,12 @@ def own_loop(net: gluon.nn.HybridSequential, train: gluon.data.Dataset, options:
     kvstore = mx.kv.create("dl2")
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.05, "momentum": 0.9}, kvstore=kvstore)
     loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
+    # each sample once in each epoch, also when the job is resized
+    loader = gluon.data.DataLoader(
+        train, options.batch, sampler=pslite.mxnet.elastic_split(train, epochs=options.epochs)
+    )
     for epoch in range(options.epochs):
-        # asked for in each epoch: both change when the job is resized
-        mine = train.shard(kvstore.num_workers, kvstore.rank)
-        for images, labels in gluon.data.DataLoader(mine, options.batch, shuffle=True, last_batch="discard"):
+        for images, labels in loader:
             with autograd.record():
                 loss = loss_of(net(images), labels)
             loss.backward()

@@ -10,7 +10,7 @@ import numpy as np
 from mxnet import autograd, gluon
 
 from pslite.errors import CheckpointError, SpecError, UsageError
-from pslite.mxnet import SGD, ElasticJob
+from pslite.mxnet import SGD, ElasticJob, elastic_split
 from pslite.mxnet.arrays import reading, write
 from pslite.mxnet.optimizer_translation import rule_of, schedule_of
 from pslite.numeric.optimizers import Updater, slots
@@ -373,8 +373,33 @@ def usage():
     raises(UsageError, "shape (3, 1)", made.backward, loss)
 
 
+def split():
+    """A split data set has each sample once in an epoch, of as many as there are; what no step has used comes again."""
+    values = np.arange(10, dtype="float32")
+    dataset = gluon.data.ArrayDataset(values[:, None], values)
+    sampler = elastic_split(dataset, epochs=2)
+    loader = gluon.data.DataLoader(dataset, 4, sampler=sampler)
+    assert len(loader) == 3
+    kv = mx.kv.create("dl2")
+    source = mx.contrib.io.DataLoaderIter(loader)  # which takes a batch to know its shape
+    kv.init(0, mx.nd.zeros(1))
+    kv.set_optimizer(mx.optimizer.SGD())
+    epochs = []
+    for _ in range(3):
+        epochs.append([])
+        for batch in source:
+            epochs[-1] += batch.label[0].asnumpy().tolist()[: 4 - batch.pad]
+            kv.pushpull(0, mx.nd.ones(1), out=mx.nd.zeros(1))
+        source.reset()
+    assert [sorted(epoch) for epoch in epochs] == [values.tolist()] * 2 + [[]], epochs
+    assert epochs[0] != epochs[1]
+    assert elastic_split(dataset) is sampler
+    assert elastic_split(dataset, name="other") is not sampler
+    raises(UsageError, "without samples", elastic_split, [])
+
+
 CHECKS = (
-    optimizers, lamb, multipliers, undescribed, memory, alone, refused, trainer, tables, rows, words, usage,
+    optimizers, lamb, multipliers, undescribed, memory, split, alone, refused, trainer, tables, rows, words, usage,
 )  # fmt: skip
 
 if __name__ == "__main__":

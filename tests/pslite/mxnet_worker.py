@@ -130,6 +130,42 @@ def loop(options):
         Path(f"{options.out}.{kvstore.rank}.accuracy").write_text(str(accuracy(net, images[800:], labels[800:])))
 
 
+def split(options):
+    """The data set is dealt by the job; logs which samples each step has used."""
+    from pslite.mxnet import elastic_split  # noqa: PLC0415  (MXNet's own servers have no pslite)
+
+    images, labels = data(options.data)
+    dataset = gluon.data.ArrayDataset(images[:800], labels[:800], np.arange(800))
+    loader = gluon.data.DataLoader(dataset, options.batch, sampler=elastic_split(dataset, epochs=options.epochs))
+    kvstore = mx.kv.create(options.kvstore)
+    net = network(drop=0.0)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.05}, kvstore=kvstore)
+    loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
+    workers = kvstore.num_workers
+    print(f"{workers} workers")
+    for _ in range(options.epochs):
+        for batch, targets, indices in loader:
+            with autograd.record():
+                loss = loss_of(net(batch), targets)
+            loss.backward()
+            version = kvstore.version
+            if version == options.die_at > 0 and kvstore.rank == workers - 1:
+                os.kill(os.getpid(), 9)
+            try:
+                trainer.step(options.batch * kvstore.num_workers)
+                used = kvstore.version == version + 1  # not so in the first step of one that comes later
+            except SystemExit:
+                used = True  # it leaves the job with this step
+                raise
+            finally:
+                if used:
+                    with Path(f"{options.log}.{os.environ.get('DL2_TASK', 'single')}").open("a") as file:
+                        file.write(" ".join(map(str, indices.asnumpy().tolist())) + "\n")
+            time.sleep(options.sleep)
+            slow_down(kvstore, options.pace)
+    kvstore.barrier()
+
+
 def module(options):
     """Module's fit."""
     kvstore = mx.kv.create(options.kvstore)
@@ -225,7 +261,7 @@ def factors(options):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("script", choices=["job", "loop", "module", "embedding", "factors"])
+    parser.add_argument("script", choices=["job", "loop", "module", "embedding", "factors", "split"])
     parser.add_argument("--data", required=True)
     parser.add_argument("--rows", choices=["weight", "gradient"], default="weight")
     parser.add_argument("--kvstore", default="dist_sync")
@@ -243,7 +279,9 @@ def main():
     for name in ("out", "save", "load", "log"):
         parser.add_argument(f"--{name}", default="")
     options = parser.parse_args()
-    scripts = {"job": job, "loop": loop, "module": module, "embedding": embedding, "factors": factors}
+    scripts = {
+        "job": job, "loop": loop, "module": module, "embedding": embedding, "factors": factors, "split": split,
+    }  # fmt: skip
     scripts[options.script](options)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -174,6 +175,36 @@ def test_a_script_that_ends_with_a_barrier_is_resized_and_all_have_the_same_weig
         close(first, other, 0.0)
 
 
+def used(log):
+    """How often each sample was used, by all workers."""
+    return Counter(int(word) for path in log.parent.glob(f"{log.name}.*") for word in path.read_text().split())
+
+
+def test_each_sample_is_used_once_in_each_epoch_by_whatever_workers_there_are(script, tmp_path, capfd):
+    log = tmp_path / "log"
+    schedule = [Resize(5, workers=3, servers=1), Resize(20, workers=1, servers=2), Resize(30, workers=3, servers=1)]
+    epochs = []
+    command = script("split", epochs=6, pace=110, sleep=0.1, log=log)
+    result = run(command, servers=1, schedule=schedule, on_status=lambda status, _: epochs.append(status.epoch))
+    assert result.state == "finished", result.log
+    assert set(result.exit_codes.values()) == {0}, result.log
+    assert [(plan.workers, plan.servers) for plan in result.plans] == [(2, 1), (3, 1), (1, 2), (3, 1)]
+    assert used(log) == dict.fromkeys(range(800), 6)
+    assert epochs == sorted(epochs)
+    assert epochs[-1] == 6.0
+    said = capfd.readouterr().err
+    assert "this line has asked for num_workers once, which was 2 and is 3 now" in said
+    assert "mxnet_worker.py" in said
+
+
+def test_samples_of_a_worker_that_dies_are_dealt_again(script, tmp_path):
+    log = tmp_path / "log"
+    result = run(script("split", epochs=2, die_at=8, log=log), workers=3, servers=1)
+    assert result.state == "finished", result.log
+    assert [plan.workers for plan in result.plans] == [3, 2]
+    assert used(log) == dict.fromkeys(range(800), 2)
+
+
 @pytest.mark.slow
 def test_asynchronous_training_learns_and_is_resized(script, tmp_path):
     out, states = tmp_path / "out", tmp_path / "states"
@@ -191,7 +222,7 @@ def test_a_worker_dies_and_a_script_goes_on(script, tmp_path):
     out = tmp_path / "out"
     result = run(script("loop", epochs=2, die_at=5, out=out), workers=3)
     assert result.state == "finished", result.log
-    assert any("killed by signal 9 (SIGKILL)" in line and "nothing is lost" in line for line in result.log)
+    assert any("killed by signal 9 (SIGKILL)" in line and "with samples of their own" in line for line in result.log)
     assert float(Path(f"{out}.0.accuracy").read_text()) > 0.7
 
 

@@ -27,7 +27,7 @@ FORGOTTEN = {
         "encryption_demanded", "then",
     },
     "connections": {"connections", "agents"},
-    "said again, or written beside the state": {"squares", "factors", "factors_changed", "usage"},
+    "said again, or written beside the state": {"squares", "factors", "factors_changed", "usage", "dealers", "deals"},
     "measured": {"watch", "loss", "progress", "epoch_reported", "balance", "slow_reported"},
 }  # fmt: skip
 #: fields of the state that earlier versions did not have

@@ -130,6 +130,8 @@ def go_back(job: Job, reason: str) -> None:
         member.outdated = member.prepared
     state.begin_again(now, version, returning, reason)
     job.squares.clear()
+    job.dealers.clear()
+    job.deals.clear()
     job.factors.clear()
     job.factors_changed = True
     job.progress.clear()

@@ -11,7 +11,8 @@ from pslite.coordinator.progress_watch import ProgressWatch
 from pslite.coordinator.settings import Settings
 from pslite.job.load_balancing import LoadBalancer
 from pslite.job.member_measurements import Usage
-from pslite.net.messages import Clip, JobEnded, Message, Trust
+from pslite.job.sample_dealing import SampleDealer
+from pslite.net.messages import Clip, DealSamples, JobEnded, Message, Trust
 from pslite.net.tls import Encryption
 from pslite.numeric.norms import Squares
 from pslite.storage.disk_thread import DiskThread
@@ -62,6 +63,10 @@ class Job:
     #: the epoch and the slow members of which the user was told last
     epoch_reported: int = 0
     slow_reported: set[str] = field(default_factory=set)
+
+    #: by name and size of a data set, what is dealt of it, and by worker the last answer
+    dealers: dict[tuple[str, int], SampleDealer] = field(default_factory=dict)
+    deals: dict[str, DealSamples] = field(default_factory=dict)
 
     #: by version and of what, the sums of squares of the blocks that have theirs
     squares: dict[tuple[int, Of], dict[int, Squares]] = field(default_factory=dict)

@@ -15,6 +15,7 @@ from pslite.coordinator import (
     members,
     plans,
     progress_deadline,
+    sample_dealing,
     status,
     work_reassignment,
 )
@@ -22,6 +23,7 @@ from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import MemberState
 from pslite.net.messages import (
     Announced,
+    AskSamples,
     AtBarrier,
     Beat,
     Broken,
@@ -49,6 +51,7 @@ from pslite.net.messages import (
 
 #: by kind, what takes a member's message; only the first ones are taken of members that are in no plan
 FROM_ANYBODY: Final[dict[type, Callable[[Job, MemberState, Any], None]]] = {
+    AskSamples: sample_dealing.deal,
     AtBarrier: barrier.arrive,
     Beat: status.heartbeat,
     Describe: members.describe,

@@ -61,6 +61,7 @@ def report(job: Job) -> Status:
     """Return the state of a job for its membership source."""
     state, rate = job.state, steps_per_second(job, time.monotonic())
     spec = state.spec if state.spec is not None and not state.spec.open else None
+    dealt = max((dealer.epochs for dealer in job.dealers.values()), default=0.0)
     return Status(
         address=state.address,
         incarnation=state.incarnation,
@@ -68,7 +69,7 @@ def report(job: Job) -> Status:
         reason=state.reason,
         version=state.version,
         total_versions=spec.total_versions if spec else None,
-        epoch=state.version / spec.steps_per_epoch if spec else 0.0,
+        epoch=state.version / spec.steps_per_epoch if spec else dealt,
         epochs=float(spec.epochs) if spec else None,
         loss=job.loss,
         steps_per_second=rate,

@@ -39,7 +39,8 @@ def lose_worker(job: Job, member: MemberState, text: str) -> None:
     if state.spec is not None and state.spec.asynchronous:
         job.say(f"{text}; its samples are left out until the next plan")
     else:
-        job.say(f"{text}; {' and '.join(others)} {'do' if len(others) > 1 else 'does'} its part, nothing is lost")
+        how = "with samples of their own" if state.spec is not None and state.spec.open else "nothing is lost"
+        job.say(f"{text}; {' and '.join(others)} {'do' if len(others) > 1 else 'does'} its part, {how}")
     if member.ended_early:
         member.state = "left"
     else:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,14 +22,17 @@ from mxnet.kvstore import KVStore, KVStoreBase
 from pslite.errors import UsageError
 from pslite.mxnet import optimizer_states
 from pslite.mxnet.arrays import reading, write
+from pslite.mxnet.elastic_split import give_again, session_for_kvstore
 from pslite.mxnet.keys import Array, Key, KeyTable, KeyTensor, listed, pairs
 from pslite.mxnet.optimizer_states import part_of, whole_state
 from pslite.mxnet.optimizer_translation import rule_of
 from pslite.mxnet.sparse import STYPE, dense, lazy, numbers_of, put, same_dense
 from pslite.mxnet.step_exchange import StepExchange
 from pslite.numeric.gradient_sums import Contribution, GradientSums
-from pslite.worker.connect import open_session
 from pslite.worker.training_session import OpenSession
+
+#: folders whose code asks for the number of workers whenever it needs it
+_LIBRARIES = tuple(str(Path(file).parent) for file in (mx.__file__, __file__))
 
 
 class ElasticKVStore(KVStore):  # type: ignore[misc]
@@ -41,11 +46,12 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
     _staleness = 0
 
     def __init__(self) -> None:
-        self._session: OpenSession = open_session()
-        self._session.attach()
+        self._session: OpenSession = session_for_kvstore()
         self._keys = KeyTable()
         self._optimizer: Any = None
         self._workers = 1
+        #: by file and line of the script that has asked for the number of workers once, the answer; 0: more than once
+        self._answers: dict[tuple[str, int], int] = {}
         #: numbers of workers that the script may have seen
         self._seen = {self.num_workers}
         self._expected = 0
@@ -82,7 +88,11 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
     @property
     def num_workers(self) -> int:
         """Workers of the job; may change from step to step where it is resized."""
-        return self._session.rank_and_size[1]
+        workers, frame = self._session.rank_and_size[1], sys._getframe(1)  # noqa: SLF001  (a stack takes too long)
+        place = frame.f_code.co_filename, frame.f_lineno
+        if not place[0].startswith(_LIBRARIES):
+            self._answers[place] = 0 if place in self._answers else workers
+        return workers
 
     @staticmethod
     def is_capable(capability: str) -> bool:
@@ -265,6 +275,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
             self._start()
             if self._session.joined_late:
                 # They were made with this worker's own weights; what it computes next is made with the job's.
+                give_again()
                 self._pushed.clear()
                 self._write(self._outs)
                 self._put_rows()
@@ -291,7 +302,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         self._pushed.clear()
         self._last_outs, self._outs = self._outs, []
         self._put_rows()
-        self._seen.add(self.num_workers)
+        self._note_size()
 
     def _put_rows(self) -> None:
         for tensor, out, rows in self._rows:
@@ -300,6 +311,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
 
     def accepts(self, rescale: float) -> bool:
         """Whether a script's new rescale_grad says the same as its first: it divides by the number of workers too."""
+        self._note_size()
         ours = float(self._optimizer.rescale_grad)
         return any(math.isclose(rescale * seen, ours * self._workers, rel_tol=1e-9) for seen in self._seen)
 
@@ -322,6 +334,23 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
             )
             self._rate = None
 
+    def _note_size(self) -> None:
+        """Take note of the number of workers; name the lines that have asked for it once, when it was another one."""
+        if self.num_workers in self._seen:
+            return
+        self._seen.add(self.num_workers)
+        for (file, line), workers in self._answers.items():
+            if workers:
+                warnings.warn_explicit(
+                    f"this line has asked for num_workers once, which was {workers} and is {self.num_workers} now: "
+                    "data that is split by it is still split for the old number, so that samples are missed or used "
+                    "twice; "
+                    "ask in each epoch, or use DataLoader(..., sampler=pslite.mxnet.elastic_split(dataset))",
+                    UserWarning,
+                    file,
+                    line,
+                )
+
     # --- the beginning --------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
@@ -337,6 +366,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
             session.start_from(optimizer_states.state_of(self._given, self._keys.moving(), session))
         self._started = True
         session.start()
+        self._note_size()  # more workers may have come since the script asked
         self._sums = GradientSums(session.spec, session.supply)
         self._write(self._firsts)
         if self._optimizer is not None and self._optimizer.lr_scheduler is None:

@@ -11,6 +11,7 @@ from pslite.job.job_spec import JobSpec
 from pslite.job.job_status import Cause
 from pslite.job.member_measurements import StepTimes, Throughput, Usage
 from pslite.job.membership_plan import Member, Plan
+from pslite.job.sample_dealing import Deal, Seen
 
 PROTOCOL = 3
 MAX_HANDSHAKE_BYTES = 4096
@@ -239,6 +240,17 @@ class Finished(Message, frozen=True):
     chief: bool = False
 
 
+class AskSamples(Message, frozen=True):
+    """Worker of an open job: deal me so many samples of that data set; sent again if the answer does not come."""
+
+    number: int
+    dataset: str
+    samples: int
+    count: int
+    version: int
+    seen: Seen
+
+
 class Digests(Message, frozen=True):
     """Server, or worker of an all-reduce job: SHA-256 of the weights of each of my blocks."""
 
@@ -329,6 +341,13 @@ class BarrierOpen(Message, frozen=True):
 
     #: whether others have trained meanwhile: the servers have newer weights
     missed_steps: bool = False
+
+
+class DealSamples(Message, frozen=True):
+    """Worker of an open job: the answer to its question of that number."""
+
+    number: int
+    deal: Deal
 
 
 class Prepare(Message, frozen=True):
@@ -499,6 +518,7 @@ FromMember = (
     | Taken
     | Describe
     | AtBarrier
+    | AskSamples
     | Beat
     | Ready
     | Nack
@@ -531,6 +551,7 @@ FromCoordinator = (
     | Alive
     | Seat
     | BarrierOpen
+    | DealSamples
     | Prepare
     | Abort
     | Begin
@@ -555,7 +576,7 @@ FromCoordinator = (
 
 #: messages that need not arrive: the next one says the same, or they are sent again after a `Resumed`;
 #: all others are counted, and each is taken once, in order, whatever becomes of connections
-UNCOUNTED = (Beat, Norm, Rejoin, Taken, Alive, Resumed, Clip, Trust)
+UNCOUNTED = (Beat, Norm, Rejoin, Taken, Alive, Resumed, Clip, Trust, AskSamples, DealSamples)
 
 # What a decoder knows of a message type is kept with the type when its first decoder is made. Where two threads make
 # first ones at the same time, msgspec 0.22 crashes the process: so they are made here, while the module is imported.

@@ -16,6 +16,7 @@ from pslite.job.blocks import Block, cut, digest_of
 from pslite.job.job_spec import JobSpec
 from pslite.job.membership_plan import reduction
 from pslite.job.reduction_tree import span
+from pslite.job.sample_dealing import Deal, SampleDealer, Seen
 from pslite.numeric.gradient_sums import Array, Bundle, Contribution, Supply
 from pslite.storage.checkpoints import complete, to_resume, write_blocks
 from pslite.worker.model_replica import ModelReplica
@@ -137,6 +138,9 @@ class OpenSession(Session, Protocol):
     def barrier(self) -> None:
         """Wait until every worker does."""
 
+    def ask_samples(self, dataset: str, samples: int, seen: Seen, count: int) -> Deal:
+        """Return up to `count` samples that no other worker has in this epoch; none if the epoch is over."""
+
     def fetch(self) -> list[Array]:
         """Return weights and optimizer state of every block at the present version; shape (1 + slots, size) each."""
 
@@ -173,6 +177,7 @@ class SingleSession:
         self.supply: Supply
         self.version = 0
         self.share: Share
+        self._dealers: dict[tuple[str, int], SampleDealer] = {}
         self._replica: ModelReplica
         self._given: StartState | None = None
         if spec is not None:
@@ -192,6 +197,11 @@ class SingleSession:
 
     def barrier(self) -> None:
         """Return at once: there is no other worker."""
+
+    def ask_samples(self, dataset: str, samples: int, seen: Seen, count: int) -> Deal:
+        """Return the next samples of this epoch; none if it is over."""
+        dealer = self._dealers.setdefault((dataset, samples), SampleDealer(samples))
+        return dealer.deal("single", self.version, seen, count, 1)
 
     def start_from(self, given: StartState) -> None:
         """Go on from that state at `start`."""

@@ -16,6 +16,7 @@ from pslite.net.messages import (
     BarrierOpen,
     Begin,
     Complete,
+    DealSamples,
     FromCoordinator,
     Message,
     Nack,
@@ -36,6 +37,7 @@ from pslite.worker.ps.recovery import Recovery
 #: messages that the script's thread takes up; connections and prepared plans come from threads that make them
 Event = (
     PreparedPlan | Link | Abort | Begin | Reassign | Promote | PlanDone | Seat | BarrierOpen | Resume | Complete
+    | DealSamples
 )  # fmt: skip
 
 
@@ -69,6 +71,8 @@ class ControlEvents:
         self.barriers_open = 0
         #: whether others have trained while this worker was at the last barrier
         self.missed_steps = False
+        #: the last answer to a question for samples
+        self.samples: DealSamples | None = None
         #: the last plan for which everything has moved, where workers stand still until then
         self.resumed = 0
         #: the worker that writes files, once all have the last version
@@ -85,6 +89,7 @@ class ControlEvents:
             PlanDone: self._plan_done,
             Seat: self._seated,
             BarrierOpen: self._barrier_open,
+            DealSamples: self._samples_dealt,
             Resume: self._resume,
             Complete: self._complete,
         }
@@ -189,6 +194,9 @@ class ControlEvents:
     def _barrier_open(self, message: BarrierOpen) -> None:
         self.barriers_open += 1
         self.missed_steps = message.missed_steps
+
+    def _samples_dealt(self, message: DealSamples) -> None:
+        self.samples = message
 
     def _resume(self, message: Resume) -> None:
         self.resumed = message.plan

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import time
 from collections.abc import Callable, Sequence
 from typing import Unpack
 
@@ -16,8 +17,20 @@ from pslite.errors import UsageError
 from pslite.fault_points import FaultPoint
 from pslite.job.blocks import Block
 from pslite.job.job_spec import JobSpec
+from pslite.job.sample_dealing import Deal, Seen
 from pslite.net.authentication import Identity
-from pslite.net.messages import AtBarrier, Describe, Digests, Drained, Finished, FromCoordinator, Join, Pushed, Severed
+from pslite.net.messages import (
+    AskSamples,
+    AtBarrier,
+    Describe,
+    Digests,
+    Drained,
+    Finished,
+    FromCoordinator,
+    Join,
+    Pushed,
+    Severed,
+)
 from pslite.numeric.gradient_sums import Array, Bundle, Contribution, Supply
 from pslite.storage.checkpoints import Saver
 from pslite.worker.control_connection import MemberOptions, Membership
@@ -34,6 +47,8 @@ from pslite.worker.training_session import Share, StartState, Stopwatch
 
 #: how long a broken data connection may take to be there again, or the coordinator to say why it will not
 _VERDICT_SECONDS = 10.0
+#: after so long without an answer the coordinator is asked for samples again
+_ASK_AGAIN_SECONDS = 1.0
 
 
 class Worker(Membership):
@@ -70,6 +85,7 @@ class Worker(Membership):
         #: tree nodes that the next call of `exchange` has to bring
         self._due: tuple[int, ...] = ()
         self._barriers = 0
+        self._questions = 0
         #: whether this worker writes files; None until the end
         self._writes_files: bool | None = None
         #: whether the script waits for something that can be done when the last version is there
@@ -238,6 +254,28 @@ class Worker(Membership):
             self._catch_up()
         elif self._plans.current is not None:
             self._set_share()  # the others do their part themselves again
+
+    def ask_samples(self, dataset: str, samples: int, seen: Seen, count: int) -> Deal:
+        """Return up to `count` samples that no other worker has in this epoch; none if the epoch is over."""
+        self._questions += 1
+        question = AskSamples(
+            number=self._questions, dataset=dataset, samples=samples, count=count, version=max(0, self.version),
+            seen=seen,
+        )  # fmt: skip
+        asked, events = 0.0, self._events
+
+        def answered() -> bool:
+            nonlocal asked
+            if events.samples is not None and events.samples.number == question.number:
+                return True
+            if time.monotonic() - asked > _ASK_AGAIN_SECONDS:
+                asked = time.monotonic()
+                self._send(question)
+            return False
+
+        self._pump(answered)
+        assert events.samples is not None
+        return events.samples.deal
 
     def _catch_up(self) -> None:
         """Go on from the weights that the servers have: others have trained while this worker was away."""
