@@ -20,6 +20,12 @@ def file(tmp_path: Path) -> Path:
     ("text", "says"),
     [
         ("polcy: {name: drf}", "polcy: unknown key"),
+        ("_env_file: /etc/environment", "_env_file: unknown key"),
+        ("_cli_parse_args: [--help]", "_cli_parse_args: unknown key"),
+        ("log: {level: 2024-99-99}", "is not YAML: month must be in 1..12"),
+        ("log: {level: !!bool perhaps}", "is not YAML"),
+        ("log: {level: !!timestamp soon}", "is not YAML"),
+        ("[" * 5000, "is not YAML: maximum recursion depth"),
         ("policy: {nme: drf}", "policy.nme: unknown key"),
         ("policy: {timeout_seconds: 0}", "policy.timeout_seconds: should be greater than 0, got 0"),
         ("policy: {timeout_seconds: soon}", "policy.timeout_seconds"),

@@ -148,6 +148,9 @@ class TestSignals:
         cluster.config.write_text("schedule: [")
         cluster.hang_up()
         cluster.wait_until(lambda: "is not YAML" in cluster.said(), "and that")
+        cluster.config.write_text("log: {level: 2024-99-99}")
+        cluster.hang_up()
+        cluster.wait_until(lambda: "month must be in 1..12" in cluster.said(), "and what no YAML parser expects")
         slot = cluster.store.last_slot_number()
         cluster.wait_until(lambda: cluster.store.last_slot_number() > slot, "it goes on deciding")
         assert decided_by() == "fifo"

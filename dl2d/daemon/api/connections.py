@@ -6,10 +6,12 @@ uvicorn limits only the time between two requests: a client that sends a byte no
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
+import socket
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
@@ -29,8 +31,13 @@ class ConnectionLimits:
     per_address: int = 256
     #: Connections at a time; one more closes the oldest one on which no request is being answered.
     total: int = 2048
-    #: Seconds for a request to arrive whole, from its first byte on, or on a new connection from its beginning on.
+    #: Seconds for a request to arrive whole, from its first byte on, or on a new connection from its beginning on; and
+    #: for a TLS handshake.
     request_seconds: float = 30.0
+
+    def within(self, files: int) -> ConnectionLimits:
+        """The limits where the process may open so many files: connections take at most half of them."""
+        return replace(self, total=min(self.total, max(files // 2, 1)))
 
 
 DEFAULT_LIMITS = ConnectionLimits()
@@ -50,46 +57,106 @@ def client_group(host: str) -> str:
 
 
 class ConnectionTable:
-    """The open connections of a server. uvicorn calls ``protocol`` for the handler of a new one."""
+    """The open connections of a server, from when they are accepted on: with https before their TLS handshake."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
         self._groups: Counter[str] = Counter()
-        #: Open connections in order of arrival, each with its group.
-        self._open: OrderedDict[_Connection, str] = OrderedDict()
+        #: Open connections by file descriptor, in order of arrival.
+        self._open: OrderedDict[int, _Accepted] = OrderedDict()
         #: Groups whose connections were refused and that still have as many as they may.
         self._refused: set[str] = set()
 
     def protocol(self, **arguments: Any) -> asyncio.Protocol:
-        """Handler of a connection."""
+        """Handler of a connection that is ready for requests; uvicorn calls it for each."""
         return _Connection(self, **arguments)
 
-    def add(self, connection: _Connection, host: str) -> bool:
+    def add(self, accepted: _Accepted) -> bool:
         """Count a connection; false where it is to be closed."""
-        group = client_group(host)
+        group = accepted.group
         if self._groups[group] >= self.limits.per_address:
             if group not in self._refused:
                 log.warning("too many connections of one address", address=group, limit=self.limits.per_address)
                 self._refused.add(group)
             return False
         if len(self._open) >= self.limits.total:
-            oldest = next((other for other in self._open if not other.in_work), None)
+            oldest = next((other for other in self._open.values() if not other.in_work), None)
             if oldest is None:
                 return False
             oldest.abort()
-        self._open[connection] = group
+        self._open[accepted.fileno()] = accepted
         self._groups[group] += 1
         return True
 
-    def remove(self, connection: _Connection) -> None:
+    def remove(self, accepted: _Accepted) -> None:
         """Forget a connection; doing it again changes nothing."""
-        group = self._open.pop(connection, None)
-        if group is None:
+        group, number = accepted.group, accepted.fileno()
+        if self._open.get(number) is not accepted:
             return
+        del self._open[number]
         self._refused.discard(group)
         self._groups[group] -= 1
         if not self._groups[group]:
             del self._groups[group]
+
+    def attach(self, connection: _Connection, number: int) -> None:
+        """Say which connection, by its file descriptor, has become ready for requests."""
+        accepted = self._open.get(number)
+        if accepted is not None:
+            accepted.connection = connection
+            accepted.clear_deadline()
+
+
+class ListeningSocket(socket.socket):
+    """A socket whose connections are counted in ``table`` from when they are accepted on."""
+
+    table: ConnectionTable
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Accept a connection; raises ``ConnectionAbortedError`` where it exceeds the limits, and is closed."""
+        plain, address = super().accept()
+        accepted = _Accepted(plain.family, plain.type, plain.proto, fileno=plain.detach())
+        accepted.begin(self.table, client_group(str(address[0])))
+        if not self.table.add(accepted):
+            accepted.close()
+            raise ConnectionAbortedError
+        return accepted, address
+
+
+class _Accepted(socket.socket):
+    """An accepted connection. It has as long for its TLS handshake as for a request."""
+
+    def begin(self, table: ConnectionTable, group: str) -> None:
+        self._table = table
+        self.group = group
+        #: Its handler, once it is ready for requests.
+        self.connection: _Connection | None = None
+        seconds = table.limits.request_seconds
+        self._deadline: asyncio.TimerHandle | None = asyncio.get_running_loop().call_later(seconds, self.abort)
+
+    @property
+    def in_work(self) -> bool:
+        """Whether a request has arrived whole and is not answered yet."""
+        return self.connection is not None and self.connection.in_work
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        self._table.remove(self)
+        if self.connection is not None:
+            self.connection.transport.abort()
+        else:
+            with contextlib.suppress(OSError):
+                self.shutdown(socket.SHUT_RDWR)  # the TLS handshake ends
+
+    def clear_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def close(self) -> None:
+        self._table.remove(self)
+        self.clear_deadline()
+        super().close()
 
 
 class _Connection(H11Protocol):
@@ -108,9 +175,7 @@ class _Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if not self._table.add(self, self.client[0] if self.client else ""):
-            transport.abort()
-            return
+        self._table.attach(self, transport.get_extra_info("socket").fileno())
         self._set_deadline()
 
     def data_received(self, data: bytes) -> None:
@@ -127,13 +192,7 @@ class _Connection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._clear_deadline()
-        self._table.remove(self)
         super().connection_lost(exc)
-
-    def abort(self) -> None:
-        """End the connection at once."""
-        self._table.remove(self)
-        self.transport.abort()
 
     def _set_deadline(self) -> None:
         self._clear_deadline()
@@ -149,7 +208,7 @@ class _Connection(H11Protocol):
         if self.in_work and not self.flow.write_paused:
             self._set_deadline()  # the client waits for our answer
         else:
-            self.abort()
+            self.transport.abort()
 
 
 class RateLimiter:

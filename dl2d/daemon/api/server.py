@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 import ssl
 import threading
@@ -11,7 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from dl2d.core.errors import ConfigError
-from dl2d.daemon.api.connections import DEFAULT_LIMITS, ConnectionLimits, ConnectionTable
+from dl2d.daemon.api.connections import DEFAULT_LIMITS, ConnectionLimits, ConnectionTable, ListeningSocket
 from pslite.launch.daemon_http import certificate_text
 
 _BACKLOG = 1024
@@ -40,13 +41,13 @@ class ApiServer:
         certificate: Path | None = None,
         certificate_key: Path | None = None,
     ) -> None:
-        self._limits = limits
         self._certificate, self._certificate_key = certificate, certificate_key
         #: Certificates by which coordinators verify this server; "" without https.
         self.certificates = "" if certificate is None else _read_certificate(certificate, certificate_key)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         # With the protocol named, asyncio sets TCP_NODELAY: else each answer on a connection that is kept waits 40 ms.
-        self._socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        self._socket = ListeningSocket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        self._socket.table = ConnectionTable(limits.within(resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             self._socket.bind((host, port))
@@ -71,8 +72,11 @@ class ApiServer:
         """Begin to serve."""
         config = uvicorn.Config(
             api,
-            http=ConnectionTable(self._limits).protocol,  # type: ignore[arg-type]  # it is called as a class is
+            http=self._socket.table.protocol,  # type: ignore[arg-type]  # it is called as a class is
             ws="none",
+            loop="asyncio",  # which accepts connections by our socket's method
+            # An address that a request names would evade the limits of its own, and use up those of another one.
+            proxy_headers=False,
             log_config=None,
             access_log=False,
             lifespan="off",
