@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from daemon.api.api_world import ApiWorld, error
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from self_signed import self_signed
 
 from dl2d.core.jobs import JobState
 from dl2d.daemon.api.connections import ConnectionLimits, RateLimiter, client_group, is_loopback
@@ -30,6 +33,12 @@ def make_world() -> Iterator[Callable[..., ApiWorld]]:
     yield make
     for world in worlds:
         world.close()
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Certificate and key of 127.0.0.1."""
+    return self_signed(tmp_path_factory.mktemp("certificate"))
 
 
 def send(world: ApiWorld, path: str, *headers: str, body: bytes = b"") -> bytes:
@@ -106,6 +115,12 @@ def test_requests_without_a_credential_have_a_rate_and_those_with_one_do_not_cou
     assert [world.client.get("/v1/health").status_code for _ in range(2)] == [200, 429]
 
 
+def test_an_address_that_a_request_names_has_no_effect(make_world):
+    world = make_world(burst=3.0)
+    answers = [world.client.get("/v1/health", headers={"X-Forwarded-For": f"10.0.0.{each}"}) for each in range(5)]
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 429, 429]
+
+
 def test_an_address_has_so_many_connections_and_no_more(make_world):
     world = make_world(limits=ConnectionLimits(per_address=2))
     world.client.close()
@@ -130,6 +145,48 @@ def test_the_oldest_idle_connection_makes_way(make_world):
         second.sendall(b"GET /v1/health HTTP/1.1\r\nHost: x\r\n\r\n")
         assert second.recv(100).startswith(b"HTTP/1.1 200")
         assert send(world, "/v1/register", "Content-Length: 2", body=b"{}").startswith(b"HTTP/1.1 422")
+        assert ended(oldest)
+
+
+def test_connections_whose_tls_handshake_has_not_ended_count(make_world, certificate):
+    world = make_world(limits=ConnectionLimits(per_address=2), certificate=certificate)
+    address = world.server.address
+    with (
+        socket.create_connection(address),
+        socket.create_connection(address),
+        socket.create_connection(address) as third,
+    ):
+        assert ended(third)
+
+
+def test_a_tls_handshake_makes_way_and_has_a_deadline(make_world, certificate):
+    world = make_world(limits=ConnectionLimits(total=2), certificate=certificate)
+    trusted = ssl.create_default_context(cafile=str(certificate[0]))
+    address = world.server.address
+    with (
+        socket.create_connection(address) as oldest,
+        socket.create_connection(address),
+        trusted.wrap_socket(socket.create_connection(address), server_hostname="127.0.0.1") as third,
+    ):
+        assert ended(oldest)
+        third.sendall(b"GET /v1/health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert third.recv(100).startswith(b"HTTP/1.1 200")
+    world = make_world(limits=ConnectionLimits(request_seconds=0.2), certificate=certificate)
+    with socket.create_connection(world.server.address) as silent:
+        assert ended(silent)
+
+
+def test_connections_take_no_more_than_half_of_the_files_that_the_daemon_may_open(make_world, monkeypatch):
+    monkeypatch.setattr("resource.getrlimit", lambda _: (4, 8))
+    world = make_world()
+    monkeypatch.undo()
+    world.client.close()
+    address = world.server.address
+    with (
+        socket.create_connection(address) as oldest,
+        socket.create_connection(address),
+        socket.create_connection(address),
+    ):
         assert ended(oldest)
 
 
