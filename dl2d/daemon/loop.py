@@ -442,6 +442,8 @@ class Daemon(AbstractContextManager["Daemon"]):
             self._enter(settings.mode, "reload")
         except Dl2dError as error:
             log.error("reload refused", error=str(error))
+        except Exception:
+            log.exception("reload failed unexpectedly, the settings stay as they are")
         else:
             with self._replacing_context:
                 self._settings, self._context, self._active, self._canary = settings, context, active, canary
