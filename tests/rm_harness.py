@@ -19,7 +19,8 @@ from dl2d.core.cluster import Node, task_tag
 from dl2d.core.jobs import JobKey, Launch, Owner, Role
 from dl2d.core.resource_manager import ResourceManager, RmIdentity, RmJob, RmJobState, TaskSpec
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d.local.manager import create
+from dl2d.local.manager import LocalManager
+from dl2d.local.settings import LocalSettings
 from dl2d.testing import MemoryManager
 
 #: In the environment of every task of a test, so that its processes are found wherever they hide.
@@ -187,8 +188,8 @@ class LocalHarness(Harness):
         self.cwd.mkdir()
         self.state_dir = folder / "state"
         self.nodes = ("node-1", "node-2")
-        #: Seconds by which the manager's clock is ahead.
-        self.ahead = 0.0
+        #: Seconds by which the manager's clocks are ahead, and by how much more its time of day.
+        self.ahead, self.set_forward = 0.0, 0.0
         self.manager = self.open()
 
     def settings(self) -> dict[str, object]:
@@ -200,7 +201,11 @@ class LocalHarness(Harness):
 
     def open(self) -> ResourceManager:
         """A manager on the state folder."""
-        return create(self.settings(), clock=lambda: time.time() + self.ahead)
+        return LocalManager(
+            LocalSettings.parse(self.settings()),
+            clock=lambda: time.time() + self.ahead + self.set_forward,
+            timer=lambda: time.monotonic() + self.ahead,
+        )
 
     def restart(self) -> None:
         self.manager.close()

@@ -34,7 +34,7 @@ from dl2d.local.task_supervisor import boot_id, start_ticks
 
 log = structlog.get_logger(__name__)
 
-#: Seconds that ended tasks stay listed.
+#: Seconds that ended tasks stay listed, from the first listing on that shows their end.
 KEEP_ENDED = 600.0
 #: A supervisor that could not let its task go within this many seconds of ``submit`` gives up, so that a record without
 #: a supervisor is known to be dead after ``START_LIMIT``.
@@ -72,8 +72,13 @@ def create(settings: Mapping[str, object], *, clock: Callable[[], float]) -> Loc
 class LocalManager:
     """Implements ``dl2d.core.resource_manager.ResourceManager``."""
 
-    def __init__(self, settings: LocalSettings, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(
+        self, settings: LocalSettings, clock: Callable[[], float], timer: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock, self._timer = clock, timer
+        #: When each ended task was first listed as such, on the timer: the daemon may have been away when it ended, and
+        #: the clock may be set.
+        self._end_listed: dict[str, float] = {}
         self._cluster = settings.cluster
         self._boot = boot_id()
         self._capacity = {node.name: node.capacity for node in settings.nodes}
@@ -106,9 +111,12 @@ class LocalManager:
         used: dict[str, list[Resources]] = {}
         for record in self._records.all():
             seen = self._look_at(record)
-            if seen.ended is not None and now - seen.ended.at >= KEEP_ENDED:
-                self._records.remove(seen.handle)
-                continue
+            if seen.ended is not None:
+                listed_since = self._timer() - self._end_listed.setdefault(seen.handle, self._timer())
+                if listed_since >= KEEP_ENDED:
+                    self._records.remove(seen.handle)
+                    del self._end_listed[seen.handle]
+                    continue
             job = self._describe(seen)
             jobs.append(job)
             if not job.state.ended:
@@ -116,8 +124,11 @@ class LocalManager:
         return RmListing(now, self._nodes(used), tuple(jobs), incomplete=self._records.unreadable)
 
     def submit(self, task: TaskSpec) -> str:
-        if task.role is Role.COORDINATOR and (running := self._running(task.tag)) is not None:
-            return running.handle
+        if task.role is Role.COORDINATOR:
+            if (running := self._running(task.tag)) is not None:
+                return running.handle
+            if self._records.unreadable:
+                raise Unavailable(f"{task.tag}: it may run already", said=self._records.unreadable[0])
         self._check(task)
         program = _find_program(task)
         node = self._choose_node(task)

@@ -20,7 +20,7 @@ from structlog.testing import capture_logs
 
 from dl2d.core.cluster import NodeState
 from dl2d.core.errors import AlreadyRunning, ConfigError, Denied, Rejected, Unavailable
-from dl2d.core.jobs import JobKey, Launch
+from dl2d.core.jobs import JobKey, Launch, Role
 from dl2d.core.resource_manager import RmJobState, TaskSpec
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.local import task_supervisor
@@ -172,6 +172,31 @@ def test_ended_tasks_are_listed_for_ten_minutes_and_then_forgotten(local: LocalH
     local.ahead = 610
     assert local.manager.listing().jobs == ()
     assert list((local.state_dir / "tasks").iterdir()) == []
+
+
+def test_how_a_task_ended_is_listed_after_the_daemon_was_away_and_the_clock_was_set(local: LocalHarness) -> None:
+    """Else a job that finished meanwhile is not listed any more, and counts as lost."""
+    handle = local.manager.submit(local.spec("exit 0"))
+    local.wait_until(lambda: not local.supervisors(), "it ends")
+    local.ahead = 3600.0
+    local.restart()
+    assert local.job_of(handle).state is RmJobState.DONE
+    local.set_forward = 86_400.0
+    assert local.job_of(handle).state is RmJobState.DONE
+    local.ahead += 610.0
+    assert local.manager.listing().jobs == ()
+
+
+def test_an_anchor_is_not_started_while_a_record_cannot_be_read_since_it_may_run(local: LocalHarness) -> None:
+    anchor = local.spec(FOREVER, role=Role.COORDINATOR, demand=NO_RESOURCES)
+    handle = local.manager.submit(anchor)
+    record = local.state_dir / "tasks" / f"{handle}.json"
+    whole = record.read_bytes()
+    record.write_bytes(whole[:40])
+    with pytest.raises(Unavailable, match="it may run already"):
+        local.manager.submit(anchor)
+    record.write_bytes(whole)
+    assert local.manager.submit(anchor) == handle
 
 
 def test_a_task_outlives_any_age_while_it_runs(local: LocalHarness) -> None:
