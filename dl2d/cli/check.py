@@ -14,10 +14,10 @@ import typer
 
 from dl2d.cli.canary_summary import canary_sentence, newest_canary
 from dl2d.cli.daemon_health import daemon_health
-from dl2d.cli.daemon_start_check import address_problem, folder_problem, manager_answers
+from dl2d.cli.daemon_start_check import address_problem, certificate_problem, folder_problem, manager_answers
 from dl2d.cli.job_file import JobFile, is_batch_script, read_batch_script
 from dl2d.cli.options import ConfigOption, JsonOption, reading
-from dl2d.cli.output import byte_size, print_json
+from dl2d.cli.output import byte_size, print_json, print_text
 from dl2d.cli.status import MODE_WORDS
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.canary import CanaryState
@@ -85,7 +85,8 @@ def check(
         width = max(len(finding.item) for finding in findings)
         for finding in findings:
             word = typer.style("ok   ", fg="green") if finding.good else typer.style("WRONG", fg="red", bold=True)
-            typer.echo(f"{word}  {finding.item:{width}}  {finding.text}")
+            typer.echo(f"{word}  ", nl=False)
+            print_text(f"{finding.item:{width}}  {finding.text}")
     if not all(finding.good for finding in findings):
         raise typer.Exit(2)
 
@@ -140,6 +141,8 @@ def _of_settings(settings: Settings) -> Iterator[Finding]:
         yield Finding(key, good, name if good else f"there is no {name!r}; installed are {', '.join(installed)}")
     if settings.policy.name in entry_points(group=POLICIES).names:
         yield from _policy(settings)
+    if settings.policy.fallback in entry_points(group=POLICIES).names:
+        yield from _fallback(settings)
     yield from _manager(settings)
 
 
@@ -154,6 +157,8 @@ def _of_state(settings: Settings, files: list[Path]) -> Iterator[Finding]:
         yield Finding("state_dir", not problem, problem or str(folder))
         yield _store(settings)
         yield _secret(settings)
+        if problem := certificate_problem(settings):
+            yield Finding("api.certificate", False, problem.removeprefix("api.certificate="))
     yield from _daemon(settings)
 
 
@@ -192,6 +197,14 @@ def _policy(settings: Settings) -> Iterator[Finding]:
         check_learning(settings)
     except Dl2dError as error:
         yield Finding("learning.enabled", False, str(error).removeprefix("learning.enabled: "))
+
+
+def _fallback(settings: Settings) -> Iterator[Finding]:
+    """Whether the fallback can be made, if it cannot."""
+    try:
+        load_policy(settings.policy.fallback, "policy.fallback")
+    except Dl2dError as error:
+        yield Finding("policy.fallback", False, str(error))
 
 
 def _live_version(settings: Settings, live: Version) -> Finding:

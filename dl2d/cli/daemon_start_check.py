@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dl2d.config.settings import Settings
 from dl2d.core.errors import Dl2dError
+from dl2d.daemon.api.server import read_certificate
 from dl2d.daemon.tick_settings import manager_settings
 from dl2d.plugins import load_manager
 
@@ -34,6 +35,17 @@ def folder_problem(folder: Path) -> str:
     free = space.f_bavail * space.f_frsize
     if free < _MIN_FREE_BYTES:
         return f"{place} has {free >> 20} MiB of free space, less than {_MIN_FREE_BYTES >> 20}; free some space"
+    return ""
+
+
+def certificate_problem(settings: Settings) -> str:
+    """Why the job API cannot be served with its certificate and key; empty if it can, or has none."""
+    api = settings.api
+    try:
+        if api.certificate is not None:
+            read_certificate(api.certificate, api.certificate_key)
+    except Dl2dError as error:
+        return str(error)
     return ""
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 
-import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from dl2d.cli.output import console, number, on_terminal
+from dl2d.cli.output import console, number, on_terminal, print_text
 from dl2d.core.errors import Dl2dError
 from dl2d.core.jobs import Job, JobKey
 from dl2d.core.store import Store
@@ -46,7 +45,7 @@ def _by_lines(store: Store, key: JobKey, *, quiet: bool) -> Job:
         job = _look(store, key)
         now = (job.state, job.progress.workers, job.progress.ps, int(10 * job.progress.epoch / job.request.epochs))
         if now != told and not quiet and not job.state.ended:
-            typer.echo(f"{job.state}, epoch {job.progress.epoch:.1f}/{job.request.epochs:g}, {_detail(job)}")
+            print_text(f"{job.state}, epoch {job.progress.epoch:.1f}/{job.request.epochs:g}, {_detail(job)}")
         told = now
         if job.state.ended:
             return job

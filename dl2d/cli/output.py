@@ -36,6 +36,11 @@ def print_json(value: object) -> None:
     typer.echo(json.dumps(value, indent=2, allow_nan=False))
 
 
+def print_text(text: str, *, err: bool = False) -> None:
+    """Print text that may come from others: what a terminal would act on is escaped, but for ends of lines."""
+    typer.echo(printable(text, keep="\n\t"), err=err)
+
+
 def print_tables(*parts: RenderableType) -> None:
     """Print tables or texts; trailing blanks are left out where no terminal is."""
     out = console()

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from dl2d.cli.options import ConfigOption, JsonOption, reading
-from dl2d.cli.output import moment, print_json, print_tables, table
+from dl2d.cli.output import moment, print_json, print_tables, print_text, table
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.errors import Dl2dError, GateRefused, PolicyError, RegistryError, RequestError, WorkloadError
 from dl2d.core.json_codec import as_plain
@@ -74,7 +74,7 @@ def list_policies(as_json: JsonOption = False, config: ConfigOption = DEFAULT_PA
     ]
     print_tables(table(("KIND", "NAME", "VERSION", "IN CHARGE", "ABOUT"), rows))
     if cause:
-        typer.echo(f"\nthe fallback made the last decision: {cause}")
+        print_text(f"\nthe fallback made the last decision: {cause}")
     if versions:
         by_digest = {trial.candidate: trial for trial in reversed(trials)}
         typer.echo()

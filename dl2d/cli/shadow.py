@@ -12,7 +12,7 @@ import typer
 
 from dl2d.cli.canary_summary import canary_json, canary_sentence, newest_canary
 from dl2d.cli.options import ConfigOption, JsonOption, reading
-from dl2d.cli.output import print_json, print_tables, table
+from dl2d.cli.output import print_json, print_tables, print_text, table
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.errors import Dl2dError, WorkloadError
 from dl2d.core.policy_registry import Registry
@@ -50,7 +50,7 @@ def shadow(
         print_json({"days": days, "policies": counts, "saved": savings, "jobs": jobs, "canary": tried})
         return
     if canary is not None:
-        typer.echo(canary_sentence(*canary))
+        print_text(canary_sentence(*canary))
     if not counts:
         typer.echo(f"no decision was recorded in mode shadow in the last {days:g} days")
         return

@@ -16,7 +16,17 @@ from dl2d.cli.canary_summary import canary_in_force, canary_json, canary_sentenc
 from dl2d.cli.daemon_health import daemon_health
 from dl2d.cli.job_summary import JobLine, as_of_now, job_lines
 from dl2d.cli.options import ConfigOption, JsonOption, find_job, reading
-from dl2d.cli.output import byte_size, console, duration, number, on_terminal, print_json, print_tables, table
+from dl2d.cli.output import (
+    byte_size,
+    console,
+    duration,
+    number,
+    on_terminal,
+    print_json,
+    print_tables,
+    print_text,
+    table,
+)
 from dl2d.config.settings import DEFAULT_PATH, load_settings
 from dl2d.core.cluster import Task
 from dl2d.core.daemon_mode import Mode
@@ -70,7 +80,7 @@ def status(
     settings = load_settings(config)
     health = daemon_health(settings, _ANSWER_SECONDS)
     if not as_json and (health.problems or health.waiting or not health.runs):
-        typer.echo(f"daemon: {health.text.removeprefix('; ')}", err=True)
+        print_text(f"daemon: {health.text.removeprefix('; ')}", err=True)
     with reading(settings) as store:
         left_out = 0
 
@@ -97,7 +107,7 @@ def status(
             if (mode := mode_of(store)) is not Mode.LIVE:
                 typer.echo(f"mode {mode}: {MODE_WORDS[mode]}")
             if (canary := canary_in_force(store, settings, mode)) is not None:
-                typer.echo(canary_sentence(*canary))
+                print_text(canary_sentence(*canary))
             if lines:
                 print_tables(*_tables(lines, tasks, time.time()))
             else:

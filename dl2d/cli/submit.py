@@ -17,14 +17,13 @@ from dl2d.cli.daemon_client import DaemonClient, certificate_for_jobs, daemon_ur
 from dl2d.cli.follow_job import follow
 from dl2d.cli.job_file import JobFile, parse_override
 from dl2d.cli.options import ConfigOption, JobArgument, JsonOption, find_job, reading
-from dl2d.cli.output import print_json
+from dl2d.cli.output import print_json, print_text
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.cluster import Node
 from dl2d.core.error_wording import did_you_mean
 from dl2d.core.errors import ConfigError, RequestError, ResourceManagerError
 from dl2d.core.jobs import Architecture, JobKey, JobRequest, JobState, Role
 from pslite.errors import UsageError
-from pslite.job.printable_text import printable
 from pslite.job.user_environment import remarks, user_environment
 from pslite.launch.daemon_http import check_private
 
@@ -99,8 +98,7 @@ def submit(
     if as_json:
         print_json({**answer, "state": str(ended.state), "end_reason": ended.end_reason, "digest": ended.digest})
     else:
-        reason = printable(ended.end_reason, keep="\n\t")
-        typer.echo(f"job {ended.key.id} {ended.state}: {reason}")
+        print_text(f"job {ended.key.id} {ended.state}: {ended.end_reason}")
     if ended.state is not JobState.FINISHED:
         raise typer.Exit(1)
 

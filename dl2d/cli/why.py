@@ -11,7 +11,7 @@ import typer
 
 from dl2d.cli.job_summary import JobLine, allocation_json, as_of_now
 from dl2d.cli.options import ConfigOption, JobArgument, JsonOption, find_job, reading
-from dl2d.cli.output import duration, moment, print_json
+from dl2d.cli.output import duration, moment, print_json, print_text
 from dl2d.cli.recompute_decision import Recomputed, recompute
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.cluster import Task
@@ -74,7 +74,7 @@ def why(
         if as_json:
             print_json(_as_json(chosen, tasks, lost, answers))
         else:
-            typer.echo("\n".join(_text(chosen, tasks, lost, answers, time.time())))
+            print_text("\n".join(_text(chosen, tasks, lost, answers, time.time())))
     if any(answer.recomputed is not None and not answer.recomputed.same for answer in answers):
         raise typer.Exit(1)
 

@@ -48,6 +48,7 @@ def wait_for_lease(
     ends, and whatever it still writes is refused.
     """
     silent_after = lease_seconds(poll_seconds)
+    pause = min(renewal_seconds(poll_seconds), (service.watchdog_seconds or 60.0) / 3)
     seen: LeaseSign | None = None
     since, status = timer(), ""
     while not stop.is_set():
@@ -80,7 +81,7 @@ def wait_for_lease(
             log.info("standby", holder=seen.holder if seen is not None else "")
         status = f"standby: waits for the lease{held_by}"
         service.alive(status)
-        stop.wait(renewal_seconds(poll_seconds))
+        stop.wait(pause)
     return False
 
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 
 import structlog
 
+from pslite.job.printable_text import printable
+
 log = structlog.get_logger()
 
 
@@ -25,7 +27,7 @@ class ServiceManager:
 
     def ready(self, status: str) -> None:
         """Start-up or a reload is complete."""
-        self._send(f"READY=1\nSTATUS={status}")
+        self._send(f"READY=1\nSTATUS={printable(status)}")
 
     def reloading(self) -> None:
         """The configuration is being read again."""
@@ -38,7 +40,7 @@ class ServiceManager:
 
     def alive(self, status: str) -> None:
         """A sign of life for the watchdog, with one line for ``systemctl status``."""
-        self._send(f"WATCHDOG=1\nSTATUS={status}")
+        self._send(f"WATCHDOG=1\nSTATUS={printable(status)}")
 
     def _send(self, text: str) -> None:
         if not self._address:

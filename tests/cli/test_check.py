@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +16,7 @@ import yaml
 from cli.conftest import Dl2d, new_store, write_config
 from daemon.api.api_world import ApiWorld
 from daemon_process import free_port
+from self_signed import self_signed
 
 from dl2d.cli import check
 from dl2d.store.sql_store import SqlStore
@@ -108,6 +111,25 @@ def test_a_port_that_another_program_has(dl2d: Dl2d, tmp_path: Path, monkeypatch
     assert f"http://127.0.0.1:{port}" in answer["daemon"]
 
 
+def test_what_another_program_at_the_port_answers_does_not_steer_the_terminal(dl2d: Dl2d, tmp_path: Path):
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(400)
+            self.end_headers()
+            self.wfile.write(b'{"error": "\\u001b]0;title\\u0007"}')
+
+    with HTTPServer(("127.0.0.1", 0), Other) as server, ThreadPoolExecutor(1) as beside:
+        beside.submit(server.serve_forever)
+        config = configured(tmp_path, api={"port": server.server_address[1]})
+        try:
+            said = [dl2d("check", "-c", config).out, dl2d("status", "-c", config).err]
+        finally:
+            server.shutdown()
+    for text in said:
+        assert "\x1b" not in text
+        assert "\\x1b]0;title\\x07" in text
+
+
 @pytest.fixture
 def other() -> Iterator[ApiWorld]:
     world = ApiWorld()
@@ -168,6 +190,18 @@ def test_what_run_would_fail_on_is_told(dl2d: Dl2d, tmp_path: Path, monkeypatch:
     ran = dl2d("run", "-c", config)
     assert (ran.status, ran.err.count("\n")) == (2, 1)
     assert ran.err.startswith("dl2d: state_dir: ")
+    certificate, key = self_signed(tmp_path)
+    for bad in ((tmp_path / "none.pem", key), (key, certificate), (certificate, tmp_path / "file")):
+        config = configured(
+            tmp_path, api={"port": free_port(), "certificate": str(bad[0]), "certificate_key": str(bad[1])}
+        )
+        assert str(bad[0]) in wrong(dl2d, config)["api.certificate"]
+        ran = dl2d("run", "-c", config)
+        assert (ran.status, ran.err.count("\n")) == (2, 1)
+    config = configured(tmp_path, policy={"fallback": "dl2-original"})
+    assert "name a checkpoint" in wrong(dl2d, config)["policy.fallback"]
+    ran = dl2d("run", "-c", config)
+    assert (ran.status, ran.err.count("\n")) == (1, 1)
     access = os.access
     monkeypatch.setattr(os, "access", lambda place, mode: access(place, mode) and Path(place) != tmp_path / "state")
     config = configured(tmp_path)

@@ -101,6 +101,15 @@ def test_what_tasks_use_and_why_they_ended_is_shown(dl2d: Dl2d, recorded: Record
     assert shown["worker-0"]["report"] is None
 
 
+def test_what_a_resource_manager_says_of_a_job_does_not_steer_the_terminal(dl2d: Dl2d, recorded: Recorded):
+    change = JobChange(state=JobState.FAILED, end_reason="killed\x1b[2J\x9b31m")
+    recorded.world.store.change_job(recorded.second, change, recorded.world.now)
+    for command in ("why", "status"):
+        said = dl2d(command, "second", "-c", recorded.config).out
+        assert "killed\\x1b[2J\\x9b31m" in said
+        assert not set(said) & set("\x1b\x9b")
+
+
 def test_ended_jobs_of_the_last_day_are_shown_on_demand(dl2d: Dl2d, recorded: Recorded):
     now = time.time()
     store = recorded.world.store

@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from daemon_process import DaemonProcess
+from migrated import sqlite_store
 from store.conftest import kept_postgres_url, kept_url, postgres
 
+from dl2d.daemon.standby import wait_for_lease
+from dl2d.daemon.systemd import ServiceManager
 from dl2d.store.sql_store import SqlStore
 
 __all__ = ["kept_postgres_url", "kept_url", "postgres"]
@@ -107,3 +112,26 @@ def test_a_standby_that_is_told_to_end_ends(pair: tuple[DaemonProcess, DaemonPro
     _wait_as_standby(standby, tmp_path)
     assert standby.stop() == 0
     assert leader.answers()
+
+
+def test_a_standby_gives_a_sign_of_life_in_time_however_rarely_the_holder_renews(tmp_path: Path) -> None:
+    path, url = tmp_path / "notify", sqlite_store(tmp_path / "store.sqlite")
+    stop = threading.Event()
+    with (
+        closing(SqlStore(url)) as holder,
+        closing(SqlStore(url)) as standby,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel,
+        ThreadPoolExecutor(1) as beside,
+    ):
+        channel.bind(str(path))
+        channel.settimeout(20)
+        holder.acquire("a\nREADY=1")
+        service = ServiceManager({"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": "30000"})
+        waited = beside.submit(wait_for_lease, standby, "b", 3600.0, service, stop)
+        try:
+            words = [channel.recv(4096).decode() for _ in range(4)]
+        finally:
+            stop.set()
+        assert not waited.result()
+    status = "STATUS=standby: waits for the lease held by a\\nREADY=1"
+    assert words == [f"READY=1\n{status}", *[f"WATCHDOG=1\n{status}"] * 3]

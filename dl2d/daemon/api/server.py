@@ -18,8 +18,8 @@ from pslite.launch.daemon_http import certificate_text
 _BACKLOG = 1024
 
 
-def _read_certificate(certificate: Path, key: Path | None) -> str:
-    """The certificates as coordinators get them."""
+def read_certificate(certificate: Path, key: Path | None) -> str:
+    """The certificates as coordinators get them. Raises ``ConfigError`` if they cannot be used with the key."""
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
         return certificate_text(certificate.read_text(encoding="ascii", errors="replace"))
@@ -43,7 +43,7 @@ class ApiServer:
     ) -> None:
         self._certificate, self._certificate_key = certificate, certificate_key
         #: Certificates by which coordinators verify this server; "" without https.
-        self.certificates = "" if certificate is None else _read_certificate(certificate, certificate_key)
+        self.certificates = "" if certificate is None else read_certificate(certificate, certificate_key)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         # With the protocol named, asyncio sets TCP_NODELAY: else each answer on a connection that is kept waits 40 ms.
         self._socket = ListeningSocket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
