@@ -21,6 +21,8 @@ log = structlog.get_logger()
 
 #: Heartbeats that a job may send. A coordinator sends one every few seconds, and one when something has changed.
 HEARTBEATS_PER_SECOND = 50.0
+#: Connections that are accepted before those that made way for them are closed: asyncio would accept 2048.
+_ACCEPTED_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +113,19 @@ class ListeningSocket(socket.socket):
     """A socket whose connections are counted in ``table`` from when they are accepted on."""
 
     table: ConnectionTable
+    _accepted_at_once = 0
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Accept a connection; raises ``ConnectionAbortedError`` where it exceeds the limits, and is closed."""
+        """Accept a connection; raises ``ConnectionAbortedError`` where it exceeds the limits, and is closed.
+
+        Raises ``BlockingIOError``, as where there is none, once ``_ACCEPTED_AT_ONCE`` were accepted: the event loop
+        comes back after it has closed others.
+        """
+        if self._accepted_at_once >= _ACCEPTED_AT_ONCE:
+            raise BlockingIOError
+        if not self._accepted_at_once:
+            asyncio.get_running_loop().call_soon(self._accept_more)
+        self._accepted_at_once += 1
         plain, address = super().accept()
         accepted = _Accepted(plain.family, plain.type, plain.proto, fileno=plain.detach())
         accepted.begin(self.table, client_group(str(address[0])))
@@ -121,6 +133,9 @@ class ListeningSocket(socket.socket):
             accepted.close()
             raise ConnectionAbortedError
         return accepted, address
+
+    def _accept_more(self) -> None:
+        self._accepted_at_once = 0
 
 
 class _Accepted(socket.socket):

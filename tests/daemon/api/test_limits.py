@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,14 @@ from hypothesis import strategies as st
 from self_signed import self_signed
 
 from dl2d.core.jobs import JobState
-from dl2d.daemon.api.connections import ConnectionLimits, RateLimiter, client_group, is_loopback
+from dl2d.daemon.api.connections import (
+    ConnectionLimits,
+    ConnectionTable,
+    ListeningSocket,
+    RateLimiter,
+    client_group,
+    is_loopback,
+)
 from pslite.job.job_status import MemberReport, Status
 from pslite.job.member_measurements import GpuUsage, Usage
 from pslite.launch.membership_from_daemon import DaemonClient
@@ -134,6 +142,32 @@ def test_an_address_has_so_many_connections_and_no_more(make_world):
             pass
         channel.close()
     assert send(world, "/v1/register", "Content-Length: 2", body=b"{}").startswith(b"HTTP/1.1 422")
+
+
+def test_a_flood_is_accepted_in_parts_so_that_what_makes_way_is_closed_in_between():
+    async def accept_all(listener: ListeningSocket) -> tuple[int, ...]:
+        parts = []
+        while not parts or parts[-1]:
+            part = []
+            with suppress(BlockingIOError):
+                while True:
+                    part.append(listener.accept()[0])
+            parts.append(len(part))
+            for accepted in part:
+                accepted.close()
+            await asyncio.sleep(0)  # the next turn of the event loop
+        return tuple(parts)
+
+    with ListeningSocket(socket.AF_INET, socket.SOCK_STREAM) as listener, ExitStack() as clients:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(200)
+        listener.setblocking(False)
+        listener.table = ConnectionTable(ConnectionLimits())
+        for _ in range(150):
+            clients.enter_context(socket.create_connection(listener.getsockname()))
+        parts = asyncio.run(accept_all(listener))
+    assert sum(parts) == 150
+    assert max(parts) <= 64
 
 
 def test_the_oldest_idle_connection_makes_way(make_world):
