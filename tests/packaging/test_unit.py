@@ -37,6 +37,16 @@ def test_systemd_accepts_the_drop_in_for_local_jobs(unit: Path) -> None:
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
+def test_the_drop_in_for_local_jobs_takes_back_all_that_implies_rules_for_devices(unit: Path) -> None:
+    """ProtectClock=yes implies DeviceAllow=, and before systemd 252 that alone forbids all other devices."""
+    command = [DL2D, "unit", "--local-jobs"]
+    drop_in = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    implying = {"PrivateDevices=yes", "ProtectClock=yes"}
+    settings = [line for line in unit.read_text().splitlines() if line in implying or line.startswith("Device")]
+    assert set(settings) == implying
+    assert {setting.replace("yes", "no") for setting in settings} <= set(drop_in.splitlines())
+
+
 def test_the_unit_names_this_installation(unit: Path) -> None:
     assert f"ExecStart={DL2D} run --config /etc/dl2d/dl2d.yaml\n" in unit.read_text()
 
