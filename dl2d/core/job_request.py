@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, PlainValidator, TypeAdapter
 from dl2d.core.error_wording import did_you_mean, is_meant, shown
 from dl2d.core.errors import RequestError
 from dl2d.core.input_validation import NAME, NAME_RULE, Demand, Number, Record, Text, Whole, bad, read
-from dl2d.core.jobs import Architecture, Consistency, JobRequest
+from dl2d.core.jobs import Architecture, Consistency, Durability, JobRequest
 from dl2d.core.resources import NO_RESOURCES, Resources
 
 MAX_EPOCHS = 1e6
@@ -90,15 +90,17 @@ class _Given(Record):
     #: Demand of one task: ``{cpu: 2, gpu: 1}`` or ``cpu:2,memory:4G``.
     worker: Demand
     ps: Demand = field(default_factory=lambda: Resources.of(cpu=1))
-    #: Bounds; by default 1 and the site's limits.
+    #: Bounds; by default 1 (of parameter servers with replicas 2) and the site's limits.
     min_workers: Count = 1
     max_workers: Count | None = None
-    min_ps: CountOrNone = 1
+    min_ps: CountOrNone | None = None
     max_ps: CountOrNone | None = None
     #: Worker counts that it can run with: ``[1, 2, 4]``, ``1,2,4`` or ``powers-of-two``; empty for any.
     allowed_workers: Annotated[tuple[int, ...] | str, PlainValidator(_counts)] = ()
     architecture: Architecture = Architecture.PS
     consistency: Consistency = Consistency.SYNC
+    #: ``durable``: replicas, so that the job goes on when a parameter server dies.
+    durability: Durability = Durability.NONE
     #: Name for people; the model by default.
     name: OwnName = ""
 
@@ -149,14 +151,22 @@ def parse_request(given: Mapping[str, object], *, rules: RequestRules, where: st
             f"unknown model type {asked.model!r}{did_you_mean(asked.model, rules.models)}; this site knows {known} "
             "(an admin adds more under jobs.models)",
         )
-    has_ps = asked.architecture is Architecture.PS
-    if has_ps and asked.min_ps < 1:
+    has_ps, durable = asked.architecture is Architecture.PS, asked.durability is Durability.DURABLE
+    top_ps = min(rules.max_ps if asked.max_ps is None else asked.max_ps, rules.max_ps) if has_ps else 0
+    min_ps = (1 + durable if asked.min_ps is None else asked.min_ps) if has_ps else 0
+    if durable and not has_ps:
+        raise refused("durability", "replicas are on parameter servers, and a job with architecture=allreduce has none")
+    if durable and asked.consistency is Consistency.ASYNC:
+        raise refused("durability", "replicas are not possible with consistency=async, which has no common step")
+    if durable and top_ps < 2:
+        raise refused("durability", f"replicas need a second parameter server, and the job has {top_ps} at most")
+    if has_ps and min_ps < 1:
         raise refused("min_ps", "a job with architecture=ps needs at least 1")
     if has_ps and asked.max_ps == 0:
         raise refused("max_ps", f"expected a whole number from 1 to {MAX_TASKS}, got 0")
     for key, least, most, cap in (
         ("workers", asked.min_workers, asked.max_workers, rules.max_workers),
-        ("ps", asked.min_ps if has_ps else 0, asked.max_ps, rules.max_ps),
+        ("ps", min_ps, asked.max_ps, rules.max_ps),
     ):
         if most is not None and least > most:
             raise refused(f"min_{key}", f"{least} is more than max_{key}={most}")
@@ -177,11 +187,12 @@ def parse_request(given: Mapping[str, object], *, rules: RequestRules, where: st
         ps=asked.ps if has_ps else NO_RESOURCES,
         min_workers=asked.min_workers,
         max_workers=top_workers,
-        min_ps=asked.min_ps if has_ps else 0,
-        max_ps=min(rules.max_ps if asked.max_ps is None else asked.max_ps, rules.max_ps) if has_ps else 0,
+        min_ps=min_ps,
+        max_ps=top_ps,
         allowed_workers=allowed,
         architecture=asked.architecture,
         consistency=asked.consistency,
+        durability=asked.durability,
     )
     if not request.largest_allowed(top_workers):
         counts = ", ".join(map(str, request.allowed_workers)) or "any"

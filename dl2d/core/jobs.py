@@ -70,6 +70,13 @@ class Consistency(enum.StrEnum):
     ASYNC = "async"
 
 
+class Durability(enum.StrEnum):
+    """Whether parameter servers keep replicas of each other's part of the model (``durable``) or not (``none``)."""
+
+    NONE = "none"
+    DURABLE = "durable"
+
+
 class Allocation(NamedTuple):
     """How many tasks of each kind a job has or should have."""
 
@@ -118,6 +125,8 @@ class JobRequest:
     allowed_workers: tuple[int, ...] = ()
     architecture: Architecture = Architecture.PS
     consistency: Consistency = Consistency.SYNC
+    #: For scripts that do not set it themselves.
+    durability: Durability = Durability.NONE
 
     def demand(self, role: Role) -> Resources:
         """Resources of one task of a role; a coordinator counts as nothing beside the tasks it leads."""

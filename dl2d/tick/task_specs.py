@@ -8,7 +8,7 @@ import posixpath
 from dataclasses import dataclass, field
 
 from dl2d.core.cluster import Task, task_tag
-from dl2d.core.jobs import Job, JobKey, Launch, Role
+from dl2d.core.jobs import Durability, Job, JobKey, Launch, Role
 from dl2d.core.resource_manager import TaskSpec
 from dl2d.core.resources import NO_RESOURCES
 
@@ -61,12 +61,14 @@ class TaskSpecs:
 
     def of_job(self, job: Job) -> JobTaskSpecs:
         """What makes the specifications of a job's tasks, once its coordinator has called."""
+        request = job.request
         environment = (
             *_user_environment(job.launch),
             ("DL2_COORDINATOR", job.address),
             ("DL2_TOKEN", self.credentials.token(job.key)),
             ("DL2_JOB", job.key.slug),
-            ("DL2_ARCHITECTURE", job.request.architecture.value),
+            ("DL2_ARCHITECTURE", request.architecture.value),
+            *((("DL2_DURABILITY", request.durability.value),) if request.durability is not Durability.NONE else ()),
         )
         return JobTaskSpecs(job, Launch(with_runner(job.launch), job.launch.cwd, environment), task_tag(job.key, ""))
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dl2d.core.errors import RequestError
 from dl2d.core.input_validation import NAME_RULE
 from dl2d.core.job_request import MAX_EPOCHS, RequestRules, parse_request, read_directives
-from dl2d.core.jobs import Architecture, Consistency, JobRequest
+from dl2d.core.jobs import Architecture, Consistency, Durability, JobRequest
 from dl2d.core.resources import Resources
 
 RULES = RequestRules(models=frozenset({"resnet-50", "vgg-16"}), max_workers=16, max_ps=8)
@@ -38,7 +38,16 @@ def test_what_is_left_out_gets_the_documented_defaults() -> None:
         allowed_workers=(),
         architecture=Architecture.PS,
         consistency=Consistency.SYNC,
+        durability=Durability.NONE,
     )
+
+
+@pytest.mark.parametrize(("given_keys", "min_ps"), [({}, 2), ({"min_ps": 1}, 1), ({"min_ps": "3"}, 3)])
+def test_a_job_with_replicas_has_two_parameter_servers_unless_it_says_otherwise(
+    given_keys: dict[str, object], min_ps: int
+) -> None:
+    request = parse(durability="durable", **given_keys)
+    assert (request.durability, request.min_ps, request.max_ps) == (Durability.DURABLE, min_ps, 8)
 
 
 def test_text_means_the_same_as_numbers() -> None:
@@ -100,6 +109,10 @@ def test_text_means_the_same_as_numbers() -> None:
         ({"allowed_workers": {"a": 1}}, "allowed_workers", "expected worker counts"),
         ({"architecture": "ring"}, "architecture", "expected one of allreduce, ps, got 'ring'"),
         ({"consistency": 3}, "consistency", "expected one of async, sync, got 3"),
+        ({"durability": "yes"}, "durability", "expected one of durable, none, got 'yes'"),
+        ({"durability": "durable", "max_ps": 1}, "durability", "need a second parameter server, and the job has 1"),
+        ({"durability": "durable", "architecture": "allreduce"}, "durability", "allreduce has none"),
+        ({"durability": "durable", "consistency": "async"}, "durability", "no common step"),
         ({"epoch": 3}, "epoch", "unknown key (did you mean epochs?)"),
         ({"zzz": 3}, "zzz", "unknown key"),
     ],

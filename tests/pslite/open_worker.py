@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from pslite.job.job_spec import MAX_SHARDS, SGD, JobSpec, Mean, Part, Segment
+from pslite.launch.task_environment import durability_of
 from pslite.numeric.gradient_sums import Contribution, GradientSums
 from pslite.testing import pace
 from pslite.worker.connect import open_session
@@ -56,6 +57,7 @@ def main():
         shards=MAX_SHARDS,
         block_bytes=1024,
         scale=2.0,
+        durability=durability_of(os.environ) or "none",
     )
     session.describe(spec)
     session.weights.arrays[0][:] = 1.0 + session.rank_and_size[0]

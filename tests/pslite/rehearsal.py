@@ -479,8 +479,8 @@ class Rehearsal:
         process = _Thread()
         kind = AllReduceWorker if self._all_reduce else Worker
         worker = kind(
-            self._identity("worker", task), self._address, self._spec, say=self.log.append, process=process,
-            join_timeout=_PATIENCE / 3, faults=self._at,
+            self._identity("worker", task), self._address, None if self._spec.open else self._spec,
+            say=self.log.append, process=process, join_timeout=_PATIENCE / 3, faults=self._at,
         )  # fmt: skip
         again = False
         with self._lock:

@@ -45,9 +45,9 @@ def script(python, digits):
     return command
 
 
-def run(command, **more):
+def run(command, variables=(), **more):
     values = {"workers": 2, "servers": 2, "settings": PATIENT, **more}
-    return run_local(command, environ=environ(), **values)
+    return run_local(command, environ=environ(**dict(variables)), **values)
 
 
 def close(ours, theirs, tolerance=2e-4):
@@ -233,6 +233,34 @@ def test_a_script_that_ends_before_the_first_workers_leaves_the_job(script, tmp_
     assert result.versions == 60
     assert set(result.exit_codes.values()) == {0}
     assert any("worker-1" in line and "its script has ended" in line for line in result.log)
+
+
+DURABLE = {"DL2_DURABILITY": "durable"}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("loop", ("--schedule", "--epochs=4")),
+        pytest.param("loop", ("--optimizer=adam", "--epochs=4"), marks=(pytest.mark.slow, pytest.mark.nightly)),
+        pytest.param("loop", ("--local", "--epochs=4"), marks=pytest.mark.slow),
+        pytest.param("embedding", ("--optimizer=adam", "--epochs=4"), marks=pytest.mark.slow),
+    ],
+    ids=["sgd", "adam", "local", "rows"],
+)
+def test_a_server_with_replicas_dies_and_no_bit_differs(script, tmp_path, name, options):
+    """Weights and optimizer states at the end are those of an undisturbed run."""
+    names = ("out.0.npz", "out.1.npz", *(["save.states"] if name == "loop" and "--local" not in options else []))
+    for folder, disturb in (("usual", None), ("disturbed", KillAt("ps-0", 20, planned=True))):
+        where = tmp_path / folder
+        where.mkdir()
+        saved = {"save": where / "save"} if "save.states" in names else {}
+        result = run(script(name, *options, pace=80, out=where / "out", **saved), DURABLE, servers=3, on_status=disturb)
+        assert result.state == "finished", result.log
+        assert not any("goes back" in line for line in result.log)
+    assert any("other servers take over its blocks" in line for line in result.log)
+    for each in names:
+        same(tmp_path / "usual" / each, tmp_path / "disturbed" / each)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from pslite_jobs import PATIENT, KillAt, Replace
+from pslite_jobs import PATIENT, KillAt, Replace, environment
 from rehearsal import job
 
 from pslite.errors import SpecError
@@ -105,6 +105,36 @@ def test_scripts_begin_again_when_a_server_dies(tmp_path):
         assert (found["weight"], found["momentum"]) == pytest.approx((weight, momentum), rel=1e-3, abs=1e-6)
 
 
+def with_replicas(out, *options, **more):
+    """Run a job whose servers have replicas; it does not go back, and no bit differs from an undisturbed run."""
+    for place, disturbance in ((f"{out}-undisturbed", {}), (out, more)):
+        result = run(place, "--steps=40", "--sleep=0.02", *options, environ=environment(**DURABLE), **disturbance)
+        assert not any("goes back" in line for line in result.log), result.log
+        assert result.versions == 40
+    usual = read(f"{out}-undisturbed", "worker-0")
+    found = {path.suffix[1:]: read(out, path.suffix[1:]) for path in out.parent.glob("out.*")}
+    for one in found.values():
+        assert {**one, "places": []} == {**usual, "places": []}
+    return result, {task: one["places"] for task, one in found.items()}
+
+
+DURABLE = {"DL2_DURABILITY": "durable"}
+
+
+def test_a_server_with_replicas_dies_and_no_bit_differs(tmp_path):
+    result, places = with_replicas(tmp_path / "out", on_status=KillAt("ps-0", 10, planned=True))
+    assert any(line.endswith("; other servers take over its blocks") for line in result.log)
+    assert places == {"worker-0": [[0, 2]], "worker-1": [[1, 2]]}
+    assert result.exit_codes.pop("ps-0") == 128 + 9
+    assert set(result.exit_codes.values()) == {0}
+
+
+def test_a_host_with_a_worker_and_a_server_dies_and_the_first_rank_passes_on(tmp_path):
+    worker, server = KillAt("worker-0", 10), KillAt("ps-1", 10, planned=True)
+    _, places = with_replicas(tmp_path / "out", on_status=lambda *now: any([worker(*now), server(*now)]))
+    assert places == {"worker-1": [[1, 2], [0, 1]]}
+
+
 def test_a_worker_whose_loop_ends_early_leaves_and_the_first_ones_end_ends_the_job(tmp_path):
     out = tmp_path / "out"
     result = run(out, "--steps=40", "--leave=10")
@@ -179,7 +209,12 @@ def test_an_open_job_may_be_asynchronous(tmp_path):
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"epochs": 1}, "epochs is 1"), ({"scale": -1.0}, "scale is -1.0"), ({"update": "worker"}, "update=")],
+    [
+        ({"epochs": 1}, "epochs is 1"),
+        ({"scale": -1.0}, "scale is -1.0"),
+        ({"update": "worker"}, "update="),
+        ({"durability": "durable", "staleness": 1}, "durability is 'durable'"),
+    ],
 )
 def test_an_unusable_open_job_is_refused(changes, message):
     with pytest.raises(SpecError, match=message):

@@ -17,7 +17,7 @@ from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Constraint, Decision, Reason
 from dl2d.core.errors import AlreadyRunning, Rejected, Unavailable
 from dl2d.core.guard_memory import GuardMemory
-from dl2d.core.jobs import NOTHING, Allocation, JobState, Progress, Role
+from dl2d.core.jobs import NOTHING, Allocation, Durability, JobState, Progress, Role
 from dl2d.core.json_codec import encode
 from dl2d.core.packing import Packing
 from dl2d.core.resource_manager import RmJobState
@@ -74,6 +74,13 @@ def test_a_job_gets_its_anchor_then_its_bundles_then_trains(world: World) -> Non
     world.settle()
     assert world.has(job) == (4, 4)
     assert world.job(job).state is JobState.RUNNING
+
+
+def test_tasks_learn_from_the_job_file_that_servers_keep_replicas(world: World) -> None:
+    jobs = {world.submit(max_workers=1, max_ps=2, durability=each): each for each in Durability}
+    world.settle()
+    told = {task.job: dict(task.launch.env).get("DL2_DURABILITY") for task in world.manager.submitted if task.node}
+    assert told == {job: "durable" if each is Durability.DURABLE else None for job, each in jobs.items()}
 
 
 def test_a_second_job_shrinks_the_first_and_gives_the_room_back_when_it_ends(world: World) -> None:

@@ -121,9 +121,10 @@ def munge(tmp_path):
     [
         ([], []),
         (["--encrypt", "all"], ["dl2-run", "--encrypt", "all", "--"]),
+        (["--durability", "durable"], ["dl2-run", "--durability", "durable", "--"]),
         (["--balance", "even", "--workers", "3"], []),
     ],
-    ids=["", "encrypted", "other options"],
+    ids=["", "encrypted", "replicas", "other options"],
 )
 def test_an_anchor_registers_itself(daemon, munge, tmp_path, options, kept):
     daemon.unavailable = 1

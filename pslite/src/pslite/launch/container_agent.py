@@ -34,14 +34,14 @@ from pslite.launch.daemon_http import error_text, fetch
 from pslite.launch.registration import Registration, register
 from pslite.launch.resource_usage import family
 from pslite.launch.signals import ENDING, handled
-from pslite.launch.task_environment import PROGRESS_VARIABLE, need
+from pslite.launch.task_environment import DURABILITY_VARIABLE, PROGRESS_VARIABLE, need
 from pslite.net.tls import VARIABLE
 
 _INSTANCE = re.compile(r"(coordinator|worker|ps)-([0-9]{1,6})")
 #: names, and prefixes of names, of variables that the node manager sets and a task may need
 _NODE_VARIABLES = ("CONTAINER_ID", "CUDA_VISIBLE_DEVICES", "HADOOP_", "LOCAL_DIRS", "LOG_DIRS", "NM_", "NVIDIA_")
 #: variables with options of dl2-run, which hold for its tasks too
-_RUN_OPTIONS = frozenset({"DL2_BALANCE", "DL2_QUIET", PROGRESS_VARIABLE, VARIABLE})
+_RUN_OPTIONS = frozenset({"DL2_BALANCE", "DL2_QUIET", DURABILITY_VARIABLE, PROGRESS_VARIABLE, VARIABLE})
 _REPORT_SECONDS = 3.0
 _HTTP_SECONDS = 10.0
 _MAX_REPLY = 1 << 22

@@ -15,7 +15,9 @@ from pslite.job.printable_text import indented
 from pslite.launch.mxnet_launcher import is_launched, task_variables
 from pslite.launch.task_agent import TaskAgent
 from pslite.launch.task_environment import (
+    DURABILITY_VARIABLE,
     PROGRESS_VARIABLE,
+    durability_of,
     encryption_of,
     role_of,
     task_environment,
@@ -35,6 +37,7 @@ environment (set by the scheduler; without it a whole job runs on this machine):
   DL2_COORDINATOR  host:port of the coordinator
   DL2_TOKEN        the job's token, 64 hexadecimal digits
   DL2_ARCHITECTURE ps or allreduce, for scripts that do not set it (workers)
+  DL2_DURABILITY   none or durable, as --durability, for scripts that do not set it (workers)
   DL2_BALANCE      speed or even, as --balance (coordinator)
   DL2_WATCH_SECONDS  seconds between measurements of a task's resource usage (default 5; 0: no measurements)
   DL2_ENCRYPT      what TLS encrypts, the same in all tasks: none, control or all (the default)
@@ -68,6 +71,11 @@ def _parser() -> argparse.ArgumentParser:
         help="what TLS encrypts between machines: messages with the coordinator, gradients and weights (all, the "
         "default), messages with the coordinator alone (control), or nothing (none)",
     )
+    parser.add_argument(
+        "--durability", choices=("none", "durable"), default="",
+        help="durable: parameter servers keep replicas of each other's part of the model, so that the job goes on when "
+        "one of them dies; for scripts that do not set it (default none)",
+    )  # fmt: skip
     parser.add_argument("--quiet", action="store_true", help="no progress lines on stderr")
     parser.add_argument(
         "--balance", choices=("speed", "even"), default="",
@@ -111,6 +119,7 @@ def _environment(options: argparse.Namespace) -> dict[str, str]:
     """Return this process's environment with what the options say."""
     chosen = {
         VARIABLE: options.encrypt,
+        DURABILITY_VARIABLE: options.durability,
         "DL2_BALANCE": options.balance,
         "DL2_QUIET": "1" if options.quiet else "",
         PROGRESS_VARIABLE: options.progress_deadline,
@@ -127,14 +136,14 @@ def _run(options: argparse.Namespace, environ: dict[str, str], say: Callable[[st
 
             return launcher.launched(environ, say)
         environ.update(task_variables(environ))
-    role = role_of(environ)
+    role, chosen = role_of(environ), (encryption_of(environ), durability_of(environ))
     if role == "container":
         from pslite.launch import container_agent  # noqa: PLC0415  (see below)
 
         def run_job(registration: Registration, own: Mapping[str, str]) -> int:
             from pslite.launch import launcher  # noqa: PLC0415  (see below)
 
-            tasks = launcher.Tasks(command, options.workers, options.servers, encryption_of(environ))
+            tasks = launcher.Tasks(command, options.workers, options.servers, *chosen)
             return launcher.coordinate(tasks, own, say, registration)
 
         place = container_agent.container_environment(environ)
@@ -150,7 +159,7 @@ def _run(options: argparse.Namespace, environ: dict[str, str], say: Callable[[st
     # beside a worker or a server a coordinator would take memory, and time at the start
     from pslite.launch import launcher  # noqa: PLC0415
 
-    tasks = launcher.Tasks(command, options.workers, options.servers, encryption_of(environ))
+    tasks = launcher.Tasks(command, options.workers, options.servers, *chosen)
     if role == "coordinator":
         return launcher.coordinate(tasks, environ, say)
     return launcher.standalone(tasks, environ, say)

@@ -41,6 +41,8 @@ class Tasks:
     servers: int
     #: what the user wants encrypted; "" for the default
     encrypt: str = ""
+    #: what the user wants of replicas; "" for what the script says
+    durability: str = ""
 
     def local(self, environ: Mapping[str, str], present: Collection[str]) -> LocalTasks:
         """Return what starts them on this machine; some may be `present`."""
@@ -49,7 +51,9 @@ class Tasks:
     def argv(self) -> list[str]:
         """Return the command as a scheduler has to start it; dl2-run need not be said where it is without options."""
         # a scheduler drops variables of ours from the environment
-        return ["dl2-run", "--encrypt", self.encrypt, "--", *self.command] if self.encrypt else list(self.command)
+        chosen = {"--encrypt": self.encrypt, "--durability": self.durability}
+        options = [word for option, value in chosen.items() if value for word in (option, value)]
+        return ["dl2-run", *options, "--", *self.command] if options else list(self.command)
 
 
 def _settings(environ: Mapping[str, str]) -> Settings:

@@ -15,6 +15,7 @@ from pslite.net.framing import split_address
 from pslite.net.tls import VARIABLE, Encryption
 
 PROGRESS_VARIABLE = "DL2_PROGRESS_DEADLINE"
+DURABILITY_VARIABLE = "DL2_DURABILITY"
 _TASK = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
@@ -59,6 +60,18 @@ def architecture_of(environ: Mapping[str, str]) -> Literal["ps", "allreduce"]:
 
     """
     return cast("Literal['ps', 'allreduce']", _one_of(environ, "DL2_ARCHITECTURE", ("ps", "allreduce")) or "ps")
+
+
+def durability_of(environ: Mapping[str, str]) -> Literal["", "none", "durable"]:
+    """Return what DL2_DURABILITY says, for scripts that do not say it; "" if it is not set.
+
+    Raises
+    ------
+    UsageError
+        it is neither none nor durable.
+
+    """
+    return cast("Literal['', 'none', 'durable']", _one_of(environ, DURABILITY_VARIABLE, ("none", "durable")))
 
 
 def watch_seconds(environ: Mapping[str, str]) -> float:

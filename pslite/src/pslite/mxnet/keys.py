@@ -113,7 +113,9 @@ class KeyTable:
             if tensor.key not in trained and tensor.key in held and _changes(parameters, tensor.key)
         ]
 
-    def describe(self, optimizer: Any, *, workers: int, staleness: int) -> JobSpec:
+    def describe(
+        self, optimizer: Any, *, workers: int, staleness: int, durability: Literal["none", "durable"]
+    ) -> JobSpec:
         """Return the job that trains these keys, and give each its place in the job's arrays."""
         if staleness and optimizer is None:
             raise UsageError(
@@ -140,6 +142,7 @@ class KeyTable:
             seed=0,
             mode="open",
             staleness=staleness,
+            durability=durability,
             shards=MAX_SHARDS,
             block_bytes=block_bytes_for(sum(segment.nbytes for segment in segments)),
             fixed=self._digest_of_fixed(),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -20,6 +21,7 @@ from mxnet import autograd
 from mxnet.kvstore import KVStore, KVStoreBase
 
 from pslite.errors import UsageError
+from pslite.launch.task_environment import durability_of
 from pslite.mxnet import optimizer_states
 from pslite.mxnet.arrays import reading, write
 from pslite.mxnet.elastic_split import give_again, session_for_kvstore
@@ -357,7 +359,12 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         """All keys are known: join the job; the weights are the job's afterwards."""
         if not self._keys.trained:
             self._keys.choose_trained(self._optimizer, self._firsts)
-        spec = self._keys.describe(self._optimizer, workers=self._workers, staleness=self._staleness)
+        spec = self._keys.describe(
+            self._optimizer,
+            workers=self._workers,
+            staleness=self._staleness,
+            durability=durability_of(os.environ) or "none",
+        )
         session = self._session
         session.describe(spec)
         for tensor in self._keys.moving():

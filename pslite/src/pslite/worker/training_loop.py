@@ -21,7 +21,7 @@ from pslite.errors import SpecError, UsageError
 from pslite.job.job_spec import JobSpec, Segment, block_bytes_for
 from pslite.job.sample_order import permutation, stream
 from pslite.job.work_assignment import DEFAULT_SHARDS, sample_slice
-from pslite.launch.task_environment import architecture_of
+from pslite.launch.task_environment import architecture_of, durability_of
 from pslite.numeric.gradient_sums import Bundle, GradientSums
 from pslite.worker.connect import session_for
 from pslite.worker.training_session import Session, SingleSession
@@ -105,7 +105,8 @@ class LoopJob(ABC):
     durability
         "durable": every server's part is kept by another one too, so that the job survives the death of one server,
         and loses nothing. Two servers at least; they answer when both have a step. "none": the job goes back to its
-        newest checkpoint, or to its beginning, when a server dies.
+        newest checkpoint, or to its beginning, when a server dies. What dl2-run says, unless given; "none" if it says
+        nothing.
     on_loss
         if state is lost with a server, or with the last worker: "restore": the job goes back; "fail": it ends.
     checkpoint
@@ -139,6 +140,7 @@ class LoopJob(ABC):
         samples = len(dataset)
         shards, checkpoint = settings.pop("shards", None), settings.pop("checkpoint", None)
         every = settings.pop("checkpoint_every", 0) or -(-samples // max(1, batch_size))
+        durability = settings.pop("durability", None) or durability_of(os.environ) or "none"
         others: dict[str, Any] = {"seed": 0, "mode": "fast", **settings}
         self.spec = JobSpec(
             segments=layout.segments,
@@ -150,6 +152,7 @@ class LoopJob(ABC):
             fixed=layout.fixed,
             checkpoint="" if checkpoint is None else os.path.abspath(checkpoint),  # noqa: PTH100 - keeps links as they are
             checkpoint_every=0 if checkpoint is None else every,
+            durability=durability,
             architecture=architecture or architecture_of(os.environ),
             **others,
         )
