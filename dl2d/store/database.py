@@ -171,6 +171,8 @@ class Database:
         self.engine = open_engine(place)
         self.fence: Fence | None = None
         self._closed = False
+        #: SQLite's file, as device and inode, once it was opened.
+        self._file: tuple[int, int] | None = None
         # SQLite has one writer at a time. Waiting for a lock of ours is fair and wakes at once; waiting for
         # SQLite's polls. In memory there is one connection, so readers queue too.
         self._writers = threading.Lock()
@@ -219,7 +221,32 @@ class Database:
     def _open(self) -> Engine:
         if self._closed:
             raise StoreError(f"the store {self.place} is closed")
+        self._check_file()
         return self.engine
+
+    def _check_file(self) -> None:
+        """Refuse to use a file that is gone or another one by now: what is written to the old one would be lost."""
+        if self.place.file is None:
+            return
+        try:
+            status = self.place.file.stat()
+        except FileNotFoundError:
+            if self._file is None:  # SQLite makes it
+                return
+            raise StoreUnavailable(
+                f"the store {self.place} was removed while this process had it open; put the file back, or stop the "
+                "daemon and restore a backup"
+            ) from None
+        except OSError as error:
+            raise StoreUnavailable(f"the store {self.place}: {error.strerror or error}") from error
+        found = (status.st_dev, status.st_ino)
+        if self._file is None:
+            self._file = found
+        elif found != self._file:
+            raise StoreUnavailable(
+                f"the store {self.place} was replaced by another file while this process had it open; restart the "
+                "daemon to use that one"
+            )
 
 
 @contextlib.contextmanager

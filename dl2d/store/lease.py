@@ -75,7 +75,9 @@ class FileLease:
 
     def __init__(self, place: Place, file: Path) -> None:
         self._place = place
-        self._path = file.with_name(file.name + ".lock")
+        # Of the file itself: it has one lock by whatever link a daemon reaches it.
+        real = Path(os.path.realpath(file))
+        self._path = real.with_name(real.name + ".lock")
         self._descriptor: int | None = None
 
     def take(self, holder: str) -> None:

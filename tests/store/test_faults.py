@@ -222,6 +222,26 @@ def test_a_table_that_is_gone(empty_url):
             store.resizes()
 
 
+def test_a_file_that_is_removed_or_replaced_while_it_is_open(tmp_path):
+    """What is written to a file without a name is lost with the process: a job that was accepted, too."""
+    file, away = tmp_path / "dl2d.sqlite", tmp_path / "away.sqlite"
+    schema.upgrade(f"sqlite:///{file}")
+    with closing(SqlStore(f"sqlite:///{file}")) as store:
+        store.add_job(a_job())
+        file.rename(away)
+        for call in (lambda: store.add_job(a_job(2)), lambda: store.jobs(live=True)):
+            with pytest.raises(StoreUnavailable, match=r"dl2d\.sqlite was removed while this process had it open"):
+                call()
+        assert not file.exists()
+        away.rename(file)
+        store.add_job(a_job(2))
+        assert len(store.jobs(live=True)) == 2
+        away.write_bytes(file.read_bytes())
+        away.replace(file)
+        with pytest.raises(StoreUnavailable, match="was replaced by another file"):
+            store.jobs(live=True)
+
+
 def test_a_folder_that_is_missing(tmp_path):
     with pytest.raises(StoreUnavailable, match="check that its folder exists"):
         schema.upgrade(f"sqlite:///{tmp_path}/no/dl2d.sqlite")

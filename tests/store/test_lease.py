@@ -118,6 +118,19 @@ def test_a_silent_holder_loses_the_lease_and_can_write_no_more(kept_url):
         assert [job.key.id for job in second.jobs(live=True)] == ["2", "3"]
 
 
+def test_a_store_has_one_lease_by_whatever_link_it_is_reached(tmp_path):
+    schema.upgrade(f"sqlite:///{tmp_path}/dl2d.sqlite")
+    (tmp_path / "link.sqlite").symlink_to(tmp_path / "dl2d.sqlite")
+    with (
+        closing(SqlStore(f"sqlite:///{tmp_path}/dl2d.sqlite")) as first,
+        closing(SqlStore(f"sqlite:///{tmp_path}/link.sqlite")) as second,
+    ):
+        first.acquire("process 1")
+        with pytest.raises(AlreadyRunning, match="process 1"):
+            second.acquire("process 2")
+        first.check_lease()
+
+
 def test_the_lock_file_cannot_be_made(tmp_path):
     url = f"sqlite:///{tmp_path}/dl2d.sqlite"
     schema.upgrade(url)
