@@ -30,7 +30,8 @@ time.sleep(answer.get("delay", 0))
 rows = answer.get("rows")
 if rows is not None and name == "sacct":
     options = dict(word.partition("=")[::2] for word in sys.argv)
-    for row in rows:
+    chosen = options["--jobs"].split(",") if "--jobs" in options else None
+    for row in (row for row in rows if chosen is None or str(row["JobIDRaw"]) in chosen):
         values = (str(row.get(field, "")) + options["--delimiter"] for field in options["--format"].split(","))
         sys.stdout.write("".join(values) + "\\n")
 wanted = next((word for word in sys.argv if word.startswith("--Format=")), "")

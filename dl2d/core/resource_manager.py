@@ -6,7 +6,7 @@ One test suite (tests/contract) runs over every implementation.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
@@ -213,6 +213,15 @@ class ContainerManager(Protocol):
         Before the first call nothing is changed. A tick in a mode that acts calls this while the daemon holds the lease
         on the store: without it, another daemon may be in charge.
         """
+        ...
+
+
+@runtime_checkable
+class AccountingManager(Protocol):
+    """What a resource manager has besides where it knows how jobs have ended that it does not list any more (Slurm)."""
+
+    def how_ended(self, handles: Collection[str]) -> tuple[RmJob, ...]:
+        """Those of the jobs with these handles that have ended, as far as it knows. May raise ``Unavailable``."""
         ...
 
 

@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -24,7 +24,7 @@ from dl2d.config.settings import Settings
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.errors import AlreadyRunning, ConfigError, Dl2dError, Waiting
 from dl2d.core.policy_registry import SiteStore
-from dl2d.core.resource_manager import ContainerManager, ResourceManager, TaskSpec
+from dl2d.core.resource_manager import AccountingManager, ContainerManager, ResourceManager, RmJob, TaskSpec
 from dl2d.daemon.api.admission import Admission
 from dl2d.daemon.api.application import create_api
 from dl2d.daemon.api.connections import HEARTBEATS_PER_SECOND, ConnectionLimits, RateLimiter
@@ -489,12 +489,19 @@ class Daemon(AbstractContextManager["Daemon"]):
             idle_seconds=settings.policy.idle_seconds,
             grace_seconds=jobs.grace_seconds,
             allow_changes=partial(self._allow_changes, lease_seconds(poll_seconds) - renewal_seconds(poll_seconds)),
+            how_ended=self._how_ended,
             submitter=self._submitter,
             start_limit=poll_seconds,
             timer=self._timer,
         )
         canary = CanaryRun(settings, self._store, active, fallback, self._clock)
         return canary.applied(context), canary
+
+    def _how_ended(self, handles: Collection[str]) -> Sequence[RmJob]:
+        if not isinstance(self._manager, AccountingManager):
+            return ()
+        with self._manager_access.lock:
+            return self._manager.how_ended(handles)
 
     def _allow_changes(self, seconds: float) -> None:
         if isinstance(self._manager, ContainerManager):

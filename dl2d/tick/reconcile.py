@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Final
 
 import structlog
 
 from dl2d.core.cluster import Snapshot, Task, TaskState, task_tag
+from dl2d.core.errors import ResourceManagerError
 from dl2d.core.guard_memory import GuardMemory, StartFailures
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobState, Owner
 from dl2d.core.resource_manager import FAILURE_CAUSES, JOB_ENDS, RmIdentity, RmJob, RmJobState, RmListing
@@ -83,14 +85,18 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
     store, listing, acts, timeouts = context.store, observed.listing, context.mode.acts, context.timeouts
     before, silent_seconds = observed.elastic, timeouts.silent_seconds
     ended_jobs = _ended_jobs(store, before)
-    matches = match_listing(
-        before, {job.key: job for job in (*ended_jobs, *before.jobs)}, listing,
+    match = partial(
+        match_listing, before, {job.key: job for job in (*ended_jobs, *before.jobs)},
         cluster=context.cluster, tasks_as_owner=context.tasks_as_owner,
     )  # fmt: skip
+    matches = match(listing)
     unlisted = matches.unlisted - _calling_anchors(before.jobs, listing.at, timeouts.unseen_seconds)
     unlisted -= _unreported_tasks(before, listing)
     missing = state.missing.after(unlisted | unlisted_static_jobs(context, observed), listing, now)
     gone = missing.gone(timeouts.unseen_listings, timeouts.unseen_seconds) if not listing.incomplete else frozenset()
+    if ended := _how_ended(context, before, gone):
+        listing = replace(listing, jobs=(*listing.jobs, *ended))
+        matches = match(listing)
     static, ended_until = follow_static_jobs(context, observed, gone, state.ended_until)
     calling_since = update_calling_since(state.calling_since, before.jobs, listing.at, now, silent_seconds)
     state_since = update_state_since(state.state_since, before.tasks, now)
@@ -141,6 +147,19 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         state_since=state_since,
         ended_until=ended_until,
     )
+
+
+def _how_ended(context: Context, live: LiveJobs, gone: Collection[str]) -> Sequence[RmJob]:
+    """Tasks and anchors that are not listed any more, as far as the resource manager knows how they ended."""
+    handles = [task.handle for task in live.tasks if task.handle and task.tag in gone]
+    handles += [job.anchor for job in live.jobs if job.anchor and task_tag(job.key, ANCHOR) in gone]
+    if not handles:
+        return ()
+    try:
+        return context.how_ended(handles)
+    except ResourceManagerError as error:
+        log.warning("the resource manager does not say how jobs ended that it does not list any more", error=str(error))
+        return ()
 
 
 def _apply_changes(store: TickStore, before: LiveJobs, changes: Changes, at: float) -> LiveJobs:

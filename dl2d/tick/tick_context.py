@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from dl2d.core.canary import Canary
@@ -13,7 +13,7 @@ from dl2d.core.decision import Decision
 from dl2d.core.job_request import RequestRules
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Evidence, Policy
-from dl2d.core.resource_manager import ResourceManager
+from dl2d.core.resource_manager import ResourceManager, RmJob
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.core.store import TickStore
 from dl2d.tick.policy_call import call_directly
@@ -119,6 +119,8 @@ class Context:
     tasks_as_owner: bool = True
     #: Called in each tick that may act, right after the lease was checked (``ContainerManager.allow_changes``).
     allow_changes: Callable[[], None] = lambda: None
+    #: How jobs have ended that are not listed any more (``AccountingManager.how_ended``).
+    how_ended: Callable[[Collection[str]], Sequence[RmJob]] = lambda handles: ()  # noqa: ARG005
     #: Submits the tasks of a plan; None: one after the other.
     submitter: TaskSubmitter | None = None
     #: Seconds after which a tick submits no further batch of tasks and leaves the others to the next tick.

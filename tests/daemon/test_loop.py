@@ -26,6 +26,7 @@ from dl2d.core.errors import AlreadyRunning, Dl2dError, PluginError, StoreUnavai
 from dl2d.core.jobs import JobState
 from dl2d.daemon import loop
 from dl2d.daemon.loop import Daemon
+from dl2d.local.manager import LocalManager
 from dl2d.store.sql_store import SqlStore
 
 
@@ -315,6 +316,7 @@ def ticks(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
 
     def counted(*arguments: Any) -> Any:
         state["begun"] += 1
+        state["context"] = arguments[0]
         assert state["gate"].wait(timeout=30)
         if state["error"] is not None:
             raise state["error"]
@@ -330,6 +332,20 @@ def until(true: Any, what: str) -> None:
     while not true():
         assert time.monotonic() < deadline, what
         time.sleep(0.01)
+
+
+def test_ticks_ask_a_resource_manager_with_accounting_how_jobs_ended(
+    tmp_path: Path, ticks: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Running(tmp_path):
+        until(lambda: ticks["begun"] == 1, "the first tick")
+    assert ticks["context"].how_ended(["1"]) == ()
+    asked: list[str] = []
+    monkeypatch.setattr(LocalManager, "how_ended", lambda _, handles: asked.extend(handles) or (), raising=False)
+    with Running(tmp_path):
+        until(lambda: ticks["begun"] == 2, "a tick with another manager")
+    assert ticks["context"].how_ended(["1"]) == ()
+    assert asked == ["1"]
 
 
 def test_a_wish_that_comes_during_a_tick_is_granted_after_it(tmp_path: Path, ticks: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from slurm_fakes import Clock, FakeSlurm, Managers, job_row
 
+from dl2d.core.errors import Unavailable
 from dl2d.core.jobs import Owner
 from dl2d.core.resource_manager import RmJob, RmJobState, StaticJob
 from dl2d.core.resources import Resources
@@ -190,3 +191,28 @@ def test_a_listing_that_is_given_again_is_no_answer_to_another_question(
     clock.now += 5
     assert [job.handle for job in manager.listing(clock.now - 5).jobs] == ["7"]
     assert len(slurm.calls("squeue")) == 2
+
+
+def test_how_jobs_ended_that_are_not_listed_any_more(slurm: FakeSlurm, manager_on: Managers) -> None:
+    rows = [
+        ended(7, JobName="dl2-5-worker-0", State="FAILED", ExitCode="3:0"), ended(8),
+        ended(9, State="RUNNING", End="Unknown"), ended(10),
+    ]  # fmt: skip
+    slurm.answer("sacct", rows=rows)
+    manager = manager_on()
+    found = manager.how_ended(["7", "8", "9", "x;y"])
+    assert [(job.handle, job.state, job.reason, job.submitted, job.user) for job in found] == [
+        ("7", RmJobState.FAILED, "FAILED, exit status 3", 995_000, "alice"),
+        ("8", RmJobState.DONE, "", 995_000, "alice"),
+    ]
+    slurm.forget()
+    assert len(manager.how_ended([str(number) for number in range(1, 1201)])) == 3
+    assert len(slurm.calls("sacct")) == 3
+    slurm.answer("sacct", stderr="sacct: error: slurmdbd: Connection refused\n", status=1)
+    with pytest.raises(Unavailable):
+        manager.how_ended(["7"])
+    slurm.answer("sacct", stderr="Slurm accounting storage is disabled\n", status=1)
+    assert manager.how_ended(["7"]) == ()
+    slurm.forget()
+    assert manager.how_ended(["7"]) == ()
+    assert slurm.calls() == []

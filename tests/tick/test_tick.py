@@ -290,6 +290,45 @@ def test_an_anchor_that_ends_takes_its_tasks_along(world: World) -> None:
     assert world.manager.live() == ()
 
 
+def test_how_tasks_and_anchors_ended_that_are_not_listed_any_more_is_asked_of_the_resource_manager(build) -> None:
+    """As after a time in which the daemon was away, and the resource manager has forgotten what ended meanwhile."""
+    world = build()
+    key = world.ready()
+    world.settle()
+    (worker, *_) = (task for task in world.store.tasks(live=True) if task.role is Role.WORKER)
+    listed = {job.handle: job for job in world.manager.listing().jobs}
+    anchor = world.job(key).anchor
+    world.accounted = [
+        structs.replace(listed[worker.handle], state=RmJobState.FAILED, reason="FAILED, exit status 3", tag=""),
+        structs.replace(listed[anchor], state=RmJobState.DONE),
+    ]
+    world.manager.unlisted = set(listed)
+    world.now += 1000  # the coordinator does not call any more
+    for _ in range(2):
+        world.tick(15.0)
+    assert world.asked_how == []
+    world.tick(15.0)
+    assert {worker.handle, anchor} <= set(world.asked_how)
+    job = world.job(key)
+    assert (job.state, job.end_reason) == (JobState.FINISHED, "its coordinator ended: done")
+    (gone,) = (task for task in world.store.tasks(live=False) if task.tag == worker.tag)
+    assert (gone.state, gone.note) == (TaskState.RELEASED, "FAILED, exit status 3")
+
+
+@pytest.mark.parametrize("error", [None, Unavailable("sacct does not answer")])
+def test_what_the_resource_manager_knows_nothing_of_is_lost(build, error) -> None:
+    world = build()
+    world.no_accounting = error
+    key = world.ready()
+    other = structs.replace(world.manager.listing().jobs[0], submitted=17, state=RmJobState.DONE, tag="")
+    world.accounted = [other]  # the id was given to another job
+    world.manager.unlisted = {world.job(key).anchor}
+    world.now += 1000
+    for _ in range(3):
+        world.tick(15.0)
+    assert (world.job(key).state, world.job(key).end_reason) == (JobState.LOST, "its anchor is not listed any more")
+
+
 def test_a_refused_start_is_a_failure_and_a_manager_that_does_not_answer_is_not_asked_again(world: World) -> None:
     job = world.ready()
     world.manager.refuse = Rejected("sbatch", said="Invalid account")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,9 +12,11 @@ from migrated import sqlite_store
 from dl2d.core.cluster import Node, Snapshot, TaskState
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
+from dl2d.core.errors import ResourceManagerError
 from dl2d.core.jobs import Allocation, Job, JobKey, Role
 from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE, Policy
+from dl2d.core.resource_manager import RmJob
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
@@ -72,6 +75,11 @@ class World:
         self.number = 0
         #: Number of ticks in which changes of containers were allowed.
         self.allowed = 0
+        #: What the resource manager knows of jobs that it does not list any more, or why it does not answer; and the
+        #: handles that it was asked about.
+        self.accounted: Sequence[RmJob] = ()
+        self.no_accounting: ResourceManagerError | None = None
+        self.asked_how: list[str] = []
 
     def close(self) -> None:
         self.store.close()
@@ -103,6 +111,12 @@ class World:
     def allow_changes(self) -> None:
         self.allowed += 1
 
+    def how_ended(self, handles: Collection[str]) -> Sequence[RmJob]:
+        self.asked_how += sorted(handles)
+        if self.no_accounting is not None:
+            raise self.no_accounting
+        return self.accounted
+
     def context(self) -> Context:
         return Context(
             cluster="test",
@@ -120,6 +134,7 @@ class World:
             idle_seconds=self.idle_seconds,
             grace_seconds=1.0,
             allow_changes=self.allow_changes,
+            how_ended=self.how_ended,
             timer=lambda: self.elapsed,
         )
 

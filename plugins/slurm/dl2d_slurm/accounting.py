@@ -33,6 +33,8 @@ _NO_ACCOUNTING: Final = re.compile(r"storage is disabled|sacct is not installed"
 _MIN_JOB_AGE: Final = re.compile(r"^MinJobAge\s*=\s*([0-9]+)", re.MULTILINE)
 #: The clocks of slurmctld and the daemon may differ by this much.
 _CLOCK_SECONDS: Final = 10.0
+#: Ids in one call: well below the limit on the length of a command line.
+_MAX_IDS: Final = 500
 #: Longest and shortest time that one query covers, and the longest time that is made up for.
 _MAX_WINDOW, _MIN_WINDOW, _MAX_BEHIND = 86_400.0, 900.0, 30 * 86_400.0
 #: After a query that was in vain, how long until the next one, and until that time is given up.
@@ -47,7 +49,7 @@ class Accounting:
     commands
         Runs sacct and scontrol.
     rules
-        Which jobs are training jobs; without rules nothing is asked.
+        Which jobs are training jobs; without rules no static jobs are asked for.
     """
 
     def __init__(self, commands: Commands, rules: Sequence[SlurmStaticJobRule]) -> None:
@@ -58,7 +60,7 @@ class Accounting:
         self._steps = any(rule.size == TASKS for rule in rules)
         #: Seconds for which slurmctld lists an ended job; None before it was asked.
         self._listed_seconds: float | None = None
-        self._available = bool(rules)
+        self._available = True
         self._window = _MAX_WINDOW
         self._retry_at = 0.0
         #: Since when queries have been in vain; None while they are not.
@@ -66,7 +68,7 @@ class Accounting:
 
     def needed(self, since: float | None, now: float) -> bool:
         """Whether jobs that ended after ``since`` may be forgotten by slurmctld at ``now``."""
-        return self._available and since is not None and now - since > self._seconds_listed()
+        return self._available and bool(self._rules) and since is not None and now - since > self._seconds_listed()
 
     def ended_jobs(
         self, since: float, now: float, listed: Collection[tuple[str, int]]
@@ -84,11 +86,7 @@ class Accounting:
         try:
             jobs = tuple(self._ask(since, until))
         except ResourceManagerError as error:
-            if _NO_ACCOUNTING.search(str(error)):
-                log.warning(
-                    "Slurm has no accounting: jobs that ended while dl2d was away are not recorded", since=since
-                )
-                self._available = False
+            if self._is_missing(error):
                 return (), now
             self._window = max(self._window / 2, _MIN_WINDOW)
             return (), self._in_vain(since, until, now, str(error))
@@ -103,6 +101,32 @@ class Accounting:
             self._vain_since = None
         return ended, until
 
+    def how_ended(self, handles: Sequence[str]) -> tuple[RmJob, ...]:
+        """Those of the jobs with these ids that have ended; of a job that was requeued its last run.
+
+        Raises ``ResourceManagerError`` if sacct does not answer.
+        """
+        ended: list[RmJob] = []
+        for first in range(0, len(handles) if self._available else 0, _MAX_IDS):
+            try:
+                # Without a time it looks at all times.
+                records, _ = self._records("--allocations", f"--jobs={','.join(handles[first : first + _MAX_IDS])}")
+            except ResourceManagerError as error:
+                if self._is_missing(error):
+                    break
+                raise
+            jobs = (parse_job(record, ())[0] for record in records)
+            ended += (job for job in jobs if job.state.ended)
+        return tuple(ended)
+
+    def _is_missing(self, error: ResourceManagerError) -> bool:
+        """Whether an error means that Slurm has no accounting; then it is not asked again."""
+        if not _NO_ACCOUNTING.search(str(error)):
+            return False
+        log.warning("Slurm has no accounting: how jobs ended that it does not list any more is not known")
+        self._available = False
+        return True
+
     def _in_vain(self, since: float, until: float, now: float, reason: str) -> float:
         if self._vain_since is None:
             self._vain_since = now
@@ -113,18 +137,23 @@ class Accounting:
         log.error("jobs that ended may not be recorded", since=since, until=until, reason=reason)
         return until
 
-    def _ask(self, since: float, until: float) -> Iterator[RmJob]:
+    def _records(self, *selection: str) -> tuple[list[dict[str, str]], dict[str, str]]:
         delimiter = f"|{secrets.token_hex(16)}|"
         answer = self._commands.run(
-            *("sacct", "--noheader", "--parsable", "--allusers", f"--partition={self._partitions}"),
-            *(() if self._steps else ("--allocations",)),
-            *(f"--starttime={_utc(since - _CLOCK_SECONDS)}", f"--endtime={_utc(until + _CLOCK_SECONDS)}"),
+            *("sacct", "--noheader", "--parsable", "--allusers", *selection),
             *(f"--delimiter={delimiter}", f"--format={','.join(field for field, _ in _FIELDS)}"),
             more=TIMES_AS_SECONDS,
         )
         if answer.status != 0:
             raise failure("sacct failed", answer)
-        records, tasks = _records(answer.stdout, delimiter)
+        return _records(answer.stdout, delimiter)
+
+    def _ask(self, since: float, until: float) -> Iterator[RmJob]:
+        records, tasks = self._records(
+            f"--partition={self._partitions}",
+            *(() if self._steps else ("--allocations",)),
+            *(f"--starttime={_utc(since - _CLOCK_SECONDS)}", f"--endtime={_utc(until + _CLOCK_SECONDS)}"),
+        )
         for record in records:
             if _TASK_NAME.fullmatch(record["Name"]):
                 continue

@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import structlog
 
@@ -158,6 +158,10 @@ class SlurmManager:
         listing = RmListing(now, with_held(nodes.nodes, jobs), (*jobs.jobs, *ended), ended_until, incomplete)
         self._last = listing if last_submit is self._last_submit else None
         return listing
+
+    def how_ended(self, handles: Collection[str]) -> tuple[RmJob, ...]:
+        """One sacct for up to 500 jobs; nothing where Slurm has no accounting. See ``AccountingManager.how_ended``."""
+        return self._accounting.how_ended([handle for handle in handles if handle.isascii() and handle.isdecimal()])
 
     def _ask(self, *argv: str) -> str:
         answer = self._commands.run(*argv, more=TIMES_AS_SECONDS)
