@@ -8,13 +8,14 @@ import threading
 from pathlib import Path
 from typing import Annotated
 
+import structlog
 import typer
 
 from dl2d.cli.logging import configure_logging
 from dl2d.cli.options import ConfigOption
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.errors import ConfigError
-from dl2d.daemon.loop import Daemon, process_name
+from dl2d.daemon.loop import Daemon, changed_restart_only, process_name
 from dl2d.daemon.policy_versions.learner_process import learner_command
 from dl2d.daemon.standby import wait_for_lease
 from dl2d.daemon.systemd import ServiceManager
@@ -22,6 +23,7 @@ from dl2d.store import schema
 from dl2d.store.sql_store import SqlStore
 from dl2d.tick.policy_call import freeze_startup_objects
 
+log = structlog.get_logger()
 _ADVICE = "give the folder to the daemon's account, or set another one"
 
 
@@ -39,9 +41,11 @@ def run(
     if schema.current(settings.store_url) is None:
         schema.upgrade(settings.store_url)
     store = SqlStore(settings.store_url, progress_seconds=settings.store.progress_seconds)
-    if standby and not _waited(settings, store):
-        store.close()
-        return
+    if standby:
+        if not _waited(settings, store):
+            store.close()
+            return
+        settings = _read_again(config, settings)
     with Daemon(
         settings,
         store,
@@ -62,10 +66,28 @@ def _make_folder(folder: Path) -> None:
         raise ConfigError(f"state_dir: {folder} may not be written by uid {os.getuid()}; {_ADVICE}")
 
 
+def _read_again(config: Path, settings: Settings) -> Settings:
+    """The settings as they are now: those of before the wait may be days old; they stay if the file is in error."""
+    try:
+        now = load_settings(config)
+        changed = changed_restart_only(settings, now)
+        if changed:
+            raise ConfigError(f"{', '.join(changed)} can only be changed by a restart; nothing was changed")
+    except ConfigError as error:
+        log.error("the configuration was not read again", error=str(error))
+        return settings
+    configure_logging(now.log)
+    return now
+
+
 def _waited(settings: Settings, store: SqlStore) -> bool:
-    """Wait for the lease; false if the process was told to end before it came."""
+    """Wait for the lease; false if the process was told to end before it came.
+
+    SIGHUP changes nothing: the configuration is read again when the lease has come.
+    """
     stop = threading.Event()
     handled = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+    handled[signal.SIGHUP] = signal.signal(signal.SIGHUP, lambda *_: None)
     service = ServiceManager()
     try:
         return wait_for_lease(store, process_name(), settings.schedule.poll_seconds, service, stop)

@@ -434,8 +434,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             if self._reread is None:
                 raise ConfigError("the settings did not come from a file")
             settings = self._reread()
-            changed = [key for key in _RESTART_ONLY if getattr(settings, key) != getattr(self._settings, key)]
-            if changed:
+            if changed := changed_restart_only(self._settings, settings):
                 raise ConfigError(f"{', '.join(changed)} can only be changed by a restart; nothing was changed")
             active = ActiveVersion(settings, self._store, self._clock)
             context, canary = self._build(settings, active)
@@ -513,6 +512,11 @@ class Daemon(AbstractContextManager["Daemon"]):
             self.reload()
         else:
             self.stop()
+
+
+def changed_restart_only(before: Settings, after: Settings) -> list[str]:
+    """The changed keys of those that take a restart."""
+    return [key for key in _RESTART_ONLY if getattr(before, key) != getattr(after, key)]
 
 
 def process_name() -> str:

@@ -14,8 +14,9 @@ from dl2d.daemon.systemd import ServiceManager
 
 log = structlog.get_logger()
 
-#: How often in a poll interval the holder renews the lease, and a standby looks at it.
-_RENEWALS_PER_INTERVAL = 4
+#: How often in a poll interval the holder renews the lease, and a standby looks at it; but at least once in so many
+#: seconds, since the other one may have a shorter interval.
+_RENEWALS_PER_INTERVAL, _MAX_RENEWAL_SECONDS = 4, 1.0
 #: Poll intervals without a renewal after which a standby takes the lease: less than two, its next look included.
 _SILENT_INTERVALS = 1.5
 #: A holder has at least so many seconds to renew the lease, since its machine may be busy.
@@ -24,7 +25,7 @@ _MIN_SILENT_SECONDS = 3.0
 
 def renewal_seconds(poll_seconds: float) -> float:
     """Seconds between two renewals of the lease."""
-    return max(poll_seconds / _RENEWALS_PER_INTERVAL, 0.1)
+    return min(max(poll_seconds / _RENEWALS_PER_INTERVAL, 0.1), _MAX_RENEWAL_SECONDS)
 
 
 def lease_seconds(poll_seconds: float) -> float:

@@ -16,7 +16,7 @@ from daemon_process import DaemonProcess
 from migrated import sqlite_store
 from store.conftest import kept_postgres_url, kept_url, postgres
 
-from dl2d.daemon.standby import wait_for_lease
+from dl2d.daemon.standby import lease_seconds, renewal_seconds, wait_for_lease
 from dl2d.daemon.systemd import ServiceManager
 from dl2d.store.sql_store import SqlStore
 
@@ -104,6 +104,29 @@ def test_a_leader_that_ends_is_followed_at_once(
         assert sign is not None
         assert sign.term == 2
     assert standby.stop() == 0
+
+
+@pytest.mark.slow
+def test_a_standby_that_takes_over_has_the_configuration_of_now(
+    pair: tuple[DaemonProcess, DaemonProcess], tmp_path: Path, kept_url: str
+) -> None:
+    """It may have waited for days. A reload, which an administrator sends to both, does not end it."""
+    leader, standby = pair
+    _wait_as_standby(standby, tmp_path)
+    standby.settings["policy"] = {"name": "fifo"}
+    standby.write()
+    assert standby.process is not None
+    standby.process.send_signal(signal.SIGHUP)
+    leader.kill()
+    standby.wait_until(standby.answers, "the standby serves")
+    with closing(SqlStore(kept_url)) as store:
+        standby.wait_until(lambda: store.slots(limit=1)[0].policy == "fifo", "the new policy decides")
+
+
+def test_a_holder_renews_its_lease_in_time_for_a_standby_with_a_shorter_interval() -> None:
+    """Their configurations may differ for a while, as after a reload of one of them."""
+    intervals = (0.1, 1.0, 15.0, 3600.0)
+    assert max(map(renewal_seconds, intervals)) < 0.5 * min(map(lease_seconds, intervals))
 
 
 @pytest.mark.slow
