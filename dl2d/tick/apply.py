@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import structlog
 
@@ -72,16 +72,29 @@ def _start(
     return started, failures
 
 
-def start_anchor(context: Context, job: Job, at: float) -> None:
-    """Start the anchor of a job that was submitted to the daemon; if the resource manager refuses it, the job ends."""
+def start_anchors(context: Context, jobs: Iterable[Job], at: float) -> None:
+    """Start the anchors of jobs that were submitted to the daemon; a job that the resource manager refuses ends.
+
+    Those that are left when it does not answer, or when ``Context.start_limit`` is over, are started in later ticks.
+    """
+    begin = context.timer()
+    for job in jobs:
+        if not _start_anchor(context, job, at) or context.timer() - begin >= context.start_limit:
+            return
+
+
+def _start_anchor(context: Context, job: Job, at: float) -> bool:
+    """Start one anchor; returns whether the resource manager has answered."""
     context.store.check_lease()
     try:
         handle = context.manager.submit(context.task_specs.anchor_spec(job))
     except Unavailable as error:
         log.warning("job not started, will be tried again", job=job.key.id, error=str(error))
+        return False
     except ResourceManagerError as error:
         log.error("job refused", job=job.key.id, error=str(error))
         failed = JobChange(state=JobState.FAILED, end_reason=str(error), cause=FailureCause.REFUSED)
         context.store.change_job(job.key, failed, at)
     else:
         context.store.change_job(job.key, JobChange(anchor=handle), at)
+    return True

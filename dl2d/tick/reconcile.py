@@ -21,7 +21,7 @@ from dl2d.core.guard_memory import GuardMemory, StartFailures
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobState, Owner
 from dl2d.core.resource_manager import FAILURE_CAUSES, JOB_ENDS, RmIdentity, RmJob, RmJobState, RmListing
 from dl2d.core.store import JobChange, TaskChange, TickStore
-from dl2d.tick.apply import start_anchor
+from dl2d.tick.apply import start_anchors
 from dl2d.tick.elapsed import Elapsed, elapsed_times, update_calling_since, update_state_since
 from dl2d.tick.missing_tasks import Missing
 from dl2d.tick.observe import LiveJobs, Observed, live_jobs, take_snapshot
@@ -125,9 +125,8 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
     )
     if acts:
         if context.starts_anchors:
-            for job in elastic.jobs:
-                if job.state is JobState.SUBMITTED and not job.anchor:
-                    start_anchor(context, job, listing.at)
+            submitted = [job for job in elastic.jobs if job.state is JobState.SUBMITTED and not job.anchor]
+            start_anchors(context, submitted, listing.at)
         stops_asked = _stop(context, changes.stops, state.memory.stops_asked, listing.at)
         memory = replace(memory, stops_asked=stops_asked)
     if memory != state.memory:

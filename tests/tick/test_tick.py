@@ -339,6 +339,38 @@ def test_a_refused_start_is_a_failure_and_a_manager_that_does_not_answer_is_not_
     assert len(world.tick().outcome.failures) == 1
 
 
+def test_a_manager_that_does_not_answer_is_asked_for_one_anchor_in_a_tick(build, monkeypatch) -> None:
+    world = build()
+    keys = [world.submit() for _ in range(3)]
+    world.manager.refuse = Unavailable("no process can be started")
+    asked: list[str] = []
+    submit = world.manager.submit
+    monkeypatch.setattr(world.manager, "submit", lambda task: (asked.append(task.job.id), submit(task))[1])
+    world.tick()
+    world.tick()
+    assert asked == ["1", "1"]
+    world.manager.refuse = None
+    world.tick()
+    assert [bool(world.job(key).anchor) for key in keys] == [True] * 3
+
+
+def test_the_start_of_many_anchors_ends_in_time(build, monkeypatch) -> None:
+    world = build(start_limit=15.0)
+    keys = [world.submit() for _ in range(5)]
+    submit = world.manager.submit
+
+    def slowly(task):
+        world.elapsed += 6
+        return submit(task)
+
+    monkeypatch.setattr(world.manager, "submit", slowly)
+    started = []
+    for _ in range(2):
+        world.tick()
+        started.append(sum(bool(world.job(key).anchor) for key in keys))
+    assert started == [3, 5]
+
+
 def test_a_lost_answer_is_found_again_by_its_tag(build, world: World) -> None:
     """The daemon dies between sbatch and writing down what it answered."""
     job = world.ready(max_workers=1, max_ps=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,6 +60,7 @@ class World:
     url: str = "sqlite://"
     mode: Mode = Mode.LIVE
     idle_seconds: float = 300.0
+    start_limit: float = math.inf
     fallback: Policy = field(default_factory=Fifo)
 
     def __post_init__(self) -> None:
@@ -132,6 +134,7 @@ class World:
             mode=self.mode,
             scheduler="memory 1",
             idle_seconds=self.idle_seconds,
+            start_limit=self.start_limit,
             grace_seconds=1.0,
             allow_changes=self.allow_changes,
             how_ended=self.how_ended,
