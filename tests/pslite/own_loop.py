@@ -15,12 +15,15 @@ from regression import segments, table_segments
 from rehearsal import job
 
 from pslite.job.job_spec import LAMB, MAX_SHARDS, SGD, Adam, JobSpec, Segment
+from pslite.job.sample_dealing import Seen
 from pslite.numeric.gradient_sums import Array, Bundle, Contribution, GradientSums
 from pslite.numeric.sparse_rows import Rows
 from pslite.worker.training_session import OpenSession, SingleSession
 
 #: after so many steps a script ends
 STEPS = 60
+#: of the data set; and taken by a worker for a step
+SAMPLES, PART = 61, 4
 
 
 def _lazy(rule: SGD | Adam) -> tuple[Segment, ...]:
@@ -53,6 +56,8 @@ class OwnLoop:
         self.spec = spec
         #: ranks of workers, in the order in which each had them
         self.ranks: dict[int, list[int]] = {}
+        #: samples that steps were made of, by epoch and place in its order
+        self.trained: list[tuple[int, int]] = []
 
     def comes_to_barriers(self, session: OpenSession) -> bool:
         """Whether this worker comes to the barriers within the loop."""
@@ -69,6 +74,20 @@ class OwnLoop:
             bundle.arrays[0][:] = rng.integers(-2, 3, size=segment.size)
         bundle.arrays[1].fill(1.0)
 
+    def _take(self, session: OpenSession, seen: Seen) -> Seen:
+        """Take samples for a step, of one epoch; return what is seen of all of them."""
+        left = PART
+        while left:
+            deal = session.ask_samples("", SAMPLES, seen, left)
+            if deal.low < deal.high:
+                seen = seen._replace(epoch=deal.epoch)
+                self.trained += [(deal.order, place) for place in range(deal.low, deal.high)]
+                left -= deal.high - deal.low
+            else:
+                seen = seen._replace(over=deal.epoch)
+                left = left if left == PART else 0
+        return seen
+
     def train(
         self,
         session: OpenSession,
@@ -84,7 +103,7 @@ class OwnLoop:
         session.weights.arrays[0][:] = np.linspace(-0.1, 0.1, self.spec.segments[0].size, dtype=np.float32)
         session.start()
         sums = GradientSums(self.spec, session.supply)
-        ranks = self.ranks.setdefault(id(session), [])
+        ranks, seen = self.ranks.setdefault(id(session), []), Seen()
         while session.version < STEPS:
             version, share = session.version, session.share
             before_step(version)
@@ -92,6 +111,7 @@ class OwnLoop:
                 _compare([session.weights.part(block) for block in session.blocks], [s[0] for s in usual[version]])
             if session.rank_and_size[0] not in ranks[-1:]:
                 ranks.append(session.rank_and_size[0])
+            seen = self._take(session, seen)
             sums.begin(share.leaves, share.nodes[:1])
             bundle = sums.take()
             self.gradient(version, bundle)

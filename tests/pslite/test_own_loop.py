@@ -7,10 +7,11 @@ Scripts come to barriers in the middle and at their ends.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
-from own_loop import KINDS, STEPS, OwnLoop, own_loop, usual_digest
+from own_loop import KINDS, SAMPLES, STEPS, OwnLoop, own_loop, usual_digest
 from rehearsal import QUICK, Event, Fault, Rehearsal, kill, random_events
 from variants import nightly
 from weather import rough_weather
@@ -28,17 +29,27 @@ WHAT = {
     "deaths of servers": ({}, ("ps", "worker"), False),
     "deaths of servers with replicas": (DURABLE, ("ps", "ps", "worker"), False),
     "a worker and a server with replicas die together": (DURABLE, (), True),
-    "deaths of coordinators": (DURABLE, ("coordinator", "coordinator", "ps"), False),
+    "deaths of coordinators": ({}, ("coordinator", "coordinator"), False),
+    "deaths of coordinators and of a server with replicas": (DURABLE, ("coordinator", "coordinator", "ps"), False),
 }
 
 
 def rehearse(changes, *, kind="momentum", model=OwnLoop, **how):
     """Go through a job, which must end well and has the weights of an undisturbed one."""
     spec = own_loop(**KINDS[kind], **changes)
-    outcome = Rehearsal(spec, model=model, **how).run()
+    rehearsal = Rehearsal(spec, model=model, **how)
+    outcome = rehearsal.run()
     assert not outcome.idle, (outcome.idle, outcome.story)
     outcome.check(usual_digest(own_loop(**KINDS[kind])))
     assert outcome.status.version == STEPS, outcome.story
+    if not any((line.startswith("worker-") and " died" in line) or "goes back" in line for line in outcome.log):
+        # what a dead worker was dealt is dealt again, and what of that was used before is not known
+        trained = rehearsal.model.trained
+        doubled = [sample for sample, count in Counter(trained).items() if count > 1]
+        assert not doubled, (doubled, outcome.story)
+        last = max(order for order, _ in trained)
+        missing = {(order, place) for order in range(last - 1) for place in range(SAMPLES)} - set(trained)
+        assert not missing, (missing, outcome.story)
     return outcome
 
 

@@ -13,8 +13,9 @@ from pslite.coordinator import Coordinator
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import JobState
 from pslite.coordinator.log_writer import LogWriter, decode, encode
+from pslite.job.sample_dealing import SampleDealer, Seen
 from pslite.launch.mxnet_launcher import OpenMembership
-from pslite.net.messages import Abort, Announced, Clip, Exit, Reassign, Reassigned
+from pslite.net.messages import Abort, Announced, Clip, DealSamples, Exit, Reassign, Reassigned
 from pslite.net.reliable_channel import ReliableChannel
 from pslite.storage.coordinator_log import CoordinatorLog
 
@@ -27,7 +28,7 @@ FORGOTTEN = {
         "encryption_demanded", "then",
     },
     "connections": {"connections", "agents"},
-    "said again, or written beside the state": {"squares", "factors", "factors_changed", "usage", "dealers", "deals"},
+    "said again, or written beside the state": {"squares", "step_record", "step_record_changed", "usage"},
     "measured": {"watch", "loss", "progress", "epoch_reported", "balance", "slow_reported"},
 }  # fmt: skip
 #: fields of the state that earlier versions did not have
@@ -105,15 +106,23 @@ def test_messages_to_several_stand_in_a_log_once():
     assert found.members["a"].heard == found.clock > 0
 
 
-def test_what_servers_were_told_of_norms_is_written_with_the_state(tmp_path):
+def test_what_members_were_told_of_a_step_is_written_with_the_state(tmp_path):
     a_job, lines = job(["worker-0", "ps-0"])
     writer = LogWriter(CoordinatorLog(tmp_path / "state"), lines.append)
-    a_job.factors, a_job.factors_changed = {"gradient": Clip(version=3, factor=0.5)}, True
+    record = a_job.step_record
+    record.factors["gradient"] = Clip(version=3, factor=0.5)
+    dealer = record.dealers["train", 90] = SampleDealer(90)
+    record.deals["worker-0"] = DealSamples(number=4, deal=dealer.deal("worker-0", 3, Seen(), 8, 2))
+    dealer.deal("worker-1", 3, Seen(), 8, 2)
+    dealer.lose("worker-1", 3)
+    a_job.step_record_changed = True
     writer.changed = True
     writer.write(a_job, ())
     writer.close()
     after = LogWriter(CoordinatorLog(tmp_path / "state"), lines.append)
-    assert after.last_factors() == a_job.factors
+    found = after.last_step_record()
+    assert (found.factors, found.deals) == (record.factors, record.deals)
+    assert {key: vars(each) for key, each in found.dealers.items()} == {("train", 90): vars(dealer)}
     assert after.last_state().members.keys() == {"worker-0", "ps-0"}
     assert after.term == 2
     after.close()

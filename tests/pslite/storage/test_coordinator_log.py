@@ -20,14 +20,14 @@ def folder(tmp_path):
 
 def test_a_log_gives_back_the_last_state_under_the_next_term(folder):
     with closing(CoordinatorLog(folder)) as log:
-        assert (log.term, log.state, log.scales) == (1, None, b"")
+        assert (log.term, log.state, log.step_record) == (1, None, b"")
         log.write(b'{"n":1}')
         log.write(b'{"n":2}')
-        log.write_scales(b"long factors")
-        log.write_scales(b"short")
+        log.write_step_record(b"long record")
+        log.write_step_record(b"short")
     assert read_state(folder) == b'{"n":2}'
     with closing(CoordinatorLog(folder)) as log:
-        assert (log.term, log.state, log.scales) == (2, b'{"n":2}', b"short")
+        assert (log.term, log.state, log.step_record) == (2, b'{"n":2}', b"short")
     assert folder.stat().st_mode & 0o077 == 0
 
 
@@ -105,13 +105,13 @@ def test_who_was_followed_without_knowing_it_writes_nothing_more(folder):
             assert new.term == 2
             with pytest.raises(Fenced, match="another coordinator has taken over"):
                 old.check()
-            for write in (old.write, old.write_scales):
+            for write in (old.write, old.write_step_record):
                 with pytest.raises(Fenced):
                     write(b'{"n":"old"}')
             new.write(b'{"n":2}')
             with pytest.raises(Fenced):
                 old.write(b'{"n":"old"}')
-            assert (new.state, new.scales) == (b'{"n":1}', b"")
+            assert (new.state, new.step_record) == (b'{"n":1}', b"")
     assert read_state(folder) == b'{"n":2}'
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from pslite.coordinator.coordinator_context import Job
+from pslite.coordinator.coordinator_context import Job, StepRecord
 from pslite.coordinator.job_state import ROLES, Incident, JobState, MemberState
 from pslite.coordinator.status import current_epoch
 from pslite.errors import CheckpointError
@@ -130,10 +130,8 @@ def go_back(job: Job, reason: str) -> None:
         member.outdated = member.prepared
     state.begin_again(now, version, returning, reason)
     job.squares.clear()
-    job.dealers.clear()
-    job.deals.clear()
-    job.factors.clear()
-    job.factors_changed = True
+    job.step_record = StepRecord()
+    job.step_record_changed = True
     job.progress.clear()
     job.epoch_reported = current_epoch(job)
     job.urgent = True

@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from pslite.coordinator.job_state import JobState, MemberState
 from pslite.coordinator.progress_watch import ProgressWatch
 from pslite.coordinator.settings import Settings
@@ -20,12 +22,23 @@ from pslite.storage.disk_thread import DiskThread
 Of = Literal["gradient", "update"]
 
 
+class StepRecord(msgspec.Struct):
+    """What members were told that changes with every step, and that a coordinator after this one has to know."""
+
+    #: what servers were told last to scale a step by
+    factors: dict[str, Clip | Trust] = {}
+    #: by name and size of a data set, what is dealt of it
+    dealers: dict[tuple[str, int], SampleDealer] = {}
+    #: by worker, the last answer to its question for samples
+    deals: dict[str, DealSamples] = {}
+
+
 @dataclass(eq=False)
 class Job:
     """A job under a coordinator.
 
-    `state` is written to the log, so that another coordinator can continue the job.  All other fields are measured
-    again, said again by members, or concern this coordinator alone.
+    `state` and `step_record` are written to the log, so that another coordinator can continue the job.  All other
+    fields are measured again, said again by members, or concern this coordinator alone.
     """
 
     state: JobState
@@ -64,15 +77,11 @@ class Job:
     epoch_reported: int = 0
     slow_reported: set[str] = field(default_factory=set)
 
-    #: by name and size of a data set, what is dealt of it, and by worker the last answer
-    dealers: dict[tuple[str, int], SampleDealer] = field(default_factory=dict)
-    deals: dict[str, DealSamples] = field(default_factory=dict)
-
     #: by version and of what, the sums of squares of the blocks that have theirs
     squares: dict[tuple[int, Of], dict[int, Squares]] = field(default_factory=dict)
-    #: what servers were told last to scale a step by; written to the log beside the state when it has changed
-    factors: dict[str, Clip | Trust] = field(default_factory=dict)
-    factors_changed: bool = False
+    #: written to the log beside the state when it has changed
+    step_record: StepRecord = field(default_factory=StepRecord)
+    step_record_changed: bool = False
 
     #: after a pause of this coordinator: until when members may reconnect, which ones, and those that have done so
     lenient_until: float = 0.0

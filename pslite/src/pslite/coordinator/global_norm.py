@@ -16,7 +16,7 @@ def add(job: Job, _member: MemberState, message: Norm) -> None:
     squares = job.squares.setdefault(step, {})
     squares.update(message.squares)
     servers = {m.task for plan in state.plans_in_force() for m in plan.servers}
-    known = job.factors.get(message.of)
+    known = job.step_record.factors.get(message.of)
     if known is not None and known.version == message.version:
         # who asks has replaced a server that died before it was told; other blocks have done the step
         del job.squares[step]
@@ -31,6 +31,6 @@ def add(job: Job, _member: MemberState, message: Norm) -> None:
     else:
         norms = [squares[block.number][0] for block in state.blocks]
         factor = Clip(version=message.version, factor=clip_factor(state.spec.clip_norm, norms))
-    job.factors[message.of] = factor
-    job.factors_changed = True
+    job.step_record.factors[message.of] = factor
+    job.step_record_changed = True
     job.tell(servers, factor)

@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from pslite.coordinator.coordinator_context import Job
+from pslite.coordinator.coordinator_context import Job, StepRecord
 from pslite.coordinator.job_state import JobState
 from pslite.errors import LogError
-from pslite.net.messages import Clip, FromCoordinator, Message, Trust
+from pslite.net.messages import FromCoordinator, Message
 from pslite.net.reliable_channel import ReliableChannel
 from pslite.storage.coordinator_log import CoordinatorLog
 from pslite.storage.disk_thread import DiskThread
@@ -75,12 +75,12 @@ class LogWriter:
             return None
         return decode(self._log.state)
 
-    def last_factors(self) -> dict[str, Clip | Trust]:
-        """Return what that coordinator has told servers to scale a step by; empty if it has told them nothing."""
-        if self._log is not None and self._log.state is not None and self._log.scales:
+    def last_step_record(self) -> StepRecord:
+        """Return what that coordinator has told members that changes with every step; empty if it has told nothing."""
+        if self._log is not None and self._log.state is not None and self._log.step_record:
             with contextlib.suppress(msgspec.MsgspecError):
-                return msgspec.msgpack.decode(self._log.scales, type=dict[str, Clip | Trust])
-        return {}
+                return msgspec.msgpack.decode(self._log.step_record, type=StepRecord)
+        return StepRecord()
 
     def then(self, action: Callable[[], None]) -> None:
         """Call `action` when the present state is written."""
@@ -123,12 +123,12 @@ class LogWriter:
 
     def _begin(self, job: Job) -> bool:
         """Begin to write the state if it has changed; return whether it has."""
-        scales = msgspec.msgpack.encode(job.factors) if job.factors_changed else None
-        job.factors_changed = False
+        step_record = msgspec.msgpack.encode(job.step_record) if job.step_record_changed else None
+        job.step_record_changed = False
         channels = [member.channel for member in job.state.members.values()]
         changed = self.changed or any(channel.changed for channel in channels)
         log = self._log
-        if log is None or not (changed or scales is not None):
+        if log is None or not (changed or step_record is not None):
             return False
         state = None
         if changed:
@@ -139,8 +139,8 @@ class LogWriter:
                 channel.changed = False
 
         def put_down() -> None:
-            if scales is not None:
-                log.write_scales(scales)
+            if step_record is not None:
+                log.write_step_record(step_record)
             if state is not None:
                 log.write(state)
 

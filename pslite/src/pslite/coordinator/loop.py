@@ -145,7 +145,6 @@ class Coordinator:
         balance = LoadBalancer(settings.rule, settings.balance)
         #: by task, the connection of its task agent
         self._agents: dict[str, _Connection] = {}
-        factors = self._log.last_factors()
         disk = DiskThread(self._wake, lambda: self._faults.reached(FaultPoint.DISK, "checkpoint"))
         self._job = Job(
             state,
@@ -155,7 +154,7 @@ class Coordinator:
             encrypt,
             encryption_demanded,
             agents=self._agents.keys(),
-            factors=factors,
+            step_record=self._log.last_step_record(),
             then=self._log.then,
             disk=disk,
         )
@@ -493,7 +492,7 @@ class Coordinator:
             other.member = None
             self._drop(other)
         line = member.channel
-        factors = job.factors.values() if member.role == "ps" else ()
+        factors = job.step_record.factors.values() if member.role == "ps" else ()
         line.attach(connection.channel, message.taken, (Resumed(taken=line.taken, term=term), *factors))
         connection.member = member
         failure_detector.take_back(job, member)

@@ -9,18 +9,20 @@ from pslite.net.messages import AskSamples, DealSamples
 
 
 def deal(job: Job, member: MemberState, message: AskSamples) -> None:
-    """Answer a worker; a question that it repeats is answered as before.
+    """Answer a worker, once the log has the answer; a question that it repeats is answered as before.
 
     One that is about to join a job under way gets a sample that does not count, as its first step does not.
     """
-    last = job.deals.get(member.task)
+    record = job.step_record
+    last = record.deals.get(member.task)
     if job.state.plan is not None and member.state == "joined":
         last = DealSamples(number=message.number, deal=NOT_COUNTED)
     elif last is None or last.number != message.number:
-        dealer = job.dealers.setdefault((message.dataset, message.samples), SampleDealer(message.samples))
+        dealer = record.dealers.setdefault((message.dataset, message.samples), SampleDealer(message.samples))
         given = dealer.deal(member.task, message.version, message.seen, message.count, _workers(job.state))
-        last = job.deals[member.task] = DealSamples(number=message.number, deal=given)
-    member.channel.send_now(last)
+        last = record.deals[member.task] = DealSamples(number=message.number, deal=given)
+        job.step_record_changed = True
+    member.channel.send(last)
 
 
 def _workers(state: JobState) -> int:
@@ -34,6 +36,8 @@ def _workers(state: JobState) -> int:
 
 def lose(job: Job, task: str) -> None:
     """Take back what a worker that died has not used."""
-    job.deals.pop(task, None)
-    for dealer in job.dealers.values():
-        dealer.lose(task, job.state.version)
+    record = job.step_record
+    if record.deals.pop(task, None) is not None:
+        for dealer in record.dealers.values():
+            dealer.lose(task, job.state.version)
+        job.step_record_changed = True

@@ -61,7 +61,7 @@ def report(job: Job) -> Status:
     """Return the state of a job for its membership source."""
     state, rate = job.state, steps_per_second(job, time.monotonic())
     spec = state.spec if state.spec is not None and not state.spec.open else None
-    dealt = max((dealer.epochs for dealer in job.dealers.values()), default=0.0)
+    dealt = max((dealer.epochs for dealer in job.step_record.dealers.values()), default=0.0)
     return Status(
         address=state.address,
         incarnation=state.incarnation,

@@ -21,11 +21,10 @@ NOT_COUNTED = Deal(-1, -1, 0, 1)
 
 
 class Seen(NamedTuple):
-    """What a worker has seen of the deals: the last epoch that is over for it, its last deal's epoch and place."""
+    """What a worker has seen of the deals: the last epoch that is over for it, and its last deal's epoch."""
 
     over: int = -1
     epoch: int = -1
-    place: int = 0
 
 
 @dataclass(eq=False)
@@ -33,8 +32,7 @@ class SampleDealer:
     """What is dealt of the epoch under way.
 
     Of its last step all workers have equal parts, so that it ends for all with the same step.  What a worker was dealt
-    for a step in which it died is dealt again.  A dealer that begins in the middle of a job goes on from what the first
-    worker that asks has seen.
+    for a step in which it died is dealt again.
     """
 
     samples: int
@@ -56,7 +54,6 @@ class SampleDealer:
 
     def deal(self, task: str, version: int, seen: Seen, count: int, workers: int) -> Deal:
         """Deal one of so many workers up to `count` samples of the epoch that it is in, or of the next one."""
-        self.epoch, self.place = max((self.epoch, self.place), seen[1:])
         self.version = max(self.version, version)
         done = self.place >= self.samples and not self.returned
         served = self.served.get(task) == seen.epoch and not self.returned

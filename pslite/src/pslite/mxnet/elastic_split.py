@@ -110,8 +110,7 @@ class ElasticSplit(Sampler):  # type: ignore[misc]
                     continue
                 if deal.epoch >= self._epochs:
                     return
-                place = deal.high if deal.order == deal.epoch else 0
-                self._seen = self._seen._replace(epoch=deal.epoch, place=place)
+                self._seen = self._seen._replace(epoch=deal.epoch)
                 if self._order[0] != deal.order:
                     self._order = deal.order, permutation(self._seed, deal.order, self._samples)
                 self._held.extend(self._order[1][deal.low : deal.high].tolist())

@@ -27,11 +27,11 @@ _OLD = "log"
 _SCHEMA = """
 BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS job (term INTEGER NOT NULL, state BLOB);
-CREATE TABLE IF NOT EXISTS norms (term INTEGER NOT NULL, scales BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS step (term INTEGER NOT NULL, record BLOB NOT NULL);
 INSERT INTO job SELECT 0, NULL WHERE NOT EXISTS (SELECT * FROM job);
-INSERT INTO norms SELECT 0, x'' WHERE NOT EXISTS (SELECT * FROM norms);
+INSERT INTO step SELECT 0, x'' WHERE NOT EXISTS (SELECT * FROM step);
 UPDATE job SET term = term + 1;
-UPDATE norms SET term = term + 1;
+UPDATE step SET term = term + 1;
 COMMIT;
 """
 
@@ -100,13 +100,13 @@ class CoordinatorLog:
         self._update("UPDATE job SET state = ? WHERE term = ?", state)
 
     @property
-    def scales(self) -> bytes:
-        """What was written last by `write_scales`; empty if nothing was."""
-        return bytes(self._database.execute("SELECT scales FROM norms").fetchone()[0])
+    def step_record(self) -> bytes:
+        """What was written last by `write_step_record`; empty if nothing was."""
+        return bytes(self._database.execute("SELECT record FROM step").fetchone()[0])
 
-    def write_scales(self, scales: bytes) -> None:
-        """Replace what servers were told last of gradient norms, which changes with every step; raises as `write`."""
-        self._update("UPDATE norms SET scales = ? WHERE term = ?", scales)
+    def write_step_record(self, record: bytes) -> None:
+        """Replace what changes with every step, and is not in the state for that reason; raises as `write`."""
+        self._update("UPDATE step SET record = ? WHERE term = ?", record)
 
     def _update(self, statement: str, value: bytes) -> None:
         try:
