@@ -23,6 +23,8 @@ log = structlog.get_logger()
 
 #: Largest body of a request with a credential, in bytes: a heartbeat of a job with thousands of tasks.
 MAX_BODY_BYTES = 4 * 1024 * 1024
+#: A heartbeat of so many bytes and more counts as two in the rate of its job, of twice as many as three, and so on.
+BYTES_PER_HEARTBEAT = 64 * 1024
 #: Largest body of a container's report, in bytes.
 MAX_REPORT_BYTES = 16 * 1024
 #: Largest body of a request without one, in bytes: a registration, whose strings JSON may have lengthened by escapes.
@@ -79,8 +81,11 @@ class HeartbeatRoute(JobRoute):
     def admit(self, request: Request) -> None:
         """Refuse a request without the job's credential, and one too many."""
         super().admit(request)
-        if not _services(request).heartbeat_rate.take(request.path_params["slug"]):
-            raise HTTPException(429, "too many heartbeats of this job; try again later")
+        # A large one takes long to read: it counts as several. In chunks it says no length, and may be of any.
+        chunked = "content-length" not in request.headers
+        size = self.max_body if chunked else _declared_length(request, self.max_body)
+        if not _services(request).heartbeat_rate.take(request.path_params["slug"], 1 + size // BYTES_PER_HEARTBEAT):
+            raise HTTPException(429, "too many heartbeats of this job, or too large ones; try again later")
 
 
 class ContainerRoute(JobRoute):
@@ -116,13 +121,23 @@ def _take_rate(request: Request) -> None:
         raise HTTPException(429, "too many requests without a valid credential from this address; try again later")
 
 
-def _limited(request: Request, limit: int) -> Callable[[], Awaitable[Message]]:
-    """A function that receives the body of a request, with or without a declared length, and refuses one too large."""
+def _declared_length(request: Request, limit: int) -> int:
+    """The length of a request's body as its head says, 0 if it says none; refuses one too large."""
     declared = request.headers.get("content-length", "0")
-    too_large = HTTPException(413, f"the body of this request may have at most {limit} bytes")
     # A number with more digits than the limit is not parsed.
     if not declared.isdecimal() or len(declared) > len(str(limit)) or int(declared) > limit:
-        raise too_large
+        raise _too_large(limit)
+    return int(declared)
+
+
+def _too_large(limit: int) -> HTTPException:
+    return HTTPException(413, f"the body of this request may have at most {limit} bytes")
+
+
+def _limited(request: Request, limit: int) -> Callable[[], Awaitable[Message]]:
+    """A function that receives the body of a request, with or without a declared length, and refuses one too large."""
+    _declared_length(request, limit)
+    too_large = _too_large(limit)
     receive, received = request.receive, 0
 
     async def limited() -> Message:

@@ -238,7 +238,7 @@ class RateLimiter:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, host: str, tokens: float = 1.0) -> bool:
-        """Take tokens of an address, at most one; false where it has fewer."""
+        """Take tokens of an address, no more than the burst; false where it has fewer."""
         group, now = client_group(host), self._timer()
         left, at = self._buckets.pop(group, (self._burst, now))
         left = min(self._burst, left + (now - at) * self._per_second)

@@ -17,6 +17,8 @@ from pslite.job.printable_text import printable
 MAX_MEMBERS = 20_000
 MAX_TEXT = 4096
 MAX_GPUS = 256
+#: A coordinator tells 200 plans in a heartbeat. Each is a row in the store.
+MAX_PLANS = 1000
 
 # No control characters: these words go into environments, the database and the log.
 _Word = Annotated[str, Field(max_length=300, pattern=r"^[^\x00-\x1f\x7f]*$")]
@@ -144,7 +146,7 @@ class Heartbeat(_Message):
     samples_per_second: float | None = None
     members: Annotated[tuple[Member, ...], Field(max_length=MAX_MEMBERS)] = ()
     plan: _Count = 0
-    plans: Annotated[tuple[PlanReport, ...], Field(max_length=MAX_MEMBERS)] = ()
+    plans: Annotated[tuple[PlanReport, ...], Field(max_length=MAX_PLANS)] = ()
     result: Result | None = None
     # From which version on weights are not those of an undisturbed run: a server was lost with optimizer state.
     inexact_from: _Count | None = None

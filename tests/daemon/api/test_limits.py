@@ -123,6 +123,22 @@ def test_requests_without_a_credential_have_a_rate_and_those_with_one_do_not_cou
     assert [world.client.get("/v1/health").status_code for _ in range(2)] == [200, 429]
 
 
+def test_large_heartbeats_count_as_several(make_world):
+    """Reading one of 4 MB takes the daemon half a second, in which all other jobs wait."""
+    world = make_world(beat_burst=65.0)
+    job = world.submit()
+    head = f"Authorization: Bearer {world.credentials.for_job(job)}", "Content-Type: application/json"
+    body = b'{"address": "host:1", "state": "waiting"}'
+    path = f"/v1/jobs/{job.slug}/heartbeat"
+    large = body + b" " * (1 << 22)
+    assert send(world, path, *head, f"Content-Length: {1 << 22}", body=large[: 1 << 22]).startswith(b"HTTP/1.1 200")
+    assert send(world, path, *head, f"Content-Length: {len(body)}", body=body).startswith(b"HTTP/1.1 429")
+    world.now += 2.0
+    chunked = f"{len(body):x}\r\n".encode() + body + b"\r\n0\r\n\r\n"
+    assert send(world, path, *head, "Transfer-Encoding: chunked", body=chunked).startswith(b"HTTP/1.1 429")
+    assert send(world, path, *head, f"Content-Length: {len(body)}", body=body).startswith(b"HTTP/1.1 200")
+
+
 def test_an_address_that_a_request_names_has_no_effect(make_world):
     world = make_world(burst=3.0)
     answers = [world.client.get("/v1/health", headers={"X-Forwarded-For": f"10.0.0.{each}"}) for each in range(5)]
