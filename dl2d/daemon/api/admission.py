@@ -100,7 +100,11 @@ def check_launch(launch: Launch) -> None:
     texts = [*launch.argv, launch.cwd, *(part for pair in launch.env for part in pair)]
     if any("\0" in text for text in texts):
         raise RequestError("command", "command or environment holds a NUL byte")
-    if sum(len(text.encode(errors="surrogateescape")) for text in texts) > MAX_LAUNCH_BYTES:
+    try:
+        size = sum(len(text.encode()) for text in texts)
+    except UnicodeEncodeError:
+        raise RequestError("command", "command or environment is not UTF-8") from None
+    if size > MAX_LAUNCH_BYTES:
         raise RequestError("command", f"command and environment together are larger than {MAX_LAUNCH_BYTES} bytes")
     secrets = [name for name, value in launch.env if is_secret(name, value)]
     if secrets:

@@ -242,6 +242,8 @@ class TestSubmission:
             ({"argv": []}, "argv"),
             ({"argv": [""]}, "command: is empty"),
             ({"argv": ["a\0b"]}, "NUL byte"),
+            ({"argv": ["\ud800"]}, "not UTF-8"),
+            ({"env": {"NAME": "\udc80"}}, "not UTF-8"),
             ({"cwd": "home/ann"}, "cwd: must be an absolute path, got 'home/ann'"),
             ({"env": {"A": "x" * 300_000}}, "larger than 262144 bytes"),
             ({"env": {"A": 3}}, "env.A"),
