@@ -16,7 +16,7 @@ from typing import Final
 import structlog
 
 from dl2d.core.cluster import Snapshot, Task, TaskState, task_tag
-from dl2d.core.errors import ResourceManagerError
+from dl2d.core.errors import ResourceManagerError, Unavailable
 from dl2d.core.guard_memory import GuardMemory, StartFailures
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobState, Owner
 from dl2d.core.resource_manager import FAILURE_CAUSES, JOB_ENDS, RmIdentity, RmJob, RmJobState, RmListing
@@ -190,7 +190,14 @@ def _stop(
         log.info("stop", handle=identity.handle, tag=identity.tag, user=identity.user, reason=reasons[identity])
     if due:
         context.store.check_lease()
-        context.manager.stop(due, context.grace_seconds)
+        try:
+            context.manager.stop(due, context.grace_seconds)
+        except Unavailable:
+            raise
+        except ResourceManagerError as error:
+            # What cannot be stopped must not keep ticks from all else; it is asked again later.
+            log.error("the resource manager refuses to stop jobs", handles=[identity.handle for identity in due],
+                      error=str(error))  # fmt: skip
     return recent | {keys[identity]: at for identity in due}
 
 

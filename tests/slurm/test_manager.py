@@ -6,6 +6,7 @@ import time
 
 import pytest
 from slurm_fakes import JOB, Clock, FakeSlurm, Managers, identity, job_row, node_row, task
+from structlog.testing import capture_logs
 
 from dl2d.core.cluster import NodeState
 from dl2d.core.errors import Denied, NotFound, Rejected, ResourceManagerError, Unavailable
@@ -374,6 +375,28 @@ def test_what_has_ended_is_passed_over(slurm: FakeSlurm, manager_on: Managers, s
     slurm.answer("scancel", status=1, stderr=f"{said}\n{said}\n")
     manager_on().stop([identity(9)], 5)
     manager_on().stop([identity(9)], 0)
+
+
+def test_a_job_that_the_daemon_may_not_end_keeps_it_from_ending_no_other(
+    slurm: FakeSlurm, manager_on: Managers, clock: Clock
+) -> None:
+    """As of a daemon whose account is not root: anchors belong to users."""
+    slurm.answer("squeue", rows=[job_row(8), job_row(9)])
+    said = "scancel: error: Kill job error on job id 9: Access/permission denied\n"
+    slurm.answer("scancel", status=1, stderr=said)
+    manager = manager_on()
+    with capture_logs() as log:
+        manager.stop([identity(8), identity(9)], 30)
+    assert [call.argv for call in slurm.calls("scancel")] == [
+        ["scancel", "--state=PENDING", "8", "9"],
+        ["scancel", "--state=RUNNING", "--signal=TERM", "--batch", "8", "9"],
+    ]
+    assert "permission denied" in log[0]["error"]
+    clock.now += 31
+    slurm.forget()
+    for _ in range(3):
+        manager.listing()
+    assert [call.argv for call in slurm.calls("scancel")] == [["scancel", "8", "9"]]
 
 
 def test_what_is_no_handle_never_reaches_scancel(slurm: FakeSlurm, manager_on: Managers) -> None:

@@ -15,7 +15,7 @@ from tick.world import World
 from dl2d.core.cluster import NodeState, Snapshot, TaskState
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Constraint, Decision, Reason
-from dl2d.core.errors import AlreadyRunning, Rejected, Unavailable
+from dl2d.core.errors import AlreadyRunning, Denied, Rejected, Unavailable
 from dl2d.core.guard_memory import GuardMemory
 from dl2d.core.jobs import NOTHING, Allocation, Durability, JobState, Progress, Role
 from dl2d.core.json_codec import encode
@@ -337,6 +337,28 @@ def test_a_refused_start_is_a_failure_and_a_manager_that_does_not_answer_is_not_
     assert all(task.state is TaskState.FAILED for task in world.store.tasks(live=False, job=job))
     world.manager.refuse = Unavailable("sbatch", said="timed out")
     assert len(world.tick().outcome.failures) == 1
+
+
+def test_a_job_that_the_manager_refuses_to_stop_does_not_end_ticks(build, monkeypatch) -> None:
+    world = build()
+    key = world.ready()
+    world.settle()
+    world.store.change_job(key, JobChange(state=JobState.CANCELLED), world.now)
+    asked = []
+
+    def refuse(jobs, grace):
+        asked.append(len(jobs))
+        raise Denied("scancel", said="Access/permission denied")
+
+    monkeypatch.setattr(world.manager, "stop", refuse)
+    other = world.ready()
+    for _ in range(3):
+        world.tick(1.0)
+    assert len(asked) == 1
+    world.tick(100.0)
+    assert len(asked) == 2
+    assert world.job(other).state is JobState.READY
+    assert [task for task in world.store.tasks(live=True) if task.job == other]
 
 
 def test_a_manager_that_does_not_answer_is_asked_for_one_anchor_in_a_tick(build, monkeypatch) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from dl2d.core.errors import Denied, Unavailable
+from dl2d.core.errors import Denied, ResourceManagerError, Unavailable
 from dl2d.core.resource_manager import RmIdentity
 from dl2d_slurm.commands import Answer, Commands, failure
 from dl2d_slurm.queue_listing import IDENTITY_FIELDS, TIMES_AS_SECONDS, format_option, parse_identities
@@ -87,7 +87,7 @@ class Stopper:
             handles = [job.handle for job in due]
             try:
                 self._scancel(jobs=due)
-            except (Unavailable, Denied) as error:
+            except ResourceManagerError as error:
                 log.warning("cannot cancel a task that is still running after its grace period",
                             handles=handles[:20], error=str(error))  # fmt: skip
                 return False
@@ -173,11 +173,14 @@ class Stopper:
 
 
 def _judge(answer: Answer) -> None:
-    """Raise or log what scancel reported an error of, unless it is that a job has ended already."""
+    """Raise ``Unavailable``, or log what scancel reported an error of, unless it is that a job has ended already.
+
+    A job that the daemon's account may not end must not keep it from ending others: the next ticks ask again.
+    """
     complaints = [line for line in answer.stderr.splitlines() if line.strip() and not _OVER.search(line)]
     if answer.status == 0 or (not complaints and answer.stderr.strip()):
         return
     error = failure("scancel", replace(answer, stderr="\n".join(complaints)))
-    if isinstance(error, Unavailable | Denied):
+    if isinstance(error, Unavailable):
         raise error
     log.warning("scancel reported an error", error=str(error))
