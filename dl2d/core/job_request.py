@@ -85,7 +85,7 @@ class _Given(Record):
     #: Size of an epoch: one of the two is required.
     samples_per_epoch: Annotated[float, Number(1e15, above=0), BeforeValidator(_number)] | None = None
     steps_per_epoch: Annotated[float, Number(1e12, above=0), BeforeValidator(_number)] | None = None
-    #: Global batch size in samples; undeclared by default.
+    #: Global batch size in samples, one worker's where the script has a loop of its own; undeclared by default.
     batch: Annotated[int, Whole(1, 10**9), BeforeValidator(_number)] | None = None
     #: Demand of one task: ``{cpu: 2, gpu: 1}`` or ``cpu:2,memory:4G``.
     worker: Demand

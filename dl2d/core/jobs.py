@@ -111,7 +111,7 @@ class JobRequest:
     samples_per_epoch: float | None
     #: Updates in one epoch, or None where only ``samples_per_epoch`` was declared.
     steps_per_epoch: float | None
-    #: Global batch size in samples, or None where undeclared.
+    #: Global batch size in samples, one worker's where the script has a loop of its own; or None where undeclared.
     batch: int | None
     #: Demand of one worker.
     worker: Resources

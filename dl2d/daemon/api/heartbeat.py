@@ -151,6 +151,8 @@ class Heartbeat(_Message):
     # From which version on weights are not those of an undisturbed run: a server was lost with optimizer state.
     inexact_from: _Count | None = None
     stragglers: Annotated[tuple[Straggler, ...], Field(max_length=MAX_MEMBERS)] = ()
+    # Of a script with a loop of its own: how many workers' batches of an epoch a version stands for.
+    batches_per_version: _Count | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,13 +232,22 @@ def _epoch(request: JobRequest, beat: Heartbeat) -> float:
     epoch = _within(beat.epoch, 0.0, _MAX_EPOCH) or 0.0
     if beat.epochs is not None or epoch:
         return epoch
-    return min(beat.version * (request.batch or 1) / request.epoch_samples, request.epochs)
+    return min(beat.version * _version_samples(request, beat) / request.epoch_samples, request.epochs)
+
+
+def _version_samples(request: JobRequest, beat: Heartbeat) -> int:
+    """Samples of an epoch that an update of a script with a loop of its own stands for.
+
+    The declared batch is then one worker's; if steps in an epoch were declared, an update is one of these.
+    """
+    workers = beat.batches_per_version if request.samples_per_epoch is not None else None
+    return (request.batch or 1) * (workers or 1)
 
 
 def _samples_per_second(request: JobRequest, beat: Heartbeat) -> float | None:
     """Training speed, from the updates in a second where the script has a loop of its own; None if it stands still."""
     samples, steps = _speed(beat.samples_per_second), _speed(beat.steps_per_second)
-    return _speed(steps * (request.batch or 1)) if samples is None and steps else samples
+    return _speed(steps * _version_samples(request, beat)) if samples is None and steps else samples
 
 
 def _reports(beat: Heartbeat, at: float, unknown: set[str]) -> tuple[TaskReport, ...]:

@@ -368,16 +368,21 @@ class TestHeartbeat:
         assert (progress.version, progress.epoch, progress.loss, progress.workers, progress.ps) == (5, 0.5, 0.25, 1, 1)
 
     @pytest.mark.parametrize(
-        ("declared", "epoch", "speed"),
+        ("declared", "batches", "epoch", "speed"),
         [
-            ({"samples_per_epoch": 100, "batch": 10}, 2.5, 40.0),
-            ({"samples_per_epoch": None, "steps_per_epoch": 50, "batch": None}, 0.5, 4.0),
-            ({"samples_per_epoch": 10, "batch": 10, "epochs": 3.0}, 3.0, 40.0),
+            ({"samples_per_epoch": 100, "batch": 10}, 1, 2.5, 40.0),
+            ({"samples_per_epoch": 1000, "batch": 10}, 3, 0.75, 120.0),
+            ({"samples_per_epoch": 100, "batch": 10}, None, 2.5, 40.0),
+            ({"samples_per_epoch": None, "steps_per_epoch": 50, "batch": None}, 3, 0.5, 4.0),
+            ({"samples_per_epoch": None, "steps_per_epoch": 50, "batch": 10}, 3, 0.5, 40.0),
+            ({"samples_per_epoch": 10, "batch": 10, "epochs": 3.0}, 1, 3.0, 40.0),
         ],
     )
-    def test_progress_of_a_script_with_a_loop_of_its_own_follows_from_its_updates(self, world, declared, epoch, speed):
+    def test_progress_of_a_script_with_a_loop_of_its_own_follows_from_its_updates(
+        self, world, declared, batches, epoch, speed
+    ):
         job = world.submit(**declared)
-        world.heartbeat(job, state="running", version=25, steps_per_second=4.0)
+        world.heartbeat(job, state="running", version=25, steps_per_second=4.0, batches_per_version=batches)
         progress = world.store.job(job).progress
         assert (progress.epoch, progress.samples_per_second) == (epoch, speed)
         world.heartbeat(job, state="running", version=25, steps_per_second=0.0)

@@ -6,6 +6,8 @@ import pytest
 from coordinator.jobs import JOINED, job, spec
 
 from pslite.coordinator import status
+from pslite.job.job_status import PlanReport, Suspension
+from pslite.job.sample_dealing import SampleDealer
 from pslite.net.messages import Beat
 
 
@@ -35,3 +37,26 @@ def test_the_speed_of_a_job_of_which_nothing_moves_is_zero(clock, step, describe
         status.heartbeat(a_job, a_job.state.members["worker-0"], Beat(version=30))
         assert status.report(a_job).steps_per_second == pytest.approx(speed)
     assert status.report(a_job).samples_per_second is None  # which is no measurement of a speed
+
+
+def plan_done(number, first_version, workers):
+    return PlanReport(
+        number=number, first_version=first_version, workers=workers, servers=1, added=[], removed=[], moved_bytes=0,
+        prepare_ms=0.0, move_ms=0.0, suspension_ms=Suspension(),
+    )  # fmt: skip
+
+
+def test_a_version_counts_as_a_batch_of_each_worker_that_was_there_when_the_scripts_began():
+    tasks = ["worker-0", "worker-1", "ps-0"]
+    a_job, _ = job(tasks, plan=tasks, described=spec(mode="open", epochs=0))
+    assert status.report(a_job).batches_per_version is None
+    a_job.state.reports += [plan_done(1, 0, 1), plan_done(2, 0, 3), plan_done(3, 8, 1)]
+    assert status.report(a_job).batches_per_version == 3
+    a_job.state.reports.append(plan_done(4, 0, 2))  # it went back to its beginning
+    assert status.report(a_job).batches_per_version == 2
+    a_job.dealers["", 100] = SampleDealer(100)
+    assert status.report(a_job).batches_per_version == 2  # those of now
+    for described in (spec(mode="open", epochs=0, staleness=4), spec()):
+        a_job, _ = job(tasks, plan=tasks, described=described)
+        a_job.state.reports.append(plan_done(1, 0, 2))
+        assert status.report(a_job).batches_per_version == (1 if described.open else None)

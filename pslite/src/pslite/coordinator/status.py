@@ -82,7 +82,24 @@ def report(job: Job) -> Status:
         plans=list(state.reports),
         result=state.result if state.state == "finished" else None,
         stragglers=list(job.balance.stragglers),
+        batches_per_version=_batches_per_version(job),
     )
+
+
+def _batches_per_version(job: Job) -> int | None:
+    """Return how many workers' batches of an epoch a version stands for in a job with loops of its scripts' own.
+
+    A script that splits the data itself does so when it begins, for the workers of that time: with more or fewer, the
+    loop of the first worker has as many steps.
+    """
+    spec = job.state.spec
+    if spec is None or not spec.open:
+        return None
+    if spec.asynchronous:
+        return 1
+    if job.dealers:
+        return len(job.state.workers_in_force() - job.state.away()) or None
+    return next((plan.workers for plan in reversed(job.state.reports) if plan.first_version == 0), None)
 
 
 def _member(member: MemberState, ended: AgentExit | None, usage: Usage | None) -> MemberReport:

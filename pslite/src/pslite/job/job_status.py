@@ -107,6 +107,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     result: Result | None
     #: members that are slower than the others
     stragglers: list[Straggler] = []
+    #: of a job whose scripts have loops of their own: how many workers' batches of an epoch a version stands for
+    batches_per_version: int | None = None
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,145 @@
+"""Scripts as MXNet's users have them, unmodified, under the daemon: resized, with deaths, until their last epoch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from daemon_process import BIN
+from local_cluster import LocalCluster
+from mxnet_jobs import Unavailable, environ, launch, make_environment
+
+from dl2d.core.jobs import Allocation, JobKey, JobState
+
+SCRIPTS = Path(__file__).with_name("mxnet_scripts")
+FOLDER = Path(__file__).parents[2] / "build" / "mxnet"
+EPOCHS = 16
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def python() -> str:
+    try:
+        return make_environment(FOLDER)
+    except (Unavailable, subprocess.TimeoutExpired) as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Handwritten digits for two of the scripts, and in LibSVM's format, below 5 or not, for the third."""
+    from sklearn.datasets import load_digits  # noqa: PLC0415  (most workers of xdist run none of these tests)
+
+    folder = tmp_path_factory.mktemp("digits")
+    found = load_digits()
+    np.savez(folder / "digits.npz", images=found.images, labels=found.target)
+    # lines of equal length, since files in this format are split by bytes
+    grey = (100 + np.arange(64) * 5 + found.images.reshape(-1, 64) // 4).astype(int)
+    lines = [
+        f"{int(label >= 5)} " + " ".join(f"{column}:1" for column in columns)
+        for columns, label in zip(grey, found.target, strict=True)
+    ]
+    (folder / "digits.svm").write_text("\n".join(lines[:1200]) + "\n")
+    (folder / "digits.svm.test").write_text("\n".join(lines[1200:1750]) + "\n")
+    return folder
+
+
+class Site(LocalCluster):
+    """A cluster whose one limit per user says how many workers and servers a job has."""
+
+    def __init__(self, directory: Path) -> None:
+        nodes = [{"name": "n", "count": 1, "resources": {"cpu": 32, "places": 8, "servers": 8}}]
+        manager = {"name": "local", "local": {"state_dir": str(directory / "local"), "nodes": nodes}}
+        super().__init__(directory, {"resource_manager": manager, "guard": self._limits(2, 1)})
+
+    @staticmethod
+    def _limits(workers: int, servers: int) -> dict[str, object]:
+        return {"per_user": {"places": workers, "servers": servers}}
+
+    def resize(self, job: JobKey, workers: int, servers: int) -> None:
+        self.settings["guard"] = self._limits(workers, servers)
+        self.write()
+        self.hang_up()
+        self.wait_for_size(job, workers, servers)
+
+    def wait_for_size(self, job: JobKey, workers: int, servers: int) -> None:
+        """Wait until so many take part and train."""
+        want = Allocation(workers, servers)
+        self.wait_until(lambda: self.confirmed(job) == want, f"the job has {workers} workers, {servers} servers")
+        self.wait_until(lambda: self._trained(job) == want, f"a step with {workers} workers, {servers} servers")
+
+    def _trained(self, job: JobKey) -> Allocation:
+        progress = self.job(job).progress
+        return Allocation(progress.workers, progress.ps)
+
+    def kill_worker(self, job: JobKey, task: str) -> None:
+        """Kill the process of a worker, and wait until another one has its place."""
+        size = self.confirmed(job)
+        self.process_of(self.task(job, task), SCRIPTS.name).kill()
+        self.wait_until(lambda: task not in {each.id for each in self.tasks(job, live=True)}, f"{task} is gone")
+        self.wait_for_size(job, *size)
+
+    def kill_coordinator(self, job: JobKey) -> None:
+        """Kill the coordinator, and wait until the job trains with another one."""
+        anchor = next(each for each in self.processes_of(job) if each.environ()["DL2_ROLE"] == "coordinator")
+        (coordinator,) = anchor.children()
+        coordinator.kill()
+        self.wait_until(lambda: set(anchor.children()) - {coordinator}, "another coordinator is started")
+        version = self.job(job).progress.version
+        self.wait_until(lambda: self.job(job).progress.version > version, "the job trains again")
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    with Site(tmp_path) as cluster:
+        yield cluster
+
+
+@pytest.mark.parametrize("name", ["digits_dist", "fit", "linear_classification"])
+def test_an_unmodified_script_ends_with_all_its_checkpoints_and_stocks_accuracy(
+    site: Site, python: str, data: Path, tmp_path: Path, name: str
+) -> None:
+    file = data / ("digits.svm" if name == "linear_classification" else "digits.npz")
+    slow = tmp_path / "slow"
+    slow.touch()
+
+    def command(out: Path) -> list[str]:
+        return [python, str(SCRIPTS / f"{name}.py"), f"--data={file}", f"--out={out}", f"--epochs={EPOCHS}"]
+
+    request = {
+        "name": name, "model": "other", "epochs": EPOCHS, "samples_per_epoch": 1200, "batch": 50,
+        "worker": {"cpu": 1, "places": 1}, "ps": {"cpu": 1, "servers": 1}, "max_workers": 8, "max_ps": 8,
+    }  # fmt: skip
+    ours = tmp_path / "ours"
+    job = site.submit(request, [*command(ours), f"--slow={slow}"], **environ(PATH=f"{BIN}:{os.environ['PATH']}"))
+    site.wait_for_size(job, 2, 1)
+    site.resize(job, 3, 1)
+    site.kill_worker(job, "worker-1")
+    site.resize(job, 1, 1)
+    site.resize(job, 3, 2)
+    site.kill_coordinator(job)
+    progress = site.job(job).progress
+    # 1,200 samples in parts of two workers are 12 steps of 50 each
+    assert progress.epoch == pytest.approx(progress.version / 12)
+    assert progress.epoch < EPOCHS
+    slow.unlink()
+    ended = site.ended(job)
+    assert ended.state is JobState.FINISHED, ended.end_reason
+    assert ended.progress.epoch == EPOCHS
+    # a reader of LibSVM's format may give a part one batch more
+    assert ended.progress.version in {12 * EPOCHS, 12 * EPOCHS + 1}
+    for number in range(EPOCHS):
+        # Gluon's example counts epochs from 0, Module's callback from 1
+        assert any(Path(f"{ours}-{number + first:04d}.params").exists() for first in (0, 1)), number
+    theirs = tmp_path / "theirs"
+    if name == "linear_classification":  # with which MXNet's own servers wait for ever in the last epoch
+        subprocess.run([*command(theirs), "--kv-store=local"], env=environ(), check=True, timeout=250)
+    else:
+        assert launch(command(theirs), 2, 1) == [0] * 4
+    accuracy = {out: float(Path(f"{out}.accuracy").read_text()) for out in (ours, theirs)}
+    assert abs(accuracy[ours] - accuracy[theirs]) < 0.05, accuracy
