@@ -39,6 +39,17 @@ def test_the_speed_of_a_job_of_which_nothing_moves_is_zero(clock, step, describe
     assert status.report(a_job).samples_per_second is None  # which is no measurement of a speed
 
 
+def test_the_speed_is_measured_anew_when_the_version_has_gone_back(clock):
+    a_job, _ = job(["worker-0", "ps-0"], plan=("worker-0", "ps-0"))
+    speeds = []
+    for second, version in ((1, 7), (2, 6), (3, 7), (4, 9)):
+        clock(second)
+        a_job.state.version = version - 1
+        status.heartbeat(a_job, a_job.state.members["worker-0"], Beat(version=version))
+        speeds.append(status.report(a_job).steps_per_second)
+    assert speeds == [None, None, pytest.approx(1.0), pytest.approx(1.5)]
+
+
 def plan_done(number, first_version, workers):
     return PlanReport(
         number=number, first_version=first_version, workers=workers, servers=1, added=[], removed=[], moved_bytes=0,
@@ -54,7 +65,7 @@ def test_a_version_counts_as_a_batch_of_each_worker_that_was_there_when_the_scri
     assert status.report(a_job).batches_per_version == 3
     a_job.state.reports.append(plan_done(4, 0, 2))  # it went back to its beginning
     assert status.report(a_job).batches_per_version == 2
-    a_job.dealers["", 100] = SampleDealer(100)
+    a_job.step_record.dealers["", 100] = SampleDealer(100)
     assert status.report(a_job).batches_per_version == 2  # those of now
     for described in (spec(mode="open", epochs=0, staleness=4), spec()):
         a_job, _ = job(tasks, plan=tasks, described=described)

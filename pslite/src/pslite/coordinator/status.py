@@ -32,6 +32,8 @@ def heartbeat(job: Job, member: MemberState, message: Beat) -> None:
         return
     state.version = message.version
     now = time.monotonic()
+    if job.progress and message.version <= job.progress[-1][1]:
+        job.progress.clear()  # the version had gone back, as after a failover
     job.progress.append((now, state.version))
     while len(job.progress) > 2 and job.progress[0][0] < now - _SPEED_SECONDS:
         job.progress.pop(0)
@@ -97,7 +99,7 @@ def _batches_per_version(job: Job) -> int | None:
         return None
     if spec.asynchronous:
         return 1
-    if job.dealers:
+    if job.step_record.dealers:
         return len(job.state.workers_in_force() - job.state.away()) or None
     return next((plan.workers for plan in reversed(job.state.reports) if plan.first_version == 0), None)
 
