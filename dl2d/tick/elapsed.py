@@ -6,10 +6,21 @@ They are in memory only: after a restart of the daemon they are counted from the
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import Job, JobKey
+
+#: A recorded time that is more than this in the future was written before the clock was set back, seconds.
+CLOCK_SECONDS: Final = 60.0
+
+
+def has_called(job: Job, at: float, seconds: float) -> bool:
+    """Whether the coordinator of a job has called in the seconds before ``at``, when the listing was asked for.
+
+    It may have called since, while the listing was read. A call far in the future is of before the clock was set back.
+    """
+    return bool(job.address) and -CLOCK_SECONDS <= at - job.progress.at <= seconds
 
 
 def update_calling_since(
@@ -21,7 +32,7 @@ def update_calling_since(
     It is empty after a restart of the daemon, so that all coordinators begin anew: which tasks they were told to drain
     before is not known.
     """
-    calling = (job.key for job in jobs if job.address and at - job.progress.at <= silent_seconds)
+    calling = (job.key for job in jobs if has_called(job, at, silent_seconds))
     return {key: before.get(key, now) for key in calling}
 
 

@@ -22,7 +22,14 @@ from dl2d.core.jobs import FailureCause, Job, JobKey, JobState, Owner
 from dl2d.core.resource_manager import FAILURE_CAUSES, JOB_ENDS, RmIdentity, RmJob, RmJobState, RmListing
 from dl2d.core.store import JobChange, TaskChange, TickStore
 from dl2d.tick.apply import start_anchors
-from dl2d.tick.elapsed import Elapsed, elapsed_times, update_calling_since, update_state_since
+from dl2d.tick.elapsed import (
+    CLOCK_SECONDS,
+    Elapsed,
+    elapsed_times,
+    has_called,
+    update_calling_since,
+    update_state_since,
+)
 from dl2d.tick.missing_tasks import Missing
 from dl2d.tick.observe import LiveJobs, Observed, live_jobs, take_snapshot
 from dl2d.tick.static_jobs import follow_static_jobs, unlisted_static_jobs
@@ -37,8 +44,6 @@ log = structlog.get_logger()
 #: Number of jobs, those that ended last, whose anchor is stopped if it still runs.
 _MAX_ENDED_JOBS = 200
 _NO_FAILURES = StartFailures()
-#: A recorded time that is more than this in the future was written before the clock was set back, seconds.
-_CLOCK_SECONDS = 60.0
 #: Why a task or anchor that is not listed has ended.
 NOT_LISTED: Final = "is not listed any more"
 REQUEUED: Final = "was requeued, or its id was given again"
@@ -243,7 +248,7 @@ def _backing_off(memory: GuardMemory, at: float, backoff_seconds: float) -> froz
 
 def _calling_anchors(jobs: Iterable[Job], at: float, seconds: float) -> frozenset[str]:
     """Tags of the anchors whose coordinator has called within these seconds: they run, even if they are not listed."""
-    return frozenset(task_tag(job.key, ANCHOR) for job in jobs if job.address and 0 <= at - job.progress.at <= seconds)
+    return frozenset(task_tag(job.key, ANCHOR) for job in jobs if has_called(job, at, seconds))
 
 
 def _unreported_tasks(live: LiveJobs, listing: RmListing) -> frozenset[str]:
@@ -407,7 +412,7 @@ def _must_stop_anchor(job: Job, at: float, timeouts: Timeouts) -> bool:
     if job.state is JobState.CANCELLED:
         return True
     ended_at = math.inf if job.ended_at is None else job.ended_at
-    return at - ended_at > timeouts.end_seconds or at + _CLOCK_SECONDS < ended_at < math.inf
+    return at - ended_at > timeouts.end_seconds or at + CLOCK_SECONDS < ended_at < math.inf
 
 
 def _job_change(

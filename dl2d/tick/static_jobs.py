@@ -32,6 +32,7 @@ from dl2d.core.resource_manager import FAILURE_CAUSES, JOB_ENDS, RmJob, RmListin
 from dl2d.core.resources import NO_RESOURCES
 from dl2d.core.store import JobChange, TaskChange, TickStore
 from dl2d.core.tick_plan import Start
+from dl2d.tick.elapsed import has_called
 from dl2d.tick.observe import LiveJobs, Observed, live_jobs
 from dl2d.tick.task_specs import ANCHOR
 from dl2d.tick.tick_context import Context
@@ -52,7 +53,7 @@ def unlisted_static_jobs(context: Context, observed: Observed) -> frozenset[str]
     return frozenset(
         task_tag(job.key, ANCHOR)
         for job in observed.static.jobs
-        if job.key not in listed_jobs and not 0 <= listing.at - job.progress.at <= unseen_seconds
+        if job.key not in listed_jobs and not has_called(job, listing.at, unseen_seconds)
     )
 
 

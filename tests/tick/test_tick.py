@@ -22,7 +22,7 @@ from dl2d.core.json_codec import encode
 from dl2d.core.packing import Packing
 from dl2d.core.resource_manager import RmJobState
 from dl2d.core.resources import Resources
-from dl2d.core.store import JobChange
+from dl2d.core.store import JobChange, TaskChange
 from dl2d.core.tick_plan import Start
 from dl2d.daemon.health import Health
 from dl2d.policies.drf import Drf
@@ -329,6 +329,16 @@ def test_what_the_resource_manager_knows_nothing_of_is_lost(build, error) -> Non
     assert (world.job(key).state, world.job(key).end_reason) == (JobState.LOST, "its anchor is not listed any more")
 
 
+def test_an_anchor_whose_coordinator_calls_while_the_listing_is_read_is_not_lost(world: World) -> None:
+    """Of a slow listing each call is later than the time at which the listing was asked for."""
+    key = world.ready()
+    world.manager.unlisted = {world.job(key).anchor}
+    for _ in range(6):
+        world.store.report_progress(key, Progress(at=world.now + 17.0))
+        world.tick(15.0)
+    assert world.job(key).state is JobState.READY
+
+
 def test_a_refused_start_is_a_failure_and_a_manager_that_does_not_answer_is_not_asked_again(world: World) -> None:
     job = world.ready()
     world.manager.refuse = Rejected("sbatch", said="Invalid account")
@@ -585,6 +595,22 @@ def test_a_daemon_that_was_away_gives_coordinators_the_time_to_drain_anew(world:
     assert not draining & set(world.manager.stopped)
     world.beat()
     assert world.has(first, state=TaskState.CONFIRMED) == (4, 4)
+
+
+def test_a_clock_set_back_does_not_make_a_silent_coordinator_one_that_was_told_to_drain(world: World) -> None:
+    """Its last call is in the future until the clock has caught up; the task may hold weights of the job."""
+    job = world.submit()
+    world.settle()
+    leaving = world.store.tasks(live=True, job=job)[-1]
+    world.store.change_tasks([TaskChange(job, leaving.id, TaskState.DRAINING)], world.now)
+    world.now -= 3600.0
+    for _ in range(20):
+        world.tick(10.0)
+    assert leaving.handle not in world.manager.stopped
+    for _ in range(8):
+        world.store.report_progress(job, Progress(at=world.now))
+        world.tick(10.0)
+    assert leaving.handle in world.manager.stopped
 
 
 def test_a_coordinator_that_knows_and_does_not_drain_loses_the_task(world: World) -> None:
