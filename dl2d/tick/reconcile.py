@@ -355,7 +355,7 @@ def compare(
         anchor = matches.listed.get(tag)
         if job.state.ended:
             ended_states[job.key] = job.state
-            if anchor is not None and not anchor.state.ended and _must_stop_anchor(job, listing.at, timeouts):
+            if anchor is not None and not anchor.state.ended and _must_stop_anchor(job, anchor, listing.at, timeouts):
                 stops.append((anchor, job, f"job {job.key.id} is {job.state}"))
             continue
         failures = start_failures.get(job.key, _NO_FAILURES)
@@ -404,13 +404,17 @@ def _absence(tag: str, matches: Matches, gone: Collection[str]) -> str:
     return REQUEUED if tag in matches.requeued else NOT_LISTED if tag in gone else ""
 
 
-def _must_stop_anchor(job: Job, at: float, timeouts: Timeouts) -> bool:
+def _must_stop_anchor(job: Job, anchor: RmJob, at: float, timeouts: Timeouts) -> bool:
     """Whether the anchor of an ended job is to be stopped: at once if the job was cancelled, else after a while.
 
-    An end in the future means that the clock was set back, so the while has passed.
+    One that its user submitted, and so has no mark, is stopped only if the job was cancelled: its script may go on
+    after the training, and its coordinator is told of the end when it calls. An end in the future means that the clock
+    was set back, so the while has passed.
     """
     if job.state is JobState.CANCELLED:
         return True
+    if not anchor.tag:
+        return False
     ended_at = math.inf if job.ended_at is None else job.ended_at
     return at - ended_at > timeouts.end_seconds or at + CLOCK_SECONDS < ended_at < math.inf
 

@@ -245,21 +245,21 @@ the resource manager has it            | submitted | ready     | finished | canc
 not listed                             | .         | .         | .        | .         | .
 not listed, twice in an hour           | .         | .         | .        | .         | .
 not listed, 3 times, clock set forward | .         | .         | .        | .         | .
-not listed, 2 times, listed, 2 times   | .         | .         | .!       | .!        | .
+not listed, 2 times, listed, 2 times   | .         | .         | .        | .!        | .
 not listed, 4 times, incomplete        | .         | .         | .        | .         | .
 not listed, 2 times, then incomplete   | .         | .         | .        | .         | .
 not listed, 3 times in 30 s            | lost      | lost      | .        | .         | lost
 not listed, 3 times, clock set back    | lost      | lost      | .        | .         | lost
 pending                                | .         | .         | .        | .!        | .
 running                                | .         | .         | .        | .!        | .
-running, after 11 s                    | .         | .         | .!       | .!        | .
+running, after 11 s                    | .         | .         | .        | .!        | .
 running, after 61 s, incomplete        | .         | .         | .        | .!        | .
 ending                                 | .         | .         | .        | .!        | .
 done                                   | failed    | finished  | .        | .         | finished
 failed                                 | failed    | failed    | .        | .         | failed
 cancelled                              | cancelled | cancelled | .        | .         | cancelled
 lost                                   | lost      | lost      | .        | .         | lost
-doubled                                | .         | .         | .!       | .!        | .
+doubled                                | .         | .         | .        | .!        | .
 an older failed one with its id        | .         | .         | .        | .         | .
 its id is another user's               | lost      | lost      | .        | .         | lost
 its id is ann's other job's            | lost      | lost      | .        | .         | lost
@@ -272,7 +272,7 @@ MARKED_ANCHORS = """
 the resource manager has it | submitted | ready | finished | cancelled | running
 not listed, 3 times in 30 s | lost      | lost  | .        | .         | lost
 running, after 11 s         | .         | .     | .!       | .!        | .
-its mark was removed        | .         | .     | .!       | .!        | .
+its mark was removed        | .         | .     | .        | .!        | .
 its user is not known       | .         | .     | .        | .         | .
 its id is another user's    | lost      | lost  | .        | .         | lost
 its id is another task's    | lost      | lost  | .        | .         | lost
