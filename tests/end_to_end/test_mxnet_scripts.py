@@ -55,7 +55,8 @@ class Site(LocalCluster):
     def __init__(self, directory: Path) -> None:
         nodes = [{"name": "n", "count": 1, "resources": {"cpu": 32, "places": 8, "servers": 8}}]
         manager = {"name": "local", "local": {"state_dir": str(directory / "local"), "nodes": nodes}}
-        super().__init__(directory, {"resource_manager": manager, "guard": self._limits(2, 1)})
+        schedule = {"poll_seconds": 0.2, "slot_seconds": 1}
+        super().__init__(directory, {"resource_manager": manager, "schedule": schedule, "guard": self._limits(2, 1)})
 
     @staticmethod
     def _limits(workers: int, servers: int) -> dict[str, object]:
