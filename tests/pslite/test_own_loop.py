@@ -17,7 +17,7 @@ from variants import nightly
 from weather import rough_weather
 
 from pslite.fault_points import FaultPoint
-from pslite.net.messages import AtBarrier
+from pslite.net.messages import AtBarrier, DigestRequest
 
 #: a member that dies unseen while there is no coordinator is given up so many seconds later
 BRIEF = replace(QUICK, lease=3.0, verdict=1.0)
@@ -110,3 +110,18 @@ def test_a_server_dies_while_workers_wait_at_a_barrier(model, fault):
     outcome = rehearse(DURABLE, model=model, workers=3, servers=3, faults=[fault])
     assert "goes back" not in outcome.story, outcome.story
     assert any("train on without" in line for line in outcome.log) == (model is _OneTrainsOn), outcome.story
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_a_server_dies_when_the_first_workers_script_has_ended(servers):
+    """All is done: the job ends well, although the digest of its weights is not known any more."""
+
+    def dies_unheard(moment):
+        moment.rehearsal.kill("ps-0", replace=False)
+        return True
+
+    fault = Fault(FaultPoint.MESSAGE, dies_unheard, task="ps-0", when=lambda m: isinstance(m.subject, DigestRequest))
+    outcome = Rehearsal(own_loop(), model=OwnLoop, workers=2, servers=servers, faults=[fault]).run()
+    outcome.check("")
+    assert outcome.status.version == STEPS
+    assert any("it is not needed any more" in line for line in outcome.log), outcome.story

@@ -21,13 +21,14 @@ def arrive(_job: Job, member: MemberState, _message: AtBarrier) -> None:
 def check(job: Job, now: float) -> None:
     """Let the workers go on that wait at a barrier, once all do; a newcomer passes those of the beginning alone.
 
-    A worker that a plan adds counts from its first step on, one that it removes up to its last step.
+    Before the first plan those count that have not described the job, since the others wait for that plan.  A worker
+    that a plan adds counts from its first step on, one that it removes up to its last step.
 
     Whoever waits while others train is away: these do its part, so that it holds nobody up, until all wait.
     """
     state = job.state
     workers = [m for m in state.present() if m.role == "worker"]
-    waiting = [m for m in workers if m.state == "joined" and m.seated]
+    waiting = [m for m in workers if m.state == "joined" and m.seated and not m.described]
     pending = state.pending
     others = pending.newcomers() - pending.pushed.keys() | pending.drained if pending is not None else set()
     members = [m for m in workers if m.state != "joined" and not m.finished and m.task not in others]

@@ -9,7 +9,8 @@ from pslite.coordinator.coordinator_context import Job, StepRecord
 from pslite.coordinator.job_state import ROLES, Incident, JobState, MemberState
 from pslite.coordinator.status import current_epoch
 from pslite.errors import CheckpointError
-from pslite.net.messages import NotSaved, Restored, RollBack, Saved
+from pslite.job.job_status import Result
+from pslite.net.messages import Exit, NotSaved, Restored, RollBack, Saved
 from pslite.rate_limit import RateLimit
 from pslite.storage.checkpoints import SavedFile, complete, drop_unfinished
 
@@ -109,6 +110,9 @@ def go_back(job: Job, reason: str) -> None:
     of those that do.  So the result is that of a job which was stopped and started again.
     """
     state, now = job.state, time.monotonic()
+    if state.spec is not None and state.spec.open and any(member.chief for member in state.members.values()):
+        _end_without_digest(job, reason)
+        return
     state.rollbacks = [each for each in state.rollbacks if now - each.at < MAX_ROLLBACKS.seconds]
     objection = _objection(state, now)
     if objection:
@@ -134,6 +138,17 @@ def go_back(job: Job, reason: str) -> None:
     job.step_record_changed = True
     job.progress.clear()
     job.epoch_reported = current_epoch(job)
+    job.urgent = True
+
+
+def _end_without_digest(job: Job, reason: str) -> None:
+    """Have an open job end whose first worker's script has ended: its weights are not needed any more."""
+    state = job.state
+    job.say(f"{reason}; it is not needed any more, since the first worker's script has ended")
+    state.result, state.digests_requested, state.failover = Result(digest="", versions=state.version), True, None
+    for member in state.present():
+        if member.role == "worker" and not member.finished:
+            member.channel.send(Exit(reason="the first worker's script has ended, and so has the job"))
     job.urgent = True
 
 

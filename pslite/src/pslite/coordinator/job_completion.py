@@ -9,6 +9,7 @@ from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import JobState, MemberState
 from pslite.coordinator.work_reassignment import lose_worker
 from pslite.job.blocks import digest_of
+from pslite.job.job_spec import JobSpec
 from pslite.job.job_status import Result
 from pslite.net.messages import Complete, DigestRequest, Digests, Exit
 
@@ -21,17 +22,35 @@ def check(job: Job) -> str:
     state, spec = job.state, job.state.spec
     assert state.plan is not None
     assert spec is not None
+    reason = "" if state.result is not None else _reach_result(job, spec)
+    if reason:
+        return reason
+    workers = _workers(state)
+    if not state.dismissed and not _dismiss(job, workers):
+        return "the worker that writes files is told so"
+    if any(w.present for w in workers):
+        return "the first worker may still write its files"
+    if checkpoints.last_one_is_written(job, time.monotonic()):
+        return "the last checkpoint is being written"
+    assert state.result is not None
+    job.say(f"finished: {state.result.versions} versions, digest {state.result.digest or 'unknown'}")
+    state.state = "finished"
+    return ""
+
+
+def _reach_result(job: Job, spec: JobSpec) -> str:
+    """Take the next step to the digest of the last version; return what is waited for, empty once it is known."""
+    state = job.state
     if state.failover is not None:
         return "other servers take over the blocks of a dead one"
     reason = _open_job_goes_on(job) if spec.open else ""
     if reason:
         return reason
-    workers = _workers(state)
     pending = state.pending
     committed = pending is not None and pending.phase == "committed" and pending.stamped()
     if pending is not None and (pending.recover or (committed and not spec.open)):
         return "a plan takes effect"
-    if not spec.open and not all(w.finished for w in workers):
+    if not spec.open and not all(w.finished for w in _workers(state)):
         return "workers compute"
     if pending is not None:
         plans.abort(job, pending, "the job has reached its last version")
@@ -40,17 +59,7 @@ def check(job: Job) -> str:
         request_digests(job)
     if len(state.digests) < len(state.blocks):
         return "digests are missing"  # who has the weights may still die: no member may end yet
-    if state.result is None:
-        state.result = Result(digest=digest_of(state.digests), versions=state.version)
-    if not state.dismissed and not _dismiss(job, workers):
-        return "the worker that writes files is told so"
-    if any(w.present for w in workers):
-        return "the first worker may still write its files"
-    if checkpoints.last_one_is_written(job, time.monotonic()):
-        return "the last checkpoint is being written"
-    assert state.result is not None
-    job.say(f"finished: {state.result.versions} versions, digest {state.result.digest}")
-    state.state = "finished"
+    state.result = Result(digest=digest_of(state.digests), versions=state.version)
     return ""
 
 
