@@ -24,6 +24,8 @@ class StartFailures(NamedTuple):
     #: Attempts in which tasks were ended from outside, or the resource manager lost tasks that waited. They delay the
     #: next one, and count less, since the job may not have caused them.
     from_outside: int = 0
+    #: Further attempts, which only delay the next one: the resource manager refused the starts, or the job trains.
+    not_counted: int = 0
 
     @property
     def counted(self) -> int:
@@ -32,8 +34,8 @@ class StartFailures(NamedTuple):
 
     @property
     def in_a_row(self) -> int:
-        """Number of attempts of either kind."""
-        return self.attempts + self.from_outside
+        """Number of attempts of all kinds."""
+        return self.attempts + self.from_outside + self.not_counted
 
     def retry_at(self, backoff_seconds: float) -> float:
         """When the next attempt may begin: after ``backoff_seconds``, doubled with each further failure.

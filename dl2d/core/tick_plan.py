@@ -69,6 +69,8 @@ class Failure:
     what: str
     #: What the resource manager answered.
     error: str
+    #: Whether it refused the request; otherwise it did not answer.
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

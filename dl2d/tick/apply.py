@@ -64,8 +64,9 @@ def _start(
             note, cause = "the resource manager does not answer", FailureCause.NOT_STARTED
             changes.append(TaskChange(task.job, task.id, TaskState.FAILED, note=note, cause=cause))
         else:
-            failures.append((Failure(task.job, f"start {task.id} on {task.node}", str(answer)), answer))
-            if not isinstance(answer, Unavailable):
+            refused = not isinstance(answer, Unavailable)
+            failures.append((Failure(task.job, f"start {task.id} on {task.node}", str(answer), refused), answer))
+            if refused:
                 note, cause = str(answer), FailureCause.REFUSED
                 changes.append(TaskChange(task.job, task.id, TaskState.FAILED, note=note, cause=cause))
     context.store.change_tasks(changes, at)

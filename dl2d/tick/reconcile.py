@@ -32,6 +32,7 @@ from dl2d.tick.elapsed import (
 )
 from dl2d.tick.missing_tasks import Missing
 from dl2d.tick.observe import LiveJobs, Observed, live_jobs, take_snapshot
+from dl2d.tick.start_failures import NO_FAILURES, count_failures
 from dl2d.tick.static_jobs import follow_static_jobs, unlisted_static_jobs
 from dl2d.tick.strays import compare_strays, known_strays
 from dl2d.tick.task_matching import Matches, match_listing, may_stop
@@ -43,7 +44,6 @@ log = structlog.get_logger()
 
 #: Number of jobs, those that ended last, whose anchor is stopped if it still runs.
 _MAX_ENDED_JOBS = 200
-_NO_FAILURES = StartFailures()
 #: Why a task or anchor that is not listed has ended.
 NOT_LISTED: Final = "is not listed any more"
 REQUEUED: Final = "was requeued, or its id was given again"
@@ -122,7 +122,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
     )
     elastic = _apply_changes(store, before, changes, listing.at)
     present = {job.key for job in elastic.jobs}
-    failures = _count_failures(before.tasks, changes.tasks, memory.start_failures, listing.at)
+    failures = count_failures(before.tasks, changes.tasks, memory.start_failures, listing.at)
     memory = replace(
         _resizes_seen(memory, before.tasks, present, listing.at, context),
         start_failures={key: count for key, count in failures.items() if key in present},
@@ -257,38 +257,6 @@ def _unreported_tasks(live: LiveJobs, listing: RmListing) -> frozenset[str]:
     return frozenset(task.tag for task in live.tasks if task.job in jobs and task.state is not TaskState.ASKED)
 
 
-def _count_failures(
-    tasks: Iterable[Task], changes: Iterable[TaskChange], failures: Mapping[JobKey, StartFailures], at: float
-) -> dict[JobKey, StartFailures]:
-    """Update the numbers of failed attempts to start tasks by the changes of this tick.
-
-    Tasks that were asked for before the job's last failure are of the attempt that failed then, which counts once, in
-    whatever ticks they end. A start that never reached the resource manager does not count, since the job did not cause
-    it. What the job may not have caused counts apart, so that the next attempt is delayed, and a tenth counts: a
-    task was ended from outside (preempted) or its node was lost, or it waited and is not listed any more (YARN's
-    manager keeps waiting tasks in memory only). A job that has a confirmed task begins anew.
-    """
-    before = {(task.job, task.id): task for task in tasks}
-    confirmed = {task.job for task in before.values() if task.state is TaskState.CONFIRMED}
-    # A failure in the future means that the clock was set back.
-    counted = {key: count._replace(at=min(count.at, at)) for key, count in failures.items() if key not in confirmed}
-    ended: dict[JobKey, str] = {}
-    from_outside: dict[JobKey, str] = {}
-    for change in changes:
-        task = before[change.job, change.task]
-        if task.asked_at < counted.get(change.job, _NO_FAILURES).at:
-            continue
-        if change.state is TaskState.FAILED and task.state.rank < TaskState.JOINED.rank and task.handle:
-            may_have_waited = task.state is TaskState.ASKED and change.cause is FailureCause.NOT_LISTED
-            is_from_outside = may_have_waited or change.cause in (FailureCause.CANCELLED, FailureCause.NODE_LOST)
-            found = from_outside if is_from_outside else ended
-            found[change.job] = f"{change.task}: {change.note or 'no reason given'}"
-    for key, failure in (from_outside | ended).items():
-        attempts, _, _, lost = counted.get(key, _NO_FAILURES)
-        counted[key] = StartFailures(attempts + (key in ended), failure, at, lost + (key not in ended))
-    return counted
-
-
 @dataclass(frozen=True, slots=True)
 class Changes:
     """Changes after which store and resource manager agree."""
@@ -358,7 +326,7 @@ def compare(
             if anchor is not None and not anchor.state.ended and _must_stop_anchor(job, anchor, listing.at, timeouts):
                 stops.append((anchor, job, f"job {job.key.id} is {job.state}"))
             continue
-        failures = start_failures.get(job.key, _NO_FAILURES)
+        failures = start_failures.get(job.key, NO_FAILURES)
         change = _job_change(job, anchor, _absence(tag, matches, gone), timeouts, failures)
         if change is not None:
             job_changes.append((job.key, change))

@@ -17,6 +17,7 @@ from dl2d.tick.place.limits_in_use import within_limits
 from dl2d.tick.place.place import place
 from dl2d.tick.reconcile import reconcile
 from dl2d.tick.record import Report, record
+from dl2d.tick.start_failures import count_refused
 from dl2d.tick.tick_context import Context
 from dl2d.tick.tick_state import SlotDecision, TickState
 
@@ -87,6 +88,10 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
             waiting = tuple(key for key in waiting if key in group)
         plan = plan if not incomplete else replace(plan, starts=(), stops=())
         outcome = apply(context, plan, reconciled.jobs, snapshot.at)
+        if any(failure.refused for failure in outcome.failures):
+            refused = count_refused(reconciled.memory.start_failures, outcome, snapshot.at)
+            reconciled = replace(reconciled, memory=replace(reconciled.memory, start_failures=refused))
+            context.store.keep_guard_memory(reconciled.memory)
         needless_wait = state.needless_wait.after(waiting, snapshot.at)
         set_aside = set_aside or set_aside_after_wait(deciders, needless_wait, context.idle_seconds)
 

@@ -252,6 +252,55 @@ def test_waiting_tasks_that_the_manager_loses_again_and_again_delay_the_next_and
     assert world.state.memory.start_failures == {}
 
 
+def test_starts_that_the_manager_refuses_are_tried_again_less_and_less_often(build) -> None:
+    world = build(timeouts=Timeouts(start_failures=1))
+    job = world.ready(max_workers=2, max_ps=2)
+    world.manager.refuse = Rejected("sbatch", said="Job violates accounting/QOS policy")
+    began, starts, why = world.now, [], None
+    for _ in range(200):
+        report = world.tick()
+        starts += [world.now - began] if report.plan.starts else []
+        why = next(iter(reason(report, job).guarded), why)
+        world.beat()
+    gaps = [later - earlier for earlier, later in itertools.pairwise(starts)]
+    assert gaps == [10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 600.0, 600.0]
+    assert why.constraint is Constraint.BACKOFF
+    assert "start worker-16 on n1: sbatch: Job violates accounting/QOS policy; the next one waits 600 s" in why.text
+    assert world.store.guard_memory() == world.state.memory
+    assert world.job(job).state is JobState.READY
+    world.manager.refuse = None
+    for _ in range(70):
+        world.tick()
+        world.beat()
+    assert world.has(job) == (2, 2)
+    assert world.state.memory.start_failures == {}
+
+
+def test_a_job_that_trains_and_whose_new_workers_die_asks_for_them_less_and_less_often_and_trains_on(build) -> None:
+    """As on a node whose GPU is broken."""
+    world = build(timeouts=Timeouts(start_failures=2))
+    job = world.ready(max_workers=1, max_ps=1)
+    world.settle()
+    request = replace(world.job(job).request, max_workers=2)
+    world.store.change_job(job, JobChange(request=request), world.now)
+    began, starts = world.now, []
+    for _ in range(120):
+        report = world.tick()
+        starts += [world.now - began] if report.plan.starts else []
+        for rm_job in world.manager.live():
+            if ":worker-" in rm_job.tag and not rm_job.tag.endswith(":worker-0"):
+                world.manager.end(rm_job.handle, RmJobState.FAILED, "exit status 1: no CUDA device")
+        world.beat()
+    gaps = [later - earlier for earlier, later in itertools.pairwise(starts)]
+    assert gaps == [20.0, 30.0, 50.0, 90.0, 170.0, 330.0]
+    assert (world.job(job).state, world.has(job)) == (JobState.RUNNING, (1, 1))
+    for _ in range(65):
+        world.tick()
+        world.beat()
+    assert world.has(job) == (2, 1)
+    assert world.state.memory.start_failures == {}
+
+
 @pytest.mark.parametrize("state", [RmJobState.CANCELLED, RmJobState.LOST])
 def test_tasks_that_are_preempted_before_they_join_delay_the_next_and_do_not_soon_end_the_job(build, state) -> None:
     world = build(timeouts=Timeouts(start_failures=3))
@@ -691,7 +740,7 @@ def test_cool_downs_failures_and_stops_are_remembered_over_a_restart(build) -> N
 
 def test_a_cool_down_counts_from_resizes_that_happened_not_from_decisions(world: World) -> None:
     """A job that was to grow and whose start the resource manager refused was not resized."""
-    world.rules = GuardRules(cooldown_up=1000.0)
+    world.rules = GuardRules(cooldown_up=1000.0, backoff=0.0)
     key = world.ready(max_workers=2, max_ps=2)
     world.manager.refuse = Rejected("sbatch", said="Invalid account")
     assert reason(world.tick(), key).allocation == (2, 2)
