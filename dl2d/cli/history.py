@@ -107,18 +107,24 @@ def _resize_tables(resizes: Sequence[Resize], plans: Sequence[tuple[JobKey, Runt
         parts.append(
             table(
                 ("JOB", ">PLAN", "TIME", ">FROM VERSION", ">WORKERS", ">PS", "JOINED", "LEFT", ">MOVED MB",
-                 ">PREPARED ms", ">MOVED ms", ">SUSPENDED p50 ms", ">max ms"),
+                 ">PREPARED ms", ">MOVED ms", ">SUSPENDED p50 ms", ">max ms", ">STEP median ms",
+                 ">longest ms"),
                 (
                     (key.id, str(plan.number), moment(plan.at), str(plan.first_version), str(plan.workers),
                      str(plan.servers), ", ".join(plan.added) or "-", ", ".join(plan.removed) or "-",
                      f"{plan.moved_bytes / 1e6:.2f}", f"{plan.prepare_ms:.1f}", f"{plan.move_ms:.1f}",
-                     f"{plan.suspension_p50_ms:.1f}", f"{plan.suspension_max_ms:.1f}")
+                     f"{plan.suspension_p50_ms:.1f}", f"{plan.suspension_max_ms:.1f}",
+                     _milliseconds(plan.median_step_ms), _milliseconds(plan.longest_step_ms))
                     for key, plan in plans
                 ),
                 title="runtime plans",
             )
         )  # fmt: skip
     return parts
+
+
+def _milliseconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
 
 
 def _steps(resize: Resize) -> str:

@@ -182,6 +182,8 @@ class RuntimePlanRow(Base):
     move_ms: Mapped[float] = mapped_column(comment="time to move parameters, ms")
     suspension_p50_ms: Mapped[float] = mapped_column(comment="time that workers were suspended, median, ms")
     suspension_max_ms: Mapped[float] = mapped_column(comment="longest time that a worker was suspended, ms")
+    longest_step_ms: Mapped[float | None] = mapped_column(comment="longest step around the resize, ms")
+    median_step_ms: Mapped[float | None] = mapped_column(comment="median step before the resize, ms")
 
 
 _TASK = Mapping(Task, TaskRow)

@@ -105,7 +105,7 @@ def recorded(tmp_path: Path) -> Iterator[Recorded]:
                 {
                     "number": 2, "first_version": 77, "workers": 6, "servers": 4, "added": ["worker-1"],
                     "moved_bytes": 4_000_000, "prepare_ms": 20.0, "move_ms": 3.5,
-                    "suspension_ms": {"p50": 0.125, "max": 1.75},
+                    "suspension_ms": {"p50": 0.125, "max": 1.75}, "longest_step_ms": 95.2, "median_step_ms": 30,
                 }
             ],
         )  # fmt: skip

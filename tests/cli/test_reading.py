@@ -334,7 +334,7 @@ def test_history(dl2d: Dl2d, recorded: Recorded):
     grown = line_of(ran.out, "asked ")
     assert "confirmed +" in grown
     plan = line_of(ran.out, " 4.00 ")
-    assert plan.split()[-5:] == ["4.00", "20.0", "3.5", "0.1", "1.8"]
+    assert plan.split()[-7:] == ["4.00", "20.0", "3.5", "0.1", "1.8", "30.0", "95.2"]
 
 
 def test_history_as_json_is_oldest_first_and_limited(dl2d: Dl2d, recorded: Recorded):

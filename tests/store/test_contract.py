@@ -319,6 +319,8 @@ class TestResizes:
                 moved_bytes=2**40,
                 prepare_ms=1.5,
                 suspension_max_ms=0.1,
+                longest_step_ms=12.5,
+                median_step_ms=None,
             )
             for number in (2, 1)
         ]

@@ -118,6 +118,8 @@ class PlanReport(_Message):
     prepare_ms: float = 0.0
     move_ms: float = 0.0
     suspension_ms: Suspension = Suspension()
+    longest_step_ms: float | None = None
+    median_step_ms: float | None = None
 
 
 class Result(_Message):
@@ -316,6 +318,8 @@ def _plan(plan: PlanReport, at: float) -> RuntimePlan:
         move_ms=_finite(plan.move_ms) or 0.0,
         suspension_p50_ms=_finite(plan.suspension_ms.p50) or 0.0,
         suspension_max_ms=_finite(plan.suspension_ms.max) or 0.0,
+        longest_step_ms=_finite(plan.longest_step_ms),
+        median_step_ms=_finite(plan.median_step_ms),
     )
 
 

@@ -511,11 +511,12 @@ class TestHeartbeat:
     def test_a_plan_reported_twice_is_kept_once(self, world):
         job = running(world)
         plan = {"number": 41, "first_version": 7, "workers": 3, "servers": 2, "added": ["worker-2"], "moved_bytes": 10,
-                "suspension_ms": {"p50": 0.5, "max": 2}}  # fmt: skip
+                "suspension_ms": {"p50": 0.5, "max": 2}, "longest_step_ms": 90, "median_step_ms": 30.5}  # fmt: skip
         for _ in range(2):
             assert world.heartbeat(job, state="running", plans=[plan]).status_code == 200
         kept = [plan for plan in world.store.runtime_plans(job) if plan.number == 41]
         assert [(plan.added, plan.suspension_max_ms) for plan in kept] == [(("worker-2",), 2.0)]
+        assert (kept[0].longest_step_ms, kept[0].median_step_ms) == (90.0, 30.5)
 
     @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'{"state": "dancing"}', b"\xff\xfe", b"[" * 100_000])
     def test_a_malformed_body_is_refused_and_changes_nothing(self, world, body):

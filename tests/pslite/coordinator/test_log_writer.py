@@ -29,7 +29,7 @@ FORGOTTEN = {
     },
     "connections": {"connections", "agents"},
     "said again, or written beside the state": {"squares", "step_record", "step_record_changed", "usage"},
-    "measured": {"watch", "loss", "progress", "epoch_reported", "balance", "slow_reported"},
+    "measured": {"watch", "loss", "progress", "epoch_reported", "balance", "slow_reported", "awaited_steps"},
 }  # fmt: skip
 #: fields of the state that earlier versions did not have
 LATER = {"losses", "returns", "broken_groups", "stalls", "begun", "dismissed"}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from coordinator.jobs import JOINED, job, spec
 
-from pslite.coordinator import status
+from pslite.coordinator import resize_steps, status
 from pslite.job.job_status import PlanReport, Suspension
+from pslite.job.member_measurements import ResizeSteps
 from pslite.job.sample_dealing import SampleDealer
 from pslite.net.messages import Beat
 
@@ -71,3 +72,38 @@ def test_a_version_counts_as_a_batch_of_each_worker_that_was_there_when_the_scri
         a_job, _ = job(tasks, plan=tasks, described=described)
         a_job.state.reports.append(plan_done(1, 0, 2))
         assert status.report(a_job).batches_per_version == (1 if described.open else None)
+
+
+def steps(plan, longest, median):
+    return ResizeSteps(plan=plan, longest_ms=longest, median_ms=median)
+
+
+def test_a_plan_is_reported_with_the_steps_around_it_once_all_workers_have_told_them(clock):
+    tasks = ["worker-0", "worker-1", "worker-2", "ps-0"]
+    a_job, _ = job(tasks, plan=tasks)
+    clock(0)
+    a_job.state.reports += [plan_done(1, 0, 2), plan_done(2, 8, 3)]
+    resize_steps.expect(a_job, 2, {"worker-0", "worker-1"})
+    beats = [("worker-0", 2, 210.0, 20.0), ("worker-2", 2, 999.0, 9.0), ("worker-1", 1, 999.0, 9.0)]
+    for task, plan, longest, median in beats:
+        status.heartbeat(a_job, a_job.state.members[task], Beat(resize=steps(plan, longest, median)))
+        assert [report.number for report in status.report(a_job).plans] == [1]
+    a_job.urgent = False
+    status.heartbeat(a_job, a_job.state.members["worker-1"], Beat(resize=steps(2, 200.0, 30.0)))
+    report = status.report(a_job).plans[-1]
+    assert (report.number, report.longest_step_ms, report.median_step_ms) == (2, 210.0, 25.0)
+    assert a_job.urgent
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_plan_is_reported_without_steps_that_are_not_told_in_time(clock, told):
+    tasks = ["worker-0", "worker-1", "ps-0"]
+    a_job, _ = job(tasks, plan=tasks)
+    clock(0)
+    a_job.state.reports.append(plan_done(2, 8, 2))
+    resize_steps.expect(a_job, 2, {"worker-0", "worker-1"})
+    if told:
+        status.heartbeat(a_job, a_job.state.members["worker-0"], Beat(resize=steps(2, 210.0, 20.0)))
+    assert not status.report(a_job).plans
+    clock(a_job.settings.lease)
+    assert [report.longest_step_ms for report in status.report(a_job).plans] == [210.0 if told else None]

@@ -12,7 +12,7 @@ from pslite.coordinator.job_state import JobState, MemberState
 from pslite.coordinator.progress_watch import ProgressWatch
 from pslite.coordinator.settings import Settings
 from pslite.job.load_balancing import LoadBalancer
-from pslite.job.member_measurements import Usage
+from pslite.job.member_measurements import ResizeSteps, Usage
 from pslite.job.sample_dealing import SampleDealer
 from pslite.net.messages import Clip, DealSamples, JobEnded, Message, Trust
 from pslite.net.tls import Encryption
@@ -31,6 +31,17 @@ class StepRecord(msgspec.Struct):
     dealers: dict[tuple[str, int], SampleDealer] = {}
     #: by worker, the last answer to its question for samples
     deals: dict[str, DealSamples] = {}
+
+
+@dataclass(eq=False)
+class AwaitedSteps:
+    """Reports that are awaited of the workers that trained before the plan and train under it."""
+
+    plan: int
+    workers: set[str]
+    #: monotonic, in seconds; after that the plan is reported without those that are missing
+    until: float
+    reported: list[ResizeSteps] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -69,6 +80,8 @@ class Job:
     usage: dict[str, Usage] = field(default_factory=dict)
     #: of the last steps; None: not known yet
     loss: float | None = None
+    #: reports of steps that are awaited of the last plan's workers
+    awaited_steps: AwaitedSteps | None = None
     #: since when the job makes no progress
     watch: ProgressWatch = field(default_factory=ProgressWatch)
     #: monotonic times in seconds, and the versions reached then

@@ -7,6 +7,7 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from pslite.coordinator import resize_steps
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import JobState, MemberState, PendingPlan
 from pslite.coordinator.settings import Settings
@@ -307,6 +308,8 @@ def follow(job: Job, pending: PendingPlan) -> Collection[str] | None:
     state.doubted.clear()
     _report(job, pending)
     job.tell(plan.tasks(), PlanDone(plan=plan.number))
+    before = () if previous is None else previous.workers
+    resize_steps.expect(job, plan.number, stayers & {member.task for member in before})
     removed = pending.previous_tasks() - plan.tasks()
     for task in removed:
         state.members[task].drain()

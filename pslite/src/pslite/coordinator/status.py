@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from pslite.coordinator import resize_steps
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import MemberState
 from pslite.job.job_status import Cause, MemberReport, Status, signal_in_words
@@ -26,6 +27,8 @@ def heartbeat(job: Job, member: MemberState, message: Beat) -> None:
         return
     member.steps = message.steps or member.steps
     job.balance.note(member.task, message.pace, message.steps)
+    if message.resize is not None:
+        resize_steps.take(job, member.task, message.resize)
     if message.samples:
         job.loss = message.loss / message.samples
     if message.version <= state.version:
@@ -81,7 +84,7 @@ def report(job: Job) -> Status:
             *(_never_joined(task, ended) for task, ended in state.exits.items() if task not in state.members),
         ],
         plan=state.plan.number if state.plan else 0,
-        plans=list(state.reports),
+        plans=resize_steps.reports(job, time.monotonic()),
         result=state.result if state.state == "finished" else None,
         stragglers=list(job.balance.stragglers),
         batches_per_version=_batches_per_version(job),

@@ -60,6 +60,10 @@ class PlanReport(msgspec.Struct, frozen=True, kw_only=True):
     prepare_ms: float
     move_ms: float
     suspension_ms: Suspension
+    #: of the workers that trained before too: the longest step from when the plan was prepared until it was done, and
+    #: the median one before that; None where none has reported them
+    longest_step_ms: float | None = None
+    median_step_ms: float | None = None
 
 
 class MemberReport(msgspec.Struct, frozen=True, kw_only=True):

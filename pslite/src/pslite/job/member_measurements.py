@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -57,6 +59,61 @@ class StepTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         # nearest rank: a time that a step really took
         p95 = ordered[math.ceil(0.95 * len(ordered)) - 1]
         return cls(steps=len(ordered), mean_ms=1e3 * statistics.fmean(ordered), p95_ms=1e3 * p95)
+
+
+class ResizeSteps(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How long a worker's steps took around a resize, from the end of one to the end of the next."""
+
+    plan: int
+    #: the longest one that ended after the resize was begun, up to the first one that ended after it was done
+    longest_ms: float
+    #: the median of those before
+    median_ms: float
+
+
+class StepTimer:
+    """Takes the times of a worker's steps; not safe for several threads."""
+
+    def __init__(self) -> None:
+        self._last = 0.0
+        #: times at which steps have ended, and how long they took
+        self._ended: deque[tuple[float, float]] = deque(maxlen=MAX_STEPS)
+        #: so many of them are not in a report yet
+        self._new = 0
+        #: since when there is a resize that is not reported; 0: there is none
+        self._resize_began = 0.0
+        self._plan_done = 0
+
+    def step_ended(self, now: float) -> ResizeSteps | None:
+        """Note the end of a step; return what is to be reported of a resize that is done, or None."""
+        if self._last:
+            self._ended.append((now, now - self._last))
+            self._new += 1
+        self._last = now
+        return self._around_resize() if self._plan_done else None
+
+    def resize_began(self, now: float) -> None:
+        """Note that a plan is prepared."""
+        self._resize_began = self._resize_began or now
+
+    def resize_done(self, plan: int) -> None:
+        """Note that all members have moved to a plan."""
+        self._plan_done = plan
+
+    def take(self) -> StepTimes | None:
+        """Return the times of the steps that have ended since the last time; None where there are none."""
+        steps = [seconds for _, seconds in itertools.islice(reversed(self._ended), self._new)]
+        self._new = 0
+        return StepTimes.of(steps)
+
+    def _around_resize(self) -> ResizeSteps | None:
+        plan, began = self._plan_done, self._resize_began
+        self._plan_done, self._resize_began = 0, 0.0
+        before = [seconds for end, seconds in self._ended if end <= began]
+        since = [seconds for end, seconds in self._ended if end > began]
+        if not began or not before or not since:
+            return None
+        return ResizeSteps(plan=plan, longest_ms=1e3 * max(since), median_ms=1e3 * statistics.median(before))
 
 
 class Throughput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -9,7 +9,7 @@ import msgspec
 
 from pslite.job.job_spec import JobSpec
 from pslite.job.job_status import Cause
-from pslite.job.member_measurements import StepTimes, Throughput, Usage
+from pslite.job.member_measurements import ResizeSteps, StepTimes, Throughput, Usage
 from pslite.job.membership_plan import Member, Plan
 from pslite.job.sample_dealing import Deal, Seen
 
@@ -118,6 +118,8 @@ class Beat(Message, frozen=True):
     steps: StepTimes | None = None
     #: the work done since the beat before that had any
     pace: Throughput | None = None
+    #: of a resize that is done
+    resize: ResizeSteps | None = None
 
 
 class Ready(Message, frozen=True):

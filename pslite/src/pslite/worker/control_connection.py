@@ -6,14 +6,13 @@ import selectors
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable
 from typing import Required, TypedDict
 
 from pslite.errors import JobFailed, PsliteError
 from pslite.fault_points import FaultHook, FaultPoint, FaultPoints
 from pslite.job.job_spec import JobSpec
-from pslite.job.member_measurements import MAX_STEPS, StepTimes, ThroughputMeter
+from pslite.job.member_measurements import ResizeSteps, StepTimer, ThroughputMeter
 from pslite.job.stack_dump import dump_stacks, place_of
 from pslite.net.authentication import Identity
 from pslite.net.coordinator_client import CoordinatorClient
@@ -27,6 +26,8 @@ from pslite.net.messages import (
     Join,
     Leave,
     Message,
+    PlanDone,
+    Prepare,
     Refused,
     RollBack,
     Stacks,
@@ -109,9 +110,7 @@ class Membership(ABC):
         self._said_progress = 0.0
         #: the work of the user's thread
         self._meter = ThroughputMeter()
-        #: when the last step ended, and how long those took that no heartbeat has told of
-        self._stepped = 0.0
-        self._step_seconds = deque[float](maxlen=MAX_STEPS)
+        self._steps = StepTimer()
         self._client: CoordinatorClient | None = None
         self._thread: threading.Thread | None = None
         #: the thread of the script, and whether it computes: it does not wait for others
@@ -228,26 +227,22 @@ class Membership(ABC):
             self._loss += loss
             self._loss_samples += samples
 
-    def _report_progress(self, *, force: bool = False) -> None:
+    def _report_progress(self, *, force: bool = False, resize: ResizeSteps | None = None) -> None:
         now = time.monotonic()
-        if force or now - self._said_progress >= _PROGRESS_SECONDS:
+        if force or resize is not None or now - self._said_progress >= _PROGRESS_SECONDS:
             self._said_progress = now
-            took: list[float] = []
             with self._lock:
                 loss, samples, self._loss, self._loss_samples = self._loss, self._loss_samples, 0.0, 0
-                if force:
-                    took.extend(self._step_seconds)
-                    self._step_seconds.clear()
+                steps = self._steps.take() if force else None
             pace = self._meter.take() if force else None
-            self._send(Beat(version=self.version, loss=loss, samples=samples, steps=StepTimes.of(took), pace=pace))
+            version = self.version
+            self._send(Beat(version=version, loss=loss, samples=samples, steps=steps, pace=pace, resize=resize))
 
     def _note_step(self) -> None:
         """A step has ended."""
-        now = time.monotonic()
         with self._lock:
-            if self._stepped:
-                self._step_seconds.append(now - self._stepped)
-            self._stepped = now
+            resize = self._steps.step_ended(time.monotonic())
+        self._report_progress(resize=resize)
 
     def _control_loop(self) -> None:
         client = self._client
@@ -272,6 +267,12 @@ class Membership(ABC):
     def _handle(self, message: FromCoordinator) -> None:
         if self._faults.reached(FaultPoint.MESSAGE, message):
             return
+        if isinstance(message, Prepare):
+            with self._lock:
+                self._steps.resize_began(time.monotonic())
+        elif isinstance(message, PlanDone):
+            with self._lock:
+                self._steps.resize_done(message.plan)
         if isinstance(message, Exit):
             if message.version < 0:
                 self._say(message.reason)

@@ -279,7 +279,6 @@ class AllReduceWorker(Membership):
             return self.share.nodes
         self._note_progress(loss, samples)
         self._note_step()
-        self._report_progress()
         return ()
 
     def _catch_up(self) -> None:

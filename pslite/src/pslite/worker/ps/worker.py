@@ -430,7 +430,6 @@ class Worker(Membership):
                 self._saver.take(block.number, self.version, state)
         self._sender.begin_step()
         self._note_step()
-        self._report_progress()
         following = self._plans.following(self.version)
         if following is None:
             self._set_share()
