@@ -167,9 +167,15 @@ class GuardSettings(_Section):
         if value is None or isinstance(value, Resources):
             return value or Resources()
         try:
-            return parse_resources(value, str(info.field_name))
+            limit = parse_resources(value, str(info.field_name))
         except RequestError as error:
             raise ValueError(error.problem) from None
+        names = value if isinstance(value, dict) else [part.partition(":")[0].strip() for part in str(value).split(",")]
+        for name in names:
+            if not limit.get(str(name)):
+                msg = f"{name}: must be more than 0; a resource that is not named has no limit"
+                raise ValueError(msg)
+        return limit
 
 
 class CanarySettings(_Section):

@@ -40,6 +40,8 @@ def file(tmp_path: Path) -> Path:
         ("jobs: {drain_seconds: 0}", "jobs.drain_seconds"),
         ("guard: {per_user: {gpu: many}}", "guard.per_user"),
         ("guard: {per_user: 7}", "guard.per_user"),
+        ("guard: {per_account: 'cpu:4,gpu:0'}", "guard.per_account: gpu: must be more than 0"),
+        ("guard: {per_user: {cpu: 4, gpu: 0}}", "guard.per_user: gpu: must be more than 0; a resource that is not"),
         ("guard: {churn: -1}", "guard.churn"),
         ("guard: {cooldown_up_seconds: -1}", "guard.cooldown_up_seconds"),
         ("store: {progress_seconds: -1}", "store.progress_seconds"),
