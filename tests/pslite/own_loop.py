@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from regression import segments, table_segments
-from rehearsal import job
 
 from pslite.job.job_spec import LAMB, MAX_SHARDS, SGD, Adam, JobSpec, Segment
 from pslite.job.sample_dealing import Seen
@@ -42,8 +41,11 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
 
 def own_loop(**changes: object) -> JobSpec:
     """An open job in ten or so blocks."""
-    values = {"mode": "open", "epochs": 0, "samples": 1, "batch": 1, "shards": MAX_SHARDS}
-    return job(**{**values, **changes})
+    values = {
+        "segments": KINDS["momentum"]["segments"], "mode": "open", "epochs": 0, "samples": 1, "batch": 1, "seed": 7,
+        "shards": MAX_SHARDS, "block_bytes": 24,
+    }  # fmt: skip
+    return JobSpec(**{**values, **changes})
 
 
 class OwnLoop:
@@ -144,11 +146,3 @@ def usual_states(spec: JobSpec) -> tuple[tuple[Array, ...], ...]:
     found: list[tuple[Array, ...]] = []
     OwnLoop(spec).train(session, before_step=lambda _: found.append(tuple(session.fetch())))
     return (*found, tuple(session.fetch()))
-
-
-@cache
-def usual_digest(spec: JobSpec) -> str:
-    """The digest at the end of a run in one process."""
-    session = SingleSession(None)
-    OwnLoop(spec).train(session)
-    return session.digest()

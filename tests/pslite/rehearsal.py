@@ -23,6 +23,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
+from own_loop import OwnLoop
 from regression import Lookup, Regression, segments, table_segments
 
 from pslite.coordinator import Coordinator, Settings
@@ -77,12 +78,14 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def model_of(spec: JobSpec) -> type[Regression]:
+def model_of(spec: JobSpec) -> type[Regression | OwnLoop]:
+    if spec.open:
+        return OwnLoop
     return Lookup if spec.segments[0].sparse else Regression
 
 
 @cache
-def static_digest(spec: JobSpec, model: type[Regression] = Regression) -> str:
+def static_digest(spec: JobSpec, model: type[Regression | OwnLoop] = Regression) -> str:
     """The digest of the same job in one process, never resized."""
     session = SingleSession(spec)
     model(spec).train(session)
@@ -288,7 +291,7 @@ class Rehearsal:
         hook: FaultHook | None = None,
         step_seconds: float = 0.001,
         settings: Settings = QUICK,
-        model: type[Regression] = Regression,
+        model: type[Regression | OwnLoop] = Regression,
         any_worker: bool = False,
         encrypt: Encryption = "control",
         slow: Mapping[str, float] | None = None,

@@ -11,8 +11,8 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from own_loop import KINDS, SAMPLES, STEPS, OwnLoop, own_loop, usual_digest
-from rehearsal import QUICK, Event, Fault, Rehearsal, kill, random_events
+from own_loop import KINDS, SAMPLES, STEPS, OwnLoop, own_loop
+from rehearsal import QUICK, Event, Fault, Rehearsal, kill, random_events, static_digest
 from variants import nightly
 from weather import rough_weather
 
@@ -40,7 +40,7 @@ def rehearse(changes, *, kind="momentum", model=OwnLoop, **how):
     rehearsal = Rehearsal(spec, model=model, **how)
     outcome = rehearsal.run()
     assert not outcome.idle, (outcome.idle, outcome.story)
-    outcome.check(usual_digest(own_loop(**KINDS[kind])))
+    outcome.check(static_digest(own_loop(**KINDS[kind]), OwnLoop))
     assert outcome.status.version == STEPS, outcome.story
     if not any((line.startswith("worker-") and " died" in line) or "goes back" in line for line in outcome.log):
         # what a dead worker was dealt is dealt again, and what of that was used before is not known

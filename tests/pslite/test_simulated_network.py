@@ -12,7 +12,7 @@ import time
 
 import pytest
 from rehearsal import job
-from simulated_job import Disturbance, Schedule, SimulatedJob, check, random_schedule
+from simulated_job import Disturbance, Schedule, SimulatedJob, check, random_open_schedule, random_schedule
 from virtual_threads import Kernel
 
 from pslite.net import authentication
@@ -38,6 +38,18 @@ def test_nothing_is_lost_or_doubled_on_a_bad_network(seed, tmp_path):
 def test_nothing_is_lost_or_doubled_on_a_bad_network_of_any_seed(seed, tmp_path):
     """``PSLITE_SIMULATION_SEEDS=10000`` tries so many."""
     check(random_schedule(seed, tmp_path))
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        0,
+        *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, SLOW)),
+        *(pytest.param(seed, marks=(pytest.mark.slow, pytest.mark.nightly)) for seed in range(SLOW, SEEDS)),
+    ],
+)
+def test_every_version_of_a_script_with_its_own_loop_is_that_of_one_process(seed):
+    check(random_open_schedule(seed))
 
 
 def test_a_thread_of_another_test_has_its_own_clock():
