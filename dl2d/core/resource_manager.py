@@ -242,6 +242,9 @@ class Capabilities:
     parallel_submits: int = 0
     #: ``authenticate`` may be called by several threads at once, beside calls of other methods.
     parallel_authentication: bool = False
+    #: Where the output of a task is, for people: with ``{cwd}``, ``{id}`` and ``{slug}`` of its job, and ``{name}``;
+    #: "" if that is not known.
+    output: str = ""
 
 
 @dataclass(frozen=True, slots=True)

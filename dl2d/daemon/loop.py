@@ -130,6 +130,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             capabilities = self._manager.capabilities()
             self._starts_anchors, self._tasks_as_owner = capabilities.starts_anchors, capabilities.other_users
             self._cluster = capabilities.cluster
+            self._output = capabilities.output
             self._scheduler = f"{capabilities.name} {capabilities.version}".strip()
             self._task_specs = TaskSpecs(self.url, credentials, self._server.certificates)
             parallel_submits = capabilities.parallel_submits
@@ -488,6 +489,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             idle_seconds=settings.policy.idle_seconds,
             grace_seconds=jobs.grace_seconds,
             allow_changes=partial(self._allow_changes, lease_seconds(poll_seconds) - renewal_seconds(poll_seconds)),
+            output=self._output,
             how_ended=self._how_ended,
             submitter=self._submitter,
             start_limit=poll_seconds,

@@ -101,8 +101,9 @@ class LocalManager:
 
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            name="local", cluster=self._cluster, version=__version__, starts_anchors=True, other_users=False
-        )
+            name="local", cluster=self._cluster, version=__version__, starts_anchors=True, other_users=False,
+            output=f"{str(self._output).replace('{', '{{').replace('}', '}}')}/{{slug}}/{{name}}.log",
+        )  # fmt: skip
 
     def listing(self, ended_since: float | None = None) -> RmListing:
         del ended_since

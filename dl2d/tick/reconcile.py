@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Final
 
 import structlog
+from msgspec import structs
 
 from dl2d.core.cluster import Snapshot, Task, TaskState, task_tag
 from dl2d.core.errors import ResourceManagerError, Unavailable
@@ -120,6 +121,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         strays_asked_for=known_strays(store, matches),
         tasks_as_owner=context.tasks_as_owner,
     )
+    changes = _with_outputs(context, before.jobs, changes)
     elastic = _apply_changes(store, before, changes, listing.at)
     present = {job.key for job in elastic.jobs}
     failures = count_failures(before.tasks, changes.tasks, memory.start_failures, listing.at)
@@ -164,6 +166,37 @@ def _how_ended(context: Context, live: LiveJobs, gone: Collection[str]) -> Seque
     except ResourceManagerError as error:
         log.warning("the resource manager does not say how jobs ended that it does not list any more", error=str(error))
         return ()
+
+
+def _with_outputs(context: Context, jobs: Iterable[Job], changes: Changes) -> Changes:
+    """The changes, with the place of the output in the reasons of tasks and started anchors that ended with an error.
+
+    A task whose ``dl2-run`` runs has the last lines of its output in its coordinator's report; one in which even that
+    cannot start has nothing else.
+    """
+    if not context.output:
+        return changes
+    known = {job.key: job for job in jobs}
+
+    def said(reason: str, key: JobKey, name: str) -> str:
+        place = context.output.format(cwd=known[key].launch.cwd, id=key.id, slug=key.slug, name=name)
+        return f"{reason}; its output: {place}"
+
+    return replace(
+        changes,
+        jobs=tuple(
+            (key, replace(change, end_reason=said(change.end_reason or "", key, ANCHOR)))
+            if change.cause is FailureCause.FAILED and context.starts_anchors and key in known
+            else (key, change)
+            for key, change in changes.jobs
+        ),
+        tasks=tuple(
+            structs.replace(change, note=said(change.note or "", change.job, change.task))
+            if change.cause is FailureCause.FAILED and change.job in known
+            else change
+            for change in changes.tasks
+        ),
+    )
 
 
 def _apply_changes(store: TickStore, before: LiveJobs, changes: Changes, at: float) -> LiveJobs:
@@ -409,7 +442,8 @@ def _job_change(
         reason, cause = f"its coordinator ended: {end}", FAILURE_CAUSES.get(anchor.state)
         return JobChange(state=JOB_ENDS[anchor.state], end_reason=reason, cause=cause)
     if failures.counted >= timeouts.start_failures:
-        reason = f"{failures.in_a_row} attempts in a row to start its tasks failed; the last: {failures.last}"
+        times = f"{failures.in_a_row} attempt{'s' * (failures.in_a_row != 1)}"
+        reason = f"{times} in a row to start its tasks failed; the last: {failures.last}"
         return JobChange(state=JobState.FAILED, end_reason=reason, cause=FailureCause.TASKS_FAILED)
     # Until its coordinator calls, its reason is what its anchor waits for.
     waits_for = anchor.reason if job.state is JobState.SUBMITTED and anchor.reason != job.end_reason else None

@@ -117,6 +117,8 @@ class Context:
     grace_seconds: float
     #: Whether tasks run as the user who owns their job (``Capabilities.other_users``).
     tasks_as_owner: bool = True
+    #: Where the output of a task is (``Capabilities.output``).
+    output: str = ""
     #: Called in each tick that may act, right after the lease was checked (``ContainerManager.allow_changes``).
     allow_changes: Callable[[], None] = lambda: None
     #: How jobs have ended that are not listed any more (``AccountingManager.how_ended``).

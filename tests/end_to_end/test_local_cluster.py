@@ -255,10 +255,9 @@ def test_a_killed_dl2_run_around_a_coordinator_ends_its_job_and_its_tasks(cluste
     anchor = next(process for process in _mains(cluster) if process.environ()["DL2_ROLE"] == "coordinator")
     anchor.kill()
     ended = cluster.ended(job)
-    assert (ended.state, ended.end_reason) == (
-        JobState.FAILED,
-        "its coordinator ended: killed by signal 9 (SIGKILL)",
-    )
+    reason, _, output = ended.end_reason.partition("; its output: ")
+    assert (ended.state, reason) == (JobState.FAILED, "its coordinator ended: killed by signal 9 (SIGKILL)")
+    assert Path(output).is_file()
 
 
 def test_a_cancelled_job_leaves_nothing(cluster: LocalCluster) -> None:

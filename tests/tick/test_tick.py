@@ -252,6 +252,26 @@ def test_waiting_tasks_that_the_manager_loses_again_and_again_delay_the_next_and
     assert world.state.memory.start_failures == {}
 
 
+def test_the_reason_of_what_ended_with_an_error_has_the_place_of_its_output(build) -> None:
+    """As of a task on whose node there is no dl2-run, so that nobody reports its last lines."""
+    world = build(timeouts=Timeouts(start_failures=1), output="{cwd}/dl2-{id}-{name}.out")
+    job, other = world.submit(max_workers=1, max_ps=1), world.submit(max_workers=1, max_ps=1)
+    world.tick()
+    world.beat()
+    world.tick()
+    for rm_job in world.manager.live():
+        if rm_job.tag in (f"dl2:{job.slug}:worker-0", f"dl2:{other.slug}:anchor"):
+            world.manager.end(rm_job.handle, RmJobState.FAILED, "exit status 127")
+    for _ in range(2):
+        world.tick()
+    said = "exit status 127; its output: /home/ann/dl2-{}-{}.out"
+    assert world.job(job).end_reason == (
+        "1 attempt in a row to start its tasks failed; the last: worker-0: " + said.format(1, "worker-0")
+    )
+    assert world.job(other).end_reason == "its coordinator ended: " + said.format(2, "anchor")
+    assert {task.note for task in world.store.tasks(live=False, job=job)} >= {said.format(1, "worker-0")}
+
+
 def test_starts_that_the_manager_refuses_are_tried_again_less_and_less_often(build) -> None:
     world = build(timeouts=Timeouts(start_failures=1))
     job = world.ready(max_workers=2, max_ps=2)

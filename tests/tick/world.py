@@ -61,6 +61,7 @@ class World:
     mode: Mode = Mode.LIVE
     idle_seconds: float = 300.0
     start_limit: float = math.inf
+    output: str = ""
     fallback: Policy = field(default_factory=Fifo)
 
     def __post_init__(self) -> None:
@@ -135,6 +136,7 @@ class World:
             scheduler="memory 1",
             idle_seconds=self.idle_seconds,
             start_limit=self.start_limit,
+            output=self.output,
             grace_seconds=1.0,
             allow_changes=self.allow_changes,
             how_ended=self.how_ended,

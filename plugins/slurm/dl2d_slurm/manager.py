@@ -114,6 +114,7 @@ class SlurmManager:
             starts_anchors=False,
             other_users=self._uid == 0,
             parallel_submits=_PARALLEL_SUBMITS,
+            output="{cwd}/dl2-{id}-{name}.out",
         )
 
     def listing(self, ended_since: float | None = None) -> RmListing:

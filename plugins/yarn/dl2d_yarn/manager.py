@@ -165,6 +165,7 @@ class YarnManager:
             other_users=False,
             parallel_submits=_PARALLEL_SUBMITS,
             parallel_authentication=True,
+            output="the log of its container (yarn logs)",
         )
 
     def listing(self, ended_since: float | None = None) -> RmListing:
