@@ -210,6 +210,38 @@ def steps(options: argparse.Namespace, scale: float) -> dict[str, float]:
     }
 
 
+def steps_around(options: argparse.Namespace, workers: int, servers: int) -> dict[str, Any]:
+    """Return how long steps take around resizes that add so many workers and servers to two workers and one server."""
+    larger = WORKERS + workers, 1 + servers
+    changes = [
+        Resize(PERIOD * number, *(larger if number % 2 else (WORKERS, 1))) for number in range(1, 2 * options.cycles)
+    ]
+    result = run_job(command(options), workers=WORKERS, servers=1, schedule=changes, settings={}, timeout=600)
+    plans = [plan for plan in result.plans[1:] if plan.added and plan.longest_step_ms is not None]
+    return {
+        "added": f"{workers} workers, {servers} servers",
+        "median_step_ms": statistics.median(plan.median_step_ms for plan in plans),
+        "longest_step_ms": max(plan.longest_step_ms for plan in plans),
+        "values": len(plans),
+    }
+
+
+def steps_table(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measure, and print, how long steps take around resizes that add workers, or servers."""
+    rows = []
+    if options.joins and not options.json:
+        print(f"\n{'added at once':>24}{'median step':>13}{'longest':>10}{'resizes':>9}  ms, as workers measure them")
+    for workers, servers in [(each, 0) for each in options.joins] + [(0, each) for each in options.joins]:
+        row = steps_around(options, workers, servers)
+        rows.append(row)
+        if not options.json:
+            print(
+                f"{row['added']:>24}{row['median_step_ms']:13.1f}{row['longest_step_ms']:10.1f}{row['values']:9d}",
+                flush=True,
+            )
+    return rows
+
+
 def main() -> None:
     """Run everything and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -217,9 +249,10 @@ def main() -> None:
     parser.add_argument("--cycles", type=int, default=2, help="how often servers come in a job")
     parser.add_argument("--compute", type=float, default=0.3, help="seconds of a forward and backward pass")
     parser.add_argument("--scale", type=float, default=1.0, help="size of the model, 1 = 102 MB")
-    parser.add_argument("--adds", type=int, nargs="+", default=[1, 2, 4], help="servers that come at once")
+    parser.add_argument("--adds", type=int, nargs="*", default=[1, 2, 4], help="servers that come at once")
     parser.add_argument("--ways", nargs="+", default=list(TITLES), choices=list(TITLES))
     parser.add_argument("--scales", type=float, nargs="*", default=[0.1, 0.5, 1.0, 2.0], help="of the second table")
+    parser.add_argument("--joins", type=int, nargs="*", default=[1, 4], help="workers, servers of the third table")
     parser.add_argument("--steps", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--role-worker", action="store_true", help=argparse.SUPPRESS)
@@ -271,7 +304,7 @@ def main() -> None:
                     flush=True,
                 )
     results["same_final_weights"] = len(digests) == 1
-    if not options.json:
+    if options.adds and not options.json:
         print(f"(a) and (b) end with the same weights: {'yes' if results['same_final_weights'] else 'NO'}\n")
         print(f"{'model MB':>9}{'start':>9}{'assign':>9}{'prepare':>9}{'move':>9}{'workers':>9}  ms, 1 -> 2 servers")
     for scale in options.scales:
@@ -283,6 +316,7 @@ def main() -> None:
                 f"{found['prepare_ms']:9.0f}{found['move_ms']:9.0f}{found['worker_ms']:9.3f}",
                 flush=True,
             )
+    results["steps_around_resizes"] = steps_table(options)
     if options.json:
         print(json.dumps(results, indent=1))
 
