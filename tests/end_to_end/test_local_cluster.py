@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
@@ -13,13 +15,14 @@ from pathlib import Path
 import psutil
 import pytest
 from daemon_process import BIN
-from local_cluster import LocalCluster
+from local_cluster import KERNELS, REQUEST, WORKER, LocalCluster
 from self_signed import self_signed
 
 from dl2d.core.cluster import TaskState
 from dl2d.core.decision import Constraint
 from dl2d.core.jobs import JobKey, JobState, Role
 from dl2d.daemon.credentials import load_credentials
+from pslite.testing import run_local
 
 FAST = ("--optimizer", "momentum", "--step-seconds", "0.01")
 #: what a server knows is lost with it: momentum's state has no copy
@@ -173,6 +176,28 @@ def test_a_killed_server_is_replaced_and_the_job_goes_back(cluster: LocalCluster
     assert ended.state is JobState.FINISHED
     assert ended.digest == cluster.static_digest("--optimizer", "momentum")
     assert ended.end_reason == "did all epochs"
+
+
+@pytest.mark.slow
+def test_a_job_file_asks_for_replicas_and_a_killed_server_loses_nothing(
+    cluster: LocalCluster, gate: Path, tmp_path: Path
+) -> None:
+    """Of a script with a loop of its own, which does not ask for them itself."""
+    command = [sys.executable, str(WORKER.with_name("open_worker.py")), "--steps=60", f"--out={tmp_path / 'out'}"]
+    request = {**REQUEST, "name": "mine", "durability": "durable", "max_workers": 2, "max_ps": 2}
+    job = cluster.submit(request, command, PSLITE_PACE_FILE=str(gate), **KERNELS)
+    cluster.wait_until(
+        lambda: cluster.confirmed(job) == (2, 2) and cluster.job(job).progress.version > 0, "the job trains"
+    )
+    cluster.process_of(cluster.task(job, "ps-0"), "pslite.launch.server_process").kill()
+    cluster.wait_until(lambda: cluster.task(job, "ps-0").state is TaskState.FAILED, "its death is noticed")
+    cluster.wait_until(lambda: cluster.confirmed(job) == (2, 2), "another takes its place")
+    gate.unlink()
+    ended = cluster.ended(job)
+    assert (ended.state, ended.progress.version) == (JobState.FINISHED, 60)
+    assert ended.digest == run_local(command, environ={**os.environ, **KERNELS}).digest
+    # the scripts did not begin again: none of the plans begins where the job did
+    assert [plan.first_version == 0 for plan in cluster.store.runtime_plans(job)].count(True) == 1
 
 
 def test_a_server_that_is_killed_ends_its_job_if_that_is_preferred(cluster: LocalCluster) -> None:
