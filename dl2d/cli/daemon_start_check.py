@@ -11,6 +11,7 @@ from pathlib import Path
 from dl2d.config.settings import Settings
 from dl2d.core.errors import Dl2dError
 from dl2d.daemon.api.server import read_certificate
+from dl2d.daemon.credentials import exposed_folder
 from dl2d.daemon.tick_settings import manager_settings
 from dl2d.plugins import load_manager
 
@@ -29,6 +30,8 @@ def folder_problem(folder: Path) -> str:
         if not os.access(place, os.W_OK | os.X_OK):
             verb = "written" if place == folder.absolute() else f"created: {place} may not be written"
             return f"{folder} may not be {verb} by uid {os.getuid()}; run this command as the daemon's account"
+        if place == folder.absolute() and (problem := exposed_folder(place)):
+            return problem
         space = os.statvfs(place)
     except OSError as error:
         return f"{folder}: {error.strerror}; run this command as the daemon's account"

@@ -15,6 +15,7 @@ from dl2d.cli.logging import configure_logging
 from dl2d.cli.options import ConfigOption
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.errors import ConfigError
+from dl2d.daemon.credentials import exposed_folder
 from dl2d.daemon.loop import Daemon, changed_restart_only, process_name
 from dl2d.daemon.policy_versions.learner_process import learner_command
 from dl2d.daemon.standby import wait_for_lease
@@ -64,6 +65,8 @@ def _make_folder(folder: Path) -> None:
         raise ConfigError(f"state_dir: {error.filename or folder}: {error.strerror}; {_ADVICE}") from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(f"state_dir: {folder} may not be written by uid {os.getuid()}; {_ADVICE}")
+    if problem := exposed_folder(folder):
+        raise ConfigError(f"state_dir: {problem}")
 
 
 def _read_again(config: Path, settings: Settings) -> Settings:

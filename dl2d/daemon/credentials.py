@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 from pathlib import Path
 
 from dl2d.core.errors import ConfigError
@@ -18,12 +19,14 @@ def load_credentials(path: Path, *, create: bool) -> Credentials:
     Raises
     ------
     ConfigError
-        The file is missing (and not to be made), unreadable, of a wrong length, or others may read it.
+        The file is missing (and not to be made), unreadable, of a wrong length, not the daemon's own, or others may
+        read it.
     """
     try:
         if create:
             _create(path)
-        mode = path.stat().st_mode & 0o777
+        status = path.stat()
+        mode = status.st_mode & 0o777
         key = path.read_bytes()
     except FileNotFoundError:
         raise ConfigError(
@@ -33,11 +36,27 @@ def load_credentials(path: Path, *, create: bool) -> Credentials:
         raise ConfigError(f"{path}: {error.strerror}: only the account that runs the daemon may read it") from error
     if mode & 0o077:
         raise ConfigError(f"{path} has mode {mode:04o}: only its owner may read it; run chmod 600 and restart")
+    if create and status.st_uid != os.geteuid():
+        raise ConfigError(
+            f"{path} belongs to uid {status.st_uid}, which knows the key: it must belong to the daemon's account, uid "
+            f"{os.geteuid()}; remove it, and the daemon creates a new one"
+        )
     if len(key) != _KEY_BYTES:
         raise ConfigError(
             f"{path} holds {len(key)} bytes instead of {_KEY_BYTES}; remove it, and the daemon creates a new one"
         )
     return Credentials(key)
+
+
+def exposed_folder(folder: Path) -> str:
+    """Why the key in a folder is not safe there, as everybody could put another one in its place; empty if it is."""
+    mode = folder.stat().st_mode
+    if not mode & stat.S_IWOTH:
+        return ""
+    return (
+        f"{folder} may be written by everybody (mode {stat.S_IMODE(mode):04o}), who could exchange the daemon's key "
+        "and database; run chmod o-w"
+    )
 
 
 def _create(path: Path) -> None:

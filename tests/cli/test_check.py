@@ -187,6 +187,11 @@ def test_what_run_would_fail_on_is_told(dl2d: Dl2d, tmp_path: Path, monkeypatch:
     (tmp_path / "file").touch()
     config = configured(tmp_path, state_dir=str(tmp_path / "file" / "state"))
     assert f"{tmp_path / 'file'} is not a folder" in wrong(dl2d, config)["state_dir"]
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    everybodys = configured(tmp_path, state_dir=str(tmp_path / "open"))
+    assert "may be written by everybody (mode 0777)" in wrong(dl2d, everybodys)["state_dir"]
+    config = configured(tmp_path, state_dir=str(tmp_path / "file" / "state"))
     ran = dl2d("run", "-c", config)
     assert (ran.status, ran.err.count("\n")) == (2, 1)
     assert ran.err.startswith("dl2d: state_dir: ")

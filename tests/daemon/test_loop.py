@@ -119,6 +119,25 @@ class TestStart:
         assert status == 2
         assert f"{secret} has mode 0640: only its owner may read it; run chmod 600 and restart" in said
 
+    def test_a_folder_that_everybody_may_write_is_refused(self, waiting: LocalCluster) -> None:
+        """Whoever exchanges the key in it can show any credential."""
+        waiting.state_dir.mkdir()
+        waiting.state_dir.chmod(0o777)
+        status, said = refused(waiting)
+        assert status == 2
+        assert f"state_dir: {waiting.state_dir} may be written by everybody (mode 0777)" in said
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+    def test_a_key_that_belongs_to_somebody_else_is_refused(self, waiting: LocalCluster) -> None:
+        waiting.state_dir.mkdir()
+        secret = waiting.state_dir / "secret"
+        secret.write_bytes(b"x" * 32)
+        secret.chmod(0o600)
+        os.chown(secret, 12345, -1)
+        status, said = refused(waiting)
+        assert status == 2
+        assert f"{secret} belongs to uid 12345, which knows the key" in said
+
 
 class TestSignals:
     def test_what_can_be_reloaded_is_taken_what_cannot_is_refused_by_name(self, cluster: LocalCluster) -> None:
