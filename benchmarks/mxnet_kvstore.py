@@ -1,10 +1,14 @@
-"""How long, and how much CPU time, does a step of MXNet's KVStore take: our servers against MXNet 1.9.1's own?
+"""How long does a step of MXNet's KVStore take, with how much CPU time and memory: our servers beside MXNet 1.9.1's.
 
 One script (`work`), the same for both: every key is pushed and pulled, then all is waited for; momentum SGD on the
-servers.  Stock is `dist_sync` over TCP on the loopback interface; ours is the same name under dl2-run, over TCP, Unix
-sockets and shared memory.  In every cell (tensors, workers, servers) all are run by turns, `--repeats` times; of each
-the median is taken, and its ratio to stock's.  CPU time is that of all processes of a job, user and system, over the
-measured rounds, without the making of gradients.
+servers.  Stock is `dist_sync` over TCP on the loopback interface; ours is the same name under dl2-run, over TCP, TCP
+with TLS (the default between hosts), Unix sockets and shared memory (the default on one host).  In every cell (tensors,
+workers, servers) all are run by turns, `--repeats` times; of each the median is taken, and its ratio to stock's.  CPU
+time is that of all processes of a job, user and system, over the measured rounds, without the making of gradients.
+
+Memory, in MB: `worker` is what a worker's resident memory was at most above that of a process with the same arrays and
+no KVStore.  For servers and the coordinator (stock: the scheduler) it is the largest process of that kind.  `all` is
+that of all processes of the job at the end, pages that several have mapped counted once (PSS).
 
 Needs a Python that has MXNet (`--python`); the tests make one in build/mxnet.
 """
@@ -12,15 +16,18 @@ Needs a Python that has MXNet (`--python`); the tests make one in build/mxnet.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
+import re
 import secrets
 import socket
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,42 +38,79 @@ ROOT = Path(__file__).resolve().parent.parent
 MARK = "KVSTORE_BENCHMARK"
 WAYS = {
     "stock": {},
-    "tcp": {"DL2_TRANSPORT": "tcp"},
+    "tcp": {"DL2_TRANSPORT": "tcp", "DL2_ENCRYPT": "control"},
+    "tls": {"DL2_TRANSPORT": "tcp"},
     "unix": {"DL2_TRANSPORT": "unix"},
     "shm": {},
-    "tcp-replicas": {"DL2_TRANSPORT": "tcp", "DL2_DURABILITY": "durable"},
+    "tcp-replicas": {"DL2_TRANSPORT": "tcp", "DL2_ENCRYPT": "control", "DL2_DURABILITY": "durable"},
     "shm-replicas": {"DL2_DURABILITY": "durable"},
 }
 
 SETS = {"resnet50": resnet50_shapes, "one": lambda: [(25_000_000,)]}
+COLUMNS = ("worker", "server", "coordinator", "all")
+
+
+def processes(mark: str) -> Iterator[tuple[Path, str]]:
+    """Give the folder in /proc and the kind of each process that has this mark in its environment."""
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            environ = dict(each.partition(b"=")[::2] for each in (folder / "environ").read_bytes().split(b"\0"))
+            command = (folder / "cmdline").read_bytes()
+        except OSError:
+            continue  # it has ended, or is another user's
+        if environ.get(MARK.encode()) != mark.encode():
+            continue
+        if b"server_process" in command or environ.get(b"DMLC_ROLE") == b"server":
+            yield folder, "server"
+        elif environ.get(b"DMLC_ROLE") == b"scheduler" or (b"pslite.run" in command and b"DL2_ROLE" not in environ):
+            yield folder, "coordinator"
+        else:
+            yield folder, "agent" if b"pslite.run" in command else "worker"
 
 
 def cpu_seconds(mark: str) -> float:
     """Return user and system time of all processes that have this mark in their environment."""
     ticks = 0
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
-                fields = (folder / "stat").read_text().rpartition(")")[2].split()
-                ticks += int(fields[11]) + int(fields[12])
-        except OSError:
-            continue  # it has ended, or is another user's
+    for folder, _ in processes(mark):
+        with contextlib.suppress(OSError):
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
     return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def memory(mark: str) -> dict[str, float]:
+    """Return the highest resident memory so far of each kind of process, and the sum for all now, in MB."""
+    found: dict[str, float] = {"all": 0.0}
+    for folder, kind in processes(mark):
+        with contextlib.suppress(OSError):
+            found[kind] = max(found.get(kind, 0.0), entry(folder / "status", "VmHWM"))
+            found["all"] += entry(folder / "smaps_rollup", "Pss")
+    return found
+
+
+def entry(file: Path, name: str) -> float:
+    """Return an entry of a file in /proc, in MB."""
+    found = re.search(rf"^{name}:\s+(\d+) kB", file.read_text(), re.MULTILINE)
+    return int(found[1]) / 1024 if found else 0.0
 
 
 def work(options: argparse.Namespace) -> None:
     """Be a worker, of either kind."""
     import mxnet as mx  # noqa: PLC0415  (the benchmark itself runs without)
 
-    kv = mx.kv.create("dist_sync")
-    rank = kv.rank
     shapes = SETS[options.tensors]()
     weights = [mx.nd.ones(shape) for shape in shapes]
-    gradients = [mx.nd.ones(shape) * 0.01 for shape in shapes]
+    gradients = [mx.nd.ones(shape) for shape in shapes]
+    mx.nd.waitall()
+    if options.alone:
+        print(entry(Path("/proc/self/status"), "VmRSS"))
+        return
+    kv = mx.kv.create("dist_sync")
+    rank = kv.rank
     for key, weight in enumerate(weights):
-        kv.init(key, weight)
+        kv.broadcast(key, weight, out=weight)
     kv.set_optimizer(mx.optimizer.SGD(learning_rate=0.1, momentum=0.9, rescale_grad=1 / kv.num_workers))
     mx.nd.waitall()
     rounds: list[float] = []
@@ -82,30 +126,37 @@ def work(options: argparse.Namespace) -> None:
         refresh += (time.process_time() - began_refresh) * (number >= options.warm)
         began = time.perf_counter()
         for key, (gradient, weight) in enumerate(zip(gradients, weights, strict=True)):
-            kv.pushpull(key, gradient, out=weight, priority=-key)
+            kv.push(key, gradient, priority=-key)
+            kv.pull(key, out=weight, priority=-key)
         mx.nd.waitall()
         if number >= options.warm:
             rounds.append(time.perf_counter() - began)
     kv._barrier()  # noqa: SLF001
     cpu = cpu_seconds(os.environ[MARK]) - cpu if rank == 0 else 0.0
+    found = memory(os.environ[MARK]) if rank == 0 else {}
+    kv._barrier()  # noqa: SLF001  (until then nobody ends)
     last = float(weights[-1].reshape(-1)[0].asscalar())
     ms = statistics.median(rounds) * 1e3 if rank == 0 else 0.0
-    print(json.dumps({"ms": ms, "cpu_ms": (cpu - refresh) / options.rounds * 1e3, "weight": last}), flush=True)
+    said = {"ms": ms, "cpu_ms": (cpu - refresh) / options.rounds * 1e3, "weight": last, "memory": found}
+    sys.stdout.write(json.dumps(said) + "\n")
+
+
+def command_of(options: argparse.Namespace, tensors: str) -> list[str]:
+    """Return the command of a worker."""
+    return [
+        options.python, __file__, "--role-worker", f"--rounds={options.rounds}", f"--warm={options.warm}",
+        f"--tensors={tensors}",
+    ]  # fmt: skip
 
 
 def run(options: argparse.Namespace, way: str, tensors: str, workers: int, servers: int) -> dict[str, float]:
     """Run a job; return what its first worker has measured."""
-    work_command = [
-        options.python, __file__, "--role-worker", f"--rounds={options.rounds}", f"--warm={options.warm}",
-        f"--tensors={tensors}",
-    ]  # fmt: skip
+    work_command = command_of(options, tensors)
     environ = {
         **os.environ,
         **WAYS[way],
         MARK: secrets.token_hex(8),
         "PYTHONPATH": str(ROOT / "pslite" / "src"),
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
     }
     if way == "stock":
         text = stock(work_command, environ, workers, servers)
@@ -121,6 +172,7 @@ def run(options: argparse.Namespace, way: str, tensors: str, workers: int, serve
         "ms": max(said["ms"] for said in workers_said),
         "cpu_ms": sum(said["cpu_ms"] for said in workers_said),
         "weight": workers_said[0]["weight"],
+        **next(said["memory"] for said in workers_said if said["memory"]),
     }
 
 
@@ -159,6 +211,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--role-worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.role_worker:
         work(options)
@@ -172,24 +225,30 @@ def main() -> None:
     ]
     results: dict[str, Any] = {"machine": f"{os.cpu_count()} CPUs, {platform.machine()}", "cells": []}
     if not options.json:
-        print(f"{'tensors':10}{'w,s':>5}  {'way':12}{'ms':>9}{'CPU ms':>9}{'faster':>9}{'less CPU':>10}")
+        print(
+            f"{'tensors':10}{'w,s':>5}  {'way':12}{'ms':>9}{'CPU ms':>9}{'faster':>9}{'less CPU':>10}"
+            + "".join(f"{name:>12}" for name in COLUMNS)
+        )
     for tensors, workers, servers in cells:
+        alone = subprocess.check_output([*command_of(options, tensors), "--alone"])
         runs: dict[str, list[dict[str, float]]] = {way: [] for way in options.ways}
         for _ in range(options.repeats):
             for way in options.ways:
                 runs[way].append(run(options, way, tensors, workers, servers))
         if len({round(one["weight"], 4) for many in runs.values() for one in many}) != 1:
             raise SystemExit(f"they do not compute the same: {runs}")
-        row: dict[str, Any] = {"tensors": tensors, "workers": workers, "servers": servers}
+        row: dict[str, Any] = {"tensors": tensors, "workers": workers, "servers": servers, "load": os.getloadavg()[0]}
         for way, many in runs.items():
-            found = {name: statistics.median(one[name] for one in many) for name in ("ms", "cpu_ms")}
+            found = {name: statistics.median(one[name] for one in many) for name in ("ms", "cpu_ms", *COLUMNS)}
             base = row.get("stock", found)
+            found["worker"] -= float(alone)
             found |= {"faster": base["ms"] / found["ms"], "less_cpu": base["cpu_ms"] / found["cpu_ms"]}
             row[way] = {name: round(value, 2) for name, value in found.items()}
             if not options.json:
                 print(
                     f"{tensors:10}{f'{workers},{servers}':>5}  {way:12}{found['ms']:9.0f}{found['cpu_ms']:9.0f}"
-                    f"{found['faster']:8.2f}x{found['less_cpu']:9.2f}x",
+                    f"{found['faster']:8.2f}x{found['less_cpu']:9.2f}x"
+                    + "".join(f"{found[name]:12.0f}" for name in COLUMNS),
                     flush=True,
                 )
         results["cells"].append(row)

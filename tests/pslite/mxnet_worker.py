@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import time
 from pathlib import Path
 
@@ -259,9 +260,42 @@ def factors(options):
     Path(f"{options.out}.{kvstore.rank}.accuracy").write_text(str(found[0][1]))
 
 
+def large(options):
+    """A key of 32 MB and a small one, on one device or two: keeps the weights, and what the KVStore took of memory."""
+    kv = mx.kv.create(options.kvstore)
+    devices = [mx.cpu(number) for number in range(options.devices)]
+    starts = [np.linspace(-1, 1, size, dtype=np.float32) for size in (8_000_000, 100)]
+    weights = [[mx.nd.array(start, ctx=device) for device in devices] for start in starts]
+    gradients = [[array.copy() for array in arrays] for arrays in weights]
+    mx.nd.waitall()
+    Path("/proc/self/clear_refs").write_text("5")  # the highest resident memory is counted anew
+    before = resident("VmRSS")
+    for key, arrays in enumerate(weights):
+        kv.broadcast(key, arrays[0], out=arrays)
+    kv.set_optimizer(mx.optimizer.SGD(learning_rate=0.1, momentum=0.9, rescale_grad=1 / kv.num_workers))
+    for _ in range(4):
+        for key, arrays in enumerate(weights):
+            for number, array in enumerate(arrays):
+                # `array * factor` would make an array, whose memory would count
+                factor = 0.1 * (kv.rank + 1) * (number + 1)
+                mx.nd._internal._mul_scalar(array, scalar=factor, out=gradients[key][number])
+            kv.push(key, gradients[key])
+            kv.pull(key, out=arrays)
+    mx.nd.waitall()
+    taken = resident("VmHWM") - before
+    for number in range(options.devices):
+        large, small = (arrays[number].asnumpy() for arrays in weights)
+        np.savez(f"{options.out}.{kv.rank}.{number}.npz", large=large, small=small, taken=taken)
+
+
+def resident(entry):
+    """Return an entry of this process's status, in bytes."""
+    return int(re.search(rf"{entry}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
+
+
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("script", choices=["job", "loop", "module", "embedding", "factors", "split"])
+    parser.add_argument("script", choices=["job", "loop", "module", "embedding", "factors", "split", "large"])
     parser.add_argument("--data", required=True)
     parser.add_argument("--rows", choices=["weight", "gradient"], default="weight")
     parser.add_argument("--kvstore", default="dist_sync")
@@ -274,6 +308,7 @@ def main():
     parser.add_argument("--die-at", type=int, default=0)
     parser.add_argument("--leave-at", type=int, default=0)
     parser.add_argument("--pace", type=int, default=0)
+    parser.add_argument("--devices", type=int, default=1)
     for flag in ("mean", "local", "schedule", "quietly"):
         parser.add_argument(f"--{flag}", action="store_true")
     for name in ("out", "save", "load", "log"):
@@ -281,6 +316,7 @@ def main():
     options = parser.parse_args()
     scripts = {
         "job": job, "loop": loop, "module": module, "embedding": embedding, "factors": factors, "split": split,
+        "large": large,
     }  # fmt: skip
     scripts[options.script](options)
 

@@ -20,9 +20,9 @@ from pslite.worker.connect import open_session
 from pslite.worker.training_session import StartState
 
 
-def die_before_second_segment(segment):
+def die_before_second_segment(block):
     """Die when the first one has been sent."""
-    if segment == 1:
+    if block.segment == 1:
         os.kill(os.getpid(), signal.SIGKILL)
 
 

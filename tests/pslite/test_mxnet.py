@@ -263,6 +263,39 @@ def test_a_server_with_replicas_dies_and_no_bit_differs(script, tmp_path, name, 
         same(tmp_path / "usual" / each, tmp_path / "disturbed" / each)
 
 
+LARGE_BYTES = 32_000_000
+
+
+@pytest.mark.parametrize(
+    ("transport", "devices", "copies"),
+    [
+        # both ways from and to the script's own arrays
+        pytest.param("tcp", 1, 0, id="tcp"),
+        # gradients in memory that servers read
+        pytest.param("", 1, 1, id="shared memory"),
+        pytest.param("", 2, 1, id="shared memory, two devices", marks=pytest.mark.slow),
+        pytest.param("tcp", 2, 1, id="tcp, two devices", marks=pytest.mark.nightly),
+    ],
+)
+def test_a_worker_has_no_more_copies_of_a_large_key_than_needed(script, tmp_path, transport, devices, copies):
+    out = tmp_path / "out"
+    command = script("large", devices=devices, out=out)
+    result = run(command, variables={"DL2_TRANSPORT": transport, "DL2_ENCRYPT": "control"})
+    assert result.state == "finished", result.log
+    # the mean over two workers of the sums of their devices' gradients
+    factor = 0.1 * sum((rank + 1) * (device + 1) for rank in range(2) for device in range(devices)) / 2
+    for rank in range(2):
+        for device in range(devices):
+            with np.load(f"{out}.{rank}.{device}.npz") as found:
+                for name, size in (("large", LARGE_BYTES // 4), ("small", 100)):
+                    weights, velocity = np.linspace(-1, 1, size, dtype=np.float32), np.zeros(size, dtype=np.float32)
+                    for _ in range(4):
+                        velocity = 0.9 * velocity - 0.1 * factor * weights
+                        weights += velocity
+                    np.testing.assert_allclose(found[name], weights, rtol=1e-5, atol=1e-6)
+                assert found["taken"] < (copies + 0.5) * LARGE_BYTES
+
+
 @pytest.mark.slow
 def test_states_are_saved_and_loaded(script, tmp_path):
     whole, half, rest = tmp_path / "whole", tmp_path / "half", tmp_path / "rest"

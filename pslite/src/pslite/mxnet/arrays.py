@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import mxnet as mx
@@ -59,20 +59,29 @@ def write(array: Any, values: Array) -> None:
 
 def gather(arrays: Sequence[Any], out: Array) -> None:
     """Put the sum of arrays that several devices have made into `out`, shape (size,)."""
-    np.copyto(out, reading(arrays[0], out))
-    for array in arrays[1:]:
-        np.add(out, reading(array, out), out=out)
+    add_up((reading(array, out) for array in arrays), out)
+
+
+def add_up(values: Iterable[Array], out: Array) -> None:
+    """Put the sum of arrays of one shape into `out`."""
+    for number, each in enumerate(values):
+        if number:
+            np.add(out, each, out=out)
+        else:
+            np.copyto(out, each)
 
 
 def memory(array: Any, like: Array | None = None) -> Array:
     """Return the memory of an array that is near, shape (size,), while MXNet does nothing with it.
 
-    `like` is an array of its size and type, if there is one: MXNet takes long to say them.
+    `like` is an array of its size and type, if there is one: MXNet takes long to say them.  The array lives as long as
+    what is returned.
     """
     # asked for anew each time: MXNet may put an array into a layout of its own, and elsewhere, in between
     pointer = ctypes.c_void_p()
     check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
     kind: np.dtype[Any] = np.dtype(array.dtype) if like is None else like.dtype
     size = array.size if like is None else like.size
-    there = memoryview((ctypes.c_char * (size * kind.itemsize)).from_address(pointer.value or 0))
-    return np.frombuffer(there, dtype=kind)
+    there: Any = (ctypes.c_char * (size * kind.itemsize)).from_address(pointer.value or 0)
+    there.owner = array
+    return np.frombuffer(memoryview(there), dtype=kind)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pslite.errors import UsageError
 from pslite.job.blocks import digest_of_fixed
 from pslite.job.job_spec import MAX_SHARDS, JobSpec, Mean, Optimizer, Part, Segment, Sum, block_bytes_for
-from pslite.mxnet.arrays import reading, trainable
+from pslite.mxnet.arrays import near, reading, trainable
 from pslite.mxnet.optimizer_translation import rule_of
 from pslite.mxnet.sparse import dense, is_sparse, lazy, table_part
 from pslite.numeric.gradient_sums import Bundle
@@ -28,6 +28,7 @@ class KeyTensor:
     """One key: its initial value, and its place in the job's arrays."""
 
     key: Key
+    #: the initial value: a copy, or the script's own array of the weights
     value: Any
     dtype: Literal["float32", "float64"]
     #: whether it has a gradient that is MXNet's own (Gluon); in Module none has
@@ -40,7 +41,7 @@ class KeyTensor:
     sparse: bool = False
     #: it is a segment of which only rows travel
     by_rows: bool = False
-    #: the script's array in which its weights arrive, if they do
+    #: the script's array in which its weights lie, if they arrive there; the script may have changed them since
     home: Any = None
     #: arrays that can be pushed
     checked: list[Any] = field(default_factory=list)
@@ -91,11 +92,20 @@ class KeyTable:
         """Say that some keys are never pushed."""
         self._frozen |= set(keys)
 
-    def add(self, key: Key, value: Any) -> None:
-        """Give a key its initial value."""
-        (whole,) = dense([value.copy()])
+    def add(self, key: Key, value: Any, outs: Sequence[Any] = ()) -> None:
+        """Give a key its initial value; in `outs` are the script's arrays of its weights, if they are known.
+
+        A large value is not copied, but written to one of those: it is the initial value when the job begins.
+        """
+        home = next((out for out in outs if _can_be_home(out, value)), None)
+        if home is None:
+            (whole,) = dense([value.copy()])
+        elif home is value:
+            whole = value
+        else:
+            whole = value.copyto(home)
         kind = trainable(f"key {key!r}", whole)
-        self._tensors[key] = KeyTensor(key, whole, kind, value.grad is not None, sparse=is_sparse(value))
+        self._tensors[key] = KeyTensor(key, whole, kind, value.grad is not None, sparse=is_sparse(value), home=home)
 
     def choose_trained(self, optimizer: Any, asked: Iterable[tuple[KeyTensor, list[Any]]]) -> None:
         """Say which keys are pushed in each step: those with gradients, or all that are not known to be frozen.
@@ -179,6 +189,13 @@ class KeyTable:
 
 #: what tensors of one segment have in common: type, update rule, and the key of one that is alone in its segment
 _Kind = tuple[Literal["float32", "float64"], Optimizer, Key | None]
+
+
+def _can_be_home(array: Any, value: Any) -> bool:
+    """Whether weights can lie in an array of the script: a large dense one like the value, in the CPU's memory."""
+    if {array.stype, value.stype} != {"default"} or is_sparse(value) or array.size < _LARGE:
+        return False
+    return bool(near(array) and array.shape == value.shape and array.dtype == value.dtype)
 
 
 def _changes(parameters: Any, key: Key) -> bool:

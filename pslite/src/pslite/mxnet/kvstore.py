@@ -11,6 +11,7 @@ import operator
 import os
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,7 @@ from mxnet.kvstore import KVStore, KVStoreBase
 from pslite.errors import UsageError
 from pslite.launch.task_environment import durability_of
 from pslite.mxnet import optimizer_states
-from pslite.mxnet.arrays import reading, write
+from pslite.mxnet.arrays import memory, reading, write
 from pslite.mxnet.elastic_split import give_again, session_for_kvstore
 from pslite.mxnet.keys import Array, Key, KeyTable, KeyTensor, listed, pairs
 from pslite.mxnet.optimizer_states import part_of, whole_state
@@ -119,7 +120,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         """Give a key its initial value; the first worker's is used."""
         with autograd.pause():
             for one, values in pairs(key, value):
-                self._init(one, values[0])
+                self._init(one, values[0], ())
         self._go_on()
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
@@ -127,7 +128,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         # Gluon comes here from within the first forward pass if that asks for rows
         with autograd.pause():
             for (one, values), (_, outs) in zip(pairs(key, value), pairs(key, out), strict=True):
-                self._init(one, values[0])
+                self._init(one, values[0], outs)
                 self.pull(one, outs, priority)
 
     def freeze(self, *keys: Key) -> None:
@@ -135,11 +136,11 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         self._not_started("freeze")
         self._keys.freeze(keys)
 
-    def _init(self, key: Key, value: Any) -> None:
+    def _init(self, key: Key, value: Any, outs: Sequence[Any]) -> None:
         if key in self._keys:
             raise UsageError(f"key {key!r} has been given a value already")
         self._not_started(f"a value for key {key!r}")
-        self._keys.add(key, value)
+        self._keys.add(key, value, outs)
 
     def _not_started(self, what: str) -> None:
         if self._started:
@@ -204,7 +205,8 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
                 continue
             self._firsts.append((tensor, outs))
             for array in outs:
-                array[:] = tensor.value
+                if array is not tensor.value:
+                    array[:] = tensor.value
         self._go_on()
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
@@ -251,13 +253,15 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         elif tensor.segment >= 0:
             put(out, self._values([tensor])[0], rows)
 
-    def _values(self, tensors: list[KeyTensor]) -> list[Array]:
+    def _values(self, tensors: list[KeyTensor], *, just_arrived: bool = False) -> list[Array]:
         """Return the weights of keys as they are now, shape (size,).
 
-        Those that arrived in the script's own arrays, which it may have changed since, come from the servers.
+        Those that arrived in the script's own arrays come from the servers, unless they have `just_arrived`: the script
+        may have changed them.
         """
         session = self._session
-        whole = whole_state(session) if any(tensor.home is not None for tensor in tensors) else None
+        fetched = not just_arrived and any(tensor.home is not None for tensor in tensors)
+        whole = whole_state(session) if fetched else None
         return [tensor.of(session.weights) if whole is None else part_of(whole, tensor)[0] for tensor in tensors]
 
     def _go_on(self) -> None:
@@ -279,7 +283,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
                 # They were made with this worker's own weights; what it computes next is made with the job's.
                 give_again()
                 self._pushed.clear()
-                self._write(self._outs)
+                self._write(self._outs, just_arrived=True)
                 self._put_rows()
                 return
         self._warn_of_rate()
@@ -317,14 +321,15 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         ours = float(self._optimizer.rescale_grad)
         return any(math.isclose(rescale * seen, ours * self._workers, rel_tol=1e-9) for seen in self._seen)
 
-    def _write(self, outs: list[tuple[KeyTensor, list[Any]]]) -> None:
-        """Write the weights where they were asked for; frozen keys stay as they are."""
+    def _write(self, outs: list[tuple[KeyTensor, list[Any]]], *, just_arrived: bool = False) -> None:
+        """Write the weights where they were asked for; frozen keys stay as they are.  Parameters as for `_values`."""
         moving = [(tensor, arrays) for tensor, arrays in outs if tensor.segment >= 0]
-        values = self._values([tensor for tensor, _ in moving])
+        values = self._values([tensor for tensor, _ in moving], just_arrived=just_arrived)
         mx.nd.waitall()
-        for (_, arrays), value in zip(moving, values, strict=True):
+        for (tensor, arrays), value in zip(moving, values, strict=True):
             for array in arrays:
-                write(array, value)
+                if not (just_arrived and array is tensor.home):
+                    write(array, value)
         outs.clear()
 
     def _warn_of_rate(self) -> None:
@@ -367,15 +372,21 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         )
         session = self._session
         session.describe(spec)
+        mx.nd.waitall()
         for tensor in self._keys.moving():
-            np.copyto(tensor.of(session.weights), reading(tensor.value))
+            value = reading(tensor.value)
+            if tensor.alone:
+                session.weights.point(tensor.segment, value)
+            else:
+                np.copyto(tensor.of(session.weights), value)
+                tensor.home = None
         if self._given is not None:
             session.start_from(optimizer_states.state_of(self._given, self._keys.moving(), session))
         self._started = True
         session.start()
         self._note_size()  # more workers may have come since the script asked
         self._sums = GradientSums(session.spec, session.supply)
-        self._write(self._firsts)
+        self._write(self._firsts, just_arrived=True)
         if self._optimizer is not None and self._optimizer.lr_scheduler is None:
             self._rate = self._optimizer.lr
         for tensor in self._keys.all():
@@ -445,9 +456,14 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
     def barrier(self) -> None:
         """Wait until every worker does; if others trained meanwhile, the script's arrays have their weights then."""
         before = self._session.version
+        if self._started:
+            mx.nd.waitall()
+            for tensor in self._keys.moving():
+                if tensor.home is not None:  # MXNet may have moved it since the last step
+                    self._session.weights.point(tensor.segment, memory(tensor.home, tensor.of(self._session.weights)))
         self._session.barrier()
         if self._session.version != before:
-            self._write(list(self._last_outs))
+            self._write(list(self._last_outs), just_arrived=True)
 
     _barrier = barrier
 

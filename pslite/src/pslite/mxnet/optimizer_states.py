@@ -21,8 +21,9 @@ def whole_state(session: OpenSession) -> list[Array]:
     """Return what the servers have of each segment, shape (1 + slots, size)."""
     segments = session.spec.segments
     whole = [np.empty((1 + slots(segment.optimizer), segment.size), dtype=segment.dtype) for segment in segments]
-    for block, state in zip(session.blocks, session.fetch(), strict=True):
-        whole[block.segment][:, block.offset : block.offset + block.size] = state
+    states = session.fetch()
+    for block in reversed(session.blocks):
+        whole[block.segment][:, block.offset : block.offset + block.size] = states.pop()  # its memory is freed
     return whole
 
 

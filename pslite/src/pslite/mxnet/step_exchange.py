@@ -10,7 +10,7 @@ import mxnet as mx
 import numpy as np
 
 from pslite.job.blocks import Block
-from pslite.mxnet.arrays import gather, memory, near, write
+from pslite.mxnet.arrays import Array, add_up, gather, memory, near, reading, write
 from pslite.mxnet.keys import Key, KeyTensor
 from pslite.mxnet.sparse import rows_of
 from pslite.numeric.gradient_sums import Bundle
@@ -20,9 +20,9 @@ from pslite.worker.training_session import OpenSession
 class StepExchange:
     """One exchange: gradients on their way to the servers, and weights from there to where they were asked for.
 
-    Each segment is copied just before it is sent, and as soon as it has come back, so that servers need not wait for
-    all.  Large keys are not copied at all where nobody looks into our memory: they are sent from the script's arrays,
-    and arrive in them.
+    What is copied is so just before it is sent, and as soon as it has come back, so that servers need not wait for all.
+    Weights of large keys arrive in the script's arrays.  Their gradients are sent from there, or copied once into
+    shared memory if servers look into that.
     """
 
     def __init__(
@@ -45,8 +45,10 @@ class StepExchange:
                 self._members[tensor.segment].append(tensor)
         self._missing = Counter(block.segment for block in session.blocks)
         self._coming = session.next_weights
-        self._lent = session.memory_is_shared
+        #: numbers of the blocks that are ready to be sent
         self._filled: set[int] = set()
+        #: by segment of which the first block is ready, the arrays whose sum is copied block by block
+        self._sources: dict[int, list[Array]] = {}
         self._bundle: Bundle
 
     def prepare(self, bundle: Bundle) -> None:
@@ -61,7 +63,7 @@ class StepExchange:
         for members in self._members:
             tensor = members[0]
             if tensor.alone:
-                tensor.home = None if self._lent else self._home(tensor)
+                tensor.home = self._home(tensor)
                 place = None if tensor.home is None else memory(tensor.home, tensor.of(self._coming))
                 self._coming.point(tensor.segment, place)
 
@@ -79,10 +81,19 @@ class StepExchange:
             if missing:
                 self._write(segment, self._session.weights)
 
-    def _fill(self, segment: int) -> None:
-        if segment in self._filled:
+    def _fill(self, block: Block) -> None:
+        if block.number in self._filled:
             return  # it is sent a second time, to a server that has taken the place of another
-        self._filled.add(segment)
+        self._filled.add(block.number)
+        if block.segment not in self._sources:
+            self._sources[block.segment] = self._fill_segment(block.segment)
+        sources = self._sources[block.segment]
+        if sources:
+            part = slice(block.offset, block.offset + block.size)
+            add_up((source[part] for source in sources), self._bundle.part(block))
+
+    def _fill_segment(self, segment: int) -> list[Array]:
+        """Make a segment ready to be sent; return arrays of a large key whose sum is to be copied block by block."""
         for tensor in self._members[segment]:
             pushed = self._pushed.get(tensor.key)
             into = tensor.of(self._bundle)
@@ -96,10 +107,14 @@ class StepExchange:
             elif not tensor.alone:
                 gather(pushed, into)
             else:
-                stays = not self._lent and len(pushed) == 1 and near(pushed[0])
+                looked_into = self._session.memory_is_shared and self._bundle.region.fd >= 0
+                stays = not looked_into and len(pushed) == 1 and near(pushed[0])
                 self._bundle.point(segment, memory(pushed[0], into) if stays else None)
+                if not stays and all(near(array) for array in pushed):
+                    return [reading(array, into) for array in pushed]
                 if not stays:
                     gather(pushed, tensor.of(self._bundle))
+        return []
 
     def _take(self, block: Block) -> None:
         self._missing[block.segment] -= 1

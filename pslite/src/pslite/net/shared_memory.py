@@ -167,6 +167,13 @@ class MappedMemory:
         finally:
             os.close(fd)
 
+    def drop_pages(self, offset: int, nbytes: int) -> None:
+        """Have memory that was read, and begins with a page, not count as resident in this process any more.
+
+        Resource managers add up the resident memory of a job's processes, each with what they share.
+        """
+        self._memory.madvise(mmap.MADV_DONTNEED, offset, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
+
     def array(self, block: Block, offset: int) -> Array:
         """Return the memory of a block as an array, whose bytes begin at an offset.
 

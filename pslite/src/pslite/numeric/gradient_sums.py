@@ -20,15 +20,21 @@ Array = NDArray[Any]
 
 
 class Bundle:
-    """One flat array per segment of the job, and the byte view of each block in them.
+    """One flat array per segment of the job, and the byte view of each block in them; full of zeros at first.
 
-    They lie in memory that servers of the same machine look into: what is pushed must stay as it is until the next
-    version is complete.  Without servers it is the worker's own.
+    Parameters
+    ----------
+    spec, blocks
+        the job, and its blocks.
+    shared
+        whether servers of the same machine may look into it, as into gradients: what is pushed must then stay as it is
+        until the next version is complete.
+
     """
 
-    def __init__(self, spec: JobSpec, blocks: Sequence[Block]) -> None:
+    def __init__(self, spec: JobSpec, blocks: Sequence[Block], *, shared: bool = False) -> None:
         layout = Layout(spec, blocks)
-        self.region = SharedMemory(layout.nbytes, shared=spec.architecture != "allreduce")
+        self.region = SharedMemory(layout.nbytes, shared=shared and spec.architecture != "allreduce")
         self.arrays: list[Array] = [
             np.frombuffer(self.region.memory, dtype=segment.dtype, count=segment.size, offset=offset)
             for segment, offset in zip(spec.segments, layout.arrays, strict=True)
@@ -41,9 +47,13 @@ class Bundle:
         #: by sparse segment, the rows of a gradient; its array is not used then, nor its memory
         self.rows: dict[int, Rows] = {}
         self._sparse = [(i, segment.row, segment.dtype) for i, segment in enumerate(spec.segments) if segment.sparse]
-        self.clear()
-        #: called with a segment's number before it is pushed: puts there what is to be
-        self.fill: Callable[[int], None] | None = None
+        self._clear_rows()
+        if not spec.open:
+            # Its pages are there before a step needs them.  Most arrays of an open job lie elsewhere (`point`), so that
+            # the pages here are never needed.
+            self.clear()
+        #: called with each block before it is pushed: puts there what is to be
+        self.fill: Callable[[Block], None] | None = None
         #: called with each block of the weights as it has arrived
         self.take: Callable[[Block], None] | None = None
         self._blocks = blocks
@@ -57,7 +67,7 @@ class Bundle:
     def point(self, segment: int, array: Array | None) -> None:
         """Have a segment lie in memory that is given, shape (size,), or with None in its own again.
 
-        Only where no server reads this memory; what is there is not copied.
+        What is there is not copied.
         """
         array = self._own[segment] if array is None else array
         if array is not self.arrays[segment]:
@@ -66,9 +76,16 @@ class Bundle:
                 if block.segment == segment:
                     self.views[block.number] = self.part(block).data.cast("B")
 
+    def is_own(self, segment: int) -> bool:
+        """Whether a segment lies in this bundle's own memory, into which servers may look if it is shared."""
+        return self.arrays[segment] is self._own[segment]
+
+    def _clear_rows(self) -> None:
+        self.rows = {index: Rows.none(row, dtype) for index, row, dtype in self._sparse}
+
     def clear(self) -> None:
         """Set everything to zero, as a gradient."""
-        self.rows = {index: Rows.none(row, dtype) for index, row, dtype in self._sparse}
+        self._clear_rows()
         for index, array in enumerate(self.arrays):
             if index not in self.rows:
                 array.fill(0)
@@ -121,13 +138,16 @@ class Supply:
         """Return a bundle full of zeros, to be kept."""
         with self._lock:
             self._taken += 1
-            return self._ready.pop() if self._ready else Bundle(self._spec, self._blocks)
+            return self._ready.pop() if self._ready else self._new()
 
     def reserve(self, count: int) -> None:
         """Make what is missing for so many in all, those that were taken among them."""
         with self._lock:
             while self._taken + len(self._ready) < count:
-                self._ready.append(Bundle(self._spec, self._blocks))
+                self._ready.append(self._new())
+
+    def _new(self) -> Bundle:
+        return Bundle(self._spec, self._blocks, shared=True)
 
 
 class GradientSums:

@@ -78,7 +78,8 @@ class Session(Protocol):
     def weights(self) -> Bundle:
         """Filled by the adapter with initial weights before `start`; holds the weights of `version` afterwards.
 
-        Another bundle after each step: until a new version is complete the old one stays as it is.
+        Another bundle after each step: until a new version is complete the old one stays as it is.  In an open job the
+        same one: from the first push of a step on, the new weights replace the old ones as they arrive.
         """
 
     @property
@@ -124,7 +125,7 @@ class OpenSession(Session, Protocol):
 
     @property
     def memory_is_shared(self) -> bool:
-        """Whether servers look into bundles, so that they must not be pointed elsewhere."""
+        """Whether servers look into gradients that lie in shared memory: those need not be sent."""
 
     def attach(self) -> None:
         """Come to the job before it is known what to train; `rank_and_size` is valid afterwards."""
@@ -166,9 +167,9 @@ class SingleSession:
     rank_and_size = 0, 1
     is_chief = True
     joined_late = False
-    #: the weights change where they are, which scripts must not point elsewhere
+    #: the weights change where they are
     next_weights: Bundle | None = None
-    memory_is_shared = True
+    memory_is_shared = False
 
     def __init__(self, spec: JobSpec | None) -> None:
         self.spec: JobSpec
@@ -227,8 +228,8 @@ class SingleSession:
         """Apply one step."""
         (contribution,) = contributions
         if contribution.bundle.fill is not None:
-            for segment in range(len(self.spec.segments)):
-                contribution.bundle.fill(segment)
+            for block in self.blocks:
+                contribution.bundle.fill(block)
         self._replica.apply(contribution.bundle, self.version)
         self.version += 1
         if self.spec.checkpoint and self.spec.checkpoint_every and self.version % self.spec.checkpoint_every == 0:

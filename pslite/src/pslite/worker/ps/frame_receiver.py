@@ -103,6 +103,7 @@ class FrameReceiver:
             )
         there = region.array(block, header.node * mmap.PAGESIZE)
         np.copyto(np.frombuffer(view, dtype=there.dtype), there)
+        region.drop_pages(header.node * mmap.PAGESIZE, block.nbytes)
         self.arrived(link, header)
 
     # --- where payloads go ----------------------------------------------------------------------------------------

@@ -54,17 +54,15 @@ class GradientSender:
         bundles = [contribution.bundle for contribution in contributions]
         regions = [self._region(bundle) for bundle in bundles]
         fillers = {fill for fill in (bundle.fill for bundle in bundles) if fill is not None}
-        segment = -1
         for block in blocks:
             link = self._plane.links.get(plan.owner(block.number).task)
             if link is None:
                 continue  # its server is gone; the one that takes its place is sent everything
-            if fillers and block.segment != segment:
-                segment = block.segment
-                for fill in fillers:
-                    fill(segment)
+            for fill in fillers:
+                fill(block)
             for contribution, region in zip(contributions, regions, strict=True):
-                self._send_block(link, plan, block, contribution, region if link.local and not block.row else 0)
+                looked_into = link.local and not block.row and contribution.bundle.is_own(block.segment)
+                self._send_block(link, plan, block, contribution, region if looked_into else 0)
             if fillers:
                 self._plane.flush(link)
 

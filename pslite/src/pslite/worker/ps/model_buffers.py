@@ -13,8 +13,8 @@ class ModelBuffers:
     """Memory for a job's model in one worker.
 
     Where servers update, there are two bundles, for weights of even and of odd versions: a step can be done over until
-    all blocks of the next version are here.  Where workers update, the sums of gradients arrive in one bundle, and a
-    replica has the state of all blocks.
+    all blocks of the next version are here.  In an open job there is one, as no gradient is computed again there.
+    Where workers update, the sums of gradients arrive in one bundle, and a replica has the state of all blocks.
     """
 
     def __init__(self, spec: JobSpec) -> None:
@@ -23,8 +23,8 @@ class ModelBuffers:
         self.weights = Bundle(spec, self.blocks)
         self.supply = Supply(spec, self.blocks)
         self.encoding = encoding_of(spec)
-        second = Bundle(spec, self.blocks)
         on_servers = spec.update == "server"
+        second = self.weights if spec.open else Bundle(spec, self.blocks)
         self._bundles = (self.weights if on_servers else second, second)
         self.replica = None if on_servers else ModelReplica(spec, self.blocks, self.weights)
 

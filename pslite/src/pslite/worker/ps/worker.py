@@ -125,8 +125,8 @@ class Worker(Membership):
 
     @property
     def memory_is_shared(self) -> bool:
-        """Whether servers look into bundles, so that they must not be pointed elsewhere."""
-        return self.weights.region.fd >= 0 and any(link.local for link in self._plane.links.values())
+        """Whether servers look into gradients that lie in shared memory."""
+        return any(link.local for link in self._plane.links.values())
 
     @property
     def is_chief(self) -> bool:
