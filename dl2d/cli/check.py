@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -39,6 +40,7 @@ from dl2d.daemon.policy_versions.active_version import (
     read_version,
 )
 from dl2d.daemon.tick_settings import manager_settings
+from dl2d.local.manager import check_private
 from dl2d.local.settings import LocalSettings
 from dl2d.plugins import MANAGERS, PLACEMENTS, POLICIES, load_placement, load_policy
 from dl2d.policies.common.checkpoint import Checkpoint
@@ -265,7 +267,10 @@ def _manager(settings: Settings) -> Iterator[Finding]:
     try:
         match name:
             case "local":
-                nodes = LocalSettings.parse(manager_settings(settings)).nodes
+                local = LocalSettings.parse(manager_settings(settings))
+                with suppress(OSError):  # it is not there yet, or of another account
+                    check_private(local.state_dir)
+                nodes = local.nodes
                 some = "; ".join(f"{node.name} {node.capacity}" for node in nodes[:_MOST_NODES])
                 more = " ..." if len(nodes) > _MOST_NODES else ""
                 yield Finding(item, True, f"{len(nodes)} nodes: {some}{more}")

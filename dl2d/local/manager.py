@@ -88,7 +88,7 @@ class LocalManager:
         try:
             for path in (settings.state_dir, self._output, folder):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _check_private(settings.state_dir)
+            check_private(settings.state_dir)
             self._lock = _lock(settings.state_dir / "lock")
         except OSError as error:
             raise unavailable(settings.state_dir, error) from error
@@ -429,7 +429,8 @@ def _find_program(task: TaskSpec) -> str:
     return os.path.normpath(Path(task.launch.cwd) / found)
 
 
-def _check_private(folder: Path) -> None:
+def check_private(folder: Path) -> None:
+    """Check that nobody else may write a manager's folder; raises ``ConfigError`` and ``OSError``."""
     status = folder.stat()
     if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ConfigError(

@@ -203,6 +203,13 @@ def test_what_run_would_fail_on_is_told(dl2d: Dl2d, tmp_path: Path, monkeypatch:
         assert str(bad[0]) in wrong(dl2d, config)["api.certificate"]
         ran = dl2d("run", "-c", config)
         assert (ran.status, ran.err.count("\n")) == (2, 1)
+    config = configured(tmp_path)
+    (tmp_path / "state" / "local").mkdir()
+    (tmp_path / "state" / "local").chmod(0o777)
+    assert "writable by nobody else" in wrong(dl2d, config)["resource_manager.local"]
+    ran = dl2d("run", "-c", config)
+    assert (ran.status, ran.err.count("\n")) == (2, 1)
+    (tmp_path / "state" / "local").chmod(0o700)
     config = configured(tmp_path, policy={"fallback": "dl2-original"})
     assert "name a checkpoint" in wrong(dl2d, config)["policy.fallback"]
     ran = dl2d("run", "-c", config)
