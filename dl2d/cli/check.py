@@ -202,7 +202,7 @@ def _policy(settings: Settings) -> Iterator[Finding]:
 
 
 def _fallback(settings: Settings) -> Iterator[Finding]:
-    """Whether the fallback can be made, if it cannot."""
+    """Why the fallback policy cannot be loaded; nothing if it can."""
     try:
         load_policy(settings.policy.fallback, "policy.fallback")
     except Dl2dError as error:

@@ -37,7 +37,7 @@ def print_json(value: object) -> None:
 
 
 def print_text(text: str, *, err: bool = False) -> None:
-    """Print text that may come from others: what a terminal would act on is escaped, but for ends of lines."""
+    """Print text that may come from other programs; control characters except newline and tab are escaped."""
     typer.echo(printable(text, keep="\n\t"), err=err)
 
 

@@ -356,13 +356,13 @@ def load_settings(path: Path) -> Settings:
     try:
         content = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        # Values that look like dates or numbers and are none come out of the parser as other errors.
+        # The others are raised for invalid dates and numbers, and for deep nesting.
         raise ConfigError(f"{path} is not YAML: {error}") from error
     if content is None:
         content = {}
     if not isinstance(content, dict):
         raise ConfigError(f"{path} must hold keys and values, not {type(content).__name__}")
-    # Settings() takes arguments of its own, whose names begin with an underscore.
+    # Settings() takes keyword arguments that begin with an underscore as its own options.
     unknown = [str(key) for key in content if str(key).startswith("_")]
     if unknown:
         raise ConfigError(f"{path}: {'; '.join(f'{key}: unknown key' for key in unknown)}")

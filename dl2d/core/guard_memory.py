@@ -13,7 +13,7 @@ MAX_BACKOFF_SECONDS: Final = 600.0
 
 
 class StartFailures(NamedTuple):
-    """Consecutive attempts to start tasks of a job in which tasks ended, or were lost, before they joined it."""
+    """Consecutive attempts to start tasks of a job that were refused, or whose tasks ended before they joined it."""
 
     #: Attempts in which tasks ended; so many (``Timeouts.start_failures``) end the job.
     attempts: int = 0
@@ -24,7 +24,7 @@ class StartFailures(NamedTuple):
     #: Attempts in which tasks were ended from outside, or the resource manager lost tasks that waited. They delay the
     #: next one, and count less, since the job may not have caused them.
     from_outside: int = 0
-    #: Further attempts, which only delay the next one: the resource manager refused the starts, or the job trains.
+    #: Attempts that only delay the next one: the resource manager refused the starts, or the job was training.
     not_counted: int = 0
 
     @property

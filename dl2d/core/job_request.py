@@ -85,12 +85,12 @@ class _Given(Record):
     #: Size of an epoch: one of the two is required.
     samples_per_epoch: Annotated[float, Number(1e15, above=0), BeforeValidator(_number)] | None = None
     steps_per_epoch: Annotated[float, Number(1e12, above=0), BeforeValidator(_number)] | None = None
-    #: Global batch size in samples, one worker's where the script has a loop of its own; undeclared by default.
+    #: Global batch size in samples; that of one worker if the script has a loop of its own. Undeclared by default.
     batch: Annotated[int, Whole(1, 10**9), BeforeValidator(_number)] | None = None
     #: Demand of one task: ``{cpu: 2, gpu: 1}`` or ``cpu:2,memory:4G``.
     worker: Demand
     ps: Demand = field(default_factory=lambda: Resources.of(cpu=1))
-    #: Bounds; by default 1 (of parameter servers with replicas 2) and the site's limits.
+    #: Bounds; by default 1 (2 for parameter servers with replicas) and the site's limits.
     min_workers: Count = 1
     max_workers: Count | None = None
     min_ps: CountOrNone | None = None
@@ -153,7 +153,8 @@ def parse_request(given: Mapping[str, object], *, rules: RequestRules, where: st
         )
     has_ps, durable = asked.architecture is Architecture.PS, asked.durability is Durability.DURABLE
     top_ps = min(rules.max_ps if asked.max_ps is None else asked.max_ps, rules.max_ps) if has_ps else 0
-    min_ps = (1 + durable if asked.min_ps is None else asked.min_ps) if has_ps else 0
+    least_ps = 2 if durable else 1
+    min_ps = (least_ps if asked.min_ps is None else asked.min_ps) if has_ps else 0
     if durable and not has_ps:
         raise refused("durability", "replicas are on parameter servers, and a job with architecture=allreduce has none")
     if durable and asked.consistency is Consistency.ASYNC:

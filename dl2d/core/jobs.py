@@ -111,7 +111,7 @@ class JobRequest:
     samples_per_epoch: float | None
     #: Updates in one epoch, or None where only ``samples_per_epoch`` was declared.
     steps_per_epoch: float | None
-    #: Global batch size in samples, one worker's where the script has a loop of its own; or None where undeclared.
+    #: Global batch size in samples; that of one worker if the script has a loop of its own. None if undeclared.
     batch: int | None
     #: Demand of one worker.
     worker: Resources
@@ -125,7 +125,7 @@ class JobRequest:
     allowed_workers: tuple[int, ...] = ()
     architecture: Architecture = Architecture.PS
     consistency: Consistency = Consistency.SYNC
-    #: For scripts that do not set it themselves.
+    #: Durability of a script that does not set it itself.
     durability: Durability = Durability.NONE
 
     def demand(self, role: Role) -> Resources:

@@ -134,7 +134,7 @@ class RuntimePlan:
     move_ms: float = 0.0
     suspension_p50_ms: float = 0.0
     suspension_max_ms: float = 0.0
-    #: Of the workers that trained before too: the longest step around the resize, and the median one before it.
+    #: The longest step around the resize, and the median step before it, of workers that trained before and after it.
     longest_step_ms: float | None = None
     median_step_ms: float | None = None
 

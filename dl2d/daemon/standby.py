@@ -14,9 +14,10 @@ from dl2d.daemon.systemd import ServiceManager
 
 log = structlog.get_logger()
 
-#: How often in a poll interval the holder renews the lease, and a standby looks at it; but at least once in so many
-#: seconds, since the other one may have a shorter interval.
-_RENEWALS_PER_INTERVAL, _MAX_RENEWAL_SECONDS = 4, 1.0
+#: How often in a poll interval the holder renews the lease, and a standby looks at it.
+_RENEWALS_PER_INTERVAL = 4
+#: Maximum seconds between two renewals: a standby whose poll interval is shorter must not take the lease meanwhile.
+_MAX_RENEWAL_SECONDS = 1.0
 #: Poll intervals without a renewal after which a standby takes the lease: less than two, its next look included.
 _SILENT_INTERVALS = 1.5
 #: A holder has at least so many seconds to renew the lease, since its machine may be busy.
@@ -49,6 +50,7 @@ def wait_for_lease(
     ends, and whatever it still writes is refused.
     """
     silent_after = lease_seconds(poll_seconds)
+    # systemd's watchdog must hear of this process in time, too.
     pause = min(renewal_seconds(poll_seconds), (service.watchdog_seconds or 60.0) / 3)
     seen: LeaseSign | None = None
     since, status = timer(), ""

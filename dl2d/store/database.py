@@ -171,7 +171,7 @@ class Database:
         self.engine = open_engine(place)
         self.fence: Fence | None = None
         self._closed = False
-        #: SQLite's file, as device and inode, once it was opened.
+        #: Device and inode of SQLite's file; None before it is opened.
         self._file: tuple[int, int] | None = None
         # SQLite has one writer at a time. Waiting for a lock of ours is fair and wakes at once; waiting for
         # SQLite's polls. In memory there is one connection, so readers queue too.
@@ -225,7 +225,7 @@ class Database:
         return self.engine
 
     def _check_file(self) -> None:
-        """Refuse to use a file that is gone or another one by now: what is written to the old one would be lost."""
+        """Raise ``StoreUnavailable`` if the file was removed or replaced since it was opened: data would be lost."""
         if self.place.file is None:
             return
         try:

@@ -75,7 +75,7 @@ class FileLease:
 
     def __init__(self, place: Place, file: Path) -> None:
         self._place = place
-        # Of the file itself: it has one lock by whatever link a daemon reaches it.
+        # Symbolic links are resolved, so that daemons that reach one file by different paths use one lock.
         real = Path(os.path.realpath(file))
         self._path = real.with_name(real.name + ".lock")
         self._descriptor: int | None = None

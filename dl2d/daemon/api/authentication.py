@@ -23,7 +23,7 @@ log = structlog.get_logger()
 
 #: Largest body of a request with a credential, in bytes: a heartbeat of a job with thousands of tasks.
 MAX_BODY_BYTES = 4 * 1024 * 1024
-#: A heartbeat of so many bytes and more counts as two in the rate of its job, of twice as many as three, and so on.
+#: In the rate of its job, a heartbeat counts as one more for each full multiple of this size, bytes.
 BYTES_PER_HEARTBEAT = 64 * 1024
 #: Largest body of a container's report, in bytes.
 MAX_REPORT_BYTES = 16 * 1024
@@ -81,7 +81,7 @@ class HeartbeatRoute(JobRoute):
     def admit(self, request: Request) -> None:
         """Refuse a request without the job's credential, and one too many."""
         super().admit(request)
-        # A large one takes long to read: it counts as several. In chunks it says no length, and may be of any.
+        # A large heartbeat takes long to read. One in chunks declares no length, and so counts as the largest.
         chunked = "content-length" not in request.headers
         size = self.max_body if chunked else _declared_length(request, self.max_body)
         if not _services(request).heartbeat_rate.take(request.path_params["slug"], 1 + size // BYTES_PER_HEARTBEAT):
@@ -122,7 +122,7 @@ def _take_rate(request: Request) -> None:
 
 
 def _declared_length(request: Request, limit: int) -> int:
-    """The length of a request's body as its head says, 0 if it says none; refuses one too large."""
+    """The declared length of a request's body, 0 if none is declared; refuses a body that is too large."""
     declared = request.headers.get("content-length", "0")
     # A number with more digits than the limit is not parsed.
     if not declared.isdecimal() or len(declared) > len(str(limit)) or int(declared) > limit:

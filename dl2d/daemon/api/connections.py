@@ -21,8 +21,9 @@ log = structlog.get_logger()
 
 #: Heartbeats that a job may send. A coordinator sends one every few seconds, and one when something has changed.
 HEARTBEATS_PER_SECOND = 50.0
-#: Connections that are accepted before those that made way for them are closed: asyncio would accept 2048.
-_ACCEPTED_AT_ONCE = 64
+#: Maximum number of connections that are accepted in one turn of the event loop. Connections that are closed to make
+#: room are closed in the next turn, so up to this many more may be open; asyncio alone would accept 2048.
+_MAX_ACCEPTED_IN_TURN = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class ConnectionLimits:
     request_seconds: float = 30.0
 
     def within(self, files: int) -> ConnectionLimits:
-        """The limits where the process may open so many files: connections take at most half of them."""
+        """These limits for a process that may open ``files`` files, of which connections may take half."""
         return replace(self, total=min(self.total, max(files // 2, 1)))
 
 
@@ -59,21 +60,21 @@ def client_group(host: str) -> str:
 
 
 class ConnectionTable:
-    """The open connections of a server, from when they are accepted on: with https before their TLS handshake."""
+    """The open connections of a server, counted from their acceptance on, before any TLS handshake."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
         self._groups: Counter[str] = Counter()
         #: Open connections by file descriptor, in order of arrival.
-        self._open: OrderedDict[int, _Accepted] = OrderedDict()
+        self._open: OrderedDict[int, _AcceptedSocket] = OrderedDict()
         #: Groups whose connections were refused and that still have as many as they may.
         self._refused: set[str] = set()
 
     def protocol(self, **arguments: Any) -> asyncio.Protocol:
-        """Handler of a connection that is ready for requests; uvicorn calls it for each."""
+        """Handler of a new connection; uvicorn calls this for each, after its TLS handshake."""
         return _Connection(self, **arguments)
 
-    def add(self, accepted: _Accepted) -> bool:
+    def add(self, accepted: _AcceptedSocket) -> bool:
         """Count a connection; false where it is to be closed."""
         group = accepted.group
         if self._groups[group] >= self.limits.per_address:
@@ -90,61 +91,66 @@ class ConnectionTable:
         self._groups[group] += 1
         return True
 
-    def remove(self, accepted: _Accepted) -> None:
+    def remove(self, accepted: _AcceptedSocket) -> None:
         """Forget a connection; doing it again changes nothing."""
-        group, number = accepted.group, accepted.fileno()
-        if self._open.get(number) is not accepted:
+        group, descriptor = accepted.group, accepted.fileno()
+        if self._open.get(descriptor) is not accepted:
             return
-        del self._open[number]
+        del self._open[descriptor]
         self._refused.discard(group)
         self._groups[group] -= 1
         if not self._groups[group]:
             del self._groups[group]
 
-    def attach(self, connection: _Connection, number: int) -> None:
-        """Say which connection, by its file descriptor, has become ready for requests."""
-        accepted = self._open.get(number)
+    def attach(self, connection: _Connection, descriptor: int) -> None:
+        """Give the accepted connection with this file descriptor its handler, and end its time for a TLS handshake."""
+        accepted = self._open.get(descriptor)
         if accepted is not None:
             accepted.connection = connection
             accepted.clear_deadline()
 
 
 class ListeningSocket(socket.socket):
-    """A socket whose connections are counted in ``table`` from when they are accepted on."""
+    """A listening socket that counts the connections it accepts in ``table``."""
 
     table: ConnectionTable
-    _accepted_at_once = 0
+    _accepted_in_turn = 0
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Accept a connection; raises ``ConnectionAbortedError`` where it exceeds the limits, and is closed.
+        """Accept a connection.
 
-        Raises ``BlockingIOError``, as where there is none, once ``_ACCEPTED_AT_ONCE`` were accepted: the event loop
-        comes back after it has closed others.
+        Raises
+        ------
+        ConnectionAbortedError
+            The connection exceeded the limits and was closed.
+        BlockingIOError
+            No connection waits, or ``_MAX_ACCEPTED_IN_TURN`` were accepted in this turn of the event loop.
         """
-        if self._accepted_at_once >= _ACCEPTED_AT_ONCE:
+        if self._accepted_in_turn >= _MAX_ACCEPTED_IN_TURN:
             raise BlockingIOError
-        if not self._accepted_at_once:
-            asyncio.get_running_loop().call_soon(self._accept_more)
-        self._accepted_at_once += 1
+        if not self._accepted_in_turn:
+            asyncio.get_running_loop().call_soon(self._end_turn)
+        self._accepted_in_turn += 1
         plain, address = super().accept()
-        accepted = _Accepted(plain.family, plain.type, plain.proto, fileno=plain.detach())
+        accepted = _AcceptedSocket(plain.family, plain.type, plain.proto, fileno=plain.detach())
         accepted.begin(self.table, client_group(str(address[0])))
         if not self.table.add(accepted):
             accepted.close()
             raise ConnectionAbortedError
         return accepted, address
 
-    def _accept_more(self) -> None:
-        self._accepted_at_once = 0
+    def _end_turn(self) -> None:
+        self._accepted_in_turn = 0
 
 
-class _Accepted(socket.socket):
-    """An accepted connection. It has as long for its TLS handshake as for a request."""
+class _AcceptedSocket(socket.socket):
+    """Socket of an accepted connection. A TLS handshake has as long as a request, ``request_seconds``."""
 
     def begin(self, table: ConnectionTable, group: str) -> None:
+        """Start the time for a TLS handshake. Must be called before all else."""
         self._table = table
         self.group = group
-        #: Its handler, once it is ready for requests.
+        #: uvicorn's handler; None before it is made.
         self.connection: _Connection | None = None
         seconds = table.limits.request_seconds
         self._deadline: asyncio.TimerHandle | None = asyncio.get_running_loop().call_later(seconds, self.abort)

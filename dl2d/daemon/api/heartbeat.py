@@ -17,7 +17,7 @@ from pslite.job.printable_text import printable
 MAX_MEMBERS = 20_000
 MAX_TEXT = 4096
 MAX_GPUS = 256
-#: A coordinator tells 200 plans in a heartbeat. Each is a row in the store.
+#: Each is a row in the store. A coordinator reports the last 200.
 MAX_PLANS = 1000
 
 # No control characters: these words go into environments, the database and the log.
@@ -26,8 +26,8 @@ _Word = Annotated[str, Field(max_length=300, pattern=r"^[^\x00-\x1f\x7f]*$")]
 _Text = Annotated[str, BeforeValidator(lambda said: said[:MAX_TEXT] if isinstance(said, str) else said)]
 _Count = Annotated[int, Field(ge=0, le=2**62)]
 _MIB = 1 << 20
-#: Training speeds, in samples or updates a second, that a report may state; others count as not reported. A speed is
-#: shared with all jobs of its kind, so that a report that makes no sense must not reach calculations with logarithms.
+#: Range of training speeds, in samples or updates a second; a speed outside it counts as not reported. Speeds are
+#: shared by all jobs of a kind, and their logarithms are taken.
 _MIN_SPEED, _MAX_SPEED = 1e-9, 1e15
 #: Largest number of epochs, and largest absolute value of a loss, that a report may state.
 _MAX_EPOCH, _MAX_LOSS = 1e12, 1e30
@@ -153,7 +153,7 @@ class Heartbeat(_Message):
     # From which version on weights are not those of an undisturbed run: a server was lost with optimizer state.
     inexact_from: _Count | None = None
     stragglers: Annotated[tuple[Straggler, ...], Field(max_length=MAX_MEMBERS)] = ()
-    # Of a script with a loop of its own: how many workers' batches of an epoch a version stands for.
+    # Of a script with a loop of its own: by how many batches of one worker the epoch advances with each version.
     batches_per_version: _Count | None = None
 
 
@@ -238,9 +238,9 @@ def _epoch(request: JobRequest, beat: Heartbeat) -> float:
 
 
 def _version_samples(request: JobRequest, beat: Heartbeat) -> int:
-    """Samples of an epoch that an update of a script with a loop of its own stands for.
+    """Samples by which the epoch advances with each version, for a script with a loop of its own.
 
-    The declared batch is then one worker's; if steps in an epoch were declared, an update is one of these.
+    Its declared batch is that of one worker. If ``steps_per_epoch`` was declared, a version is one of these steps.
     """
     workers = beat.batches_per_version if request.samples_per_epoch is not None else None
     return (request.batch or 1) * (workers or 1)
@@ -336,5 +336,5 @@ def _within(value: float | None, least: float, most: float) -> float | None:
 
 
 def _speed(value: float | None) -> float | None:
-    """A speed, 0 for a standstill; None for what is none."""
+    """A reported speed, or 0 for a standstill; None if it is outside the range of speeds."""
     return value if value == 0.0 else _within(value, _MIN_SPEED, _MAX_SPEED)

@@ -74,8 +74,8 @@ class ApiServer:
             api,
             http=self._socket.table.protocol,  # type: ignore[arg-type]  # it is called as a class is
             ws="none",
-            loop="asyncio",  # which accepts connections by our socket's method
-            # An address that a request names would evade the limits of its own, and use up those of another one.
+            loop="asyncio",  # whose loop calls ListeningSocket.accept
+            # X-Forwarded-For is not read: a client could evade the limits of its address with it, or use up another's.
             proxy_headers=False,
             log_config=None,
             access_log=False,
