@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
-from typing import Any
+from typing import Any, TextIO, cast
 
 import structlog
 
@@ -48,6 +49,22 @@ def log_warnings_only() -> None:
     )
 
 
+class _LossyStream:
+    """A text stream that drops what cannot be written: a full disk, or a reader that has ended, must end no tick."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+
 def configure_logging(settings: LogSettings) -> None:
     """Set structlog and the standard library's loggers up to write to standard error."""
     level = logging.getLevelNamesMapping()[settings.level.upper()]
@@ -62,7 +79,7 @@ def configure_logging(settings: LogSettings) -> None:
     structlog.configure(
         processors=[*shared, structlog.processors.format_exc_info, escape, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _LossyStream(sys.stderr))),
         cache_logger_on_first_use=False,
     )
     handler = logging.StreamHandler(sys.stderr)

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
+from pathlib import Path
 
 import pytest
 import structlog
@@ -34,3 +36,19 @@ def test_nothing_in_the_log_acts_on_a_terminal(form, capfd):
     text = said if form != "console" else re.sub("\x1b\\[[0-9;]*m", "", said)
     assert not any(character in text for character in "\x1b\x9b\x07")
     assert "\nfaked" not in text
+
+
+@pytest.mark.parametrize("form", ["console", "json"])
+def test_a_log_that_cannot_be_written_ends_nothing(form, monkeypatch):
+    """Its disk is full: a line that raised would end a tick between the start of a task and the record of it."""
+    with Path("/dev/full").open("w", buffering=1) as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        configure_logging(LogSettings(format=form))
+        try:
+            for _ in range(3):
+                structlog.get_logger().info("task started", handle="x" * 10_000)
+        finally:
+            structlog.reset_defaults()
+            logging.getLogger().handlers.clear()
+            with pytest.raises(OSError, match="No space left"):
+                full.close()  # what the stream holds back
