@@ -185,6 +185,7 @@ def module(options):
         optimizer_params={"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-3},
         initializer=mx.init.Xavier(),
         num_epoch=options.epochs,
+        batch_end_callback=lambda _: slow_down(kvstore, options.pace),
     )
     weights, _ = trained.get_params()
     np.savez(f"{options.out}.{kvstore.rank}", **{name: value.asnumpy() for name, value in weights.items()})

@@ -239,23 +239,28 @@ DURABLE = {"DL2_DURABILITY": "durable"}
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
+    ("name", "options", "resizes"),
     [
-        ("loop", ("--schedule", "--epochs=4")),
-        pytest.param("loop", ("--optimizer=adam", "--epochs=4"), marks=(pytest.mark.slow, pytest.mark.nightly)),
-        pytest.param("loop", ("--local", "--epochs=4"), marks=pytest.mark.slow),
-        pytest.param("embedding", ("--optimizer=adam", "--epochs=4"), marks=pytest.mark.slow),
+        ("loop", ("--schedule", "--epochs=4"), ()),
+        pytest.param("loop", ("--epochs=4",), (2, 4), marks=pytest.mark.slow),
+        pytest.param("loop", ("--optimizer=adam", "--epochs=4"), (), marks=(pytest.mark.slow, pytest.mark.nightly)),
+        pytest.param("loop", ("--local", "--epochs=4"), (), marks=pytest.mark.slow),
+        pytest.param("embedding", ("--optimizer=adam", "--epochs=4"), (), marks=pytest.mark.slow),
+        pytest.param("module", ("--epochs=4",), (), marks=pytest.mark.slow),
     ],
-    ids=["sgd", "adam", "local", "rows"],
+    ids=["sgd", "resized", "adam", "local", "rows", "module"],
 )
-def test_a_server_with_replicas_dies_and_no_bit_differs(script, tmp_path, name, options):
+def test_a_server_with_replicas_dies_and_no_bit_differs(script, tmp_path, name, options, resizes):
     """Weights and optimizer states at the end are those of an undisturbed run."""
     names = ("out.0.npz", "out.1.npz", *(["save.states"] if name == "loop" and "--local" not in options else []))
-    for folder, disturb in (("usual", None), ("disturbed", KillAt("ps-0", 20, planned=True))):
+    schedule = [Resize(10 * (at + 1), workers=2, servers=servers) for at, servers in enumerate(resizes)]
+    # as the last change of size begins, if there is one
+    kill = KillAt("ps-0", 20, planned=True)
+    for folder, disturbance in (("usual", {}), ("disturbed", {"on_status": kill, "schedule": schedule})):
         where = tmp_path / folder
         where.mkdir()
         saved = {"save": where / "save"} if "save.states" in names else {}
-        result = run(script(name, *options, pace=80, out=where / "out", **saved), DURABLE, servers=3, on_status=disturb)
+        result = run(script(name, *options, pace=80, out=where / "out", **saved), DURABLE, servers=3, **disturbance)
         assert result.state == "finished", result.log
         assert not any("goes back" in line for line in result.log)
     assert any("other servers take over its blocks" in line for line in result.log)
