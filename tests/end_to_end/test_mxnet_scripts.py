@@ -78,10 +78,11 @@ class Site(LocalCluster):
         progress = self.job(job).progress
         return Allocation(progress.workers, progress.ps)
 
-    def kill_worker(self, job: JobKey, task: str) -> None:
-        """Kill the process of a worker, and wait until another one has its place."""
+    def kill_task(self, job: JobKey, task: str) -> None:
+        """Kill the process of a worker or server, and wait until another one has its place."""
         size = self.confirmed(job)
-        self.process_of(self.task(job, task), SCRIPTS.name).kill()
+        command = SCRIPTS.name if task.startswith("worker") else "pslite.launch.server_process"
+        self.process_of(self.task(job, task), command).kill()
         self.wait_until(lambda: task not in {each.id for each in self.tasks(job, live=True)}, f"{task} is gone")
         self.wait_for_size(job, *size)
 
@@ -101,7 +102,10 @@ def site(tmp_path: Path) -> Iterator[Site]:
         yield cluster
 
 
-@pytest.mark.parametrize("name", ["digits_dist", "fit", "linear_classification"])
+@pytest.mark.parametrize(
+    "name",
+    [*(pytest.param(name, marks=pytest.mark.nightly) for name in ("digits_dist", "fit")), "linear_classification"],
+)
 def test_an_unmodified_script_ends_with_all_its_checkpoints_and_stocks_accuracy(
     site: Site, python: str, data: Path, tmp_path: Path, name: str
 ) -> None:
@@ -115,14 +119,16 @@ def test_an_unmodified_script_ends_with_all_its_checkpoints_and_stocks_accuracy(
     request = {
         "name": name, "model": "other", "epochs": EPOCHS, "samples_per_epoch": 1200, "batch": 50,
         "worker": {"cpu": 1, "places": 1}, "ps": {"cpu": 1, "servers": 1}, "max_workers": 8, "max_ps": 8,
+        "durability": "durable", "min_ps": 1,
     }  # fmt: skip
     ours = tmp_path / "ours"
     job = site.submit(request, [*command(ours), f"--slow={slow}"], **environ(PATH=f"{BIN}:{os.environ['PATH']}"))
     site.wait_for_size(job, 2, 1)
     site.resize(job, 3, 1)
-    site.kill_worker(job, "worker-1")
+    site.kill_task(job, "worker-1")
     site.resize(job, 1, 1)
     site.resize(job, 3, 2)
+    site.kill_task(job, "ps-1")
     site.kill_coordinator(job)
     progress = site.job(job).progress
     # 1,200 samples in parts of two workers are 12 steps of 50 each
