@@ -95,9 +95,14 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 1_000_000.0
+        #: By how much the clock was set, which the monotonic one does not show.
+        self.set_by = 0.0
         self.slept: list[float] = []
 
     def __call__(self) -> float:
+        return self.now + self.set_by
+
+    def timer(self) -> float:
         return self.now
 
     def sleep(self, seconds: float) -> None:
@@ -156,6 +161,7 @@ class Managers:
         made = SlurmManager(
             SlurmSettings.parse(settings),
             clock=self._clock,
+            timer=self._clock.timer,
             sleep=self._clock.sleep,
             environ={"PATH": str(self._slurm.folder), "SLURM_CONF": "/x/slurm.conf", "SECRET": "of the daemon"},
             uid=uid,

@@ -377,6 +377,23 @@ def test_what_has_ended_is_passed_over(slurm: FakeSlurm, manager_on: Managers, s
     manager_on().stop([identity(9)], 0)
 
 
+@pytest.mark.parametrize("set_by", [-5000.0, 5000.0])
+def test_deadlines_hold_although_the_clock_is_set(
+    slurm: FakeSlurm, manager_on: Managers, clock: Clock, set_by: float
+) -> None:
+    slurm.answer("squeue", rows=[job_row(1)])
+    manager = manager_on()
+    manager.stop([identity(1)], 30)
+    slurm.forget()
+    clock.set_by = set_by
+    clock.now += 29
+    manager.listing()
+    assert slurm.calls("scancel") == []
+    clock.now += 2
+    manager.listing()
+    assert [call.argv for call in slurm.calls("scancel")] == [["scancel", "1"]]
+
+
 def test_a_job_that_the_daemon_may_not_end_keeps_it_from_ending_no_other(
     slurm: FakeSlurm, manager_on: Managers, clock: Clock
 ) -> None:

@@ -64,6 +64,8 @@ class SlurmManager:
         Checked settings.
     clock
         Seconds since 1970.
+    timer
+        Seconds on a monotonic clock, by which the deadlines of jobs that are to end are kept.
     sleep
         Waits for some seconds, where more is submitted than ``submit_rate_per_second`` allows.
     environ
@@ -77,6 +79,7 @@ class SlurmManager:
         settings: SlurmSettings,
         *,
         clock: Callable[[], float],
+        timer: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         environ: Mapping[str, str] | None = None,
         uid: int | None = None,
@@ -90,7 +93,7 @@ class SlurmManager:
         if conf := settings.slurm_conf or given.get("SLURM_CONF", ""):
             environment["SLURM_CONF"] = conf
         self._commands = Commands(environment, settings.command_timeout_seconds)
-        self._stopper = Stopper(self._commands, clock)
+        self._stopper = Stopper(self._commands, timer)
         self._accounting = Accounting(self._commands, settings.watch)
         self._submit_rate = TokenBucket(settings.submit_rate_per_second, clock=clock, sleep=sleep)
         self._spelling: Mapping[str, str] = {}

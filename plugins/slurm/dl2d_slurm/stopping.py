@@ -40,13 +40,13 @@ class Leaving:
 
 
 class Stopper:
-    """Ends jobs gracefully. ``clock`` gives seconds since 1970; it may be a test's, so deadlines are also kept by
-    whoever calls ``cancel_due``.
+    """Ends jobs gracefully. ``timer`` gives seconds on a monotonic clock; it may be a test's, so whoever calls
+    ``cancel_due`` keeps deadlines, too.
     """
 
-    def __init__(self, commands: Commands, clock: Callable[[], float]) -> None:
+    def __init__(self, commands: Commands, timer: Callable[[], float]) -> None:
         self._commands = commands
-        self._clock = clock
+        self._timer = timer
         self._leaving: dict[RmIdentity, Leaving] = {}
         self._changed = threading.Condition()
         self._cancelling = threading.Lock()
@@ -65,7 +65,7 @@ class Stopper:
             self._scancel(jobs=asked)
             self._forget(asked)
             return
-        fresh = self._note(asked, self._clock() + grace)
+        fresh = self._note(asked, self._timer() + grace)
         # Of a job that waits there is no process to signal; scancel would try for a minute. The filters make it look
         # at the states itself, once for all ids. The second signals the batch script alone, which is the task itself:
         # what it started is its own to end.
@@ -79,7 +79,7 @@ class Stopper:
         """Cancel what has outlived its grace; whether there was any. Trouble is logged: the next call tries again."""
         # One at a time: the thread and a listing may come upon the same deadline.
         with self._cancelling:
-            now = self._clock()
+            now = self._timer()
             with self._changed:
                 due = [job for job, leaving in self._leaving.items() if leaving.deadline <= now]
             if not due:
@@ -141,7 +141,7 @@ class Stopper:
                 if self._closed:
                     return
                 next_deadline = min((leaving.deadline for leaving in self._leaving.values()), default=None)
-                wait = None if next_deadline is None else next_deadline - self._clock()
+                wait = None if next_deadline is None else next_deadline - self._timer()
                 if wait is None or wait > 0:
                     self._changed.wait(wait)
                     continue
