@@ -209,6 +209,36 @@ def test_the_newest_complete_ones_are_kept(tmp_path):
     assert to_resume(spec(tmp_path / "nowhere")) is None
 
 
+def test_those_of_an_earlier_run_do_not_take_the_place_of_those_that_are_written(tmp_path):
+    """A job begins again with resume=False in a folder that has checkpoints of higher versions."""
+    for version in (100, 200, 2, 4, 6):
+        place = a_checkpoint(tmp_path, version)
+        assert (place / "checkpoint.json").is_file()
+    assert [place.name for place in sorted(tmp_path.iterdir())] == [f"{version:010d}" for version in (4, 6, 100, 200)]
+
+
+def test_one_of_which_a_file_is_gone_is_not_completed(tmp_path):
+    """The folder was emptied meanwhile, or another job writes into it and has taken the file for its own rest."""
+    kept = a_checkpoint(tmp_path, 2)
+    job = spec(tmp_path)
+    files = {name: write_blocks(tmp_path, 2, name, states(job)) for name in ("x", "y")}
+    (tmp_path / "0000000002.part" / "x").unlink()
+    with pytest.raises(CheckpointError, match=r"x: was removed since it was written.*another job"):
+        complete(tmp_path, 2, job, files)
+    assert list(Checkpoint(kept).states())
+
+
+def test_a_version_that_was_removed_is_replaced_by_the_one_before_it(tmp_path):
+    """The folder was replaced by an older copy of it while the job ran."""
+    for version in (2, 4):
+        a_checkpoint(tmp_path, version)
+    assert to_resume(spec(tmp_path), 8).version == 4
+    assert to_resume(spec(tmp_path), 4).version == 4
+    assert to_resume(spec(tmp_path), 3).version == 2
+    with pytest.raises(CheckpointError, match="0000000001"):
+        to_resume(spec(tmp_path), 1)
+
+
 def damage_bytes(place):
     data = bytearray((place / "x").read_bytes())
     data[-1] ^= 1

@@ -12,7 +12,7 @@ from pslite.errors import CheckpointError
 from pslite.job.job_status import Result
 from pslite.net.messages import Exit, NotSaved, Restored, RollBack, Saved
 from pslite.rate_limit import RateLimit
-from pslite.storage.checkpoints import SavedFile, complete, drop_unfinished
+from pslite.storage.checkpoints import SavedFile, complete, drop_part, drop_unfinished
 
 #: how long a finished job waits for its last checkpoint, in seconds
 _LAST_SECONDS = 600.0
@@ -88,8 +88,13 @@ def last_one_is_written(job: Job, now: float) -> bool:
 
 
 def not_saved(job: Job, member: MemberState, message: NotSaved) -> None:
-    """A server could not write its blocks."""
+    """A server could not write its blocks: the checkpoint of this version will not be whole."""
     job.say(f"no checkpoint of version {message.version}: {member.task}: {message.reason}")
+    spec, version = job.state.spec, message.version
+    job.state.checkpoint_files.pop(version, None)
+    if spec is not None and version not in job.completing:
+        folder = Path(spec.checkpoint)
+        job.disk.submit(lambda: drop_part(folder, version), lambda _: None)
 
 
 def tidy(job: Job) -> None:

@@ -88,15 +88,22 @@ def write_blocks(folder: Path, version: int, name: str, states: Mapping[int, Arr
 def complete(folder: Path, version: int, spec: JobSpec, files: Mapping[str, SavedFile]) -> Path:
     """Make a version's checkpoint valid, now that all its files are there, and drop those that are older than the kept.
 
+    Those of higher versions stay: they are of an earlier run, and do not count among the kept.
+
     Raises
     ------
     CheckpointError
-        it cannot be written; names the file.
+        it cannot be written, or one of its files is gone; names the file.
 
     """
     part, whole = _part(folder, version), place_of(folder, version)
     record = Record(format=FORMAT, version=version, spec=spec, files=dict(files))
     try:
+        if gone := [name for name in files if not (part / name).is_file()]:
+            raise CheckpointError(
+                f"{part / gone[0]}: was removed since it was written: the checkpoint of version {version} is not "
+                "completed. Does another job write into this folder?"
+            )
         for other in part.iterdir():
             if other.name not in files:
                 other.unlink()  # of a run that did not come so far
@@ -114,7 +121,7 @@ def complete(folder: Path, version: int, spec: JobSpec, files: Mapping[str, Save
             os.close(descriptor)
     except OSError as error:
         raise CheckpointError(f"{part}: cannot be completed: {error.strerror}") from error
-    for old in sorted(_complete_ones(folder))[:-KEPT]:
+    for old in sorted(place for place in _complete_ones(folder) if place <= whole)[:-KEPT]:
         shutil.rmtree(old, ignore_errors=True)
     drop_unfinished(folder, before=version)
     return whole
@@ -126,6 +133,11 @@ def drop_unfinished(folder: Path, *, before: float = math.inf) -> None:
         version = started.name.removesuffix(_PART)
         if version.isdecimal() and int(version) < before:
             shutil.rmtree(started, ignore_errors=True)
+
+
+def drop_part(folder: Path, version: int) -> None:
+    """Remove what was begun of a version that cannot be completed, which may have filled the disk."""
+    shutil.rmtree(_part(folder, version), ignore_errors=True)
 
 
 def place_of(folder: Path, version: int) -> Path:
@@ -236,15 +248,20 @@ class Checkpoint:
 def to_resume(spec: JobSpec, version: int = -1) -> Checkpoint | None:
     """Return what a job should go on from: its checkpoint of a version, or the newest one; None where it begins.
 
+    If the checkpoint of that version was removed since, or the folder replaced by an older copy, it is the newest one
+    before that version.
+
     Raises
     ------
     CheckpointError
-        there is a checkpoint, but it is damaged or of another job.
+        there is a checkpoint, but it is damaged or of another job; or there is none for the version asked for.
 
     """
     place = None
     if version >= 0:
-        place = place_of(Path(spec.checkpoint), version)
+        place = wanted = place_of(Path(spec.checkpoint), version)
+        if not (wanted / _RECORD).is_file():
+            place = max((earlier for earlier in _complete_ones(wanted.parent) if earlier < wanted), default=wanted)
     elif spec.checkpoint and spec.resume:
         place = latest(Path(spec.checkpoint))
     if place is None:
