@@ -104,6 +104,7 @@ class LeaseKeeper:
         self._thread.join(timeout=5.0)
 
     def _run(self) -> None:
+        problem = ""
         while not self._closed.wait(self._seconds):
             try:
                 self._store.renew_lease()
@@ -111,4 +112,10 @@ class LeaseKeeper:
                 self._lost(error)
                 return
             except Dl2dError as error:
-                log.warning("the lease was not renewed", error=str(error))
+                if str(error) != problem:  # once: a disk may be full for days
+                    log.warning("the lease was not renewed", error=str(error))
+                problem = str(error)
+            else:
+                if problem:
+                    log.info("the lease is renewed again")
+                problem = ""

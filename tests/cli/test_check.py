@@ -181,6 +181,15 @@ def test_the_last_good_tick_and_the_last_error_of_the_own_daemon(dl2d: Dl2d, tmp
     assert "last error 6 s ago" in dl2d("check", "-c", config).out
 
 
+def test_a_certificate_that_jobs_refuse_is_told(dl2d: Dl2d, tmp_path: Path):
+    certificate, key = map(str, self_signed(tmp_path, "127.0.0.1"))
+    api = {"port": free_port(), "certificate": certificate, "certificate_key": key}
+    assert "api.certificate" not in wrong(dl2d, configured(tmp_path, api=api))
+    told = wrong(dl2d, configured(tmp_path, api={**api, "advertise": "https://head.cluster:8910"}))["api.certificate"]
+    assert "reach the daemon as head.cluster, refuse " in told
+    assert "Hostname mismatch" in told
+
+
 def test_what_run_would_fail_on_is_told(dl2d: Dl2d, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     config = configured(tmp_path, api={"port": free_port(), "host": "192.0.2.1"})
     assert "Cannot assign requested address" in wrong(dl2d, config)["api"]

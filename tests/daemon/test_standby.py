@@ -10,13 +10,16 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from daemon_process import DaemonProcess
 from migrated import sqlite_store
 from store.conftest import kept_postgres_url, kept_url, postgres
+from structlog.testing import capture_logs
 
-from dl2d.daemon.standby import lease_seconds, renewal_seconds, wait_for_lease
+from dl2d.core.errors import AlreadyRunning, StoreUnavailable
+from dl2d.daemon.standby import LeaseKeeper, lease_seconds, renewal_seconds, wait_for_lease
 from dl2d.daemon.systemd import ServiceManager
 from dl2d.store.sql_store import SqlStore
 
@@ -158,3 +161,17 @@ def test_a_standby_gives_a_sign_of_life_in_time_however_rarely_the_holder_renews
         assert not waited.result()
     status = "STATUS=standby: waits for the lease held by a\\nREADY=1"
     assert words == [f"READY=1\n{status}", *[f"WATCHDOG=1\n{status}"] * 3]
+
+
+def test_a_lease_that_cannot_be_renewed_is_logged_once():
+    full, lost = StoreUnavailable("the disk is full"), threading.Event()
+    store = Mock(spec=SqlStore)
+    store.renew_lease.side_effect = [full, full, full, None, None, full, full, AlreadyRunning("taken")]
+    with capture_logs() as logs, closing(LeaseKeeper(store, 0.001, lambda _: lost.set())):
+        assert lost.wait(timeout=60)
+    not_renewed = ("the lease was not renewed", "the disk is full")
+    assert [(line["event"], line.get("error", "")) for line in logs] == [
+        not_renewed,
+        ("the lease is renewed again", ""),
+        not_renewed,
+    ]

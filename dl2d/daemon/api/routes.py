@@ -283,7 +283,9 @@ def submit(body: Submission, request: Request, services: Services = Depends(serv
     """Take a job for the daemon to start."""
     mode = services.mode()
     if not mode.acts:
-        raise HTTPException(409, f"the daemon is in mode {mode}, in which it starts no jobs")
+        raise HTTPException(
+            409, f"the daemon is in mode {mode}, in which it starts no jobs; `mode: live` in dl2d.yaml lets it"
+        )
     if not services.starts_anchors:
         raise HTTPException(409, "this cluster's jobs are submitted with its own tools (sbatch), not to the daemon")
     account = pwd.getpwuid(os.getuid())

@@ -6,6 +6,7 @@ import resource
 import socket
 import ssl
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import uvicorn
@@ -28,6 +29,30 @@ def read_certificate(certificate: Path, key: Path | None) -> str:
             f"api.certificate={certificate} api.certificate_key={key}: {error.strerror or error}; both are PEM "
             "files, and the key belongs to the certificate"
         ) from error
+
+
+def certificate_refusal(certificate: Path, key: Path, host: str) -> str:
+    """Why coordinators that reach the API as ``host`` refuse its certificate; empty if they do not.
+
+    It is the outcome of a TLS handshake within this process, in which the client trusts the certificate as jobs do.
+    """
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    client.load_verify_locations(certificate)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(certificate, key)
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = (
+        client.wrap_bio(to_client, to_server, server_hostname=host),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    )
+    try:
+        for end in (*ends, ends[0]):  # client hello; the server's answer; what the client finds in it
+            with suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    except ssl.SSLCertVerificationError as error:
+        return error.verify_message
+    return ""
 
 
 class ApiServer:
