@@ -1,4 +1,4 @@
-"""``dl2d db``: the database's schema."""
+"""``dl2d db``: schema, readers and export of the database."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dl2d.store import schema
 from dl2d.store.database import Database, Place
 from dl2d.store.export import export as write_files
 
-app = typer.Typer(no_args_is_help=True, help="The database's schema.")
+app = typer.Typer(no_args_is_help=True, help="Schema, readers and export of the database.")
 
 
 @app.command()

@@ -39,7 +39,7 @@ COMMANDS: Final = MappingProxyType(
         "check": ("check", "check", _ADMIN, "Check the configuration, what it names, and job files."),
         "config": ("installation_files", "config", _ADMIN, "Print the sample configuration with every key explained."),
         "unit": ("installation_files", "unit", _ADMIN, "Print the systemd unit of this installation."),
-        "db": ("db", "app", _ADMIN, "Upgrade the database's schema or show its revision."),
+        "db": ("db", "app", _ADMIN, "Upgrade the database's schema, let others read it, or export it."),
         "shadow": ("shadow", "shadow", _ADMIN, "Compare decisions of mode shadow with what the scheduler gave."),
         "sql": ("sql", "sql", _ADMIN, "Query the database, read-only."),
         "policy": ("policy", "app", _ADMIN, "List policies; promote a version of a learned one, or roll it back."),
