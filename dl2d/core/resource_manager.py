@@ -218,10 +218,10 @@ class ContainerManager(Protocol):
 
 @runtime_checkable
 class AccountingManager(Protocol):
-    """What a resource manager has besides where it knows how jobs have ended that it does not list any more (Slurm)."""
+    """What a resource manager with accounting has besides: final states of jobs that it no longer lists (Slurm)."""
 
-    def how_ended(self, handles: Collection[str]) -> tuple[RmJob, ...]:
-        """Those of the jobs with these handles that have ended, as far as it knows. May raise ``Unavailable``."""
+    def final_states(self, handles: Collection[str]) -> tuple[RmJob, ...]:
+        """Those of the jobs with these handles that are known to have ended. May raise ``ResourceManagerError``."""
         ...
 
 

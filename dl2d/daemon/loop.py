@@ -490,7 +490,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             grace_seconds=jobs.grace_seconds,
             allow_changes=partial(self._allow_changes, lease_seconds(poll_seconds) - renewal_seconds(poll_seconds)),
             output=self._output,
-            how_ended=self._how_ended,
+            final_states=self._final_states,
             submitter=self._submitter,
             start_limit=poll_seconds,
             timer=self._timer,
@@ -498,11 +498,11 @@ class Daemon(AbstractContextManager["Daemon"]):
         canary = CanaryRun(settings, self._store, active, fallback, self._clock)
         return canary.applied(context), canary
 
-    def _how_ended(self, handles: Collection[str]) -> Sequence[RmJob]:
+    def _final_states(self, handles: Collection[str]) -> Sequence[RmJob]:
         if not isinstance(self._manager, AccountingManager):
             return ()
         with self._manager_access.lock:
-            return self._manager.how_ended(handles)
+            return self._manager.final_states(handles)
 
     def _allow_changes(self, seconds: float) -> None:
         if isinstance(self._manager, ContainerManager):

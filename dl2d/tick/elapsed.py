@@ -12,15 +12,16 @@ from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import Job, JobKey
 
 #: A recorded time that is more than this in the future was written before the clock was set back, seconds.
-CLOCK_SECONDS: Final = 60.0
+MAX_FUTURE_SECONDS: Final = 60.0
 
 
 def has_called(job: Job, at: float, seconds: float) -> bool:
-    """Whether the coordinator of a job has called in the seconds before ``at``, when the listing was asked for.
+    """Whether the coordinator of a job has called less than ``seconds`` before ``at``, the time of the listing.
 
-    It may have called since, while the listing was read. A call far in the future is of before the clock was set back.
+    A call after ``at`` counts too, since reading a listing takes time, but not one that was recorded before the clock
+    was set back.
     """
-    return bool(job.address) and -CLOCK_SECONDS <= at - job.progress.at <= seconds
+    return bool(job.address) and -MAX_FUTURE_SECONDS <= at - job.progress.at <= seconds
 
 
 def update_calling_since(

@@ -24,7 +24,7 @@ from dl2d.core.resource_manager import FAILURE_CAUSES, JOB_ENDS, RmIdentity, RmJ
 from dl2d.core.store import JobChange, TaskChange, TickStore
 from dl2d.tick.apply import start_anchors
 from dl2d.tick.elapsed import (
-    CLOCK_SECONDS,
+    MAX_FUTURE_SECONDS,
     Elapsed,
     elapsed_times,
     has_called,
@@ -100,7 +100,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
     unlisted -= _unreported_tasks(before, listing)
     missing = state.missing.after(unlisted | unlisted_static_jobs(context, observed), listing, now)
     gone = missing.gone(timeouts.unseen_listings, timeouts.unseen_seconds) if not listing.incomplete else frozenset()
-    if ended := _how_ended(context, before, gone):
+    if ended := _final_states(context, before, gone):
         listing = replace(listing, jobs=(*listing.jobs, *ended))
         matches = match(listing)
     static, ended_until = follow_static_jobs(context, observed, gone, state.ended_until)
@@ -155,16 +155,16 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
     )
 
 
-def _how_ended(context: Context, live: LiveJobs, gone: Collection[str]) -> Sequence[RmJob]:
-    """Tasks and anchors that are not listed any more, as far as the resource manager knows how they ended."""
+def _final_states(context: Context, live: LiveJobs, gone: Collection[str]) -> Sequence[RmJob]:
+    """Those of the tasks and anchors that count as gone of which the resource manager knows how they ended."""
     handles = [task.handle for task in live.tasks if task.handle and task.tag in gone]
     handles += [job.anchor for job in live.jobs if job.anchor and task_tag(job.key, ANCHOR) in gone]
     if not handles:
         return ()
     try:
-        return context.how_ended(handles)
+        return context.final_states(handles)
     except ResourceManagerError as error:
-        log.warning("the resource manager does not say how jobs ended that it does not list any more", error=str(error))
+        log.warning("cannot ask the resource manager how jobs ended that it no longer lists", error=str(error))
         return ()
 
 
@@ -233,7 +233,7 @@ def _stop(
         except Unavailable:
             raise
         except ResourceManagerError as error:
-            # What cannot be stopped must not keep ticks from all else; it is asked again later.
+            # A refusal must not end the tick, which serves all jobs. The stop is asked for again later.
             log.error("the resource manager refuses to stop jobs", handles=[identity.handle for identity in due],
                       error=str(error))  # fmt: skip
     return recent | {keys[identity]: at for identity in due}
@@ -406,18 +406,18 @@ def _absence(tag: str, matches: Matches, gone: Collection[str]) -> str:
 
 
 def _must_stop_anchor(job: Job, anchor: RmJob, at: float, timeouts: Timeouts) -> bool:
-    """Whether the anchor of an ended job is to be stopped: at once if the job was cancelled, else after a while.
+    """Whether the anchor of an ended job is to be stopped.
 
-    One that its user submitted, and so has no mark, is stopped only if the job was cancelled: its script may go on
-    after the training, and its coordinator is told of the end when it calls. An end in the future means that the clock
-    was set back, so the while has passed.
+    If the job was cancelled, at once. If the daemon started the anchor, so that it has a tag, ``end_seconds`` after the
+    end of the job, or if that end is in the future, since the clock was set back then. An anchor that its user
+    submitted is not stopped otherwise: its script may go on after the training.
     """
     if job.state is JobState.CANCELLED:
         return True
     if not anchor.tag:
         return False
     ended_at = math.inf if job.ended_at is None else job.ended_at
-    return at - ended_at > timeouts.end_seconds or at + CLOCK_SECONDS < ended_at < math.inf
+    return at - ended_at > timeouts.end_seconds or at + MAX_FUTURE_SECONDS < ended_at < math.inf
 
 
 def _job_change(

@@ -1,4 +1,4 @@
-"""Failed attempts to start the tasks of jobs: what counts as one, and when a job begins anew. Pure."""
+"""Numbers of consecutive failed attempts to start the tasks of each job. Pure."""
 
 from __future__ import annotations
 
@@ -16,29 +16,21 @@ NO_FAILURES = StartFailures()
 def count_failures(
     tasks: Iterable[Task], changes: Iterable[TaskChange], failures: Mapping[JobKey, StartFailures], at: float
 ) -> dict[JobKey, StartFailures]:
-    """Update the numbers of failed attempts to start tasks by the changes of a tick.
+    """Failed attempts of each job after a tick that makes these changes to these tasks.
 
-    Tasks that were asked for before the job's last failure are of the attempt that failed then, which counts once, in
-    whatever ticks they end. A start that never reached the resource manager does not count, since the job did not cause
-    it. What the job may not have caused counts apart, so that the next attempt is delayed, and a tenth counts: a
-    task was ended from outside (preempted) or its node was lost, or it waited and is not listed any more (YARN's
-    manager keeps waiting tasks in memory only). A job with confirmed tasks is not to end for failures: they only delay
-    the next attempt. It begins anew once a task that was asked for after the last one is confirmed.
+    An attempt of a job fails when one of its tasks ends before it has joined. It counts
+
+    - in ``not_counted`` if the job trains, that is, has confirmed tasks: it must not end for a failed growth;
+    - in ``attempts`` if a task ended by itself;
+    - else in ``from_outside``: a task was preempted, its node was lost, or it waited and is no longer listed (YARN's
+      manager keeps waiting tasks in memory only).
+
+    Tasks that were asked for before the last failure belong to the attempt that failed then, and do not count again. A
+    task that never reached the resource manager does not count, since the job did not cause that.
     """
     before = {(task.job, task.id): task for task in tasks}
-    #: When the newest confirmed task of each job that has any was asked for.
-    confirmed: dict[JobKey, float] = {}
-    for task in before.values():
-        if task.state is TaskState.CONFIRMED:
-            confirmed[task.job] = max(confirmed.get(task.job, 0.0), task.asked_at)
-    counted: dict[JobKey, StartFailures] = {}
-    for key, count in failures.items():
-        # A failure in the future means that the clock was set back.
-        known = count._replace(at=min(count.at, at))
-        if key not in confirmed:
-            counted[key] = known
-        elif confirmed[key] < known.at:
-            counted[key] = StartFailures(0, known.last, known.at, 0, known.in_a_row)
+    confirmed = _last_confirmed(before.values())
+    counted = _without_successes(failures, confirmed, at)
     ended: dict[JobKey, str] = {}
     from_outside: dict[JobKey, str] = {}
     for change in changes:
@@ -50,21 +42,55 @@ def count_failures(
             is_from_outside = may_have_waited or change.cause in (FailureCause.CANCELLED, FailureCause.NODE_LOST)
             found = from_outside if is_from_outside else ended
             found[change.job] = f"{change.task}: {change.note or 'no reason given'}"
-    for key, failure in (from_outside | ended).items():
-        attempts, _, _, lost, others = counted.get(key, NO_FAILURES)
+    for key, reason in (from_outside | ended).items():
+        known = counted.get(key, NO_FAILURES)._replace(last=reason, at=at)
         if key in confirmed:
-            counted[key] = StartFailures(attempts, failure, at, lost, others + 1)
+            counted[key] = known._replace(not_counted=known.not_counted + 1)
+        elif key in ended:
+            counted[key] = known._replace(attempts=known.attempts + 1)
         else:
-            counted[key] = StartFailures(attempts + (key in ended), failure, at, lost + (key not in ended), others)
+            counted[key] = known._replace(from_outside=known.from_outside + 1)
+    return counted
+
+
+def _last_confirmed(tasks: Iterable[Task]) -> dict[JobKey, float]:
+    """When the newest confirmed task of each job was asked for; jobs without confirmed tasks are left out."""
+    asked_at: dict[JobKey, float] = {}
+    for task in tasks:
+        if task.state is TaskState.CONFIRMED:
+            asked_at[task.job] = max(asked_at.get(task.job, 0.0), task.asked_at)
+    return asked_at
+
+
+def _without_successes(
+    failures: Mapping[JobKey, StartFailures], confirmed: Mapping[JobKey, float], at: float
+) -> dict[JobKey, StartFailures]:
+    """The failures without those before a success: a task that was asked for after the last failure is confirmed.
+
+    Of a job that trains, failures from before it trained only delay the next attempt.
+    """
+    counted: dict[JobKey, StartFailures] = {}
+    for key, count in failures.items():
+        # A failure in the future means that the clock was set back.
+        known = count._replace(at=min(count.at, at))
+        if key not in confirmed:
+            counted[key] = known
+        elif confirmed[key] < known.at:
+            counted[key] = StartFailures(last=known.last, at=known.at, not_counted=known.in_a_row)
     return counted
 
 
 def count_refused(failures: Mapping[JobKey, StartFailures], outcome: Outcome, at: float) -> dict[JobKey, StartFailures]:
-    """Add the starts that the resource manager has refused: one attempt of each job, which delays the next one only."""
+    """Failed attempts of each job after the starts of a tick, of which the resource manager has refused some.
+
+    However many starts of a job were refused, they are one attempt, and one that already failed in this tick is not
+    counted again. It only delays the next one.
+    """
     counted = dict(failures)
     for failure in outcome.failures:
         known = counted.get(failure.job, NO_FAILURES)
-        if failure.refused and (known.at < at or not known.in_a_row):
-            words = f"{failure.what}: {failure.error}"
-            counted[failure.job] = known._replace(last=words, at=at, not_counted=known.not_counted + 1)
+        is_new = known.at < at or not known.in_a_row
+        if failure.refused and is_new:
+            reason = f"{failure.what}: {failure.error}"
+            counted[failure.job] = known._replace(last=reason, at=at, not_counted=known.not_counted + 1)
     return counted

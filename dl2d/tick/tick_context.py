@@ -121,8 +121,8 @@ class Context:
     output: str = ""
     #: Called in each tick that may act, right after the lease was checked (``ContainerManager.allow_changes``).
     allow_changes: Callable[[], None] = lambda: None
-    #: How jobs have ended that are not listed any more (``AccountingManager.how_ended``).
-    how_ended: Callable[[Collection[str]], Sequence[RmJob]] = lambda handles: ()  # noqa: ARG005
+    #: Those of the jobs with these handles that are known to have ended (``AccountingManager.final_states``).
+    final_states: Callable[[Collection[str]], Sequence[RmJob]] = lambda handles: ()  # noqa: ARG005
     #: Submits the tasks of a plan; None: one after the other.
     submitter: TaskSubmitter | None = None
     #: Seconds after which a tick submits no further batch of tasks and leaves the others to the next tick.

@@ -358,12 +358,12 @@ def test_ticks_ask_a_resource_manager_with_accounting_how_jobs_ended(
 ) -> None:
     with Running(tmp_path):
         until(lambda: ticks["begun"] == 1, "the first tick")
-    assert ticks["context"].how_ended(["1"]) == ()
+    assert ticks["context"].final_states(["1"]) == ()
     asked: list[str] = []
-    monkeypatch.setattr(LocalManager, "how_ended", lambda _, handles: asked.extend(handles) or (), raising=False)
+    monkeypatch.setattr(LocalManager, "final_states", lambda _, handles: asked.extend(handles) or (), raising=False)
     with Running(tmp_path):
         until(lambda: ticks["begun"] == 2, "a tick with another manager")
-    assert ticks["context"].how_ended(["1"]) == ()
+    assert ticks["context"].final_states(["1"]) == ()
     assert asked == ["1"]
 
 

@@ -200,19 +200,19 @@ def test_how_jobs_ended_that_are_not_listed_any_more(slurm: FakeSlurm, manager_o
     ]  # fmt: skip
     slurm.answer("sacct", rows=rows)
     manager = manager_on()
-    found = manager.how_ended(["7", "8", "9", "x;y"])
+    found = manager.final_states(["7", "8", "9", "x;y"])
     assert [(job.handle, job.state, job.reason, job.submitted, job.user) for job in found] == [
         ("7", RmJobState.FAILED, "FAILED, exit status 3", 995_000, "alice"),
         ("8", RmJobState.DONE, "", 995_000, "alice"),
     ]
     slurm.forget()
-    assert len(manager.how_ended([str(number) for number in range(1, 1201)])) == 3
+    assert len(manager.final_states([str(number) for number in range(1, 1201)])) == 3
     assert len(slurm.calls("sacct")) == 3
     slurm.answer("sacct", stderr="sacct: error: slurmdbd: Connection refused\n", status=1)
     with pytest.raises(Unavailable):
-        manager.how_ended(["7"])
+        manager.final_states(["7"])
     slurm.answer("sacct", stderr="Slurm accounting storage is disabled\n", status=1)
-    assert manager.how_ended(["7"]) == ()
+    assert manager.final_states(["7"]) == ()
     slurm.forget()
-    assert manager.how_ended(["7"]) == ()
+    assert manager.final_states(["7"]) == ()
     assert slurm.calls() == []

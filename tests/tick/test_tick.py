@@ -375,9 +375,9 @@ def test_how_tasks_and_anchors_ended_that_are_not_listed_any_more_is_asked_of_th
     world.now += 1000  # the coordinator does not call any more
     for _ in range(2):
         world.tick(15.0)
-    assert world.asked_how == []
+    assert world.asked_states == []
     world.tick(15.0)
-    assert {worker.handle, anchor} <= set(world.asked_how)
+    assert {worker.handle, anchor} <= set(world.asked_states)
     job = world.job(key)
     assert (job.state, job.end_reason) == (JobState.FINISHED, "its coordinator ended: done")
     (gone,) = (task for task in world.store.tasks(live=False) if task.tag == worker.tag)

@@ -82,7 +82,7 @@ class World:
         #: handles that it was asked about.
         self.accounted: Sequence[RmJob] = ()
         self.no_accounting: ResourceManagerError | None = None
-        self.asked_how: list[str] = []
+        self.asked_states: list[str] = []
 
     def close(self) -> None:
         self.store.close()
@@ -114,8 +114,8 @@ class World:
     def allow_changes(self) -> None:
         self.allowed += 1
 
-    def how_ended(self, handles: Collection[str]) -> Sequence[RmJob]:
-        self.asked_how += sorted(handles)
+    def final_states(self, handles: Collection[str]) -> Sequence[RmJob]:
+        self.asked_states += sorted(handles)
         if self.no_accounting is not None:
             raise self.no_accounting
         return self.accounted
@@ -139,7 +139,7 @@ class World:
             output=self.output,
             grace_seconds=1.0,
             allow_changes=self.allow_changes,
-            how_ended=self.how_ended,
+            final_states=self.final_states,
             timer=lambda: self.elapsed,
         )
 

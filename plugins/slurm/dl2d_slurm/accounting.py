@@ -33,7 +33,7 @@ _NO_ACCOUNTING: Final = re.compile(r"storage is disabled|sacct is not installed"
 _MIN_JOB_AGE: Final = re.compile(r"^MinJobAge\s*=\s*([0-9]+)", re.MULTILINE)
 #: The clocks of slurmctld and the daemon may differ by this much.
 _CLOCK_SECONDS: Final = 10.0
-#: Ids in one call: well below the limit on the length of a command line.
+#: Maximum number of ids in one call, which the length of a command line limits.
 _MAX_IDS: Final = 500
 #: Longest and shortest time that one query covers, and the longest time that is made up for.
 _MAX_WINDOW, _MIN_WINDOW, _MAX_BEHIND = 86_400.0, 900.0, 30 * 86_400.0
@@ -86,7 +86,7 @@ class Accounting:
         try:
             jobs = tuple(self._ask(since, until))
         except ResourceManagerError as error:
-            if self._is_missing(error):
+            if self._disable_if_missing(error):
                 return (), now
             self._window = max(self._window / 2, _MIN_WINDOW)
             return (), self._in_vain(since, until, now, str(error))
@@ -101,29 +101,35 @@ class Accounting:
             self._vain_since = None
         return ended, until
 
-    def how_ended(self, handles: Sequence[str]) -> tuple[RmJob, ...]:
-        """Those of the jobs with these ids that have ended; of a job that was requeued its last run.
+    def final_states(self, handles: Sequence[str]) -> tuple[RmJob, ...]:
+        """Those of the jobs with these ids that have ended; of a requeued job, its last run. Empty without accounting.
 
-        Raises ``ResourceManagerError`` if sacct does not answer.
+        Raises
+        ------
+        ResourceManagerError
+            sacct does not answer.
         """
+        if not self._available:
+            return ()
         ended: list[RmJob] = []
-        for first in range(0, len(handles) if self._available else 0, _MAX_IDS):
+        for first in range(0, len(handles), _MAX_IDS):
+            ids = ",".join(handles[first : first + _MAX_IDS])
             try:
-                # Without a time it looks at all times.
-                records, _ = self._records("--allocations", f"--jobs={','.join(handles[first : first + _MAX_IDS])}")
+                # With --jobs and without --starttime, sacct searches all times.
+                records, _ = self._query("--allocations", f"--jobs={ids}")
             except ResourceManagerError as error:
-                if self._is_missing(error):
+                if self._disable_if_missing(error):
                     break
                 raise
             jobs = (parse_job(record, ())[0] for record in records)
             ended += (job for job in jobs if job.state.ended)
         return tuple(ended)
 
-    def _is_missing(self, error: ResourceManagerError) -> bool:
-        """Whether an error means that Slurm has no accounting; then it is not asked again."""
+    def _disable_if_missing(self, error: ResourceManagerError) -> bool:
+        """Ask sacct no more if an error means that Slurm has no accounting; returns whether it does."""
         if not _NO_ACCOUNTING.search(str(error)):
             return False
-        log.warning("Slurm has no accounting: how jobs ended that it does not list any more is not known")
+        log.warning("Slurm has no accounting: final states of jobs that it no longer lists are not known")
         self._available = False
         return True
 
@@ -137,7 +143,8 @@ class Accounting:
         log.error("jobs that ended may not be recorded", since=since, until=until, reason=reason)
         return until
 
-    def _records(self, *selection: str) -> tuple[list[dict[str, str]], dict[str, str]]:
+    def _query(self, *selection: str) -> tuple[list[dict[str, str]], dict[str, str]]:
+        """Call sacct with options that select jobs; returns what ``_parse`` does."""
         delimiter = f"|{secrets.token_hex(16)}|"
         answer = self._commands.run(
             *("sacct", "--noheader", "--parsable", "--allusers", *selection),
@@ -146,10 +153,10 @@ class Accounting:
         )
         if answer.status != 0:
             raise failure("sacct failed", answer)
-        return _records(answer.stdout, delimiter)
+        return _parse(answer.stdout, delimiter)
 
     def _ask(self, since: float, until: float) -> Iterator[RmJob]:
-        records, tasks = self._records(
+        records, tasks = self._query(
             f"--partition={self._partitions}",
             *(() if self._steps else ("--allocations",)),
             *(f"--starttime={_utc(since - _CLOCK_SECONDS)}", f"--endtime={_utc(until + _CLOCK_SECONDS)}"),
@@ -176,7 +183,7 @@ class Accounting:
         return self._listed_seconds
 
 
-def _records(text: str, delimiter: str) -> tuple[list[dict[str, str]], dict[str, str]]:
+def _parse(text: str, delimiter: str) -> tuple[list[dict[str, str]], dict[str, str]]:
     """Records of jobs under squeue's names of their fields, and the most tasks that a step of each had, by job id.
 
     Raises

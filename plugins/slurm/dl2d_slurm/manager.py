@@ -163,9 +163,9 @@ class SlurmManager:
         self._last = listing if last_submit is self._last_submit else None
         return listing
 
-    def how_ended(self, handles: Collection[str]) -> tuple[RmJob, ...]:
-        """One sacct for up to 500 jobs; nothing where Slurm has no accounting. See ``AccountingManager.how_ended``."""
-        return self._accounting.how_ended([handle for handle in handles if handle.isascii() and handle.isdecimal()])
+    def final_states(self, handles: Collection[str]) -> tuple[RmJob, ...]:
+        """See ``AccountingManager``. One sacct for up to 500 jobs; empty if Slurm has no accounting."""
+        return self._accounting.final_states([handle for handle in handles if handle.isascii() and handle.isdecimal()])
 
     def _ask(self, *argv: str) -> str:
         answer = self._commands.run(*argv, more=TIMES_AS_SECONDS)

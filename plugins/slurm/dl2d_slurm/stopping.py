@@ -173,9 +173,9 @@ class Stopper:
 
 
 def _judge(answer: Answer) -> None:
-    """Raise ``Unavailable``, or log what scancel reported an error of, unless it is that a job has ended already.
+    """Raise ``Unavailable`` if Slurm did not answer; log other errors of scancel, but not that a job has ended already.
 
-    A job that the daemon's account may not end must not keep it from ending others: the next ticks ask again.
+    So a job that the daemon's account may not end does not prevent that others are ended. Later ticks ask again.
     """
     complaints = [line for line in answer.stderr.splitlines() if line.strip() and not _OVER.search(line)]
     if answer.status == 0 or (not complaints and answer.stderr.strip()):
