@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import structlog
 
@@ -73,15 +73,19 @@ def _start(
     return started, failures
 
 
-def start_anchors(context: Context, jobs: Iterable[Job], at: float) -> None:
+def start_anchors(context: Context, jobs: Sequence[Job], last: JobKey | None, at: float) -> JobKey | None:
     """Start the anchors of jobs that were submitted to the daemon; a job that the resource manager refuses ends.
 
-    Those that are left when it does not answer, or when ``Context.start_limit`` is over, are started in later ticks.
+    Returns the job at which it ended, since the resource manager did not answer or ``Context.start_limit`` was over;
+    None if all were tried. The next tick gives it as ``last`` and begins with the job after it, so that one whose start
+    is never answered does not keep the others waiting.
     """
     begin = context.timer()
-    for job in jobs:
+    first = next((place + 1 for place, job in enumerate(jobs) if job.key == last), 0)
+    for job in (*jobs[first:], *jobs[:first]):
         if not _start_anchor(context, job, at) or context.timer() - begin >= context.start_limit:
-            return
+            return job.key
+    return None
 
 
 def _start_anchor(context: Context, job: Job, at: float) -> bool:

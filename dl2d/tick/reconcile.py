@@ -75,6 +75,7 @@ class Reconciled:
     missing: Missing
     state_since: Mapping[str, tuple[TaskState, float]]
     ended_until: float | None
+    last_start: JobKey | None
 
 
 def reconcile(context: Context, state: TickState, observed: Observed, now: float) -> Reconciled:
@@ -130,10 +131,11 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         start_failures={key: count for key, count in failures.items() if key in present},
         stops_asked={},
     )
+    last_start = None
     if acts:
         if context.starts_anchors:
             submitted = [job for job in elastic.jobs if job.state is JobState.SUBMITTED and not job.anchor]
-            start_anchors(context, submitted, listing.at)
+            last_start = start_anchors(context, submitted, state.last_start, listing.at)
         stops_asked = _stop(context, changes.stops, state.memory.stops_asked, listing.at)
         memory = replace(memory, stops_asked=stops_asked)
     if memory != state.memory:
@@ -152,6 +154,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         missing=missing,
         state_since=state_since,
         ended_until=ended_until,
+        last_start=last_start,
     )
 
 

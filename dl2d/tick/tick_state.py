@@ -77,6 +77,8 @@ class TickState:
     slot: int = 0
     #: Static jobs that ended before this time are in the store; None where dl2d has not looked on yet.
     ended_until: float | None = None
+    #: The job at which the start of anchors ended before all were tried; None where all were.
+    last_start: JobKey | None = None
     #: What was decided in it; None before the first slot.
     slot_decision: SlotDecision | None = None
     #: When it was decided.

@@ -449,10 +449,26 @@ def test_a_manager_that_does_not_answer_is_asked_for_one_anchor_in_a_tick(build,
     monkeypatch.setattr(world.manager, "submit", lambda task: (asked.append(task.job.id), submit(task))[1])
     world.tick()
     world.tick()
-    assert asked == ["1", "1"]
+    assert asked == ["1", "2"]
     world.manager.refuse = None
     world.tick()
     assert [bool(world.job(key).anchor) for key in keys] == [True] * 3
+
+
+def test_an_anchor_whose_start_is_never_answered_keeps_no_others_waiting(build, monkeypatch) -> None:
+    world = build()
+    keys = [world.submit() for _ in range(5)]
+    submit = world.manager.submit
+
+    def unless_stuck(task):
+        if task.job in (keys[0], keys[1]):
+            raise Unavailable("sbatch did not answer within 30 s")
+        return submit(task)
+
+    monkeypatch.setattr(world.manager, "submit", unless_stuck)
+    for _ in range(3):
+        world.tick()
+    assert [bool(world.job(key).anchor) for key in keys] == [False, False, True, True, True]
 
 
 def test_the_start_of_many_anchors_ends_in_time(build, monkeypatch) -> None:
