@@ -45,6 +45,9 @@ log = structlog.get_logger()
 
 #: Number of jobs, those that ended last, whose anchor is stopped if it still runs.
 _MAX_ENDED_JOBS = 200
+#: The same if all these ended within ``_RECENT_SECONDS``, as when very many are cancelled at once.
+_MAX_RECENT_JOBS = 2_000
+_RECENT_SECONDS = 3600.0
 #: Why a task or anchor that is not listed has ended.
 NOT_LISTED: Final = "is not listed any more"
 REQUEUED: Final = "was requeued, or its id was given again"
@@ -91,7 +94,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
     memory = state.memory
     store, listing, acts, timeouts = context.store, observed.listing, context.mode.acts, context.timeouts
     before, silent_seconds = observed.elastic, timeouts.silent_seconds
-    ended_jobs = _ended_jobs(store, before)
+    ended_jobs = _ended_jobs(store, before, listing.at)
     match = partial(
         match_listing, before, {job.key: job for job in (*ended_jobs, *before.jobs)},
         cluster=context.cluster, tasks_as_owner=context.tasks_as_owner,
@@ -242,10 +245,13 @@ def _stop(
     return recent | {keys[identity]: at for identity in due}
 
 
-def _ended_jobs(store: TickStore, live: LiveJobs) -> tuple[Job, ...]:
+def _ended_jobs(store: TickStore, live: LiveJobs, at: float) -> tuple[Job, ...]:
     """Elastic jobs that have ended but may have left an anchor or tasks running."""
     live_keys = {job.key for job in live.jobs}
-    ended = {job.key: job for job in store.last_ended(_MAX_ENDED_JOBS)}
+    last = store.last_ended(_MAX_ENDED_JOBS)
+    if len(last) == _MAX_ENDED_JOBS and at - (last[-1].ended_at or 0.0) < _RECENT_SECONDS:
+        last = store.last_ended(_MAX_RECENT_JOBS)
+    ended = {job.key: job for job in last}
     for task in live.tasks:
         if task.job not in live_keys and task.job not in ended:
             job = store.job(task.job)
@@ -331,7 +337,7 @@ def compare(
     live
         Elastic jobs and tasks of the store that have not ended.
     ended_jobs
-        Elastic jobs that have ended: those that still have live tasks, and the last ``_MAX_ENDED_JOBS`` others.
+        Elastic jobs that have ended: those that still have live tasks, and those that ended last.
     matches
         What the listing has of them.
     gone

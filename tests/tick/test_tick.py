@@ -471,6 +471,18 @@ def test_an_anchor_whose_start_is_never_answered_keeps_no_others_waiting(build, 
     assert [bool(world.job(key).anchor) for key in keys] == [False, False, True, True, True]
 
 
+def test_anchors_of_their_users_are_stopped_however_many_jobs_are_cancelled_at_once(build) -> None:
+    world = build()
+    keys = [world.submit() for _ in range(230)]
+    world.tick()
+    for entry in world.manager._entries.values():
+        entry.job = structs.replace(entry.job, tag="", submitted=keys[0].submitted)  # as sbatch starts them
+    for key in keys:
+        world.store.change_job(key, JobChange(state=JobState.CANCELLED, end_reason="by its user"), world.now)
+    world.tick()
+    assert not world.manager.live()
+
+
 def test_the_start_of_many_anchors_ends_in_time(build, monkeypatch) -> None:
     world = build(start_limit=15.0)
     keys = [world.submit() for _ in range(5)]
