@@ -205,7 +205,7 @@ def main() -> None:
     parser.add_argument("--python", default=str(ROOT / "build" / "mxnet" / "bin" / "python"), help="one that has MXNet")
     parser.add_argument("--tensors", choices=[*SETS, "both"], default="both")
     parser.add_argument("--cells", nargs="*", default=["1,1", "2,1", "2,2"], help="workers,servers")
-    parser.add_argument("--ways", nargs="*", choices=list(WAYS), default=list(WAYS)[:4])
+    parser.add_argument("--ways", nargs="*", choices=list(WAYS), default=[way for way in WAYS if "replicas" not in way])
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--warm", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=3)
