@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,7 +32,8 @@ def machine() -> Iterator[SystemdMachine]:
         shown = "\n".join(f"BindReadOnlyPaths={part}" for part in sorted(parts) if part.is_relative_to("/tmp"))
         (drop_in / "tests.conf").write_text(f"[Service]\nProtectHome=read-only\nWatchdogSec=6\nRestartSec=1\n{shown}\n")
         config = machine.root / "etc/dl2d"
-        config.mkdir(exist_ok=True)  # the machine that runs the tests may have one
+        config.mkdir(exist_ok=True)  # the machine that runs the tests may have one, and an old store
+        shutil.rmtree(machine.root / "var/lib/dl2d", ignore_errors=True)
         (config / "dl2d.yaml").write_text(
             f"resource_manager: {{name: local}}\napi: {{port: {free_port()}}}\n"
             "schedule: {poll_seconds: 1, slot_seconds: 5}\n"
