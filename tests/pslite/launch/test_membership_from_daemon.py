@@ -75,6 +75,8 @@ def test_a_job_under_a_daemon_that_is_away_for_a_while_grows_shrinks_and_finishe
         "prepare_ms",
         "move_ms",
         "suspension_ms",
+        "longest_step_ms",
+        "median_step_ms",
     }
     left = [b for b in daemon.beats if any(m["task"] == "worker-0" and m["state"] == "left" for m in b["members"])]
     told = [m["cause"] for b in left for m in b["members"] if m["task"] == "worker-0"]
