@@ -156,7 +156,9 @@ def test_a_job_that_ended_last_is_found_however_many_jobs_were_submitted_after_i
         store.add_job(job)
     for job in (*others[:250], first):
         store.change_job(job.key, JobChange(state=J.FINISHED), NOW)
-    assert first.key in [job.key for job in reconcile._ended_jobs(store, LiveJobs())]
+    for at, found in ((NOW, 251), (NOW + 7200, 200)):
+        ended = [job.key for job in reconcile._ended_jobs(store, LiveJobs(), at)]
+        assert (first.key in ended, len(ended)) == (True, found)
 
 
 def test_orphans() -> None:
