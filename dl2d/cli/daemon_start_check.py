@@ -22,16 +22,16 @@ _MIN_FREE_BYTES = 256 << 20
 
 def folder_problem(folder: Path) -> str:
     """What is wrong with the state folder, as the account that asks sees it; empty for nothing."""
-    place = folder.absolute()
+    place = folder
     try:
         while not place.exists():
             place = place.parent
         if not place.is_dir():
             return f"{place} is not a folder; set another state_dir"
         if not os.access(place, os.W_OK | os.X_OK):
-            verb = "written" if place == folder.absolute() else f"created: {place} may not be written"
+            verb = "written" if place == folder else f"created: {place} may not be written"
             return f"{folder} may not be {verb} by uid {os.getuid()}; run this command as the daemon's account"
-        if place == folder.absolute() and (problem := exposed_folder(place)):
+        if place == folder and (problem := exposed_folder(place)):
             return problem
         space = os.statvfs(place)
     except OSError as error:

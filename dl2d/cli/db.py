@@ -52,7 +52,7 @@ def grant(
 
 @app.command()
 def export(
-    folder: Annotated[Path, typer.Argument(help="Folder for the files; made where it is missing.")],
+    folder: Annotated[Path, typer.Argument(help="Folder for the files: an empty one, or a new one, which is made.")],
     table: Annotated[list[str] | None, typer.Option(help="Only this table; may be given several times.")] = None,
     config: ConfigOption = DEFAULT_PATH,
     as_json: JsonOption = False,

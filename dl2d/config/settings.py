@@ -282,6 +282,15 @@ class Settings(BaseSettings):
     learning: LearningSettings = LearningSettings()
     log: LogSettings = LogSettings()
 
+    @field_validator("state_dir")
+    @classmethod
+    def _is_absolute(cls, value: Path) -> Path:
+        """Commands find the daemon's folder from wherever they are given."""
+        if not value.is_absolute():
+            msg = "must be an absolute path such as /var/lib/dl2d"
+            raise ValueError(msg)
+        return value
+
     @model_validator(mode="after")
     def _compares_two_policies(self) -> Settings:
         if self.mode is Mode.CANARY and self.policy.name == self.policy.fallback:
@@ -326,7 +335,7 @@ class Settings(BaseSettings):
     @property
     def store_url(self) -> str:
         """The store's URL: as given, or SQLite in the state folder."""
-        return self.store.url or f"sqlite:///{self.state_dir.absolute() / 'dl2d.sqlite'}"
+        return self.store.url or f"sqlite:///{self.state_dir / 'dl2d.sqlite'}"
 
     @property
     def versions_path(self) -> Path:

@@ -240,7 +240,9 @@ class Daemon(AbstractContextManager["Daemon"]):
             scheduler.add_job(self.tick, "interval", seconds=self._settings.schedule.poll_seconds, id=_TICK)
             self._schedule_learning(scheduler, self._settings)
             pruning = (self._store, self._settings.store.keep, self._clock, self._stop)
-            scheduler.add_job(prune, "interval", seconds=PRUNE_SECONDS, args=pruning, id=_PRUNE, executor=_PRUNE)
+            # The first time now: a daemon that never runs for so long prunes, too.
+            now, every = datetime.now(tz=UTC), IntervalTrigger(seconds=PRUNE_SECONDS)
+            scheduler.add_job(prune, every, args=pruning, id=_PRUNE, executor=_PRUNE, next_run_time=now)
             scheduler.start()
             self._service.ready(self._status)
             log.info("ready", url=self.url, poll_seconds=self._settings.schedule.poll_seconds)

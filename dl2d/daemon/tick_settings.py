@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from dl2d.config.settings import Settings
 from dl2d.tick.tick_context import GuardRules, Timeouts
 
@@ -25,7 +23,7 @@ def manager_settings(settings: Settings) -> dict[str, object]:
     """The chosen manager's part of the settings; one that keeps files gets a folder under the state folder."""
     section: dict[str, object] = settings.resource_manager.chosen
     if settings.resource_manager.name == "local":
-        section.setdefault("state_dir", str(Path(settings.state_dir).absolute() / "local"))
+        section.setdefault("state_dir", str(settings.state_dir / "local"))
     return section
 
 

@@ -38,7 +38,7 @@ def export(
     Raises
     ------
     RequestError
-        There is no such table, or the folder cannot be written.
+        There is no such table, or the folder has files or cannot be written.
     StoreError
         The database cannot be read.
     """
@@ -47,6 +47,8 @@ def export(
         raise RequestError("table", f"there is no {', '.join(missing)}; there are {', '.join(sorted(known))}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise RequestError("folder", f"{folder} is not empty; name an empty or a new folder")
         return {
             name: _export_table(database, Base.metadata.tables[name], columns, folder / f"{name}.csv", done)
             for name, columns in known.items()

@@ -44,6 +44,8 @@ def file(tmp_path: Path) -> Path:
         ("guard: {per_user: {cpu: 4, gpu: 0}}", "guard.per_user: gpu: must be more than 0; a resource that is not"),
         ("guard: {churn: -1}", "guard.churn"),
         ("guard: {cooldown_up_seconds: -1}", "guard.cooldown_up_seconds"),
+        ("state_dir: here", "state_dir: must be an absolute path such as /var/lib/dl2d, got 'here'"),
+        ("state_dir: ~/dl2d", "state_dir: must be an absolute path such as /var/lib/dl2d, got '~/dl2d'"),
         ("store: {progress_seconds: -1}", "store.progress_seconds"),
         ("log: {level: loud}", "log.level"),
         ("log: {format: xml}", "log.format"),

@@ -17,13 +17,15 @@ from typing import Any, Self
 
 import pytest
 from local_cluster import LocalCluster
+from store.samples import a_job
 from structlog.testing import capture_logs
 
 from dl2d import plugins
 from dl2d.cli import main
 from dl2d.config.settings import Settings
 from dl2d.core.errors import AlreadyRunning, Dl2dError, PluginError, StoreUnavailable, Waiting
-from dl2d.core.jobs import JobState
+from dl2d.core.jobs import JobState, Progress
+from dl2d.core.store import JobChange
 from dl2d.daemon import loop
 from dl2d.daemon.loop import Daemon
 from dl2d.local.manager import LocalManager
@@ -292,7 +294,7 @@ def _request(name: str) -> dict[str, object]:
 class Running:
     """A daemon in a thread of its own, on a store in memory."""
 
-    def __init__(self, folder: Path, **options: Any) -> None:
+    def __init__(self, folder: Path, store: SqlStore | None = None, **options: Any) -> None:
         settings = Settings.model_validate(
             {
                 "state_dir": folder / "state",
@@ -302,7 +304,7 @@ class Running:
             }
         )
         self.error: Dl2dError | None = None
-        self.daemon = Daemon(settings, SqlStore("sqlite://"), **options)
+        self.daemon = Daemon(settings, store or SqlStore("sqlite://"), **options)
         self._thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
@@ -403,6 +405,15 @@ def test_a_tick_that_has_to_wait_is_no_failure(tmp_path: Path, ticks: dict[str, 
         ticks["error"] = None
         running.daemon.wake()
         until(lambda: ticks["begun"] >= 3, "the next tick")
+
+
+def test_rows_that_are_too_old_are_deleted_soon_after_the_start(tmp_path: Path) -> None:
+    store = SqlStore("sqlite://", progress_seconds=0)
+    store.add_job(job := a_job())
+    store.report_progress(job.key, Progress(at=1.0))
+    store.change_job(job.key, JobChange(state=JobState.FINISHED), 2.0)
+    with Running(tmp_path, store):
+        until(lambda: not store.jobs(live=False), "the job, which ended in 1970, is deleted")
 
 
 def test_a_lost_lease_ends_the_daemon(tmp_path: Path, ticks: dict[str, Any]) -> None:

@@ -164,3 +164,11 @@ def test_an_export_of_one_table_and_of_one_that_is_not_there(filled: Database, t
     (tmp_path / "file").touch()
     with pytest.raises(RequestError, match=r"File exists|Not a directory"):
         export(filled, tmp_path / "file", done=lambda *_: None)
+
+
+def test_an_export_writes_over_nothing(filled: Database, tmp_path: Path) -> None:
+    (folder := tmp_path / "out").mkdir()
+    (folder / "jobs.csv").write_text("of last month")
+    with pytest.raises(RequestError, match=f"folder: {folder} is not empty; name an empty or a new folder"):
+        export(filled, folder, done=lambda *_: None)
+    assert [(each.name, each.read_text()) for each in folder.iterdir()] == [("jobs.csv", "of last month")]
