@@ -297,7 +297,7 @@ class SlurmCluster:
         return self.run("squeue", "-h", "-o", "%i").stdout.split()
 
     def node_states(self) -> list[str]:
-        return self.run("sinfo", "-h", "-N", "-o", "%T", check=False).stdout.split()
+        return self.run("sinfo", "-h", "-N", "-p", self.partition, "-o", "%T", check=False).stdout.split()
 
     def wait_until(self, true: Callable[[], object], what: str, *, timeout: float = 60, every: float = 0.1) -> None:
         """Look again and again until ``true()`` holds; on time-out fail with the ends of the logs."""

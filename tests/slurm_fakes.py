@@ -41,6 +41,8 @@ if rows is not None and wanted:
     rows = [row for row in rows if chosen is None or str(row.get("JobID")) in chosen]
     for row in rows:
         sys.stdout.write("".join(str(row.get(field, "")) + suffix for field, _, suffix in fields) + "\\n")
+if rows is not None and "--format=%i|%x" in sys.argv:
+    sys.stdout.write("".join(f"{row['JobID']}|{row.get('excluded', '')}\\n" for row in rows))
 sys.stdout.write(answer.get("stdout", ""))
 sys.stderr.write(answer.get("stderr", ""))
 sys.exit(answer.get("status", 0))
@@ -113,6 +115,7 @@ class Clock:
 def node_row(name: str, **more: object) -> dict[str, object]:
     """A row of sinfo: an idle node."""
     row = {"NodeList": name, "StateLong": "idle", "CPUsState": "0/8/0/8", "Memory": "4000", "AllocMem": "0"}
+    row |= {"PartitionName": "gpu", "Time": "infinite"}
     return {**row, "Gres": "gpu:2", "GresUsed": "gpu:0", "Reason": "none", **more}
 
 
@@ -120,7 +123,8 @@ def job_row(number: int, **more: object) -> dict[str, object]:
     """A row of squeue: a running job."""
     row = {"JobID": number, "State": "RUNNING", "SubmitTime": 1795253932, "exit_code": 0, "UserName": "alice"}
     row |= {"NodeList": "n1", "tres-alloc": "cpu=1,mem=100M,node=1,billing=1", "tres-per-node": "N/A"}
-    row |= {"JobArrayID": number, "EndTime": "NONE"}
+    row |= {"JobArrayID": number, "EndTime": "NONE", "Partition": "gpu", "Nice": 0}
+    row |= dict.fromkeys(("Reservation", "Feature", "WCKey"), "(null)")
     return {**row, "Reason": "None", "Comment": "(null)", **more}
 
 

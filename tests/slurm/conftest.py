@@ -9,6 +9,9 @@ import pytest
 from slurm_cluster import SlurmCluster, why_not
 from slurm_fakes import Clock, FakeSlurm, Managers, Real
 
+#: A partition of some of the nodes, whose jobs end after a minute if they say nothing of their time.
+SMALL = "PartitionName=small Nodes=n1,n2 DefaultTime=1:00 MaxTime=2:00:00 State=UP"
+
 
 @pytest.fixture
 def clock() -> Clock:
@@ -32,7 +35,7 @@ def private_slurm() -> Iterator[Real]:
     reason = why_not()
     if reason:
         pytest.skip(reason)
-    with SlurmCluster() as cluster:
+    with SlurmCluster(extra=SMALL) as cluster:
         alice = cluster.add_user("alice")
         cluster.add_group(alice, "lab")
         yield Real(cluster, alice, cluster.add_user("bob"))

@@ -26,11 +26,49 @@ OWNER_ROW: dict[str, object] = {
     "Account": "ml",
     "Partition": "gpu",
     "QOS": "(null)",
+    "Container": "(null)",
+    "MCSLabel": "N/A",
     "Name": "train",
 }
 SCRIPT = "#!/bin/sh\n#DL2 model=resnet-50\nexec dl2-run python train.py\n"
 CREDENTIAL = "MUNGE:AwQDAAB...:"
 GOOD = "STATUS:          0\nUID:             1001\nLENGTH:          7\n\ndl2d:12"
+
+
+# Time limits and partitions of tasks
+
+
+@pytest.mark.parametrize(
+    ("left", "settings", "minutes"),
+    [
+        (1790, {}, 30),
+        (1800, {}, 30),
+        (-5, {}, 1),
+        (1790, {"time_limit": "20"}, 20),
+        (1790, {"time_limit": "0-10:00"}, 30),
+        (7190, {}, 100),
+    ],
+    ids=["rounded", "whole", "over", "setting", "longer setting", "partition"],
+)
+def test_a_task_has_what_is_left_of_its_anchors_time(
+    slurm: FakeSlurm, manager_on: Managers, clock: Clock, left: int, settings: dict[str, object], minutes: int
+) -> None:
+    slurm.answer("squeue", rows=[job_row(12, EndTime=int(clock.now) + left)])
+    slurm.answer("sinfo", rows=[node_row("n1", Time="1:40:00"), node_row("n1", PartitionName="all")])
+    manager = manager_on(**settings)
+    manager.listing()
+    manager.submit(task(owner=Owner("alice", 1001, 1002, partition="gpu")))
+    assert [word for word in slurm.calls("sbatch")[0].argv if word.startswith("--time")] == [f"--time={minutes}"]
+
+
+def test_a_task_goes_to_a_partition_that_has_its_node(slurm: FakeSlurm, manager_on: Managers) -> None:
+    slurm.answer("sinfo", rows=[node_row("n1", PartitionName="a"), node_row("n2", PartitionName="b")])
+    manager = manager_on(partition="a,b")
+    manager.listing()
+    for node in ("n2", "n3"):
+        manager.submit(task(node=node))
+    said = [word for call in slurm.calls("sbatch") for word in call.argv if word.startswith("--partition")]
+    assert said == ["--partition=b", "--partition=a,b"]
 
 
 # The tick
@@ -454,13 +492,13 @@ def authentication(slurm: FakeSlurm) -> FakeSlurm:
     return slurm
 
 
-def test_a_job_is_authenticated_with_three_commands(authentication: FakeSlurm, manager_on: Managers) -> None:
+def test_a_job_is_authenticated_with_four_commands(authentication: FakeSlurm, manager_on: Managers) -> None:
     anchor = manager_on(cluster="fake", munge_socket="/run/m/sock").authenticate("12", CREDENTIAL)
     assert anchor.key == JOB
     assert anchor.owner == Owner("alice", 1001, 1002, account="ml", partition="gpu", qos="")
     assert (anchor.name, anchor.script) == ("train", SCRIPT)
-    assert [call.name for call in authentication.calls()] == ["unmunge", "squeue", "scontrol"]
-    unmunge, squeue, _ = authentication.calls()
+    assert [call.name for call in authentication.calls()] == ["unmunge", "squeue", "scontrol", "squeue"]
+    unmunge, squeue, *_ = authentication.calls()
     assert unmunge.stdin == CREDENTIAL
     assert "--socket=/run/m/sock" in unmunge.argv
     assert "--jobs=12" in squeue.argv
@@ -547,6 +585,48 @@ def test_what_is_no_job_id_never_reaches_squeue(authentication: FakeSlurm, manag
     with pytest.raises(NotFound):
         manager_on(cluster="fake").authenticate(rm_id, CREDENTIAL)
     assert authentication.calls("squeue") == []
+
+
+@pytest.mark.parametrize(
+    ("line", "row", "words"),
+    [
+        ("#SBATCH --exclusive", {}, "--exclusive of sbatch cannot be used with an elastic job: tasks of elastic jobs"),
+        ("#SBATCH -n 1 --exclusive=user # note", {}, "--exclusive"),
+        ("#SBATCH --container-image=x.sqsh", {}, "--container-image .* start the container in the command of dl2-run"),
+        ("#SBATCH -Mother", {}, "--clusters"),
+        ("#SBATCH hetjob", {}, "hetjob of sbatch"),
+        ("", {"Container": "/oci/bundle"}, "--container"),
+        ("", {"MCSLabel": "secret"}, "--mcs-label"),
+    ],
+)
+def test_an_option_that_tasks_cannot_have_is_refused_by_name(
+    authentication: FakeSlurm, manager_on: Managers, line: str, row: dict[str, object], words: str
+) -> None:
+    authentication.answer("squeue", rows=[{**OWNER_ROW, **row}])
+    authentication.answer("scontrol", stdout=f"#!/bin/sh\n# x\n\n{line}\n{SCRIPT}\n")
+    with pytest.raises(Rejected, match=words):
+        manager_on(cluster="fake").authenticate("12", CREDENTIAL)
+
+
+@pytest.mark.parametrize("line", ["#SBATCH --time=30 -c1 --job-name='x --exclusive'", "true\n#SBATCH --exclusive"])
+def test_other_options_and_lines_are_not_refused(authentication: FakeSlurm, manager_on: Managers, line: str) -> None:
+    authentication.answer("scontrol", stdout=f"#!/bin/sh\n{line}\n{SCRIPT}\n")
+    assert manager_on(cluster="fake").authenticate("12", CREDENTIAL).key == JOB
+
+
+def test_the_nodes_that_a_job_excludes_are_asked_once_and_hold_for_its_tasks(
+    authentication: FakeSlurm, manager_on: Managers
+) -> None:
+    authentication.answer("squeue", rows=[OWNER_ROW | job_row(12, excluded="n[3-4]")])
+    first, restarted = manager_on(cluster="fake"), manager_on(cluster="fake")
+    first.authenticate("12", CREDENTIAL)
+    for manager in (first, restarted):
+        manager.listing()
+        authentication.forget()
+        for _ in range(2):
+            manager.submit(task())
+        assert [call.argv.count("--exclude=n[3-4]") for call in authentication.calls("sbatch")] == [1, 1]
+        assert len(authentication.calls("squeue")) == (manager is restarted)
 
 
 def test_a_job_name_cannot_forge_the_owner(authentication: FakeSlurm, manager_on: Managers) -> None:

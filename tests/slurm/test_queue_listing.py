@@ -10,7 +10,9 @@ from slurm_fakes import job_row, node_row
 from dl2d.core.cluster import NodeState
 from dl2d.core.resource_manager import RmJobState
 from dl2d.core.resources import Resources
+from dl2d_slurm.anchor_options import AnchorOptions
 from dl2d_slurm.output_fields import count, parse_gres
+from dl2d_slurm.partitions import Partition
 from dl2d_slurm.queue_listing import (
     JOB_FIELDS,
     NODE_FIELDS,
@@ -19,6 +21,7 @@ from dl2d_slurm.queue_listing import (
     parse_jobs,
     parse_nodes,
     records,
+    watched_fields,
     with_held,
 )
 
@@ -28,7 +31,8 @@ TAG = "dl2:lab.7.1795253000:worker-1"
 
 def rendered(rows: list[dict[str, object]], fields: tuple[str, ...]) -> str:
     """What Slurm prints for ``format_option(fields, WORD)``."""
-    return "".join("|".join(str(row[field]) for field in fields) + f"|{WORD}\n" for row in rows)
+    columns = [column.partition(":") for column in format_option(fields, WORD).removeprefix("--Format=").split(",")]
+    return "".join("".join(f"{row[field]}{end}" for field, _, end in columns) + "\n" for row in rows)
 
 
 def jobs_of(*rows: dict[str, object]) -> str:
@@ -89,6 +93,16 @@ def test_no_comment_breaks_the_listing(comment: str, user: str, reason: str) -> 
     assert parsed.strange == ()
 
 
+@pytest.mark.parametrize("fields", [JOB_FIELDS, watched_fields()], ids=["own", "watched"])
+def test_an_anchors_options_are_read_whatever_separators_they_hold(fields: tuple[str, ...]) -> None:
+    free = {"Feature": "[a|b]&c", "WCKey": "x|y\n", "Name": "n|m|", "Comment": f"|{WORD[:-1]}-|"}
+    plain = {"Reservation": "ml", "Nice": 7, "EndTime": 1795260000, "Partition": "gpu,small"}
+    more = dict.fromkeys(fields, "1") | job_row(3, **free, **plain)
+    parsed = parse_jobs(rendered([more, more | {"JobID": 4, "Comment": TAG}], fields), WORD, fields=fields)
+    assert parsed.unreadable == ()
+    assert parsed.options == {"3": AnchorOptions(1795260000, "gpu,small", "ml", "[a|b]&c", 7, "x|y")}
+
+
 def test_a_comment_cannot_pass_for_a_record() -> None:
     forged = "x|\n" + jobs_of(job_row(99, UserName="root", Comment=TAG)).replace(WORD, "0" * 32) + "9|RUNNING"
     parsed = parse_jobs(jobs_of(job_row(1, Comment=forged)), WORD)
@@ -125,6 +139,20 @@ def test_an_unknown_job_state_is_reported_and_keeps_its_room() -> None:
     parsed = parse_jobs(jobs_of(job_row(1, State="DANCING")), WORD)
     assert parsed.jobs[0].state is RmJobState.RUNNING
     assert "DANCING" in parsed.strange[0]
+
+
+def test_partitions_have_their_nodes_and_longest_time() -> None:
+    rows = [
+        node_row("n1", PartitionName="small", Time="2:00:00"),
+        node_row("n1", PartitionName="all", Time="infinite"),
+        node_row("n2", PartitionName="all", Time="infinite"),
+    ]
+    found = parse_nodes(nodes_of(*rows), WORD)
+    assert [node.name for node in found.nodes] == ["n1", "n2"]
+    assert found.partitions == {
+        "small": Partition("small", frozenset({"n1"}), 7200.0),
+        "all": Partition("all", frozenset({"n1", "n2"})),
+    }
 
 
 def test_a_node_has_capacity_use_state_and_remark() -> None:

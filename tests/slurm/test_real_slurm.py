@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 from slurm_cluster import PATH, SlurmCluster, User, why_not
 from slurm_fakes import Real
 
 from dl2d.core.cluster import NodeState, task_tag
-from dl2d.core.errors import Denied, NotFound, Rejected, Unavailable
+from dl2d.core.errors import Denied, NotFound, Rejected, ResourceManagerError, Unavailable
 from dl2d.core.jobs import JobKey, Launch, Owner, Role
 from dl2d.core.resource_manager import RmJob, RmJobState, TaskSpec
 from dl2d.core.resources import NO_RESOURCES, Resources
@@ -149,6 +150,20 @@ def test_a_task_goes_to_its_node_and_its_room_is_counted_there(real: Real, manag
     assert used == {"n1": NO_RESOURCES, "n2": NO_RESOURCES, "n3": demand, "n4": NO_RESOURCES}
     assert {node.capacity for node in listing.nodes} == {Resources.of(cpu=8, memory=4000, gpu=2)}
     assert {node.state for node in listing.nodes} == {NodeState.UP}
+
+
+def test_tasks_have_what_the_user_gave_to_sbatch_for_the_anchor(real: Real, manager: SlurmManager) -> None:
+    given = ("--partition=small", "--time=30", "--nice=7", "--wckey=a|b", "--exclude=n2,n4")
+    anchor = real.cluster.submit_as(real.alice, ANCHOR, *given)
+    wait_for(real, manager, anchor, RmJobState.RUNNING)
+    owner = replace(real.owner(real.alice), partition="small")
+    task = msgspec.structs.replace(alices(real, FOREVER), job=JobKey("lab", anchor, 1), owner=owner)
+    handle = manager.submit(task)
+    shown = real.cluster.run("scontrol", "show", "job", handle).stdout
+    for words in ("TimeLimit=00:30:00", "Partition=small", "Nice=7", "ExcNodeList=n[2,4]"):
+        assert f"{words} " in f"{shown} ".replace("\n", " ")
+    with pytest.raises(ResourceManagerError, match="Invalid node name"):
+        manager.submit(msgspec.structs.replace(task, node="n2"))
 
 
 def test_without_a_demand_for_gpus_there_are_none(real: Real, manager: SlurmManager) -> None:

@@ -12,6 +12,7 @@ from slurm_fakes import task
 from dl2d.core.errors import Rejected
 from dl2d.core.jobs import Launch, Owner
 from dl2d.core.resources import Resources
+from dl2d_slurm.anchor_options import AnchorOptions
 from dl2d_slurm.settings import SlurmSettings
 from dl2d_slurm.submission import NODE_VARIABLES, options, script
 
@@ -71,7 +72,7 @@ def test_what_no_script_can_hold_is_rejected(launch: Launch) -> None:
 
 
 def chosen(**more: object) -> list[str]:
-    given = {"settings": SlurmSettings(), "spelling": {}, "as_owner": True}
+    given = {"settings": SlurmSettings(), "spelling": {}, "as_owner": True, "anchor": AnchorOptions()}
     wanted = {key: more.pop(key) for key in list(more) if key in given}
     return options(task(**more), **{**given, **wanted})  # type: ignore[arg-type]
 
@@ -120,3 +121,10 @@ def test_demands(demand: dict[str, float], said: list[str]) -> None:
 def test_a_fraction_of_a_device_is_rejected() -> None:
     with pytest.raises(Rejected, match=r"gpu=0\.5"):
         chosen(demand=Resources.of(cpu=1, gpu=0.5))
+
+
+def test_what_the_user_gave_to_sbatch_for_the_anchor_holds_for_its_tasks() -> None:
+    anchor = AnchorOptions(reservation="ml", features="a100&ib", nice=5, wckey="a|b")
+    words = chosen(anchor=anchor, settings=SlurmSettings(sbatch_options=("--reservation=all",)))
+    assert words[-5:] == ["--reservation=ml", "--constraint=a100&ib", "--nice=5", "--wckey=a|b", "--reservation=all"]
+    assert not [word for word in chosen(anchor=AnchorOptions(nice=-5)) if word.startswith("--nice")]

@@ -8,6 +8,7 @@ import secrets
 from dl2d.core.errors import Denied, NotFound, Rejected, Unavailable
 from dl2d.core.jobs import JobKey
 from dl2d.core.resource_manager import Anchor
+from dl2d_slurm.anchor_options import refuse_options
 from dl2d_slurm.commands import Commands, failure
 from dl2d_slurm.output_fields import owner_of, seconds
 from dl2d_slurm.queue_listing import OWNER_FIELDS, TIMES_AS_SECONDS, array_id, format_option, records
@@ -66,6 +67,8 @@ def anchor(commands: Commands, rm_id: str, uid: int, *, cluster: str) -> Anchor:
         There is no such job, or it has ended.
     Denied
         It is somebody else's.
+    Rejected
+        Its user gave options to sbatch that its tasks could not have.
     """
     if not _ID.fullmatch(rm_id):
         raise NotFound(f"{rm_id[:80]!r} is not the id of a Slurm job")
@@ -90,11 +93,13 @@ def anchor(commands: Commands, rm_id: str, uid: int, *, cluster: str) -> Anchor:
     submitted = seconds(found["SubmitTime"])
     if not submitted:
         raise Unavailable(f"squeue does not say when job {rm_id} was submitted", said=str(found)[:300])
+    script = _script(commands, rm_id)
+    refuse_options(found, script)
     return Anchor(
         key=JobKey(cluster, array_id(found) or rm_id, submitted),
         owner=owner,
         name=found["Name"],
-        script=_script(commands, rm_id),
+        script=script,
         handle=rm_id,
     )
 

@@ -6,21 +6,27 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import structlog
+from msgspec import structs
 
 from dl2d.core.errors import Rejected, Unavailable
 from dl2d.core.resource_manager import Anchor, Capabilities, ResourceManager, RmIdentity, RmJob, RmListing, TaskSpec
 from dl2d.core.resources import Resources
 from dl2d_slurm.accounting import Accounting
+from dl2d_slurm.anchor_options import NO_OPTIONS, AnchorOptions
 from dl2d_slurm.authentication import anchor, proven_uid
 from dl2d_slurm.commands import Commands, TokenBucket, failure
+from dl2d_slurm.observed_jobs import limit_seconds
+from dl2d_slurm.partitions import Partition, partitions_of, task_minutes
 from dl2d_slurm.queue_listing import (
+    EXCLUDED_FORMAT,
     JOB_FIELDS,
     NODE_FIELDS,
     TIMES_AS_SECONDS,
     format_option,
+    parse_excluded,
     parse_jobs,
     parse_nodes,
     watched_fields,
@@ -98,6 +104,11 @@ class SlurmManager:
         self._submit_rate = TokenBucket(settings.submit_rate_per_second, clock=clock, sleep=sleep)
         self._spelling: Mapping[str, str] = {}
         self._capacities: Mapping[str, Resources] = {}
+        #: Of the last listing, too.
+        self._anchors: Mapping[str, AnchorOptions] = {}
+        self._partitions: Mapping[str, Partition] = {}
+        #: Nodes that the jobs of tasks exclude, by the jobs' ids; asked once of each job.
+        self._excluded: dict[str, str] = {}
         self._last: RmListing | None = None
         #: Replaced whenever a task was submitted: a listing that was read meanwhile may lack it and is not used again.
         self._last_submit = object()
@@ -149,6 +160,8 @@ class SlurmManager:
         nodes = parse_nodes(self._ask("sinfo", "--noheader", "--Node", *chosen, format_option(NODE_FIELDS, word)), word)
         self._spelling = nodes.spelling
         self._capacities = {node.name: node.capacity for node in nodes.nodes}
+        self._anchors, self._partitions = jobs.options, nodes.partitions
+        self._excluded = {job: excluded for job, excluded in self._excluded.items() if job in jobs.options}
         if not jobs.unreadable:
             self._stopper.forget_all_but({job.identity for job in jobs.jobs if not job.state.ended})
         incomplete = (*jobs.unreadable, *nodes.unreadable)
@@ -183,7 +196,14 @@ class SlurmManager:
         """One sbatch. After ``Unavailable`` the job may exist all the same: look for its tag in a listing."""
         self._check_fits(task)
         as_owner = self._uid == 0 or task.owner.uid != self._uid
-        argv = options(task, self._settings, self._spelling, as_owner=as_owner)
+        if task.job.id in self._anchors:
+            self._ask_excluded([task.job.id])
+        held = self._options_of(task.job.id)
+        names = partitions_of(self._settings.partition or task.owner.partition, task.node, self._partitions)
+        argv = options(
+            task, self._settings, self._spelling,
+            as_owner=as_owner, partition=",".join(names), time_limit=self._time_limit(held, names), anchor=held,
+        )  # fmt: skip
         text = script(task.launch)
         self._submit_rate.take()
         try:
@@ -199,6 +219,25 @@ class SlurmManager:
             raise Rejected(f"{what}: no job id in its answer", said=(answer.stdout + answer.stderr)[:500])
         log.info("task submitted", tag=task.tag, node=task.node, handle=match[1])
         return match[1]
+
+    def _options_of(self, job: str) -> AnchorOptions:
+        """What the user of a job gave to sbatch, as far as it is known."""
+        held = self._anchors.get(job, NO_OPTIONS)
+        return structs.replace(held, exclude=excluded) if (excluded := self._excluded.get(job)) else held
+
+    def _ask_excluded(self, jobs: Iterable[str]) -> None:
+        """Ask squeue, once for each job, which nodes it excludes. Of one that is gone it stays unknown."""
+        if new := [job for job in jobs if job not in self._excluded]:
+            answer = self._commands.run("squeue", "--noheader", "--all", f"--jobs={','.join(new)}", EXCLUDED_FORMAT)
+            if answer.status == 0:
+                self._excluded |= dict.fromkeys(new, "") | parse_excluded(answer.stdout)
+
+    def _time_limit(self, anchor: AnchorOptions, partitions: Sequence[str]) -> str:
+        """What is left of its anchor's time limit to a task job that is submitted now; empty if that is not known."""
+        if not anchor.ends:
+            return ""
+        most = limit_seconds(self._settings.time_limit)
+        return str(task_minutes(anchor.ends, self._clock(), most, partitions, self._partitions))
 
     def _check_fits(self, task: TaskSpec) -> None:
         """Refuse a demand that can never be met: Slurm would queue some of these for ever."""
@@ -223,9 +262,11 @@ class SlurmManager:
         self._stopper.stop(jobs, grace)
 
     def authenticate(self, rm_id: str, proof: str) -> Anchor:
-        """One unmunge, one squeue of this job, one scontrol for the script; the first time one more for the name."""
+        """One unmunge, two squeues of this job, one scontrol for the script; the first time one more for the name."""
         uid = proven_uid(self._commands, rm_id, proof, socket=self._settings.munge_socket)
-        return anchor(self._commands, rm_id, uid, cluster=self._cluster_name())
+        found = anchor(self._commands, rm_id, uid, cluster=self._cluster_name())
+        self._ask_excluded([found.key.id])
+        return found
 
     def _cluster_name(self) -> str:
         if not self._cluster:

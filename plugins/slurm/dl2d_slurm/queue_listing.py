@@ -10,33 +10,40 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
 from dl2d.core.cluster import Node, NodeState, parse_tag
 from dl2d.core.resource_manager import RmIdentity, RmJob, RmJobState
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d_slurm.observed_jobs import WATCH_FIELDS, SlurmStaticJobRule, hosts, static_job
+from dl2d_slurm.anchor_options import ANCHOR_FIELDS, REFUSED_FIELDS, AnchorOptions
+from dl2d_slurm.observed_jobs import WATCH_FIELDS, SlurmStaticJobRule, hosts, limit_seconds, static_job
 from dl2d_slurm.output_fields import count, parse_gres, present, seconds
+from dl2d_slurm.partitions import Partition
 from dl2d_slurm.states import job_state, node_state
 
-#: Names are those of ``squeue --Format`` and ``sinfo --Format``; the last one of each is free text, and so is ``Name``
-#: where something comes after it.
+#: Names are those of ``squeue --Format`` and ``sinfo --Format``; the last one of each is free text, and so are those of
+#: ``_FREE``, which come after all others.
 JOB_FIELDS = (
     *("JobID", "State", "SubmitTime", "exit_code", "UserName", "NodeList", "tres-alloc", "tres-per-node"),
-    *("JobArrayID", "EndTime", "Reason", "Comment"),
+    *("JobArrayID", "EndTime", "Reason", *ANCHOR_FIELDS, "Comment"),
 )
 OWNER_FIELDS = (
     *("JobID", "JobArrayID", "State", "SubmitTime", "UserID", "GroupID", "UserName", "Account", "Partition", "QOS"),
-    "Name",
+    *(*REFUSED_FIELDS, "Name"),
 )
-NODE_FIELDS = ("NodeList", "StateLong", "CPUsState", "Memory", "AllocMem", "Gres", "GresUsed", "Reason")
+NODE_FIELDS = (
+    *("NodeList", "StateLong", "CPUsState", "Memory", "AllocMem", "Gres", "GresUsed"),
+    *("PartitionName", "Time", "Reason"),
+)
+#: Job and excluded nodes; ``--Format`` has no field for these.
+EXCLUDED_FORMAT = "--format=%i|%x"
 #: Makes both commands print times as seconds since 1970.
 TIMES_AS_SECONDS: Mapping[str, str] = {"SLURM_TIME_FORMAT": "%s", "TZ": "UTC"}
 
 _SEPARATOR = "|"
-_FREE = "Name"
+_FREE = ("Feature", "WCKey", "Name", "Comment")
 _TERMINATED = "signal 15"
 _ARRAY_TASK = re.compile(r"[0-9]{1,18}_[0-9]{1,18}")
 _RESOURCE = re.compile(r"[a-z][a-z0-9_.:/-]{0,63}")
@@ -55,6 +62,8 @@ class Jobs:
     strange: tuple[str, ...] = ()
     #: Records that could not be read: jobs may be missing.
     unreadable: tuple[str, ...] = ()
+    #: Options of each job that has not ended and is no task of dl2d, by the id by which its user knows it.
+    options: Mapping[str, AnchorOptions] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,35 +73,36 @@ class Nodes:
     nodes: tuple[Node, ...]
     #: Slurm's own spelling of generic resources, by our lower-case names.
     spelling: Mapping[str, str]
+    #: Partitions with their nodes, by name.
+    partitions: Mapping[str, Partition] = field(default_factory=dict)
     strange: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
 
 
 def watched_fields() -> tuple[str, ...]:
     """What is asked of squeue where jobs of others are watched."""
-    return (*JOB_FIELDS[:-1], *WATCH_FIELDS, _FREE, JOB_FIELDS[-1])
+    asked = dict.fromkeys((*JOB_FIELDS, *WATCH_FIELDS, "Name"))
+    return (*(each for each in asked if each not in _FREE), *(each for each in _FREE if each in asked))
 
 
 def format_option(fields: Sequence[str], word: str) -> str:
-    """The ``--Format`` option for some fields, each record ended by ``word``; a name before the last by ``word-``."""
+    """The ``--Format`` option for some fields; ``word`` ends each record, and ``word-`` free text before the last."""
     last = len(fields) - 1
-    ends = {last: word} | {place: f"{word}-" for place, field in enumerate(fields) if field == _FREE and place < last}
-    columns = (f"{field}:{_SEPARATOR}{ends.get(position, '')}" for position, field in enumerate(fields))
+    ends = {last: word} | {place: f"{word}-" for place, name in enumerate(fields) if name in _FREE and place < last}
+    columns = (f"{name}:{_SEPARATOR}{ends.get(place, '')}" for place, name in enumerate(fields))
     return "--Format=" + ",".join(columns)
 
 
 def records(text: str, fields: Sequence[str], word: str) -> Iterator[dict[str, str] | str]:
     """Cut an answer into records; text that is none comes as it is, and so does a record without its end."""
-    free = _FREE in fields[:-1]
+    free = sum(name in _FREE for name in fields[:-1])
     *pieces, remainder = re.split(f"{re.escape(_SEPARATOR + word)}(?!-)", text)
     for piece in pieces:
         record = piece.removeprefix("\n")
-        head, cut, tail = record.partition(f"{_SEPARATOR}{word}-")
-        values = record.split(_SEPARATOR, len(fields) - 1) if not free else head.split(_SEPARATOR, len(fields) - 2)
-        if free and cut:
-            values.append(tail)
+        head, *tail = record.split(f"{_SEPARATOR}{word}-")
+        values = [*head.split(_SEPARATOR, len(fields) - 1 - free), *tail]
         if len(values) == len(fields):
-            yield {field: value.strip() for field, value in zip(fields, values, strict=True)}
+            yield {name: value.strip() for name, value in zip(fields, values, strict=True)}
         elif record.strip():
             yield record.strip()
     if remainder.strip():
@@ -111,6 +121,7 @@ def parse_jobs(
     running: list[tuple[str, Resources]] = []
     strange: list[str] = []
     unreadable: list[str] = []
+    options: dict[str, AnchorOptions] = {}
     for record in records(text, fields, word):
         if isinstance(record, str) or not record["JobID"].isascii() or not record["JobID"].isdecimal():
             unreadable.append(f"squeue: cannot read {str(record)[:200]!r}")
@@ -125,8 +136,12 @@ def parse_jobs(
             ending.append((job.node, _held(record)))
         if job.state is RmJobState.RUNNING and len(placed) == 1 and job.tag and record["State"] != "SUSPENDED":
             running.append((job.node, _held(record)))
+        if not job.tag and not job.state.ended:
+            options[job.array_id or job.handle] = AnchorOptions.of(record)
         jobs.append(job)
-    return Jobs(tuple(_without_forged_tags(jobs)), tuple(ending), tuple(running), tuple(strange), tuple(unreadable))
+    return Jobs(
+        tuple(_without_forged_tags(jobs)), tuple(ending), tuple(running), tuple(strange), tuple(unreadable), options
+    )
 
 
 def parse_job(record: Mapping[str, str], rules: Sequence[SlurmStaticJobRule]) -> tuple[RmJob, tuple[str, ...]]:
@@ -177,9 +192,9 @@ def _held(record: Mapping[str, str]) -> Resources:
 def _asked(record: Mapping[str, str]) -> dict[str, int]:
     """Generic resources that a job asked for: for each node, for each task, or in all."""
     amounts: dict[str, int] = {}
-    for field, counted in (("tres-per-node", "NumNodes"), ("tres-per-task", "NumTasks"), ("tres-per-job", "")):
+    for asked, counted in (("tres-per-node", "NumNodes"), ("tres-per-task", "NumTasks"), ("tres-per-job", "")):
         times = count(record.get(counted, "1")) or 1
-        for name, amount in parse_gres(present(record.get(field, ""))).items():
+        for name, amount in parse_gres(present(record.get(asked, ""))).items():
             amounts[name] = amounts.get(name, 0) + amount * times
     return amounts
 
@@ -270,6 +285,7 @@ def _mark(record: Mapping[str, str]) -> str:
 def parse_nodes(text: str, word: str) -> Nodes:
     """Read sinfo's answer. A node that is in several partitions is listed several times and counts once."""
     nodes: dict[str, Node] = {}
+    partitions: dict[str, tuple[list[str], str]] = {}
     strange: list[str] = []
     unreadable: list[str] = []
     spelling: dict[str, str] = {}
@@ -278,6 +294,7 @@ def parse_nodes(text: str, word: str) -> Nodes:
             unreadable.append(f"sinfo: cannot read {str(record)[:200]!r}")
             continue
         name = record["NodeList"]
+        partitions.setdefault(record["PartitionName"], ([], record["Time"]))[0].append(name)
         if name in nodes:
             continue
         found = node_state(record["StateLong"])
@@ -300,7 +317,10 @@ def parse_nodes(text: str, word: str) -> Nodes:
             state=found.state,
             remark=remark,
         )
-    return Nodes(tuple(nodes.values()), spelling, tuple(strange), tuple(unreadable))
+    found_partitions = {
+        name: Partition(name, frozenset(members), limit_seconds(limit)) for name, (members, limit) in partitions.items()
+    }
+    return Nodes(tuple(nodes.values()), spelling, found_partitions, tuple(strange), tuple(unreadable))
 
 
 def _resources(cpus: str, memory: str, gres: Mapping[str, int]) -> Resources:
@@ -310,3 +330,9 @@ def _resources(cpus: str, memory: str, gres: Mapping[str, int]) -> Resources:
         if _RESOURCE.fullmatch(lower) and lower not in ("cpu", "memory"):
             amounts[lower] = amounts.get(lower, 0) + amount
     return Resources.of({name: min(amount, 1e12) for name, amount in amounts.items()})
+
+
+def parse_excluded(text: str) -> dict[str, str]:
+    """Excluded nodes of each job in squeue's answer to the format ``EXCLUDED_FORMAT``."""
+    pairs = (line.partition("|") for line in text.splitlines())
+    return {job.strip(): present(nodes.strip()) for job, _, nodes in pairs}

@@ -65,7 +65,8 @@ class SlurmSettings(Record):
     poll_floor_seconds: Annotated[float, Number(3600)] = 0.0
     #: Most tasks that are submitted in a second, on average; a burst of one second's worth is allowed.
     submit_rate_per_second: Annotated[float, Number(1000, least=0.1)] = 20.0
-    #: Time limit of task jobs in sbatch's form (``2-00:00:00``); "" for the partition's default.
+    #: Longest time limit of task jobs in sbatch's form (``2-00:00:00``), which get what is left of their anchor's;
+    #: "" for no other than the partition's.
     time_limit: Annotated[
         str,
         Text(100, _TIME, "a time as sbatch knows it, e.g. 2-00:00:00 or UNLIMITED (quote it in YAML)"),

@@ -11,6 +11,7 @@ from dl2d.core.errors import Rejected
 from dl2d.core.jobs import Launch
 from dl2d.core.resource_manager import TaskSpec
 from dl2d.core.resources import Resources
+from dl2d_slurm.anchor_options import NO_OPTIONS, AnchorOptions
 from dl2d_slurm.settings import SlurmSettings
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -27,7 +28,16 @@ NODE_VARIABLES = frozenset(
 )
 
 
-def options(task: TaskSpec, settings: SlurmSettings, spelling: Mapping[str, str], *, as_owner: bool) -> list[str]:
+def options(
+    task: TaskSpec,
+    settings: SlurmSettings,
+    spelling: Mapping[str, str],
+    *,
+    as_owner: bool,
+    partition: str = "",
+    time_limit: str = "",
+    anchor: AnchorOptions = NO_OPTIONS,
+) -> list[str]:
     """Options of sbatch. Values that users chose are always behind a ``=``, so none can become an option.
 
     Parameters
@@ -36,6 +46,10 @@ def options(task: TaskSpec, settings: SlurmSettings, spelling: Mapping[str, str]
         Slurm's own spelling of generic resources, by our lower-case names.
     as_owner
         Whether to become the owner (root may); otherwise the job belongs to whoever runs the daemon.
+    partition, time_limit
+        Where the task is to run, and for how long; empty for what the settings and the owner have.
+    anchor
+        What its user gave to sbatch for its anchor.
 
     Raises
     ------
@@ -63,14 +77,15 @@ def options(task: TaskSpec, settings: SlurmSettings, spelling: Mapping[str, str]
     ]
     for option, value in (
         ("--nodelist", task.node),
-        ("--partition", settings.partition or owner.partition),
+        ("--partition", partition or settings.partition or owner.partition),
         ("--account", owner.account),
         ("--qos", owner.qos),
-        ("--time", settings.time_limit),
+        ("--time", time_limit or settings.time_limit),
     ):
         if value:
             chosen.append(f"{option}={value}")
-    return [*chosen, *settings.sbatch_options]
+    # Of an option that is given twice, the last counts.
+    return [*chosen, *anchor.for_tasks(), *settings.sbatch_options]
 
 
 def _amounts(demand: Resources, settings: SlurmSettings, spelling: Mapping[str, str]) -> Iterable[str]:

@@ -1,0 +1,104 @@
+"""What a job's user gave to sbatch for the anchor and holds for its task jobs too, as squeue shows it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import msgspec
+
+from dl2d.core.errors import Rejected
+from dl2d_slurm.output_fields import present, seconds
+
+#: What is asked of squeue for it, beside ``EndTime``; the last ones are free text.
+ANCHOR_FIELDS: Final = ("Partition", "Nice", "Reservation", "Feature", "WCKey")
+#: What else is asked of squeue when a job registers.
+REFUSED_FIELDS: Final = ("Container", "MCSLabel")
+#: Options with which a job cannot register, since its tasks would run without them, and why.
+_REFUSED: Final = {
+    "exclusive": "tasks of elastic jobs share their nodes",
+    "container": "tasks would run outside of it; start the container in the command of dl2-run",
+    "mcs-label": "it is not given on to tasks",
+    "clusters": "tasks run in the cluster of the daemon",
+    "hetjob": "an elastic job has one batch job for its coordinator",
+}
+_DIRECTIVE: Final = re.compile(r"#SBATCH\s+(.*)")
+_SHORT: Final = {"-M": "--clusters"}
+
+
+class AnchorOptions(msgspec.Struct, frozen=True, gc=False):
+    """Options of a batch job that are its task jobs' too."""
+
+    #: When it reaches its time limit, seconds since 1970; 0 where squeue does not say.
+    ends: int = 0
+    #: Partition in which it runs, or a list with commas while it waits.
+    partition: str = ""
+    reservation: str = ""
+    #: Expression over features of nodes (``--constraint``).
+    features: str = ""
+    nice: int = 0
+    wckey: str = ""
+    #: Nodes on which it must not run, as a node list.
+    exclude: str = ""
+
+    @classmethod
+    def of(cls, record: Mapping[str, str]) -> AnchorOptions:
+        """Those of a record of squeue."""
+        nice = record["Nice"]
+        return cls(
+            seconds(record["EndTime"]),
+            present(record["Partition"]),
+            present(record["Reservation"]),
+            present(record["Feature"]),
+            int(nice) if nice.isascii() and nice.isdecimal() and len(nice) <= 10 else 0,
+            present(record["WCKey"]).removeprefix("*"),
+        )
+
+    def for_tasks(self) -> Iterator[str]:
+        """The options of sbatch with which a task job is submitted, without partition and time."""
+        if self.reservation:
+            yield f"--reservation={self.reservation}"
+        if self.features:
+            yield f"--constraint={self.features}"
+        if self.exclude:
+            yield f"--exclude={self.exclude}"
+        # A negative one, which only an administrator may give, is not the daemon's to give on.
+        if self.nice > 0:
+            yield f"--nice={self.nice}"
+        if self.wckey:
+            yield f"--wckey={self.wckey}"
+
+
+#: Options of an anchor that is not listed.
+NO_OPTIONS: Final = AnchorOptions()
+
+
+def refuse_options(record: Mapping[str, str], script: str) -> None:
+    """Raise ``Rejected`` for an option of an anchor that its tasks cannot have, by squeue or ``#SBATCH`` lines."""
+    shown = {"container": record["Container"], "mcs-label": record["MCSLabel"]}
+    given = [name for name, value in shown.items() if present(value)]
+    for name in (*given, *_directives(script)):
+        refused = "container" if name.startswith("container-") else name
+        if refused in _REFUSED:
+            option = name if name == "hetjob" else f"--{name}"
+            raise Rejected(f"{option} of sbatch cannot be used with an elastic job: {_REFUSED[refused]}")
+
+
+def _directives(script: str) -> Iterator[str]:
+    """Names of the options in a script's ``#SBATCH`` lines, which stand before its first command."""
+    for line in script.splitlines():
+        if line.strip() and not line.startswith("#"):
+            return
+        match = _DIRECTIVE.match(line)
+        if match is None:
+            continue
+        try:
+            words = shlex.split(match[1], comments=True)
+        except ValueError:  # sbatch has refused it, or takes it otherwise
+            continue
+        for word in words:
+            name = _SHORT.get(word[:2], word) if not word.startswith("--") else word
+            if name.startswith("--") or name == "hetjob":
+                yield name.removeprefix("--").partition("=")[0]

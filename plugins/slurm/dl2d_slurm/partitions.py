@@ -1,0 +1,40 @@
+"""Partitions: which of them a task job is submitted to, and the time limit that it gets there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """A partition as sinfo shows it."""
+
+    name: str
+    nodes: frozenset[str]
+    #: Maximum time limit of its jobs in seconds; None if they may have any.
+    max_seconds: float | None = None
+
+
+def partitions_of(names: str, node: str, partitions: Mapping[str, Partition]) -> Sequence[str]:
+    """Those of the partitions in a list with commas that have a node; all of them if that is not known."""
+    listed = [name for name in names.split(",") if name]
+    having = [name for name in listed if name in partitions and node in partitions[name].nodes]
+    return having or listed
+
+
+def task_minutes(
+    anchor_ends: float, now: float, most: float | None, names: Iterable[str], partitions: Mapping[str, Partition]
+) -> int:
+    """Time limit of a task job in minutes, as Slurm counts it: what is left of its anchor's, rounded up.
+
+    So a task does not end before its anchor, unless the settings (``most``, seconds) or all of its partitions ``names``
+    have a smaller limit.
+    """
+    limits = [partitions[name].max_seconds for name in names if name in partitions]
+    longest = max((math.inf if limit is None else limit for limit in limits), default=math.inf)
+    # Limits have no fractions of a minute, so these are rounded down.
+    least = min(longest, math.inf if most is None else most)
+    wanted = math.ceil(max(anchor_ends - now, 0.0) / 60)
+    return max(1, wanted if math.isinf(least) else min(wanted, int(least // 60)))
