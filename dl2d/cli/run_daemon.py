@@ -16,7 +16,7 @@ from dl2d.cli.options import ConfigOption
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.errors import ConfigError
 from dl2d.daemon.credentials import exposed_folder
-from dl2d.daemon.loop import Daemon, changed_restart_only, process_name
+from dl2d.daemon.loop import Daemon, check_restart_only, process_name
 from dl2d.daemon.policy_versions.learner_process import learner_command
 from dl2d.daemon.standby import wait_for_lease
 from dl2d.daemon.systemd import ServiceManager
@@ -70,12 +70,10 @@ def _make_folder(folder: Path) -> None:
 
 
 def _read_again(config: Path, settings: Settings) -> Settings:
-    """The settings as they are now: those of before the wait may be days old; they stay if the file is in error."""
+    """The settings of the file after the wait for the lease, which may take days; those before if it is in error."""
     try:
         now = load_settings(config)
-        changed = changed_restart_only(settings, now)
-        if changed:
-            raise ConfigError(f"{', '.join(changed)} can only be changed by a restart; nothing was changed")
+        check_restart_only(settings, now)
     except ConfigError as error:
         log.error("the configuration was not read again", error=str(error))
         return settings

@@ -201,7 +201,7 @@ class ContainerOrder(msgspec.Struct, frozen=True, gc=False):
 
 @runtime_checkable
 class ContainerManager(Protocol):
-    """What a resource manager has besides where its containers ask which task to run (YARN). Thread-safe."""
+    """Additional methods of a resource manager whose containers ask which task to run (YARN). Thread-safe."""
 
     def report_container(self, report: ContainerReport) -> ContainerOrder:
         """Take a container's report; returns what it is to do. Does not ask the resource manager anything."""
@@ -218,7 +218,7 @@ class ContainerManager(Protocol):
 
 @runtime_checkable
 class AccountingManager(Protocol):
-    """What a resource manager with accounting has besides: final states of jobs that it no longer lists (Slurm)."""
+    """Additional method of a resource manager with accounting: final states of jobs that it no longer lists (Slurm)."""
 
     def final_states(self, handles: Collection[str]) -> tuple[RmJob, ...]:
         """Those of the jobs with these handles that are known to have ended. May raise ``ResourceManagerError``."""

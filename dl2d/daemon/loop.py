@@ -437,8 +437,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             if self._reread is None:
                 raise ConfigError("the settings did not come from a file")
             settings = self._reread()
-            if changed := changed_restart_only(self._settings, settings):
-                raise ConfigError(f"{', '.join(changed)} can only be changed by a restart; nothing was changed")
+            check_restart_only(self._settings, settings)
             active = ActiveVersion(settings, self._store, self._clock)
             context, canary = self._build(settings, active)
             self._enter(settings.mode, "reload")
@@ -518,9 +517,10 @@ class Daemon(AbstractContextManager["Daemon"]):
             self.stop()
 
 
-def changed_restart_only(before: Settings, after: Settings) -> list[str]:
-    """The changed keys of those that take a restart."""
-    return [key for key in _RESTART_ONLY if getattr(before, key) != getattr(after, key)]
+def check_restart_only(before: Settings, after: Settings) -> None:
+    """Raise ``ConfigError`` if a key that is read at the start only has changed."""
+    if changed := [key for key in _RESTART_ONLY if getattr(before, key) != getattr(after, key)]:
+        raise ConfigError(f"{', '.join(changed)} can only be changed by a restart; nothing was changed")
 
 
 def process_name() -> str:

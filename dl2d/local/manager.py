@@ -129,7 +129,8 @@ class LocalManager:
             if (running := self._running(task.tag)) is not None:
                 return running.handle
             if self._records.unreadable:
-                raise Unavailable(f"{task.tag}: it may run already", said=self._records.unreadable[0])
+                problem = f"{task.tag} is not started, since it may run already and its record be unreadable"
+                raise Unavailable(problem, said=self._records.unreadable[0])
         self._check(task)
         program = _find_program(task)
         node = self._choose_node(task)

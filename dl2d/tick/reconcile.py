@@ -162,7 +162,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
 
 
 def _final_states(context: Context, live: LiveJobs, gone: Collection[str]) -> Sequence[RmJob]:
-    """Those of the tasks and anchors that count as gone of which the resource manager knows how they ended."""
+    """Final states of the tasks and anchors that count as gone, as far as the resource manager knows them."""
     handles = [task.handle for task in live.tasks if task.handle and task.tag in gone]
     handles += [job.anchor for job in live.jobs if job.anchor and task_tag(job.key, ANCHOR) in gone]
     if not handles:
@@ -239,7 +239,7 @@ def _stop(
         except Unavailable:
             raise
         except ResourceManagerError as error:
-            # A refusal must not end the tick, which serves all jobs. The stop is asked for again later.
+            # One job's refusal must not end the tick, which serves all jobs. The stop is asked for again later.
             log.error("the resource manager refuses to stop jobs", handles=[identity.handle for identity in due],
                       error=str(error))  # fmt: skip
     return recent | {keys[identity]: at for identity in due}
