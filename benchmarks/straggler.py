@@ -1,7 +1,7 @@
-"""How fast is a job one of whose four workers computes at half speed? Dealt evenly, and by measured speed, by turns.
+"""How fast is a job one of whose four workers computes at half speed? Divided evenly, and by measured speed, by turns.
 
 Forward and backward passes are a sleep for each shard, twice as long in the slow worker, since what is measured is
-how the work is dealt; the gradient depends on the weights.  A step is timed by the first worker.  With `--slowdown 1`
+how the work is divided; the gradient depends on the weights.  A step is timed by the first worker.  With `--slowdown 1`
 nobody is slow, and nothing should change.
 """
 
@@ -78,7 +78,7 @@ def run(options: argparse.Namespace, way: str) -> dict[str, Any]:
     return {
         "way": way,
         "step_ms": 1e3 * statistics.median(steps[len(steps) // 2 :]),
-        "dealings": [line for line in result.log if "become" in line or " move between" in line],
+        "divisions": [line for line in result.log if "become" in line or " move between" in line],
         "suspension_ms": max(result.suspensions_ms, default=0.0),
         "digest": result.digest,
     }
@@ -115,7 +115,7 @@ def main() -> None:
         return
     print(f"{options.mode}, {WORKERS} workers, one {options.slowdown:g} times as slow ({found['machine']})")
     for way in WAYS:
-        print(f"  {way:6} {steps[way]:7.1f} ms a step  {[r['dealings'] for r in runs if r['way'] == way]}")
+        print(f"  {way:6} {steps[way]:7.1f} ms a step  {[r['divisions'] for r in runs if r['way'] == way]}")
     print(f"  {found['ratio']:.2f} times as fast; same weights: {found['same_weights']}")
 
 

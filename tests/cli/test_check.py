@@ -111,7 +111,7 @@ def test_a_port_that_another_program_has(dl2d: Dl2d, tmp_path: Path, monkeypatch
     assert f"http://127.0.0.1:{port}" in answer["daemon"]
 
 
-def test_what_another_program_at_the_port_answers_does_not_steer_the_terminal(dl2d: Dl2d, tmp_path: Path):
+def test_control_characters_in_the_answer_of_another_program_at_the_port_are_escaped(dl2d: Dl2d, tmp_path: Path):
     class Other(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(400)

@@ -101,7 +101,7 @@ def test_what_tasks_use_and_why_they_ended_is_shown(dl2d: Dl2d, recorded: Record
     assert shown["worker-0"]["report"] is None
 
 
-def test_what_a_resource_manager_says_of_a_job_does_not_steer_the_terminal(dl2d: Dl2d, recorded: Recorded):
+def test_control_characters_in_what_a_resource_manager_says_of_a_job_are_escaped(dl2d: Dl2d, recorded: Recorded):
     change = JobChange(state=JobState.FAILED, end_reason="killed\x1b[2J\x9b31m")
     recorded.world.store.change_job(recorded.second, change, recorded.world.now)
     for command in ("why", "status"):

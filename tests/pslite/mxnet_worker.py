@@ -132,7 +132,7 @@ def loop(options):
 
 
 def split(options):
-    """The data set is dealt by the job; logs which samples each step has used."""
+    """The job assigns samples of the data set; logs which samples each step has used."""
     from pslite.mxnet import elastic_split  # noqa: PLC0415  (MXNet's own servers have no pslite)
 
     images, labels = data(options.data)

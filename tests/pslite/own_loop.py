@@ -14,7 +14,7 @@ import numpy as np
 from regression import segments, table_segments
 
 from pslite.job.job_spec import LAMB, MAX_SHARDS, SGD, Adam, JobSpec, Segment
-from pslite.job.sample_dealing import Seen
+from pslite.job.sample_assignment import Seen
 from pslite.numeric.gradient_sums import Array, Bundle, Contribution, GradientSums
 from pslite.numeric.sparse_rows import Rows
 from pslite.worker.training_session import OpenSession, SingleSession
@@ -80,13 +80,13 @@ class OwnLoop:
         """Take samples for a step, of one epoch; return what is seen of all of them."""
         left = PART
         while left:
-            deal = session.ask_samples("", SAMPLES, seen, left)
-            if deal.low < deal.high:
-                seen = seen._replace(epoch=deal.epoch)
-                self.trained += [(deal.order, place) for place in range(deal.low, deal.high)]
-                left -= deal.high - deal.low
+            given = session.ask_samples("", SAMPLES, seen, left)
+            if given.low < given.high:
+                seen = seen._replace(epoch=given.epoch)
+                self.trained += [(given.order, place) for place in range(given.low, given.high)]
+                left -= given.high - given.low
             else:
-                seen = seen._replace(over=deal.epoch)
+                seen = seen._replace(over=given.epoch)
                 left = left if left == PART else 0
         return seen
 
@@ -98,7 +98,7 @@ class OwnLoop:
         computed: Callable[[int, Sequence[Any]], None] = lambda epoch, samples: None,
     ) -> None:
         """Train to the end of the loop; every version must be that of a run in one process."""
-        usual = () if isinstance(session, SingleSession) else usual_states(self.spec)
+        undisturbed = () if isinstance(session, SingleSession) else undisturbed_states(self.spec)
         session.attach()
         session.barrier()
         session.describe(self.spec)
@@ -109,8 +109,10 @@ class OwnLoop:
         while session.version < STEPS:
             version, share = session.version, session.share
             before_step(version)
-            if usual:
-                _compare([session.weights.part(block) for block in session.blocks], [s[0] for s in usual[version]])
+            if undisturbed:
+                _compare(
+                    [session.weights.part(block) for block in session.blocks], [s[0] for s in undisturbed[version]]
+                )
             if session.rank_and_size[0] not in ranks[-1:]:
                 ranks.append(session.rank_and_size[0])
             seen = self._take(session, seen)
@@ -126,11 +128,11 @@ class OwnLoop:
                 left = session.exchange([Contribution(node, bundle) for node in left], 0.0, 0)
             if session.version % self.every == 7 % self.every and self.comes_to_barriers(session):
                 session.barrier()
-            if usual and session.rank_and_size[0] == 0 and session.version % 8 == 3:
-                _compare(session.fetch(), usual[session.version])
+            if undisturbed and session.rank_and_size[0] == 0 and session.version % 8 == 3:
+                _compare(session.fetch(), undisturbed[session.version])
         session.barrier()
-        if usual:
-            _compare(session.fetch(), usual[STEPS])
+        if undisturbed:
+            _compare(session.fetch(), undisturbed[STEPS])
         session.finish()
 
 
@@ -140,7 +142,7 @@ def _compare(found: Sequence[Array], expected: Sequence[Array]) -> None:
 
 
 @cache
-def usual_states(spec: JobSpec) -> tuple[tuple[Array, ...], ...]:
+def undisturbed_states(spec: JobSpec) -> tuple[tuple[Array, ...], ...]:
     """By version, the state of each block in a run in one process."""
     session = SingleSession(None)
     found: list[tuple[Array, ...]] = []

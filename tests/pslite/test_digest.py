@@ -41,7 +41,7 @@ FIRST = int(os.environ.get("PSLITE_FIRST_SCHEDULE", "0"))
 BRIEF = replace(QUICK, lease=3.0, verdict=1.0)
 #: and one whose connection breaks has a second to come back
 PATIENT = replace(BRIEF, verdict=10.0)
-#: deals the work anew whenever it can, for next to nothing
+#: divides the work anew whenever it can, however little that gains
 RESTLESS = replace(
     QUICK, rule=Rule(measure=0.1, reports=1, gain=0.01, steady=0.0, worth=0.0, pause=0.1, most_pause=0.1, look=0.0)
 )
@@ -151,7 +151,7 @@ DISTURBANCES: Mapping[str, Disturbance] = {
         faults=bad_network,
         settings=PATIENT,
     ),
-    "work dealt anew": Disturbance(
+    "work divided anew": Disturbance(
         ("servers", "replicas"), deaths(worker=(0, 1)), last=100, epochs=20, uneven=True, settings=RESTLESS
     ),
 }

@@ -193,11 +193,11 @@ def test_each_sample_is_used_once_in_each_epoch_by_whatever_workers_there_are(sc
     assert epochs == sorted(epochs)
     assert epochs[-1] == 6.0
     said = capfd.readouterr().err
-    assert "this line has asked for num_workers once, which was 2 and is 3 now" in said
+    assert "this line has read num_workers once, when it was 2; it is 3 now" in said
     assert "mxnet_worker.py" in said
 
 
-def test_samples_of_a_worker_that_dies_are_dealt_again(script, tmp_path):
+def test_samples_of_a_worker_that_dies_are_assigned_again(script, tmp_path):
     log = tmp_path / "log"
     result = run(script("split", epochs=2, die_at=8, log=log), workers=3, servers=1)
     assert result.state == "finished", result.log
@@ -222,7 +222,7 @@ def test_a_worker_dies_and_a_script_goes_on(script, tmp_path):
     out = tmp_path / "out"
     result = run(script("loop", epochs=2, die_at=5, out=out), workers=3)
     assert result.state == "finished", result.log
-    assert any("killed by signal 9 (SIGKILL)" in line and "with samples of their own" in line for line in result.log)
+    assert any("killed by signal 9 (SIGKILL)" in line and "in its place" in line for line in result.log)
     assert float(Path(f"{out}.0.accuracy").read_text()) > 0.7
 
 

@@ -43,7 +43,7 @@ def rehearse(changes, *, kind="momentum", model=OwnLoop, **how):
     outcome.check(static_digest(own_loop(**KINDS[kind]), OwnLoop))
     assert outcome.status.version == STEPS, outcome.story
     if not any((line.startswith("worker-") and " died" in line) or "goes back" in line for line in outcome.log):
-        # what a dead worker was dealt is dealt again, and what of that was used before is not known
+        # a dead worker's samples are assigned again, and which of them were used before is not known
         trained = rehearsal.model.trained
         doubled = [sample for sample, count in Counter(trained).items() if count > 1]
         assert not doubled, (doubled, outcome.story)
@@ -124,4 +124,4 @@ def test_a_server_dies_when_the_first_workers_script_has_ended(servers):
     outcome = Rehearsal(own_loop(), model=OwnLoop, workers=2, servers=servers, faults=[fault]).run()
     outcome.check("")
     assert outcome.status.version == STEPS
-    assert any("it is not needed any more" in line for line in outcome.log), outcome.story
+    assert any("needs no weights any more" in line for line in outcome.log), outcome.story

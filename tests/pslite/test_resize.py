@@ -34,7 +34,7 @@ def test_same_bits_as_the_static_run(tmp_path):
     assert result.plans[1].moved_bytes > 0
     assert result.plans[3].moved_bytes == 0  # only workers came
     assert result.plans[0].longest_step_ms is None  # nobody had trained before
-    assert any("the longest step around it took" in line for line in result.log)
+    assert any("the longest step around the resize took" in line for line in result.log)
     for plan in result.plans[1:]:
         assert plan.longest_step_ms is None or plan.median_step_ms > 0, plan
     # ten epochs of 203 samples, over eight workers that came and went: each sample once in each

@@ -33,7 +33,7 @@ class KindsSettings(Options):
 def draw_kinds(known: Workload, settings: KindsSettings, random: np.random.Generator, *, where: str) -> Workload:
     """Jobs that come as those of the generator ``dl2``, each like the first job of a model that is drawn.
 
-    Models are dealt, not drawn one by one: each has as many jobs as any other, or one more, in an order that is drawn.
+    The models are not drawn independently: each has as many jobs as any other, or one more, in an order that is drawn.
     So workloads differ in what comes when, and no more than that in how much there is to do. A job has the demands,
     bounds and epochs, real and declared, of the one that it is like.
 
@@ -48,8 +48,8 @@ def draw_kinds(known: Workload, settings: KindsSettings, random: np.random.Gener
     names = sorted(firsts)
     slots = arrivals(settings.jobs, settings.cap, random)
     rounds = -(-settings.jobs // len(names))
-    dealt = np.concatenate([random.permutation(len(names)) for _ in range(rounds)])[: settings.jobs]
-    kinds = random.permutation(dealt).tolist()
+    unordered = np.concatenate([random.permutation(len(names)) for _ in range(rounds)])[: settings.jobs]
+    kinds = random.permutation(unordered).tolist()
     jobs = tuple(
         replace(firsts[names[kind]], id=str(number), submit_slot=slot)
         for number, (slot, kind) in enumerate(zip(slots, kinds, strict=False), start=1)

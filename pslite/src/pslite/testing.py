@@ -97,7 +97,7 @@ def run_local(
     environ
         environment of the tasks; this process's if None.
     settings
-        times of the coordinator; work is dealt evenly unless they say otherwise.
+        times of the coordinator; work is divided evenly unless they say otherwise.
     on_status
         called about ten times a second with the status and the director (whose `processes` can be killed, say). While
         it returns True it still has something to do, and a worker that calls `pace` does not end before.

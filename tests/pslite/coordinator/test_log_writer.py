@@ -13,9 +13,9 @@ from pslite.coordinator import Coordinator
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import JobState
 from pslite.coordinator.log_writer import LogWriter, decode, encode
-from pslite.job.sample_dealing import SampleDealer, Seen
+from pslite.job.sample_assignment import SampleAssigner, Seen
 from pslite.launch.mxnet_launcher import OpenMembership
-from pslite.net.messages import Abort, Announced, Clip, DealSamples, Exit, Reassign, Reassigned
+from pslite.net.messages import Abort, Announced, AssignSamples, Clip, Exit, Reassign, Reassigned
 from pslite.net.reliable_channel import ReliableChannel
 from pslite.storage.coordinator_log import CoordinatorLog
 
@@ -111,18 +111,18 @@ def test_what_members_were_told_of_a_step_is_written_with_the_state(tmp_path):
     writer = LogWriter(CoordinatorLog(tmp_path / "state"), lines.append)
     record = a_job.step_record
     record.factors["gradient"] = Clip(version=3, factor=0.5)
-    dealer = record.dealers["train", 90] = SampleDealer(90)
-    record.deals["worker-0"] = DealSamples(number=4, deal=dealer.deal("worker-0", 3, Seen(), 8, 2))
-    dealer.deal("worker-1", 3, Seen(), 8, 2)
-    dealer.lose("worker-1", 3)
+    assigner = record.assigners["train", 90] = SampleAssigner(90)
+    record.answers["worker-0"] = AssignSamples(number=4, samples=assigner.assign("worker-0", 3, Seen(), 8, 2))
+    assigner.assign("worker-1", 3, Seen(), 8, 2)
+    assigner.take_back("worker-1", 3)
     a_job.step_record_changed = True
     writer.changed = True
     writer.write(a_job, ())
     writer.close()
     after = LogWriter(CoordinatorLog(tmp_path / "state"), lines.append)
     found = after.last_step_record()
-    assert (found.factors, found.deals) == (record.factors, record.deals)
-    assert {key: vars(each) for key, each in found.dealers.items()} == {("train", 90): vars(dealer)}
+    assert (found.factors, found.answers) == (record.factors, record.answers)
+    assert {key: vars(each) for key, each in found.assigners.items()} == {("train", 90): vars(assigner)}
     assert after.last_state().members.keys() == {"worker-0", "ps-0"}
     assert after.term == 2
     after.close()

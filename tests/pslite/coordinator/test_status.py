@@ -8,7 +8,7 @@ from coordinator.jobs import JOINED, job, spec
 from pslite.coordinator import resize_steps, status
 from pslite.job.job_status import PlanReport, Suspension
 from pslite.job.member_measurements import ResizeSteps
-from pslite.job.sample_dealing import SampleDealer
+from pslite.job.sample_assignment import SampleAssigner
 from pslite.net.messages import Beat
 
 
@@ -66,7 +66,7 @@ def test_a_version_counts_as_a_batch_of_each_worker_that_was_there_when_the_scri
     assert status.report(a_job).batches_per_version == 3
     a_job.state.reports.append(plan_done(4, 0, 2))  # it went back to its beginning
     assert status.report(a_job).batches_per_version == 2
-    a_job.step_record.dealers["", 100] = SampleDealer(100)
+    a_job.step_record.assigners["", 100] = SampleAssigner(100)
     assert status.report(a_job).batches_per_version == 2  # those of now
     for described in (spec(mode="open", epochs=0, staleness=4), spec()):
         a_job, _ = job(tasks, plan=tasks, described=described)
@@ -83,7 +83,7 @@ def test_a_plan_is_reported_with_the_steps_around_it_once_all_workers_have_told_
     a_job, _ = job(tasks, plan=tasks)
     clock(0)
     a_job.state.reports += [plan_done(1, 0, 2), plan_done(2, 8, 3)]
-    resize_steps.expect(a_job, 2, {"worker-0", "worker-1"})
+    resize_steps.await_steps(a_job, 2, {"worker-0", "worker-1"})
     beats = [("worker-0", 2, 210.0, 20.0), ("worker-2", 2, 999.0, 9.0), ("worker-1", 1, 999.0, 9.0)]
     for task, plan, longest, median in beats:
         status.heartbeat(a_job, a_job.state.members[task], Beat(resize=steps(plan, longest, median)))
@@ -101,7 +101,7 @@ def test_a_plan_is_reported_without_steps_that_are_not_told_in_time(clock, told)
     a_job, _ = job(tasks, plan=tasks)
     clock(0)
     a_job.state.reports.append(plan_done(2, 8, 2))
-    resize_steps.expect(a_job, 2, {"worker-0", "worker-1"})
+    resize_steps.await_steps(a_job, 2, {"worker-0", "worker-1"})
     if told:
         status.heartbeat(a_job, a_job.state.members["worker-0"], Beat(resize=steps(2, 210.0, 20.0)))
     assert not status.report(a_job).plans

@@ -1,4 +1,4 @@
-"""Who is slow gets less: how work is dealt, when a new dealing is worth a plan, and that no bit depends on it."""
+"""Who is slow gets less: how work is divided, when a new division is worth a plan, and that no bit depends on it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from rehearsal import QUICK, Event, Rehearsal, job, static_digest
 from pslite.errors import UsageError
 from pslite.job.blocks import cut
 from pslite.job.job_spec import SGD, Part, Segment, block_bytes_for
-from pslite.job.load_balancing import LoadBalancer, Rule, WorkDivision, deal, loads, longest
+from pslite.job.load_balancing import LoadBalancer, Rule, WorkDivision, loads, longest, shards_by_speed
 from pslite.job.member_measurements import StepTimes, Throughput, ThroughputMeter
 from pslite.job.membership_plan import Member, make_plan, reduction
 from pslite.job.reduction_tree import span
-from pslite.job.work_assignment import assign, dealt
+from pslite.job.work_assignment import assign, consecutive_ranges
 from pslite.launch.task_environment import balance_of
 from pslite.worker.training_session import Share
 
 costs = st.lists(st.floats(1e-4, 1e2), min_size=1, max_size=12)
 
 
-# --- dealing shards -------------------------------------------------------------------------------------------------
+# --- dividing shards ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -39,16 +39,16 @@ costs = st.lists(st.floats(1e-4, 1e2), min_size=1, max_size=12)
     ],
 )
 def test_shards_by_hand(shards, seconds, counts):
-    assert deal(shards, seconds) == counts
+    assert shards_by_speed(shards, seconds) == counts
 
 
 @given(costs, st.integers(0, 60))
-def test_every_shard_is_dealt_once_and_in_proportion_at_least(seconds, more):
+def test_every_shard_is_assigned_once_and_in_proportion_at_least(seconds, more):
     shards = len(seconds) + more
-    counts = deal(shards, seconds)
+    counts = shards_by_speed(shards, seconds)
     assert sum(counts) == shards
     assert min(counts) >= 1
-    assert counts == deal(shards, seconds)
+    assert counts == shards_by_speed(shards, seconds)
     speed = [1 / second for second in seconds]
     parts = [shards * own / sum(speed) for own in speed]
     if min(parts) >= 1:
@@ -60,22 +60,22 @@ def test_every_shard_is_dealt_once_and_in_proportion_at_least(seconds, more):
 
 
 @given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=4), st.integers(0, 6))
-def test_no_dealing_is_done_earlier(seconds, more):
+def test_no_division_is_done_earlier(seconds, more):
     shards = len(seconds) + more
     others = itertools.product(range(1, shards + 1), repeat=len(seconds))
     best = min(longest(counts, seconds) for counts in others if sum(counts) == shards)
-    assert longest(deal(shards, seconds), seconds) == pytest.approx(best)
+    assert longest(shards_by_speed(shards, seconds), seconds) == pytest.approx(best)
 
 
 def test_more_workers_than_shards():
     with pytest.raises(ValueError, match="3 workers cannot share 2 shards"):
-        deal(2, [1.0] * 3)
+        shards_by_speed(2, [1.0] * 3)
     with pytest.raises(ValueError, match="at least 1"):
-        dealt((3, 0))
+        consecutive_ranges((3, 0))
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=9), st.sampled_from(["exact", "fast"]))
-def test_any_dealing_covers_every_shard_and_the_whole_tree(counts, mode):
+def test_any_division_covers_every_shard_and_the_whole_tree(counts, mode):
     spec = job(samples=200, batch=100, shards=sum(counts), mode=mode)
     how = reduction(spec, len(counts), counts)
     assert [high - low for low, high in how.shards] == counts
@@ -86,7 +86,7 @@ def test_any_dealing_covers_every_shard_and_the_whole_tree(counts, mode):
     assert [share.amount(share.nodes) for share in shares] == counts
 
 
-# --- dealing blocks -------------------------------------------------------------------------------------------------
+# --- dividing blocks ------------------------------------------------------------------------------------------------
 
 sizes_lists = st.lists(st.integers(1, 1000), min_size=1, max_size=40)
 
@@ -166,13 +166,13 @@ def member(task):
     return Member(task, "i", f"host-of-{task}", 1, address="h:1" if task.startswith("ps") else "")
 
 
-def plan_of(workers=4, servers=2, dealing=None, previous=None):
+def plan_of(workers=4, servers=2, division=None, previous=None):
     names = [f"worker-{i}" for i in range(workers)], [f"ps-{i}" for i in range(servers)]
-    dealing = dealing or WorkDivision()
+    division = division or WorkDivision()
     blocks = [type("B", (), {"nbytes": size, "number": i})() for i, size in enumerate(SIZES)]
     return make_plan(
         1, blocks, [member(t) for t in names[0]], [member(t) for t in names[1]], previous,
-        shares=dealing.shares(16, names[0]), speeds=dealing.speeds(names[1]),
+        shares=division.shares(16, names[0]), speeds=division.speeds(names[1]),
     )  # fmt: skip
 
 
@@ -207,7 +207,7 @@ class Site:
             proposal = self.balance.consider(self.now, self.plan, 16, SIZES, self.left)
             if proposal is not None:
                 self.proposals.append((self.now, proposal))
-                self.plan = plan_of(len(self.plan.workers), len(self.plan.servers), self.balance.dealing, self.plan)
+                self.plan = plan_of(len(self.plan.workers), len(self.plan.servers), self.balance.division, self.plan)
                 self.balance.begin(self.now, self.plan)
         return self
 
@@ -234,7 +234,7 @@ def test_a_slow_worker_gets_less_once_and_more_when_it_is_well_again():
     site.run(300)
     assert len(site.proposals) == 2
     assert site.plan.shares == ()
-    assert site.balance.dealing == WorkDivision()
+    assert site.balance.division == WorkDivision()
 
 
 def test_a_slow_server_gets_less_where_it_is_servers_that_steps_wait_for():
@@ -288,7 +288,7 @@ def test_a_member_that_changes_again_and_again_gets_few_plans():
     times = [at for at, _ in site.proposals]
     assert all(later - earlier >= RULE.pause for earlier, later in itertools.pairwise(times))
     site = Site()
-    site.honest = False  # steps take as long as before, whatever is dealt
+    site.honest = False  # steps take as long as before, however it is divided
     for second in range(2000):
         site.costs["worker-3"] = 0.2 if second // 40 % 2 else 0.1
         site.run(1)
@@ -298,12 +298,12 @@ def test_a_member_that_changes_again_and_again_gets_few_plans():
 
 
 def test_plans_of_other_sizes_keep_to_what_was_measured():
-    dealing = WorkDivision(workers={"worker-0": 0.2, "worker-1": 0.1, "worker-2": 0.1})
-    assert dealing.shares(16, ["worker-0", "worker-1"]) == (5, 11)
+    division = WorkDivision(workers={"worker-0": 0.2, "worker-1": 0.1, "worker-2": 0.1})
+    assert division.shares(16, ["worker-0", "worker-1"]) == (5, 11)
     # a new one counts as the median
-    assert dealing.shares(16, ["worker-0", "worker-1", "worker-9"]) == deal(16, [0.2, 0.1, 0.15])
-    assert dealing.shares(16, ["worker-7", "worker-8"]) == ()
-    assert dealing.speeds(["ps-0"]) == ()
+    assert division.shares(16, ["worker-0", "worker-1", "worker-9"]) == shards_by_speed(16, [0.2, 0.1, 0.15])
+    assert division.shares(16, ["worker-7", "worker-8"]) == ()
+    assert division.speeds(["ps-0"]) == ()
     assert WorkDivision(servers={"ps-0": 0.5, "ps-1": 0.25}).speeds(["ps-1", "ps-0"]) == (4.0, 2.0)
 
 

@@ -6,10 +6,10 @@ import time
 
 from pslite.coordinator import work_reassignment
 from pslite.coordinator.coordinator_context import Job
-from pslite.coordinator.job_state import MemberState
+from pslite.coordinator.job_state import JobState, MemberState
 from pslite.net.messages import AtBarrier, BarrierOpen
 
-#: how long a worker waits at a barrier while others train until these do its part
+#: a worker that has waited at a barrier for so many seconds while others train is away: these do its part
 _AWAY_SECONDS = 1.0
 
 
@@ -19,30 +19,41 @@ def arrive(_job: Job, member: MemberState, _message: AtBarrier) -> None:
 
 
 def check(job: Job, now: float) -> None:
-    """Let the workers go on that wait at a barrier, once all do; a newcomer passes those of the beginning alone.
+    """Open the barrier once all workers wait that have to come to it.
 
-    Before the first plan those count that have not described the job, since the others wait for that plan.  A worker
-    that a plan adds counts from its first step on, one that it removes up to its last step.
+    Before the first plan these are the workers that have not described the job, as the others wait for that plan.
+    Later they are the workers that train; a newcomer passes the barriers at the beginning of its script alone.
 
-    Whoever waits while others train is away: these do its part, so that it holds nobody up, until all wait.
+    A worker that waits for long while others train is away: the others do its part, so that it does not delay them.
     """
     state = job.state
     workers = [m for m in state.present() if m.role == "worker"]
-    waiting = [m for m in workers if m.state == "joined" and m.seated and not m.described]
+    newcomers = [m for m in workers if m.state == "joined" and m.seated and not m.described]
+    if state.plan is None:
+        _open_if_all_wait(newcomers)
+        return
+    for newcomer in newcomers:
+        _open_if_all_wait([newcomer])
+    training = _training(state, workers)
+    if not all(m.at_barrier for m in training):
+        away = {m.task for m in training if m.at_barrier and now - m.barrier_since >= _AWAY_SECONDS}
+        work_reassignment.set_away(job, away | state.away())
+    elif training and state.away():
+        work_reassignment.set_away(job, set())
+    elif state.reassignment is None:
+        _open_if_all_wait(training)
+
+
+def _training(state: JobState, workers: list[MemberState]) -> list[MemberState]:
+    """Return the workers that train: one that a plan adds from its first step on, one that it removes to its last."""
     pending = state.pending
-    others = pending.newcomers() - pending.pushed.keys() | pending.drained if pending is not None else set()
-    members = [m for m in workers if m.state != "joined" and not m.finished and m.task not in others]
-    groups = [[m] for m in waiting] if state.plan is not None else [waiting]
-    if state.plan is not None and members:
-        if not all(m.at_barrier for m in members):
-            late = {m.task for m in members if m.at_barrier and now - m.barrier_since >= _AWAY_SECONDS}
-            work_reassignment.set_away(job, late | state.away())
-        elif state.away():
-            work_reassignment.set_away(job, set())
-        elif state.reassignment is None:
-            groups.append(members)
-    for group in groups:
-        if group and all(m.at_barrier for m in group):
-            for member in group:
-                member.channel.send(BarrierOpen(missed_steps=member.missed_steps))
-                member.at_barrier = member.missed_steps = False
+    not_yet = pending.newcomers() - pending.pushed.keys() if pending is not None else set()
+    no_more = pending.drained if pending is not None else set()
+    return [m for m in workers if m.state != "joined" and not m.finished and m.task not in not_yet | no_more]
+
+
+def _open_if_all_wait(workers: list[MemberState]) -> None:
+    if all(worker.at_barrier for worker in workers):
+        for worker in workers:
+            worker.channel.send(BarrierOpen(missed_steps=worker.missed_steps))
+            worker.at_barrier = worker.missed_steps = False

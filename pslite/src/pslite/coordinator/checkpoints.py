@@ -147,9 +147,9 @@ def go_back(job: Job, reason: str) -> None:
 
 
 def _end_without_digest(job: Job, reason: str) -> None:
-    """Have an open job end whose first worker's script has ended: its weights are not needed any more."""
+    """Have an open job end whose first worker's script has ended, although weights are lost: no script needs them."""
     state = job.state
-    job.say(f"{reason}; it is not needed any more, since the first worker's script has ended")
+    job.say(f"{reason}; the job ends well, since the first worker's script has ended and needs no weights any more")
     state.result, state.digests_requested, state.failover = Result(digest="", versions=state.version), True, None
     for member in state.present():
         if member.role == "worker" and not member.finished:

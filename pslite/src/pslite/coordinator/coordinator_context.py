@@ -13,8 +13,8 @@ from pslite.coordinator.progress_watch import ProgressWatch
 from pslite.coordinator.settings import Settings
 from pslite.job.load_balancing import LoadBalancer
 from pslite.job.member_measurements import ResizeSteps, Usage
-from pslite.job.sample_dealing import SampleDealer
-from pslite.net.messages import Clip, DealSamples, JobEnded, Message, Trust
+from pslite.job.sample_assignment import SampleAssigner
+from pslite.net.messages import AssignSamples, Clip, JobEnded, Message, Trust
 from pslite.net.tls import Encryption
 from pslite.numeric.norms import Squares
 from pslite.storage.disk_thread import DiskThread
@@ -23,19 +23,22 @@ Of = Literal["gradient", "update"]
 
 
 class StepRecord(msgspec.Struct):
-    """What members were told that changes with every step, and that a coordinator after this one has to know."""
+    """Answers to members that differ in every step, which the next coordinator has to give again as they were.
 
-    #: what servers were told last to scale a step by
+    They are written to the log apart from the state, which is large.
+    """
+
+    #: by what is scaled, gradient or update, the factors of the last step
     factors: dict[str, Clip | Trust] = {}
-    #: by name and size of a data set, what is dealt of it
-    dealers: dict[tuple[str, int], SampleDealer] = {}
+    #: by name and size of a data set
+    assigners: dict[tuple[str, int], SampleAssigner] = {}
     #: by worker, the last answer to its question for samples
-    deals: dict[str, DealSamples] = {}
+    answers: dict[str, AssignSamples] = {}
 
 
 @dataclass(eq=False)
 class AwaitedSteps:
-    """Reports that are awaited of the workers that trained before the plan and train under it."""
+    """Step times around a resize that are awaited of the workers that trained before the plan and train under it."""
 
     plan: int
     workers: set[str]
@@ -80,7 +83,7 @@ class Job:
     usage: dict[str, Usage] = field(default_factory=dict)
     #: of the last steps; None: not known yet
     loss: float | None = None
-    #: reports of steps that are awaited of the last plan's workers
+    #: step times that are awaited around the last plan
     awaited_steps: AwaitedSteps | None = None
     #: since when the job makes no progress
     watch: ProgressWatch = field(default_factory=ProgressWatch)

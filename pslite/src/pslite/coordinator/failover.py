@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-from pslite.coordinator import checkpoints, group_repair, job_completion, plans, sample_dealing
+from pslite.coordinator import checkpoints, group_repair, job_completion, plans, sample_assignment
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.failure_detector import examine
 from pslite.coordinator.job_state import Incident, MemberState, ServerFailover
@@ -68,7 +68,7 @@ def lose(job: Job, member: MemberState, how: str, *, fatal: bool = False) -> Non
     state, pending = job.state, job.state.pending
     if not member.present or state.over:
         return
-    sample_dealing.lose(job, member.task)
+    sample_assignment.take_back(job, member.task)
     separator = " " if how.startswith(("died", "violated")) else ": "
     text = f"{member.title}{separator}{how}"
     in_plan = state.plan is not None and member.task in state.plan.tasks()

@@ -15,7 +15,7 @@ from pslite.coordinator import (
     members,
     plans,
     progress_deadline,
-    sample_dealing,
+    sample_assignment,
     status,
     work_reassignment,
 )
@@ -51,7 +51,7 @@ from pslite.net.messages import (
 
 #: by kind, what takes a member's message; only the first ones are taken of members that are in no plan
 FROM_ANYBODY: Final[dict[type, Callable[[Job, MemberState, Any], None]]] = {
-    AskSamples: sample_dealing.deal,
+    AskSamples: sample_assignment.assign,
     AtBarrier: barrier.arrive,
     Beat: status.heartbeat,
     Describe: members.describe,

@@ -76,7 +76,7 @@ class LogWriter:
         return decode(self._log.state)
 
     def last_step_record(self) -> StepRecord:
-        """Return what that coordinator has told members that changes with every step; empty if it has told nothing."""
+        """Return the step record that that coordinator has written; an empty one if it has written none."""
         if self._log is not None and self._log.state is not None and self._log.step_record:
             with contextlib.suppress(msgspec.MsgspecError):
                 return msgspec.msgpack.decode(self._log.step_record, type=StepRecord)

@@ -164,7 +164,7 @@ def _rebalance(job: Job, now: float) -> bool:
 
 def _begin(job: Job, now: float, choice: Choice) -> None:
     """Make the plan, and have its members make ready for it."""
-    state, dealing = job.state, job.balance.dealing
+    state, division = job.state, job.balance.division
     workers, servers = choice.workers, choice.servers
     first = state.members[workers[0]].spec
     if state.plan is None and first is not None:
@@ -179,8 +179,8 @@ def _begin(job: Job, now: float, choice: Choice) -> None:
         [state.members[task].plan_entry() for task in servers],
         state.plan,
         replicas=state.spec.durability != "none",
-        shares=() if state.all_reduce else dealing.shares(state.spec.shards, workers),
-        speeds=dealing.speeds(servers),
+        shares=() if state.all_reduce else division.shares(state.spec.shards, workers),
+        speeds=division.speeds(servers),
         stop=job.settings.handoff == "stop",
     )
     job.say(f"plan {plan.number}: {len(workers)} workers, {len(servers)} servers")
@@ -309,7 +309,7 @@ def follow(job: Job, pending: PendingPlan) -> Collection[str] | None:
     _report(job, pending)
     job.tell(plan.tasks(), PlanDone(plan=plan.number))
     before = () if previous is None else previous.workers
-    resize_steps.expect(job, plan.number, stayers & {member.task for member in before})
+    resize_steps.await_steps(job, plan.number, stayers & {member.task for member in before})
     removed = pending.previous_tasks() - plan.tasks()
     for task in removed:
         state.members[task].drain()

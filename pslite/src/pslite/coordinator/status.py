@@ -28,7 +28,7 @@ def heartbeat(job: Job, member: MemberState, message: Beat) -> None:
     member.steps = message.steps or member.steps
     job.balance.note(member.task, message.pace, message.steps)
     if message.resize is not None:
-        resize_steps.take(job, member.task, message.resize)
+        resize_steps.add_steps(job, member.task, message.resize)
     if message.samples:
         job.loss = message.loss / message.samples
     if message.version <= state.version:
@@ -66,7 +66,7 @@ def report(job: Job) -> Status:
     """Return the state of a job for its membership source."""
     state, rate = job.state, steps_per_second(job, time.monotonic())
     spec = state.spec if state.spec is not None and not state.spec.open else None
-    dealt = max((dealer.epochs for dealer in job.step_record.dealers.values()), default=0.0)
+    assigned = max((assigner.epochs for assigner in job.step_record.assigners.values()), default=0.0)
     return Status(
         address=state.address,
         incarnation=state.incarnation,
@@ -74,7 +74,7 @@ def report(job: Job) -> Status:
         reason=state.reason,
         version=state.version,
         total_versions=spec.total_versions if spec else None,
-        epoch=state.version / spec.steps_per_epoch if spec else dealt,
+        epoch=state.version / spec.steps_per_epoch if spec else assigned,
         epochs=float(spec.epochs) if spec else None,
         loss=job.loss,
         steps_per_second=rate,
@@ -84,7 +84,7 @@ def report(job: Job) -> Status:
             *(_never_joined(task, ended) for task, ended in state.exits.items() if task not in state.members),
         ],
         plan=state.plan.number if state.plan else 0,
-        plans=resize_steps.reports(job, time.monotonic()),
+        plans=resize_steps.complete_reports(job, time.monotonic()),
         result=state.result if state.state == "finished" else None,
         stragglers=list(job.balance.stragglers),
         batches_per_version=_batches_per_version(job),
@@ -92,17 +92,17 @@ def report(job: Job) -> Status:
 
 
 def _batches_per_version(job: Job) -> int | None:
-    """Return how many workers' batches of an epoch a version stands for in a job with loops of its scripts' own.
+    """Return by how many batches of one worker an epoch advances with each version; None if that is not known.
 
-    A script that splits the data itself does so when it begins, for the workers of that time: with more or fewer, the
-    loop of the first worker has as many steps.
+    Scripts with loops of their own alone need it.  If they split the data themselves, they do so when they begin, for
+    the workers of that time: the loop of the first worker has as many steps with more or fewer.
     """
     spec = job.state.spec
     if spec is None or not spec.open:
         return None
     if spec.asynchronous:
         return 1
-    if job.step_record.dealers:
+    if job.step_record.assigners:
         return len(job.state.workers_in_force() - job.state.away()) or None
     return next((plan.workers for plan in reversed(job.state.reports) if plan.first_version == 0), None)
 

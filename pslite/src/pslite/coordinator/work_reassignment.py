@@ -36,11 +36,14 @@ def lose_worker(job: Job, member: MemberState, text: str) -> None:
         checkpoints.go_back(job, text)
         return
     others = sorted({task for nodes in given.values() for task in nodes.values()})
+    names, several = " and ".join(others), len(others) > 1
     if state.spec is not None and state.spec.asynchronous:
-        job.say(f"{text}; its samples are left out until the next plan")
+        how = "its samples are left out until the next plan"
+    elif state.spec is not None and state.spec.open:
+        how = f"the {'gradients' if several else 'gradient'} of {names} {'count' if several else 'counts'} in its place"
     else:
-        how = "with samples of their own" if state.spec is not None and state.spec.open else "nothing is lost"
-        job.say(f"{text}; {' and '.join(others)} {'do' if len(others) > 1 else 'does'} its part, {how}")
+        how = f"{names} {'do' if several else 'does'} its part, nothing is lost"
+    job.say(f"{text}; {how}")
     if member.ended_early:
         member.state = "left"
     else:

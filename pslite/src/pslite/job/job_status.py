@@ -111,7 +111,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     result: Result | None
     #: members that are slower than the others
     stragglers: list[Straggler] = []
-    #: of a job whose scripts have loops of their own: how many workers' batches of an epoch a version stands for
+    #: of scripts with loops of their own: by how many batches of one worker an epoch advances with each version
     batches_per_version: int | None = None
 
 

@@ -1,9 +1,9 @@
 """Load balancing: members that are measured to be slower get fewer shards or fewer bytes of weights.
 
-Workers differ in seconds per logical shard, servers in seconds per byte of weights.  Shards and blocks are dealt so
-that the slowest is done as early as possible.  In exact mode no bit depends on who does what.
+Workers differ in seconds per logical shard, servers in seconds per byte of weights.  Shards and blocks are divided
+so that the slowest is done as early as possible.  In exact mode no bit depends on who does what.
 
-A new dealing is made only if all of `Rule` says so; then the next plan has it, like any other plan.
+A new division is made only if all of `Rule` says so; then the next plan has it, like any other plan.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAX_REPORTS = 60
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """When another dealing is worth a plan; times in seconds."""
+    """When another division is worth a plan; times in seconds."""
 
     #: members are measured for so long under a plan before it is judged, and for so many reports
     measure: float = 30.0
@@ -38,7 +38,7 @@ class Rule:
     steady: float = 10.0
     #: all steps that are left must become shorter by so much together: a plan has its price too
     worth: float = 10.0
-    #: the least time between two dealings; it doubles, up to `most_pause`, when one brings less than half of what
+    #: the least time between two divisions; it doubles, up to `most_pause`, when one brings less than half of what
     #: it promised
     pause: float = 60.0
     most_pause: float = 3600.0
@@ -74,7 +74,7 @@ class WorkDivision:
         One that was not measured counts as the median of those that were.
         """
         costs = _filled(self.workers, tasks)
-        return deal(shards, costs) if costs else ()
+        return shards_by_speed(shards, costs) if costs else ()
 
     def speeds(self, tasks: Sequence[str]) -> tuple[float, ...]:
         """Return how fast each server of a plan is; empty for all alike."""
@@ -83,15 +83,15 @@ class WorkDivision:
 
 @dataclass(frozen=True)
 class Proposal:
-    """Another dealing, and what it is good for."""
+    """Another division, and what it is good for."""
 
-    dealing: WorkDivision
+    division: WorkDivision
     #: by how much a step becomes shorter, as a share of what it takes now
     gain: float
     reason: str
 
 
-def deal(shards: int, costs: Sequence[float]) -> tuple[int, ...]:
+def shards_by_speed(shards: int, costs: Sequence[float]) -> tuple[int, ...]:
     """Return how many shards each worker computes so that the last one is done as early as possible.
 
     Parameters
@@ -130,14 +130,14 @@ def _filled(costs: Mapping[str, float], tasks: Sequence[str]) -> list[float]:
 
 @dataclass
 class _Promise:
-    """What the last dealing was to bring, and how long a step took before."""
+    """What the last division was to bring, and how long a step took before."""
 
     step: float
     gain: float
 
 
 class LoadBalancer:
-    """Measures the members of a job, and says when its work should be dealt anew.
+    """Measures the members of a job, and says when its work should be divided anew.
 
     Parameters
     ----------
@@ -152,7 +152,7 @@ class LoadBalancer:
         self._rule = rule
         self._by = by
         #: what plans are made by
-        self.dealing = WorkDivision()
+        self.division = WorkDivision()
         self.stragglers: tuple[Straggler, ...] = ()
         self._paces: dict[str, deque[Throughput]] = {}
         self._steps: dict[str, deque[StepTimes]] = {}
@@ -160,7 +160,7 @@ class LoadBalancer:
         self._looked = 0.0
         #: since when a proposal has been good without a break
         self._since = 0.0
-        self._dealt = float("-inf")
+        self._divided_at = float("-inf")
         self._pause = rule.pause
         self._promise: _Promise | None = None
         self._members: frozenset[str] = frozenset()
@@ -184,7 +184,7 @@ class LoadBalancer:
             self._steps.setdefault(task, deque(maxlen=_MAX_REPORTS)).append(steps)
 
     def consider(self, now: float, plan: Plan, shards: int, sizes: Sequence[int], left: int) -> Proposal | None:
-        """Look at what was measured under the plan in force; return another dealing if that is worth a plan.
+        """Look at what was measured under the plan in force; return another division if that is worth a plan.
 
         Parameters
         ----------
@@ -221,11 +221,11 @@ class LoadBalancer:
             self._since = 0.0
             return None
         self._since = self._since or now
-        if now - self._since < rule.steady or now - self._dealt < self._pause:
+        if now - self._since < rule.steady or now - self._divided_at < self._pause:
             return None
-        self._dealt, self._since = now, 0.0
+        self._divided_at, self._since = now, 0.0
         self._promise = _Promise(step, proposal.gain)
-        self.dealing = proposal.dealing
+        self.division = proposal.division
         return proposal
 
     def _costs(self, tasks: Iterable[str]) -> dict[str, float]:
@@ -243,7 +243,7 @@ class LoadBalancer:
         return statistics.median(means) / 1e3 if means else 0.0
 
     def _keep_word(self, step: float) -> None:
-        """See whether the last dealing has brought what it promised: if not, be slower to make another."""
+        """See whether the last division has brought what it promised: if not, be slower to make another."""
         promise, self._promise = self._promise, None
         if promise is not None:
             kept = 1 - step / promise.step >= promise.gain / 2
@@ -258,7 +258,7 @@ class LoadBalancer:
         shards: int,
         sizes: Sequence[int],
     ) -> Proposal | None:
-        by_worker, by_server = self.dealing.workers, self.dealing.servers
+        by_worker, by_server = self.division.workers, self.division.servers
         least = self._rule.gain * step
         saved, reasons = 0.0, []
         if len(workers) > 1:
@@ -266,7 +266,7 @@ class LoadBalancer:
             even = tuple(high - low for low, high in ranges(shards, len(workers)))
             shares = plan.shares or even
             better = _better(
-                shares, even, deal(shards, worker_costs), lambda counts: longest(counts, worker_costs), least
+                shares, even, shards_by_speed(shards, worker_costs), lambda counts: longest(counts, worker_costs), least
             )
             if better is not None:
                 by_worker = {} if better.division == even else workers

@@ -78,10 +78,11 @@ class StepTimer:
         self._last = 0.0
         #: times at which steps have ended, and how long they took
         self._ended: deque[tuple[float, float]] = deque(maxlen=MAX_STEPS)
-        #: so many of them are not in a report yet
+        #: how many of them, the last ones, `take` has not returned yet
         self._new = 0
-        #: since when there is a resize that is not reported; 0: there is none
+        #: when the plan was prepared around which times are to be reported; 0: there is none
         self._resize_began = 0.0
+        #: number of that plan once it is done; 0 before
         self._plan_done = 0
 
     def step_ended(self, now: float) -> ResizeSteps | None:

@@ -9,7 +9,7 @@ import msgspec
 from pslite.job.blocks import Block
 from pslite.job.job_spec import JobSpec
 from pslite.job.reduction_tree import cover
-from pslite.job.work_assignment import assign, dealt, ranges
+from pslite.job.work_assignment import assign, consecutive_ranges, ranges
 
 
 class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -102,15 +102,15 @@ class Reduction(msgspec.Struct, frozen=True):
     nodes: tuple[tuple[int, ...], ...]
 
 
-def reduction(spec: JobSpec, workers: int, dealing: Sequence[int] = ()) -> Reduction:
-    """Return how `workers` workers share the shards and the tree: almost equally unless `dealing` says otherwise.
+def reduction(spec: JobSpec, workers: int, shares: Sequence[int] = ()) -> Reduction:
+    """Return how workers share the shards and the tree: `shares` are their numbers of shards; empty: almost equal.
 
     In `exact` mode the leaves are the logical shards; in `fast` mode each worker is one leaf.
     """
-    shares = dealt(dealing) if dealing else ranges(spec.shards, workers)
+    shards = consecutive_ranges(shares) if shares else ranges(spec.shards, workers)
     if spec.mode == "exact":
-        return Reduction(spec.shards, shares, tuple(cover(low, high, spec.shards) for low, high in shares))
-    return Reduction(workers, shares, tuple(cover(i, i + 1, workers) for i in range(workers)))
+        return Reduction(spec.shards, shards, tuple(cover(low, high, spec.shards) for low, high in shards))
+    return Reduction(workers, shards, tuple(cover(i, i + 1, workers) for i in range(workers)))
 
 
 def next_members(

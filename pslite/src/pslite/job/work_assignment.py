@@ -22,7 +22,7 @@ def ranges(shards: int, workers: int) -> tuple[tuple[int, int], ...]:
     return tuple((i * shards // workers, (i + 1) * shards // workers) for i in range(workers))
 
 
-def dealt(shares: Sequence[int]) -> tuple[tuple[int, int], ...]:
+def consecutive_ranges(shares: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """Cut the shards into one contiguous half-open range for each worker, of so many shards each, at least one."""
     if not shares or min(shares) < 1:
         raise ValueError(f"the workers' numbers of shards are {tuple(shares)}: each must be at least 1")

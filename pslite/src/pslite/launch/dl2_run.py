@@ -136,14 +136,15 @@ def _run(options: argparse.Namespace, environ: dict[str, str], say: Callable[[st
 
             return launcher.launched(environ, say)
         environ.update(task_variables(environ))
-    role, chosen = role_of(environ), (encryption_of(environ), durability_of(environ))
+    role = role_of(environ)
+    encrypt, durability = encryption_of(environ), durability_of(environ)
     if role == "container":
         from pslite.launch import container_agent  # noqa: PLC0415  (see below)
 
         def run_job(registration: Registration, own: Mapping[str, str]) -> int:
             from pslite.launch import launcher  # noqa: PLC0415  (see below)
 
-            tasks = launcher.Tasks(command, options.workers, options.servers, *chosen)
+            tasks = launcher.Tasks(command, options.workers, options.servers, encrypt, durability)
             return launcher.coordinate(tasks, own, say, registration)
 
         place = container_agent.container_environment(environ)
@@ -159,7 +160,7 @@ def _run(options: argparse.Namespace, environ: dict[str, str], say: Callable[[st
     # beside a worker or a server a coordinator would take memory, and time at the start
     from pslite.launch import launcher  # noqa: PLC0415
 
-    tasks = launcher.Tasks(command, options.workers, options.servers, *chosen)
+    tasks = launcher.Tasks(command, options.workers, options.servers, encrypt, durability)
     if role == "coordinator":
         return launcher.coordinate(tasks, environ, say)
     return launcher.standalone(tasks, environ, say)

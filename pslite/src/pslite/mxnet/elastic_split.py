@@ -1,4 +1,4 @@
-"""Split of a data set for scripts with a loop of their own, dealt anew whenever the number of workers changes."""
+"""Split of a data set for scripts with a loop of their own, whatever workers come and go."""
 
 from __future__ import annotations
 
@@ -9,33 +9,37 @@ from collections.abc import Iterator, Sized
 from mxnet.gluon.data import Sampler
 
 from pslite.errors import UsageError
-from pslite.job.sample_dealing import NOT_COUNTED, Seen
+from pslite.job.sample_assignment import NOT_COUNTED, SampleRange, Seen
 from pslite.job.sample_order import permutation
 from pslite.worker.connect import open_session
 from pslite.worker.training_session import OpenSession
 
-#: the session of the process; and whether a KVStore has it
+#: the session of the process, which is one worker; and whether a KVStore has it
 _session: OpenSession | None = None
 _taken = False
 _splits: dict[tuple[str, int], ElasticSplit] = {}
 
 
+def _attached_session() -> OpenSession:
+    session = open_session()
+    session.attach()
+    return session
+
+
 def session_for_kvstore() -> OpenSession:
-    """Return a session, the one that a split has opened if there is one."""
-    global _session, _taken  # noqa: PLW0603  (a process is one worker)
+    """Return the session of the process; each KVStore after the first opens another one."""
+    global _session, _taken  # noqa: PLW0603
     if _session is None or _taken:
-        _session = open_session()
-        _session.attach()
+        _session = _attached_session()
     _taken = True
     return _session
 
 
 def _session_for_split() -> OpenSession:
-    global _taken  # noqa: PLW0603
+    """Return the session of the process, which its first KVStore uses, too."""
+    global _session  # noqa: PLW0603
     if _session is None:
-        session_for_kvstore()
-        _taken = False
-    assert _session is not None
+        _session = _attached_session()
     return _session
 
 
@@ -69,9 +73,14 @@ class ElasticSplit(Sampler):  # type: ignore[misc]
         self._samples, self._epochs, self._seed, self._name = samples, epochs, seed, name
         self._seen = Seen()
         self._held: deque[int] = deque()
-        #: taken at the present version, and how many a whole batch has: at a version before that did not end an epoch
+        #: given at the present version
         self._step: list[int] = []
-        self._version, self._count, self._ended = 0, 1, False
+        self._version = 0
+        #: samples of a whole batch: those of the last step that did not end an epoch
+        self._count = 1
+        #: whether the epoch has ended in the present step
+        self._ended = False
+        #: an epoch, and its order of samples
         self._order = -1, permutation(seed, 0, 0)
 
     def __len__(self) -> int:
@@ -90,39 +99,48 @@ class ElasticSplit(Sampler):  # type: ignore[misc]
             self.give_again()  # an iterator before this one was given up, without a step
         given = False
         while True:
-            if session.version != self._version:
-                if self._step and not self._ended:
-                    self._count = len(self._step)
-                self._version, self._step, self._ended = session.version, [], False
+            self._begin_step(session.version)
             if not self._held:
                 if self._seen.over + 1 >= self._epochs:
                     return
                 count = max(1, self._count - len(self._step))
-                deal = session.ask_samples(self._name, self._samples, self._seen, count)
-                if deal == NOT_COUNTED:
+                answer = session.ask_samples(self._name, self._samples, self._seen, count)
+                if answer == NOT_COUNTED:
                     yield 0
                     continue
-                if deal.low == deal.high:
-                    self._seen = self._seen._replace(over=deal.epoch)
+                if answer.low == answer.high:
+                    self._seen = self._seen._replace(over=answer.epoch)
                     self._ended = given
                     if given:
                         return
                     continue
-                if deal.epoch >= self._epochs:
+                if answer.epoch >= self._epochs:
                     return
-                self._seen = self._seen._replace(epoch=deal.epoch)
-                if self._order[0] != deal.order:
-                    self._order = deal.order, permutation(self._seed, deal.order, self._samples)
-                self._held.extend(self._order[1][deal.low : deal.high].tolist())
+                self._hold(answer)
             given = True
             self._step.append(self._held.popleft())
             yield self._step[-1]
+
+    def _begin_step(self, version: int) -> None:
+        """Note a new version: what was given before was a batch."""
+        if version == self._version:
+            return
+        if self._step and not self._ended:
+            self._count = len(self._step)
+        self._version, self._step, self._ended = version, [], False
+
+    def _hold(self, answer: SampleRange) -> None:
+        """Take the indices of samples that were assigned."""
+        self._seen = self._seen._replace(epoch=answer.epoch)
+        if self._order[0] != answer.order:
+            self._order = answer.order, permutation(self._seed, answer.order, self._samples)
+        self._held.extend(self._order[1][answer.low : answer.high].tolist())
 
 
 def give_again() -> None:
     """Have all splits give again what the present step has taken, since its gradient does not count.
 
-    This worker had expected to be there at the beginning of the job.
+    That is so in the first step of a worker that joined late: its gradient is of its own initial weights.
     """
     for split in _splits.values():
         split.give_again()

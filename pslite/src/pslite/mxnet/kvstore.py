@@ -53,8 +53,8 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         self._keys = KeyTable()
         self._optimizer: Any = None
         self._workers = 1
-        #: by file and line of the script that has asked for the number of workers once, the answer; 0: more than once
-        self._answers: dict[tuple[str, int], int] = {}
+        #: by file and line of the script that has read `num_workers` once, what it was; 0 if it was read there again
+        self._read_once: dict[tuple[str, int], int] = {}
         #: numbers of workers that the script may have seen
         self._seen = {self.num_workers}
         self._expected = 0
@@ -94,7 +94,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         workers, frame = self._session.rank_and_size[1], sys._getframe(1)  # noqa: SLF001  (a stack takes too long)
         place = frame.f_code.co_filename, frame.f_lineno
         if not place[0].startswith(_LIBRARIES):
-            self._answers[place] = 0 if place in self._answers else workers
+            self._read_once[place] = 0 if place in self._read_once else workers
         return workers
 
     @staticmethod
@@ -342,17 +342,16 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
             self._rate = None
 
     def _note_size(self) -> None:
-        """Take note of the number of workers; name the lines that have asked for it once, when it was another one."""
+        """Take note of the number of workers; warn of lines that have read it once, when it was another one."""
         if self.num_workers in self._seen:
             return
         self._seen.add(self.num_workers)
-        for (file, line), workers in self._answers.items():
+        for (file, line), workers in self._read_once.items():
             if workers:
                 warnings.warn_explicit(
-                    f"this line has asked for num_workers once, which was {workers} and is {self.num_workers} now: "
-                    "data that is split by it is still split for the old number, so that samples are missed or used "
-                    "twice; "
-                    "ask in each epoch, or use DataLoader(..., sampler=pslite.mxnet.elastic_split(dataset))",
+                    f"this line has read num_workers once, when it was {workers}; it is {self.num_workers} now. If the "
+                    "data is split by it, samples are missed or used twice. Read num_workers in each epoch, or use "
+                    "DataLoader(..., sampler=pslite.mxnet.elastic_split(dataset)).",
                     UserWarning,
                     file,
                     line,

@@ -11,7 +11,7 @@ from pslite.job.job_spec import JobSpec
 from pslite.job.job_status import Cause
 from pslite.job.member_measurements import ResizeSteps, StepTimes, Throughput, Usage
 from pslite.job.membership_plan import Member, Plan
-from pslite.job.sample_dealing import Deal, Seen
+from pslite.job.sample_assignment import SampleRange, Seen
 
 PROTOCOL = 3
 MAX_HANDSHAKE_BYTES = 4096
@@ -243,7 +243,7 @@ class Finished(Message, frozen=True):
 
 
 class AskSamples(Message, frozen=True):
-    """Worker of an open job: deal me so many samples of that data set; sent again if the answer does not come."""
+    """Worker of an open job: assign me `count` samples of that data set; sent again if the answer does not come."""
 
     number: int
     dataset: str
@@ -332,24 +332,24 @@ class Alive(Message, frozen=True):
 
 
 class Seat(Message, frozen=True):
-    """Worker that has not said yet what it trains: your place among how many, until a plan says otherwise."""
+    """To a worker that has not said yet what it trains: its rank, and the number of workers, until the first plan."""
 
     rank: int
     workers: int
 
 
 class BarrierOpen(Message, frozen=True):
-    """Worker: all have come to the barrier."""
+    """To a worker: all have come to the barrier."""
 
     #: whether others have trained meanwhile: the servers have newer weights
     missed_steps: bool = False
 
 
-class DealSamples(Message, frozen=True):
-    """Worker of an open job: the answer to its question of that number."""
+class AssignSamples(Message, frozen=True):
+    """To a worker of an open job: the answer to its `AskSamples` of that number."""
 
     number: int
-    deal: Deal
+    samples: SampleRange
 
 
 class Prepare(Message, frozen=True):
@@ -377,7 +377,7 @@ class Abort(Message, frozen=True):
 
 
 class Begin(Message, frozen=True):
-    """Chief: send the initial weights to the owners under that (first) plan.
+    """To the chief: send the initial weights to the owners under that (first) plan.
 
     They are those of the checkpoint of that version, if the job goes back to one; -1: of whatever the job begins with.
     """
@@ -387,13 +387,13 @@ class Begin(Message, frozen=True):
 
 
 class Commit(Message, frozen=True):
-    """Owner of block 0 (all-reduce: first worker): let that plan take effect as soon as possible."""
+    """To the owner of block 0 (all-reduce: the first worker): let that plan take effect as soon as possible."""
 
     plan: int
 
 
 class Resume(Message, frozen=True):
-    """Workers that stopped at the clock of that plan (comparison setting) go on."""
+    """To workers that stopped at the clock of that plan (comparison setting): go on."""
 
     plan: int
 
@@ -417,7 +417,7 @@ class Reassign(Message, frozen=True, tag="TakeOver"):
 
 
 class Census(Message, frozen=True):
-    """Server: those servers are gone; take nothing more from them, and say what you have of those blocks.
+    """To a server: those servers are gone; take nothing more from them, and say what you have of those blocks.
 
     What is said stays so until a `Promote` comes: no step is applied to these blocks.
     """
@@ -451,27 +451,27 @@ class Promote(Message, frozen=True):
 
 
 class Clip(Message, frozen=True):
-    """Server: what gradients are multiplied by in the step from that version."""
+    """To a server: what gradients are multiplied by in the step from that version."""
 
     version: int
     factor: float
 
 
 class Trust(Message, frozen=True):
-    """Server: what LAMB multiplies the updates of tensors by in the step from that version, by their numbers."""
+    """To a server: what LAMB multiplies the updates of tensors by in the step from that version, by their numbers."""
 
     version: int
     factors: dict[int, float]
 
 
 class DigestRequest(Message, frozen=True):
-    """Server: the last version is reached, send the digests of your blocks."""
+    """To a server: the last version is reached, send the digests of your blocks."""
 
     version: int
 
 
 class Published(Message, frozen=True):
-    """Worker of an all-reduce job: what another one has published."""
+    """To a worker of an all-reduce job: what another one has published."""
 
     plan: int
     key: str
@@ -479,7 +479,7 @@ class Published(Message, frozen=True):
 
 
 class Complete(Message, frozen=True):
-    """Worker of a job that is not open: all have the last version, and its digest is known; `chief` writes files."""
+    """To a worker of a job that is not open: all have the last version, its digest is known; `chief` writes files."""
 
     chief: str
 
@@ -511,7 +511,7 @@ class JobEnded(Message, frozen=True):
 
 
 class Noted(Message, frozen=True):
-    """Agent: your report has arrived."""
+    """To a task agent: its report has arrived."""
 
 
 FromMember = (
@@ -553,7 +553,7 @@ FromCoordinator = (
     | Alive
     | Seat
     | BarrierOpen
-    | DealSamples
+    | AssignSamples
     | Prepare
     | Abort
     | Begin
@@ -578,7 +578,7 @@ FromCoordinator = (
 
 #: messages that need not arrive: the next one says the same, or they are sent again after a `Resumed`;
 #: all others are counted, and each is taken once, in order, whatever becomes of connections
-UNCOUNTED = (Beat, Norm, Rejoin, Taken, Alive, Resumed, Clip, Trust, AskSamples, DealSamples)
+UNCOUNTED = (Beat, Norm, Rejoin, Taken, Alive, Resumed, Clip, Trust, AskSamples, AssignSamples)
 
 # What a decoder knows of a message type is kept with the type when its first decoder is made. Where two threads make
 # first ones at the same time, msgspec 0.22 crashes the process: so they are made here, while the module is imported.

@@ -101,11 +101,11 @@ class CoordinatorLog:
 
     @property
     def step_record(self) -> bytes:
-        """What was written last by `write_step_record`; empty if nothing was."""
+        """The step record that was written last; empty if none was."""
         return bytes(self._database.execute("SELECT record FROM step").fetchone()[0])
 
     def write_step_record(self, record: bytes) -> None:
-        """Replace what changes with every step, and is not in the state for that reason; raises as `write`."""
+        """Replace the step record, which has what differs in every step; raises as `write`."""
         self._update("UPDATE step SET record = ? WHERE term = ?", record)
 
     def _update(self, statement: str, value: bytes) -> None:

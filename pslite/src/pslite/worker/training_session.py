@@ -16,7 +16,7 @@ from pslite.job.blocks import Block, cut, digest_of
 from pslite.job.job_spec import JobSpec
 from pslite.job.membership_plan import reduction
 from pslite.job.reduction_tree import span
-from pslite.job.sample_dealing import Deal, SampleDealer, Seen
+from pslite.job.sample_assignment import SampleAssigner, SampleRange, Seen
 from pslite.numeric.gradient_sums import Array, Bundle, Contribution, Supply
 from pslite.storage.checkpoints import complete, to_resume, write_blocks
 from pslite.worker.model_replica import ModelReplica
@@ -42,8 +42,8 @@ class Share:
 
     __slots__ = ("_exact", "_shards", "index", "leaves", "nodes")
 
-    def __init__(self, spec: JobSpec, workers: int, index: int, dealing: Sequence[int] = ()) -> None:
-        how = reduction(spec, workers, dealing)
+    def __init__(self, spec: JobSpec, workers: int, index: int, shares: Sequence[int] = ()) -> None:
+        how = reduction(spec, workers, shares)
         self.index = index
         self.leaves = how.leaves
         #: its own, and those of workers that are gone
@@ -139,7 +139,7 @@ class OpenSession(Session, Protocol):
     def barrier(self) -> None:
         """Wait until every worker does."""
 
-    def ask_samples(self, dataset: str, samples: int, seen: Seen, count: int) -> Deal:
+    def ask_samples(self, dataset: str, samples: int, seen: Seen, count: int) -> SampleRange:
         """Return up to `count` samples that no other worker has in this epoch; none if the epoch is over."""
 
     def fetch(self) -> list[Array]:
@@ -178,7 +178,7 @@ class SingleSession:
         self.supply: Supply
         self.version = 0
         self.share: Share
-        self._dealers: dict[tuple[str, int], SampleDealer] = {}
+        self._assigners: dict[tuple[str, int], SampleAssigner] = {}
         self._replica: ModelReplica
         self._given: StartState | None = None
         if spec is not None:
@@ -199,10 +199,10 @@ class SingleSession:
     def barrier(self) -> None:
         """Return at once: there is no other worker."""
 
-    def ask_samples(self, dataset: str, samples: int, seen: Seen, count: int) -> Deal:
+    def ask_samples(self, dataset: str, samples: int, seen: Seen, count: int) -> SampleRange:
         """Return the next samples of this epoch; none if it is over."""
-        dealer = self._dealers.setdefault((dataset, samples), SampleDealer(samples))
-        return dealer.deal("single", self.version, seen, count, 1)
+        assigner = self._assigners.setdefault((dataset, samples), SampleAssigner(samples))
+        return assigner.assign("single", self.version, seen, count, 1)
 
     def start_from(self, given: StartState) -> None:
         """Go on from that state at `start`."""

@@ -13,10 +13,10 @@ from pslite.fault_points import FaultPoint, FaultPoints
 from pslite.net.data_frames import Link
 from pslite.net.messages import (
     Abort,
+    AssignSamples,
     BarrierOpen,
     Begin,
     Complete,
-    DealSamples,
     FromCoordinator,
     Message,
     Nack,
@@ -37,7 +37,7 @@ from pslite.worker.ps.recovery import Recovery
 #: messages that the script's thread takes up; connections and prepared plans come from threads that make them
 Event = (
     PreparedPlan | Link | Abort | Begin | Reassign | Promote | PlanDone | Seat | BarrierOpen | Resume | Complete
-    | DealSamples
+    | AssignSamples
 )  # fmt: skip
 
 
@@ -72,7 +72,7 @@ class ControlEvents:
         #: whether others have trained while this worker was at the last barrier
         self.missed_steps = False
         #: the last answer to a question for samples
-        self.samples: DealSamples | None = None
+        self.samples: AssignSamples | None = None
         #: the last plan for which everything has moved, where workers stand still until then
         self.resumed = 0
         #: the worker that writes files, once all have the last version
@@ -89,7 +89,7 @@ class ControlEvents:
             PlanDone: self._plan_done,
             Seat: self._seated,
             BarrierOpen: self._barrier_open,
-            DealSamples: self._samples_dealt,
+            AssignSamples: self._samples_assigned,
             Resume: self._resume,
             Complete: self._complete,
         }
@@ -195,7 +195,7 @@ class ControlEvents:
         self.barriers_open += 1
         self.missed_steps = message.missed_steps
 
-    def _samples_dealt(self, message: DealSamples) -> None:
+    def _samples_assigned(self, message: AssignSamples) -> None:
         self.samples = message
 
     def _resume(self, message: Resume) -> None:

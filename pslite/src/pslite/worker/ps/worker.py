@@ -17,7 +17,7 @@ from pslite.errors import UsageError
 from pslite.fault_points import FaultPoint
 from pslite.job.blocks import Block
 from pslite.job.job_spec import JobSpec
-from pslite.job.sample_dealing import Deal, Seen
+from pslite.job.sample_assignment import SampleRange, Seen
 from pslite.net.authentication import Identity
 from pslite.net.messages import (
     AskSamples,
@@ -255,7 +255,7 @@ class Worker(Membership):
         elif self._plans.current is not None:
             self._set_share()  # the others do their part themselves again
 
-    def ask_samples(self, dataset: str, samples: int, seen: Seen, count: int) -> Deal:
+    def ask_samples(self, dataset: str, samples: int, seen: Seen, count: int) -> SampleRange:
         """Return up to `count` samples that no other worker has in this epoch; none if the epoch is over."""
         self._questions += 1
         question = AskSamples(
@@ -275,7 +275,7 @@ class Worker(Membership):
 
         self._pump(answered)
         assert events.samples is not None
-        return events.samples.deal
+        return events.samples.samples
 
     def _catch_up(self) -> None:
         """Go on from the weights that the servers have: others have trained while this worker was away."""
