@@ -67,7 +67,7 @@ def _of_job(store: Store, job: Job, limit: int, *, as_json: bool) -> None:
         return
     rows = [
         (str(entry.slot), moment(entry.at), f"{entry.policy} {entry.policy_version}", str(entry.decided.previous),
-         str(entry.decided.allocation), (entry.decided.guarded or (entry.decided.reason,))[-1].text)
+         str(entry.decided.allocation), entry.decided.binding_reason.text)
         for entry in changed
     ]  # fmt: skip
     print_tables(
@@ -137,7 +137,7 @@ def _steps(resize: Resize) -> str:
 
 
 def _change_json(entry: DecisionEntry) -> dict[str, object]:
-    reason = (entry.decided.guarded or (entry.decided.reason,))[-1]
+    reason = entry.decided.binding_reason
     return {
         "slot": entry.slot,
         "at": entry.at,

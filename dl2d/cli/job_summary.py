@@ -31,12 +31,12 @@ class JobLine:
             return job.end_reason or "waits for the first heartbeat of its coordinator"
         if self.decided is None:
             return "runs at a fixed size, which dl2d does not change" if job.static else "waits for its first decision"
-        return (self.decided.guarded[-1] if self.decided.guarded else self.decided.reason).text
+        return self.decided.binding_reason.text
 
     def as_json(self) -> dict[str, object]:
         """For ``--json``."""
         job, progress, decided = self.job, self.job.progress, self.decided
-        reason = None if decided is None else (decided.guarded[-1] if decided.guarded else decided.reason)
+        reason = None if decided is None else decided.binding_reason
         return {
             "job": job.key.slug,
             "id": job.key.id,

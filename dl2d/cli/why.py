@@ -38,6 +38,8 @@ class Answer:
     entry: DecisionEntry
     deferred: tuple[Deferred, ...]
     failures: tuple[Failure, ...]
+    #: Decision on the job that the guard was given; None where it is not recorded, or an observed one.
+    proposed: JobDecision | None = None
     #: In mode shadow the decision of dl2d, which is not carried out.
     shadow: DecisionEntry | None = None
     #: Where the job got less, or nothing: decisions of the slot that gave other jobs more.
@@ -105,6 +107,7 @@ def _answer(slot: Slot | None, entry: DecisionEntry) -> Answer:
         entry,
         tuple(item for item in slot.plan.deferred if item.job == key),
         tuple(item for item in slot.outcome.failures if item.job == key),
+        next((each for each in slot.proposed.jobs if each.job == key), None),
         _shadow(slot, key),
         _grown(slot, entry.decided),
     )
@@ -169,7 +172,7 @@ def _decision_text(answer: Answer, tasks: Sequence[Task]) -> list[str]:
         f"slot {entry.slot} at {moment(entry.at)}",
         f"  policy       {entry.policy} version {entry.policy_version}, inputs {entry.inputs_hash}",
         f"  allocation   {change}",
-        *_because(decided, entry.measure),
+        *_because(decided, None if answer.shadow else answer.proposed, entry.measure),
     ]
     if answer.shadow is not None:
         shadow = answer.shadow
@@ -178,7 +181,7 @@ def _decision_text(answer: Answer, tasks: Sequence[Task]) -> list[str]:
             "decision of dl2d, not carried out",
             f"  policy       {shadow.policy} version {shadow.policy_version}",
             f"  allocation   {same}",
-            *_because(shadow.decided, shadow.measure),
+            *_because(shadow.decided, answer.proposed, shadow.measure),
         ]
     if answer.grown:
         names = [f"job {each.job.id} {each.previous} -> {each.allocation}" for each in answer.grown[:_MAX_GROWN]]
@@ -196,16 +199,26 @@ def _decision_text(answer: Answer, tasks: Sequence[Task]) -> list[str]:
     return lines
 
 
-def _because(decided: JobDecision, measure: str) -> list[str]:
-    """Constraint, alternatives and what the guard changed; an observed decision has neither of the latter."""
-    lines = _reason_text("constraint", decided.reason)
+def _because(decided: JobDecision, proposed: JobDecision | None, measure: str) -> list[str]:
+    """Constraint, alternatives and what the guard changed; an observed decision has neither of the latter.
+
+    Where the guard changed the proposed allocation, the constraints are its reasons.
+    """
+    made = proposed or decided
+    if made.allocation == decided.allocation:
+        lines, chosen, guarded = _reason_text("constraint", decided.reason), "chosen", decided.guarded
+    else:
+        lines = [line for reason in decided.guarded[len(made.guarded) :] for line in _reason_text("constraint", reason)]
+        lines.append(f"  proposed     {made.allocation} by the policy, which the guard changed to {decided.allocation}")
+        lines += _reason_text("", made.reason)
+        chosen, guarded = "proposed", made.guarded
     if decided.alternatives:
         options = [
-            f"{option.allocation} {option.score:.4g}" + (" (chosen)" if option.allocation == decided.allocation else "")
+            f"{option.allocation} {option.score:.4g}" + (f" ({chosen})" if option.allocation == made.allocation else "")
             for option in decided.alternatives
         ]
         lines.append(f"  alternatives by {measure or 'score'}: {', '.join(options)}")
-    for reason in decided.guarded:
+    for reason in guarded:
         lines += _reason_text("guard", reason)
     if not decided.guarded and decided.reason.constraint is not Constraint.OBSERVED:
         lines.append("  guard        changed nothing")

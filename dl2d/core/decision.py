@@ -90,6 +90,11 @@ class JobDecision:
     #: In mode canary the policy that decided on the job; None where that is the decision's.
     by: Decider | None = None
 
+    @property
+    def binding_reason(self) -> Reason:
+        """Why the allocation is what it is: the last change that the guard made, or the policy's reason."""
+        return self.guarded[-1] if self.guarded else self.reason
+
     def changed_by(self, allocation: Allocation, reason: Reason) -> JobDecision:
         """A copy with another allocation, and the reason for it appended to ``guarded``."""
         return replace(self, allocation=allocation, guarded=(*self.guarded, reason))

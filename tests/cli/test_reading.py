@@ -9,17 +9,23 @@ import os
 import pty
 import subprocess
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cli.conftest import Dl2d, Recorded, new_store, write_config
+from cli.conftest import Dl2d, Recorded, new_store, store_url, write_config
 from daemon_process import BIN
+from tick.world import World
 
 from dl2d.core.decision import Alternative
+from dl2d.core.daemon_mode import Mode
 from dl2d.core.jobs import Allocation, JobState
+from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, TaskReport
+from dl2d.policies.drf import Drf
 from dl2d.store.sql_store import SqlStore
+from dl2d.tick.tick_context import GuardRules
 
 
 def line_of(text: str, word: str) -> str:
@@ -224,6 +230,28 @@ def test_why_of_a_change_in_an_earlier_slot(dl2d: Dl2d, recorded: Recorded):
     text = dl2d("why", "second", "--slot", str(slots[0]), "-c", recorded.config).out
     assert line_of(text, "deferred     ").endswith("; started since")
     assert "given more" not in text
+
+
+@pytest.mark.parametrize("mode", [Mode.LIVE, Mode.SHADOW])
+def test_the_constraint_is_that_of_the_allocation_also_where_the_guard_changed_it(
+    dl2d: Dl2d, tmp_path: Path, mode: Mode
+):
+    rules = GuardRules(per_user=Resources.of(gpu=2))
+    with closing(World(url=store_url(tmp_path), policy=Drf(), rules=rules)) as world:
+        world.submit(name="limited", max_workers=6)
+        world.settle()
+        world.mode = mode
+        world.now += world.slot_seconds
+        world.beat()
+        world.tick(1.0)
+    config = write_config(tmp_path)
+    lines = dl2d("why", "limited", "-c", config).out.splitlines()
+    begin = lines.index("  constraint   limit: jobs of ann may hold gpu=2 together")
+    assert lines[begin + 1 : begin + 4] == [
+        "  proposed     6w+4ps by the policy, which the guard changed to 2w+2ps",
+        "               satisfied: has its maximum of 6w+4ps",
+        "  alternatives by dominant share: 6w+4ps 0.75 (proposed)",
+    ]
 
 
 def test_why_of_what_can_never_run(dl2d: Dl2d, recorded: Recorded):
