@@ -24,6 +24,7 @@ from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.canary import CanaryState
 from dl2d.core.cluster import Node
 from dl2d.core.daemon_mode import Mode
+from dl2d.core.error_wording import counted
 from dl2d.core.errors import Dl2dError
 from dl2d.core.job_request import RequestRules
 from dl2d.core.policy import Policy
@@ -273,7 +274,7 @@ def _manager(settings: Settings) -> Iterator[Finding]:
                 nodes = local.nodes
                 some = "; ".join(f"{node.name} {node.capacity}" for node in nodes[:_MOST_NODES])
                 more = " ..." if len(nodes) > _MOST_NODES else ""
-                yield Finding(item, True, f"{len(nodes)} nodes: {some}{more}")
+                yield Finding(item, True, f"{counted(len(nodes), 'node')}: {some}{more}")
             case "slurm":
                 parsed = SlurmSettings.parse(manager_settings(settings))
                 yield Finding(item, True, "settings are valid")

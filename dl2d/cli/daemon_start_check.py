@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from dl2d.config.settings import Settings
+from dl2d.core.error_wording import counted
 from dl2d.core.errors import Dl2dError
 from dl2d.daemon.api.server import certificate_refusal, read_certificate
 from dl2d.daemon.credentials import exposed_folder
@@ -86,8 +87,5 @@ def manager_answers(settings: Settings) -> Iterator[tuple[str, bool, str]]:
     except Dl2dError as error:
         yield item, False, str(error)
         return
-    yield (
-        item,
-        True,
-        f"{capabilities.name} {capabilities.version}, cluster {capabilities.cluster}, {len(listing.nodes)} nodes",
-    )
+    nodes = counted(len(listing.nodes), "node")
+    yield item, True, f"{capabilities.name} {capabilities.version}, cluster {capabilities.cluster}, {nodes}"

@@ -22,6 +22,11 @@ def shown(value: object) -> str:
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
+def counted(number: int, noun: str) -> str:
+    """``1 job``, ``2 jobs``: a number and a noun with a regular plural."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def printable(key: str) -> str:
     """A key as errors name it: as it is, or quoted and cut where that could spoil a line of a log."""
     return key if key.isprintable() and len(key) <= MAX_SHOWN else shown(key)

@@ -9,6 +9,7 @@ from threading import Lock
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
+from dl2d.core.error_wording import counted
 from dl2d.daemon.policy_versions.canary_comparison import CanaryComparison
 from dl2d.tick.record import Report
 from pslite.job.printable_text import printable
@@ -110,7 +111,7 @@ class Health:
             problems.append(f"the fallback made the {times}: {failures.cause} (version {failures.version})")
         if waiting:
             problems.append(
-                f"{waiting} jobs have been waiting for {seconds:.0f} s although there is room for every one of them: "
+                f"{counted(waiting, 'job')} waiting for {seconds:.0f} s although there is room for every one of them: "
                 f"policy {report.decision.policy} gives them nothing"
             )
         with self._lock:

@@ -22,6 +22,7 @@ from apscheduler.triggers.interval import IntervalTrigger
 
 from dl2d.config.settings import Settings
 from dl2d.core.daemon_mode import Mode
+from dl2d.core.error_wording import counted
 from dl2d.core.errors import AlreadyRunning, ConfigError, Dl2dError, Waiting
 from dl2d.core.policy_registry import SiteStore
 from dl2d.core.resource_manager import AccountingManager, ContainerManager, ResourceManager, RmJob, TaskSpec
@@ -334,7 +335,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             self.wake()  # it had no time to submit them all
         snapshot = report.snapshot
         self._live_jobs = len(snapshot.jobs)
-        status = f"slot {snapshot.slot}: {len(snapshot.jobs)} jobs, {len(snapshot.tasks)} tasks"
+        status = f"slot {snapshot.slot}: {counted(len(snapshot.jobs), 'job')}, {counted(len(snapshot.tasks), 'task')}"
         self._status = status if report.mode is Mode.LIVE else f"{report.mode}, {status}"
         return report
 

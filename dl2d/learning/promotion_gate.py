@@ -14,6 +14,7 @@ import numpy as np
 from dl2d.core.cluster import Snapshot
 from dl2d.core.confidence_interval import estimate
 from dl2d.core.decision import Decision
+from dl2d.core.error_wording import counted
 from dl2d.core.errors import Dl2dError
 from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
@@ -120,7 +121,7 @@ def judge(
         return verdict(f"a decision took {candidate.slowest:.2g} s of CPU time, more than {settings.timeout:g} s")
     if current is not None and candidate.share > current.share:
         return verdict(f"the guard changed {candidate.share:.1%} of its decisions, {current.share:.1%} of the others")
-    compared_on = f"{len(by_day)} day{'s' * (len(by_day) != 1)} with {jobs} job{'s' * (jobs != 1)}"
+    compared_on = f"{counted(len(by_day), 'day')} with {counted(jobs, 'job')}"
     if len(by_day) < settings.min_days or jobs < settings.min_jobs or change is None or low is None or high is None:
         return verdict(
             f"there is too little to compare on: {compared_on}; at least {settings.min_days} days "

@@ -10,6 +10,7 @@ import numpy as np
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Decision
+from dl2d.core.error_wording import counted
 from dl2d.core.errors import TooFewSamples
 from dl2d.core.jobs import NOTHING, Allocation, JobKey
 from dl2d.core.packing import Packing
@@ -87,7 +88,7 @@ def split_recordings(recordings: Sequence[Recording], min_jobs: int = MIN_JOBS) 
     jobs = len({job.key for recording in given for job in recording.snapshot.jobs})
     if jobs < min_jobs:
         raise TooFewSamples(
-            f"supervised learning: the recorded slots have {jobs} job{'s' * (jobs != 1)}, at least {min_jobs} "
+            f"supervised learning: the recorded slots have {counted(jobs, 'job')}, at least {min_jobs} "
             "are needed; record more, or lower --min-jobs"
         )
     fifth = max(len(given) // _FRACTION_HELD_OUT, 1)

@@ -12,6 +12,7 @@ from dl2d.core.canary import Canary
 from dl2d.core.cluster import Snapshot
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Constraint, Decision, Reason
+from dl2d.core.error_wording import counted
 from dl2d.core.errors import PolicyError
 from dl2d.core.jobs import JobKey
 from dl2d.core.json_codec import digest
@@ -115,5 +116,7 @@ def set_aside_after_wait(deciders: Deciders, wait: NeedlessWait, max_seconds: fl
     policy = deciders.policy
     if not wait.jobs or wait.seconds < max_seconds or policy is deciders.fallback:
         return None
-    reason = f"left {len(wait.jobs)} jobs waiting for {wait.seconds:.0f} s although they fit into free resources"
+    reason = (
+        f"left {counted(len(wait.jobs), 'job')} waiting for {wait.seconds:.0f} s although they fit into free resources"
+    )
     return SetAside(policy.name, policy.version, reason)

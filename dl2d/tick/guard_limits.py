@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 
 from dl2d.core.cluster import NodeState, Snapshot, Task, TaskState
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
+from dl2d.core.error_wording import counted
 from dl2d.core.guard_memory import GuardMemory, StartFailures
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobRequest, Owner
 from dl2d.core.resource_manager import GrowthLimit
@@ -157,7 +158,7 @@ def _silent(entry: JobDecision, job: Job, at: float) -> _Range:
 def _backing_off(entry: JobDecision, job: Job, floor: Allocation, failures: StartFailures, rules: GuardRules) -> _Range:
     held = entry.previous
     delay = failures.retry_at(rules.backoff) - failures.at
-    times = f"{failures.in_a_row} attempt{'s' * (failures.in_a_row != 1)} in a row"
+    times = f"{counted(failures.in_a_row, 'attempt')} in a row"
     text = f"{times} to start its tasks failed, the last: {failures.last}; the next one waits {delay:g} s from then on"
     below_floor = held.workers < floor.workers or held.ps < floor.ps
     reason = Reason(Constraint.BACKOFF, text, gave_way=Constraint.FLOOR if below_floor else None)

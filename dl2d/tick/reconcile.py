@@ -17,6 +17,7 @@ import structlog
 from msgspec import structs
 
 from dl2d.core.cluster import Snapshot, Task, TaskState, task_tag
+from dl2d.core.error_wording import counted
 from dl2d.core.errors import ResourceManagerError, Unavailable
 from dl2d.core.guard_memory import GuardMemory, StartFailures
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobState, Owner
@@ -451,8 +452,9 @@ def _job_change(
         reason, cause = f"its coordinator ended: {end}", FAILURE_CAUSES.get(anchor.state)
         return JobChange(state=JOB_ENDS[anchor.state], end_reason=reason, cause=cause)
     if failures.counted >= timeouts.start_failures:
-        times = f"{failures.in_a_row} attempt{'s' * (failures.in_a_row != 1)}"
-        reason = f"{times} in a row to start its tasks failed; the last: {failures.last}"
+        reason = (
+            f"{counted(failures.in_a_row, 'attempt')} in a row to start its tasks failed; the last: {failures.last}"
+        )
         return JobChange(state=JobState.FAILED, end_reason=reason, cause=FailureCause.TASKS_FAILED)
     # Until its coordinator calls, its reason is what its anchor waits for.
     waits_for = anchor.reason if job.state is JobState.SUBMITTED and anchor.reason != job.end_reason else None

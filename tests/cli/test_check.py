@@ -45,6 +45,8 @@ def test_a_good_configuration(dl2d: Dl2d, tmp_path: Path):
     assert "2 nodes: n-1 cpu=4 gpu=1; n-2 cpu=4 gpu=1" in ran.out
     assert "the first `dl2d run` creates it" in ran.out
     assert list((tmp_path / "state").iterdir()) == []
+    here = {"name": "local", "local": {"nodes": [{"name": "here", "resources": {"cpu": 4}}]}}
+    assert "  1 node: here cpu=4" in dl2d("check", "-c", configured(tmp_path, resource_manager=here)).out
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from cli.conftest import Dl2d, Recorded, new_store, store_url, write_config
 from daemon_process import BIN
 from tick.world import World
 
-from dl2d.core.decision import Alternative
 from dl2d.core.daemon_mode import Mode
+from dl2d.core.decision import Alternative
 from dl2d.core.jobs import Allocation, JobState
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, TaskReport

@@ -157,7 +157,7 @@ def test_a_policy_that_gives_nothing_harms_its_own_group_only_and_is_set_aside(n
         nothing.settle(1)
         report = nothing.tick(50.0)
     assert report.set_aside is not None
-    assert report.set_aside.reason.startswith("left 1 jobs waiting for ")
+    assert report.set_aside.reason.startswith("left 1 job waiting for ")
     nothing.settle()
     assert nothing.has(new).workers > 0
 

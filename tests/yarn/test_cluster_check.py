@@ -48,7 +48,7 @@ def found(
 def test_a_good_cluster() -> None:
     findings = found(GOOD)
     assert all(good for good, _ in findings.values())
-    assert findings["yarn cluster"][1] == "Hadoop 3.4.2, 1 nodes"
+    assert findings["yarn cluster"][1] == "Hadoop 3.4.2, 1 node"
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_a_real_cluster() -> None:
     with yarn_cluster.YarnCluster(nodes=1, properties=settings) as cluster:
         parsed = YarnSettings.parse({"addresses": [cluster.address], "user": cluster.user})
         findings = {item: (good, text) for item, good, text in check_cluster(parsed)}
-    assert findings["yarn cluster"] == (True, "Hadoop 3.4.2, 1 nodes")
+    assert findings["yarn cluster"] == (True, "Hadoop 3.4.2, 1 node")
     assert findings["yarn services"][0] is False
     assert "yarn.webapp.api-service.enable" in findings["yarn services"][1]
     assert findings["yarn.resourcemanager.am.max-attempts"][0] is False

@@ -17,6 +17,7 @@ from typing import Final
 
 from dl2d.core.canary import Canary, CanaryJob, CanaryState
 from dl2d.core.confidence_interval import CONFIDENCE, estimate
+from dl2d.core.error_wording import counted
 
 DAY_SECONDS: Final = 86_400.0
 _SHORTEST_SECONDS: Final = 1.0
@@ -53,12 +54,12 @@ class CanaryComparison:
     @property
     def text(self) -> str:
         """The comparison in words."""
-        counted = f"{self.jobs} jobs and {self.others} others on {self.days} day{'s' * (self.days != 1)}"
+        compared = f"{counted(self.jobs, 'job')} and {counted(self.others, 'other')} on {counted(self.days, 'day')}"
         if self.change is None:
             return f"nothing can be compared yet: {self.ended} jobs of the policy and {self.ended_others} others ended"
         if self.low is None or self.high is None:
-            return f"completion time {self.change:+.1%}, no interval yet, from {counted}"
-        return f"completion time {self.change:+.1%} ({self.low:+.1%} to {self.high:+.1%}), from {counted}"
+            return f"completion time {self.change:+.1%}, no interval yet, from {compared}"
+        return f"completion time {self.change:+.1%} ({self.low:+.1%} to {self.high:+.1%}), from {compared}"
 
 
 def compare_groups(jobs: Sequence[CanaryJob], now: float, max_days: float) -> CanaryComparison:
@@ -70,15 +71,15 @@ def compare_groups(jobs: Sequence[CanaryJob], now: float, max_days: float) -> Ca
     by_day: dict[int, list[CanaryJob]] = defaultdict(list)
     for job in jobs:
         by_day[int(job.submitted // DAY_SECONDS)].append(job)
-    counted = [
+    complete = [
         [job for job in of_day if job.finished and job.work > 0]
         for day, of_day in by_day.items()
         if (day + 1) * DAY_SECONDS <= now and all(job.ended_at is not None for job in of_day)
     ]
-    times = _adjusted_times([job for of_day in counted for job in of_day])
+    times = _adjusted_times([job for of_day in complete for job in of_day])
     days = [
         (ours, others)
-        for of_day in counted
+        for of_day in complete
         if (ours := _of_group(of_day, times, in_group=True)) and (others := _of_group(of_day, times, in_group=False))
     ]
     change = low = high = None

@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from dl2d.core.error_wording import counted
 from dl2d.core.errors import ConfigError, NotFound, ResourceManagerError
 from dl2d_yarn.listing import SERVICES_PATH, read_listing, read_version
 from dl2d_yarn.queue_limits import read_queues
@@ -95,7 +96,7 @@ def check_cluster(settings: YarnSettings, *, client: RestClient | None = None) -
         except ResourceManagerError as error:
             yield "yarn cluster", False, str(error)
             return
-        yield "yarn cluster", True, f"Hadoop {version}, {len(listing.nodes)} nodes"
+        yield "yarn cluster", True, f"Hadoop {version}, {counted(len(listing.nodes), 'node')}"
         for remark in listing.remarks:
             yield "yarn cluster", False, remark
         yield _api_service(client)

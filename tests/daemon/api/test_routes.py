@@ -631,7 +631,7 @@ def test_idle_jobs_are_told_in_health_and_metrics(world):
     world.health.completed(world.tick(40.0))
     answer = world.client.get("/v1/health").json()
     (problem,) = answer["problems"]
-    assert problem.startswith("1 jobs have been waiting for 40 s although there is room for every one of them: policy ")
+    assert problem.startswith("1 job waiting for 40 s although there is room for every one of them: policy ")
     said = world.client.get("/metrics")
     assert said.headers["content-type"].startswith("text/plain")
     lines = dict(line.rsplit(" ", 1) for line in said.text.splitlines() if not line.startswith("#"))
