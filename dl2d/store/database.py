@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -171,8 +172,9 @@ class Database:
         self.engine = open_engine(place)
         self.fence: Fence | None = None
         self._closed = False
-        #: Device and inode of SQLite's file; None before it is opened.
+        #: Device and inode of SQLite's file, and of its write-ahead log; None before they are opened.
         self._file: tuple[int, int] | None = None
+        self._log: tuple[int, int] | None = None
         # SQLite has one writer at a time. Waiting for a lock of ours is fair and wakes at once; waiting for
         # SQLite's polls. In memory there is one connection, so readers queue too.
         self._writers = threading.Lock()
@@ -222,6 +224,7 @@ class Database:
         if self._closed:
             raise StoreError(f"the store {self.place} is closed")
         self._check_file()
+        self._check_log()
         return self.engine
 
     def _check_file(self) -> None:
@@ -247,6 +250,40 @@ class Database:
                 f"the store {self.place} was replaced by another file while this process had it open; restart the "
                 "daemon to use that one"
             )
+
+    def _check_log(self) -> None:
+        """Raise ``StoreUnavailable`` if the write-ahead log was removed or replaced since it was opened.
+
+        SQLite itself removes it only when the last connection is closed. It would go on writing into the removed one.
+        """
+        if self.place.file is None:
+            return
+        log = Path(f"{os.path.realpath(self.place.file)}-wal")
+        try:
+            status = log.stat()
+            found = (status.st_dev, status.st_ino)
+        except FileNotFoundError:
+            found = None
+        except OSError as error:
+            raise StoreUnavailable(f"the store {self.place}: {log}: {error.strerror}") from error
+        if found == self._log:
+            return
+        if _has_open(f"{log} (deleted)"):
+            raise StoreUnavailable(
+                f"the write-ahead log {log} was removed while this process had it open, and what was written since is "
+                "in no file: stop the daemon with SIGTERM (systemctl stop dl2d), which writes it into the database; "
+                "do not kill it"
+            )
+        self._log = found
+
+
+def _has_open(file: str) -> bool:
+    """Whether this process has a file open, by its name in ``/proc``."""
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if str(descriptor.readlink()) == file:
+                return True
+    return False
 
 
 @contextlib.contextmanager

@@ -242,6 +242,32 @@ def test_a_file_that_is_removed_or_replaced_while_it_is_open(tmp_path):
             store.jobs(live=True)
 
 
+def test_a_write_ahead_log_that_is_removed_while_it_is_open(tmp_path):
+    """What is written to it is lost if the process is killed, and kept if it ends by itself."""
+    url = f"sqlite:///{tmp_path}/dl2d.sqlite"
+    schema.upgrade(url)
+    with closing(SqlStore(url)) as store:
+        store.add_job(a_job())
+        store.add_job(a_job(2))
+        (tmp_path / "dl2d.sqlite-wal").unlink()
+        for call in (lambda: store.add_job(a_job(3)), lambda: store.jobs(live=True)):
+            with pytest.raises(StoreUnavailable, match=r"dl2d\.sqlite-wal was removed .* do not kill it"):
+                call()
+    with closing(SqlStore(url)) as store:
+        assert len(store.jobs(live=True)) == 2
+
+
+def test_a_write_ahead_log_that_sqlite_itself_removes_between_two_connections(tmp_path):
+    url = f"sqlite:///{tmp_path}/dl2d.sqlite"
+    schema.upgrade(url)
+    with closing(SqlStore(url)) as store:
+        for number in range(1, 4):
+            store.add_job(a_job(number))
+            store._database.engine.dispose()
+            assert not (tmp_path / "dl2d.sqlite-wal").exists()
+        assert len(store.jobs(live=True)) == 3
+
+
 def test_a_folder_that_is_missing(tmp_path):
     with pytest.raises(StoreUnavailable, match="check that its folder exists"):
         schema.upgrade(f"sqlite:///{tmp_path}/no/dl2d.sqlite")
