@@ -22,6 +22,7 @@ from dl2d.daemon.policy_versions.active_version import (
     given,
     keep_version,
     read_version,
+    roll_back,
 )
 from dl2d.plugins import (
     PLACEMENTS,
@@ -179,7 +180,7 @@ def rollback(reason: _ReasonOption = "", as_json: JsonOption = False, config: Co
     name = _learned(settings)
     with reading(settings) as store:
         why = reason or "rolled back by hand"
-        now = store.registry.roll_back(name, at=time.time(), by=getpass.getuser(), reason=why)
+        now = roll_back(store.registry, name, at=time.time(), by=getpass.getuser(), reason=why)
         _tell(now, as_json=as_json)
 
 

@@ -106,6 +106,10 @@ class RegistryError(Dl2dError):
     """The registry of learned policies has no such version, or cannot do with it what was asked."""
 
 
+class LiveVersionChanged(RegistryError):
+    """Another version of a learned policy went live meanwhile, so that a change did not happen."""
+
+
 class GateRefused(Dl2dError):
     """A learned policy was tried before it may decide, and may not; says what was wrong with it."""
 

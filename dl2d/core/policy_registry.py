@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -138,16 +138,40 @@ class Registry(Protocol):
         """The version that decides."""
         ...
 
-    def change(self, policy: str, digest: str, state: VersionState, *, at: float, by: str, reason: str) -> Version:
+    def change(
+        self,
+        policy: str,
+        digest: str,
+        state: VersionState,
+        *,
+        at: float,
+        by: str,
+        reason: str,
+        live: Collection[str] | None = None,
+    ) -> Version:
         """Change a version's state. Where it goes live, the one that was is retired in the same transaction.
 
         Raises ``RegistryError`` if there is no such version, or if it is live and is to be something else: another one
-        has to go live in its place.
+        has to go live in its place. Raises ``LiveVersionChanged`` if ``live`` is given and has not the digest of the
+        live version, ``""`` where none is live.
         """
         ...
 
-    def roll_back(self, policy: str, *, at: float, by: str, reason: str) -> Version:
-        """Make live the version that the present one replaced. Raises ``RegistryError`` where there is none."""
+    def earlier(self, policy: str) -> tuple[Version, ...]:
+        """The versions to which the live one can be rolled back, nearest first.
+
+        They are those that the live version replaced when it was promoted, that this one had replaced, and so on. A
+        rollback takes back the promotion of the version that was live, so that rollbacks never go in a circle. Rejected
+        versions are left out.
+        """
+        ...
+
+    def roll_back(self, policy: str, *, at: float, by: str, reason: str, to: str = "", live: str = "") -> Version:
+        """Make an earlier version live: the nearest of ``earlier``, or the one with digest ``to``.
+
+        Raises ``RegistryError`` where there is none. Raises ``LiveVersionChanged`` if ``live`` is given and is not the
+        digest of the live version.
+        """
         ...
 
     def remark(self, policy: str, digest: str, *, at: float, by: str, text: str) -> None:

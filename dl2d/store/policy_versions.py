@@ -5,12 +5,13 @@ Tables ``policy_versions``, ``policy_changes``, ``policy_trials`` and ``learning
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from sqlalchemy import Connection, ForeignKey, Index, Row, Select, UniqueConstraint, func, insert, select, update
 from sqlalchemy.orm import Mapped, aliased, mapped_column
 
-from dl2d.core.errors import RegistryError
+from dl2d.core.errors import LiveVersionChanged, RegistryError
 from dl2d.core.policy_registry import (
     LearningRun,
     RunState,
@@ -139,13 +140,25 @@ class SqlRegistry:
             row = connection.execute(_live(policy)).one_or_none()
         return None if row is None else _version(row)
 
-    def change(self, policy: str, digest: str, state: VersionState, *, at: float, by: str, reason: str) -> Version:
+    def change(
+        self,
+        policy: str,
+        digest: str,
+        state: VersionState,
+        *,
+        at: float,
+        by: str,
+        reason: str,
+        live: Collection[str] | None = None,
+    ) -> Version:
         """See ``Registry.change``."""
         with self._database.writing(f"changing a version of {policy}") as connection:
             _lock(connection, policy)
             row = _find(connection, policy, digest)
             if row is None:
                 raise RegistryError(f"there is no version {digest[:_DIGITS]} of {policy}; `dl2d policy list` has all")
+            if live is not None:
+                _check_live(connection, policy, live)
             if row.state == state:
                 return _version(row)
             if row.state == VersionState.LIVE:
@@ -153,26 +166,25 @@ class SqlRegistry:
             _turn(connection, row, state, at=at, by=by, reason=reason)
             return _found(connection, row.number)
 
-    def roll_back(self, policy: str, *, at: float, by: str, reason: str) -> Version:
+    def earlier(self, policy: str) -> tuple[Version, ...]:
+        """See ``Registry.earlier``."""
+        with self._database.reading(f"looking up earlier versions of {policy}") as connection:
+            return tuple(map(_version, _earlier(connection, policy)))
+
+    def roll_back(self, policy: str, *, at: float, by: str, reason: str, to: str = "", live: str = "") -> Version:
         """See ``Registry.roll_back``."""
         with self._database.writing(f"rolling {policy} back") as connection:
             _lock(connection, policy)
             row = connection.execute(_live(policy)).one_or_none()
             if row is None:
                 raise RegistryError(f"no version of {policy} is live: there is nothing to roll back")
-            promoted = (
-                select(PolicyChangeRow.replaced)
-                .where(PolicyChangeRow.version == row.number, PolicyChangeRow.after == VersionState.LIVE)
-                .where(PolicyChangeRow.before != VersionState.LIVE, PolicyChangeRow.rollback.is_(False))
-                .order_by(PolicyChangeRow.number.desc())
-                .limit(1)
-            )
-            before = connection.execute(promoted).scalar()
-            if before is None:
+            if live:
+                _check_live(connection, policy, (live,))
+            found = next((each for each in _earlier(connection, policy) if to in ("", each.digest)), None)
+            if found is None:
                 raise RegistryError(f"version {row.digest[:_DIGITS]} of {policy} is the first: there is none before it")
-            earlier = connection.execute(_versions().where(PolicyVersionRow.number == before)).one()
-            _turn(connection, earlier, VersionState.LIVE, at=at, by=by, reason=reason, rollback=True)
-            return _found(connection, before)
+            _turn(connection, found, VersionState.LIVE, at=at, by=by, reason=reason, rollback=True)
+            return _found(connection, found.number)
 
     def remark(self, policy: str, digest: str, *, at: float, by: str, text: str) -> None:
         """See ``Registry.remark``."""
@@ -254,6 +266,36 @@ def _versions() -> Select[Any]:
 
 def _live(policy: str) -> Select[Any]:
     return _versions().where(PolicyVersionRow.policy == policy, PolicyVersionRow.state == VersionState.LIVE)
+
+
+def _check_live(connection: Connection, policy: str, expected: Collection[str]) -> None:
+    row = connection.execute(_live(policy)).one_or_none()
+    if ("" if row is None else row.digest) not in expected:
+        which = "none" if row is None else row.digest[:_DIGITS]
+        raise LiveVersionChanged(f"the live version of {policy} is {which} by now; nothing was changed")
+
+
+def _earlier(connection: Connection, policy: str) -> list[Row[Any]]:
+    """The versions of ``Registry.earlier``: a promotion is put on a stack, and a rollback takes from it."""
+    query = (
+        select(PolicyChangeRow.version, PolicyChangeRow.rollback)
+        .join(PolicyVersionRow, PolicyVersionRow.number == PolicyChangeRow.version)
+        .where(PolicyVersionRow.policy == policy, PolicyChangeRow.after == VersionState.LIVE)
+        .where(PolicyChangeRow.before != VersionState.LIVE)
+        .order_by(PolicyChangeRow.number)
+    )
+    promoted: list[int] = []
+    for change in connection.execute(query):
+        if not change.rollback:
+            promoted.append(change.version)
+            continue
+        del promoted[-1:]
+        while promoted and promoted[-1] != change.version:
+            promoted.pop()
+        promoted = promoted or [change.version]  # earlier releases rolled back in circles
+    rows = {row.number: row for row in connection.execute(_versions().where(PolicyVersionRow.policy == policy))}
+    below = [rows[number] for number in dict.fromkeys(reversed(promoted[:-1]))]
+    return [row for row in below if row.state not in (VersionState.LIVE, VersionState.REJECTED)]
 
 
 def _lock(connection: Connection, policy: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dl2d.core.errors import RegistryError
+from dl2d.core.errors import LiveVersionChanged, RegistryError
 from dl2d.core.policy_registry import RunState, Trial, TrialCase, Version, VersionState
 from dl2d.store.sql_store import SqlStore
 
@@ -84,6 +84,37 @@ def test_after_a_rollback_a_promotion_counts_from_there(store: SqlStore) -> None
     store.registry.roll_back("dl2", at=5.0, by="ann", reason="slower")
     promote(store, "d", 6.0)
     assert store.registry.roll_back("dl2", at=7.0, by="ann", reason="slower").digest[0] == "b"
+
+
+def test_rollbacks_of_versions_that_replaced_each_other_come_to_an_end(store: SqlStore) -> None:
+    for at, letter in enumerate("abab", start=1):
+        promote(store, letter, float(at))
+    assert [each.digest[0] for each in store.registry.earlier("dl2")] == ["a"]
+    found = [store.registry.roll_back("dl2", at=9.0, by="daemon", reason="fails").digest[0] for _ in range(3)]
+    assert found == ["a", "b", "a"]
+    with pytest.raises(RegistryError, match="is the first"):
+        store.registry.roll_back("dl2", at=9.0, by="daemon", reason="fails")
+
+
+def test_a_rollback_may_pass_over_versions_and_passes_over_rejected_ones(store: SqlStore) -> None:
+    for at, letter in enumerate("abcd", start=1):
+        promote(store, letter, float(at))
+    store.registry.change("dl2", "c" * 64, VersionState.REJECTED, at=5.0, by="gate", reason="slower")
+    assert [each.digest[0] for each in store.registry.earlier("dl2")] == ["b", "a"]
+    assert store.registry.roll_back("dl2", at=6.0, by="ann", reason="fails", to="a" * 64).digest[0] == "a"
+    assert store.registry.earlier("dl2") == ()
+
+
+def test_what_is_meant_for_another_live_version_changes_nothing(store: SqlStore) -> None:
+    for at, letter in enumerate("abc", start=1):
+        promote(store, letter, float(at))
+    before = store.registry.changes()
+    with pytest.raises(LiveVersionChanged, match="is cccccccccccc by now"):
+        store.registry.roll_back("dl2", at=4.0, by="daemon", reason="b fails", live="b" * 64)
+    with pytest.raises(LiveVersionChanged):
+        store.registry.change("dl2", "a" * 64, VersionState.LIVE, at=4.0, by="gate", reason="", live=("", "b" * 64))
+    assert store.registry.changes() == before
+    assert store.registry.roll_back("dl2", at=5.0, by="daemon", reason="c fails", live="c" * 64).digest[0] == "b"
 
 
 def test_a_remark_changes_nothing(store: SqlStore) -> None:

@@ -12,7 +12,7 @@ import structlog
 from dl2d.config.settings import Settings
 from dl2d.core.cluster import Snapshot
 from dl2d.core.daemon_mode import Mode
-from dl2d.core.errors import CheckpointError, ConfigError, Dl2dError, RegistryError
+from dl2d.core.errors import CheckpointError, ConfigError, Dl2dError, LiveVersionChanged, RegistryError
 from dl2d.core.policy import Policy
 from dl2d.core.policy_registry import Registry, SiteStore, Version, VersionState
 from dl2d.plugins import Given, load_placement, load_policy, takes_checkpoint
@@ -115,14 +115,24 @@ class ActiveVersion:
 
         Never raises. Where the active version is the first, or cannot be taken back, that is logged and recorded once.
         """
+        try:
+            return self._withdraw(reason)
+        except Dl2dError as error:
+            log.warning("the registry of policies cannot be written", error=str(error))
+            return False
+
+    def _withdraw(self, reason: str) -> bool:
+        """The same; raises ``StoreError`` if the registry cannot be read or written."""
         if not self.learns or self._digest in ("", self._kept):
             return False
         version = self._digest[:DIGITS]
+        live = self._registry.live(self._name)
+        if live is None or live.digest != self._digest:
+            return False
         try:
-            live = self._registry.live(self._name)
-            if live is None or live.digest != self._digest:
-                return False
-            earlier = self._registry.roll_back(self._name, at=self._clock(), by=_BY, reason=reason)
+            earlier = roll_back(self._registry, self._name, at=self._clock(), by=_BY, reason=reason, live=self._digest)
+        except LiveVersionChanged:
+            return False
         except RegistryError as error:
             self._kept = self._digest
             log.error(
@@ -132,33 +142,32 @@ class ActiveVersion:
             text = f"{reason}; it stays live: {error}"
             self._try(lambda: self._registry.remark(self._name, self._digest, at=self._clock(), by=_BY, text=text))
             return False
-        except Dl2dError as error:
-            log.warning("the registry of policies cannot be written", error=str(error))
-            return False
         log.error("policy version withdrawn", policy=self._name, version=version, reason=reason,
                   live=earlier.digest[:DIGITS])  # fmt: skip
         return True
 
     def promote(self, reason: str) -> None:
-        """Make the active version live, if it is a registered one that is not. Raises ``Dl2dError`` if it cannot be."""
+        """Make the active version live, if it is a registered one that is not. Raises ``Dl2dError`` if it cannot be.
+
+        That is so, too, if another version than that which it passed over went live meanwhile.
+        """
         if self.learns and self._digest:
-            state = VersionState.LIVE
-            self._registry.change(self._name, self._digest, state, at=self._clock(), by=_BY, reason=reason)
+            state, live = VersionState.LIVE, (self._digest, self._passed_over)
+            self._registry.change(self._name, self._digest, state, at=self._clock(), by=_BY, reason=reason, live=live)
             self._passed_over = ""
 
     def reject(self, reason: str) -> None:
-        """Withdraw the active version if it is live; a candidate is rejected for what is live. Never raises."""
-        if not self.learns or not self._digest or self.withdraw(reason):
+        """Withdraw the active version if it is live; a candidate is rejected for what is live.
+
+        Raises ``StoreError`` if the registry cannot be read or written.
+        """
+        if not self.learns or not self._digest or self._withdraw(reason):
             return
-
-        def change() -> None:
-            live = self._registry.live(self._name)
-            if live is None or live.digest != self._digest:
-                state = VersionState.REJECTED
-                self._registry.change(self._name, self._digest, state, at=self._clock(), by=_BY, reason=reason)
-                self._passed_over = ""
-
-        self._try(change)
+        live = self._registry.live(self._name)
+        if live is None or live.digest != self._digest:
+            state = VersionState.REJECTED
+            self._registry.change(self._name, self._digest, state, at=self._clock(), by=_BY, reason=reason)
+            self._passed_over = ""
 
     def _take(self, live: Version) -> Policy | None:
         try:
@@ -198,6 +207,33 @@ class ActiveVersion:
             write()
         except Dl2dError as error:
             log.warning("the registry of policies cannot be written", error=str(error))
+
+
+def roll_back(registry: Registry, policy: str, *, at: float, by: str, reason: str, live: str = "") -> Version:
+    """Make the nearest earlier version live whose checkpoint can be read; others are passed over, with a remark.
+
+    ``live``: see ``Registry.roll_back``.
+
+    Raises
+    ------
+    RegistryError
+        There is none.
+    LiveVersionChanged
+        Another version than ``live`` is live.
+    """
+    earlier = registry.earlier(policy)
+    for each in earlier:
+        try:
+            read_version(each)
+        except CheckpointError as error:
+            log.error("earlier policy version cannot be used", policy=policy, version=each.digest[:DIGITS],
+                      error=str(error))  # fmt: skip
+            registry.remark(policy, each.digest, at=at, by=by, text=f"passed over in a rollback: {error}")
+        else:
+            return registry.roll_back(policy, at=at, by=by, reason=reason, to=each.digest, live=live)
+    if earlier:
+        raise RegistryError(f"of the {len(earlier)} versions of {policy} before the live one none can be read")
+    return registry.roll_back(policy, at=at, by=by, reason=reason, live=live)
 
 
 def is_candidate(named: Checkpoint, registry: Registry) -> bool:

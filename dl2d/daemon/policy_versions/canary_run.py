@@ -104,11 +104,12 @@ class CanaryRun:
         assert self.canary is not None
         canary = replace(self.canary, state=state, reason=reason, ended_at=self._clock())
         why = f"canary {canary.number}: {reason}"
+        # First the version, so that one that was withdrawn never stays live for want of the second change.
         if state is CanaryState.PROMOTED:
             self._active.promote(why)
-        self.canary = self._store.keep_canary(canary)
-        if state is CanaryState.WITHDRAWN:
+        elif state is CanaryState.WITHDRAWN:
             self._active.reject(why)
+        self.canary = self._store.keep_canary(canary)
         tell, event = (
             (log.error, "canary withdrawn") if state is CanaryState.WITHDRAWN else (log.info, "canary promoted")
         )

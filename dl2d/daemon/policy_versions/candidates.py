@@ -13,10 +13,10 @@ from typing import Final
 import msgspec
 
 from dl2d.atomic_file import write_atomically
-from dl2d.core.errors import CheckpointError, RegistryError
+from dl2d.core.errors import CheckpointError, LiveVersionChanged, RegistryError
 from dl2d.core.json_codec import decode, encode
 from dl2d.core.policy_registry import SITE_SCHEDULER, Registry, Trial, Version, VersionState
-from dl2d.daemon.policy_versions.active_version import read_version
+from dl2d.daemon.policy_versions.active_version import read_version, roll_back
 from dl2d.policies.common.checkpoint import DIGITS
 
 #: Beside the checkpoint.
@@ -79,7 +79,8 @@ def enter(candidate: Candidate, registry: Registry, *, at: float) -> Trial:
     registry.add_trial(trial)
     if version.state is not VersionState.LIVE:
         state = VersionState.LIVE if trial.passed else VersionState.REJECTED
-        registry.change(version.policy, version.digest, state, at=at, by=_BY, reason=trial.reason)
+        unchanged = ("" if live is None else live.digest,) if trial.passed else None
+        registry.change(version.policy, version.digest, state, at=at, by=_BY, reason=trial.reason, live=unchanged)
     return trial
 
 
@@ -95,7 +96,9 @@ def withdraw_if_worse(review: Trial, registry: Registry, *, at: float) -> str:
         return ""
     version = live.digest[:DIGITS]
     try:
-        earlier = registry.roll_back(review.policy, at=at, by=_BY, reason=review.reason)
+        earlier = roll_back(registry, review.policy, at=at, by=_BY, reason=review.reason, live=live.digest)
+    except LiveVersionChanged:
+        return ""
     except RegistryError as error:
         registry.remark(review.policy, live.digest, at=at, by=_BY, text=f"{review.reason}; it stays live: {error}")
         return f"version {version} stays live, for none can replace it ({error}): {review.reason}"

@@ -163,6 +163,32 @@ def test_a_version_that_went_live_meanwhile_is_not_withdrawn(site: Site) -> None
     assert site.live() == another(1).digest
 
 
+def test_a_version_that_fails_makes_way_for_the_nearest_that_can_be_read(site: Site) -> None:
+    active = site.active()
+    first = active.policy.version
+    shutil.rmtree(site.promote(another(1)))
+    site.promote(another(2))
+    active.refreshed()
+    assert active.withdraw("it failed")
+    back = active.refreshed()
+    assert back is not None
+    assert (back.version, site.live()) == (first, with_checkpoint().checkpoint.digest)
+    remarks = [change.reason for change in site.store.registry.changes() if change.digest == another(1).digest]
+    assert remarks[0].startswith("passed over in a rollback: ")
+
+
+def test_a_version_that_fails_stays_where_no_earlier_one_can_be_read(site: Site) -> None:
+    folder = site.promote(another(1))
+    active = site.active()
+    site.promote(another(2))
+    active.refreshed()
+    shutil.rmtree(folder)
+    with capture_logs() as logs:
+        assert not active.withdraw("it failed")
+    assert logs[-1]["error"] == "of the 1 versions of dl2 before the live one none can be read"
+    assert site.live() == another(2).digest
+
+
 def test_a_checkpoint_that_the_configuration_names_anew_goes_live(site: Site, tmp_path: Path) -> None:
     site.active()
     write_checkpoint(another(2), tmp_path / "mine")

@@ -14,12 +14,12 @@ from structlog.testing import capture_logs
 
 from dl2d.config.settings import Settings
 from dl2d.core.canary import Canary, CanaryJob, CanaryState
-from dl2d.core.errors import ConfigError
+from dl2d.core.errors import ConfigError, StoreUnavailable
 from dl2d.core.jobs import JobKey, JobState
 from dl2d.core.measured_speeds import TrainingKind
 from dl2d.core.policy_registry import VersionState
 from dl2d.core.store import JobChange
-from dl2d.daemon.policy_versions.active_version import ActiveVersion
+from dl2d.daemon.policy_versions.active_version import ActiveVersion, keep_version
 from dl2d.daemon.policy_versions.canary_comparison import CanaryRule, compare_groups, judge_canary
 from dl2d.daemon.policy_versions.canary_run import CanaryRun
 from dl2d.plugins import load_policy
@@ -211,6 +211,46 @@ def test_a_candidate_that_is_withdrawn_makes_way_for_the_live_version(site: Site
     assert run.canary is not None
     assert (run.canary.version, run.canary.state) == (shipped, CanaryState.RUNNING)
     assert site.start(checkpoint=folder).canary == run.canary  # after a restart as well
+
+
+def test_a_canary_does_not_replace_a_version_that_was_promoted_meanwhile(site: Site) -> None:
+    site.start("live")
+    checkpoint, folder = site.candidate(1)
+    run = site.start(checkpoint=folder)
+    site.happened(run, FASTER)
+    other, _ = site.candidate(2)
+    registry = site.store.registry
+    kept = keep_version(other, folder.parent / "versions", registry, at=site.now, origin="ann's")
+    registry.change("dl2", kept.digest, VersionState.LIVE, at=site.now, by="ann", reason="by hand")
+    assert run.judge() is None
+    live = registry.live("dl2")
+    assert live is not None
+    assert live.digest == other.digest
+    assert site.state(checkpoint) is VersionState.CANDIDATE
+
+
+def test_a_version_whose_canary_was_withdrawn_does_not_stay_live_for_a_store_that_was_locked(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.start("live")
+    shipped = site.store.registry.live("dl2")
+    checkpoint, folder = site.candidate(1)
+    run = site.start(checkpoint=folder)
+    site.active.promote("by hand")
+    registry = site.store.registry
+
+    def locked(*_: Any, **__: Any) -> Any:
+        raise StoreUnavailable("another program holds the database's lock")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(registry, "roll_back", locked)
+        assert not run.withdraw("it failed")
+    assert site.state(checkpoint) is VersionState.LIVE
+    assert run.withdraw("it failed")
+    live = registry.live("dl2")
+    assert live is not None
+    assert shipped is not None
+    assert live.digest == shipped.digest
 
 
 def test_a_restart_goes_on_and_another_group_or_mode_begins_anew(site: Site) -> None:
