@@ -363,7 +363,8 @@ class Store(TickStore, Protocol):
         """Become the only daemon on this store until ``close``, also across a crash of this process.
 
         Raises ``AlreadyRunning``, naming the holder. ``holder`` is a text for people: host and pid. With ``silent``,
-        the lease is taken from a holder whose last sign of life that was, if it still is.
+        the lease is taken from a holder whose last sign of life that was, if it still is. Raises ``SchemaOutdated`` if
+        the store was upgraded for another version of dl2d since it was opened.
         """
         ...
 
@@ -372,7 +373,7 @@ class Store(TickStore, Protocol):
         ...
 
     def lease_sign(self) -> LeaseSign | None:
-        """Last sign of life of the holder; None if nobody ever held the lease."""
+        """Last sign of life of the holder; None if nobody ever held the lease. May raise ``SchemaOutdated``."""
         ...
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import structlog
 
-from dl2d.core.errors import AlreadyRunning, Dl2dError
+from dl2d.core.errors import AlreadyRunning, Dl2dError, SchemaOutdated
 from dl2d.core.store import LeaseSign, Store
 from dl2d.daemon.systemd import ServiceManager
 
@@ -48,6 +48,11 @@ def wait_for_lease(
     The holder's signs of life are counted in the store and timed on this process's clock, so the clocks of two machines
     need not agree. A holder that is silent for one and a half poll intervals, at least 3 s, loses the lease: its term
     ends, and whatever it still writes is refused.
+
+    Raises
+    ------
+    SchemaOutdated
+        The store has another schema than this code by now: another version of dl2d has to be started in its place.
     """
     silent_after = lease_seconds(poll_seconds)
     # systemd's watchdog must hear of this process in time, too.
@@ -59,6 +64,8 @@ def wait_for_lease(
             store.acquire(holder)
         except AlreadyRunning:
             pass
+        except SchemaOutdated:
+            raise
         except Dl2dError as error:
             log.warning("standby cannot reach the store", error=str(error))
             seen = None
@@ -75,6 +82,8 @@ def wait_for_lease(
                 return True
         except AlreadyRunning:
             seen = None  # the holder lives, or another standby was first
+        except SchemaOutdated:
+            raise
         except Dl2dError as error:
             log.warning("standby cannot reach the store", error=str(error))
             seen = None

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Protocol
 
 import structlog
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, event, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Mapped, mapped_column
 
 from dl2d.core.errors import AlreadyRunning, StoreUnavailable
-from dl2d.store.database import Place, translated
+from dl2d.store.database import Database, Place, translated
 from dl2d.store.mapping import ZERO, Base, FreeText
 
 
@@ -56,6 +56,10 @@ class Lease(Protocol):
         """Give it back."""
         ...
 
+    def check_free(self) -> None:
+        """Raise ``AlreadyRunning`` if a process holds it."""
+        ...
+
 
 class NoLease:
     """A store in memory is this process's own."""
@@ -68,6 +72,9 @@ class NoLease:
 
     def release(self) -> None:
         """Nothing to release."""
+
+    def check_free(self) -> None:
+        """Nobody else can hold it."""
 
 
 class FileLease:
@@ -112,6 +119,12 @@ class FileLease:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+    def check_free(self) -> None:
+        """Take the lock and give it back. No file is made: it would not be the daemon's, whoever asks."""
+        if self._path.exists():
+            self.take("")
+            self.release()
 
 
 class ServerLease:
@@ -171,6 +184,11 @@ class ServerLease:
                     _log.warning("store.lease_unlock_failed", store=str(self._place), error=type(error).__name__)
             self._discard()
 
+    def check_free(self) -> None:
+        """Take the lock and give it back."""
+        self.take("")
+        self.release()
+
     def _alive(self, connection: Connection) -> bool:
         try:
             connection.exec_driver_sql("SELECT 1")
@@ -205,3 +223,15 @@ class ServerLease:
         raise AlreadyRunning(
             f"the store {self._place} is held by another daemon ({named or 'it has not given its name'}); {_ADVICE}"
         )
+
+
+def lease_of(database: Database) -> Lease:
+    """The lock that goes with a database."""
+    place = database.place
+    if place.file is not None:
+        return FileLease(place, place.file)
+    if not place.is_postgresql:
+        return NoLease()
+    lease = ServerLease(place, database.engine)
+    event.listen(database.engine, "connect", lambda *_: lease.doubt())
+    return lease

@@ -20,10 +20,11 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, text, update
 
-from dl2d.core.errors import SchemaOutdated, StoreError, StoreUnavailable
+from dl2d.core.errors import AlreadyRunning, SchemaOutdated, StoreError, StoreUnavailable
 from dl2d.store.database import LOCK_SECONDS, Database, Place, translated
+from dl2d.store.lease import LeaseRow, lease_of
 from dl2d.store.views import create_views, describe, readable
 
 #: Not alembic's usual name, so that the database may be shared with another program that uses alembic.
@@ -72,10 +73,13 @@ def current(url: str) -> str | None:
 def upgrade(url: str) -> None:
     """Bring the database to ``head()``, creating an SQLite file where there is none; all steps or none are kept.
 
-    Doing it again changes nothing, and two at once do it once. A database in memory makes its schema itself.
+    Doing it again changes nothing, and two at once do it once. A database in memory makes its schema itself. A daemon
+    that held the lease before can write no more.
 
     Raises
     ------
+    AlreadyRunning
+        A daemon uses the database, with the schema that it has now.
     SchemaOutdated
         The database was written by a newer dl2d, or by one from before the first release.
     StoreUnavailable
@@ -91,10 +95,25 @@ def upgrade(url: str) -> None:
         with database.writing("upgrading the schema") as connection:
             if place.is_postgresql:
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
-            check_known(revision_of(connection), place)
+            found = revision_of(connection)
+            check_known(found, place)
+            if found not in (None, head()):
+                _check_unused(database)
+                # Also for one that stands still, and has lost its lock: it wakes up with code of another schema.
+                connection.execute(update(LeaseRow).values(term=LeaseRow.term + 1, holder="dl2d db upgrade"))
             migrate(connection)
     finally:
         database.close()
+
+
+def _check_unused(database: Database) -> None:
+    try:
+        lease_of(database).check_free()
+    except AlreadyRunning:
+        raise AlreadyRunning(
+            f"a daemon uses the store {database.place}: stop it before the schema is upgraded, and start the new one "
+            "after that"
+        ) from None
 
 
 def grant_reading(url: str, role: str) -> None:

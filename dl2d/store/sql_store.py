@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-from sqlalchemy import Connection, event, select, update
+from sqlalchemy import Connection, select, update
 
 from dl2d.core.canary import Canary, CanaryJob
 from dl2d.core.cluster import Task
@@ -42,7 +42,7 @@ from dl2d.store import slot_records as slot_queries
 from dl2d.store import speeds as speed_queries
 from dl2d.store import tasks as task_queries
 from dl2d.store.database import Database, Place
-from dl2d.store.lease import FileLease, Lease, LeaseRow, NoLease, ServerLease
+from dl2d.store.lease import LeaseRow, lease_of
 from dl2d.store.mapping import upsert
 from dl2d.store.policy_versions import SqlRegistry
 from dl2d.store.site_history import read_history
@@ -79,7 +79,7 @@ class SqlStore:
                 f"there is no store at {self._place}; the daemon's first start or `dl2d db upgrade` creates it"
             )
         self._database = Database(self._place)
-        self._lease = _lease_of(self._database)
+        self._lease = lease_of(self._database)
         #: Term of the lease that this process holds, its name in it, and whether it has the lock as well.
         self._term: int | None = None
         self._holder = ""
@@ -110,6 +110,7 @@ class SqlStore:
                 raise
         try:
             with self._database.writing("taking the lease") as connection:
+                schema.check(connection, self._place)  # it may have been upgraded since it was opened
                 now = self._sign_in(connection, locks=True)
                 if silent is not None and now != silent:
                     raise AlreadyRunning(f"the store {self._place} is held by another daemon, which is alive")
@@ -136,6 +137,7 @@ class SqlStore:
     def lease_sign(self) -> LeaseSign | None:
         """See ``Store.lease_sign``."""
         with self._database.reading("reading the lease") as connection:
+            schema.check(connection, self._place)
             return self._sign_in(connection)
 
     def _sign_in(self, connection: Connection, *, locks: bool = False) -> LeaseSign | None:
@@ -381,14 +383,3 @@ class SqlStore:
     def size(self) -> int:
         """See ``SiteStore.size``."""
         return self._database.size()
-
-
-def _lease_of(database: Database) -> Lease:
-    place = database.place
-    if place.file is not None:
-        return FileLease(place, place.file)
-    if not place.is_postgresql:
-        return NoLease()
-    lease = ServerLease(place, database.engine)
-    event.listen(database.engine, "connect", lambda *_: lease.doubt())
-    return lease

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -12,9 +13,12 @@ import pytest
 from sqlalchemy import text
 from store.samples import a_job
 
-from dl2d.core.errors import AlreadyRunning, StoreUnavailable
+from dl2d.core.errors import AlreadyRunning, SchemaOutdated, StoreUnavailable
 from dl2d.core.store import LeaseSign
+from dl2d.daemon.standby import wait_for_lease
+from dl2d.daemon.systemd import ServiceManager
 from dl2d.store import schema
+from dl2d.store.database import Database, Place
 from dl2d.store.sql_store import SqlStore
 
 _HOLD = """
@@ -129,6 +133,41 @@ def test_a_store_has_one_lease_by_whatever_link_it_is_reached(tmp_path):
         with pytest.raises(AlreadyRunning, match="process 1"):
             second.acquire("process 2")
         first.check_lease()
+
+
+@contextmanager
+def _at_revision(url: str, revision: str) -> Iterator[None]:
+    """The store, with a schema of which its table says that it is another one."""
+    with closing(Database(Place.parse(url))) as database:
+        said = text(f"UPDATE {schema.VERSION_TABLE} SET version_num = :revision")
+        with database.writing("travelling") as connection:
+            connection.execute(said, {"revision": revision})
+        yield
+        with database.writing("travelling back") as connection:
+            connection.execute(said, {"revision": schema.head()})
+
+
+def test_the_schema_is_not_upgraded_under_a_daemon(kept_url):
+    with closing(SqlStore(kept_url)) as store:
+        store.acquire("head1, pid 41")
+        with _at_revision(kept_url, "0018"):
+            with pytest.raises(AlreadyRunning, match="stop it before the schema is upgraded"):
+                schema.upgrade(kept_url)
+            assert schema.current(kept_url) == "0018"
+            store.add_job(a_job())
+
+
+@pytest.mark.parametrize("revision", ["0018", "9999"])
+def test_a_store_of_another_version_is_not_taken_over(kept_url, revision):
+    """A standby may have waited since before the upgrade, with the code of then."""
+    with closing(SqlStore(kept_url)) as store:
+        with _at_revision(kept_url, revision):
+            for call in (lambda: store.acquire("head1, pid 41"), store.lease_sign):
+                with pytest.raises(SchemaOutdated, match=revision):
+                    call()
+            with pytest.raises(SchemaOutdated):
+                wait_for_lease(store, "head1, pid 41", 1.0, ServiceManager({}), threading.Event())
+        store.acquire("head1, pid 41")
 
 
 def test_the_lock_file_cannot_be_made(tmp_path):

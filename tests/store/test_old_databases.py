@@ -202,3 +202,9 @@ def test_its_history(store: SqlStore) -> None:
     assert [job.key.id for job in history.jobs] == ["1", "2"]
     assert history.starts == (3.0, 3.0, 3.0)
     assert len(history.sights) == 1
+
+
+def test_a_daemon_from_before_the_upgrade_can_write_no_more(store: SqlStore) -> None:
+    sign = store.lease_sign()
+    assert sign is not None
+    assert sign.term == 2  # it was 1: what a daemon that stood still during the upgrade holds
