@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from coordinator.jobs import JOINED, job, spec
 
@@ -31,8 +33,9 @@ def test_the_speed_of_a_job_of_which_nothing_moves_is_zero(clock, step, describe
         clock(version * step)
         status.heartbeat(a_job, a_job.state.members["worker-0"], Beat(version=version))
         speeds.append(status.report(a_job).steps_per_second)
-    assert speeds[0] is None
-    assert speeds[1:] == pytest.approx([1 / step] * 29)
+    unknown = math.ceil(2 / step)  # two heartbeats
+    assert speeds[:unknown] == [None] * unknown
+    assert speeds[unknown:] == pytest.approx([1 / step] * (30 - unknown))
     for later, speed in ((9.0, 1 / step), (10 * step + 10.1, 0.0)):
         clock(30 * step + later)
         status.heartbeat(a_job, a_job.state.members["worker-0"], Beat(version=30))
@@ -43,12 +46,23 @@ def test_the_speed_of_a_job_of_which_nothing_moves_is_zero(clock, step, describe
 def test_the_speed_is_measured_anew_when_the_version_has_gone_back(clock):
     a_job, _ = job(["worker-0", "ps-0"], plan=("worker-0", "ps-0"))
     speeds = []
-    for second, version in ((1, 7), (2, 6), (3, 7), (4, 9)):
+    for second, version in ((1, 7), (3, 6), (5, 8), (7, 12)):
         clock(second)
         a_job.state.version = version - 1
         status.heartbeat(a_job, a_job.state.members["worker-0"], Beat(version=version))
         speeds.append(status.report(a_job).steps_per_second)
     assert speeds == [None, None, pytest.approx(1.0), pytest.approx(1.5)]
+
+
+def test_heartbeats_of_several_members_at_one_moment_give_no_speed(clock):
+    """As when a coordinator has taken the place of another one."""
+    a_job, _ = job(["worker-0", "worker-1", "ps-0"], plan=("worker-0", "worker-1", "ps-0"))
+    speeds = []
+    for second, task, version in ((1.0, "worker-0", 90), (1.0001, "worker-1", 91), (4.0, "worker-0", 99)):
+        clock(second)
+        status.heartbeat(a_job, a_job.state.members[task], Beat(version=version))
+        speeds.append(status.report(a_job).steps_per_second)
+    assert speeds == [None, None, pytest.approx(3.0)]
 
 
 def plan_done(number, first_version, workers):

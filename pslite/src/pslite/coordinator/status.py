@@ -13,6 +13,8 @@ from pslite.net.messages import AgentExit, Alive, Beat
 
 #: the window over which speed is measured; it has two versions at least
 _SPEED_SECONDS = 10.0
+#: heartbeats that the window spans at least: heartbeats of several members may come at one moment with two versions
+_SPEED_HEARTBEATS = 2
 #: without a step for longer than the window and than so many steps, a job stands still
 _MISSING_STEPS = 10
 #: characters of a task's error output that a report repeats
@@ -55,9 +57,11 @@ def current_epoch(job: Job) -> int:
 
 def steps_per_second(job: Job, now: float) -> float | None:
     """Return the speed of the job, 0 if it stands still; None if it is not known yet."""
-    if len(job.progress) < 2 or job.progress[-1][0] <= job.progress[0][0]:
+    if len(job.progress) < 2:
         return None
     (began, first), (ended, last) = job.progress[0], job.progress[-1]
+    if ended - began < _SPEED_HEARTBEATS * job.settings.heartbeat:
+        return None
     rate = (last - first) / (ended - began)
     return rate if now - ended <= max(_SPEED_SECONDS, _MISSING_STEPS / rate) else 0.0
 
