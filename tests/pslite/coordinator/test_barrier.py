@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from coordinator.jobs import job
+from coordinator.jobs import job, sent, spec
 
 from pslite.coordinator import barrier
+from pslite.coordinator.job_state import PendingPlan
+from pslite.job.membership_plan import make_plan
 from pslite.net.messages import BarrierOpen
 
 
@@ -22,3 +24,24 @@ def test_a_worker_that_waits_for_the_first_plan_is_not_waited_for_at_a_barrier_o
     first.at_barrier, newcomer.described = True, False
     barrier.check(a_job, 0.0)
     assert len(first.channel.unconfirmed) == 1
+
+
+def test_a_leaving_worker_trains_on_alone_while_all_that_stay_wait_at_a_barrier():
+    """They came there after the plan without it was committed, before its first version."""
+    tasks = ["worker-0", "worker-1", "worker-2", "ps-0"]
+    a_job, _ = job(tasks, plan=tasks, described=spec(mode="open", epochs=0))
+    state = a_job.state
+    stays, also_leaves, leaves, server = state.members.values()
+    workers, servers = [stays.plan_entry()], [server.plan_entry()]
+    plan = make_plan(2, state.blocks, workers, servers, state.plan, replicas=False)
+    state.pending = PendingPlan(plan, state.plan, began=0.0, phase="committed")
+    for worker in (stays, also_leaves):
+        worker.at_barrier = True
+    barrier.check(a_job, 2.0)
+    assert state.away() == {"worker-0", "worker-1"}
+    assert set(state.reassigned[1].values()) == {"worker-2"}
+    state.pending.drained.add(leaves.task)
+    barrier.check(a_job, 2.1)
+    state.reassignment = None  # the server has accepted it
+    barrier.check(a_job, 2.2)
+    assert [sent(a_job, worker.task).count("BarrierOpen") for worker in (stays, also_leaves, leaves)] == [1, 1, 0]

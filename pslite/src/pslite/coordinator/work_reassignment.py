@@ -156,8 +156,11 @@ def share_out(state: JobState, plan: Plan, before: dict[int, str]) -> dict[int, 
     ]
     if not nodes:
         return {}
-    if not willing and pending is not None and plan.number != pending.plan.number and pending.pushed:
-        return {}  # who has pushed under the next plan has the last version of this one
+    if not willing and pending is not None:
+        if plan.number != pending.plan.number and pending.pushed:
+            return {}  # who has pushed under the next plan has the last version of this one
+        if plan.number == pending.plan.number and not away.isdisjoint(state.workers_left(plan)):
+            return {}  # the barrier opens when those that leave have taken the last step before this plan
     if not willing:
         return None
     given = {node: task for node, task in before.items() if task in willing and node in nodes}
