@@ -222,6 +222,23 @@ def trainer():
     raises(UserWarning, "batch_size", step, 3)
 
 
+def fixed():
+    """Module's fixed parameters stay as they are, and the others are trained."""
+    net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="fc1")
+    net = mx.sym.FullyConnected(net, num_hidden=2, name="fc2")
+    for kvstore in ("dist_sync", mx.kv.create("dl2")):
+        made = mx.mod.Module(mx.sym.SoftmaxOutput(net, name="softmax"), fixed_param_names=["fc1_weight", "fc1_bias"])
+        source = mx.io.NDArrayIter(mx.nd.random.uniform(shape=(8, 4)), mx.nd.array([0, 1] * 4), 4)
+        made.bind(source.provide_data, source.provide_label)
+        made.init_params(mx.init.Normal(0.5))
+        before, _ = made.get_params()
+        before = {name: value.asnumpy() for name, value in before.items()}
+        made.fit(source, kvstore=kvstore, num_epoch=2, optimizer_params={"learning_rate": 0.5, "wd": 0.1})
+        after, _ = made.get_params()
+        same = {name for name, value in after.items() if np.array_equal(value.asnumpy(), before[name])}
+        assert same == {"fc1_weight", "fc1_bias"}, same
+
+
 def embedded(kind, optimizer, rates, kvstore):
     """Train an embedding of which a step touches a few rows; returns the weights."""
     mx.random.seed(3)
@@ -399,7 +416,8 @@ def split():
 
 
 CHECKS = (
-    optimizers, lamb, multipliers, undescribed, memory, split, alone, refused, trainer, tables, rows, words, usage,
+    optimizers, lamb, multipliers, undescribed, memory, split, alone, refused, trainer, fixed, tables, rows, words,
+    usage,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -52,3 +52,15 @@ def register() -> None:
     trainer.Trainer._check_and_rescale_grad = check_and_rescale  # noqa: SLF001
     for place in (mx.model, trainer, module):
         place._create_kvstore = create  # noqa: SLF001
+    initialise = module.Module.init_optimizer
+
+    def init_optimizer(self: Any, kvstore: Any = "local", *arguments: Any, **named: Any) -> None:
+        if isinstance(kvstore, str) and kvstore.lower() in {NAME, *SYNC, *ASYNC}:
+            kvstore = mx.kv.create(kvstore)
+        if isinstance(kvstore, ElasticKVStore) and not kvstore.started:
+            group = self._exec_group
+            kvstore.freeze(*(name for name in group.param_names if group.grad_req[name] == "null"))
+        initialise(self, kvstore, *arguments, **named)
+
+    # It gives a KVStore the values of fixed parameters too, which are never pushed.
+    module.Module.init_optimizer = init_optimizer
