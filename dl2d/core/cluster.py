@@ -9,12 +9,16 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
 from dl2d.core.jobs import Allocation, Job, JobKey, Role
 from dl2d.core.measured_speeds import JobSpeeds, MeasuredLoss, MeasuredSpeeds
 from dl2d.core.resources import NO_RESOURCES, Resources
+
+#: Nodes that a sentence names at most.
+MAX_NODES_SHOWN: Final = 8
 
 
 class NodeState(enum.StrEnum):
@@ -107,6 +111,27 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return int(self.id.rpartition("-")[2])
 
 
+class ClaimedNodes(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Room that a waiting job of the resource manager gets (``Claim``). It counts as used on its nodes."""
+
+    handle: str
+    user: str
+    priority: int
+    nodes: tuple[str, ...]
+    #: Room on each of these nodes.
+    room: tuple[Resources, ...]
+    #: Tags of the tasks that leave these nodes, or move to others.
+    leaving: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The claim in words: ``job 812 of bob (priority 9000) waits for 2 nodes: n3, n4``."""
+        count = f"{len(self.nodes)} node{'s' * (len(self.nodes) != 1)}"
+        shown, more = ", ".join(self.nodes[:MAX_NODES_SHOWN]), len(self.nodes) - MAX_NODES_SHOWN
+        names = f"{shown} and {more} more" if more > 0 else shown
+        return f"job {self.handle} of {self.user} (priority {self.priority}) waits for {count}: {names}"
+
+
 def task_tag(job: JobKey, task: str) -> str:
     """Tag of a task in the resource manager: ``dl2:<job slug>:<task id>``."""
     return f"dl2:{job.slug}:{task}"
@@ -146,6 +171,9 @@ class Snapshot:
     job_speeds: tuple[JobSpeeds, ...] = ()
     #: How these jobs' losses fell; empty unless the policy needs them.
     losses: tuple[MeasuredLoss, ...] = ()
+    #: Room for waiting jobs that are not dl2d's, which counts as used on its nodes: more may be used than a node has
+    #: until tasks have left it.
+    claims: tuple[ClaimedNodes, ...] = ()
 
     @property
     def capacity(self) -> Resources:

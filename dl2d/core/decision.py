@@ -25,6 +25,8 @@ class Constraint(enum.StrEnum):
     QUEUE = "queue"
     #: A limit of the site: per user, per account, or per partition.
     LIMIT = "limit"
+    #: Nodes are vacated for a job of the resource manager that waits for them.
+    CLAIM = "claim"
     #: The job was resized a short while ago.
     COOLDOWN = "cooldown"
     #: The slot's number of starts is used up.

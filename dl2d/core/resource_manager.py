@@ -59,6 +59,40 @@ FAILURE_CAUSES: Final = {
 }
 
 
+class Yields(enum.StrEnum):
+    """To which waiting jobs of the resource manager an elastic job gives up tasks above its floor."""
+
+    ALWAYS = "always"
+    #: To jobs of a higher priority than that of its anchor.
+    HIGHER_PRIORITY = "higher-priority"
+    NEVER = "never"
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A job that waits in the resource manager for room, is not a task of dl2d, and could start if it had that room.
+
+    Jobs that wait for anything else (held, a dependency, a begin time, a limit, a licence) are no claims.
+    """
+
+    #: Id by which users know it.
+    handle: str
+    user: str
+    #: The resource manager's priority; the larger number comes first.
+    priority: int
+    #: Minimum number of nodes, and the demand on all of them together, divided evenly.
+    nodes: int
+    demand: Resources
+    #: It shares its nodes with no other job.
+    whole: bool = False
+    #: Nodes that it may use; None for all.
+    eligible: frozenset[str] | None = None
+    #: Nodes on which it runs in any case.
+    required: frozenset[str] = frozenset()
+    #: Nodes on which the resource manager plans to start it, and when, seconds since 1970; empty and 0 for unknown.
+    planned: tuple[str, ...] = ()
+    expected_start: float = 0.0
+
+
 class StaticJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A training job that is not dl2d's, of a size that was fixed when it was submitted."""
 
@@ -111,6 +145,9 @@ class RmJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     position: int | None = None
     #: Of another's training job, where the site's rules recognise it; else None.
     static: StaticJob | None = None
+    #: Of the anchor of an elastic job: its priority, and to which claims the job gives up tasks.
+    priority: int = 0
+    yields: Yields = Yields.NEVER
 
     @property
     def identity(self) -> RmIdentity:
@@ -148,6 +185,8 @@ class RmListing:
     #: Handles of anchors whose tasks may run although they are not listed: the manager knows tasks by the reports of
     #: containers, and more of a job's containers run than have reported.
     unreported: frozenset[str] = frozenset()
+    #: Jobs that wait for room beside dl2d's.
+    claims: tuple[Claim, ...] = ()
 
 
 class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -9,7 +9,18 @@ from msgspec import structs
 
 from dl2d.core.cluster import Node
 from dl2d.core.errors import Denied, NotFound, ResourceManagerError
-from dl2d.core.resource_manager import Anchor, RmIdentity, RmJob, RmJobState, RmListing, StaticJob, TaskSpec
+from dl2d.core.resource_manager import (
+    Anchor,
+    Claim,
+    RmIdentity,
+    RmJob,
+    RmJobState,
+    RmListing,
+    StaticJob,
+    TaskSpec,
+    Yields,
+)
+from dl2d.core.resources import Resources
 from dl2d.simulation.in_memory_manager import MemoryManager
 
 
@@ -33,13 +44,50 @@ class ScriptedManager(MemoryManager):
         #: Why listings are incomplete, and handles that they lack.
         self.incomplete: tuple[str, ...] = ()
         self.unlisted: set[str] = set()
+        #: Jobs of others that wait; ``start_claims`` starts them. Priority of anchors, by handle or else
+        #: ``anchor_priority``, and to whom they yield.
+        self.claims: list[Claim] = []
+        self.anchor_priority = 100
+        self.priorities: dict[str, int] = {}
+        self.yields = Yields.HIGHER_PRIORITY
 
     def listing(self, ended_since: float | None = None) -> RmListing:
         """Nodes and jobs as they are; all that ended are listed until ``forget``."""
         self.asked_since.append(ended_since)
         listing = super().listing(ended_since)
-        jobs = tuple(job for job in listing.jobs if job.handle not in self.unlisted)
-        return replace(listing, jobs=jobs, ended_until=self.ended_until, incomplete=self.incomplete)
+        jobs = tuple(
+            structs.replace(job, priority=self.priorities.get(job.handle, self.anchor_priority), yields=self.yields)
+            for job in listing.jobs
+            if job.handle not in self.unlisted
+        )
+        return replace(
+            listing,
+            jobs=jobs,
+            ended_until=self.ended_until,
+            incomplete=self.incomplete,
+            claims=tuple(self.claims),
+        )
+
+    def start_claims(self) -> list[str]:
+        """Start the waiting jobs of others that have room, those of the highest priority first; returns which."""
+        started = []
+        for claim in sorted(self.claims, key=lambda claim: -claim.priority):
+            nodes = max(claim.nodes, 1)
+            share = Resources(tuple((name, amount // nodes) for name, amount in claim.demand.thousandths))
+            free = {
+                node.name: node.capacity.minus(node.used)
+                for node in self.nodes
+                if (claim.eligible is None or node.name in claim.eligible)
+                and not (claim.whole and node.used.thousandths)
+            }
+            room = [name for name in free if share.fits_in(free[name])]
+            room.sort(key=lambda name: name not in claim.required)
+            if len(room) >= nodes and claim.required <= set(room):
+                held = tuple((name, free[name] if claim.whole else share) for name in room[:nodes])
+                self.put(RmJob(handle=claim.handle, state=RmJobState.RUNNING, user=claim.user, node=room[0]), held)
+                self.claims.remove(claim)
+                started.append(claim.handle)
+        return started
 
     def submit(self, task: TaskSpec) -> str:
         """Start a task, or have it wait (``pending``), or refuse it (``refuse``)."""

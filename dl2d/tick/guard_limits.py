@@ -4,7 +4,7 @@ Every rule is a bound of a job's allocation or a bound of a sum over jobs. Where
 gives way, and the reason says so (``Reason.gave_way``). From hard to soft:
 
 1. state: a job whose coordinator is silent keeps its allocation, and one whose starts fail does not grow yet;
-2. capacity: all jobs together get no more than the nodes have for them;
+2. capacity: all jobs together get no more than the nodes have for them, without what jobs of others claim;
 3. floors: a running job keeps its minimum size. Tasks of it that have no room in the capacity are decided and wait;
 4. limits: jobs of one user, account or partition hold no more than the site allows, and grow by no more than the
    resource manager's queues leave them;
@@ -30,6 +30,9 @@ from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobRequest, Owner
 from dl2d.core.resource_manager import GrowthLimit
 from dl2d.core.resources import Resources
 from dl2d.tick.tick_context import GuardRules
+
+#: Claims that a reason names at most.
+_MAX_CLAIMS_SHOWN = 3
 
 
 def guard(
@@ -222,13 +225,16 @@ def limit_text(kind: str, name: str, limit: Resources) -> str:
 def _sums(ranges: Iterable[_Range], snapshot: Snapshot, rules: GuardRules) -> list[_Sum]:
     """The bounded sums over jobs; gives each job what it desires.
 
-    The capacity is no sum if no job grows, since tasks that run are always within it.
+    The capacity is no sum if no job grows and nothing is claimed, since tasks that run are always within it.
     """
     found: dict[tuple[str, str], _Sum] = {}
-    if any(_grows(each.entry.previous, each.desired) for each in ranges):
+    if snapshot.claims or any(_grows(each.entry.previous, each.desired) for each in ranges):
         free = _capacity(snapshot)
         text = f"the nodes have {Resources(tuple(sorted(free.items())))} for all jobs"
-        found["", ""] = _Sum(Constraint.CAPACITY, text, free, complete=True)
+        if snapshot.claims:
+            text += f" beside what is claimed: {'; '.join(claim.text for claim in snapshot.claims[:_MAX_CLAIMS_SHOWN])}"
+        constraint = Constraint.CLAIM if snapshot.claims else Constraint.CAPACITY
+        found["", ""] = _Sum(constraint, text, free, complete=True)
     for each in ranges:
         names = [("", "", Resources())] if found.get(("", "")) else []
         names += limits_of(each.job.owner, rules)
@@ -269,12 +275,14 @@ def _capacity(snapshot: Snapshot) -> dict[str, int]:
     """What all jobs together may hold, in thousandths by resource.
 
     Of a node that takes tasks it is what others leave, and at least what runs there; of another node what runs there.
+    Tasks that leave for a claim do not count as running.
     """
+    leaving = {tag for claim in snapshot.claims for tag in claim.leaving}
     ours: dict[str, list[Resources]] = defaultdict(list)
     kept: dict[str, list[Resources]] = defaultdict(list)
     for task in snapshot.tasks:
         ours[task.node].append(task.demand)
-        if task.state.wanted:
+        if task.state.wanted and not (leaving and task.tag in leaving):
             kept[task.node].append(task.demand)
     capacity: dict[str, int] = defaultdict(int)
     for node in snapshot.nodes:
@@ -414,10 +422,10 @@ def _report_excess(total: _Sum, ranges: Iterable[_Range]) -> None:
         demands = (request.worker, given.workers), (request.ps, given.ps)
         if total not in each.sums or not any(count and _needs(demand, exceeded) for demand, count in demands):
             continue
-        if total.constraint is Constraint.CAPACITY:
+        if total.constraint in (Constraint.CAPACITY, Constraint.CLAIM):
             if _grows(each.entry.previous, given):
                 text = f"{total.text}: what it lacks of its floor {each.lowest} waits"
-                each.reasons.append(Reason(Constraint.CAPACITY, text, gave_way=Constraint.FLOOR))
+                each.reasons.append(Reason(total.constraint, text, gave_way=Constraint.FLOOR))
         else:
             rule, kept = (Constraint.SILENT, "allocation") if each.silent else (Constraint.FLOOR, "floor")
             text = f"it keeps its {kept} {each.lowest} although {total.text}"

@@ -95,6 +95,7 @@ def record(context: Context, state: TickState, reconciled: Reconciled, report: R
     return replace(
         state,
         slot=snapshot.slot,
+        claim_history=state.claim_history.after_decision(),
         slot_decision=slot_decision,
         decided_at=snapshot.at,
         situation=situation,

@@ -8,6 +8,7 @@ from dl2d.core.daemon_mode import Mode
 from dl2d.core.tick_plan import Outcome, Plan
 from dl2d.tick.apply import apply
 from dl2d.tick.canary import canary_jobs
+from dl2d.tick.claims import claim_nodes
 from dl2d.tick.decide import decide, set_aside_after_wait, situation_digest
 from dl2d.tick.guard_limits import guard
 from dl2d.tick.needless_wait import NeedlessWait, startable_waiting_jobs
@@ -49,12 +50,17 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
         context.allow_changes()
     reconciled = reconcile(context, state, observed, begin)
     incomplete = observed.listing.incomplete
-    snapshot, silent = reconciled.snapshot, reconciled.silent
+    silent = reconciled.silent
+    snapshot, claim_history = claim_nodes(
+        reconciled.snapshot, observed.listing, state.claim_history,
+        silent=silent, now=begin, lead_seconds=context.timeouts.drain_seconds,
+    )  # fmt: skip
 
     # Decide and guard, unless the last decision is still in force
     situation = situation_digest(mode, context.canary, reconciled, set_aside)
     slot_decision = state.decision_for(situation, snapshot.at, context.slot_seconds)
-    slot_decision = None if reconciled.task_failed else slot_decision
+    if reconciled.task_failed or claim_history.is_undecided(snapshot.claims):
+        slot_decision = None
     decided = slot_decision is None
     if slot_decision is None and mode is Mode.OBSERVE:
         observation = observed_decision(snapshot, observed.listing, context.scheduler)
@@ -101,4 +107,5 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
         set_aside=set_aside, policy_failures=policy_failures, decided=decided, seconds=context.timer() - begin,
         mode=mode, incomplete=incomplete, remarks=reconciled.remarks,
     )  # fmt: skip
+    state = replace(state, claim_history=claim_history)
     return record(context, state, reconciled, report, situation), report

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from dl2d.core.cluster import TaskState
+from dl2d.core.cluster import ClaimedNodes, TaskState
 from dl2d.core.decision import Decision
 from dl2d.core.guard_memory import GuardMemory
 from dl2d.core.jobs import JobKey
@@ -56,6 +56,32 @@ class SetAside:
 
 
 @dataclass(frozen=True, slots=True)
+class ClaimHistory:
+    """What ticks remember of claims. Times are seconds on a monotonic clock."""
+
+    #: Handles and nodes of the claims in the last tick, and at the last decision.
+    nodes: frozenset[tuple[str, str]] = frozenset()
+    decided: frozenset[tuple[str, str]] = frozenset()
+    #: Since when the room of a claim has been free, by handle.
+    free_since: Mapping[str, float] = field(default_factory=dict)
+    #: When a claim was given up, by handle.
+    given_up: Mapping[str, float] = field(default_factory=dict)
+
+    def is_undecided(self, claims: Iterable[ClaimedNodes]) -> bool:
+        """Whether tasks have to leave a node for a claim that was not there at the last decision."""
+        return any(claim.leaving and not nodes_of_claims((claim,)) <= self.decided for claim in claims)
+
+    def after_decision(self) -> ClaimHistory:
+        """The history after the claims of the last tick were decided on."""
+        return replace(self, decided=self.nodes)
+
+
+def nodes_of_claims(claims: Iterable[ClaimedNodes]) -> frozenset[tuple[str, str]]:
+    """The handle and each node of each claim."""
+    return frozenset((claim.handle, node) for claim in claims for node in claim.nodes)
+
+
+@dataclass(frozen=True, slots=True)
 class SlotDecision:
     """What was decided in a slot."""
 
@@ -87,6 +113,8 @@ class TickState:
     situation: str = ""
     #: What the guard remembers; it is in the store as well, and a daemon begins with it.
     memory: GuardMemory = field(default_factory=GuardMemory)
+    #: What is remembered of jobs of others that wait for room.
+    claim_history: ClaimHistory = field(default_factory=ClaimHistory)
     #: Tasks and anchors that the resource manager does not list.
     missing: Missing = field(default_factory=Missing)
     #: State of each task, and since when ticks have found it in that state, by tag; seconds on a monotonic clock.

@@ -43,6 +43,8 @@ def place(
     - Tasks that have no room now are deferred. Resources of draining tasks are not free.
     - Where the decision names nodes, tasks on other nodes leave first, and new tasks start on the named nodes or wait
       for them. Tasks that will have no room there are placed like all others (``TargetNodes``).
+    - Tasks that leave a node for a claim of the snapshot leave first. Those whose job does not shrink are moved; where
+      no other node has room, they wait for it like new tasks, or leave at once if their job keeps its floor.
     - Where the resource manager only stops tasks of the highest position (``positions``, by tag) and chooses the nodes
       itself, those leave, and neither named nodes nor moves count.
     """
@@ -68,9 +70,33 @@ def place(
         if role is Role.WORKER and len(tasks) > 1 and (first := first_member(tasks)) is not None
     }
 
-    # Start new tasks where they have room
+    vacating = _vacating(snapshot, groups, silent)
+
     packing = Packing(snapshot.nodes, placement)
-    targets = TargetNodes(decision, groups, surplus, packing, snapshot.tasks, leaves_last)
+    overused = {node.name: node.used.minus(node.capacity) for node in snapshot.nodes if snapshot.claims}
+    targets = TargetNodes(decision, groups, surplus, packing, snapshot.tasks, leaves_last, overused, vacating)
+    leaving_targets = [task for tasks in targets.leaving.values() for task in tasks]
+    open_surplus = {group: count for group, count in surplus.items() if group not in targets.leaving}
+
+    # Vacate claimed nodes
+    vacated, displaced = _split_vacating(vacating, leaving_targets, open_surplus, leaves_last)
+    floors = dict(snapshot.floors)
+    moves: list[tuple[Task, Move]] = []
+    waiting: list[WaitingTask] = []
+    left = {group: len(tasks) - surplus.get(group, 0) for group, tasks in groups.items()}
+    for task in displaced:
+        group = task.job, task.role
+        node = packing.place(task.demand, task.role)
+        if isinstance(node, str):
+            targets.reserve(node, task.demand)
+            moves.append((task, Move(task.job, task.id, node)))
+        elif left[group] > floors.get(task.job, requests[task.job].min_size).count(task.role):
+            vacated.append(task)
+            left[group] -= 1
+        else:
+            waiting.append(WaitingTask(group, task.demand))
+
+    # Start new tasks where they have room
     placer = _Placer(requests, held, packing, targets, keeps_bundles=placement.keeps_bundles)
     increments = _increments(snapshot, decision, held)
     if placement.gathers:
@@ -81,15 +107,14 @@ def place(
     deferred = placer.deferred()
 
     # Make room for the tasks that wait
-    waiting = [WaitingTask(group, requests[group[0]].demand(group[1])) for group in placer.held_back]
+    waiting += [WaitingTask(group, requests[group[0]].demand(group[1])) for group in placer.held_back]
     waiting += [
         WaitingTask((item.job, item.role), requests[item.job].demand(item.role))
         for item in deferred
         if (item.job, item.role) not in placer.waiting_for_target
         for _ in range(item.count)
     ]
-    leaving_targets = [task for tasks in targets.leaving.values() for task in tasks]
-    leaving_ids = {(task.job, task.id) for task in leaving_targets}
+    leaving_ids = {(task.job, task.id) for task in (*leaving_targets, *vacating)}
     movable = [
         task
         for (key, role), tasks in groups.items()
@@ -98,13 +123,14 @@ def place(
         if (task.job, task.id) not in leaving_ids
         and (task not in leaves_last or surplus.get((key, role)) == len(tasks))
     ]
-    open_surplus = {group: count for group, count in surplus.items() if group not in targets.leaving}
     room_made = RoomMade((), ())
     if waiting and not positions:
         room_made = make_room(waiting, targets.free_later(), movable, open_surplus)
-    moves = tuple(_moves(room_made.moving, packing))
+    moves += _moves(room_made.moving, packing)
 
-    leaving = chain(leaving_targets, _leaving(groups, open_surplus, room_made.leaving, leaves_last, positions))
+    staying = {group: [task for task in tasks if task not in vacating] for group, tasks in groups.items()}
+    surplus_leaving = _leaving(staying if vacating else groups, open_surplus, room_made.leaving, leaves_last, positions)
+    leaving = chain(leaving_targets, vacated, surplus_leaving)
     replacements = (Start(task.job, task.role, move.node, task.demand) for task, move in moves)
     return Plan(
         starts=(*placer.starts, *replacements),
@@ -112,6 +138,41 @@ def place(
         deferred=tuple(deferred),
         moves=tuple(move for _, move in moves),
     )
+
+
+def _vacating(
+    snapshot: Snapshot, groups: Mapping[TaskGroup, Sequence[Task]], silent: Collection[JobKey]
+) -> frozenset[Task]:
+    """The tasks that leave or move for the snapshot's claims."""
+    tags = {tag for claim in snapshot.claims for tag in claim.leaving}
+    if not tags:
+        return frozenset()
+    return frozenset(
+        task for (key, _), tasks in groups.items() if key not in silent for task in tasks if task.tag in tags
+    )
+
+
+def _split_vacating(
+    vacating: Collection[Task],
+    leaving: Collection[Task],
+    surplus: dict[TaskGroup, int],
+    leaves_last: Collection[Task],
+) -> tuple[list[Task], list[Task]]:
+    """Tasks that leave claimed nodes since their job shrinks, which are taken off ``surplus``, and those that move.
+
+    ``leaving`` are tasks that were chosen to leave already.
+    """
+    vacated, displaced = list[Task](), list[Task]()
+    for task in sorted(vacating, key=lambda task: (task in leaves_last, *leaving_order(task), task.tag)):
+        group = task.job, task.role
+        if task in leaving:
+            continue
+        if surplus.get(group, 0) > 0:
+            surplus[group] -= 1
+            vacated.append(task)
+        else:
+            displaced.append(task)
+    return vacated, displaced
 
 
 def _leaving(

@@ -25,9 +25,16 @@ class TargetNodes:
         packing: Packing,
         tasks: Iterable[Task],
         leaves_last: Collection[Task],
+        overused: Mapping[str, Resources],
+        vacating: Collection[Task] = (),
     ) -> None:
-        """``groups`` hold the tasks that are meant to run, of which ``surplus`` have to leave; ``tasks`` are all."""
+        """``groups`` hold the tasks that are meant to run, of which ``surplus`` have to leave; ``tasks`` are all.
+
+        ``overused``: by how much more is used than a node has, where claims take room that the tasks ``vacating`` hold.
+        """
         self._packing = packing
+        self._overused = overused
+        self._vacating = vacating
         self._tasks = tasks
         #: Named nodes on which no task of the group runs or starts yet.
         self._open: dict[TaskGroup, list[str]] = defaultdict(list)
@@ -43,7 +50,12 @@ class TargetNodes:
                 elsewhere = self._match_running(group, group_tasks)
                 ordered = sorted(
                     group_tasks,
-                    key=lambda task: (task in leaves_last, task.id not in elsewhere, *leaving_order(task)),
+                    key=lambda task: (
+                        task not in vacating,
+                        task in leaves_last,
+                        task.id not in elsewhere,
+                        *leaving_order(task),
+                    ),
                 )
                 self.leaving[group] = ordered[:count]
 
@@ -84,10 +96,12 @@ class TargetNodes:
         if self._free_later is None:
             freed: dict[str, list[Resources]] = defaultdict(list)
             draining = (task for task in self._tasks if not task.state.wanted)
-            for task in chain(draining, *self.leaving.values()):
+            for task in {*draining, *self._vacating, *chain(*self.leaving.values())}:
                 freed[task.node].append(task.demand)
             self._free_later = {
-                node: Resources.total((free, *freed.get(node, (NO_RESOURCES,))))
+                node: Resources.total((free, *freed.get(node, (NO_RESOURCES,)))).minus(
+                    self._overused.get(node, NO_RESOURCES)
+                )
                 for node, free in self._packing.room().items()
             }
         return self._free_later

@@ -1,0 +1,373 @@
+"""Claims: which nodes elastic jobs vacate for jobs of others that wait in the resource manager. Pure.
+
+A rigid job that waits for whole nodes never starts while elastic jobs hold a part of each, and these have no end. So
+elastic jobs give up tasks above their floors to a waiting job of higher priority (``Yields``), on as many nodes as it
+needs. Its room counts as used on these nodes in the snapshot, so that policy, guard and placing all leave it free.
+
+Claims are taken by priority. A claim that cannot be met now, even if all elastic jobs fall to their floors, makes
+nobody shrink, with one exception: where the resource manager plans to start the job within ``lead_seconds``, the
+planned nodes are vacated in time. On nodes that are planned for later, running tasks stay and no new ones start.
+
+A claim whose room has been free for ``PATIENCE_SECONDS`` without its job having started waits for something that the
+resource manager does not tell. It is given up, and tried again after ``RETRY_SECONDS``.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from msgspec import structs
+
+from dl2d.core.cluster import ClaimedNodes, Node, NodeState, Snapshot, Task
+from dl2d.core.jobs import NOTHING, JobKey, Role
+from dl2d.core.resource_manager import Claim, RmJob, RmListing, Yields
+from dl2d.core.resources import NO_RESOURCES, Resources
+from dl2d.tick.place.make_room import TaskGroup, first_member, leaving_order
+from dl2d.tick.tick_state import ClaimHistory, nodes_of_claims
+
+#: Maximum number of claims that get room at once, and that are looked at.
+MAX_GRANTED: Final = 64
+MAX_EXAMINED: Final = 256
+#: How long a claim's room may be free without its job starting, and after how long it is tried again.
+PATIENCE_SECONDS: Final = 300.0
+RETRY_SECONDS: Final = 3600.0
+
+_ROLES = (Role.WORKER, Role.PS)
+
+
+def claim_nodes(
+    snapshot: Snapshot,
+    listing: RmListing,
+    history: ClaimHistory,
+    *,
+    silent: Collection[JobKey],
+    now: float,
+    lead_seconds: float,
+) -> tuple[Snapshot, ClaimHistory]:
+    """The snapshot with the claims that get room, and the next history. ``now``: seconds on a monotonic clock.
+
+    Jobs whose coordinator is ``silent`` keep their tasks. An incomplete listing may lack nodes and jobs, so that
+    nothing is claimed.
+    """
+    if listing.incomplete:
+        return snapshot, history
+    handles = {claim.handle for claim in listing.claims}
+    given_up = {
+        handle: since for handle, since in history.given_up.items() if handle in handles and now - since < RETRY_SECONDS
+    }
+    if not snapshot.jobs or not listing.claims:
+        return snapshot, ClaimHistory(given_up=given_up)
+    rooms = _Rooms(snapshot, listing.jobs, silent)
+    free_now = {node.name: node.capacity.minus(node.used) for node in snapshot.nodes}
+    claims = sorted(listing.claims, key=lambda claim: -claim.priority)[:MAX_EXAMINED]
+    waiting = rooms.waiting_jobs()
+    previous: dict[str, set[str]] = defaultdict(set)
+    for handle, node in history.nodes:
+        previous[handle].add(node)
+    granted: list[ClaimedNodes] = []
+    free_since: dict[str, float] = {}
+    hopeless: set[tuple[object, ...]] = set()
+    for claim in claims:
+        if len(granted) == MAX_GRANTED:
+            break
+        while waiting and rooms.priority(waiting[0]) >= claim.priority:
+            rooms.reserve_minimum(waiting.pop(0))
+        shape = claim.nodes, claim.demand, claim.whole, claim.eligible, claim.required
+        found = None
+        if claim.handle not in given_up and shape not in hopeless:
+            found = rooms.meet(claim, previous[claim.handle])
+            if found is None:
+                hopeless.add(shape)
+            elif all(room.fits_in(free_now[node]) for node, room in zip(found.nodes, found.room, strict=True)):
+                free_since[claim.handle] = history.free_since.get(claim.handle, now)
+                if now - free_since[claim.handle] > PATIENCE_SECONDS:
+                    rooms.undo_last()
+                    given_up[claim.handle] = now
+                    found = None
+        if found is None and claim.planned:
+            soon = claim.handle not in given_up and claim.expected_start - snapshot.at <= lead_seconds
+            found = rooms.vacate_planned(claim) if soon else _held(claim, free_now)
+        if found is not None and found.nodes:
+            granted.append(found)
+            for node, room in zip(found.nodes, found.room, strict=True):
+                free_now[node] = free_now[node].minus(room)
+    if not granted:
+        return snapshot, ClaimHistory(given_up=given_up)
+    claimed = ClaimHistory(nodes_of_claims(granted), history.decided, free_since, given_up)
+    return _with_claims(snapshot, granted), claimed
+
+
+def _with_claims(snapshot: Snapshot, claims: Sequence[ClaimedNodes]) -> Snapshot:
+    more: dict[str, list[Resources]] = defaultdict(list)
+    for claim in claims:
+        for node, room in zip(claim.nodes, claim.room, strict=True):
+            more[node].append(room)
+    nodes = tuple(
+        structs.replace(node, used=Resources.total((node.used, *more[node.name]))) if node.name in more else node
+        for node in snapshot.nodes
+    )
+    return replace(snapshot, nodes=nodes, claims=tuple(claims))
+
+
+def _held(claim: Claim, free_now: Mapping[str, Resources]) -> ClaimedNodes:
+    """What is free on the planned nodes of a claim whose job cannot start yet; no task leaves."""
+    share = _share(claim, len(claim.planned))
+    found = {
+        node: free if claim.whole else free.minus(free.minus(share))  # the smaller of both
+        for node in claim.planned
+        if (free := free_now.get(node, NO_RESOURCES)).thousandths
+    }
+    return _claimed(claim, {node: room for node, room in found.items() if room.thousandths})
+
+
+def _claimed(claim: Claim, rooms: Mapping[str, Resources], leaving: Iterable[Task] = ()) -> ClaimedNodes:
+    return ClaimedNodes(
+        handle=claim.handle, user=claim.user, priority=claim.priority, nodes=tuple(rooms), room=tuple(rooms.values()),
+        leaving=tuple(task.tag for task in leaving),
+    )  # fmt: skip
+
+
+def _share(claim: Claim, nodes: int) -> Resources:
+    """What a claim demands on each of so many nodes."""
+    return Resources(tuple((name, -(-amount // nodes)) for name, amount in claim.demand.thousandths))
+
+
+class _Rooms:
+    """Room on each node when all draining tasks have left, while claims are met one after the other."""
+
+    def __init__(self, snapshot: Snapshot, listed: Iterable[RmJob], silent: Collection[JobKey]) -> None:
+        anchors = {job.anchor: job.key for job in snapshot.jobs if job.anchor and not job.static}
+        self._anchors = {anchors[each.handle]: each for each in listed if each.handle in anchors}
+        self._jobs = {job.key: job for job in snapshot.jobs}
+        self._silent = silent
+        self._held = snapshot.held()
+        self._capacity = {node.name: node.capacity for node in snapshot.nodes if node.state is NodeState.UP}
+        self._index = {name: index for index, name in enumerate(self._capacity)}
+        ours: dict[str, list[Resources]] = defaultdict(list)
+        here: dict[str, list[Task]] = defaultdict(list)
+        groups: dict[TaskGroup, list[Task]] = defaultdict(list)
+        for task in snapshot.tasks:
+            ours[task.node].append(task.demand)
+            if task.state.wanted:
+                here[task.node].append(task)
+                groups[task.job, task.role].append(task)
+        #: The worker of rank 0 of each job; it leaves last.
+        self._firsts = {first_member(tasks) for (_, role), tasks in groups.items() if role is Role.WORKER}
+        #: Tasks on each node that are meant to run.
+        self._here = {name: tuple(sorted(here.get(name, ()), key=self._leaving_order)) for name in self._capacity}
+        #: What others use there, with the claims that were met and the tasks that move there.
+        self._others = {node.name: self._used_by_others(node, ours[node.name]) for node in snapshot.nodes}
+        floors = dict(snapshot.floors)
+        #: How many tasks of a group may leave.
+        self._spare: dict[TaskGroup, int] = {}
+        for key, held in self._held.items():
+            floor = floors.get(key, self._jobs[key].request.min_size)
+            for role in _ROLES:
+                self._spare[key, role] = max(held.count(role) - floor.count(role), 0)
+        #: Changes that can be undone: mapping, key and former value.
+        self._journal: list[tuple[dict[Any, Any], Any, Any]] = []
+        self._mark = 0
+
+    @staticmethod
+    def _used_by_others(node: Node, ours: Sequence[Resources]) -> Resources:
+        return node.used.minus(Resources.total(ours)) if ours else node.used
+
+    def _leaving_order(self, task: Task) -> tuple[bool, bool, int]:
+        return task in self._firsts, *leaving_order(task)
+
+    def priority(self, key: JobKey) -> int:
+        """Priority of a job's anchor."""
+        return self._anchors[key].priority
+
+    def waiting_jobs(self) -> list[JobKey]:
+        """Elastic jobs that have nothing, by priority: those that come before a claim of lower priority."""
+        waiting = [
+            key
+            for key, anchor in self._anchors.items()
+            if self._held[key] == NOTHING and anchor.yields is not Yields.ALWAYS
+        ]
+        return sorted(waiting, key=lambda key: -self.priority(key))
+
+    def reserve_minimum(self, key: JobKey) -> None:
+        """Take the room of a waiting job's minimum size where it is free or others can spare it, all or nothing."""
+        request, mark = self._jobs[key].request, len(self._journal)
+        for role in _ROLES:
+            for _ in range(request.min_size.count(role)):
+                if not self._take(request.demand(role), self._capacity):
+                    self._undo(mark)
+                    return
+
+    def meet(self, claim: Claim, previous: Collection[str]) -> ClaimedNodes | None:
+        """Nodes for a claim and the tasks that leave them; None where it cannot be met now.
+
+        Nodes that it requires come first, then those that are planned for it, those that no task has to leave (before
+        all those that it had in the last tick), and those that the fewest tasks have to leave.
+        """
+        self._mark = len(self._journal)
+        eligible = [name for name in self._capacity if claim.eligible is None or name in claim.eligible]
+        count = self._node_count(claim, eligible)
+        if count is None or not claim.required <= set(eligible):
+            return None
+        share = None if claim.whole else _share(claim, count)
+        ranked = []
+        for name in eligible:
+            leavers = self._leavers(name, share, claim)
+            if leavers is not None:
+                order = (
+                    name not in claim.required, name not in claim.planned, bool(leavers), name not in previous,
+                    len(leavers), any(task in self._firsts for task in leavers), self._index[name],
+                )  # fmt: skip
+                ranked.append((order, name))
+        chosen: dict[str, Resources] = {}
+        leaving: list[Task] = []
+        for _, name in sorted(ranked):
+            if len(chosen) == count:
+                break
+            left = self._vacate(name, share, claim, chosen)
+            if left is not None:
+                chosen[name] = self._capacity[name] if share is None else share
+                leaving += left
+        if len(chosen) < count or not claim.required <= chosen.keys():
+            self._undo(self._mark)
+            return None
+        return _claimed(claim, chosen, leaving)
+
+    def undo_last(self) -> None:
+        """Take back the claim that was met last."""
+        self._undo(self._mark)
+
+    def vacate_planned(self, claim: Claim) -> ClaimedNodes:
+        """Vacate the planned nodes of a claim as if the jobs of others had ended there, as far as floors allow."""
+        share = None if claim.whole else _share(claim, len(claim.planned))
+        chosen: dict[str, Resources] = {}
+        leaving: list[Task] = []
+        for name in claim.planned:
+            if name in self._capacity:
+                before = self._others[name]
+                self._set(self._others, name, NO_RESOURCES)
+                left = self._vacate(name, share, claim, claim.planned)
+                if left is None:
+                    self._set(self._others, name, before)
+                else:
+                    chosen[name] = self._capacity[name] if share is None else share
+                    leaving += left
+        return _claimed(claim, chosen, leaving)
+
+    def _node_count(self, claim: Claim, eligible: Sequence[str]) -> int | None:
+        """On how many nodes a claim is met: more than it says where its share fits on none; None if it never fits."""
+        capacities = {self._capacity[name] for name in eligible}
+        count = max(claim.nodes, len(claim.required), 1)
+        while count <= len(eligible):
+            share = _share(claim, count)
+            if any(share.fits_in(capacity) for capacity in capacities):
+                return count
+            count += 1
+        return None
+
+    def _yields(self, key: JobKey, claim: Claim) -> bool:
+        """Whether a job gives up tasks to a claim."""
+        anchor = self._anchors.get(key)
+        if anchor is None or key in self._silent:
+            return False
+        if anchor.yields is Yields.HIGHER_PRIORITY:
+            return claim.priority > anchor.priority
+        return anchor.yields is Yields.ALWAYS
+
+    def _free(self, node: str) -> Resources:
+        here = self._here[node]
+        used = Resources.total((self._others[node], *(task.demand for task in here))) if here else self._others[node]
+        return self._capacity[node].minus(used)
+
+    def _leavers(self, node: str, share: Resources | None, claim: Claim | None) -> list[Task] | None:
+        """Tasks whose leaving makes room for a share, or (None) for the whole node; None where nothing makes it.
+
+        They are of jobs that yield to a claim, or without one of those that may lose tasks anyway.
+        """
+        here = self._here[node]
+        if share is None:
+            if self._others[node].thousandths or not all(claim and self._yields(task.job, claim) for task in here):
+                return None
+            return list(here)
+        free = dict(self._free(node).thousandths)
+        short = {name: amount - free.get(name, 0) for name, amount in share.thousandths if amount > free.get(name, 0)}
+        leavers: list[Task] = []
+        for task in here if short else ():
+            may = self._yields(task.job, claim) if claim else self._spare.get((task.job, task.role), 0) > 0
+            if may and any(name in short for name, _ in task.demand.thousandths):
+                leavers.append(task)
+                for name, amount in task.demand.thousandths:
+                    if name in short:
+                        short[name] -= amount
+                short = {name: amount for name, amount in short.items() if amount > 0}
+            if not short:
+                break
+        return None if short else leavers
+
+    def _vacate(self, node: str, share: Resources | None, claim: Claim, chosen: Collection[str]) -> list[Task] | None:
+        """Take a share of a node, or (None) all of it; returns the tasks that leave, None where it cannot be had.
+
+        ``chosen`` are nodes to which no task moves from there.
+        """
+        mark = len(self._journal)
+        leavers = self._leavers(node, share, claim)
+        if leavers is None:
+            return None
+        for task in leavers:
+            self._remove(node, task)
+        for task in leavers:
+            if not self._leave(task, node, claim, chosen):
+                self._undo(mark)
+                return None
+        self._set(self._others, node, self._others[node] + (self._capacity[node] if share is None else share))
+        return leavers
+
+    def _leave(self, task: Task, node: str, claim: Claim, chosen: Collection[str]) -> bool:
+        """Let a task leave that its job can do without, or move to another node; returns whether it can."""
+        group = task.job, task.role
+        if self._spare.get(group, 0) > 0:
+            self._set(self._spare, group, self._spare[group] - 1)
+            return True
+        # Nodes that the claim cannot use come first, then those where other tasks run.
+        eligible = claim.eligible
+        targets = sorted(
+            (name for name in self._capacity if name != node and name not in chosen and name not in claim.planned),
+            key=lambda name: (eligible is None or name in eligible, not self._here[name], self._index[name]),
+        )
+        return self._take(task.demand, targets)
+
+    def _take(self, demand: Resources, nodes: Collection[str]) -> bool:
+        """Take a demand on the first node where it is free, or else where jobs can spare tasks for it."""
+        found = next((name for name in nodes if demand.fits_in(self._free(name))), None)
+        if found is None:
+            found = next((name for name in nodes if self._here[name] and self._make_room(name, demand)), None)
+        if found is not None:
+            self._set(self._others, found, self._others[found] + demand)
+        return found is not None
+
+    def _make_room(self, node: str, demand: Resources) -> bool:
+        """Let tasks leave a node that their jobs can do without, so that a demand fits there."""
+        mark = len(self._journal)
+        leavers = self._leavers(node, demand, None)
+        for task in leavers or ():
+            group = task.job, task.role
+            if self._spare[group] <= 0:
+                self._undo(mark)
+                return False
+            self._set(self._spare, group, self._spare[group] - 1)
+            self._remove(node, task)
+        return leavers is not None
+
+    def _remove(self, node: str, task: Task) -> None:
+        self._set(self._here, node, tuple(other for other in self._here[node] if other is not task))
+
+    def _set(self, mapping: dict[Any, Any], key: object, value: object) -> None:
+        self._journal.append((mapping, key, mapping[key]))
+        mapping[key] = value
+
+    def _undo(self, mark: int) -> None:
+        while len(self._journal) > mark:
+            mapping, key, value = self._journal.pop()
+            mapping[key] = value

@@ -1,0 +1,290 @@
+"""Elastic jobs make room for jobs of others that wait in the resource manager."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tick.world import GivesNothing, World
+
+from dl2d.core.decision import Constraint
+from dl2d.core.jobs import JobState
+from dl2d.core.resource_manager import Claim, RmJob, RmJobState, Yields
+from dl2d.core.resources import Resources
+from dl2d.testing.builders import make_nodes
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World()
+    yield world
+    world.close()
+
+
+def claim(handle: str = "812", nodes: int = 2, priority: int = 9000, **changes: object) -> Claim:
+    """A job of bob that waits for whole nodes."""
+    given = {"demand": Resources.of(cpu=nodes), "whole": True, "user": "bob", **changes}
+    return Claim(handle=handle, nodes=nodes, priority=priority, **given)  # type: ignore[arg-type]
+
+
+def follow(world: World, ticks: int = 10) -> list[str]:
+    """Ticks, heartbeats and the resource manager's scheduler in turn; returns the jobs of others that started."""
+    started: list[str] = []
+    for _ in range(ticks):
+        world.tick(1.0)
+        world.beat()
+        started += world.manager.start_claims()
+    return started
+
+
+def test_a_job_that_waits_for_whole_nodes_starts_and_the_elastic_job_grows_again_afterwards(world: World) -> None:
+    job = world.submit(max_workers=8, max_ps=8)
+    world.settle()
+    assert world.has(job) == (8, 8)
+    world.manager.claims.append(claim())
+    assert follow(world) == ["812"]
+    assert world.job(job).state is JobState.RUNNING
+    assert world.has(job) == (4, 4)
+    assert world.manager.stopped == []  # they drained
+    world.manager.end("812")
+    world.tick(world.slot_seconds)
+    world.settle()
+    assert world.has(job) == (8, 8)
+
+
+def test_only_jobs_of_lower_priority_yield_unless_the_site_says_otherwise(world: World) -> None:
+    job = world.submit(max_workers=8, max_ps=8)
+    world.settle()
+    for priority, yields, starts in (
+        (100, Yields.HIGHER_PRIORITY, []),
+        (9000, Yields.NEVER, []),
+        (1, Yields.ALWAYS, ["812"]),
+    ):
+        world.manager.yields = yields
+        world.manager.claims = [claim(priority=priority)]
+        assert follow(world) == starts
+        assert world.has(job) == ((4, 4) if starts else (8, 8))
+
+
+def test_running_jobs_keep_their_floors_which_move_off_claimed_nodes(world: World) -> None:
+    """Three of four nodes are vacated: the worker and the server of each job's floor end up on the last one."""
+    world.manager.claims = []
+    jobs = [world.submit(max_workers=4, max_ps=4) for _ in range(2)]
+    world.settle()
+    world.manager.claims.append(claim(nodes=3))
+    assert follow(world, 20) == ["812"]
+    for job in jobs:
+        assert world.job(job).state is JobState.RUNNING
+        assert world.has(job) == (1, 1)
+    assert len({task.node for job in jobs for task in world.store.tasks(live=True, job=job)}) == 1
+
+
+def test_a_claim_beyond_what_floors_leave_makes_nobody_shrink(world: World) -> None:
+    jobs = [world.submit(max_workers=4, max_ps=4) for _ in range(2)]
+    world.settle()
+    before = [world.has(job) for job in jobs]
+    world.manager.claims.append(claim(nodes=4))
+    assert follow(world) == []
+    assert [world.has(job) for job in jobs] == before
+
+
+@pytest.mark.parametrize(
+    "absurd",
+    [
+        claim(nodes=10**9),
+        claim(nodes=0, demand=Resources.of(cpu=10**9)),
+        claim(nodes=1, whole=False, demand=Resources.of(cpu=33)),
+        claim(nodes=1, whole=False, demand=Resources.of(tpu=1)),
+        claim(nodes=1, eligible=frozenset()),
+        claim(nodes=1, eligible=frozenset({"no-such-node"})),
+        claim(nodes=1, required=frozenset({"no-such-node"})),
+        claim(nodes=2, required=frozenset({"n1", "n2", "n3", "n4"})),
+        claim(nodes=9, planned=("no-such-node",), expected_start=1e300),
+        claim(nodes=4, planned=("n1", "n2", "n3", "n4"), expected_start=1e300),
+        claim(nodes=1, priority=-(2**63), planned=("n1",)),
+    ],
+    ids=lambda each: f"{each.nodes} nodes, {each.demand}",
+)
+def test_absurd_claims_drain_nothing_and_do_not_hide_a_proper_one(world: World, absurd: Claim) -> None:
+    job = world.submit(max_workers=8, max_ps=8)
+    world.settle()
+    world.manager.claims.append(absurd)
+    for _ in range(5):
+        report = world.tick(1.0)
+        world.beat()
+        assert report.plan.stops == ()
+    assert world.has(job) == (8, 8)
+    world.manager.claims.append(claim("900", nodes=1, priority=1000))
+    for _ in range(5):
+        world.tick(1.0)
+        world.beat()
+    assert world.manager.start_claims() == ["900"]
+    assert world.job(job).state is JobState.RUNNING
+
+
+def test_a_queue_of_ten_thousand_takes_no_more_than_can_be_met(world: World) -> None:
+    job = world.submit(max_workers=8, max_ps=8)
+    world.settle()
+    world.manager.claims = [claim(str(number), nodes=1 + number % 7) for number in range(10_000)]
+    for _ in range(5):
+        report = world.tick(1.0)
+        world.beat()
+    assert len({node for each in report.snapshot.claims for node in each.nodes}) == 3
+    assert world.job(job).state is JobState.RUNNING
+    assert world.has(job) == (2, 2)
+
+
+def test_a_share_of_a_node_takes_only_the_tasks_in_its_way(world: World) -> None:
+    job = world.submit(max_workers=8, max_ps=8)
+    world.settle()
+    world.manager.claims.append(claim(nodes=1, whole=False, demand=Resources.of(cpu=2, gpu=1)))
+    assert follow(world) == ["812"]
+    assert world.has(job).workers == 7
+
+
+def test_a_share_that_fits_on_no_node_is_spread_over_more(world: World) -> None:
+    """An ``sbatch -n 16`` says one node, and gets two of eight processors."""
+    job = world.submit(max_workers=8, max_ps=8)
+    world.settle()
+    world.manager.claims.append(claim(nodes=1, whole=False, demand=Resources.of(cpu=16)))
+    for _ in range(5):
+        report = world.tick(1.0)
+        world.beat()
+    (claimed,) = report.snapshot.claims
+    assert [room.get("cpu") for room in claimed.room] == [8, 8]
+    assert world.has(job) == (4, 4)
+
+
+def test_planned_nodes_are_vacated_first(world: World) -> None:
+    job = world.submit(max_workers=8, max_ps=8)
+    world.settle()
+    world.manager.claims.append(claim(planned=("n2", "n4")))
+    for _ in range(5):
+        report = world.tick(1.0)
+        world.beat()
+    (claimed,) = report.snapshot.claims
+    assert claimed.nodes == ("n2", "n4")
+    assert claimed.text == "job 812 of bob (priority 9000) waits for 2 nodes: n2, n4"
+    assert {task.node for task in world.store.tasks(live=True, job=job)} == {"n1", "n3"}
+
+
+def occupy(world: World, handle: str, *nodes: str) -> None:
+    """A job of another user that has these nodes."""
+    whole = {node.name: node.capacity for node in world.manager.nodes}
+    held = tuple((node, whole[node]) for node in nodes)
+    world.manager.put(RmJob(handle=handle, state=RmJobState.RUNNING, user="eve", node=nodes[0]), held)
+
+
+def test_growth_keeps_off_planned_nodes_and_they_are_vacated_in_time(world: World) -> None:
+    """Bob's job is to get n1 and n2 when another one ends on n1, in ten minutes."""
+    occupy(world, "7", "n1")
+    job = world.submit(max_workers=8, max_ps=8)
+    occupy(world, "8", "n3", "n4")
+    world.settle()
+    assert world.has(job) == (2, 2)
+    world.manager.claims.append(claim(planned=("n1", "n2"), expected_start=world.now + 600.0))
+    assert follow(world) == []
+    assert world.has(job) == (2, 2)
+    # What becomes free beside it is used, what becomes free on a planned node is not.
+    world.manager.end("8")
+    occupy(world, "9", "n3")
+    world.tick(world.slot_seconds)
+    world.settle()
+    assert {task.node for task in world.store.tasks(live=True, job=job)} == {"n2", "n4"}
+    world.tick(220.0)
+    assert follow(world) == []
+    assert {task.node for task in world.store.tasks(live=True, job=job)} == {"n4"}
+    world.manager.end("7")
+    assert follow(world) == ["812"]
+
+
+def test_room_of_a_claim_that_vanished_is_used_again(world: World) -> None:
+    job = world.submit(max_workers=8, max_ps=8)
+    world.settle()
+    world.manager.claims.append(claim())
+    for _ in range(5):
+        world.tick(1.0)
+        world.beat()
+    assert world.has(job) == (4, 4)
+    world.manager.claims.clear()
+    world.tick(world.slot_seconds)
+    world.settle()
+    assert world.has(job) == (8, 8)
+
+
+def test_a_job_that_does_not_start_although_its_room_is_free_gives_it_back(world: World) -> None:
+    """It waits for something that the resource manager does not tell."""
+    job = world.submit(max_workers=8, max_ps=8)
+    world.settle()
+    world.manager.claims.append(claim())
+    for _ in range(5):
+        world.tick(1.0)
+        world.beat()
+    assert world.has(job) == (4, 4)
+    for _ in range(4):
+        world.tick(200.0)
+        world.settle()
+    assert world.has(job) == (8, 8)
+    world.tick(3700.0)
+    world.settle()
+    assert world.has(job) == (4, 4)
+
+
+def test_an_incomplete_listing_and_a_silent_coordinator_vacate_nothing(world: World) -> None:
+    job = world.submit(max_workers=8, max_ps=8)
+    world.settle()
+    world.manager.claims.append(claim())
+    world.manager.incomplete = ("squeue: cannot read a line",)
+    assert follow(world) == []
+    assert world.has(job) == (8, 8)
+    world.manager.incomplete = ()
+    for _ in range(3):
+        report = world.tick(70.0)
+        assert report.plan.stops == ()
+    world.beat()
+    assert follow(world) == ["812"]
+
+
+def test_the_guard_enforces_a_claim_and_names_it(build) -> None:
+    """The policy wants to keep what the job has."""
+    world = build()
+    job = world.submit(max_workers=8, max_ps=8)
+    world.settle()
+    world.policy = GivesNothing()
+    world.manager.claims.append(claim())
+    report = world.tick(1.0)
+    (entry,) = report.decision.jobs
+    assert entry.allocation == (4, 4)
+    assert [reason.constraint for reason in entry.guarded] == [Constraint.CLAIM]
+    assert "job 812 of bob (priority 9000) waits for 2 nodes: " in entry.guarded[0].text
+    assert len(report.plan.stops) == 8
+    (claimed,) = report.snapshot.claims
+    stay = {task.node for task in world.store.tasks(live=True, job=job) if task.state.wanted}
+    assert stay == {"n1", "n2", "n3", "n4"} - set(claimed.nodes)
+
+
+def test_an_elastic_job_of_higher_priority_that_waits_comes_before_a_claim(world: World) -> None:
+    first = world.submit(max_workers=8, max_ps=8)
+    world.settle()
+    second = world.submit(worker=Resources.of(cpu=7, gpu=2), max_workers=1, max_ps=1)
+    world.tick(1.0)
+    world.manager.priorities[world.job(second).anchor] = 10_000
+    world.beat()
+    world.manager.claims.append(claim(nodes=3))
+    assert follow(world) == []
+    assert world.has(second) == (1, 1)
+    assert world.job(first).state is JobState.RUNNING
+
+
+def test_with_equal_floors_the_nodes_that_fewest_tasks_leave_are_vacated(world: World) -> None:
+    job = world.submit(max_workers=3, max_ps=3)
+    world.settle()
+    used = {task.node for task in world.store.tasks(live=True, job=job)}
+    assert len(used) > 2
+    world.manager.claims.append(claim(nodes=1))
+    report = world.tick(1.0)
+    (claimed,) = report.snapshot.claims
+    by_node = {node.name: 0 for node in make_nodes()}
+    for task in world.store.tasks(live=True, job=job):
+        by_node[task.node] += 1
+    assert by_node[claimed.nodes[0]] == min(by_node.values())
