@@ -87,7 +87,8 @@ class JobDecision:
     #: Other allocations that the policy considered.
     alternatives: tuple[Alternative, ...] = ()
     #: Why the allocation is not the policy's: the rules of the guard that changed it, in the order in which they were
-    #: applied; or the failure because of which the fallback decided. (Stored slots hold this name.)
+    #: applied; or the failure because of which the fallback decided; and the claims of other jobs that left the policy
+    #: less room. (Stored slots hold this name.)
     guarded: tuple[Reason, ...] = ()
     #: In mode canary the policy that decided on the job; None where that is the decision's.
     by: Decider | None = None

@@ -22,7 +22,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from dl2d.core.cluster import NodeState, Snapshot, Task, TaskState
+from dl2d.core.cluster import ClaimedNodes, NodeState, Snapshot, Task, TaskState
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.error_wording import counted
 from dl2d.core.guard_memory import GuardMemory, StartFailures
@@ -79,6 +79,7 @@ def guard(
         _give(ranges, rules, len(memory.started_at))
         for total in sums:
             _report_excess(total, ranges)
+    _explain_claims(ranges, snapshot)
     entries = (replace(each.entry, allocation=each.given, guarded=(*each.entry.guarded, *each.reasons))
                for each in ranges)  # fmt: skip
     return replace(decision, jobs=tuple(entries))
@@ -232,7 +233,7 @@ def _sums(ranges: Iterable[_Range], snapshot: Snapshot, rules: GuardRules) -> li
         free = _capacity(snapshot)
         text = f"the nodes have {Resources(tuple(sorted(free.items())))} for all jobs"
         if snapshot.claims:
-            text += f" beside what is claimed: {'; '.join(claim.text for claim in snapshot.claims[:_MAX_CLAIMS_SHOWN])}"
+            text += f" beside what is claimed: {_claims_text(snapshot.claims)}"
         constraint = Constraint.CLAIM if snapshot.claims else Constraint.CAPACITY
         found["", ""] = _Sum(constraint, text, free, complete=True)
     for each in ranges:
@@ -410,6 +411,30 @@ def _explain_limit(each: _Range, binding: Iterable[_Sum]) -> None:
     for total in binding:
         text = f"{total.text}; the job's cool-down gave way" if broken else total.text
         each.reasons.append(Reason(total.constraint, text, gave_way=gave_way))
+
+
+def _explain_claims(ranges: Iterable[_Range], snapshot: Snapshot) -> None:
+    """Name claims to jobs whose tasks leave for them, or for which too little is left, where no reason does so yet."""
+    if not snapshot.claims:
+        return
+    tags = {task.tag: task.job for task in snapshot.tasks}
+    claims_of: dict[JobKey, list[ClaimedNodes]] = defaultdict(list)
+    for claim in snapshot.claims:
+        for key in {tags[tag] for tag in claim.leaving}:
+            claims_of[key].append(claim)
+    for each in ranges:
+        if any(reason.constraint is Constraint.CLAIM for reason in each.reasons):
+            continue
+        claims: Sequence[ClaimedNodes] = claims_of.get(each.job.key, ())
+        if not claims and each.entry.reason.constraint in (Constraint.CAPACITY, Constraint.FRAGMENTED):
+            claims = snapshot.claims
+        if claims:
+            each.reasons.append(Reason(Constraint.CLAIM, _claims_text(claims)))
+
+
+def _claims_text(claims: Sequence[ClaimedNodes]) -> str:
+    more = len(claims) - _MAX_CLAIMS_SHOWN
+    return "; ".join(claim.text for claim in claims[:_MAX_CLAIMS_SHOWN]) + (f"; and {more} more" if more > 0 else "")
 
 
 def _report_excess(total: _Sum, ranges: Iterable[_Range]) -> None:

@@ -19,7 +19,7 @@ from dl2d.core.tick_plan import Plan
 
 #: Constraints by which the guard keeps a job waiting, which is not the policy's fault.
 _GUARD_CONSTRAINTS = frozenset(
-    {Constraint.LIMIT, Constraint.COOLDOWN, Constraint.CHURN, Constraint.BACKOFF, Constraint.SILENT}
+    {Constraint.LIMIT, Constraint.COOLDOWN, Constraint.CHURN, Constraint.BACKOFF, Constraint.SILENT, Constraint.CLAIM}
 )
 
 

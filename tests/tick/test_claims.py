@@ -42,6 +42,11 @@ def test_a_job_that_waits_for_whole_nodes_starts_and_the_elastic_job_grows_again
     world.settle()
     assert world.has(job) == (8, 8)
     world.manager.claims.append(claim())
+    (entry,) = world.tick(1.0).decision.jobs
+    assert (entry.previous, entry.allocation) == ((8, 8), (4, 4))
+    (reason,) = entry.guarded
+    assert reason.constraint is Constraint.CLAIM
+    assert reason.text.startswith("job 812 of bob (priority 9000) waits for 2 nodes: ")
     assert follow(world) == ["812"]
     assert world.job(job).state is JobState.RUNNING
     assert world.has(job) == (4, 4)
