@@ -1,4 +1,4 @@
-"""The tick: observe, reconcile, decide, guard, place, apply, record. The daemon and the simulator run this function."""
+"""The tick: observe, reconcile, claim, decide, guard, place, apply, record. Daemon and simulator run this function."""
 
 from __future__ import annotations
 
@@ -51,6 +51,8 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
     reconciled = reconcile(context, state, observed, begin)
     incomplete = observed.listing.incomplete
     silent = reconciled.silent
+
+    # Vacate nodes for jobs of others
     snapshot, claim_history = claim_nodes(
         reconciled.snapshot, observed.listing, state.claim_history,
         silent=silent, now=begin, lead_seconds=context.timeouts.drain_seconds,

@@ -117,8 +117,9 @@ def test_the_words_that_end_records_differ_from_query_to_query(slurm: FakeSlurm,
 
 
 def test_only_the_partitions_nodes_are_seen_where_one_is_set(slurm: FakeSlurm, manager_on: Managers) -> None:
-    manager_on(partition="gpu").listing()
-    assert "--partition=gpu" in slurm.calls("sinfo")[0].argv
+    rows = [node_row("n1", PartitionName="cpu"), node_row("n2", PartitionName="cpu"), node_row("n2"), node_row("n3")]
+    slurm.answer("sinfo", rows=rows)
+    assert [node.name for node in manager_on(partition="gpu").listing().nodes] == ["n2", "n3"]
     assert not [word for word in slurm.calls("squeue")[0].argv if "partition" in word]
 
 

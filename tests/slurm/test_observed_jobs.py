@@ -152,7 +152,7 @@ def test_nothing_more_is_asked_and_one_squeue_stays_one(slurm: FakeSlurm, manage
     assert (job.node, job.state) == ("n1", RmJobState.RUNNING)
     slurm.forget()
     assert [job.static for job in manager_on().listing().jobs] == [None]
-    assert "NumTasks" not in " ".join(slurm.calls("squeue")[0].argv)
+    assert "TimeLimit" not in " ".join(slurm.calls("squeue")[0].argv)
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ from dl2d_slurm.queue_listing import (
 from dl2d_slurm.settings import SlurmSettings
 from dl2d_slurm.stopping import Stopper
 from dl2d_slurm.submission import options, script
+from dl2d_slurm.waiting_jobs import claims
 
 log = structlog.get_logger(__name__)
 
@@ -155,9 +156,10 @@ class SlurmManager:
         # Each task of an array that waits is a job of its own.
         arrays = ("--array",) if rules else ()
         answer = self._ask("squeue", "--noheader", "--all", "--states=all", *arrays, format_option(fields, word))
-        jobs = parse_jobs(answer, word, fields=fields, rules=rules)
-        chosen = (f"--partition={self._settings.partition}",) if self._settings.partition else ("--all",)
-        nodes = parse_nodes(self._ask("sinfo", "--noheader", "--Node", *chosen, format_option(NODE_FIELDS, word)), word)
+        jobs = parse_jobs(answer, word, fields=fields, rules=rules, sharing=self._settings.sharing)
+        # Jobs of other partitions may wait for the same nodes.
+        answer = self._ask("sinfo", "--noheader", "--Node", "--all", format_option(NODE_FIELDS, word))
+        nodes = parse_nodes(answer, word, [name for name in self._settings.partition.split(",") if name])
         self._spelling = nodes.spelling
         self._capacities = {node.name: node.capacity for node in nodes.nodes}
         self._anchors, self._partitions = jobs.options, nodes.partitions
@@ -172,7 +174,10 @@ class SlurmManager:
         if ask_accounting and ended_since is not None:
             listed = {(job.handle, job.submitted) for job in jobs.jobs}
             ended, ended_until = self._accounting.ended_jobs(ended_since, now, listed)
-        listing = RmListing(now, with_held(nodes.nodes, jobs), (*jobs.jobs, *ended), ended_until, incomplete)
+        listing = RmListing(
+            now, with_held(nodes.nodes, jobs), (*jobs.jobs, *ended), ended_until, incomplete,
+            claims=claims(jobs.waiting, nodes.partitions),
+        )  # fmt: skip
         self._last = listing if last_submit is self._last_submit else None
         return listing
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -22,12 +22,13 @@ from dl2d_slurm.observed_jobs import WATCH_FIELDS, SlurmStaticJobRule, hosts, li
 from dl2d_slurm.output_fields import count, parse_gres, present, seconds
 from dl2d_slurm.partitions import Partition
 from dl2d_slurm.states import job_state, node_state
+from dl2d_slurm.waiting_jobs import WAITING_FIELDS, SharingRule, WaitingJob, priority, sharing_rule, waiting_job
 
 #: Names are those of ``squeue --Format`` and ``sinfo --Format``; the last one of each is free text, and so are those of
 #: ``_FREE``, which come after all others.
 JOB_FIELDS = (
     *("JobID", "State", "SubmitTime", "exit_code", "UserName", "NodeList", "tres-alloc", "tres-per-node"),
-    *("JobArrayID", "EndTime", "Reason", *ANCHOR_FIELDS, "Comment"),
+    *("JobArrayID", "EndTime", "Reason", *WAITING_FIELDS, *ANCHOR_FIELDS, "Comment"),
 )
 OWNER_FIELDS = (
     *("JobID", "JobArrayID", "State", "SubmitTime", "UserID", "GroupID", "UserName", "Account", "Partition", "QOS"),
@@ -64,6 +65,8 @@ class Jobs:
     unreadable: tuple[str, ...] = ()
     #: Options of each job that has not ended and is no task of dl2d, by the id by which its user knows it.
     options: Mapping[str, AnchorOptions] = field(default_factory=dict)
+    #: Jobs that wait for room, and are no tasks of dl2d.
+    waiting: tuple[WaitingJob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +113,17 @@ def records(text: str, fields: Sequence[str], word: str) -> Iterator[dict[str, s
 
 
 def parse_jobs(
-    text: str, word: str, *, fields: Sequence[str] = JOB_FIELDS, rules: Sequence[SlurmStaticJobRule] = ()
+    text: str,
+    word: str,
+    *,
+    fields: Sequence[str] = JOB_FIELDS,
+    rules: Sequence[SlurmStaticJobRule] = (),
+    sharing: Sequence[SharingRule] = (),
 ) -> Jobs:
     """Read squeue's answer. What cannot be read is left out and reported in ``unreadable``.
 
-    ``rules`` say which jobs of others are watched; then ``fields`` are ``watched_fields()``.
+    ``rules`` say which jobs of others are watched; then ``fields`` are ``watched_fields()``. ``sharing`` says to whom
+    elastic jobs yield.
     """
     jobs: list[RmJob] = []
     ending: list[tuple[str, Resources]] = []
@@ -122,6 +131,7 @@ def parse_jobs(
     strange: list[str] = []
     unreadable: list[str] = []
     options: dict[str, AnchorOptions] = {}
+    waiting: list[WaitingJob] = []
     for record in records(text, fields, word):
         if isinstance(record, str) or not record["JobID"].isascii() or not record["JobID"].isdecimal():
             unreadable.append(f"squeue: cannot read {str(record)[:200]!r}")
@@ -138,10 +148,18 @@ def parse_jobs(
             running.append((job.node, _held(record)))
         if not job.tag and not job.state.ended:
             options[job.array_id or job.handle] = AnchorOptions.of(record)
+        if job.state is RmJobState.RUNNING and not job.tag:
+            yields = sharing_rule(record["Partition"], sharing).yields
+            job = replace(job, priority=priority(record), yields=yields)
         jobs.append(job)
+        if job.state is RmJobState.PENDING and (waits := waiting_job(record, _held(record))) is not None:
+            waiting.append(waits)
+    jobs = list(_without_forged_tags(jobs))
+    ours = {job.handle for job in jobs if job.tag}
     return Jobs(
-        tuple(_without_forged_tags(jobs)), tuple(ending), tuple(running), tuple(strange), tuple(unreadable), options
-    )
+        tuple(jobs), tuple(ending), tuple(running), tuple(strange), tuple(unreadable), options,
+        tuple(each for each in waiting if each.claim.handle not in ours),
+    )  # fmt: skip
 
 
 def parse_job(record: Mapping[str, str], rules: Sequence[SlurmStaticJobRule]) -> tuple[RmJob, tuple[str, ...]]:
@@ -282,8 +300,11 @@ def _mark(record: Mapping[str, str]) -> str:
     return comment if parse_tag(comment) else ""
 
 
-def parse_nodes(text: str, word: str) -> Nodes:
-    """Read sinfo's answer. A node that is in several partitions is listed several times and counts once."""
+def parse_nodes(text: str, word: str, chosen: Collection[str] = ()) -> Nodes:
+    """Read sinfo's answer. A node that is in several partitions is listed several times and counts once.
+
+    ``chosen`` are the partitions whose nodes dl2d sees; all if empty.
+    """
     nodes: dict[str, Node] = {}
     partitions: dict[str, tuple[list[str], str]] = {}
     strange: list[str] = []
@@ -295,7 +316,7 @@ def parse_nodes(text: str, word: str) -> Nodes:
             continue
         name = record["NodeList"]
         partitions.setdefault(record["PartitionName"], ([], record["Time"]))[0].append(name)
-        if name in nodes:
+        if name in nodes or (chosen and record["PartitionName"] not in chosen):
             continue
         found = node_state(record["StateLong"])
         if not found.known:

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, TypeAdapter
 from dl2d.core.errors import ConfigError
 from dl2d.core.input_validation import Items, Number, Record, Text, Whole, bad, read
 from dl2d_slurm.observed_jobs import SlurmStaticJobRule
+from dl2d_slurm.waiting_jobs import SharingRule
 
 _PREFIX = "resource_manager.slurm"
 _PARTITION = r"[A-Za-z0-9_][A-Za-z0-9_.-]*(,[A-Za-z0-9_][A-Za-z0-9_.-]*)*"
@@ -76,6 +77,8 @@ class SlurmSettings(Record):
     default_memory_mib: Annotated[int, Whole(0, 2**40)] = 0
     #: More options for sbatch, such as ``--reservation=ml``.
     sbatch_options: Annotated[tuple[str, ...], Items(1000, least=0), AfterValidator(_options)] = ()
+    #: How elastic jobs of a partition share its nodes with other jobs: the first rule that matches it counts.
+    sharing: Annotated[tuple[SharingRule, ...], Items(1000, least=0)] = ()
     #: Which jobs of users who know nothing of dl2d train, and what: the first rule that takes a job counts.
     watch: Annotated[tuple[SlurmStaticJobRule, ...], Items(10_000, least=0)] = ()
 

@@ -1,0 +1,113 @@
+"""Jobs that wait for room beside dl2d's, as squeue shows them, and the site's rules on giving room up to them."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import ClassVar, Final
+
+from msgspec.structs import replace
+
+from dl2d.core.input_validation import Record
+from dl2d.core.resource_manager import Claim, Yields
+from dl2d.core.resources import Resources
+from dl2d.core.static_job_rule import Words
+from dl2d_slurm.observed_jobs import hosts
+from dl2d_slurm.output_fields import count, present, seconds
+from dl2d_slurm.partitions import Partition
+
+#: What is asked of squeue for it, beside ``ANCHOR_FIELDS``.
+WAITING_FIELDS: Final = (
+    *("PriorityLong", "StartTime", "SchedNodes", "ReqNodes", "NumNodes", "NumTasks"),
+    *("tres-per-task", "tres-per-job", "OverSubscribe"),
+)
+#: Reasons of jobs that would start if there were room. All others (held, dependency, begin time, limits of a QOS or an
+#: association, licences, nodes that are down) remain where there is room, and a job that Slurm has not looked at yet
+#: has no reason.
+WAITS_FOR_ROOM: Final = frozenset({"Resources", "Priority"})
+#: Jobs of which a listing tells, those of the highest priority.
+_MAX_WAITING: Final = 512
+_MAX_NODES: Final = 100_000
+_MAX_PRIORITY: Final = 2**62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharingRule(Record):
+    """How elastic jobs of a partition share its nodes with other jobs."""
+
+    #: Pattern of the partition's name, as in a shell.
+    partition: Words = "*"
+    #: To which waiting jobs elastic jobs give up tasks above their floors.
+    yields: Yields = Yields.HIGHER_PRIORITY
+
+    file_keys: ClassVar[Mapping[str, str]] = {"yields": "yield"}
+    ignored_keys: ClassVar[frozenset[str]] = frozenset()
+
+
+#: The rule of partitions that no rule names.
+DEFAULT_RULE: Final = SharingRule()
+
+
+def sharing_rule(partition: str, rules: Sequence[SharingRule]) -> SharingRule:
+    """The first rule that matches a partition."""
+    return next((rule for rule in rules if fnmatchcase(partition, rule.partition)), DEFAULT_RULE)
+
+
+def priority(record: Mapping[str, str]) -> int:
+    """Priority of a job in a record of squeue; 0 for one that is held."""
+    text = record["PriorityLong"]
+    return min(int(text), _MAX_PRIORITY) if text.isascii() and text.isdecimal() and len(text) < 20 else 0
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingJob:
+    """A job that waits for room, and in which partitions."""
+
+    claim: Claim
+    partitions: tuple[str, ...]
+    #: Whether it asks for features of nodes; of such a job only the nodes are known that Slurm has planned for it.
+    has_features: bool = False
+
+
+def waiting_job(record: Mapping[str, str], demand: Resources) -> WaitingJob | None:
+    """The job of a record of squeue that waits, if it waits for room; ``demand`` is that on all its nodes.
+
+    A job with a reservation waits for the nodes of that, where others run nothing.
+    """
+    number = priority(record)
+    if not number or record["Reason"] not in WAITS_FOR_ROOM or present(record["Reservation"]):
+        return None
+    # The number may be a range, 2-4, where the job takes what there is.
+    nodes = count(record["NumNodes"].partition("-")[0]) or 1
+    claim = Claim(
+        handle=record["JobID"],
+        user=record["UserName"],
+        priority=number,
+        nodes=min(nodes, _MAX_NODES),
+        demand=demand,
+        whole=record["OverSubscribe"] == "NO",
+        required=frozenset(_hosts(record["ReqNodes"])),
+        planned=_hosts(record["SchedNodes"]),
+        expected_start=float(seconds(record["StartTime"])),
+    )
+    return WaitingJob(claim, tuple(record["Partition"].split(",")), bool(present(record["Feature"])))
+
+
+def _hosts(text: str) -> tuple[str, ...]:
+    return hosts(text) if present(text) else ()
+
+
+def claims(waiting: Iterable[WaitingJob], partitions: Mapping[str, Partition]) -> tuple[Claim, ...]:
+    """The claims of the jobs of the highest priority, those on nodes of the partitions that dl2d sees."""
+    nodes: dict[tuple[str, ...], frozenset[str]] = {}
+    found = []
+    for job in heapq.nlargest(_MAX_WAITING, waiting, key=lambda job: job.claim.priority):
+        names = job.partitions
+        if names not in nodes:
+            nodes[names] = frozenset().union(*(partitions[name].nodes for name in names if name in partitions))
+        eligible = nodes[names].intersection(job.claim.planned) if job.has_features else nodes[names]
+        if eligible:
+            found.append(replace(job.claim, eligible=eligible))
+    return tuple(found)

@@ -1,0 +1,138 @@
+"""Which jobs of the queue wait for room, for how much of it, and which elastic jobs yield to them."""
+
+from __future__ import annotations
+
+import pytest
+from slurm_fakes import FakeSlurm, Managers, job_row, node_row
+
+from dl2d.core.errors import ConfigError
+from dl2d.core.resource_manager import Claim, Yields
+from dl2d.core.resources import Resources
+
+TAG = "dl2:fake.7.1795253000:worker-1"
+
+
+def pending(number: int, **more: object) -> dict[str, object]:
+    """A row of squeue: a job that waits for two nodes."""
+    row = {"State": "PENDING", "Reason": "Resources", "NodeList": "", "NumNodes": 2, "NumTasks": 4, "UserName": "bob"}
+    row |= {"tres-alloc": "cpu=4,mem=2G,node=2,billing=4", "PriorityLong": 9000}
+    return job_row(number, **{**row, **more})
+
+
+@pytest.fixture
+def claims_of(slurm: FakeSlurm, manager_on: Managers):
+    """The claims of a listing with some rows of squeue; nodes n1 and n2 in ``gpu``, n2 and n3 in ``cpu``."""
+
+    def claims(*rows: dict[str, object], **settings: object) -> tuple[Claim, ...]:
+        places = [("n1", "gpu"), ("n2", "gpu"), ("n2", "cpu"), ("n3", "cpu")]
+        slurm.answer("sinfo", rows=[node_row(node, PartitionName=partition) for node, partition in places])
+        slurm.answer("squeue", rows=list(rows))
+        return manager_on(**settings).listing().claims
+
+    return claims
+
+
+def test_a_job_that_waits_for_room_is_a_claim_with_all_that_squeue_tells(claims_of) -> None:
+    row = pending(
+        812,
+        **{"tres-per-node": "gres:gpu:2", "OverSubscribe": "NO", "ReqNodes": "n2", "SchedNodes": "n[1-2]"},
+        StartTime=1795254000,
+    )
+    assert claims_of(row) == (
+        Claim(
+            handle="812",
+            user="bob",
+            priority=9000,
+            nodes=2,
+            demand=Resources.of(cpu=4, memory=2048, gpu=4),
+            whole=True,
+            eligible=frozenset({"n1", "n2"}),
+            required=frozenset({"n2"}),
+            planned=("n1", "n2"),
+            expected_start=1795254000.0,
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "gpus"),
+    [
+        ({"tres-per-job": "gres:gpu:4"}, 4),
+        ({"tres-per-task": "gres/gpu:1"}, 4),
+        ({"tres-per-node": "gres/gpu:a100:2"}, 4),
+        ({"tres-alloc": "cpu=4,mem=2G,node=2,gres/gpu=3"}, 3),
+    ],
+)
+def test_gpus_are_counted_however_they_are_asked_for(claims_of, changes: dict[str, object], gpus: int) -> None:
+    (claim,) = claims_of(pending(1, **changes))
+    assert claim.demand.get("gpu") == gpus
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"Reason": "JobHeldUser", "PriorityLong": 0},
+        {"Reason": "None"},
+        {"Reason": "Dependency"},
+        {"Reason": "BeginTime"},
+        {"Reason": "Licenses"},
+        {"Reason": "QOSMaxJobsPerUserLimit"},
+        {"Reason": "AssocGrpCpuLimit"},
+        {"Reason": "ReqNodeNotAvail, UnavailableNodes:n1"},
+        {"Reason": "PartitionDown"},
+        {"Reservation": "maintenance"},
+        {"PriorityLong": "what"},
+        {"Partition": "other"},
+        {"Feature": "intel|amd"},
+        {"State": "RUNNING", "NodeList": "n1"},
+        {"State": "COMPLETED", "NodeList": "n1"},
+        {"Comment": TAG, "UserName": "alice"},
+    ],
+    ids=str,
+)
+def test_jobs_that_wait_for_anything_else_and_dl2ds_own_tasks_are_none(claims_of, changes: dict[str, object]) -> None:
+    anchor = job_row(7, Comment="(null)")
+    assert claims_of(anchor, pending(8, **changes)) == ()
+
+
+def test_a_job_that_claims_to_be_a_task_of_another_user_is_one(claims_of) -> None:
+    assert [claim.handle for claim in claims_of(job_row(7), pending(8, Comment=TAG))] == ["8"]
+
+
+def test_nodes_of_all_its_partitions_or_those_planned_where_features_are_asked_for(claims_of) -> None:
+    both, planned = claims_of(
+        pending(1, Partition="cpu,gpu", PriorityLong=2), pending(2, Feature="a100", SchedNodes="n[2-3]")
+    )[::-1]
+    assert both.eligible == {"n1", "n2", "n3"}
+    assert planned.eligible == {"n2"}
+
+
+def test_jobs_of_other_partitions_wait_for_shared_nodes_too(claims_of) -> None:
+    (claim,) = claims_of(pending(1, Partition="cpu"), partition="gpu")
+    assert claim.eligible == {"n2", "n3"}
+
+
+def test_of_a_long_queue_the_jobs_of_the_highest_priority_are_told(claims_of) -> None:
+    found = claims_of(*(pending(number, PriorityLong=number) for number in range(1, 2001)))
+    assert (found[0].priority, found[-1].priority, len(found)) == (2000, 1489, 512)
+
+
+def test_the_first_rule_for_a_partition_says_to_whom_its_jobs_yield(slurm: FakeSlurm, manager_on: Managers) -> None:
+    slurm.answer("squeue", rows=[job_row(1), job_row(2, Partition="debug"), job_row(3, Partition="debug", Comment=TAG)])
+    rules = [{"partition": "deb*", "yield": "always"}, {"yield": "never"}, {"partition": "gpu", "yield": "always"}]
+    for sharing, expected in (([], [Yields.HIGHER_PRIORITY] * 2), (rules, [Yields.NEVER, Yields.ALWAYS])):
+        jobs = manager_on(sharing=sharing).listing().jobs
+        assert [(job.priority, job.yields) for job in jobs[:2]] == [(4000, each) for each in expected]
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        ({"yield": "sometimes"}, r"sharing\[0\].yield: expected one of always, higher-priority, never"),
+        ({"yields": "always"}, r"sharing\[0\].yields: unknown key"),
+        ("gpu", r"sharing\[0\]: expected an object"),
+    ],
+)
+def test_a_bad_rule_is_named(manager_on: Managers, rule: object, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        manager_on(sharing=[rule])
