@@ -163,3 +163,37 @@ def test_an_orphan_of_a_dead_anchor_is_reaped(cluster: SlurmCluster, alice: User
     daemon.start()
     daemon.wait_for_end(job)
     cluster.wait_until(lambda: sorted(cluster.running()) == sorted(others), "only what is not dl2d's is left")
+
+
+def test_an_elastic_job_makes_room_for_a_rigid_one_of_higher_priority_and_grows_again(
+    cluster: SlurmCluster, alice: User, daemon: DaemonProcess, gate: Path
+) -> None:
+    (alice.home / "train.py").write_text(WORKER.read_text())
+    options = ("--optimizer", "momentum", "--step-seconds", "0.01")
+    lines = "#DL2 max_workers=12 max_ps=3"
+    job = registered(daemon, cluster.submit_as(alice, script(daemon, *options, directives=lines, gate=gate)))
+    daemon.wait_until(lambda: daemon.confirmed(job) == (12, 3), "it has all nodes", timeout=120)
+    assert {task.node for task in daemon.tasks(job, live=True)} == set(cluster.nodes)
+
+    bob = cluster.add_user("bob")
+    rigid = cluster.submit_as(bob, "#!/bin/sh\nsleep 600\n", "--exclusive", "--nodes=2")
+    daemon.wait_until(lambda: cluster.job_state(rigid) == "PENDING", "it waits")
+    slot = daemon.store.last_slot_number()
+    daemon.wait_until(lambda: daemon.store.last_slot_number() > slot + 1, "it was decided again")
+    assert daemon.confirmed(job) == (12, 3)  # its priority is lower
+
+    cluster.run("scontrol", "update", f"jobid={rigid}", "priority=4294960000")
+    cluster.wait_until(lambda: cluster.job_state(rigid) == "RUNNING", "the rigid job starts", timeout=120)
+    assert daemon.job(job).state is JobState.RUNNING
+    left = daemon.tasks(job, live=True)
+    guarded = [reason.text for each in daemon.store.decisions(job) for reason in each.decided.guarded]
+    assert any(f"job {rigid} of {bob.name} (priority 4294960000) waits for 2 nodes: " in text for text in guarded)
+    assert len({task.node for task in left if task.state.wanted}) == 2
+    ended = [task for task in daemon.tasks(job, live=False) if task.state.ended]
+    assert {task.state for task in ended} == {TaskState.RELEASED}  # they drained
+
+    cluster.run("scancel", rigid)
+    daemon.wait_until(lambda: daemon.confirmed(job) == (12, 3), "it has grown again", timeout=120)
+    gate.unlink()
+    daemon.wait_for_end(job, timeout=240)
+    assert daemon.job(job).digest == static_digest()
