@@ -13,10 +13,12 @@ import torch
 from pslite_jobs import PATIENT, KillAt
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 from pslite.errors import SpecError, UsageError
 from pslite.job.sample_order import permutation
+from pslite.numeric.gradient_sums import GradientSums
 from pslite.testing import Resize, run_local
 from pslite.torch import LAMB, SGD, Adam, Constant, Cosine, ElasticJob, Group, Milestones, Polynomial, StepDecay
 
@@ -338,3 +340,61 @@ def test_a_loss_that_is_no_number_ends_the_first_step_and_is_told_once_later():
     with pytest.warns(RuntimeWarning, match="the loss of step 2 is nan") as told:
         assert train(2) == 4
     assert len(told) == 1
+
+
+class Shared(nn.Module):
+    """A layer that is used three times; the reentrant checkpoints accumulate its gradients one by one."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(50, 5, sparse=True)
+        self.layer = nn.Linear(5, 5)
+        self.norm = nn.BatchNorm1d(5)
+        self.out = nn.Linear(5, 1)
+
+    def forward(self, inputs):
+        hidden = self.norm(inputs + self.table((inputs[:, 0].abs() * 9).long()))
+        for _ in range(3):
+            hidden = checkpoint(lambda value: torch.tanh(self.layer(value)), hidden, use_reentrant=True)
+        return self.out(hidden)
+
+
+@pytest.mark.parametrize("staged", [False, True], ids=["cpu", "staged"])
+@pytest.mark.parametrize("own_backward", [False, True])
+@pytest.mark.parametrize("shards", [5, 8])
+def test_shards_added_to_their_neighbours_have_the_bits_of_shards_added_up(monkeypatch, shards, own_backward, staged):
+    def digest():
+        torch.manual_seed(2)
+        model = Shared()
+        job = ElasticJob(
+            model, optimizer=Adam(lr=0.01), dataset=data(48), batch_size=16, epochs=3, mode="exact", shards=shards
+        )
+        for inputs, targets in job:
+            loss = functional.mse_loss(model(inputs), targets)
+            if own_backward:
+                loss.backward()
+                job.step(loss)
+            else:
+                job.backward(loss)
+        return job.digest
+
+    if staged:
+        monkeypatch.setattr("pslite.torch.parameters.ParameterLayout._staged", property(lambda _: True))
+    added = digest()
+    # every shard by itself, as if each were another worker's
+    monkeypatch.setattr(GradientSums, "take_for", lambda sums, leaf: (sums.take(), False))
+    assert digest() == added
+
+
+def test_random_numbers_in_the_loop_depend_on_seed_version_and_shard_alone():
+    drawn = []
+    for _ in range(2):
+        model = network()
+        job = ElasticJob(model, optimizer=SGD(lr=0.0), dataset=data(), batch_size=16, epochs=1, mode="exact", shards=2)
+        drawn.append([])
+        for inputs, targets in job:
+            drawn[-1].append(torch.rand(1).item())
+            job.backward(functional.mse_loss(model(inputs), targets))
+        torch.rand(3)
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn[0])) == 8

@@ -45,19 +45,27 @@ def cover(low: int, high: int, leaves: int) -> tuple[int, ...]:
 
 
 def held(nodes: Collection[int], leaves: int) -> int:
-    """Return how many values there are at most while those of `nodes` are made, leaf by leaf."""
+    """Return how many values there are at most while those of `nodes` are made, leaf by leaf.
+
+    A leaf has no value of its own where it can be added to its sibling's (`TreeSum.take_sibling`).
+    """
     values = most = 0
 
-    def combine(left: None, right: None) -> None:  # noqa: ARG001 - the tree's, here only counted
+    def combine(left: bool, right: bool) -> bool:  # noqa: FBT001 - the tree's values, here only counted
         nonlocal values
         values -= 1
+        return left and right
 
-    tree: TreeSum[None] = TreeSum(leaves, frozenset(nodes))
+    tree: TreeSum[bool] = TreeSum(leaves, frozenset(nodes))
     for node in nodes:
         for leaf in range(*span(node, leaves)):
+            place = width(leaves) + leaf
+            if tree.take_sibling(place):
+                tree.add(place >> 1, True, combine)
+                continue
             values += 1
             most = max(most, values)
-            tree.add(width(leaves) + leaf, None, combine)
+            tree.add(place, True, combine)
     return most
 
 
@@ -89,3 +97,10 @@ class TreeSum(Generic[T]):
                 value = combine(value, other) if node < sibling else combine(other, value)
             node >>= 1
         return node, value
+
+    def take_sibling(self, node: int) -> T | None:
+        """Take out the value of the left sibling of `node`, if it is there and `node` is no top node.
+
+        The caller adds the value of `node` to it, and gives the sum to `add` as the value of their parent.
+        """
+        return self._present.pop(node ^ 1, None) if node & 1 and node not in self._tops else None

@@ -100,7 +100,7 @@ class ElasticJob(LoopJob):
             )
         weight = self._samples / loss.size
         loss.backward(mx.nd.full(loss.shape, weight, ctx=loss.context, dtype=loss.dtype))
-        self._layout.collect_gradients(bundle)
+        self._layout.collect_gradients(bundle, add=self._add)
         self._record(float(np.mean(reading(loss))))
 
     def _seed(self, value: int) -> None:
@@ -166,22 +166,31 @@ class _Layout:
         for parameter, flat in self._buffered(weights):
             write(parameter.list_data()[0], flat.astype(parameter.dtype))
 
-    def collect_gradients(self, bundle: Bundle) -> None:
-        """Copy the gradients to where they are sent from."""
+    def collect_gradients(self, bundle: Bundle, *, add: bool) -> None:
+        """Copy the gradients to where they are sent from, or with `add` add them to what is there."""
         for index, (parameters, array) in enumerate(zip(self._parameters, bundle.arrays, strict=False)):
             if index in bundle.rows:
-                bundle.rows[index] = rows_of(parameters[0].list_grad())
+                rows = rows_of(parameters[0].list_grad())
+                bundle.rows[index] = bundle.rows[index].plus(rows) if add else rows
                 continue
             for parameter, flat in _pieces(parameters, array):
-                np.copyto(flat, reading(parameter.list_grad()[0]))
+                gradient = reading(parameter.list_grad()[0])
+                if add:
+                    np.add(flat, gradient, out=flat)
+                else:
+                    np.copyto(flat, gradient)
 
-    def collect_buffers(self, weights: Bundle, bundle: Bundle, samples: int) -> None:
+    def collect_buffers(self, weights: Bundle, bundle: Bundle, samples: int, *, add: bool) -> None:
         """Put the change of the buffers, times the number of samples that made it, where the gradients go."""
         for (parameter, change), (_, before) in zip(self._buffered(bundle), self._buffered(weights), strict=True):
             now = reading(parameter.list_data()[0])
             # what the forward pass started from is the value rounded to the buffer's own type
-            np.subtract(now, before.astype(now.dtype), out=change, dtype=np.float64)
-            np.multiply(change, samples, out=change)
+            moved = np.subtract(now, before.astype(now.dtype), dtype=np.float64)
+            np.multiply(moved, samples, out=moved)
+            if add:
+                np.add(change, moved, out=change)
+            else:
+                np.copyto(change, moved)
 
     def _trained(self, bundle: Bundle) -> Iterator[tuple[Any, Array]]:
         for parameters, array in zip(self._parameters, bundle.arrays, strict=False):

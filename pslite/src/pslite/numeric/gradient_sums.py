@@ -161,6 +161,8 @@ class GradientSums:
         self._leaves = 1
         self._encoding = encoding_of(spec)
         self._done: list[Contribution] = []
+        #: the leaf whose gradients are being added to those of its sibling; -1 for none
+        self._joined = -1
         #: of earlier parts of the same step; servers may look at them, and they may have to be pushed again
         self._kept: list[Contribution] = []
 
@@ -184,11 +186,26 @@ class GradientSums:
             bundle.clear()
         return bundle
 
+    def take_for(self, leaf: int) -> tuple[Bundle, bool]:
+        """Return the bundle into which the gradients of a leaf go, and whether it has its sibling's already.
+
+        To add them there gives the same bits as to add two bundles, without clearing and reading one more.  Gradients
+        that travel in 16 bits are rounded before they are added, so they have a bundle of their own.
+        """
+        sibling = None if self._encoding is not None else self._tree.take_sibling(width(self._leaves) + leaf)
+        if sibling is None:
+            return self.take(), False
+        self._joined = leaf
+        return sibling, True
+
     def add(self, leaf: int, bundle: Bundle) -> None:
         """Add the gradients of one leaf (a shard, or in fast mode the worker)."""
         if self._encoding is not None:
             bundle.round(self._spec, self._encoding)
-        done = self._tree.add(width(self._leaves) + leaf, bundle, self._combine)
+        node = width(self._leaves) + leaf
+        if leaf == self._joined:
+            self._joined, node = -1, node >> 1
+        done = self._tree.add(node, bundle, self._combine)
         if done is not None:
             self._done.append(Contribution(*done))
 

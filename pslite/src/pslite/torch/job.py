@@ -11,6 +11,7 @@ from torch.utils.data import default_collate
 from pslite.errors import UsageError
 from pslite.job.job_spec import Descent
 from pslite.numeric.gradient_sums import Bundle
+from pslite.torch.freed_memory import keep_freed_memory
 from pslite.torch.parameters import Group, ParameterLayout
 from pslite.worker.training_loop import Indices, LoopJob, LoopSettings
 
@@ -71,7 +72,9 @@ class ElasticJob(LoopJob):
             architecture=architecture,
             **settings,
         )
-        threads = threads or (1 if self.spec.mode == "exact" else None)
+        if self.spec.mode == "exact":
+            threads = threads or 1
+            keep_freed_memory()
         if threads:
             torch.set_num_threads(threads)
 
@@ -85,9 +88,9 @@ class ElasticJob(LoopJob):
 
         """
         bundle = self._checked(loss)
-        self._layout.point_gradients(bundle)
+        self._layout.point_gradients(bundle, add=self._add)
         (loss * self._samples).backward()  # type: ignore[no-untyped-call]
-        self._layout.collect_gradients(bundle)
+        self._layout.collect_gradients(bundle, add=self._add)
         self._record(float(loss.detach()))
 
     def step(self, loss: torch.Tensor) -> None:
@@ -104,7 +107,7 @@ class ElasticJob(LoopJob):
 
         """
         bundle = self._checked(loss)
-        if not self._layout.take_gradients(bundle, self._samples):
+        if not self._layout.take_gradients(bundle, self._samples, add=self._add):
             raise UsageError("job.step(loss) found no gradients: call loss.backward() before it")
         self._record(float(loss.detach()))
 
@@ -115,7 +118,11 @@ class ElasticJob(LoopJob):
         return bundle
 
     def _seed(self, value: int) -> None:
-        torch.manual_seed(value)
+        # torch.manual_seed formats stack traces where there is no accelerator, which takes 0.1 ms or more
+        if torch.accelerator.is_available():
+            torch.manual_seed(value)
+        else:
+            torch.default_generator.manual_seed(value)
 
     def _fetch(self, indices: Indices) -> Any:
         if isinstance(self._dataset, torch.utils.data.TensorDataset):

@@ -157,7 +157,7 @@ class ParameterLayout:
                 else:
                     buffer.copy_(view if buffer.dtype.is_floating_point else view.round())
 
-    def collect_buffers(self, weights: Bundle, bundle: Bundle, samples: int) -> None:
+    def collect_buffers(self, weights: Bundle, bundle: Bundle, samples: int, *, add: bool) -> None:
         """Put the change of the buffers, times the number of samples that made it, where the gradients go."""
         if not self._buffers:
             return
@@ -173,30 +173,40 @@ class ParameterLayout:
                 start = old.round()
             now = buffer.detach().double().cpu()
             # an unchanged infinity (a mask, say) has not changed; inf - inf would not say so
-            change.copy_(torch.where(now == start, 0.0, now - start).mul_(samples))
+            moved = torch.where(now == start, 0.0, now - start).mul_(samples)
+            if add:
+                change.add_(moved)
+            else:
+                change.copy_(moved)
 
     def _buffer_views(self, flat: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
         # looked up by name each time: modules may put a new tensor in a buffer's place
         buffers = [self._model.get_buffer(name) for name in self._buffers]
         return list(zip(_views(flat, buffers), buffers, strict=True))
 
-    def point_gradients(self, bundle: Bundle) -> None:
-        """Let backward accumulate into the bundle."""
-        views = self._gradients.get(0 if self._staged else id(bundle))
-        if views is None:
-            flats = self._staging if self._staged else [torch.from_numpy(array) for array in bundle.arrays]
-            views = [_views(flat, parameters) for flat, parameters in zip(flats, self._parameters, strict=False)]
-            self._gradients[0 if self._staged else id(bundle)] = views
+    def point_gradients(self, bundle: Bundle, *, add: bool) -> None:
+        """Let backward write into the bundle; where its gradients are added to others, into tensors of their own."""
         for flat in self._staging:
             flat.zero_()
-        for index, (parameters, grads) in enumerate(zip(self._parameters, views, strict=True)):
+        for segment, parameters, grads in zip(self.segments, self._parameters, self._places(bundle), strict=False):
+            alone = segment.sparse or (add and not self._staged)
             for parameter, grad in zip(parameters, grads, strict=True):
-                parameter.grad = None if self.segments[index].sparse else grad
+                parameter.grad = None if alone else grad
 
-    def take_gradients(self, bundle: Bundle, samples: int) -> bool:
+    def _places(self, bundle: Bundle) -> list[list[torch.Tensor]]:
+        """Return the parameters' views of the arrays into which backward writes: the bundle's, or the device's."""
+        key = 0 if self._staged else id(bundle)
+        if key not in self._gradients:
+            flats = self._staging if self._staged else [torch.from_numpy(array) for array in bundle.arrays]
+            self._gradients[key] = [
+                _views(flat, parameters) for flat, parameters in zip(flats, self._parameters, strict=False)
+            ]
+        return self._gradients[key]
+
+    def take_gradients(self, bundle: Bundle, samples: int, *, add: bool) -> bool:
         """Bring mean gradients that the parameters have into the bundle, as sums; returns whether there are any."""
         found = [[parameter.grad for parameter in parameters] for parameters in self._parameters]
-        self.point_gradients(bundle)
+        self.point_gradients(bundle, add=add)
         for parameters, gradients in zip(self._parameters, found, strict=True):
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 if gradient is None:
@@ -205,22 +215,33 @@ class ParameterLayout:
                     parameter.grad = gradient * samples
                 else:
                     parameter.grad.copy_(gradient).mul_(samples)
-        self.collect_gradients(bundle)
+        self.collect_gradients(bundle, add=add)
         for parameters in self._parameters:
             for parameter in parameters:
                 parameter.grad = None
         return any(gradient is not None for gradients in found for gradient in gradients)
 
-    def collect_gradients(self, bundle: Bundle) -> None:
-        """Take rows of tables, and copy gradients from another device, if that is where they are."""
-        for index, (flat, array) in enumerate(zip(self._staging, bundle.arrays, strict=False)):
-            if not self.segments[index].sparse:
-                torch.from_numpy(array).copy_(flat)
-        for index in bundle.rows:
+    def collect_gradients(self, bundle: Bundle, *, add: bool) -> None:
+        """Bring into the bundle what backward has not written there: rows of tables, and all that is added."""
+        for segment, flat, array in zip(self.segments, self._staging, bundle.arrays, strict=False):
+            if not segment.sparse:
+                host = torch.from_numpy(array)
+                if add:
+                    host.add_(flat.cpu())
+                else:
+                    host.copy_(flat)
+        if add and not self._staged:
+            for segment, parameters, places in zip(self.segments, self._parameters, self._places(bundle), strict=False):
+                for parameter, place in zip(parameters, places, strict=True):
+                    if not segment.sparse and parameter.grad is not None:
+                        place.add_(parameter.grad)
+                        parameter.grad = None
+        for index, before in bundle.rows.items():
             (parameter,) = self._parameters[index]
             if parameter.grad is not None:
                 numbers, values = _touched(parameter.grad)
-                bundle.rows[index] = Rows.of(numbers.cpu().numpy(), values.cpu().numpy().reshape(numbers.numel(), -1))
+                rows = Rows.of(numbers.cpu().numpy(), values.cpu().numpy().reshape(numbers.numel(), -1))
+                bundle.rows[index] = before.plus(rows) if add else rows
             parameter.grad = None
 
 

@@ -46,8 +46,11 @@ class Layout(Protocol):
     def load_buffers(self, weights: Bundle) -> None:
         """Set the model's buffers to the version's values."""
 
-    def collect_buffers(self, weights: Bundle, bundle: Bundle, samples: int) -> None:
-        """Put the change of the buffers, times the number of samples that made it, where the gradients go."""
+    def collect_buffers(self, weights: Bundle, bundle: Bundle, samples: int, *, add: bool) -> None:
+        """Put the change of the buffers, times the number of samples that made it, where the gradients go.
+
+        With `add` it is added to what is there.
+        """
 
 
 class LoopSettings(TypedDict, total=False):
@@ -93,7 +96,8 @@ class LoopJob(ABC):
     staleness
         in async mode: by how many versions a worker may be ahead of the slowest.
     shards
-        logical parts of a batch, the most workers that can be used; 16 unless given.
+        logical parts of a batch: the most workers that can be used, and the passes of a step in exact mode. Part of the
+        run: another number gives other bits. 16 unless given, or the samples of a batch if they are fewer.
     clip_norm
         largest norm of the gradient over all parameters; 0 for any.
     clip_value
@@ -163,6 +167,8 @@ class LoopJob(ABC):
         self._sums = GradientSums(self.spec, self._session.supply)
         #: where the gradients of the batch just given go; None once they are there
         self._bundle: Bundle | None = None
+        #: whether that has the gradients of another shard already, to which they are added
+        self._add = False
         self._samples = 0
         self._loss = 0.0
         self._started = False
@@ -301,8 +307,10 @@ class LoopJob(ABC):
         self._loss, samples = 0.0, 0
         for leaf, low, high in share.parts(nodes):
             start, stop = sample_slice(low, high, spec.shards, count)
-            bundle = self._sums.take()
-            if stop > start:
+            if stop == start:
+                self._sums.add(leaf, self._sums.take())
+            else:
+                bundle, self._add = self._sums.take_for(leaf)
                 samples += stop - start
                 self._seed_all(stream(spec.seed, version, leaf))
                 self._values.load_buffers(session.weights)
@@ -311,8 +319,8 @@ class LoopJob(ABC):
                 yield batch_part
                 if self._waits_for_backward():
                     raise UsageError("the loop's body did not call job.backward(loss) for a batch")
-                self._values.collect_buffers(session.weights, bundle, stop - start)
-            self._sums.add(leaf, bundle)
+                self._values.collect_buffers(session.weights, bundle, stop - start, add=self._add)
+                self._sums.add(leaf, bundle)
         return samples
 
     def _seed_all(self, value: int) -> None:
