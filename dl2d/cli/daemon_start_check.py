@@ -44,7 +44,7 @@ def folder_problem(folder: Path) -> str:
 
 
 def certificate_problem(settings: Settings) -> str:
-    """Why the job API cannot be served with its certificate and key, or jobs refuse it; empty for nothing."""
+    """Why the job API cannot be served with its certificate and key, or why jobs refuse it; empty if neither."""
     api = settings.api
     if api.certificate is None or api.certificate_key is None:
         return ""

@@ -204,17 +204,22 @@ def _because(decided: JobDecision, proposed: JobDecision | None, measure: str) -
 
     Where the guard changed the proposed allocation, the constraints are its reasons.
     """
-    made = proposed or decided
-    if made.allocation == decided.allocation:
+    proposal = proposed or decided
+    if proposal.allocation == decided.allocation:
         lines, chosen, guarded = _reason_text("constraint", decided.reason), "chosen", decided.guarded
     else:
-        lines = [line for reason in decided.guarded[len(made.guarded) :] for line in _reason_text("constraint", reason)]
-        lines.append(f"  proposed     {made.allocation} by the policy, which the guard changed to {decided.allocation}")
-        lines += _reason_text("", made.reason)
-        chosen, guarded = "proposed", made.guarded
+        lines = [
+            line for reason in decided.guarded[len(proposal.guarded) :] for line in _reason_text("constraint", reason)
+        ]
+        lines.append(
+            f"  proposed     {proposal.allocation} by the policy, which the guard changed to {decided.allocation}"
+        )
+        lines += _reason_text("", proposal.reason)
+        chosen, guarded = "proposed", proposal.guarded
     if decided.alternatives:
         options = [
-            f"{option.allocation} {option.score:.4g}" + (f" ({chosen})" if option.allocation == made.allocation else "")
+            f"{option.allocation} {option.score:.4g}"
+            + (f" ({chosen})" if option.allocation == proposal.allocation else "")
             for option in decided.alternatives
         ]
         lines.append(f"  alternatives by {measure or 'score'}: {', '.join(options)}")

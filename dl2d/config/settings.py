@@ -285,7 +285,7 @@ class Settings(BaseSettings):
     @field_validator("state_dir")
     @classmethod
     def _is_absolute(cls, value: Path) -> Path:
-        """Commands find the daemon's folder from wherever they are given."""
+        """Refuse a relative path, which would be another folder for each working folder."""
         if not value.is_absolute():
             msg = "must be an absolute path such as /var/lib/dl2d"
             raise ValueError(msg)

@@ -49,12 +49,12 @@ def load_credentials(path: Path, *, create: bool) -> Credentials:
 
 
 def exposed_folder(folder: Path) -> str:
-    """Why the key in a folder is not safe there, as everybody could put another one in its place; empty if it is."""
+    """Why every user could replace the key in this folder by another one; empty if they cannot."""
     mode = folder.stat().st_mode
     if not mode & stat.S_IWOTH:
         return ""
     return (
-        f"{folder} may be written by everybody (mode {stat.S_IMODE(mode):04o}), who could exchange the daemon's key "
+        f"{folder} may be written by everybody (mode {stat.S_IMODE(mode):04o}), who could replace the daemon's key "
         "and database; run chmod o-w"
     )
 

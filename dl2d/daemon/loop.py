@@ -241,7 +241,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             scheduler.add_job(self.tick, "interval", seconds=self._settings.schedule.poll_seconds, id=_TICK)
             self._schedule_learning(scheduler, self._settings)
             pruning = (self._store, self._settings.store.keep, self._clock, self._stop)
-            # The first time now: a daemon that never runs for so long prunes, too.
+            # First at the start, for a daemon that is always restarted before the interval is over.
             now, every = datetime.now(tz=UTC), IntervalTrigger(seconds=PRUNE_SECONDS)
             scheduler.add_job(prune, every, args=pruning, id=_PRUNE, executor=_PRUNE, next_run_time=now)
             scheduler.start()

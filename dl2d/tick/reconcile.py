@@ -185,20 +185,20 @@ def _with_outputs(context: Context, jobs: Iterable[Job], changes: Changes) -> Ch
         return changes
     known = {job.key: job for job in jobs}
 
-    def said(reason: str, key: JobKey, name: str) -> str:
+    def add_output(reason: str, key: JobKey, name: str) -> str:
         place = context.output.format(cwd=known[key].launch.cwd, id=key.id, slug=key.slug, name=name)
         return f"{reason}; its output: {place}"
 
     return replace(
         changes,
         jobs=tuple(
-            (key, replace(change, end_reason=said(change.end_reason or "", key, ANCHOR)))
+            (key, replace(change, end_reason=add_output(change.end_reason or "", key, ANCHOR)))
             if change.cause is FailureCause.FAILED and context.starts_anchors and key in known
             else (key, change)
             for key, change in changes.jobs
         ),
         tasks=tuple(
-            structs.replace(change, note=said(change.note or "", change.job, change.task))
+            structs.replace(change, note=add_output(change.note or "", change.job, change.task))
             if change.cause is FailureCause.FAILED and change.job in known
             else change
             for change in changes.tasks

@@ -17,7 +17,7 @@ from pslite.job.printable_text import printable
 MAX_MEMBERS = 20_000
 MAX_TEXT = 4096
 MAX_GPUS = 256
-#: Each is a row in the store. A coordinator reports the last 200.
+#: Plans in a report; each becomes a row in the store. A coordinator reports its last 200.
 MAX_PLANS = 1000
 
 # No control characters: these words go into environments, the database and the log.

@@ -1,4 +1,4 @@
-"""What a job's user gave to sbatch for the anchor and holds for its task jobs too, as squeue shows it."""
+"""Options that a user gave to sbatch for an anchor and that its task jobs get too, as squeue shows them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import msgspec
 from dl2d.core.errors import Rejected
 from dl2d_slurm.output_fields import present, seconds
 
-#: What is asked of squeue for it, beside ``EndTime``; the last ones are free text.
+#: Fields of squeue with these options, beside ``EndTime``; the last two are free text.
 ANCHOR_FIELDS: Final = ("Partition", "Nice", "Reservation", "Feature", "WCKey")
-#: What else is asked of squeue when a job registers.
+#: Fields of squeue with refused options, which are asked for when a job registers.
 REFUSED_FIELDS: Final = ("Container", "MCSLabel")
 #: Options with which a job cannot register, since its tasks would run without them, and why.
 _REFUSED: Final = {
     "exclusive": "tasks of elastic jobs share their nodes",
     "container": "tasks would run outside of it; start the container in the command of dl2-run",
-    "mcs-label": "it is not given on to tasks",
+    "mcs-label": "it is not passed on to tasks",
     "clusters": "tasks run in the cluster of the daemon",
     "hetjob": "an elastic job has one batch job for its coordinator",
 }
@@ -45,7 +45,7 @@ class AnchorOptions(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, record: Mapping[str, str]) -> AnchorOptions:
-        """Those of a record of squeue."""
+        """The options in a record of squeue."""
         nice = record["Nice"]
         return cls(
             seconds(record["EndTime"]),
@@ -64,7 +64,7 @@ class AnchorOptions(msgspec.Struct, frozen=True, gc=False):
             yield f"--constraint={self.features}"
         if self.exclude:
             yield f"--exclude={self.exclude}"
-        # A negative one, which only an administrator may give, is not the daemon's to give on.
+        # A negative value needs an administrator's rights, and is not passed on.
         if self.nice > 0:
             yield f"--nice={self.nice}"
         if self.wckey:

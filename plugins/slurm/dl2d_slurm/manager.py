@@ -203,11 +203,12 @@ class SlurmManager:
         as_owner = self._uid == 0 or task.owner.uid != self._uid
         if task.job.id in self._anchors:
             self._ask_excluded([task.job.id])
-        held = self._options_of(task.job.id)
+        inherited = self._options_of(task.job.id)
         names = partitions_of(self._settings.partition or task.owner.partition, task.node, self._partitions)
         argv = options(
             task, self._settings, self._spelling,
-            as_owner=as_owner, partition=",".join(names), time_limit=self._time_limit(held, names), anchor=held,
+            as_owner=as_owner, partition=",".join(names),
+            time_limit=self._time_limit(inherited, names), anchor=inherited,
         )  # fmt: skip
         text = script(task.launch)
         self._submit_rate.take()
@@ -226,9 +227,9 @@ class SlurmManager:
         return match[1]
 
     def _options_of(self, job: str) -> AnchorOptions:
-        """What the user of a job gave to sbatch, as far as it is known."""
-        held = self._anchors.get(job, NO_OPTIONS)
-        return structs.replace(held, exclude=excluded) if (excluded := self._excluded.get(job)) else held
+        """Options of a job's anchor that its tasks get, as far as they are known."""
+        known = self._anchors.get(job, NO_OPTIONS)
+        return structs.replace(known, exclude=excluded) if (excluded := self._excluded.get(job)) else known
 
     def _ask_excluded(self, jobs: Iterable[str]) -> None:
         """Ask squeue, once for each job, which nodes it excludes. Of one that is gone it stays unknown."""
@@ -238,7 +239,7 @@ class SlurmManager:
                 self._excluded |= dict.fromkeys(new, "") | parse_excluded(answer.stdout)
 
     def _time_limit(self, anchor: AnchorOptions, partitions: Sequence[str]) -> str:
-        """What is left of its anchor's time limit to a task job that is submitted now; empty if that is not known."""
+        """Time limit of a task job that is submitted now: what is left of its anchor's; empty if that is not known."""
         if not anchor.ends:
             return ""
         most = limit_seconds(self._settings.time_limit)

@@ -1,4 +1,4 @@
-"""Partitions: which of them a task job is submitted to, and the time limit that it gets there."""
+"""Partitions: to which of them a task job is submitted, and with which time limit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Partition:
 
 
 def partitions_of(names: str, node: str, partitions: Mapping[str, Partition]) -> Sequence[str]:
-    """Those of the partitions in a list with commas that have a node; all of them if that is not known."""
+    """Those partitions of a comma-separated list that have a node; all of the list if none is known to have it."""
     listed = [name for name in names.split(",") if name]
     having = [name for name in listed if name in partitions and node in partitions[name].nodes]
     return having or listed
@@ -33,8 +33,8 @@ def task_minutes(
     have a smaller limit.
     """
     limits = [partitions[name].max_seconds for name in names if name in partitions]
-    longest = max((math.inf if limit is None else limit for limit in limits), default=math.inf)
-    # Limits have no fractions of a minute, so these are rounded down.
-    least = min(longest, math.inf if most is None else most)
+    partition_limit = max((math.inf if limit is None else limit for limit in limits), default=math.inf)
+    maximum = min(partition_limit, math.inf if most is None else most)
     wanted = math.ceil(max(anchor_ends - now, 0.0) / 60)
-    return max(1, wanted if math.isinf(least) else min(wanted, int(least // 60)))
+    # Slurm takes whole minutes: a maximum is rounded down.
+    return max(1, wanted if math.isinf(maximum) else min(wanted, int(maximum // 60)))

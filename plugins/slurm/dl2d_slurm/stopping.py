@@ -40,8 +40,10 @@ class Leaving:
 
 
 class Stopper:
-    """Ends jobs gracefully. ``timer`` gives seconds on a monotonic clock; it may be a test's, so whoever calls
-    ``cancel_due`` keeps deadlines, too.
+    """Ends jobs gracefully: asks them to end, and cancels those that have not ended at their deadlines.
+
+    ``timer`` gives seconds on a monotonic clock. A thread of this waits for the deadlines; with a timer that the thread
+    cannot wait for, as in tests, ``cancel_due`` has to be called.
     """
 
     def __init__(self, commands: Commands, timer: Callable[[], float]) -> None:
@@ -175,7 +177,8 @@ class Stopper:
 def _judge(answer: Answer) -> None:
     """Raise ``Unavailable`` if Slurm did not answer; log other errors of scancel, but not that a job has ended already.
 
-    So a job that the daemon's account may not end does not prevent that others are ended. Later ticks ask again.
+    They are only logged so that a job which the daemon's account may not end does not prevent others from being ended.
+    Later ticks ask again.
     """
     complaints = [line for line in answer.stderr.splitlines() if line.strip() and not _OVER.search(line)]
     if answer.status == 0 or (not complaints and answer.stderr.strip()):

@@ -168,9 +168,10 @@ class MappedMemory:
             os.close(fd)
 
     def drop_pages(self, offset: int, nbytes: int) -> None:
-        """Have memory that was read, and begins with a page, not count as resident in this process any more.
+        """Unmap pages that were read from this process's resident memory; `offset` is that of a page.
 
-        Resource managers add up the resident memory of a job's processes, each with what they share.
+        Their content stays in the shared memory.  Resource managers would count it once for each process of a job in
+        whose resident memory it is.
         """
         self._memory.madvise(mmap.MADV_DONTNEED, offset, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
 

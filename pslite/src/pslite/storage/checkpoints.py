@@ -86,9 +86,9 @@ def write_blocks(folder: Path, version: int, name: str, states: Mapping[int, Arr
 
 
 def complete(folder: Path, version: int, spec: JobSpec, files: Mapping[str, SavedFile]) -> Path:
-    """Make a version's checkpoint valid, now that all its files are there, and drop those that are older than the kept.
+    """Make a version's checkpoint valid, now that all its files are there, and drop all before it but the newest.
 
-    Those of higher versions stay: they are of an earlier run, and do not count among the kept.
+    `KEPT` remain, with this one.  Those of higher versions are of an earlier run: they stay, and do not count.
 
     Raises
     ------
