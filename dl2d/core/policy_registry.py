@@ -152,8 +152,8 @@ class Registry(Protocol):
         """Change a version's state. Where it goes live, the one that was is retired in the same transaction.
 
         Raises ``RegistryError`` if there is no such version, or if it is live and is to be something else: another one
-        has to go live in its place. Raises ``LiveVersionChanged`` if ``live`` is given and has not the digest of the
-        live version, ``""`` where none is live.
+        has to go live in its place. ``live``: digests, of which one must be that of the live version (``""`` if none
+        is live); raises ``LiveVersionChanged`` otherwise.
         """
         ...
 

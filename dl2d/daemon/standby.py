@@ -52,7 +52,7 @@ def wait_for_lease(
     Raises
     ------
     SchemaOutdated
-        The store has another schema than this code by now: another version of dl2d has to be started in its place.
+        The store was upgraded meanwhile for another version of dl2d, which has to be started instead of this one.
     """
     silent_after = lease_seconds(poll_seconds)
     # systemd's watchdog must hear of this process in time, too.

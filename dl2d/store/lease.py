@@ -121,7 +121,7 @@ class FileLease:
             self._descriptor = None
 
     def check_free(self) -> None:
-        """Take the lock and give it back. No file is made: it would not be the daemon's, whoever asks."""
+        """Take the lock and give it back. Makes no lock file, since this account may not be the daemon's."""
         if self._path.exists():
             self.take("")
             self.release()

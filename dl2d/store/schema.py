@@ -99,7 +99,7 @@ def upgrade(url: str) -> None:
             check_known(found, place)
             if found not in (None, head()):
                 _check_unused(database)
-                # Also for one that stands still, and has lost its lock: it wakes up with code of another schema.
+                # A suspended daemon that has lost its lock must not go on either, with code for the old schema.
                 connection.execute(update(LeaseRow).values(term=LeaseRow.term + 1, holder="dl2d db upgrade"))
             migrate(connection)
     finally:

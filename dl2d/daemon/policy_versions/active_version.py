@@ -149,7 +149,7 @@ class ActiveVersion:
     def promote(self, reason: str) -> None:
         """Make the active version live, if it is a registered one that is not. Raises ``Dl2dError`` if it cannot be.
 
-        That is so, too, if another version than that which it passed over went live meanwhile.
+        It cannot be if the live version is no longer the one in whose place this one decided.
         """
         if self.learns and self._digest:
             state, live = VersionState.LIVE, (self._digest, self._passed_over)

@@ -104,7 +104,7 @@ class CanaryRun:
         assert self.canary is not None
         canary = replace(self.canary, state=state, reason=reason, ended_at=self._clock())
         why = f"canary {canary.number}: {reason}"
-        # First the version, so that one that was withdrawn never stays live for want of the second change.
+        # The version is changed first: if recording the end fails, the canary goes on, and its end is tried again.
         if state is CanaryState.PROMOTED:
             self._active.promote(why)
         elif state is CanaryState.WITHDRAWN:
