@@ -74,10 +74,11 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     Jobs that wait for anything else (held, a dependency, a begin time, a limit, a licence) are no claims.
     """
 
-    #: Id by which users know it.
+    #: Id by which users know it; of a standing claim, the nodes of which some are kept free (``partition gpu``).
     handle: str
+    #: Empty for a standing claim.
     user: str
-    #: The resource manager's priority; the larger number comes first.
+    #: The resource manager's priority; the larger number comes first, and standing claims come last.
     priority: int
     #: Minimum number of nodes, and the demand on all of them together, divided evenly.
     nodes: int
@@ -91,6 +92,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     #: Nodes on which the resource manager plans to start it, and when, seconds since 1970; empty and 0 for unknown.
     planned: tuple[str, ...] = ()
     expected_start: float = 0.0
+    #: Room that the site keeps free for any job: all elastic jobs but those that never yield give it up.
+    standing: bool = False
 
 
 class StaticJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):

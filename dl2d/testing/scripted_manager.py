@@ -71,7 +71,8 @@ class ScriptedManager(MemoryManager):
     def start_claims(self) -> list[str]:
         """Start the waiting jobs of others that have room, those of the highest priority first; returns which."""
         started = []
-        for claim in sorted(self.claims, key=lambda claim: -claim.priority):
+        jobs = [claim for claim in self.claims if not claim.standing]
+        for claim in sorted(jobs, key=lambda claim: -claim.priority):
             nodes = max(claim.nodes, 1)
             share = Resources(tuple((name, amount // nodes) for name, amount in claim.demand.thousandths))
             free = {

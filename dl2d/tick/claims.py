@@ -4,9 +4,10 @@ A rigid job that waits for whole nodes never starts while elastic jobs hold a pa
 elastic jobs give up tasks above their floors to a waiting job of higher priority (``Yields``), on as many nodes as it
 needs. Its room counts as used on these nodes in the snapshot, so that policy, guard and placing all leave it free.
 
-Claims are taken by priority. A claim that cannot be met now, even if all elastic jobs fall to their floors, makes
-nobody shrink, with one exception: where the resource manager plans to start the job within ``lead_seconds``, the
-planned nodes are vacated in time. On nodes that are planned for later, running tasks stay and no new ones start.
+Claims are taken by priority, and nodes that the site keeps free for any job (standing claims) last. A claim that cannot
+be met now, even if all elastic jobs fall to their floors, makes nobody shrink, with one exception: where the resource
+manager plans to start the job within ``lead_seconds``, the planned nodes are vacated in time. On nodes that are planned
+for later, running tasks stay and no new ones start.
 
 A claim whose room has been free for ``PATIENCE_SECONDS`` without its job having started waits for something that the
 resource manager does not tell. It is given up, and tried again after ``RETRY_SECONDS``.
@@ -62,7 +63,9 @@ def claim_nodes(
         return snapshot, ClaimHistory(given_up=given_up)
     rooms = _Rooms(snapshot, listing.jobs, silent)
     free_now = {node.name: node.capacity.minus(node.used) for node in snapshot.nodes}
-    claims = sorted(listing.claims, key=lambda claim: -claim.priority)[:MAX_EXAMINED]
+    standing = [claim for claim in listing.claims if claim.standing]
+    claims = sorted((claim for claim in listing.claims if not claim.standing), key=lambda claim: -claim.priority)
+    claims = [*claims[:MAX_EXAMINED], *standing]
     waiting = rooms.waiting_jobs()
     previous: dict[str, set[str]] = defaultdict(set)
     for handle, node in history.nodes:
@@ -71,8 +74,8 @@ def claim_nodes(
     free_since: dict[str, float] = {}
     hopeless: set[tuple[object, ...]] = set()
     for claim in claims:
-        if len(granted) == MAX_GRANTED:
-            break
+        if len(granted) >= MAX_GRANTED and not claim.standing:
+            continue
         while waiting and rooms.priority(waiting[0]) >= claim.priority:
             rooms.reserve_minimum(waiting.pop(0))
         shape = claim.nodes, claim.demand, claim.whole, claim.eligible, claim.required
@@ -81,7 +84,9 @@ def claim_nodes(
             found = rooms.meet(claim, previous[claim.handle])
             if found is None:
                 hopeless.add(shape)
-            elif all(room.fits_in(free_now[node]) for node, room in zip(found.nodes, found.room, strict=True)):
+            elif not claim.standing and all(
+                room.fits_in(free_now[node]) for node, room in zip(found.nodes, found.room, strict=True)
+            ):
                 free_since[claim.handle] = history.free_since.get(claim.handle, now)
                 if now - free_since[claim.handle] > PATIENCE_SECONDS:
                     rooms.undo_last()
@@ -98,6 +103,10 @@ def claim_nodes(
         return snapshot, ClaimHistory(given_up=given_up)
     claimed = ClaimHistory(nodes_of_claims(granted), history.decided, free_since, given_up)
     return _with_claims(snapshot, granted), claimed
+
+
+def _is_free(claim: ClaimedNodes, free_now: Mapping[str, Resources]) -> bool:
+    return all(room.fits_in(free_now[node]) for node, room in zip(claim.nodes, claim.room, strict=True))
 
 
 def _with_claims(snapshot: Snapshot, claims: Sequence[ClaimedNodes]) -> Snapshot:
@@ -272,9 +281,9 @@ class _Rooms:
         anchor = self._anchors.get(key)
         if anchor is None or key in self._silent:
             return False
-        if anchor.yields is Yields.HIGHER_PRIORITY:
+        if anchor.yields is Yields.HIGHER_PRIORITY and not claim.standing:
             return claim.priority > anchor.priority
-        return anchor.yields is Yields.ALWAYS
+        return anchor.yields is not Yields.NEVER
 
     def _free(self, node: str) -> Resources:
         here = self._here[node]

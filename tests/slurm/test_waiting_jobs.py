@@ -125,11 +125,34 @@ def test_the_first_rule_for_a_partition_says_to_whom_its_jobs_yield(slurm: FakeS
         assert [(job.priority, job.yields) for job in jobs[:2]] == [(4000, each) for each in expected]
 
 
+def test_nodes_are_kept_free_and_elastic_jobs_hold_a_share_of_a_partition(
+    slurm: FakeSlurm, manager_on: Managers
+) -> None:
+    places = [("n1", "gpu"), ("n2", "gpu"), ("n2", "cpu"), ("n3", "cpu")]
+    slurm.answer("sinfo", rows=[node_row(node, PartitionName=partition) for node, partition in places])
+    task = {"Comment": TAG, "tres-alloc": "cpu=3,mem=1000M,node=1"}
+    slurm.answer("squeue", rows=[job_row(7), job_row(8, **task), job_row(9, Partition="cpu"), pending(10)])
+    rules = [{"partition": "gpu", "max_share": 0.5, "min_free": 7}, {"partition": "cpu", "min_free": 1}]
+    listing = manager_on(sharing=rules).listing()
+    kept = [claim for claim in listing.claims if claim.standing]
+    assert [(claim.handle, claim.whole, claim.eligible) for claim in kept] == [
+        ("partition cpu", True, {"n2", "n3"}),
+        *[("partition gpu", True, {"n1", "n2"})] * 2,
+    ]
+    (limit,) = listing.growth_limits
+    assert limit.left == {"cpu": 8 - 3, "memory": 4000 - 1000, "gpu": 2}
+    assert limit.reason == "elastic jobs may hold 50 % of partition gpu"
+    assert "7" in limit.anchors
+    assert "9" not in limit.anchors
+
+
 @pytest.mark.parametrize(
     ("rule", "words"),
     [
         ({"yield": "sometimes"}, r"sharing\[0\].yield: expected one of always, higher-priority, never"),
         ({"yields": "always"}, r"sharing\[0\].yields: unknown key"),
+        ({"max_share": 0}, r"sharing\[0\].max_share: expected a number, more than 0 and at most 1, got 0"),
+        ({"min_free": -1}, r"sharing\[0\].min_free: expected a whole number from 0 to 10000, got -1"),
         ("gpu", r"sharing\[0\]: expected an object"),
     ],
 )

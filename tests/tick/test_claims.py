@@ -293,3 +293,31 @@ def test_with_equal_floors_the_nodes_that_fewest_tasks_leave_are_vacated(world: 
     for task in world.store.tasks(live=True, job=job):
         by_node[task.node] += 1
     assert by_node[claimed.nodes[0]] == min(by_node.values())
+
+
+def test_the_site_keeps_nodes_free_as_far_as_floors_allow(world: World) -> None:
+    kept = Claim(handle="partition gpu", user="", priority=-1, nodes=1, demand=Resources(), whole=True, standing=True)
+    job = world.submit(max_workers=8, max_ps=8)
+    world.manager.claims = [kept]
+    world.settle()
+    assert world.has(job) == (6, 6)
+    world.manager.claims = [kept] * 9
+    for _ in range(5):
+        report = world.tick(300.0)
+        world.settle()
+    assert world.has(job) == (2, 2)
+    assert len({node for each in report.snapshot.claims for node in each.nodes}) == 3
+    assert report.snapshot.claims[0].text.startswith("the site keeps 1 node of partition gpu free: n")
+    # A job that waits takes one of them.
+    world.manager.claims.append(claim(nodes=1))
+    report = world.tick(1.0)
+    assert report.plan.stops == ()
+    assert world.manager.start_claims() == ["812"]
+    world.manager.claims.clear()
+    world.tick(300.0)
+    world.settle()
+    assert world.has(job) == (6, 6)
+    world.manager.yields = Yields.NEVER
+    world.manager.claims = [kept] * 4
+    world.tick(1.0)
+    assert world.tick(1.0).plan.stops == ()

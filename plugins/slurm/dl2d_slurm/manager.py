@@ -35,7 +35,7 @@ from dl2d_slurm.queue_listing import (
 from dl2d_slurm.settings import SlurmSettings
 from dl2d_slurm.stopping import Stopper
 from dl2d_slurm.submission import options, script
-from dl2d_slurm.waiting_jobs import claims
+from dl2d_slurm.waiting_jobs import claims, share_limits, standing_claims
 
 log = structlog.get_logger(__name__)
 
@@ -156,7 +156,8 @@ class SlurmManager:
         # Each task of an array that waits is a job of its own.
         arrays = ("--array",) if rules else ()
         answer = self._ask("squeue", "--noheader", "--all", "--states=all", *arrays, format_option(fields, word))
-        jobs = parse_jobs(answer, word, fields=fields, rules=rules, sharing=self._settings.sharing)
+        sharing = self._settings.sharing
+        jobs = parse_jobs(answer, word, fields=fields, rules=rules, sharing=sharing)
         # Jobs of other partitions may wait for the same nodes.
         answer = self._ask("sinfo", "--noheader", "--Node", "--all", format_option(NODE_FIELDS, word))
         nodes = parse_nodes(answer, word, [name for name in self._settings.partition.split(",") if name])
@@ -174,9 +175,11 @@ class SlurmManager:
         if ask_accounting and ended_since is not None:
             listed = {(job.handle, job.submitted) for job in jobs.jobs}
             ended, ended_until = self._accounting.ended_jobs(ended_since, now, listed)
+        anchors = {handle: options.partition for handle, options in jobs.options.items()}
         listing = RmListing(
             now, with_held(nodes.nodes, jobs), (*jobs.jobs, *ended), ended_until, incomplete,
-            claims=claims(jobs.waiting, nodes.partitions),
+            growth_limits=tuple(share_limits(nodes.nodes, anchors, jobs.tasks, nodes.partitions, sharing)),
+            claims=(*claims(jobs.waiting, nodes.partitions), *standing_claims(nodes.partitions, sharing)),
         )  # fmt: skip
         self._last = listing if last_submit is self._last_submit else None
         return listing

@@ -65,6 +65,8 @@ class Jobs:
     unreadable: tuple[str, ...] = ()
     #: Options of each job that has not ended and is no task of dl2d, by the id by which its user knows it.
     options: Mapping[str, AnchorOptions] = field(default_factory=dict)
+    #: What each task job holds, with the id of its anchor.
+    tasks: tuple[tuple[str, Resources], ...] = ()
     #: Jobs that wait for room, and are no tasks of dl2d.
     waiting: tuple[WaitingJob, ...] = ()
 
@@ -132,6 +134,7 @@ def parse_jobs(
     unreadable: list[str] = []
     options: dict[str, AnchorOptions] = {}
     waiting: list[WaitingJob] = []
+    marked: list[tuple[str, Resources]] = []
     for record in records(text, fields, word):
         if isinstance(record, str) or not record["JobID"].isascii() or not record["JobID"].isdecimal():
             unreadable.append(f"squeue: cannot read {str(record)[:200]!r}")
@@ -146,6 +149,8 @@ def parse_jobs(
             ending.append((job.node, _held(record)))
         if job.state is RmJobState.RUNNING and len(placed) == 1 and job.tag and record["State"] != "SUSPENDED":
             running.append((job.node, _held(record)))
+        if job.tag and job.state.holds_resources:
+            marked.append((job.handle, _held(record)))
         if not job.tag and not job.state.ended:
             options[job.array_id or job.handle] = AnchorOptions.of(record)
         if job.state is RmJobState.RUNNING and not job.tag:
@@ -155,9 +160,10 @@ def parse_jobs(
         if job.state is RmJobState.PENDING and (waits := waiting_job(record, _held(record))) is not None:
             waiting.append(waits)
     jobs = list(_without_forged_tags(jobs))
-    ours = {job.handle for job in jobs if job.tag}
+    ours = {job.handle: mark[0].id for job in jobs if (mark := parse_tag(job.tag)) is not None}
     return Jobs(
         tuple(jobs), tuple(ending), tuple(running), tuple(strange), tuple(unreadable), options,
+        tuple((ours[handle], room) for handle, room in marked if handle in ours),
         tuple(each for each in waiting if each.claim.handle not in ours),
     )  # fmt: skip
 

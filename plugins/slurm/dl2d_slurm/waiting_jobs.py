@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import ClassVar, Final
+from itertools import repeat
+from typing import Annotated, ClassVar, Final
 
 from msgspec.structs import replace
 
-from dl2d.core.input_validation import Record
-from dl2d.core.resource_manager import Claim, Yields
-from dl2d.core.resources import Resources
+from dl2d.core.cluster import Node, NodeState
+from dl2d.core.input_validation import Number, Record, Whole
+from dl2d.core.resource_manager import Claim, GrowthLimit, Yields
+from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.core.static_job_rule import Words
 from dl2d_slurm.observed_jobs import hosts
 from dl2d_slurm.output_fields import count, present, seconds
@@ -41,6 +44,10 @@ class SharingRule(Record):
     partition: Words = "*"
     #: To which waiting jobs elastic jobs give up tasks above their floors.
     yields: Yields = Yields.HIGHER_PRIORITY
+    #: Maximum part of the partition's resources that its elastic jobs may hold together.
+    max_share: Annotated[float, Number(1.0, above=0.0)] = 1.0
+    #: Number of nodes that are kept empty for other jobs, as far as elastic jobs can be reduced for it.
+    min_free: Annotated[int, Whole(0, 10_000)] = 0
 
     file_keys: ClassVar[Mapping[str, str]] = {"yields": "yield"}
     ignored_keys: ClassVar[frozenset[str]] = frozenset()
@@ -111,3 +118,49 @@ def claims(waiting: Iterable[WaitingJob], partitions: Mapping[str, Partition]) -
         if eligible:
             found.append(replace(job.claim, eligible=eligible))
     return tuple(found)
+
+
+def standing_claims(partitions: Mapping[str, Partition], rules: Sequence[SharingRule]) -> Iterator[Claim]:
+    """A claim for each node that is kept free; so as many of them are met as can be."""
+    for name, partition in sorted(partitions.items()):
+        claim = Claim(
+            handle=f"partition {name}", user="", priority=-1, nodes=1, demand=NO_RESOURCES, whole=True,
+            eligible=partition.nodes, standing=True,
+        )  # fmt: skip
+        yield from repeat(claim, min(sharing_rule(name, rules).min_free, len(partition.nodes)))
+
+
+def share_limits(
+    nodes: Iterable[Node],
+    anchors: Mapping[str, str],
+    held: Iterable[tuple[str, Resources]],
+    partitions: Mapping[str, Partition],
+    rules: Sequence[SharingRule],
+) -> Iterator[GrowthLimit]:
+    """What the elastic jobs of each partition may have besides what they have, where that is limited.
+
+    Parameters
+    ----------
+    nodes
+        All nodes that dl2d sees.
+    anchors
+        Partition of each job that may be an anchor, by handle.
+    held
+        What each task job holds, with the handle of its anchor.
+    """
+    limited = {name: share for name in partitions if (share := sharing_rule(name, rules).max_share) < 1}
+    if not limited:
+        return
+    members: dict[str, list[str]] = defaultdict(list)
+    for handle, partition in anchors.items():
+        members[partition].append(handle)
+    taken: dict[str, list[Resources]] = defaultdict(list)
+    for handle, room in held:
+        taken[anchors.get(handle, "")].append(room)
+    nodes = [node for node in nodes if node.state is not NodeState.DOWN]
+    for name, share in limited.items():
+        capacity = Resources.total(node.capacity for node in nodes if node.name in partitions[name].nodes)
+        has = Resources.total(taken[name])
+        left = {resource: amount * share - has.get(resource) for resource, amount in capacity.as_dict().items()}
+        reason = f"elastic jobs may hold {100 * share:g} % of partition {name}"
+        yield GrowthLimit(frozenset(members[name]), left, reason)
