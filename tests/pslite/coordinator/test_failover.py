@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from coordinator.jobs import JOINED, job, spec
 
-from pslite.coordinator.failover import count_loss, lose, process_ended
+from pslite.coordinator.failover import count_loss, failed, lose, process_ended
 from pslite.coordinator.job_state import Incident
+from pslite.coordinator.status import report
 from pslite.job.job_status import Cause
-from pslite.net.messages import AgentExit
+from pslite.net.messages import AgentExit, Failed
 
 #: seconds within which losses on one host are one
 WINDOW = 12.0
@@ -50,6 +51,20 @@ def test_a_process_that_ends_before_it_joins(status, signal, start, state):
     a_job.state.describe(None)
     process_ended(a_job, "worker-0", AgentExit(pid=7, status=status, signal=signal, cause=Cause.KILLED, text=""))
     assert a_job.state.state == state
+
+
+def test_the_task_whose_script_cannot_go_on_is_reported_with_the_reason_until_it_is_known_how_its_process_ended():
+    a_job, _ = job(["worker-0", "ps-0"], plan=["worker-0", "ps-0"])
+    state = a_job.state
+    failed(a_job, state.members["worker-0"], Failed(reason="the loss of step 0 is nan"))
+    assert (state.state, state.reason) == ("failed", "worker-0 on n (pid 7): the loss of step 0 is nan")
+    assert _ends(a_job) == {"worker-0": (Cause.FAILED, "the loss of step 0 is nan"), "ps-0": (None, "")}
+    state.exits["worker-0"] = AgentExit(pid=7, status=1, signal=0, cause=Cause.FAILED, text="ValueError: nan")
+    assert _ends(a_job)["worker-0"] == (Cause.FAILED, "died: its process ended with status 1: ValueError: nan")
+
+
+def _ends(a_job):
+    return {member.task: (member.cause, member.how) for member in report(a_job).members}
 
 
 def test_a_job_whose_processes_are_killed_again_and_again_before_they_join_fails():

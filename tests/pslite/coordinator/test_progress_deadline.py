@@ -11,7 +11,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from jobs import JOINED, job
 
-from pslite.coordinator.progress_deadline import check, stuck_members
+from pslite.coordinator.job_state import Incident
+from pslite.coordinator.progress_deadline import check, stuck_members, take_stacks
 from pslite.coordinator.progress_watch import ProgressRule, ProgressWatch
 from pslite.coordinator.status import report
 from pslite.job.job_status import Cause
@@ -60,6 +61,20 @@ def test_a_worker_that_does_not_describe_the_job_is_given_up():
     assert re.match(r"worker-1 on n .* its script has not described the model within 120 s .* in no plan", line)
     (shown,) = (member for member in report(a_job).members if member.task == "worker-1")
     assert (shown.cause, shown.how) == (Cause.HUNG, late.hung)
+
+
+def test_the_worker_because_of_which_a_job_fails_is_reported_as_hung():
+    a_job, _ = job(["worker-0", "ps-0"], plan=["worker-0", "ps-0"], progress=RULE)
+    a_job.state.stalls.append(Incident(JOINED - 1000.0, 0))
+    check(a_job, JOINED)
+    check(a_job, JOINED + 121.0)
+    for task, stacks in (("worker-0", computes()), ("ps-0", waits("worker-0"))):
+        take_stacks(a_job, a_job.state.members[task], stacks)
+    check(a_job, JOINED + 122.0)
+    assert a_job.state.state == "failed"
+    shown = {member.task: (member.cause, member.how) for member in report(a_job).members}
+    how = "no progress at version 0 for 120 s: it has been computing step 0 since then, at train.py:12 in load"
+    assert shown == {"worker-0": (Cause.HUNG, how), "ps-0": (None, "")}
 
 
 def computes(place="train.py:12 in load"):

@@ -121,6 +121,7 @@ def count_loss(losses: Sequence[Incident], loss: Incident, heard: float, window:
 
 def failed(job: Job, member: MemberState, message: Failed) -> None:
     """A member cannot go on."""
+    member.failure = message.reason
     lose(job, member, message.reason, fatal=True)
 
 

@@ -70,6 +70,8 @@ class MemberState:
     outdated: bool = False
     #: how it held the job up, if it was given up for that
     hung: str = ""
+    #: why it cannot go on, in its own words
+    failure: str = ""
     #: step times of its last heartbeat that had any
     steps: StepTimes | None = None
 

@@ -95,6 +95,8 @@ def _act(job: Job, now: float, limit: float) -> None:
     state.stalls = [each for each in state.stalls if now - each.at < MAX_STALLS.seconds]
     state.stalls.append(Incident(now, state.version))
     if MAX_STALLS.reached([each.at for each in state.stalls], now):
+        for each in found:
+            state.members[each.task].hung = f"{reason}: it {each.how}"
         job.fail(f"{text}; this happened before within {MAX_STALLS.seconds / 3600:g} h")
         return
     everybody = {each.task for each in found} >= set(_workers(state))

@@ -112,11 +112,15 @@ def _batches_per_version(job: Job) -> int | None:
 
 
 def _member(member: MemberState, ended: AgentExit | None, usage: Usage | None) -> MemberReport:
-    cause = None if ended is None else ended.cause
+    cause, how = None, ""
+    if ended is not None:
+        cause, how = ended.cause, "" if ended.cause is Cause.DONE else how_it_ended(ended)
+    elif member.failure:
+        cause, how = Cause.FAILED, member.failure
     if cause is Cause.DONE and member.drained:
         cause = Cause.DRAINED  # whether a process was asked to end is known here, not to its dl2-run
     if member.hung:
-        cause = Cause.HUNG
+        cause, how = Cause.HUNG, member.hung
     return MemberReport(
         task=member.task,
         role=member.role,
@@ -126,7 +130,7 @@ def _member(member: MemberState, ended: AgentExit | None, usage: Usage | None) -
         usage=usage,
         steps=member.steps,
         cause=cause,
-        how=member.hung or ("" if ended is None or ended.cause is Cause.DONE else how_it_ended(ended)),
+        how=how,
     )
 
 
