@@ -15,7 +15,7 @@ import typer
 
 from dl2d.cli.canary_summary import canary_sentence, newest_canary
 from dl2d.cli.daemon_health import daemon_health
-from dl2d.cli.daemon_start_check import address_problem, certificate_problem, folder_problem, manager_answers
+from dl2d.cli.daemon_start_check import address_problem, folder_problem, manager_answers, unusable_certificate
 from dl2d.cli.job_file import JobFile, is_batch_script, read_batch_script
 from dl2d.cli.options import ConfigOption, JsonOption, reading
 from dl2d.cli.output import byte_size, print_json, print_text
@@ -160,7 +160,7 @@ def _of_state(settings: Settings, files: list[Path]) -> Iterator[Finding]:
         yield Finding("state_dir", not problem, problem or str(folder))
         yield _store(settings)
         yield _secret(settings)
-        if problem := certificate_problem(settings):
+        if problem := unusable_certificate(settings):
             yield Finding("api.certificate", False, problem.removeprefix("api.certificate="))
     yield from _daemon(settings)
 

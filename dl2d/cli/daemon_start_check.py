@@ -7,12 +7,11 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from dl2d.config.settings import Settings
 from dl2d.core.error_wording import counted
 from dl2d.core.errors import Dl2dError
-from dl2d.daemon.api.server import certificate_refusal, read_certificate
+from dl2d.daemon.api.server import certificate_problem, read_certificate
 from dl2d.daemon.credentials import exposed_folder
 from dl2d.daemon.tick_settings import manager_settings
 from dl2d.plugins import load_manager
@@ -43,23 +42,14 @@ def folder_problem(folder: Path) -> str:
     return ""
 
 
-def certificate_problem(settings: Settings) -> str:
+def unusable_certificate(settings: Settings) -> str:
     """Why the job API cannot be served with its certificate and key, or why jobs refuse it; empty if neither."""
-    api = settings.api
-    if api.certificate is None or api.certificate_key is None:
-        return ""
     try:
-        read_certificate(api.certificate, api.certificate_key)
+        if settings.api.certificate is not None:
+            read_certificate(settings.api.certificate, settings.api.certificate_key)
     except Dl2dError as error:
         return str(error)
-    here = socket.getfqdn() if api.host in ("0.0.0.0", "::") else api.host  # noqa: S104 - compared, not bound
-    host = urlsplit(api.advertise).hostname or here
-    if refusal := certificate_refusal(api.certificate, api.certificate_key, host):
-        return (
-            f"jobs, which reach the daemon as {host}, refuse {api.certificate}: {refusal.rstrip('.')}; set a "
-            "certificate that names this host and is valid now, or set api.advertise to a URL with a name that is in it"
-        )
-    return ""
+    return certificate_problem(settings.api)
 
 
 def address_problem(settings: Settings) -> str:

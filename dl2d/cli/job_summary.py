@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, replace
 
@@ -11,6 +12,8 @@ from dl2d.core.jobs import Allocation, Job, JobState
 from dl2d.core.store import Store
 
 _MOST_ENDED = 5000
+#: Relative difference below which the epochs of a script count as those that its job file declares.
+_SAME_EPOCHS = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,17 @@ class JobLine:
             return "runs at a fixed size, which dl2d does not change" if job.static else "waits for its first decision"
         return self.decided.binding_reason.text
 
+    @property
+    def remark(self) -> str:
+        """What the job file says otherwise than the script does; empty for nothing."""
+        declared, trained = self.job.request.epochs, self.job.script_epochs
+        if trained is None or math.isclose(trained, declared, rel_tol=_SAME_EPOCHS):
+            return ""
+        return (
+            f"the script trains {trained:.6g} epochs, but its job file says epochs: {declared:g}, from which dl2d "
+            "computes the remaining work; correct the job file"
+        )
+
     def as_json(self) -> dict[str, object]:
         """For ``--json``."""
         job, progress, decided = self.job, self.job.progress, self.decided
@@ -49,6 +63,7 @@ class JobLine:
             "decided": None if decided is None else allocation_json(decided.allocation),
             "epoch": progress.epoch,
             "epochs": job.request.epochs,
+            "script_epochs": job.script_epochs,
             "epoch_is": "hour" if job.unreported else "epoch",
             "version": progress.version,
             "total_versions": progress.total_versions,

@@ -110,6 +110,8 @@ def status(
                 print_text(canary_sentence(*canary))
             if lines:
                 print_tables(*_tables(lines, tasks, time.time()))
+                if job is not None and lines[0].remark:
+                    print_text(lines[0].remark)
             else:
                 typer.echo(_NO_JOBS_OF_A_DAY if every else _NO_JOBS)
             if left_out:

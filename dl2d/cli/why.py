@@ -146,6 +146,8 @@ def _text(
         lines.append(f"  ended        {moment(job.ended_at)}: {job.end_reason or 'no reason given'}")
     else:
         lines.append(f"  trains with  {progress.workers}w+{progress.ps}ps, epoch {progress.epoch:.2f}")
+    if remark := JobLine(job, None).remark:
+        lines.append(f"  epochs       {remark}")
     if not answers:
         lines.append(f"  no decision  {JobLine(job, None).why}")
     for answer in answers:

@@ -297,6 +297,14 @@ class Job:
         """Whether no coordinator reports its progress; its epochs are hours then, declared ones its time limit."""
         return self.static and not self.address
 
+    @property
+    def script_epochs(self) -> float | None:
+        """Epochs that its script trains in all, as its coordinator's reports imply; None where they do not."""
+        progress = self.progress
+        if not progress.version or not progress.epoch or progress.total_versions is None:
+            return None
+        return progress.total_versions * progress.epoch / progress.version
+
     def progress_at(self, at: float) -> Progress:
         """What its coordinator last said or, where it has none, the hours that it has run; ``at``: seconds since 1970.
 

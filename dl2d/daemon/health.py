@@ -52,6 +52,7 @@ class Health:
         self._error, self._failed_at = "", 0.0
         self._lock = Lock()
         self._problems: tuple[str, ...] = ()
+        self._lasting: tuple[str, ...] = ()
         self._failing = False
         self._waiting = ""
         self._last: float | None = None
@@ -87,6 +88,10 @@ class Health:
         }
         for each in self._canary_change.values():
             each.set(math.nan)
+
+    def lasts(self, problem: str) -> None:
+        """Keep a problem that lasts until the daemon is started again."""
+        self._lasting = (*self._lasting, problem)
 
     def completed(self, report: Report) -> None:
         """A tick was completed."""
@@ -158,7 +163,9 @@ class Health:
             idle = now - (self._began if self._last is None else self._last)
             stuck = (f"no tick was completed for {idle:.0f} s",) if idle > self._stuck_seconds else ()
             since_error = now - self._failed_at if self._error else None
-            return Status((*failure, *stuck, *self._problems), last, self._waiting, self._error, since_error)
+            return Status(
+                (*failure, *stuck, *self._lasting, *self._problems), last, self._waiting, self._error, since_error
+            )
 
     def metrics(self) -> bytes:
         """All metrics in Prometheus' text format."""

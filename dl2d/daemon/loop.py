@@ -31,7 +31,7 @@ from dl2d.daemon.api.application import create_api
 from dl2d.daemon.api.connections import HEARTBEATS_PER_SECOND, ConnectionLimits, RateLimiter
 from dl2d.daemon.api.dependencies import ManagerAccess, Services
 from dl2d.daemon.api.heartbeat import heartbeat_interval
-from dl2d.daemon.api.server import ApiServer
+from dl2d.daemon.api.server import ApiServer, certificate_problem
 from dl2d.daemon.credentials import load_credentials
 from dl2d.daemon.health import Health
 from dl2d.daemon.parallel_task_submitter import ParallelTaskSubmitter
@@ -124,6 +124,9 @@ class Daemon(AbstractContextManager["Daemon"]):
                 settings.api.host, settings.api.port, limits, settings.api.certificate, settings.api.certificate_key
             )
             stack.callback(self._server.stop)
+            if problem := certificate_problem(settings.api):
+                log.warning("jobs cannot register", problem=problem)
+                self._health.lasts(problem)
             self._manager: ResourceManager = load_manager(
                 settings.resource_manager.name, manager_settings(settings), clock
             )

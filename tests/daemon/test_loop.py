@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import pytest
 from local_cluster import LocalCluster
+from self_signed import self_signed
 from store.samples import a_job
 from structlog.testing import capture_logs
 
@@ -294,11 +295,13 @@ def _request(name: str) -> dict[str, object]:
 class Running:
     """A daemon in a thread of its own, on a store in memory."""
 
-    def __init__(self, folder: Path, store: SqlStore | None = None, **options: Any) -> None:
+    def __init__(
+        self, folder: Path, store: SqlStore | None = None, api: dict[str, object] | None = None, **options: Any
+    ) -> None:
         settings = Settings.model_validate(
             {
                 "state_dir": folder / "state",
-                "api": {"port": 0},
+                "api": {"port": 0, **(api or {})},
                 "schedule": {"poll_seconds": 60},
                 "resource_manager": {"name": "local", "local": {"cluster": "here"}},
             }
@@ -414,6 +417,17 @@ def test_rows_that_are_too_old_are_deleted_soon_after_the_start(tmp_path: Path) 
     store.change_job(job.key, JobChange(state=JobState.FINISHED), 2.0)
     with Running(tmp_path, store):
         until(lambda: not store.jobs(live=False), "the job, which ended in 1970, is deleted")
+
+
+def test_a_certificate_that_jobs_refuse_is_a_warning_and_a_problem(tmp_path: Path) -> None:
+    certificate, key = self_signed(tmp_path, "127.0.0.1")
+    api = {"certificate": certificate, "certificate_key": key}
+    with capture_logs() as logs, Running(tmp_path, api={**api, "advertise": "https://head:8910"}) as running:
+        problems = running.daemon._health.status().problems
+    assert problems[0].startswith(f"jobs, which reach the daemon as head, refuse {certificate}: Hostname mismatch")
+    assert [each["problem"] for each in logs if each["event"] == "jobs cannot register"] == [*problems]
+    with Running(tmp_path, api=api) as running:
+        assert running.daemon._health.status().problems == ()
 
 
 def test_a_lost_lease_ends_the_daemon(tmp_path: Path, ticks: dict[str, Any]) -> None:

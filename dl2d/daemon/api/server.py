@@ -8,10 +8,12 @@ import ssl
 import threading
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import uvicorn
 from fastapi import FastAPI
 
+from dl2d.config.settings import ApiSettings
 from dl2d.core.errors import ConfigError
 from dl2d.daemon.api.connections import DEFAULT_LIMITS, ConnectionLimits, ConnectionTable, ListeningSocket
 from pslite.launch.daemon_http import certificate_text
@@ -31,7 +33,21 @@ def read_certificate(certificate: Path, key: Path | None) -> str:
         ) from error
 
 
-def certificate_refusal(certificate: Path, key: Path, host: str) -> str:
+def certificate_problem(api: ApiSettings) -> str:
+    """Why jobs refuse the certificate of the API, which can be used with its key; empty if they do not."""
+    if api.certificate is None or api.certificate_key is None:
+        return ""
+    here = socket.getfqdn() if api.host in ("0.0.0.0", "::") else api.host  # noqa: S104 - compared, not bound
+    host = urlsplit(api.advertise).hostname or here
+    if not (refusal := _refusal(api.certificate, api.certificate_key, host)):
+        return ""
+    return (
+        f"jobs, which reach the daemon as {host}, refuse {api.certificate}: {refusal.rstrip('.')}; set a "
+        "certificate that names this host and is valid now, or set api.advertise to a URL with a name that is in it"
+    )
+
+
+def _refusal(certificate: Path, key: Path, host: str) -> str:
     """Why coordinators that reach the API as ``host`` refuse its certificate; empty if they do not.
 
     It is the outcome of a TLS handshake within this process, in which the client trusts the certificate as jobs do.
