@@ -138,7 +138,7 @@ def test_yaml_files_are_accepted(page: str, text: str, tmp_path: Path) -> None:
         load_settings(file)
     elif "command" in given:
         (tmp_path / str(given.get("cwd", "."))).mkdir(exist_ok=True)
-        JobFile.read(file).checked(RULES)
+        JobFile.read(file, RULES)
     else:
         assert page == "docs/experiments.md", "what kind of file is it?"
 

@@ -373,7 +373,7 @@ def _nodes(settings: Settings) -> tuple[Node, ...]:
 
 def _job_file(path: Path, rules: RequestRules, nodes: tuple[Node, ...]) -> Finding:
     try:
-        request = read_batch_script(path, rules) if is_batch_script(path) else JobFile.read(path).checked(rules)
+        request = read_batch_script(path, rules) if is_batch_script(path) else JobFile.read(path, rules).checked
         check_feasible(request, RmListing(0.0, nodes, ()))
     except Dl2dError as error:
         return Finding(str(path), False, str(error).removeprefix(f"{path}: "))

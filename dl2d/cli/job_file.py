@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import yaml
 
@@ -18,6 +19,7 @@ from dl2d.core.jobs import JobRequest
 _MAX_BYTES = 1024 * 1024
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OWN_KEYS = ("command", "cwd", "env")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,30 +34,37 @@ class JobFile:
     cwd: str | None
     env: Mapping[str, str]
 
+    #: The request, checked as the daemon checks it.
+    checked: JobRequest
+
     @classmethod
-    def read(cls, path: Path, overrides: Mapping[str, object] | None = None) -> JobFile:
+    def read(cls, path: Path, rules: RequestRules, overrides: Mapping[str, object] | None = None) -> JobFile:
         """Read a YAML job file; ``overrides`` replace its values.
 
         Raises
         ------
         RequestError
-            It cannot be read, is not YAML, or ``command``, ``cwd`` or ``env`` are malformed. ``checked`` checks the
-            other keys.
+            It cannot be read, is not YAML, or its keys or values are bad; names all that are.
         """
         where = str(path)
-        content = _load(_read(path), where)
-        content |= dict(overrides or {})
-        return cls(
-            where=where,
-            request={key: value for key, value in content.items() if key not in _OWN_KEYS},
-            argv=_command(content.get("command"), where),
-            cwd=_cwd(content.get("cwd"), where),
-            env=_environment(content.get("env"), where),
-        )
+        content = _load(_read(path), where) | dict(overrides or {})
+        request = {key: value for key, value in content.items() if key not in _OWN_KEYS}
+        problems: list[tuple[str, str]] = []
 
-    def checked(self, rules: RequestRules) -> JobRequest:
-        """The request, checked as the daemon checks it. Raises ``RequestError``."""
-        return parse_request(self.request, rules=rules, where=self.where)
+        def value_of(read: Callable[[], T]) -> T | None:
+            try:
+                return read()
+            except RequestError as error:
+                problems.extend(((error.key, error.problem), *error.others))
+                return None
+
+        checked = value_of(lambda: parse_request(request, rules=rules))
+        argv = value_of(lambda: _command(content.get("command")))
+        cwd = value_of(lambda: _cwd(content.get("cwd")))
+        env = value_of(lambda: _environment(content.get("env")))
+        if checked is None or argv is None or env is None or problems:
+            raise RequestError(*problems[0], where=where, others=problems[1:])
+        return cls(where=where, request=request, argv=argv, cwd=cwd, env=env, checked=checked)
 
     def directives(self) -> dict[str, str]:
         """Keys and values of the request as ``#DL2`` lines have them.
@@ -146,42 +155,40 @@ def _load(text: str, where: str) -> dict[str, object]:
     return {str(key): value for key, value in content.items()}
 
 
-def _command(value: object, where: str) -> tuple[str, ...]:
+def _command(value: object) -> tuple[str, ...]:
     if value is None or value in ("", []):
-        raise RequestError("command", "missing; add for example `command: python train.py`", where=where)
+        raise RequestError("command", "missing; add for example `command: python train.py`")
     if isinstance(value, str):
         try:
             return tuple(shlex.split(value))
         except ValueError as error:
-            raise RequestError("command", f"{error}, in {value!r}", where=where) from None
+            raise RequestError("command", f"{error}, in {value!r}") from None
     if isinstance(value, list) and all(isinstance(word, str | int | float) for word in value):
         return tuple(str(word) for word in value)
-    raise RequestError("command", f"expected text or a list of words, got {value!r}", where=where)
+    raise RequestError("command", f"expected text or a list of words, got {value!r}")
 
 
-def _cwd(value: object, where: str) -> str | None:
+def _cwd(value: object) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str) or not value:
-        raise RequestError("cwd", f"expected the path of a folder, got {value!r}", where=where)
+        raise RequestError("cwd", f"expected the path of a folder, got {value!r}")
     return value
 
 
-def _environment(value: object, where: str) -> dict[str, str]:
+def _environment(value: object) -> dict[str, str]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise RequestError("env", f"expected names and values, got {value!r}", where=where)
+        raise RequestError("env", f"expected names and values, got {value!r}")
     given = {}
     for name, content in value.items():
         if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
-            raise RequestError(f"env.{name}", "is not a valid name of an environment variable", where=where)
+            raise RequestError(f"env.{name}", "is not a valid name of an environment variable")
         if name.startswith("DL2_"):
-            raise RequestError(
-                f"env.{name}", "is reserved: variables that begin with DL2_ are set by dl2d", where=where
-            )
+            raise RequestError(f"env.{name}", "is reserved: variables that begin with DL2_ are set by dl2d")
         if not isinstance(content, str | int | float) or isinstance(content, bool):
-            raise RequestError(f"env.{name}", f"expected text (quote it in YAML), got {content!r}", where=where)
+            raise RequestError(f"env.{name}", f"expected text (quote it in YAML), got {content!r}")
         given[name] = str(content)
     return given
 

@@ -61,8 +61,8 @@ def submit(
 ) -> None:
     """Submit a job: to the daemon itself, or with sbatch where the cluster is Slurm's."""
     settings = load_settings(config)
-    job = JobFile.read(file, dict(map(parse_override, sets or ())))
-    request = job.checked(settings.jobs.rules)
+    job = JobFile.read(file, settings.jobs.rules, dict(map(parse_override, sets or ())))
+    request = job.checked
     unused = [key for key in ("ps", "min_ps", "max_ps") if key in job.request]
     if unused and request.architecture is Architecture.ALLREDUCE:
         typer.echo(f"{job.where}: {', '.join(unused)}: no effect with architecture: allreduce", err=True)

@@ -5,6 +5,11 @@ A message says what was wrong, where, and what to do about it; it is written for
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+#: Problems of one request that a message tells.
+_MAX_PROBLEMS = 20
+
 
 class Dl2dError(Exception):
     """Root of all errors of dl2d."""
@@ -15,13 +20,17 @@ class ConfigError(Dl2dError):
 
 
 class RequestError(Dl2dError):
-    """A job request is malformed. ``key`` names the option at fault."""
+    """A job request is malformed. ``key`` names the option at fault, ``others`` further ones with their problems."""
 
-    def __init__(self, key: str, problem: str, *, where: str = "") -> None:
+    def __init__(self, key: str, problem: str, *, where: str = "", others: Sequence[tuple[str, str]] = ()) -> None:
         self.key = key
         self.problem = problem
         self.where = where
-        super().__init__(f"{where + ': ' if where else ''}{key}: {problem}")
+        self.others = tuple(others)
+        told = [f"{key}: {problem}" for key, problem in ((key, problem), *others[: _MAX_PROBLEMS - 1])]
+        if len(others) >= _MAX_PROBLEMS:
+            told.append(f"and {len(others) - _MAX_PROBLEMS + 1} more")
+        super().__init__(f"{where + ': ' if where else ''}{'; '.join(told)}")
 
 
 class WorkloadError(Dl2dError):

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Annotated, Any, ClassVar, Final, TypeVar
+from typing import Annotated, Any, ClassVar, Final, TypeVar, get_type_hints
 
 from pydantic import (
     BeforeValidator,
@@ -90,14 +90,43 @@ def _checked(cls: Any, given: object) -> object:
             if not isinstance(key, str):
                 raise bad("", f"the key {shown(key)} is no text")
         given = {key: value for key, value in given.items() if key in known or key not in cls.ignored_keys}
-    others = given.keys() - known
-    for key in required:
-        if key not in given:
-            raise bad(key, f"missing{is_meant(key, [other for other in others if len(other) <= MAX_SHOWN])}")
-    if others:
-        key = min(others)
-        raise bad(printable(key), f"unknown key{did_you_mean(key, known)}; known are {', '.join(sorted(known))}")
+    if not known.issuperset(given) or not all(key in given for key in required):
+        raise bad(*_key_problems(given.keys(), known, required)[0])
     return given
+
+
+def _key_problems(given: Collection[str], known: Collection[str], required: Collection[str]) -> list[tuple[str, str]]:
+    """Missing and unknown keys, with hints; an unknown key that may be a missing one is named with that alone."""
+    others = set(given).difference(known)
+    short = [other for other in others if len(other) <= MAX_SHOWN]
+    missing = [(key, f"missing{is_meant(key, short)}") for key in required if key not in given]
+    named = {other for other in short if any(f"(is {shown(other)} meant?)" in problem for _, problem in missing)}
+    unknown = [(printable(key), f"unknown key{did_you_mean(key, known)}") for key in sorted(others - named)]
+    if unknown:
+        unknown[0] = unknown[0][0], f"{unknown[0][1]}; known are {', '.join(sorted(known))}"
+    return missing + unknown
+
+
+def read_fields(record: Any, given: Mapping[str, object]) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """The good values of a record's fields, each checked by itself, and all problems of its keys and values."""
+    problems = _key_problems(given.keys(), *_keys(record))
+    values: dict[str, Any] = {}
+    for name, adapter in _adapters(record).items():
+        key = record.file_keys.get(name, name)
+        if key not in given:
+            continue
+        try:
+            values[name] = adapter.validate_python(given[key])
+        except ValidationError as refused:
+            within, problem = problems_of(refused)[0]
+            problems.append((f"{key}.{within}".rstrip("."), problem))
+    return values, problems
+
+
+@cache
+def _adapters(record: type[Any]) -> dict[str, TypeAdapter[Any]]:
+    hints = get_type_hints(record, include_extras=True)
+    return {each.name: TypeAdapter(hints[each.name]) for each in _fields(record)}
 
 
 @cache

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Final
 
-from pydantic import BeforeValidator, PlainValidator, TypeAdapter
+from pydantic import BeforeValidator, PlainValidator
 
-from dl2d.core.error_wording import did_you_mean, is_meant, shown
+from dl2d.core.error_wording import did_you_mean, shown
 from dl2d.core.errors import RequestError
-from dl2d.core.input_validation import NAME, NAME_RULE, Demand, Number, Record, Text, Whole, bad, read
+from dl2d.core.input_validation import NAME, NAME_RULE, Demand, Number, Record, Text, Whole, bad, read_fields
 from dl2d.core.jobs import Architecture, Consistency, Durability, JobRequest
 from dl2d.core.resources import NO_RESOURCES, Resources
 
@@ -106,21 +106,6 @@ class _Given(Record):
 
     ignored_keys: ClassVar[frozenset[str]] = frozenset()
 
-    @classmethod
-    def expand(cls, given: object) -> object:
-        """A key without a value counts as left out."""
-        if not isinstance(given, Mapping):
-            return given
-        there = {str(key): value for key, value in given.items() if value is not None and value != ""}
-        if "samples_per_epoch" not in there and "steps_per_epoch" not in there:
-            others = there.keys() - {each.name for each in fields(cls)}
-            hint = is_meant("samples_per_epoch", others) or is_meant("steps_per_epoch", others)
-            raise bad("samples_per_epoch", f"missing (or give steps_per_epoch){hint}")
-        return there
-
-
-_GIVEN: Final = TypeAdapter(_Given)
-
 
 def parse_request(given: Mapping[str, object], *, rules: RequestRules, where: str = "") -> JobRequest:
     """Check a request and fill in what it leaves out; the keys are those of ``_Given``.
@@ -137,47 +122,21 @@ def parse_request(given: Mapping[str, object], *, rules: RequestRules, where: st
     Raises
     ------
     RequestError
-        A key is unknown, missing, or has a bad value.
+        Keys are unknown, missing, or have bad values; names them all.
     """
-
-    def refused(key: str, problem: str) -> RequestError:
-        return RequestError(key, problem, where=where)
-
-    asked: _Given = read(_GIVEN, given, refused)
-    if rules.models and asked.model not in rules.models:
-        known = ", ".join(sorted(rules.models))
-        raise refused(
-            "model",
-            f"unknown model type {asked.model!r}{did_you_mean(asked.model, rules.models)}; this site knows {known} "
-            "(an admin adds more under jobs.models)",
-        )
-    has_ps, durable = asked.architecture is Architecture.PS, asked.durability is Durability.DURABLE
-    top_ps = min(rules.max_ps if asked.max_ps is None else asked.max_ps, rules.max_ps) if has_ps else 0
-    least_ps = 2 if durable else 1
-    min_ps = (least_ps if asked.min_ps is None else asked.min_ps) if has_ps else 0
-    if durable and not has_ps:
-        raise refused("durability", "replicas are on parameter servers, and a job with architecture=allreduce has none")
-    if durable and asked.consistency is Consistency.ASYNC:
-        raise refused("durability", "replicas are not possible with consistency=async, which has no common step")
-    if durable and top_ps < 2:
-        raise refused("durability", f"replicas need a second parameter server, and the job has {top_ps} at most")
-    if has_ps and min_ps < 1:
-        raise refused("min_ps", "a job with architecture=ps needs at least 1")
-    if has_ps and asked.max_ps == 0:
-        raise refused("max_ps", f"expected a whole number from 1 to {MAX_TASKS}, got 0")
-    for key, least, most, cap in (
-        ("workers", asked.min_workers, asked.max_workers, rules.max_workers),
-        ("ps", min_ps, asked.max_ps, rules.max_ps),
-    ):
-        if most is not None and least > most:
-            raise refused(f"min_{key}", f"{least} is more than max_{key}={most}")
-        if least > cap:
-            raise refused(f"min_{key}", f"{least} is more than the site's limit of {cap}")
-    top_workers = min(asked.max_workers or rules.max_workers, rules.max_workers)
-    allowed = asked.allowed_workers
-    if isinstance(allowed, str):
-        allowed = tuple(1 << exponent for exponent in range(top_workers.bit_length()))
-    request = JobRequest(
+    # A key without a value counts as left out.
+    there = {str(key): value for key, value in given.items() if value is not None and value != ""}
+    values, problems = read_fields(_Given, there)
+    if "samples_per_epoch" not in there and "steps_per_epoch" not in there:
+        problems.insert(0, ("samples_per_epoch", "missing (or give steps_per_epoch)"))
+    if found := [*problems, *_model_problems(values.get("model"), rules)]:
+        raise RequestError(*found[0], where=where, others=found[1:])
+    asked = _Given(**values)
+    if found := [*_worker_problems(asked, rules), *_ps_problems(asked, rules)]:
+        raise RequestError(*found[0], where=where, others=found[1:])
+    top_workers, allowed = _worker_counts(asked, rules)
+    has_ps = asked.architecture is Architecture.PS
+    return JobRequest(
         name=asked.name or asked.model,
         model=asked.model,
         epochs=asked.epochs,
@@ -188,17 +147,73 @@ def parse_request(given: Mapping[str, object], *, rules: RequestRules, where: st
         ps=asked.ps if has_ps else NO_RESOURCES,
         min_workers=asked.min_workers,
         max_workers=top_workers,
-        min_ps=min_ps,
-        max_ps=top_ps,
+        min_ps=_min_ps(asked),
+        max_ps=min(rules.max_ps if asked.max_ps is None else asked.max_ps, rules.max_ps) if has_ps else 0,
         allowed_workers=allowed,
         architecture=asked.architecture,
         consistency=asked.consistency,
         durability=asked.durability,
     )
-    if not request.largest_allowed(top_workers):
-        counts = ", ".join(map(str, request.allowed_workers)) or "any"
-        raise refused("allowed_workers", f"none of {counts} lies between {asked.min_workers} and {top_workers} workers")
-    return request
+
+
+_Problems = Iterator[tuple[str, str]]
+
+
+def _model_problems(model: str | None, rules: RequestRules) -> _Problems:
+    """That the site does not know the type of the model."""
+    if model is not None and rules.models and model not in rules.models:
+        known = ", ".join(sorted(rules.models))
+        hint = did_you_mean(model, rules.models)
+        problem = f"unknown model type {model!r}{hint}; this site knows {known} (an admin adds more under jobs.models)"
+        yield "model", problem
+
+
+def _worker_problems(asked: _Given, rules: RequestRules) -> _Problems:
+    """The first problem of the numbers of workers together."""
+    top, allowed = _worker_counts(asked, rules)
+    if (problem := _range_problem("workers", asked.min_workers, asked.max_workers, rules.max_workers)) is not None:
+        yield problem
+    elif allowed and not any(asked.min_workers <= count <= top for count in allowed):
+        counts = ", ".join(map(str, allowed))
+        yield "allowed_workers", f"none of {counts} lies between {asked.min_workers} and {top} workers"
+
+
+def _ps_problems(asked: _Given, rules: RequestRules) -> _Problems:
+    """The first problem of the numbers of parameter servers together, and of what the servers are to do."""
+    has_ps, durable = asked.architecture is Architecture.PS, asked.durability is Durability.DURABLE
+    most = min(rules.max_ps if asked.max_ps is None else asked.max_ps, rules.max_ps)
+    if durable and not has_ps:
+        yield "durability", "replicas are on parameter servers, and a job with architecture=allreduce has none"
+    elif durable and asked.consistency is Consistency.ASYNC:
+        yield "durability", "replicas are not possible with consistency=async, which has no common step"
+    elif durable and most < 2:
+        yield "durability", f"replicas need a second parameter server, and the job has {most} at most"
+    elif has_ps and _min_ps(asked) < 1:
+        yield "min_ps", "a job with architecture=ps needs at least 1"
+    elif has_ps and asked.max_ps == 0:
+        yield "max_ps", f"expected a whole number from 1 to {MAX_TASKS}, got 0"
+    elif (problem := _range_problem("ps", _min_ps(asked), asked.max_ps, rules.max_ps)) is not None:
+        yield problem
+
+
+def _range_problem(key: str, least: int, most: int | None, cap: int) -> tuple[str, str] | None:
+    if most is not None and least > most:
+        return f"min_{key}", f"{least} is more than max_{key}={most}"
+    return (f"min_{key}", f"{least} is more than the site's limit of {cap}") if least > cap else None
+
+
+def _worker_counts(asked: _Given, rules: RequestRules) -> tuple[int, tuple[int, ...]]:
+    """Maximum number of workers, and the allowed numbers; none for any."""
+    top = min(asked.max_workers or rules.max_workers, rules.max_workers)
+    allowed = asked.allowed_workers
+    return top, tuple(1 << exponent for exponent in range(top.bit_length())) if isinstance(allowed, str) else allowed
+
+
+def _min_ps(asked: _Given) -> int:
+    if asked.architecture is not Architecture.PS:
+        return 0
+    least = 2 if asked.durability is Durability.DURABLE else 1
+    return least if asked.min_ps is None else asked.min_ps
 
 
 def read_directives(script: str, *, where: str = "script") -> dict[str, object]:

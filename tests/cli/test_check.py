@@ -299,6 +299,12 @@ def test_bad_job_files(dl2d: Dl2d, tmp_path: Path, changes: dict[str, object], s
     assert wrong(dl2d, configured(tmp_path), file)[str(file)].startswith(says)
 
 
+def test_all_roles_that_fit_on_no_node_are_told(dl2d: Dl2d, tmp_path: Path):
+    file = job_file(tmp_path, worker={"cpu": 5}, ps={"cpu": 6})
+    said = wrong(dl2d, configured(tmp_path), file)[str(file)]
+    assert said.startswith("worker: no node is large enough for one (cpu: wanted 5, had 4 on n-1); ps: no node is ")
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [

@@ -132,8 +132,8 @@ def test_a_bad_request_names_its_key_and_where_it_stands(given_keys: dict[str, o
         ("epochs", "epoch", "missing (is 'epoch' meant?)"),
         ("model", "models", "missing (is 'models' meant?)"),
         ("worker", "workers", "missing (is 'workers' meant?)"),
-        ("samples_per_epoch", "sample_per_epoch", "missing (or give steps_per_epoch) (is 'sample_per_epoch' meant?)"),
-        ("samples_per_epoch", "step_per_epochs", "missing (or give steps_per_epoch) (is 'step_per_epochs' meant?)"),
+        ("samples_per_epoch", "sample_per_epoch", "missing (or give steps_per_epoch)"),
+        ("samples_per_epoch", "step_per_epochs", "missing (or give steps_per_epoch)"),
         ("epochs", "colour", "missing"),
     ],
 )
@@ -142,6 +142,17 @@ def test_a_missing_key_says_which_given_one_may_be_meant(missing: str, given_key
     with pytest.raises(RequestError) as caught:
         parse_request({**keys, given_key: 3}, rules=RULES)
     assert (caught.value.key, caught.value.problem) == (missing, problem)
+
+
+def test_an_unknown_key_that_is_meant_for_a_missing_one_is_told_once() -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_request({"model": "resnet-50", "epoch": 3, "sample_per_epoch": 9, "worker": "cpu:1"}, rules=RULES)
+    told = [(caught.value.key, caught.value.problem), *caught.value.others]
+    assert [(key, problem.partition("; known are")[0]) for key, problem in told] == [
+        ("samples_per_epoch", "missing (or give steps_per_epoch)"),
+        ("epochs", "missing (is 'epoch' meant?)"),
+        ("sample_per_epoch", "unknown key (did you mean samples_per_epoch?)"),
+    ]
 
 
 def test_a_key_that_means_something_else_is_not_taken_for_a_slip() -> None:

@@ -17,6 +17,7 @@ from daemon_process import DaemonProcess, free_port
 from slurm_cluster import SlurmCluster, User, why_not
 
 from dl2d.cli.job_file import JobFile
+from dl2d.core.job_request import RequestRules
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
@@ -160,7 +161,7 @@ def test_the_first_job_on_slurm(cluster: SlurmCluster, tmp_path: Path) -> None:
 def test_the_job_file_of_the_yarn_guide_runs_on_slurm(cluster: SlurmCluster, tmp_path: Path) -> None:
     alice: User = cluster.add_user("alice")
     cluster.add_python(alice)
-    job = JobFile.read(job_of_the_yarn_guide(alice.home), {"command": ["python", "train_digits.py"]})
+    job = JobFile.read(job_of_the_yarn_guide(alice.home), RequestRules(), {"command": ["python", "train_digits.py"]})
     slurm = {"name": "slurm", "slurm": {"slurm_conf": str(cluster.conf), "munge_socket": str(cluster.munge_socket)}}
     with DaemonProcess(tmp_path, {"resource_manager": slurm}) as daemon:
         lines = job.as_batch_script(alice.home).splitlines()

@@ -77,13 +77,16 @@ def check_feasible(request: JobRequest, listing: RmListing) -> None:
     RequestError
         None could; names the resource, the demand and what the nearest node has.
     """
+    problems = []
     for role in (Role.WORKER, Role.PS):
         demand = request.demand(role)
         if not listing.nodes or any(demand.fits_in(node.capacity) for node in listing.nodes):
             continue
         nearest = min(listing.nodes, key=lambda node: (len(demand.shortfalls(node.capacity)), node.name))
         missing = "; ".join(map(str, demand.shortfalls(nearest.capacity)))
-        raise RequestError(role.value, f"no node is large enough for one ({missing} on {nearest.name})")
+        problems.append((role.value, f"no node is large enough for one ({missing} on {nearest.name})"))
+    if problems:
+        raise RequestError(*problems[0], others=problems[1:])
 
 
 def check_launch(launch: Launch) -> None:
