@@ -4,13 +4,13 @@ A rigid job that waits for whole nodes never starts while elastic jobs hold a pa
 elastic jobs give up tasks above their floors to a waiting job of higher priority (``Yields``), on as many nodes as it
 needs. Its room counts as used on these nodes in the snapshot, so that policy, guard and placing all leave it free.
 
-Claims are taken by priority, and nodes that the site keeps free for any job (standing claims) last. A claim that cannot
-be met now, even if all elastic jobs fall to their floors, makes nobody shrink, with one exception: where the resource
-manager plans to start the job within ``lead_seconds``, the planned nodes are vacated in time. On nodes that are planned
+Claims are met by priority, and nodes that the site keeps free for any job (standing claims) last. No job shrinks for a
+claim that cannot be met now even with all elastic jobs at their floors, with one exception: if the resource manager
+plans to start the claim's job within ``lead_seconds``, the planned nodes are vacated in time. On nodes that are planned
 for later, running tasks stay and no new ones start.
 
-A claim whose room has been free for ``PATIENCE_SECONDS`` without its job having started waits for something that the
-resource manager does not tell. It is given up, and tried again after ``RETRY_SECONDS``.
+If a claim's room has been free for ``MAX_UNUSED_SECONDS`` and its job has not started, it waits for something that the
+resource manager does not show. The claim is given up, and tried again after ``RETRY_SECONDS``.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.tick.place.make_room import TaskGroup, first_member, leaving_order
 from dl2d.tick.tick_state import ClaimHistory, nodes_of_claims
 
-#: Maximum number of claims that get room at once, and that are looked at.
+#: Maximum number of claims that get room at once, and of claims that are examined for that.
 MAX_GRANTED: Final = 64
 MAX_EXAMINED: Final = 256
 #: How long a claim's room may be free without its job starting, and after how long it is tried again.
-PATIENCE_SECONDS: Final = 300.0
+MAX_UNUSED_SECONDS: Final = 300.0
 RETRY_SECONDS: Final = 3600.0
 
 _ROLES = (Role.WORKER, Role.PS)
@@ -88,13 +88,13 @@ def claim_nodes(
                 room.fits_in(free_now[node]) for node, room in zip(found.nodes, found.room, strict=True)
             ):
                 free_since[claim.handle] = history.free_since.get(claim.handle, now)
-                if now - free_since[claim.handle] > PATIENCE_SECONDS:
+                if now - free_since[claim.handle] > MAX_UNUSED_SECONDS:
                     rooms.undo_last()
                     given_up[claim.handle] = now
                     found = None
         if found is None and claim.planned:
             soon = claim.handle not in given_up and claim.expected_start - snapshot.at <= lead_seconds
-            found = rooms.vacate_planned(claim) if soon else _held(claim, free_now)
+            found = rooms.vacate_planned(claim) if soon else _hold_free_room(claim, free_now)
         if found is not None and found.nodes:
             granted.append(found)
             for node, room in zip(found.nodes, found.room, strict=True):
@@ -121,8 +121,8 @@ def _with_claims(snapshot: Snapshot, claims: Sequence[ClaimedNodes]) -> Snapshot
     return replace(snapshot, nodes=nodes, claims=tuple(claims))
 
 
-def _held(claim: Claim, free_now: Mapping[str, Resources]) -> ClaimedNodes:
-    """What is free on the planned nodes of a claim whose job cannot start yet; no task leaves."""
+def _hold_free_room(claim: Claim, free_now: Mapping[str, Resources]) -> ClaimedNodes:
+    """Claimed nodes with what is free on the planned ones, for a job that cannot start yet; no task leaves."""
     share = _share(claim, len(claim.planned))
     found = {
         node: free if claim.whole else free.minus(free.minus(share))  # the smaller of both
@@ -176,7 +176,7 @@ class _Rooms:
             floor = floors.get(key, self._jobs[key].request.min_size)
             for role in _ROLES:
                 self._spare[key, role] = max(held.count(role) - floor.count(role), 0)
-        #: Changes that can be undone: mapping, key and former value.
+        #: Changes that can be undone: mapping, key and former value. ``_mark``: its length before the last claim.
         self._journal: list[tuple[dict[Any, Any], Any, Any]] = []
         self._mark = 0
 
@@ -304,8 +304,8 @@ class _Rooms:
         short = {name: amount - free.get(name, 0) for name, amount in share.thousandths if amount > free.get(name, 0)}
         leavers: list[Task] = []
         for task in here if short else ():
-            may = self._yields(task.job, claim) if claim else self._spare.get((task.job, task.role), 0) > 0
-            if may and any(name in short for name, _ in task.demand.thousandths):
+            may_leave = self._yields(task.job, claim) if claim else self._spare.get((task.job, task.role), 0) > 0
+            if may_leave and any(name in short for name, _ in task.demand.thousandths):
                 leavers.append(task)
                 for name, amount in task.demand.thousandths:
                     if name in short:

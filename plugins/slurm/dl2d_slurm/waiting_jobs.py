@@ -21,7 +21,7 @@ from dl2d_slurm.observed_jobs import hosts
 from dl2d_slurm.output_fields import count, present, seconds
 from dl2d_slurm.partitions import Partition
 
-#: What is asked of squeue for it, beside ``ANCHOR_FIELDS``.
+#: Fields of squeue from which claims are made, beside ``ANCHOR_FIELDS``.
 WAITING_FIELDS: Final = (
     *("PriorityLong", "StartTime", "SchedNodes", "ReqNodes", "NumNodes", "NumTasks"),
     *("tres-per-task", "tres-per-job", "OverSubscribe"),
@@ -30,7 +30,7 @@ WAITING_FIELDS: Final = (
 #: association, licences, nodes that are down) remain where there is room, and a job that Slurm has not looked at yet
 #: has no reason.
 WAITS_FOR_ROOM: Final = frozenset({"Resources", "Priority"})
-#: Jobs of which a listing tells, those of the highest priority.
+#: Maximum number of claims in a listing; those of the highest priority are kept.
 _MAX_WAITING: Final = 512
 _MAX_NODES: Final = 100_000
 _MAX_PRIORITY: Final = 2**62
