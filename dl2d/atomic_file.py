@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 
-def write_atomically(path: Path, data: bytes | str) -> None:
-    """Replace a file's content atomically; text is encoded as UTF-8.
+def write_atomically(path: Path, data: bytes | str, mode: int | None = None) -> None:
+    """Replace a file's content atomically; text is encoded as UTF-8. Its mode is ``mode``, or that of a new file.
 
     The data is written to a temporary file beside it, synced and renamed: a reader finds the old content or the new,
     also after a crash.
@@ -21,6 +21,8 @@ def write_atomically(path: Path, data: bytes | str) -> None:
     try:
         with partial.open("wb") as opened:
             opened.write(data.encode() if isinstance(data, str) else data)
+            if mode is not None:
+                os.fchmod(opened.fileno(), mode)
             opened.flush()
             os.fsync(opened.fileno())
         partial.replace(path)

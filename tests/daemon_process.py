@@ -43,6 +43,7 @@ class DaemonProcess:
         self.config = directory / "dl2d.yaml"
         self.log = directory / "daemon.log"
         self.env = dict(os.environ if env is None else env)
+        self.program = BIN / "dl2d"
         #: Further arguments of ``dl2d run``.
         self.arguments: list[str] = []
         self.settings: dict[str, Any] = {
@@ -54,6 +55,9 @@ class DaemonProcess:
             **settings,
             "api": {"port": self.port, "heartbeat_seconds": 0.3, **settings.get("api", {})},
         }
+        if self.settings.get("resource_manager", {}).get("name") == "slurm":
+            # Not in the installation of the tests.
+            self.settings["api"].setdefault("address_file", str(directory / "job-api.json"))
         self.write()
         self.process: subprocess.Popen[bytes] | None = None
         self._store: SqlStore | None = None
@@ -82,7 +86,7 @@ class DaemonProcess:
     def spawn(self) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as log:
             return subprocess.Popen(
-                [str(BIN / "dl2d"), "run", "--config", str(self.config), *self.arguments],
+                [str(self.program), "run", "--config", str(self.config), *self.arguments],
                 stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=self.env, start_new_session=True,
             )  # fmt: skip
 

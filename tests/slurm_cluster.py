@@ -209,14 +209,17 @@ class SlurmCluster:
     def conf(self) -> Path:
         return self.directory / "slurm.conf"
 
+    @property
+    def prefix(self) -> Path:
+        """Folder of the installation that ``add_python`` makes, which all nodes share."""
+        return self.directory / "opt"
+
     def add_python(self, user: User) -> None:
-        """Put ``python`` and ``dl2-run`` with this interpreter's packages on the PATH of ordinary users.
+        """Install dl2d for ordinary users, as a virtual environment with this interpreter's packages on their PATH.
 
         The interpreter of the tests may lie in a folder that is closed to others (root's home); then one of the same
         version on the system's PATH takes its place, with this one's packages.
         """
-        here = self.directory / "bin"
-        here.mkdir(exist_ok=True)
         mine = os.path.realpath(sys.executable)
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         found = shutil.which(f"python{version}", path=PATH)
@@ -226,12 +229,17 @@ class SlurmCluster:
                 break
         else:
             raise AssertionError(f"no python{version} that {user.name} may run: {mine} is closed to others")
-        packages = ":".join(path for path in sys.path if "site-packages" in path or (Path(path) / "pslite").is_dir())
-        scripts = {"python": '"$@"', "dl2-run": '-m pslite.run "$@"'}
-        for name, arguments in scripts.items():
-            script = here / name
+        self.run(candidate, "-m", "venv", "--without-pip", str(self.prefix))
+        parts = ("dl2d", "dl2d_slurm", "dl2d_yarn", "pslite")
+        packages = [
+            path for path in sys.path if "site-packages" in path or any((Path(path) / part).is_dir() for part in parts)
+        ]
+        (self.prefix / f"lib/python{version}/site-packages/tests.pth").write_text("\n".join(packages) + "\n")
+        for name, module in (("dl2-run", "pslite.run"), ("dl2d", "dl2d.cli.main")):
+            script = self.prefix / "bin" / name
+            function = "main" if name == "dl2-run" else "run"
             script.write_text(
-                f"#!/bin/sh\nPYTHONPATH={packages}${{PYTHONPATH:+:$PYTHONPATH}} exec {candidate} {arguments}\n"
+                f"#!{self.prefix}/bin/python\nimport sys\nfrom {module} import {function}\nsys.exit({function}())\n"
             )
             script.chmod(0o755)
 
@@ -239,7 +247,7 @@ class SlurmCluster:
         """A complete environment for commands that talk to this cluster, of root or of a user."""
         name, home = (user.name, str(user.home)) if user else ("root", "/root")
         return {
-            "PATH": f"{self.directory}/bin:{PATH}" if user else PATH,
+            "PATH": f"{self.prefix}/bin:{PATH}" if user else PATH,
             "HOME": home,
             "USER": name,
             "LOGNAME": name,
@@ -256,6 +264,7 @@ class SlurmCluster:
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         check: bool = True,
+        timeout: float = 60,
     ) -> Ran:
         """Run a command as root or as a user, with the cluster's environment and ``env`` on top."""
         done = subprocess.run(
@@ -263,7 +272,7 @@ class SlurmCluster:
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=timeout,
             check=False,
             env={**self.env(user), **(env or {})},
             cwd=cwd or (user.home if user else self.directory),

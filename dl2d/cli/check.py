@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
@@ -15,8 +15,15 @@ import typer
 
 from dl2d.cli.canary_summary import canary_sentence, newest_canary
 from dl2d.cli.daemon_health import daemon_health
-from dl2d.cli.daemon_start_check import address_problem, folder_problem, manager_answers, unusable_certificate
+from dl2d.cli.daemon_start_check import (
+    Finding,
+    address_problem,
+    folder_problem,
+    manager_answers,
+    unusable_certificate,
+)
 from dl2d.cli.job_file import JobFile, is_batch_script, read_batch_script
+from dl2d.cli.jobs_reach_check import jobs_find_daemon, probe_findings
 from dl2d.cli.options import ConfigOption, JsonOption, reading
 from dl2d.cli.output import byte_size, print_json, print_text
 from dl2d.cli.status import MODE_WORDS
@@ -58,43 +65,49 @@ _MOST_NODES = 8
 _SLURM_COMMANDS = ("sbatch", "squeue", "sinfo", "scontrol", "scancel", "munge", "unmunge")
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Result of one check."""
-
-    item: str
-    good: bool
-    text: str
-
-
 def check(
     files: Annotated[
         list[Path] | None,
         typer.Argument(metavar="[FILE...]", help="Job files (YAML) or batch scripts with #DL2 lines."),
     ] = None,
+    probe: Annotated[
+        bool,
+        typer.Option(
+            "--slurm-probe",
+            help="Submit a small job that checks from a node that jobs reach the daemon; it takes up to two minutes.",
+        ),
+    ] = False,
+    probe_user: Annotated[
+        str, typer.Option("--probe-user", metavar="NAME", help="Submit it as this user, which root may.")
+    ] = "",
     as_json: JsonOption = False,
     config: ConfigOption = DEFAULT_PATH,
 ) -> None:
     """Check the configuration, what it names, and job files; exit 2 if anything is wrong."""
-    findings = list(_findings(config, files or []))
+    findings = list(_findings(config, files or [], probe=probe or bool(probe_user), probe_user=probe_user))
     if as_json:
         print_json(
             {
                 "good": all(finding.good for finding in findings),
-                "findings": [{"item": each.item, "good": each.good, "text": each.text} for each in findings],
+                "findings": [asdict(finding) for finding in findings],
             }
         )
     else:
         width = max(len(finding.item) for finding in findings)
         for finding in findings:
-            word = typer.style("ok   ", fg="green") if finding.good else typer.style("WRONG", fg="red", bold=True)
-            typer.echo(f"{word}  ", nl=False)
+            typer.echo(f"{_word(finding)}  ", nl=False)
             print_text(f"{finding.item:{width}}  {finding.text}")
     if not all(finding.good for finding in findings):
         raise typer.Exit(2)
 
 
-def _findings(config: Path, files: list[Path]) -> Iterator[Finding]:
+def _word(finding: Finding) -> str:
+    if not finding.good:
+        return typer.style("WRONG", fg="red", bold=True)
+    return typer.style("warn ", fg="yellow") if finding.warning else typer.style("ok   ", fg="green")
+
+
+def _findings(config: Path, files: list[Path], *, probe: bool, probe_user: str) -> Iterator[Finding]:
     yield from _plugins()
     settings = None
     try:
@@ -104,7 +117,9 @@ def _findings(config: Path, files: list[Path]) -> Iterator[Finding]:
     else:
         yield Finding("configuration", True, f"{config}")
         yield from _of_settings(settings)
-        yield from _of_state(settings, files)
+        yield from _of_state(settings, of_others=bool(files) or probe)
+        if probe:
+            yield from probe_findings(settings, probe_user)
     rules = settings.jobs.rules if settings else RequestRules()
     nodes = _nodes(settings) if settings else ()
     for file in files:
@@ -149,11 +164,11 @@ def _of_settings(settings: Settings) -> Iterator[Finding]:
     yield from _manager(settings)
 
 
-def _of_state(settings: Settings, files: list[Path]) -> Iterator[Finding]:
-    """The daemon's files, and what runs at its address; with ``files``, only what the account that asks may read."""
+def _of_state(settings: Settings, *, of_others: bool) -> Iterator[Finding]:
+    """The daemon's files, and what runs at its address; with ``of_others``, only files that the caller may read."""
     folder = settings.state_dir
-    if files and folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
-        text = f"{folder} is not checked: it belongs to the daemon's account; `dl2d check` without files checks it"
+    if of_others and folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
+        text = f"{folder} is not checked: it belongs to the daemon's account; `dl2d check` alone checks it"
         yield Finding("state_dir", True, text)
     else:
         problem = folder_problem(folder)
@@ -282,14 +297,8 @@ def _manager(settings: Settings) -> Iterator[Finding]:
                 missing = [command for command in _SLURM_COMMANDS if shutil.which(command) is None]
                 text = f"not in PATH: {', '.join(missing)}; install them where the daemon runs"
                 yield Finding("slurm commands", not missing, text if missing else "all are in PATH")
-                if (
-                    settings.mode.acts
-                    and not settings.api.certificate
-                    and not settings.api.advertise.startswith("https")
-                ):
-                    yield Finding("api.certificate", True, "none: jobs can register from this machine only")
                 if not missing:
-                    yield from (Finding(*found) for found in manager_answers(settings))
+                    yield from manager_answers(settings)
             case "yarn":
                 cluster = YarnSettings.parse(manager_settings(settings))
                 yield Finding(item, True, "settings are valid")
@@ -359,6 +368,8 @@ def _daemon(settings: Settings) -> Iterator[Finding]:
     if not health.runs and not health.blocked:
         problem = address_problem(settings)
         yield Finding("api", not problem, problem or f"{settings.api.host}, port {settings.api.port or 'any'}")
+    if settings.resource_manager.name == "slurm" or settings.api.address_file:
+        yield from jobs_find_daemon(settings, runs=health.runs)
 
 
 def _nodes(settings: Settings) -> tuple[Node, ...]:

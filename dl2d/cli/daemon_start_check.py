@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from dl2d.config.settings import Settings
@@ -15,6 +16,18 @@ from dl2d.daemon.api.server import certificate_problem, read_certificate
 from dl2d.daemon.credentials import exposed_folder
 from dl2d.daemon.tick_settings import manager_settings
 from dl2d.plugins import load_manager
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Result of one check."""
+
+    item: str
+    good: bool
+    text: str
+    #: Nothing is wrong for the daemon, but jobs on some machines would not reach it.
+    warning: bool = False
+
 
 #: Free space below which a daemon soon cannot record, in bytes.
 _MIN_FREE_BYTES = 256 << 20
@@ -65,8 +78,8 @@ def address_problem(settings: Settings) -> str:
     return ""
 
 
-def manager_answers(settings: Settings) -> Iterator[tuple[str, bool, str]]:
-    """Whether Slurm answers: item, whether it does, and what it says."""
+def manager_answers(settings: Settings) -> Iterator[Finding]:
+    """Whether Slurm answers, and what it says."""
     item = "slurm"
     try:
         manager = load_manager(settings.resource_manager.name, manager_settings(settings), time.time)
@@ -75,7 +88,8 @@ def manager_answers(settings: Settings) -> Iterator[tuple[str, bool, str]]:
         finally:
             manager.close()
     except Dl2dError as error:
-        yield item, False, str(error)
+        yield Finding(item, False, str(error))
         return
     nodes = counted(len(listing.nodes), "node")
-    yield item, True, f"{capabilities.name} {capabilities.version}, cluster {capabilities.cluster}, {nodes}"
+    text = f"{capabilities.name} {capabilities.version}, cluster {capabilities.cluster}, {nodes}"
+    yield Finding(item, True, text)

@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from dl2d.config.files import shipped
-from dl2d.config.settings import DEFAULT_PATH
+from dl2d.config.settings import DEFAULT_PATH, load_settings
+from pslite.launch.address_file import default_file
 
 
 def config() -> None:
@@ -30,6 +31,13 @@ def unit(
         typer.echo(shipped("systemd/local-jobs.conf").read_text(encoding="utf-8"), nl=False)
         return
     program = Path(sys.argv[0]).resolve()
-    command = f"ExecStart={program} run --config {config.absolute()}"
+    configured = load_settings(config).api.address_file if config.exists() else None
+    folder = (configured or default_file()).parent
+    values = {
+        "ExecStart": f"{program} run --config {config.absolute()}",
+        "ExecStartPre": f"-+/bin/mkdir -p {folder}",
+        "ReadWritePaths": f"-{folder}",
+    }
     text = shipped("systemd/dl2d.service").read_text(encoding="utf-8")
-    typer.echo(re.sub(r"(?m)^ExecStart=.*$", lambda _: command, text), nl=False)
+    pattern = rf"(?m)^({'|'.join(values)})=.*$"
+    typer.echo(re.sub(pattern, lambda match: f"{match[1]}={values[match[1]]}", text), nl=False)

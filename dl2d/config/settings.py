@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 from pathlib import Path
 from typing import Any, Literal
 
@@ -97,6 +98,7 @@ class ApiSettings(_Section):
     host: str = "127.0.0.1"
     port: int = Field(default=8910, ge=0, le=65_535)
     advertise: str = ""
+    address_file: Path | None = None
     certificate: Path | None = None
     certificate_key: Path | None = None
     heartbeat_seconds: float = Field(default=2.0, gt=0, le=60)
@@ -108,7 +110,15 @@ class ApiSettings(_Section):
         """``https`` with a certificate, otherwise ``http``."""
         return "https" if self.certificate else "http"
 
-    @field_validator("certificate", "certificate_key", mode="before")
+    def url(self, host: str, port: int) -> str:
+        """Where jobs reach the API that listens on this address and port."""
+        if self.advertise:
+            return self.advertise
+        if host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
+            host = socket.getfqdn()
+        return f"{self.scheme}://[{host}]:{port}" if ":" in host else f"{self.scheme}://{host}:{port}"
+
+    @field_validator("address_file", "certificate", "certificate_key", mode="before")
     @classmethod
     def _empty_is_none(cls, value: object) -> object:
         return None if value == "" else value

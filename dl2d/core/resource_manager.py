@@ -267,6 +267,28 @@ class AccountingManager(Protocol):
         ...
 
 
+class ProbeStep(NamedTuple):
+    """Result of one step of a probe."""
+
+    item: str
+    good: bool
+    #: What was found, or what is wrong and what to change.
+    text: str
+
+
+@runtime_checkable
+class ProbeManager(Protocol):
+    """What a resource manager has besides where a small job can check that jobs on a node reach the daemon (Slurm)."""
+
+    def probe(self, runner: str, user: str, seconds: float) -> Sequence[ProbeStep]:
+        """Submit a job that runs ``dl2-run --check-daemon`` on a node, wait for its end, and return its steps.
+
+        The job is ended after ``seconds``. ``runner``: path of dl2-run on the nodes. ``user``: whose job it is; "" for
+        the calling user's. May raise ``ResourceManagerError``.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """What a manager can do, where they differ."""

@@ -26,6 +26,7 @@ from dl2d.core.error_wording import counted
 from dl2d.core.errors import AlreadyRunning, ConfigError, Dl2dError, Waiting
 from dl2d.core.policy_registry import SiteStore
 from dl2d.core.resource_manager import AccountingManager, ContainerManager, ResourceManager, RmJob, TaskSpec
+from dl2d.daemon.address_file import write_address
 from dl2d.daemon.api.admission import Admission
 from dl2d.daemon.api.application import create_api
 from dl2d.daemon.api.connections import HEARTBEATS_PER_SECOND, ConnectionLimits, RateLimiter
@@ -50,6 +51,7 @@ from dl2d.tick.task_specs import TaskSpecs
 from dl2d.tick.tick import tick
 from dl2d.tick.tick_context import Context, Deciders
 from dl2d.tick.tick_state import RECENT_DECISIONS, TickState
+from pslite.launch.address_file import DaemonAddress, default_file
 
 log = structlog.get_logger()
 
@@ -151,6 +153,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             self._active = ActiveVersion(settings, store, clock, starting=True)
             self._context, self._canary = self._build(settings, self._active)
             self._enter(settings.mode, "start")
+            self._write_address()
             self._refreshed_at, self._judged_at = timer(), -math.inf
             self._services = Services(
                 cluster=self._cluster,
@@ -184,13 +187,18 @@ class Daemon(AbstractContextManager["Daemon"]):
     @property
     def url(self) -> str:
         """Where coordinators reach the job API."""
-        if self._settings.api.advertise:
-            return self._settings.api.advertise
-        host, port = self._server.address
-        if host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
-            host = socket.getfqdn()
-        scheme = self._settings.api.scheme
-        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+        return self._settings.api.url(*self._server.address)
+
+    def _write_address(self) -> None:
+        """Write the file by which jobs that users submit find the daemon; a daemon that cannot goes on without it."""
+        path = self._settings.api.address_file or (None if self._starts_anchors else default_file())
+        if path is None:
+            return
+        try:
+            write_address(path, DaemonAddress(self.url, self._server.certificates, self._cluster, socket.gethostname()))
+        except OSError as error:
+            log.error("the address file cannot be written: jobs find the daemon by DL2_DAEMON only", path=str(path),
+                      error=error.strerror)  # fmt: skip
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
@@ -458,6 +466,7 @@ class Daemon(AbstractContextManager["Daemon"]):
                 self._reloaded(settings)
             self._schedule_learning(scheduler, settings)
             scheduler.reschedule_job(_TICK, trigger="interval", seconds=settings.schedule.poll_seconds)
+            self._write_address()
             log.info("reloaded", policy=settings.policy.name)
         self._service.ready(self._status)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -19,7 +20,9 @@ from daemon_process import free_port
 from self_signed import self_signed
 
 from dl2d.cli import check
+from dl2d.daemon.address_file import write_address
 from dl2d.store.sql_store import SqlStore
+from pslite.launch.address_file import DaemonAddress
 
 NODES = {"name": "local", "local": {"nodes": [{"name": "n", "count": 2, "resources": {"cpu": 4, "gpu": 1}}]}}
 JOB = {"model": "vgg-16", "epochs": 3, "samples_per_epoch": 10, "worker": {"cpu": 2}, "command": "python t.py"}
@@ -247,6 +250,65 @@ def test_slurm_that_does_not_answer(dl2d: Dl2d, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     found = wrong(dl2d, configured(tmp_path, resource_manager={"name": "slurm", "slurm": {}}))
     assert "Unable to contact slurm controller" in found["slurm"]
+
+
+def warned(dl2d: Dl2d, config: Path) -> dict[str, str]:
+    """What is warned of, by item."""
+    findings = dl2d("check", "--json", "-c", config).json["findings"]
+    return {each["item"]: each["text"] for each in findings if each["warning"]}
+
+
+@pytest.fixture
+def address_file() -> Iterator[Path]:
+    """In a folder that everybody may enter."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder) / "shared" / "job-api.json"
+
+
+def test_jobs_that_would_not_find_the_daemon(dl2d: Dl2d, tmp_path: Path, other: ApiWorld, address_file: Path):
+    file, port = address_file, other.server.address[1]
+
+    def config(**api: object) -> Path:
+        return configured(tmp_path, api={"port": port, "address_file": str(file), **api})
+
+    secret = tmp_path / "state" / "secret"
+    new_store(tmp_path)
+    secret.touch(mode=0o600)
+    secret.write_bytes(other.credentials.key)
+    found = warned(dl2d, config())
+    assert f"jobs on other machines cannot reach http://127.0.0.1:{port}: set api.host to 0.0.0.0" in found["api.host"]
+    assert "does not exist although the daemon runs" in found["api.address_file"]
+    assert "set api.certificate" in warned(dl2d, config(advertise="http://head:8910"))["api.certificate"]
+    write_address(file, DaemonAddress("https://head:8910"))
+    assert list(warned(dl2d, config(advertise="https://head:8910"))) == []
+    moved = warned(dl2d, config(advertise="https://new:8910"))["api.address_file"]
+    assert moved == f"{file} says https://head:8910, the configuration https://new:8910: restart the daemon"
+    assert "cannot reach http://localhost:1" in warned(dl2d, config(advertise="http://localhost:1"))["api.advertise"]
+    # Warnings are shown as such, and are no errors.
+    ran = dl2d("check", "-c", config(advertise="https://new:8910"))
+    assert (ran.status, [line[:6] for line in ran.out.splitlines() if "api.address_file" in line]) == (0, ["warn  "])
+
+
+def test_an_address_file_that_jobs_cannot_read_or_do_not_trust(dl2d: Dl2d, tmp_path: Path, address_file: Path):
+    file = address_file
+    config = configured(
+        tmp_path, api={"address_file": str(file), "advertise": "https://head:8910", "port": free_port()}
+    )
+    assert warned(dl2d, config) == wrong(dl2d, config) == {}, "the daemon writes it when it starts"
+    write_address(file, DaemonAddress("https://head:8910"))
+    file.chmod(0o666)
+    assert "others than its owner may write it" in wrong(dl2d, config)["api.address_file"]
+    file.chmod(0o640)
+    assert f"{file} may not be read by everybody" in wrong(dl2d, config)["api.address_file"]
+    file.chmod(0o644)
+    file.parent.chmod(0o750)
+    assert f"{file.parent} may not be read by everybody" in wrong(dl2d, config)["api.address_file"]
+
+
+def test_a_resource_manager_without_a_probe(dl2d: Dl2d, tmp_path: Path):
+    ran = dl2d("check", "--slurm-probe", "-c", configured(tmp_path))
+    assert (ran.status, "the resource manager local has no probe" in ran.out) == (2, True)
 
 
 def test_a_running_daemon_is_not_disturbed(dl2d: Dl2d, tmp_path: Path):

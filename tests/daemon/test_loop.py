@@ -31,6 +31,7 @@ from dl2d.daemon import loop
 from dl2d.daemon.loop import Daemon
 from dl2d.local.manager import LocalManager
 from dl2d.store.sql_store import SqlStore
+from pslite.launch.address_file import DaemonAddress, find_address, read_address
 
 
 @pytest.fixture
@@ -199,6 +200,36 @@ class TestSignals:
         assert cluster.job(job).state is JobState.FINISHED
         assert cluster.stop() == 0
         assert '"event": "stopped"' in cluster.said()
+
+    def test_the_file_by_which_jobs_find_it_is_written_at_the_start_and_by_a_reload(
+        self, waiting: LocalCluster, tmp_path: Path
+    ) -> None:
+        file = tmp_path / "shared" / "dl2d" / "job-api.json"
+        waiting.settings["api"]["address_file"] = str(file)  # type: ignore[index]
+        waiting.write()
+        before = os.umask(0o077)
+        try:
+            waiting.start()
+        finally:
+            os.umask(before)
+        written = DaemonAddress(url=waiting.url, cluster="local", host=socket.gethostname())
+        assert find_address([file]) == (file, written)
+        assert [path.stat().st_mode & 0o777 for path in (file, file.parent, file.parents[1])] == [0o644, 0o755, 0o755]
+        file.unlink()
+        waiting.hang_up()
+        waiting.wait_until(file.exists, "it is written again")
+        assert read_address(file) == written
+        assert waiting.stop() == 0
+        assert file.exists(), "jobs that start meanwhile wait for the next daemon"
+
+    def test_a_file_that_cannot_be_written_keeps_no_daemon_from_its_work(
+        self, waiting: LocalCluster, tmp_path: Path
+    ) -> None:
+        (tmp_path / "file").touch()
+        waiting.settings["api"]["address_file"] = str(tmp_path / "file" / "job-api.json")  # type: ignore[index]
+        waiting.write()
+        waiting.start()
+        assert "the address file cannot be written" in waiting.said()
 
     def test_sigint_stops_it_too(self, cluster: LocalCluster) -> None:
         assert cluster.process is not None

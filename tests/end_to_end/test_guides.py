@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -135,20 +136,44 @@ def cluster() -> Iterator[SlurmCluster]:
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "Slurm is there")
 def test_the_first_job_on_slurm(cluster: SlurmCluster, tmp_path: Path) -> None:
     blocks = section("slurm.md", "Install")
-    settings = yaml.safe_load(next(text for language, text in blocks if language == "yaml"))
-    job = next(text for language, text in blocks if "#DL2" in text)
-    export = next(text for language, text in blocks if "DL2_DAEMON" in text)
+    _, settings, certificate, check, start, probe, job = (text for _, text in blocks)
+    assert start.count("systemctl") == 2
     alice: User = cluster.add_user("alice")
     cluster.add_python(alice)
     (alice.home / "train_digits.py").write_text((ROOT / "examples" / "train_digits.py").read_text())
-    slurm = {"slurm_conf": str(cluster.conf), "munge_socket": str(cluster.munge_socket)}
-    with DaemonProcess(tmp_path, {"resource_manager": {**settings["resource_manager"], "slurm": slurm}}) as daemon:
-        variable = re.search(r"export (DL2_DAEMON=)\S+'", export)
-        assert variable is not None
-        script = job.replace("#!/bin/sh\n", "", 1)
-        directives, command = script.rsplit("\n", 2)[0], script.rsplit("\n", 2)[1]
-        batch = f"#!/bin/sh\n{directives}\nexport {variable[1]}{daemon.url}\n{command}\n"
-        number = cluster.submit_as(alice, batch)
+
+    def here(text: str) -> str:
+        places = {"/opt/dl2d": cluster.prefix, "/etc/dl2d": cluster.directory, "alice": alice.name}
+        for there, place in {**places, "head.cluster": socket.gethostname()}.items():
+            text = text.replace(there, str(place))
+        return text
+
+    def follow(commands: str, **env: str) -> str:
+        return cluster.run("sh", "-ec", here(commands), env=env, timeout=180).stdout
+
+    def assert_all_good(commands: str) -> str:
+        said = follow(commands, DL2D_CONFIG=str(daemon.config))
+        assert {line.split()[0] for line in said.splitlines()} == {"ok"}, said
+        return said
+
+    follow(certificate)
+    given = yaml.safe_load(here(settings))
+    assert given["resource_manager"]["slurm"] == {"partition": "gpu"}
+    private = {
+        "partition": cluster.partition, "slurm_conf": str(cluster.conf), "munge_socket": str(cluster.munge_socket)
+    }  # fmt: skip
+    daemon = DaemonProcess(
+        tmp_path, {"resource_manager": {"name": "slurm", "slurm": private}, "api": {**given["api"], "address_file": ""}}
+    )
+    daemon.program = cluster.prefix / "bin" / "dl2d"
+    daemon.settings["api"]["advertise"] = f"https://{socket.gethostname()}:{daemon.port}"
+    daemon.write()
+    assert "the daemon writes it when it starts" in assert_all_good(check)
+    with daemon:
+        said = assert_all_good(probe)
+        assert f"is of user {alice.name}" in said
+        assert re.search(r"probe: certificate +verified", said)
+        number = cluster.submit_as(alice, job)
         daemon.wait_until(lambda: daemon.store.find_jobs(number), "the job is registered", timeout=120)
         key = daemon.store.find_jobs(number)[0].key
         daemon.wait_for_end(key, timeout=240)

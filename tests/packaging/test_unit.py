@@ -51,6 +51,17 @@ def test_the_unit_names_this_installation(unit: Path) -> None:
     assert f"ExecStart={DL2D} run --config /etc/dl2d/dl2d.yaml\n" in unit.read_text()
 
 
+def test_the_unit_lets_the_daemon_write_the_file_by_which_jobs_find_it(unit: Path, tmp_path: Path) -> None:
+    default = f"{sys.prefix}/etc/dl2d" if Path(sys.prefix) not in (Path("/usr"), Path("/usr/local")) else "/etc/dl2d"
+    config = tmp_path / "dl2d.yaml"
+    config.write_text("api: {address_file: /shared/dl2d/job-api.json}\n")
+    command = [DL2D, "unit", "--config", config]
+    other = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    for text, folder in ((unit.read_text(), default), (other, "/shared/dl2d")):
+        assert f"\nExecStartPre=-+/bin/mkdir -p {folder}\n" in text
+        assert f"\nReadWritePaths=-{folder}\n" in text
+
+
 def test_the_unit_is_hardened(unit: Path) -> None:
     """Exposure by systemd's own measure, 0 (best) to 10: below 2.5 although it runs as root, which Slurm demands."""
     command = ["systemd-analyze", "security", "--offline=true", "--threshold=25", "--no-pager", unit]

@@ -387,6 +387,17 @@ def test_a_controller_that_is_down_is_unavailable_and_comes_back(real: Real, man
     impatient.close()
 
 
+def test_a_probe_job_without_dl2_run_on_its_node_says_so(real: Real) -> None:
+    manager = manager_of(real.cluster, partition=real.cluster.partition)
+    submitted, node, step = manager.probe("/no/such/dl2-run", real.alice.name, 60.0)
+    manager.close()
+    assert (submitted.good, node.good, step.good) == (True, True, False)
+    assert step.text == (
+        f"{real.alice.name} cannot run /no/such/dl2-run on this node: install dl2d in a folder that all nodes share"
+    )
+    assert real.cluster.running() == []
+
+
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "Slurm is there")
 def test_nothing_of_a_cluster_is_left_when_its_test_is_killed(tmp_path: Path) -> None:
     """The keeper outlives the test that made the cluster, and cleans up behind it."""

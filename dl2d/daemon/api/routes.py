@@ -49,6 +49,8 @@ _TASKS_PER_RATE = 10
 #: A coordinator is silent if it has not called for so many heartbeat intervals.
 _SILENT_HEARTBEATS = 3
 
+_Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+_Proof = Annotated[str, Field(max_length=16_384)]
 _Words = Annotated[dict[str, str], Field(max_length=10_000)]
 
 
@@ -68,9 +70,18 @@ class _Body(BaseModel):
 class Registration(_Body):
     """Registration of an anchor that the resource manager started: its address, and the command of its tasks."""
 
-    rm_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
-    proof: Annotated[str, Field(max_length=16_384)]
+    rm_id: _Id
+    proof: _Proof
     address: str = ""
+
+
+class Authentication(BaseModel):
+    """What a job shows of itself to be verified."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    rm_id: _Id
+    proof: _Proof
 
 
 class Submission(_Body):
@@ -117,8 +128,7 @@ def metrics(services: Services = Depends(services_of)) -> Response:
 @_public.post("/v1/register")
 def register(body: Registration, request: Request, services: Services = Depends(services_of)) -> dict[str, object]:
     """Register an anchor that the resource manager authenticates; doing it again changes nothing."""
-    if request.url.scheme != "https" and not is_loopback(request.client.host if request.client else ""):
-        raise HTTPException(403, "a job registers over https only: set api.certificate, and DL2_DAEMON to an https URL")
+    _refuse_clear_text(request)
     anchor = services.manager.authenticate(body.rm_id, body.proof)
     with services.manager.for_request() as manager:
         # Looked up and added under the same lock: an anchor that calls twice at once is one job.
@@ -136,6 +146,23 @@ def register(body: Registration, request: Request, services: Services = Depends(
         "heartbeat_seconds": services.heartbeat_seconds(),
         "static": static,
     }
+
+
+@_public.post("/v1/authenticate")
+def authenticate(
+    body: Authentication, request: Request, services: Services = Depends(services_of)
+) -> dict[str, object]:
+    """Verify whose job it is, as a registration does, and register nothing: for checks of an installation."""
+    _refuse_clear_text(request)
+    anchor = services.manager.authenticate(body.rm_id, body.proof)
+    return {"job": anchor.key.id, "user": anchor.owner.user}
+
+
+def _refuse_clear_text(request: Request) -> None:
+    if request.url.scheme != "https" and not is_loopback(request.client.host if request.client else ""):
+        raise HTTPException(
+            403, "a job registers over https only: set api.certificate, and api.advertise or DL2_DAEMON to an https URL"
+        )
 
 
 def _take_registration(

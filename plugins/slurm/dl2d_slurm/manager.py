@@ -12,7 +12,16 @@ import structlog
 from msgspec import structs
 
 from dl2d.core.errors import Rejected, Unavailable
-from dl2d.core.resource_manager import Anchor, Capabilities, ResourceManager, RmIdentity, RmJob, RmListing, TaskSpec
+from dl2d.core.resource_manager import (
+    Anchor,
+    Capabilities,
+    ProbeStep,
+    ResourceManager,
+    RmIdentity,
+    RmJob,
+    RmListing,
+    TaskSpec,
+)
 from dl2d.core.resources import Resources
 from dl2d_slurm.accounting import Accounting
 from dl2d_slurm.anchor_options import NO_OPTIONS, AnchorOptions
@@ -20,6 +29,7 @@ from dl2d_slurm.authentication import anchor, proven_uid
 from dl2d_slurm.commands import Commands, TokenBucket, failure
 from dl2d_slurm.observed_jobs import limit_seconds
 from dl2d_slurm.partitions import Partition, partitions_of, task_minutes
+from dl2d_slurm.probe import probe
 from dl2d_slurm.queue_listing import (
     EXCLUDED_FORMAT,
     JOB_FIELDS,
@@ -100,6 +110,7 @@ class SlurmManager:
         if conf := settings.slurm_conf or given.get("SLURM_CONF", ""):
             environment["SLURM_CONF"] = conf
         self._commands = Commands(environment, settings.command_timeout_seconds)
+        self._timer, self._sleep = timer, sleep
         self._stopper = Stopper(self._commands, timer)
         self._accounting = Accounting(self._commands, settings.watch)
         self._submit_rate = TokenBucket(settings.submit_rate_per_second, clock=clock, sleep=sleep)
@@ -276,6 +287,10 @@ class SlurmManager:
         found = anchor(self._commands, rm_id, uid, cluster=self._cluster_name())
         self._ask_excluded([found.key.id])
         return found
+
+    def probe(self, runner: str, user: str, seconds: float) -> Sequence[ProbeStep]:
+        """See ``ProbeManager``. One sbatch, one squeue of the job each second, and one scancel if it does not end."""
+        return probe(self._commands, self._settings, runner, user, seconds, timer=self._timer, sleep=self._sleep)
 
     def _cluster_name(self) -> str:
         if not self._cluster:

@@ -86,6 +86,15 @@ class TestRegistration:
         assert (unknown.status_code, error(unknown)) == (404, "no job 8")
         assert everything(world) == before
 
+    def test_whose_job_it_is_can_be_verified_without_registering_it(self, world):
+        world.add_anchor()
+        before = everything(world)
+        answer = world.post("/v1/authenticate", {"rm_id": "7", "proof": OWNER.user})
+        assert (answer.status_code, answer.json()) == (200, {"job": "7", "user": OWNER.user})
+        refused = world.post("/v1/authenticate", {"rm_id": "7", "proof": "somebody else"})
+        assert (refused.status_code, error(refused)) == (403, "job 7 is not yours")
+        assert everything(world) == before
+
     @pytest.mark.parametrize(
         ("script", "words"),
         [

@@ -19,6 +19,7 @@ OPERATIONS = (
     "GET /v1/health",
     "GET /metrics",
     "POST /v1/register",
+    "POST /v1/authenticate",
     "POST /v1/jobs",
     "DELETE /v1/jobs/{slug}",
     "POST /v1/jobs/{slug}/heartbeat",
@@ -51,7 +52,7 @@ def test_every_operation_is_tried(shared) -> None:
 def test_no_request_breaks_the_daemon_and_only_its_own_are_heard(shared, label: str, who: str, mode) -> None:
     world, job, operations = shared
     own = {"nobody": "wrong", "job": world.credentials.for_job(job), "account": world.credentials.for_submission()}[who]
-    public = label in ("GET /v1/health", "GET /metrics", "POST /v1/register")
+    public = label in ("GET /v1/health", "GET /metrics", "POST /v1/register", "POST /v1/authenticate")
     may = public or who == ("account" if label.endswith((" /v1/jobs", "/{slug}")) else "job")
     before = world.store.jobs(live=False)
     with requests.Session() as session:

@@ -55,6 +55,14 @@ def error_text(error: urllib.error.HTTPError) -> str:
         return f"{error.code} {error.reason}"
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a host of a URL is the machine itself, whichever machine that is."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def check_private(daemon: str) -> None:
     """Check that requests to the daemon do not cross a network unencrypted: it is reached by https, or on this machine.
 
@@ -65,16 +73,11 @@ def check_private(daemon: str) -> None:
 
     """
     parts = urllib.parse.urlsplit(daemon)
-    host = parts.hostname or ""
-    try:
-        within = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        within = host == "localhost"
-    if parts.scheme != "https" and not within:
+    if parts.scheme != "https" and not is_loopback(parts.hostname or ""):
         raise UsageError(
-            f"DL2_DAEMON is {daemon!r}: registration sends the job's secrets, which go over https only; the "
-            "administrator sets api.certificate in dl2d.yaml, and DL2_DAEMON to the https:// URL "
-            f"({CERTIFICATE_VARIABLE} names the certificate if this machine does not trust who signed it)"
+            f"registration sends the job's secrets, which go over https only, but the daemon's address is {daemon!r}: "
+            "the administrator sets api.certificate, and api.advertise (or DL2_DAEMON where it is set) to the https:// "
+            f"URL ({CERTIFICATE_VARIABLE} names the certificate if this machine does not trust who signed it)"
         )
 
 

@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     from pslite.launch.registration import Registration
 
 _EPILOG = """\
-environment (set by the scheduler; without it a whole job runs on this machine):
+In a Slurm batch job whose script has #DL2 lines, dl2-run registers the job with the daemon, whose address it finds in
+the file that the daemon writes (api.address_file); elsewhere a whole job runs on this machine.
+
+environment (set by the scheduler):
   DL2_ROLE         coordinator, worker or server; or container: runs the tasks that the scheduler gives it (on YARN)
   DL2_INSTANCE     role and number of a container, such as worker-0
   DL2_PROOF        secret of a YARN service that a user posted (containers)
@@ -43,7 +46,7 @@ environment (set by the scheduler; without it a whole job runs on this machine):
   DL2_ENCRYPT      what TLS encrypts, the same in all tasks: none, control or all (the default)
   DL2_PROGRESS_DEADLINE  seconds, as --progress-deadline (coordinator)
   DL2_STATE        folder of the coordinator's log (default: a temporary one; none: no log)
-  DL2_DAEMON, DL2_JOB, DL2_CREDENTIAL   the scheduler's job API (coordinator)
+  DL2_DAEMON, DL2_JOB, DL2_CREDENTIAL   the scheduler's job API (coordinator); DL2_DAEMON replaces the address file
 
 exit status: 0 done or drained, 1 the job failed, 2 wrong usage or refused by the scheduler,
 128+n the command was ended by signal n.
@@ -75,6 +78,14 @@ def _parser() -> argparse.ArgumentParser:
         "--durability", choices=("none", "durable"), default="",
         help="durable: parameter servers keep replicas of each other's part of the model, so that the job goes on when "
         "one of them dies; for scripts that do not set it (default none)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--standalone", action="store_true",
+        help="run a whole job on this machine, without dl2d, also in a batch job with #DL2 lines",
+    )  # fmt: skip
+    parser.add_argument(
+        "--check-daemon", action="store_true",
+        help="check that this machine finds and reaches the daemon, print each step, and run nothing",
     )  # fmt: skip
     parser.add_argument("--quiet", action="store_true", help="no progress lines on stderr")
     parser.add_argument(
@@ -136,6 +147,10 @@ def _run(options: argparse.Namespace, environ: dict[str, str], say: Callable[[st
 
             return launcher.launched(environ, say)
         environ.update(task_variables(environ))
+    if options.check_daemon:
+        from pslite.launch.daemon_check import print_check  # noqa: PLC0415  (of this option only)
+
+        return print_check(environ)
     role = role_of(environ)
     encrypt, durability = encryption_of(environ), durability_of(environ)
     if role == "container":
@@ -157,6 +172,10 @@ def _run(options: argparse.Namespace, environ: dict[str, str], say: Callable[[st
         return _task(role, command, with_hooks(environ), say)
     if options.workers < 1 or options.servers < 0:
         raise UsageError("--workers must be at least 1, --servers at least 0")
+    if options.standalone and not environ.get("DL2_ROLE"):
+        role = "standalone"
+    elif role == "standalone" and _finds_daemon(environ, say):
+        role = "coordinator"
     # beside a worker or a server a coordinator would take memory, and time at the start
     from pslite.launch import launcher  # noqa: PLC0415
 
@@ -164,6 +183,35 @@ def _run(options: argparse.Namespace, environ: dict[str, str], say: Callable[[st
     if role == "coordinator":
         return launcher.coordinate(tasks, environ, say)
     return launcher.standalone(tasks, environ, say)
+
+
+def _finds_daemon(environ: dict[str, str], say: Callable[[str], None]) -> bool:
+    """Set the variables of the daemon's address if this is a batch job with `#DL2` lines; return whether it is.
+
+    Raises
+    ------
+    UsageError
+        it is, and there is no address.
+
+    """
+    # of a job's first process only
+    from pslite.launch.address_file import find_address  # noqa: PLC0415
+    from pslite.launch.batch_script import asks_for_daemon  # noqa: PLC0415
+
+    if not asks_for_daemon(environ):
+        return False
+    try:
+        path, address = find_address()
+    except UsageError as error:
+        raise UsageError(
+            f"the script of this batch job has #DL2 lines, but {error}. `dl2d check --slurm-probe` (administrator) "
+            "says more; `dl2-run --standalone` trains without dl2d, inside this job alone"
+        ) from None
+    say(f"the daemon is at {address.url}, says {path}")
+    for name, value in address.variables().items():
+        if not environ.get(name):
+            environ[name] = os.environ[name] = value  # requests read the certificate in os.environ
+    return True
 
 
 def with_hooks(environ: Mapping[str, str]) -> dict[str, str]:

@@ -8,7 +8,6 @@ import os
 import re
 import secrets
 import socket
-import subprocess
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,6 +19,7 @@ from pslite.job.user_environment import remarks, user_environment
 from pslite.launch.coordinator_supervisor import LogLocation, Supervisor, locate_log
 from pslite.launch.local_tasks import LocalTasks
 from pslite.launch.membership_from_daemon import DaemonClient, report_failure
+from pslite.launch.munge import munge_credential
 from pslite.launch.mxnet_launcher import OpenMembership, launched_listener
 from pslite.launch.registration import Registration, register
 from pslite.launch.task_environment import balance_of, encryption_of, job_encryption, need, progress_deadline
@@ -28,6 +28,10 @@ from pslite.net.framing import listen
 
 #: how long the tasks of a job that are started here may take to come: all of them, and the first of each role
 _GRACE_SECONDS, _START_SECONDS = 60.0, 300.0
+_NOT_AVAILABLE = (
+    "; `dl2d check --slurm-probe` of the administrator says what is missing, and `dl2-run --standalone` trains without "
+    "dl2d, inside this job alone"
+)
 _JOB = re.compile(r"[A-Za-z0-9._-]+")
 
 
@@ -224,27 +228,11 @@ def _register(
     def body() -> dict[str, object]:
         return {
             "rm_id": rm_id,
-            "proof": _proof(rm_id, environ),
+            "proof": munge_credential(rm_id, environ),
             "argv": list(command),
             "cwd": os.getcwd(),  # noqa: PTH109  (a string is what is wanted)
             "env": dict(kept.variables),
             "address": address,
         }
 
-    return register(daemon, body, say)
-
-
-def _proof(rm_id: str, environ: Mapping[str, str]) -> str:
-    """Return a munge credential that proves to the daemon which user we are."""
-    command = ["munge", "-s", f"dl2d:{rm_id}"]
-    if environ.get("MUNGE_SOCKET"):
-        command += ["-S", environ["MUNGE_SOCKET"]]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-    except FileNotFoundError:
-        raise UsageError("munge is not installed on this node: the scheduler cannot verify who owns this job") from None
-    except subprocess.TimeoutExpired:
-        raise UsageError("munge did not answer within 30 s") from None
-    except subprocess.CalledProcessError as error:
-        raise UsageError(f"munge failed: {error.stderr.strip()}") from None
-    return done.stdout.strip()
+    return register(daemon, body, say, _NOT_AVAILABLE)

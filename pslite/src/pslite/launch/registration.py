@@ -26,8 +26,12 @@ class Registration(msgspec.Struct):
     static: bool = False
 
 
-def register(daemon: str, body: Callable[[], Mapping[str, object]], say: Callable[[str], None]) -> Registration:
+def register(
+    daemon: str, body: Callable[[], Mapping[str, object]], say: Callable[[str], None], advice: str = ""
+) -> Registration:
     """Register with the daemon, trying for 5 minutes while it is not available; `body` makes each request.
+
+    `advice` says what to do where it is not available for longer.
 
     Raises
     ------
@@ -55,7 +59,7 @@ def register(daemon: str, body: Callable[[], Mapping[str, object]], say: Callabl
         except (OSError, msgspec.MsgspecError) as error:
             reason = str(error)
         if time.monotonic() + pause > deadline:
-            raise UsageError(f"the scheduler at {daemon} did not accept this job within 5 minutes: {reason}")
+            raise UsageError(f"the scheduler at {daemon} did not accept this job within 5 minutes: {reason}{advice}")
         say(f"the scheduler at {daemon} is not available ({reason}); trying again")
         time.sleep(pause)
         pause = min(15.0, 2 * pause)

@@ -1,0 +1,131 @@
+"""File that says where the daemon's job API is: the daemon writes it, and jobs that users start themselves read it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import sys
+import urllib.parse
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from pslite.errors import UsageError
+from pslite.launch.daemon_http import CERTIFICATE_VARIABLE, is_loopback
+
+DAEMON_VARIABLE = "DL2_DAEMON"
+_NAME = "dl2d/job-api.json"
+_SYSTEM = Path("/etc")
+#: folder in which the guide installs dl2d for all nodes
+_DOCUMENTED_PREFIX = Path("/opt/dl2d")
+_MAX_BYTES = 1 << 20
+
+
+class DaemonAddress(msgspec.Struct, frozen=True):
+    """Content of the file."""
+
+    #: base URL of the job API
+    url: str
+    #: value of DL2_DAEMON_CERTIFICATE; "" for the authorities that the nodes trust
+    certificate: str = ""
+    #: name of the daemon's cluster
+    cluster: str = ""
+    #: machine on which the daemon runs
+    host: str = ""
+
+    def variables(self) -> dict[str, str]:
+        """Return the variables by which a process reaches this daemon."""
+        return {DAEMON_VARIABLE: self.url, **({CERTIFICATE_VARIABLE: self.certificate} if self.certificate else {})}
+
+
+def default_file(prefix: str = sys.prefix) -> Path:
+    """Return the file of the installation in `prefix`: below it, or below /etc where it is the system's."""
+    root = _SYSTEM if Path(prefix) in (Path("/usr"), Path("/usr/local")) else Path(prefix) / "etc"
+    return root / _NAME
+
+
+def search_files() -> tuple[Path, ...]:
+    """Return the files in which a job looks: that of its node, of its installation, and of the documented one."""
+    found = (_SYSTEM / _NAME, default_file(), default_file(str(_DOCUMENTED_PREFIX)))
+    return tuple(dict.fromkeys(found))
+
+
+def read_address(path: Path) -> DaemonAddress:
+    """Read a file.
+
+    Raises
+    ------
+    OSError
+        it cannot be read; FileNotFoundError if there is none.
+    UsageError
+        its content is malformed, or another user may have written it.
+
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(file.fileno())
+        if problem := _distrust(status):
+            raise UsageError(f"{path} is not used: {problem}")
+        data = file.read(_MAX_BYTES)
+    try:
+        address = msgspec.json.decode(data, type=DaemonAddress)
+    except msgspec.MsgspecError as error:
+        raise UsageError(f"{path} is malformed: {error}") from None
+    if not address.url.startswith(("http://", "https://")):
+        raise UsageError(f"{path} is malformed: url is {address.url[:200]!r}")
+    return address
+
+
+def _distrust(status: os.stat_result) -> str:
+    """Return why a file may be somebody else's; "" if it is root's, the installation's owner's or this user's."""
+    if not stat.S_ISREG(status.st_mode):
+        return "it is not a file"
+    if status.st_uid not in (0, os.geteuid(), Path(__file__).stat().st_uid):
+        return f"it belongs to uid {status.st_uid}, and not to root or the account of this installation"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"others than its owner may write it (mode {stat.S_IMODE(status.st_mode):04o})"
+    return ""
+
+
+def find_address(files: Sequence[Path] | None = None) -> tuple[Path, DaemonAddress]:
+    """Return the first file that can be used (by default of `search_files`), and its content.
+
+    Raises
+    ------
+    UsageError
+        there is none, or it gives the address of another machine's loopback interface; says what to do.
+
+    """
+    problems = []
+    searched = search_files() if files is None else files
+    for path in searched:
+        try:
+            address = read_address(path)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            problems.append(f"{path}: {error.strerror}")
+        except UsageError as error:
+            problems.append(str(error))
+        else:
+            _check_reachable(path, address)
+            return path, address
+    here = socket.gethostname()
+    there = "; ".join(problems) or f"{here} has none of {', '.join(map(str, searched))}"
+    raise UsageError(
+        f"no address of a daemon was found: {there}. The daemon writes this file (api.address_file) where it starts: "
+        f"it must be in a folder that {here} shares, or {searched[0]} a link to it"
+    )
+
+
+def _check_reachable(path: Path, address: DaemonAddress) -> None:
+    here = socket.gethostname()
+    host = urllib.parse.urlsplit(address.url).hostname or ""
+    if is_loopback(host) and address.host not in ("", here):
+        raise UsageError(
+            f"{path} says {address.url}, which {here} cannot reach, since the daemon runs on {address.host}: the "
+            "administrator sets api.host to 0.0.0.0, api.advertise to a URL with the daemon's host name, and "
+            "api.certificate"
+        )
