@@ -123,7 +123,7 @@ def job_row(number: int, **more: object) -> dict[str, object]:
     """A row of squeue: a running job."""
     row = {"JobID": number, "State": "RUNNING", "SubmitTime": 1795253932, "exit_code": 0, "UserName": "alice"}
     row |= {"NodeList": "n1", "tres-alloc": "cpu=1,mem=100M,node=1,billing=1", "tres-per-node": "N/A"}
-    row |= {"JobArrayID": number, "EndTime": "NONE", "Partition": "gpu", "Nice": 0}
+    row |= {"JobArrayID": number, "EndTime": "NONE", "RestartCnt": 0, "Partition": "gpu", "Nice": 0}
     row |= dict.fromkeys(("Reservation", "Feature", "WCKey", "SchedNodes"), "(null)")
     row |= {"PriorityLong": 4000, "StartTime": "N/A", "ReqNodes": "", "NumNodes": 1, "NumTasks": 1}
     row |= {"tres-per-task": "N/A", "tres-per-job": "N/A", "OverSubscribe": "OK"}

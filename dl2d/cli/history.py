@@ -58,10 +58,15 @@ def _of_job(store: Store, job: Job, limit: int, *, as_json: bool) -> None:
     changed = store.decisions(job.key, limit=limit, changed=True)[::-1]
     resizes = store.resizes(job.key, limit=limit)[::-1]
     plans = [(job.key, plan) for plan in store.runtime_plans(job.key, limit=limit)]
+    same_id = (run for run in store.find_jobs(job.key.id)[::-1] if run.key[:2] == job.key[:2])
+    runs = [run for run in same_id if run.owner.user == job.owner.user]
     if as_json:
-        print_json({"job": job.key.slug, "decisions": [_change_json(entry) for entry in changed],
+        print_json({"job": job.key.slug, "runs": [_run_json(run) for run in runs],
+                    "decisions": [_change_json(entry) for entry in changed],
                     **_resizes_json(resizes, plans)})  # fmt: skip
         return
+    if len(runs) > 1:
+        print_tables(_runs_table(runs))
     if not changed and not resizes:
         typer.echo(f"job {job.key.id} has not been resized yet")
         return
@@ -74,6 +79,21 @@ def _of_job(store: Store, job: Job, limit: int, *, as_json: bool) -> None:
         table((">SLOT", "TIME", "POLICY", "BEFORE", "AFTER", "BECAUSE"), rows, title="changes"),
         *_resize_tables(resizes, plans),
     )
+
+
+def _runs_table(runs: Sequence[Job]) -> Table:
+    rows = [
+        (run.key.slug, moment(run.key.submitted), moment(run.started_at), moment(run.ended_at), str(run.state),
+         f"{run.progress.epoch:.1f}", run.end_reason)
+        for run in runs
+    ]  # fmt: skip
+    return table(("RUN", "QUEUED", "STARTED", "ENDED", "STATE", ">EPOCHS", "WHY"), rows, title="runs (requeued)")
+
+
+def _run_json(run: Job) -> dict[str, object]:
+    return {"job": run.key.slug, "queued_at": run.key.submitted, "started_at": run.started_at,
+            "ended_at": run.ended_at, "state": str(run.state), "epochs": run.progress.epoch,
+            "why": run.end_reason}  # fmt: skip
 
 
 def _plans(store: Store, jobs: set[JobKey], limit: int) -> list[tuple[JobKey, RuntimePlan]]:

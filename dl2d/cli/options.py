@@ -39,7 +39,7 @@ def reading(settings: Settings) -> Iterator[RecordingStore]:
 
 
 def find_job(store: Store, text: str) -> Job:
-    """The job with a slug, id or name; of several, the only one that has not ended.
+    """The job with a slug, id or name; of several, the only one that has not ended, or the last with that id.
 
     Raises
     ------
@@ -47,12 +47,6 @@ def find_job(store: Store, text: str) -> Job:
         There is none, or there are several; the message names similar ones.
     """
     found = store.find_jobs(text)
-    for job in found:
-        if job.key.slug == text:
-            return job
-    living = [job for job in found if not job.state.ended]
-    if len(found) == 1 or len(living) == 1:
-        return (living or list(found))[0]
     if not found:
         recent = store.jobs(live=False, limit=_MOST_COMPARED)
         names = {name for job in recent for name in (job.request.name, job.key.id)}
@@ -61,5 +55,12 @@ def find_job(store: Store, text: str) -> Job:
         raise RequestError(
             "JOB", f"there is no job {text!r}{hint} (`dl2d status --all` lists the jobs of the last day)"
         )
+    for job in found:
+        if job.key.slug == text:
+            return job
+    candidates = [job for job in found if not job.state.ended] or found
+    # A requeued job is a new one with the same id; the newest comes first.
+    if len(candidates) == 1 or {job.key[:2] for job in candidates} == {(candidates[0].key.cluster, text)}:
+        return candidates[0]
     several = ", ".join(f"{job.key.slug} ({job.request.name}, {job.state})" for job in found[:8])
     raise RequestError("JOB", f"{len(found)} jobs are called {text!r}; give one of {several}")

@@ -239,6 +239,8 @@ class FailureCause(enum.StrEnum):
     NOT_STARTED = "not-started"
     #: The resource manager refused to start it.
     REFUSED = "refused"
+    #: The resource manager has put the job back into its queue; it goes on as another job of the same id.
+    REQUEUED = "requeued"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,7 +287,8 @@ class Job:
     #: When the job first had a confirmed allocation, and when it ended; seconds since 1970.
     started_at: float | None = None
     ended_at: float | None = None
-    #: Why the job ended as it did; until its coordinator calls, what its anchor waits for.
+    #: Why the job ended as it did; until its coordinator calls, what its anchor waits for; how its coordinator was
+    #: ended, as long as the resource manager has not said what became of the anchor.
     end_reason: str = ""
     #: SHA-256 of the final weights.
     digest: str = ""

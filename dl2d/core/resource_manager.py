@@ -139,6 +139,9 @@ class RmJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     reason: str = ""
     #: Seconds since 1970; 0 where the manager does not say.
     submitted: int = 0
+    #: How often the manager has put it back into its queue after it had started. Its submit time is then that of the
+    #: last time.
+    requeues: int = 0
     #: When it ended, seconds since 1970; 0 if it has not, or where the manager does not say.
     ended: float = 0.0
     #: Id by which users know a task of a job array (``12_3``); empty for other jobs.

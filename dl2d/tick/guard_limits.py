@@ -154,7 +154,8 @@ def _silent(entry: JobDecision, job: Job, at: float) -> _Range:
     held = entry.previous
     found = _Range(entry, job, lowest=held, desired=held, reserved=held, silent=True)
     if entry.allocation != held:
-        text = f"coordinator silent for {at - job.progress.at:.0f} s: allocation unchanged until it reports again"
+        what = job.end_reason or f"coordinator silent for {at - job.progress.at:.0f} s"
+        text = f"{what}: allocation unchanged until it reports again"
         found.reasons.append(Reason(Constraint.SILENT, text))
     return found
 

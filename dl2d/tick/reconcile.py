@@ -6,6 +6,7 @@ pure; ``reconcile`` carries them out.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from msgspec import structs
 
 from dl2d.core.cluster import Snapshot, Task, TaskState, task_tag
 from dl2d.core.error_wording import counted
-from dl2d.core.errors import ResourceManagerError, Unavailable
+from dl2d.core.errors import DuplicateJob, ResourceManagerError, Unavailable
 from dl2d.core.guard_memory import GuardMemory, StartFailures
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobState, Owner
 from dl2d.core.resource_manager import FAILURE_CAUSES, JOB_ENDS, RmIdentity, RmJob, RmJobState, RmListing
@@ -51,7 +52,7 @@ _MAX_RECENT_JOBS = 2_000
 _RECENT_SECONDS = 3600.0
 #: Why a task or anchor that is not listed has ended.
 NOT_LISTED: Final = "is not listed any more"
-REQUEUED: Final = "was requeued, or its id was given again"
+REPLACED: Final = "was requeued, or its id was given again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,7 @@ class Reconciled:
     jobs: Mapping[JobKey, Job]
     #: Owners of the elastic jobs that are live or have live tasks.
     owners: Mapping[JobKey, Owner]
-    #: Elastic jobs whose coordinator has not called for ``Timeouts.silent_seconds``.
+    #: Elastic jobs whose coordinator has not called for ``Timeouts.silent_seconds``, or was ended from outside.
     silent: frozenset[JobKey]
     #: Jobs whose last attempt to start tasks failed, and whose next attempt has to wait.
     backing_off: frozenset[JobKey]
@@ -149,7 +150,8 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         snapshot=snapshot,
         jobs={job.key: job for job in elastic.jobs},
         owners={job.key: job.owner for job in (*ended_jobs, *before.jobs, *elastic.jobs)},
-        silent=frozenset(job.key for job in snapshot.jobs if not job.static) - calling_since.keys(),
+        silent=(frozenset(job.key for job in snapshot.jobs if not job.static) - calling_since.keys())
+        | {job.key for job in elastic.jobs if _coordinator_was_ended(job)},
         backing_off=_backing_off(memory, listing.at, context.guard_rules.backoff),
         task_failed=any(change.state is TaskState.FAILED for change in changes.tasks),
         calling_since=calling_since,
@@ -208,6 +210,10 @@ def _with_outputs(context: Context, jobs: Iterable[Job], changes: Changes) -> Ch
 
 def _apply_changes(store: TickStore, before: LiveJobs, changes: Changes, at: float) -> LiveJobs:
     """Write the changes to the store; returns the live elastic jobs after them."""
+    # First, since what it was started with is forgotten when the requeued job ends. It may have registered by itself.
+    for job in changes.new_jobs:
+        with contextlib.suppress(DuplicateJob):
+            store.add_job(job)
     for key, change in changes.jobs:
         job = store.change_job(key, change, at)
         if change.state is not None:
@@ -306,6 +312,8 @@ class Changes:
 
     #: Changes of jobs in the store.
     jobs: tuple[tuple[JobKey, JobChange], ...] = ()
+    #: Jobs that the store does not have yet: what was requeued, under its new submit time.
+    new_jobs: tuple[Job, ...] = ()
     #: Changes of tasks in the store.
     tasks: tuple[TaskChange, ...] = ()
     #: Listed jobs that the resource manager has to stop, with the reason.
@@ -358,6 +366,7 @@ def compare(
         timeouts = replace(timeouts, start_seconds=math.inf)
     jobs = {job.key: job for job in (*ended_jobs, *live.jobs)}
     job_changes: list[tuple[JobKey, JobChange]] = []
+    new_jobs: list[Job] = []
     stops: list[tuple[RmJob, Job | None, str]] = []
     #: States of the jobs that have ended, and of those that end in this tick.
     ended_states: dict[JobKey, JobState] = {}
@@ -369,8 +378,14 @@ def compare(
             if anchor is not None and not anchor.state.ended and _must_stop_anchor(job, anchor, listing.at, timeouts):
                 stops.append((anchor, job, f"job {job.key.id} is {job.state}"))
             continue
+        if (requeued := matches.requeued.get(job.key)) is not None:
+            new_job, end = _requeued(job, requeued)
+            new_jobs.append(new_job)
+            job_changes.append((job.key, end))
+            ended_states[job.key] = JobState.LOST
+            continue
         failures = start_failures.get(job.key, NO_FAILURES)
-        change = _job_change(job, anchor, _absence(tag, matches, gone), timeouts, failures)
+        change = _job_change(job, anchor, _absence(tag, matches, gone), listing.at, timeouts, failures)
         if change is not None:
             job_changes.append((job.key, change))
             if change.state is not None and change.state.ended:
@@ -407,12 +422,29 @@ def compare(
         else:
             remarks.append(f"{listed.handle} of user {listed.user} is not stopped ({reason}): it has no mark of dl2d, "
                            "or belongs to somebody else")  # fmt: skip
-    return Changes(tuple(job_changes), tuple(task_changes), tuple(allowed), tuple(remarks))
+    return Changes(
+        jobs=tuple(job_changes),
+        new_jobs=tuple(new_jobs),
+        tasks=tuple(task_changes),
+        stops=tuple(allowed),
+        remarks=tuple(remarks),
+    )
+
+
+def _requeued(job: Job, listed: RmJob) -> tuple[Job, JobChange]:
+    """The job that goes on where a requeued one was, and the change that ends the latter.
+
+    They are two jobs, so that the tasks, the token and the coordinator of the first count for nothing in the second.
+    """
+    key = job.key._replace(submitted=listed.submitted)
+    new = Job(key=key, request=job.request, owner=job.owner, launch=job.launch, anchor=job.anchor)
+    reason = f"was requeued by the resource manager, and goes on from its checkpoint as {key.slug}"
+    return new, JobChange(state=JobState.LOST, end_reason=reason, cause=FailureCause.REQUEUED)
 
 
 def _absence(tag: str, matches: Matches, gone: Collection[str]) -> str:
     """Why a task or anchor that is not listed has ended; empty if it may be listed again."""
-    return REQUEUED if tag in matches.requeued else NOT_LISTED if tag in gone else ""
+    return REPLACED if tag in matches.replaced else NOT_LISTED if tag in gone else ""
 
 
 def _must_stop_anchor(job: Job, anchor: RmJob, at: float, timeouts: Timeouts) -> bool:
@@ -431,7 +463,7 @@ def _must_stop_anchor(job: Job, anchor: RmJob, at: float, timeouts: Timeouts) ->
 
 
 def _job_change(
-    job: Job, anchor: RmJob | None, absence: str, timeouts: Timeouts, failures: StartFailures
+    job: Job, anchor: RmJob | None, absence: str, at: float, timeouts: Timeouts, failures: StartFailures
 ) -> JobChange | None:
     """The change of a job that has not ended, by the state of its anchor; None for no change.
 
@@ -449,8 +481,18 @@ def _job_change(
                 "or did not reach the daemon; its output says more"
             )
             return JobChange(state=JobState.FAILED, end_reason=reason, cause=FailureCause.FAILED)
+        if anchor.state is RmJobState.DONE and _coordinator_was_ended(job):
+            # The batch script went on after its coordinator was ended.
+            return JobChange(state=JobState.CANCELLED)
         reason, cause = f"its coordinator ended: {end}", FAILURE_CAUSES.get(anchor.state)
         return JobChange(state=JOB_ENDS[anchor.state], end_reason=reason, cause=cause)
+    if (
+        _coordinator_was_ended(job)
+        and anchor.state is RmJobState.RUNNING
+        and at - job.progress.at > timeouts.silent_seconds
+    ):
+        reason = f"{job.end_reason}; its batch script goes on"
+        return JobChange(state=JobState.FAILED, end_reason=reason, cause=FailureCause.CANCELLED)
     if failures.counted >= timeouts.start_failures:
         reason = (
             f"{counted(failures.in_a_row, 'attempt')} in a row to start its tasks failed; the last: {failures.last}"
@@ -461,6 +503,11 @@ def _job_change(
     if job.anchor and waits_for is None:
         return None
     return JobChange(anchor=None if job.anchor else anchor.handle, end_reason=waits_for)
+
+
+def _coordinator_was_ended(job: Job) -> bool:
+    """Whether the coordinator of a job has reported that it was ended from outside."""
+    return bool(job.end_reason) and job.state in (JobState.READY, JobState.RUNNING)
 
 
 def _task_change(

@@ -341,8 +341,13 @@ def _job_changes(job: Job, listed: RmJob | None, at: float) -> tuple[tuple[JobCh
         return ((JobChange(state=JobState.LOST, end_reason=reason, cause=FailureCause.NOT_LISTED), at),)
     if listed.submitted and listed.submitted != job.key.submitted:
         # Slurm gives a requeued job a new submit time; dl2d takes that for another job.
-        reason = "was requeued, or its number was given again"
-        return ((JobChange(state=JobState.LOST, end_reason=reason, cause=FailureCause.NOT_LISTED), at),)
+        requeued = listed.requeues and listed.user == job.owner.user
+        change = JobChange(
+            state=JobState.LOST,
+            end_reason="was requeued" if requeued else "its id was given to another job",
+            cause=FailureCause.REQUEUED if requeued else FailureCause.NOT_LISTED,
+        )
+        return ((change, at),)
     changes = []
     ended = listed.state.ended
     if job.unreported:  # otherwise its coordinator reports its state

@@ -10,20 +10,22 @@ the task's handle, its submit time or none is known,  the task
 and its mark
 the task's handle and submit time, no mark, and the   the task, whose user has removed the mark: it is never
 owner of its job                                      stopped
-the task's handle and mark, and a later submit time   requeued: the task has ended, and this is another job
+the task's handle and mark, and a later submit time   another job: the task has ended
 the task's mark and the owner of its job, and the     the task, whose start was not answered
 store has no handle yet
 anything else                                         not the task
 ====================================================  =====================================================
 
-An anchor that its user has submitted has no mark: its submit time and user are those with which it registered.
+An anchor that its user has submitted has no mark: its submit time and user are those with which it registered. If the
+resource manager has put it back into its queue, it has a later submit time, and is the anchor of another job, which
+goes on where this one was.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from dl2d.core.cluster import Task, parse_tag, task_tag
@@ -38,8 +40,10 @@ class Matches:
     """The listed jobs that are tasks and anchors of the store, by their tags."""
 
     listed: Mapping[str, RmJob]
-    #: Tags of tasks and anchors whose job was requeued.
-    requeued: frozenset[str] = frozenset()
+    #: Tags of tasks and anchors whose id belongs to another job now, or that were requeued.
+    replaced: frozenset[str] = frozenset()
+    #: The live jobs whose anchor was requeued, and what waits or runs in its place.
+    requeued: Mapping[JobKey, RmJob] = field(default_factory=lambda: MappingProxyType({}))
     #: Tags of live tasks, and of anchors of live jobs, that are not listed.
     unlisted: frozenset[str] = frozenset()
     #: Jobs with a mark of this cluster that have not ended and are no task or anchor of the store, with the job
@@ -66,14 +70,15 @@ def match_listing(
     index = _Index(listing.jobs, jobs if tasks_as_owner else {})
     known = {task.handle for task in live.tasks} | {job.anchor for job in jobs.values()}
     found: dict[str, RmJob] = {}
-    requeued: set[str] = set()
+    replaced: set[str] = set()
+    requeued: dict[JobKey, RmJob] = {}
     unlisted: set[str] = set()
     for task in live.tasks:
         tag = task.tag
         if task.handle:
             listed = index.best(each for each in index.by_handle[task.handle] if index.is_task(each, task, tag))
-            if listed is None and any(_is_requeued(each, task) for each in index.by_handle[task.handle]):
-                requeued.add(tag)
+            if listed is None and any(_is_later(each, task) for each in index.by_handle[task.handle]):
+                replaced.add(tag)
                 continue
         else:
             listed = index.by_tag(tag, task.job, known)
@@ -85,8 +90,12 @@ def match_listing(
         tag = task_tag(key, ANCHOR)
         if job.anchor:
             listed = index.best(each for each in index.by_handle[job.anchor] if is_anchor(each, job))
-            if listed is None and any(_anchor_requeued(each, job) for each in index.by_handle[job.anchor]):
-                requeued.add(tag)
+            later = [each for each in index.by_handle[job.anchor] if _is_later_anchor(each, job)]
+            if listed is None and later:
+                replaced.add(tag)
+                last = max(later, key=lambda each: each.submitted)
+                if last.requeues and not last.state.ended and not job.state.ended:
+                    requeued[key] = last
                 continue
         else:
             listed = index.by_tag(tag, key, known)
@@ -96,7 +105,9 @@ def match_listing(
             unlisted.add(tag)
     matched = {listed.identity for listed in found.values()}
     strays = index.strays(cluster, matched)
-    return Matches(MappingProxyType(found), frozenset(requeued), frozenset(unlisted), strays)
+    return Matches(
+        MappingProxyType(found), frozenset(replaced), MappingProxyType(requeued), frozenset(unlisted), strays
+    )
 
 
 def is_anchor(listed: RmJob, job: Job) -> bool:
@@ -118,11 +129,11 @@ def may_stop(listed: RmJob, job: Job, *, tasks_as_owner: bool) -> bool:
     return registered and listed.user == job.owner.user
 
 
-def _is_requeued(listed: RmJob, task: Task) -> bool:
+def _is_later(listed: RmJob, task: Task) -> bool:
     return listed.tag == task.tag and 0 < task.submitted < listed.submitted
 
 
-def _anchor_requeued(listed: RmJob, job: Job) -> bool:
+def _is_later_anchor(listed: RmJob, job: Job) -> bool:
     return not listed.tag and listed.user == job.owner.user and listed.submitted > job.key.submitted
 
 

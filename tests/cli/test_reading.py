@@ -20,7 +20,7 @@ from tick.world import World
 
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Alternative
-from dl2d.core.jobs import Allocation, JobState
+from dl2d.core.jobs import Allocation, FailureCause, JobState
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, TaskReport
 from dl2d.policies.drf import Drf
@@ -195,6 +195,23 @@ def test_of_several_jobs_the_living_one_is_meant(dl2d: Dl2d, recorded: Recorded)
     assert again.slug in ran.err
     found = dl2d("status", recorded.first.slug, "--json", "-c", recorded.config).json
     assert found["jobs"][0]["job"] == recorded.first.slug
+
+
+def test_of_the_runs_of_a_requeued_job_the_last_is_meant_and_history_has_all(dl2d: Dl2d, recorded: Recorded):
+    world = recorded.world
+    requeued = JobChange(state=JobState.LOST, end_reason="was requeued", cause=FailureCause.REQUEUED)
+    first = world.store.change_job(recorded.first, requeued, world.now)
+    again = recorded.first._replace(submitted=recorded.first.submitted + 500)
+    world.store.add_job(replace(first, key=again, state=JobState.SUBMITTED, ended_at=None, end_reason=""))
+    for state in (None, JobState.FINISHED):
+        world.store.change_job(again, JobChange(state=state), world.now)
+        assert dl2d("status", again.id, "--json", "-c", recorded.config).json["jobs"][0]["job"] == again.slug
+    runs = dl2d("history", "--job", again.id, "--json", "-c", recorded.config).json["runs"]
+    assert [(run["job"], run["state"], run["why"]) for run in runs] == [
+        (recorded.first.slug, "lost", "was requeued"), (again.slug, "finished", "")
+    ]  # fmt: skip
+    shown = dl2d("history", "--job", again.id, "-c", recorded.config).out
+    assert "was requeued" in shown
 
 
 # why

@@ -197,3 +197,33 @@ def test_an_elastic_job_makes_room_for_a_rigid_one_of_higher_priority_and_grows_
     gate.unlink()
     daemon.wait_for_end(job, timeout=240)
     assert daemon.job(job).digest == static_digest()
+
+
+def test_a_requeued_job_goes_on_from_its_checkpoint(
+    cluster: SlurmCluster, alice: User, daemon: DaemonProcess, gate: Path
+) -> None:
+    (alice.home / "train.py").write_text(WORKER.read_text())
+    options = ("--optimizer", "momentum", "--step-seconds", "0.01", "--checkpoint", '"$HOME/kept"', "--every", "50")
+    job_id = cluster.submit_as(alice, script(daemon, *options, directives="#DL2 max_workers=2 max_ps=1", gate=gate))
+    first = registered(daemon, job_id)
+    daemon.wait_until(lambda: daemon.confirmed(first) == (2, 1), "the job trains")
+    kept = alice.home / "kept"
+    daemon.wait_until(lambda: kept.exists() and any(kept.glob("*/*")), "it has a checkpoint", timeout=90)
+    cluster.run("scontrol", "requeue", job_id)
+
+    daemon.wait_until(lambda: daemon.job(first).state.ended, "its first run ends")
+    second = daemon.store.find_jobs(job_id)[0].key
+    assert daemon.job(first).end_reason.endswith(f"goes on from its checkpoint as {second.slug}")
+    assert (second.id, second > first, daemon.job(second).state) == (first.id, True, JobState.SUBMITTED)
+    daemon.wait_until(lambda: daemon.tasks(first, live=True) == (), "tasks of the first run end", timeout=90)
+    assert cluster.job_state(job_id) == "PENDING"
+    cluster.run("scontrol", "update", f"JobId={job_id}", "StartTime=now")  # Slurm would let it wait for two minutes
+    daemon.wait_until(lambda: daemon.confirmed(second) == (2, 1), "it trains again", timeout=90)
+    gate.unlink()
+    daemon.wait_for_end(second, timeout=240)
+    outputs = [path.read_text() for path in alice.home.rglob("*.out")]
+    assert any("the job goes on from version 50: " in text for text in outputs)
+    assert daemon.job(second).state is JobState.FINISHED
+    assert daemon.job(second).digest == static_digest()
+    daemon.wait_until_empty()
+    assert cluster.running() == []

@@ -121,7 +121,7 @@ def test_a_number_that_is_given_again_is_another_job(world: World) -> None:
     world.manager.set_static("7", a_static("n3", workers=1), R.RUNNING, submitted=999_500)
     world.tick()
     assert world.job(key).state is JobState.LOST
-    assert world.job(key).end_reason == "was requeued, or its number was given again"
+    assert world.job(key).end_reason == "its id was given to another job"
     assert world.has(key) == NOTHING
     assert world.has(JobKey("test", "7", 999_500)) == Allocation(1, 0)
 

@@ -17,7 +17,7 @@ from msgspec import structs
 from tick.world import GivesNothing, World
 
 from dl2d.core.cluster import Task, TaskState, task_tag
-from dl2d.core.jobs import JobKey, JobState, Progress, Role
+from dl2d.core.jobs import JobKey, JobState, Launch, Progress, Role
 from dl2d.core.resource_manager import RmJob, RmJobState, RmListing
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, TaskChange
@@ -346,6 +346,80 @@ def test_every_pair_of_a_tasks_state_and_what_the_resource_manager_says_has_a_ce
 
 def test_an_anchor_whose_coordinator_calls_runs_whatever_listings_lack() -> None:
     assert anchor_cell(SAYS["not listed, 3 times in 30 s"], "running", marked=False, calls=True) == (".", "")
+
+
+def test_a_requeued_job_goes_on_as_another_job_with_what_it_was_started_with() -> None:
+    world = cluster(JobState.RUNNING, launch=Launch(("python", "train.py"), "/home/ann", (("SEED", "7"),)))
+    (task,) = world.store.ask_tasks([Start(KEY, Role.WORKER, "n1", Resources.of(cpu=1))], world.now)
+    world.store.change_tasks(
+        [TaskChange(KEY, task.id, TaskState.CONFIRMED, handle="17", submitted=SUBMITTED)], world.now
+    )
+    world.manager.marks = {"mark": task.tag}
+    before = world.job(KEY)
+    later = RmJob(handle="a", state=RmJobState.PENDING, user="ann", submitted=SUBMITTED + 500, requeues=1)
+    world.manager.anchor = (structs.replace(later, reason="BeginTime"),)
+    played(world, [Listed((RUNS,)), Listed((RUNS,)), Listed((RUNS,), after=11)], calls=False)
+    key = KEY._replace(submitted=SUBMITTED + 500)
+    ended, new = world.job(KEY), world.job(key)
+    assert (ended.state, ended.launch.env) == (JobState.LOST, ())
+    assert ended.end_reason == f"was requeued by the resource manager, and goes on from its checkpoint as {key.slug}"
+    assert (new.state, new.end_reason, new.address) == (JobState.SUBMITTED, "BeginTime", "")
+    assert (new.request, new.owner, new.launch, new.anchor) == (before.request, before.owner, before.launch, "a")
+    assert world.manager.stopped == ["17"], "the task that its first run has left, and not the anchor"
+    # It is requeued again, and twice between two ticks; then the id is given to another job.
+    again = structs.replace(later, submitted=SUBMITTED + 900, requeues=3, state=RmJobState.RUNNING)
+    world.manager.anchor = (again,)
+    played(world, once(), calls=False)
+    last = KEY._replace(submitted=SUBMITTED + 900)
+    assert (world.job(key).state, world.job(last).state) == (JobState.LOST, JobState.SUBMITTED)
+    world.manager.anchor = (structs.replace(again, submitted=SUBMITTED + 1500, requeues=0),)
+    played(world, once(), calls=False)
+    assert world.job(last).end_reason == "its anchor was requeued, or its id was given again"
+    assert world.store.job(KEY._replace(submitted=SUBMITTED + 1500)) is None
+
+
+@pytest.mark.parametrize(
+    ("listed", "state", "reason"),
+    [
+        (record(RmJobState.RUNNING), JobState.RUNNING, "got SIGTERM"),
+        (record(RmJobState.ENDING), JobState.RUNNING, "got SIGTERM"),
+        (record(RmJobState.CANCELLED), JobState.CANCELLED, "its coordinator ended: is cancelled"),
+        (record(RmJobState.FAILED), JobState.FAILED, "its coordinator ended: is failed"),
+        (record(RmJobState.DONE), JobState.CANCELLED, "got SIGTERM"),
+        (
+            record(RmJobState.PENDING, submitted=SUBMITTED + 500, requeues=1),
+            JobState.LOST,
+            "goes on from its checkpoint",
+        ),
+    ],
+)
+def test_a_coordinator_that_was_ended_from_outside_gets_no_tasks_and_its_anchor_says_how_the_job_ends(
+    listed: RmJob, state: JobState, reason: str
+) -> None:
+    world = cluster(JobState.RUNNING)
+    world.store.report_progress(KEY, Progress(at=world.now))
+    world.store.change_job(KEY, JobChange(end_reason="got SIGTERM"), world.now)
+    world.manager.anchor = (structs.replace(listed, handle="a", tag=""),)
+    played(world, once(), calls=False)
+    assert world.job(KEY).state is state
+    assert reason in world.job(KEY).end_reason
+    assert world.store.tasks(live=True) == ()
+    assert world.manager.stopped == []
+    if state is JobState.RUNNING:  # the script does something else now: it is not stopped
+        played(world, [Listed(after=TIMEOUTS.silent_seconds + 1)], calls=False)
+        assert world.job(KEY).state is (JobState.FAILED if listed.state is RmJobState.RUNNING else JobState.RUNNING)
+        assert world.manager.stopped == []
+
+
+def test_a_requeued_job_that_registered_before_the_tick_saw_it_is_kept_as_it_is() -> None:
+    world = cluster(JobState.RUNNING)
+    key = KEY._replace(submitted=SUBMITTED + 500)
+    world.store.add_job(replace(make_job(1, submitted=SUBMITTED + 500, min_ps=0), anchor="a", address="h:2"))
+    world.manager.anchor = (
+        RmJob(handle="a", state=RmJobState.RUNNING, user="ann", submitted=key.submitted, requeues=1),
+    )
+    played(world, once(), calls=False)
+    assert (world.job(KEY).state, world.job(key).address) == (JobState.LOST, "h:2")
 
 
 def test_an_incomplete_listing_carries_out_no_decision_to_resize_and_is_shown() -> None:

@@ -181,8 +181,19 @@ _JOB_STATES = {
 _TASK_STATES = {"joined": TaskState.JOINED, "active": TaskState.CONFIRMED, "left": TaskState.DRAINED}
 
 
-def receive(job: Job, tasks: tuple[Task, ...], beat: Heartbeat, at: float) -> Reception:
-    """Read a heartbeat of a job that has not ended. ``tasks`` are those of its members that are tasks, ended or not."""
+def receive(
+    job: Job, tasks: tuple[Task, ...], beat: Heartbeat, at: float, *, anchor_decides: bool = False
+) -> Reception:
+    """Read a heartbeat of a job that has not ended.
+
+    Parameters
+    ----------
+    tasks
+        Those of its members that are tasks, ended or not.
+    anchor_decides
+        Whether a job whose coordinator was ended from outside is cancelled only when its anchor is: the resource
+        manager may put the anchor back into its queue.
+    """
     known = {task.id: task for task in tasks}
     changes = []
     unknown = []
@@ -200,10 +211,13 @@ def receive(job: Job, tasks: tuple[Task, ...], beat: Heartbeat, at: float) -> Re
             changes.append(TaskChange(job.key, task.id, reached))
     state = _JOB_STATES[beat.state]
     moved = job.state is not state and not (state is JobState.READY and job.state is JobState.RUNNING)
+    if state is JobState.CANCELLED and anchor_decides:
+        moved = False
+    end_reason = _end_reason(beat, state) if state.ended else ""
     change = JobChange(
         state=state if moved else None,
         address=beat.address if beat.address != job.address else None,
-        end_reason=_end_reason(beat, state) if state.ended else "" if job.state is JobState.SUBMITTED else None,
+        end_reason=end_reason if end_reason != job.end_reason else None,
         digest=beat.result.digest if beat.result is not None else None,
         cause=FailureCause.TRAINING_FAILED if state is JobState.FAILED else None,
     )

@@ -194,7 +194,7 @@ def heartbeat(
         raise HTTPException(409, "this heartbeat, or a later one of the same process, was taken before")
     # Tasks of a static job are its coordinator's own affair: the next tick sees which there are.
     tasks = () if job.static else services.store.named_tasks(job.key, {member.task for member in beat.members})
-    reception = receive(job, tasks, beat, at)
+    reception = receive(job, tasks, beat, at, anchor_decides=not services.starts_anchors and not job.static)
     if reception.unknown and not job.static:
         first = reception.unknown[:_MAX_LOGGED]
         log.warning("unknown members", job=job.key.id, count=len(reception.unknown), members=first)

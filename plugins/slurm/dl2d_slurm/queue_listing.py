@@ -28,7 +28,7 @@ from dl2d_slurm.waiting_jobs import WAITING_FIELDS, SharingRule, WaitingJob, pri
 #: ``_FREE``, which come after all others.
 JOB_FIELDS = (
     *("JobID", "State", "SubmitTime", "exit_code", "UserName", "NodeList", "tres-alloc", "tres-per-node"),
-    *("JobArrayID", "EndTime", "Reason", *WAITING_FIELDS, *ANCHOR_FIELDS, "Comment"),
+    *("JobArrayID", "EndTime", "RestartCnt", "Reason", *WAITING_FIELDS, *ANCHOR_FIELDS, "Comment"),
 )
 OWNER_FIELDS = (
     *("JobID", "JobArrayID", "State", "SubmitTime", "UserID", "GroupID", "UserName", "Account", "Partition", "QOS"),
@@ -185,6 +185,7 @@ def parse_job(record: Mapping[str, str], rules: Sequence[SlurmStaticJobRule]) ->
         node=placed[0] if placed else "",
         reason=_reason(record, state),
         submitted=seconds(record["SubmitTime"]),
+        requeues=count(record.get("RestartCnt", "")) or 0,
         ended=float(seconds(record["EndTime"])) if state.ended else 0.0,
         array_id=array_id(record),
         static=static_job(record, _held(record), rules, started) if rules else None,

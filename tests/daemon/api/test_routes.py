@@ -481,6 +481,14 @@ class TestHeartbeat:
         assert (late.status_code, late.json()) == (200, {"members": [], "stop": True, "heartbeat_seconds": 1.5})
         assert world.store.job(job) == ended
 
+    def test_a_job_whose_user_submitted_the_anchor_is_cancelled_when_the_anchor_is(self, slurm_like):
+        """It may be in its queue again by now, and then goes on."""
+        job = running(slurm_like)
+        for said, reason in ("cancelled", "its coordinator got SIGTERM"), ("running", ""):
+            slurm_like.heartbeat(job, state=said, reason="its coordinator got SIGTERM")
+            kept = slurm_like.store.job(job)
+            assert (kept.state, kept.end_reason) == (JobState.RUNNING, reason)
+
     def test_the_longest_host_name_that_there_is_fits(self, world):
         job, address = world.submit(), ".".join(["h" * 62] * 4) + ":65535"
         assert world.heartbeat(job, address=address).status_code == 200
