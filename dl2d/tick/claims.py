@@ -84,9 +84,7 @@ def claim_nodes(
             found = rooms.meet(claim, previous[claim.handle])
             if found is None:
                 hopeless.add(shape)
-            elif not claim.standing and all(
-                room.fits_in(free_now[node]) for node, room in zip(found.nodes, found.room, strict=True)
-            ):
+            elif not claim.standing and _is_free(found, free_now):
                 free_since[claim.handle] = history.free_since.get(claim.handle, now)
                 if now - free_since[claim.handle] > MAX_UNUSED_SECONDS:
                     rooms.undo_last()
