@@ -89,7 +89,7 @@ def slurm(directory: Path) -> Iterator[Site]:
             yield daemon, alice.home, lambda file: str(json.loads(cluster.run(*command, file, user=alice).stdout)["id"])
             assert cluster.running() == []
             assert {job.owner.user for job in daemon.store.jobs(live=False)} == {alice.name}
-            outputs = [path.stat() for path in alice.home.glob("*.out")]
+            outputs = [path.stat() for path in alice.home.glob("**/*.out")]
             assert len(outputs) > 4
             assert {(each.st_uid, each.st_gid) for each in outputs} == {(alice.uid, alice.gid)}
 

@@ -160,7 +160,7 @@ def test_every_job_ends_with_the_weights_of_a_static_run(cluster: SlurmCluster, 
         def story(job_id: str) -> str:
             """What is known of a job, and the last words of its tasks."""
             keys = [job.key for job in daemon.store.find_jobs(job_id)]
-            outputs = [alice.home / f"slurm-{job_id}.out", *alice.home.glob(f"dl2-{job_id}-*.out")]
+            outputs = [alice.home / f"slurm-{job_id}.out", *alice.home.glob(f"dl2-{job_id}/*.out")]
             return "\n".join((
                 f"job {job_id}: {[(str(daemon.job(key).state), daemon.job(key).end_reason) for key in keys]}",
                 *(f"{task.id} {task.state} {task.note}" for key in keys for task in daemon.tasks(key)),

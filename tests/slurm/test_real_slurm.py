@@ -106,7 +106,7 @@ def test_a_task_runs_as_its_owner_with_his_groups_and_his_files(real: Real, mana
     handle = manager.submit(alices(real, script, name="worker-7"))
     job = wait_for_end(real, manager, handle)
     assert (job.state, job.user, job.tag) == (RmJobState.DONE, real.alice.name, task_tag(JOB, "worker-7"))
-    output = real.alice.home / "dl2-4000000-worker-7.out"
+    output = real.alice.home / "dl2-4000000" / "worker-7.out"
     groups = os.getgrouplist(real.alice.name, real.alice.gid)
     assert len(groups) == 2
     uid, gid, all_groups, mask = output.read_text().splitlines()
@@ -115,6 +115,15 @@ def test_a_task_runs_as_its_owner_with_his_groups_and_his_files(real: Real, mana
     assert mask == "0022"
     for file in (output, real.alice.home / "mine"):
         assert (file.stat().st_uid, file.stat().st_gid) == (real.alice.uid, real.alice.gid)
+
+
+def test_what_slurm_says_of_a_task_is_in_its_output_too(real: Real, manager: SlurmManager) -> None:
+    handle = manager.submit(alices(real, f"touch up; {FOREVER}", name="ps-1"))
+    wait_for_file(real, real.alice.home / "up")
+    stop(manager, [handle], 0)
+    wait_for_end(real, manager, handle)
+    assert "CANCELLED" in (real.alice.home / "dl2-4000000" / "ps-1.out").read_text()
+    (real.alice.home / "up").unlink()
 
 
 def test_the_environment_is_the_launchs_and_nothing_of_the_daemons_or_the_login(

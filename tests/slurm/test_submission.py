@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -31,21 +32,21 @@ def run(text: str) -> bytes:
 @given(st.lists(TEXT, max_size=5))
 def test_words_of_the_command_arrive_unchanged(words: list[str]) -> None:
     launch = Launch(("/usr/bin/printf", "%s\\0", *words, "end"), "/")
-    assert run(script(launch)).decode().split("\0") == [*words, "end", ""]
+    assert run(script(task(launch=launch))).decode().split("\0") == [*words, "end", ""]
 
 
 @settings(max_examples=50)
 @given(st.dictionaries(NAMES, TEXT, max_size=5))
 def test_values_of_variables_arrive_unchanged(env: dict[str, str]) -> None:
     launch = Launch(("/usr/bin/env", "-0"), "/", tuple(env.items()))
-    found = dict(line.split("=", 1) for line in run(script(launch)).decode().split("\0") if line)
+    found = dict(line.split("=", 1) for line in run(script(task(launch=launch))).decode().split("\0") if line)
     assert {name: found.get(name) for name in env} == env
     assert found.keys() - env.keys() <= NODE_VARIABLES
 
 
 @given(st.lists(TEXT, min_size=1, max_size=5), st.dictionaries(NAMES, TEXT, max_size=5))
 def test_nothing_of_the_users_comes_before_the_first_command(words: list[str], env: dict[str, str]) -> None:
-    text = script(Launch(tuple(words), "/", tuple(env.items())))
+    text = script(task(launch=Launch(tuple(words), "/", tuple(env.items()))))
     assert text.startswith("#!/bin/sh\n:\n")
     assert "\r" not in text
 
@@ -58,7 +59,25 @@ def test_variables_that_belong_to_the_node_are_left_to_it() -> None:
         ("UID", "0"),
         ("A", "1"),
     )
-    assert [line for line in script(Launch(("true",), "/", env)).splitlines() if "export" in line] == ["export A=1"]
+    assert [line for line in script(task(launch=Launch(("true",), "/", env))).splitlines() if "export" in line] == [
+        "export A=1"
+    ]
+
+
+def test_the_output_of_a_task_is_moved_to_the_folder_of_its_job(tmp_path: Path) -> None:
+    text = script(task(launch=Launch(("/bin/echo", "late"), "/")))
+    output = tmp_path / "dl2-12-worker-1.out"
+    with output.open("w") as file:
+        subprocess.run(["/bin/sh"], input=text, stdout=file, cwd=tmp_path, text=True, timeout=30, check=True, env={})
+    assert (tmp_path / "dl2-12" / "worker-1.out").read_text() == "late\n"
+    assert not output.exists()
+    # A folder that cannot be made keeps no task from running.
+    (tmp_path / "dl2-12" / "worker-1.out").unlink()
+    (tmp_path / "dl2-12").rmdir()
+    (tmp_path / "dl2-12").touch()
+    with output.open("w") as file:
+        subprocess.run(["/bin/sh"], input=text, stdout=file, cwd=tmp_path, text=True, timeout=30, check=True, env={})
+    assert "late\n" in output.read_text()
 
 
 @pytest.mark.parametrize(
@@ -68,7 +87,7 @@ def test_variables_that_belong_to_the_node_are_left_to_it() -> None:
 )
 def test_what_no_script_can_hold_is_rejected(launch: Launch) -> None:
     with pytest.raises(Rejected):
-        script(launch)
+        script(task(launch=launch))
 
 
 def chosen(**more: object) -> list[str]:

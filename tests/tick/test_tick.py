@@ -254,7 +254,7 @@ def test_waiting_tasks_that_the_manager_loses_again_and_again_delay_the_next_and
 
 def test_the_reason_of_what_ended_with_an_error_has_the_place_of_its_output(build) -> None:
     """As of a task on whose node there is no dl2-run, so that nobody reports its last lines."""
-    world = build(timeouts=Timeouts(start_failures=1), output="{cwd}/dl2-{id}-{name}.out")
+    world = build(timeouts=Timeouts(start_failures=1), output="{cwd}/dl2-{id}/{name}.out")
     job, other = world.submit(max_workers=1, max_ps=1), world.submit(max_workers=1, max_ps=1)
     world.tick()
     world.beat()
@@ -264,7 +264,7 @@ def test_the_reason_of_what_ended_with_an_error_has_the_place_of_its_output(buil
             world.manager.end(rm_job.handle, RmJobState.FAILED, "exit status 127")
     for _ in range(2):
         world.tick()
-    said = "exit status 127; its output: /home/ann/dl2-{}-{}.out"
+    said = "exit status 127; its output: /home/ann/dl2-{}/{}.out"
     assert world.job(job).end_reason == (
         "1 attempt in a row to start its tasks failed; the last: worker-0: " + said.format(1, "worker-0")
     )

@@ -140,7 +140,7 @@ class SlurmManager:
             starts_anchors=False,
             other_users=self._uid == 0,
             parallel_submits=_PARALLEL_SUBMITS,
-            output="{cwd}/dl2-{id}-{name}.out",
+            output="{cwd}/dl2-{id}/{name}.out",
         )
 
     def listing(self, ended_since: float | None = None) -> RmListing:
@@ -224,7 +224,7 @@ class SlurmManager:
             as_owner=as_owner, partition=",".join(names),
             time_limit=self._time_limit(inherited, names), anchor=inherited,
         )  # fmt: skip
-        text = script(task.launch)
+        text = script(task)
         self._submit_rate.take()
         try:
             answer = self._commands.run("sbatch", *argv, stdin=text)

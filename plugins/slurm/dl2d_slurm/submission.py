@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Iterable, Mapping
 
 from dl2d.core.errors import Rejected
-from dl2d.core.jobs import Launch
 from dl2d.core.resource_manager import TaskSpec
 from dl2d.core.resources import Resources
 from dl2d_slurm.anchor_options import NO_OPTIONS, AnchorOptions
@@ -57,7 +56,7 @@ def options(
         The demand cannot be told to Slurm.
     """
     owner = task.owner
-    name = _UNSAFE.sub("_", f"dl2-{task.job.id}-{task.name}")
+    name = _job_name(task)
     chosen = [
         "--parsable",
         # Without a group of its own a job started by root has root's.
@@ -106,27 +105,38 @@ def _amounts(demand: Resources, settings: SlurmSettings, spelling: Mapping[str, 
         yield f"--gres={','.join(gres)}"
 
 
-def script(launch: Launch) -> str:
+def script(task: TaskSpec) -> str:
     """The batch script: the environment, then the command in place of the shell, so that signals reach it.
 
-    Names that no shell can set and those of ``NODE_VARIABLES`` and Slurm's own are left out.
+    Names that no shell can set and those of ``NODE_VARIABLES`` and Slurm's own are left out. The script first moves its
+    output, which Slurm has opened, to ``worker-3.out`` in the job's folder ``dl2-<id>``: Slurm itself does not create
+    folders, and goes on writing to the same file.
 
     Raises
     ------
     Rejected
         There is no command, or it or the environment holds a zero byte.
     """
+    launch = task.launch
     if not launch.argv:
         raise Rejected("the task has no command")
     if any("\0" in text for pair in launch.env for text in pair) or any("\0" in word for word in launch.argv):
         raise Rejected("the task's command or environment holds a zero byte")
     # sbatch stops looking for #SBATCH lines at the first command: none of the user's text comes before it.
-    lines = ["#!/bin/sh", ":", rf"{_RETURN}=$(printf '\r')"]
+    folder, output = _UNSAFE.sub("_", f"dl2-{task.job.id}"), f"{_job_name(task)}.out"
+    moved = f"{folder}/{_UNSAFE.sub('_', task.name)}.out"
+    # Before the user's PATH is set.
+    move = f"[ -f {output} ] && mkdir -p {folder} && mv -f {output} {moved}"
+    lines = ["#!/bin/sh", ":", move, rf"{_RETURN}=$(printf '\r')"]
     for name, value in launch.env:
         if _VARIABLE.fullmatch(name) and name not in NODE_VARIABLES and not name.startswith(("SLURM", _RETURN)):
             lines.append(f"export {name}={_quoted(value)}")
     lines.append("exec " + " ".join(_quoted(word) for word in launch.argv))
     return "\n".join(lines) + "\n"
+
+
+def _job_name(task: TaskSpec) -> str:
+    return _UNSAFE.sub("_", f"dl2-{task.job.id}-{task.name}")
 
 
 def _quoted(text: str) -> str:
