@@ -17,7 +17,8 @@ from pslite.errors import UsageError
 from pslite.job.job_status import MembershipSource, Reply, Status
 from pslite.launch.daemon_http import fetch
 
-STOP_LIMIT_SECONDS = 30.0
+#: as long as a daemon takes to be restarted on a busy machine, or its store to be upgraded
+_FINAL_SECONDS = 120.0
 _MAX_REPLY = 1 << 20
 #: in one heartbeat: members whose measurements are told, completed plans, and characters on how members ended; the next
 #: heartbeats tell the rest
@@ -81,13 +82,13 @@ class DaemonClient:
             return self._reply
 
     def close(self, status: Status) -> None:
-        """Deliver the last status, trying for at most 30 seconds."""
+        """Deliver the last status, trying for at most two minutes."""
         with self._condition:
             self._status = status
             self._closing = True
             self._condition.notify()
-        if not self._final_done.wait(STOP_LIMIT_SECONDS):
-            self._say("the daemon did not accept the final heartbeat within 30 s")
+        if not self._final_done.wait(_FINAL_SECONDS):
+            self._say(f"the daemon did not accept the final heartbeat within {_FINAL_SECONDS:g} s")
 
     def _loop(self) -> None:
         interval, pause = 1.0, 0.0
