@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
-from coordinator.jobs import JOINED, job, spec
+from coordinator.jobs import JOINED, job, member, spec
 
 from pslite.coordinator.failover import count_loss, failed, lose, process_ended
 from pslite.coordinator.job_state import Incident
@@ -65,6 +67,29 @@ def test_the_task_whose_script_cannot_go_on_is_reported_with_the_reason_until_it
 
 def _ends(a_job):
     return {member.task: (member.cause, member.how) for member in report(a_job).members}
+
+
+def test_a_script_that_fails_before_it_has_said_what_to_train_fails_the_job():
+    """As scripts with the KVStore may, which have joined by then: another process would fail just as well."""
+    a_job, lines = job(["worker-0", "worker-1"], wanted=None, start=None)
+    a_job.state.describe(None)
+    for worker in a_job.state.members.values():
+        worker.state, worker.described = "joined", False
+    lose(a_job, a_job.state.members["worker-1"], "its script raised FileNotFoundError", fatal=True)
+    assert a_job.state.state == "failed"
+    assert lines[-1].endswith("its script raised FileNotFoundError")
+
+
+def test_a_job_whose_workers_are_killed_again_and_again_before_they_have_said_what_to_train_fails():
+    a_job, _ = job([], wanted=None, start=None)
+    a_job.state.describe(None)
+    for number in range(3):
+        assert a_job.state.state == "waiting"
+        # on other hosts, and each was heard of after the one before had died
+        worker = member(f"worker-{number}", host=f"n-{number}", heard=math.inf, described=False)
+        a_job.state.members[worker.task] = worker
+        lose(a_job, worker, "died: killed by signal 9 (SIGKILL)")
+    assert a_job.state.state == "failed"
 
 
 def test_a_job_whose_processes_are_killed_again_and_again_before_they_join_fails():

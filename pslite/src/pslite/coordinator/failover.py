@@ -78,9 +78,7 @@ def lose(job: Job, member: MemberState, how: str, *, fatal: bool = False) -> Non
         if member.role == "worker" and not fatal:
             state.dead[member.task] = -1 if member.ended_early else state.version
             if not member.ended_early:
-                loss = Incident(time.monotonic(), state.version, member.host)
-                window = job.settings.lease + job.settings.verdict
-                state.losses, fatal = count_loss(state.losses, loss, member.heard, window)
+                fatal = _too_many_losses(job, member)
             if fatal:
                 job.say(f"workers were lost {MAX_LOSSES.count} times at version {state.version}")
         if fatal:
@@ -99,11 +97,22 @@ def lose(job: Job, member: MemberState, how: str, *, fatal: bool = False) -> Non
         plans.give_up(job, pending, text, set())
     if state.plan is None:
         if member.role == "worker" and not state.somebody_waits_described:
-            # the only one that has described the job: nothing can come of it unless another worker joins
+            # nobody has described the job, or this one alone: nothing can come of it unless another worker joins
             state.describe(None)
+            if fatal or _too_many_losses(job, member):
+                job.fail(text)  # another one would fare no better
+                return
         left = [*(other.role for other in state.waiting()), *state.coming().values()]
         if job.settings.start is not None and member.role not in left:
             job.fail(text)  # nobody starts another one
+
+
+def _too_many_losses(job: Job, member: MemberState) -> bool:
+    """Count the loss of a worker; return whether there were too many at this version."""
+    loss = Incident(time.monotonic(), job.state.version, member.host)
+    window = job.settings.lease + job.settings.verdict
+    job.state.losses, too_many = count_loss(job.state.losses, loss, member.heard, window)
+    return too_many
 
 
 def count_loss(losses: Sequence[Incident], loss: Incident, heard: float, window: float) -> tuple[list[Incident], bool]:
