@@ -97,8 +97,9 @@ def loop(options):
         rates["momentum"] = 0.9
     if options.optimizer == "adam":
         rates["learning_rate"] = 0.005
+    given = options.kvstore if options.by_name else kvstore
     trainer = gluon.Trainer(
-        net.collect_params(), options.optimizer, rates, kvstore=kvstore, update_on_kvstore=not options.local
+        net.collect_params(), options.optimizer, rates, kvstore=given, update_on_kvstore=not options.local
     )
     if options.load:
         net.load_parameters(options.load + ".params")
@@ -124,6 +125,11 @@ def loop(options):
     if options.save and kvstore.rank == 0:
         net.save_parameters(options.save + ".params")
         trainer.save_states(options.save + ".states")
+    if options.by_name:
+        try:
+            mx.kv.create(options.kvstore)
+        except Exception as error:  # noqa: BLE001  (pslite's errors are not known here)
+            Path(f"{options.out}.refused").write_text(str(error))
     if hasattr(kvstore, "barrier"):
         kvstore.barrier()
     if options.out:
@@ -310,7 +316,7 @@ def main():
     parser.add_argument("--leave-at", type=int, default=0)
     parser.add_argument("--pace", type=int, default=0)
     parser.add_argument("--devices", type=int, default=1)
-    for flag in ("mean", "local", "schedule", "quietly"):
+    for flag in ("mean", "local", "schedule", "quietly", "by-name"):
         parser.add_argument(f"--{flag}", action="store_true")
     for name in ("out", "save", "load", "log"):
         parser.add_argument(f"--{name}", default="")

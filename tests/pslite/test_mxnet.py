@@ -100,6 +100,15 @@ def test_workers_that_update_their_weights_themselves_compute_what_servers_do(sc
     close(f"{here}.0.npz", f"{there}.0.npz")
 
 
+def test_a_worker_of_a_job_has_one_kvstore(script, tmp_path):
+    """A script that makes one to know its rank, and names it again to the Trainer, has the same; a used one is refused."""
+    out = tmp_path / "out"
+    result = run(script("loop", "--by-name", epochs=1, out=out), workers=1, servers=1)
+    assert result.state == "finished", result.log
+    assert result.versions == 40
+    assert "give that object to the Trainer or Module" in Path(f"{out}.refused").read_text()
+
+
 def test_a_module_script_computes_what_it_does_with_mxnets_own_servers(script, tmp_path):
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     result = run(script("module", out=ours))

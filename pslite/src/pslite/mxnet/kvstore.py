@@ -32,7 +32,7 @@ from pslite.mxnet.optimizer_translation import rule_of
 from pslite.mxnet.sparse import STYPE, dense, lazy, numbers_of, put, same_dense
 from pslite.mxnet.step_exchange import StepExchange
 from pslite.numeric.gradient_sums import Contribution, GradientSums
-from pslite.worker.training_session import OpenSession
+from pslite.worker.training_session import OpenSession, SingleSession
 
 #: folders whose code asks for the number of workers whenever it needs it
 _LIBRARIES = tuple(str(Path(file).parent) for file in (mx.__file__, __file__))
@@ -113,6 +113,16 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
     def started(self) -> bool:
         """Whether the job's keys and optimizer are fixed."""
         return self._started
+
+    @property
+    def alone(self) -> bool:
+        """Whether this process is the whole job."""
+        return isinstance(self._session, SingleSession)
+
+    @property
+    def used(self) -> bool:
+        """Whether it has keys or an optimizer."""
+        return len(self._keys) > 0 or self._optimizer is not None
 
     # --- keys -----------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import mxnet as mx
@@ -9,6 +10,7 @@ from mxnet.gluon import trainer
 from mxnet.kvstore import KVStoreBase
 from mxnet.module import module
 
+from pslite.errors import UsageError
 from pslite.job.job_spec import MAX_STALENESS
 from pslite.mxnet.kvstore import ElasticKVStore
 
@@ -18,16 +20,36 @@ SYNC = ("dist", "dist_sync", "dist_device_sync", "dist_sync_device")
 ASYNC = ("dist_async", "dist_device_async", "dist_async_device")
 
 
+#: the KVStore of this process, if it is a worker of a job
+_made: ElasticKVStore | None = None
+
+
+def _maker(kind: type[ElasticKVStore]) -> Callable[[], ElasticKVStore]:
+    """Return a function that makes a KVStore; where a script has made one only to ask for its rank, it returns that."""
+
+    def make() -> ElasticKVStore:
+        global _made  # noqa: PLW0603  (a process is one worker)
+        if _made is None or _made.alone:
+            _made = kind()
+        elif _made.used or type(_made) is not kind:
+            raise UsageError(
+                f"this process has a KVStore of type {_made.type!r} already, and a worker of a job has one: give that "
+                "object to the Trainer or Module (kvstore=kv); if there are several, train their parameters with one"
+            )
+        return _made
+
+    return make
+
+
 def register() -> None:
     """Have mx.kv.create, Trainer and Module make an `ElasticKVStore`."""
-    KVStoreBase.kv_registry[NAME] = ElasticKVStore
+    KVStoreBase.kv_registry[NAME] = _maker(ElasticKVStore)
     for name in SYNC:
-        KVStoreBase.kv_registry[name] = type(
-            name, (ElasticKVStore,), {"_type": name, "__doc__": ElasticKVStore.__doc__}
-        )
+        kind = type(name, (ElasticKVStore,), {"_type": name, "__doc__": ElasticKVStore.__doc__})
+        KVStoreBase.kv_registry[name] = _maker(kind)
     for name in ASYNC:
         kind = type(name, (ElasticKVStore,), {"_type": name, "_staleness": MAX_STALENESS})
-        KVStoreBase.kv_registry[name] = kind
+        KVStoreBase.kv_registry[name] = _maker(kind)
     # These make no KVStore at all for a name without "dist" in it, where there is one device.
     make = mx.model._create_kvstore  # noqa: SLF001
 
