@@ -104,8 +104,6 @@ def _batches_per_version(job: Job) -> int | None:
     spec = job.state.spec
     if spec is None or not spec.open:
         return None
-    if spec.asynchronous:
-        return 1
     if job.step_record.assigners:
         return len(job.state.workers_in_force() - job.state.away()) or None
     return next((plan.workers for plan in reversed(job.state.reports) if plan.first_version == 0), None)
