@@ -195,6 +195,8 @@ def refused():
     kv.freeze("fixed")
     kv.pushpull("w", mx.nd.ones(2))
     assert kv.version == 1
+    raises(UsageError, "have it trained from that step on", kv.push, "fixed", mx.nd.ones(2))
+    raises(UsageError, "servers take no commands", kv._send_command_to_servers, 0, "")
 
 
 def trainer():

@@ -101,7 +101,7 @@ def test_workers_that_update_their_weights_themselves_compute_what_servers_do(sc
 
 
 def test_a_worker_of_a_job_has_one_kvstore(script, tmp_path):
-    """A script that makes one to know its rank, and names it again to the Trainer, has the same; a used one is refused."""
+    """A script that makes one to know its rank and names it again has the same; one in use is refused."""
     out = tmp_path / "out"
     result = run(script("loop", "--by-name", epochs=1, out=out), workers=1, servers=1)
     assert result.state == "finished", result.log
@@ -182,6 +182,16 @@ def test_a_script_that_ends_with_a_barrier_is_resized_and_all_have_the_same_weig
     assert len(others) == 2
     for other in others:
         close(first, other, 0.0)
+
+
+@pytest.mark.slow
+def test_a_line_that_has_read_rank_once_is_named_when_the_worker_of_rank_0_is_gone(script, tmp_path, capfd):
+    """What it decides is not decided again, such as who writes checkpoints."""
+    result = run(script("loop", epochs=3, pace=110), on_status=KillAt("worker-0", 20))
+    assert result.state == "finished", result.log
+    said = capfd.readouterr().err
+    assert "this line has read rank once, when it was 1; it is 0 now" in said
+    assert "read rank whenever one is written" in said
 
 
 def used(log):

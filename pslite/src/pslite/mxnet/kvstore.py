@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import mxnet as mx
 import numpy as np
@@ -37,6 +37,9 @@ from pslite.worker.training_session import OpenSession, SingleSession
 #: folders whose code asks for the number of workers whenever it needs it
 _LIBRARIES = tuple(str(Path(file).parent) for file in (mx.__file__, __file__))
 
+#: file and number of a line of the script
+_Line = tuple[str, int]
+
 
 class ElasticKVStore(KVStore):  # type: ignore[misc]
     """Pushes gradients to, and pulls weights from, the servers of an elastic job.
@@ -53,10 +56,11 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         self._keys = KeyTable()
         self._optimizer: Any = None
         self._workers = 1
-        #: by file and line of the script that has read `num_workers` once, what it was; 0 if it was read there again
-        self._read_once: dict[tuple[str, int], int] = {}
+        #: by file and line of the script that has read one of these once, what it was; -1 if it was read there again
+        self._read_once: dict[Literal["num_workers", "rank"], dict[_Line, int]] = {"num_workers": {}, "rank": {}}
         #: numbers of workers that the script may have seen
         self._seen = {self.num_workers}
+        self._rank_before = self._session.rank_and_size[0]
         self._expected = 0
         self._started = False
         #: what the servers keep to, if that is one number
@@ -86,16 +90,23 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
     @property
     def rank(self) -> int:
         """This worker's place among all; may change from step to step where the job is resized."""
-        return self._session.rank_and_size[0]
+        rank = self._session.rank_and_size[0]
+        self._note_reading("rank", rank)
+        return rank
 
     @property
     def num_workers(self) -> int:
         """Workers of the job; may change from step to step where it is resized."""
-        workers, frame = self._session.rank_and_size[1], sys._getframe(1)  # noqa: SLF001  (a stack takes too long)
-        place = frame.f_code.co_filename, frame.f_lineno
-        if not place[0].startswith(_LIBRARIES):
-            self._read_once[place] = 0 if place in self._read_once else workers
+        workers = self._session.rank_and_size[1]
+        self._note_reading("num_workers", workers)
         return workers
+
+    def _note_reading(self, what: Literal["num_workers", "rank"], value: int) -> None:
+        """Take note of the line of the script that reads one of these."""
+        frame = sys._getframe(2)  # noqa: SLF001  (a stack takes too long)
+        line = frame.f_code.co_filename, frame.f_lineno
+        if not line[0].startswith(_LIBRARIES):
+            self._read_once[what][line] = -1 if line in self._read_once[what] else value
 
     @staticmethod
     def is_capable(capability: str) -> bool:
@@ -174,7 +185,10 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
                     "every step pushes every key once; name keys that are never pushed by kvstore.freeze(...)"
                 )
             if tensor.segment < 0 and not any(t is tensor for t in self._keys.trained):
-                raise UsageError(f"key {one!r} is pushed, although it is frozen (grad_req='null')")
+                raise UsageError(
+                    f"key {one!r} is pushed, although it was frozen (grad_req='null') at the first step, which fixes "
+                    "the keys of a job: have it trained from that step on, or go on with saved parameters in another job"
+                )
             self._pushed[one] = values
             if values[0].stype == STYPE and len(self._pushed) == len(self._keys.trained):
                 self._step()  # of row_sparse weights nothing is asked for in a step
@@ -318,7 +332,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         self._pushed.clear()
         self._last_outs, self._outs = self._outs, []
         self._put_rows()
-        self._note_size()
+        self._note_changes()
 
     def _put_rows(self) -> None:
         for tensor, out, rows in self._rows:
@@ -327,7 +341,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
 
     def accepts(self, rescale: float) -> bool:
         """Whether a script's new rescale_grad says the same as its first: it divides by the number of workers too."""
-        self._note_size()
+        self._note_changes()
         ours = float(self._optimizer.rescale_grad)
         return any(math.isclose(rescale * seen, ours * self._workers, rel_tol=1e-9) for seen in self._seen)
 
@@ -351,21 +365,31 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
             )
             self._rate = None
 
-    def _note_size(self) -> None:
-        """Take note of the number of workers; warn of lines that have read it once, when it was another one."""
-        if self.num_workers in self._seen:
-            return
-        self._seen.add(self.num_workers)
-        for (file, line), workers in self._read_once.items():
-            if workers:
+    def _note_changes(self) -> None:
+        """Take note of rank and number of workers; warn of lines that have read them once, when they were others."""
+        rank, workers = self._session.rank_and_size
+        if workers not in self._seen:
+            self._seen.add(workers)
+            self._warn_of_lines(
+                "num_workers", workers,
+                "If the data is split by it, samples are missed or used twice. Read num_workers in each epoch, or use "
+                "DataLoader(..., sampler=pslite.mxnet.elastic_split(dataset)).",
+            )  # fmt: skip
+        if rank == 0 < self._rank_before:
+            self._warn_of_lines(
+                "rank", rank,
+                "The worker that had rank 0 is gone. If the line decides for all time who writes checkpoints, nobody "
+                "does now: read rank whenever one is written.",
+            )  # fmt: skip
+        self._rank_before = rank
+
+    def _warn_of_lines(self, what: Literal["num_workers", "rank"], now: int, text: str) -> None:
+        for (file, line), before in self._read_once[what].items():
+            if before >= 0:
                 warnings.warn_explicit(
-                    f"this line has read num_workers once, when it was {workers}; it is {self.num_workers} now. If the "
-                    "data is split by it, samples are missed or used twice. Read num_workers in each epoch, or use "
-                    "DataLoader(..., sampler=pslite.mxnet.elastic_split(dataset)).",
-                    UserWarning,
-                    file,
-                    line,
-                )
+                    f"this line has read {what} once, when it was {before}; it is {now} now. {text}",
+                    UserWarning, file, line,
+                )  # fmt: skip
 
     # --- the beginning --------------------------------------------------------------------------------------------
 
@@ -393,7 +417,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
             session.start_from(optimizer_states.state_of(self._given, self._keys.moving(), session))
         self._started = True
         session.start()
-        self._note_size()  # more workers may have come since the script asked
+        self._note_changes()  # more workers may have come since the script asked
         self._sums = GradientSums(session.spec, session.supply)
         self._write(self._firsts, just_arrived=True)
         if self._optimizer is not None and self._optimizer.lr_scheduler is None:
@@ -485,3 +509,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         raise UsageError("servers cannot run an updater function of the script: call set_optimizer instead")
 
     _set_updater = set_updater
+
+    def _send_command_to_servers(self, head: int, body: str) -> None:  # noqa: ARG002
+        """Not there."""
+        raise UsageError("servers take no commands of the script: for an optimizer call set_optimizer instead")
