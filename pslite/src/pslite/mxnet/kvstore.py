@@ -187,7 +187,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
             if tensor.segment < 0 and not any(t is tensor for t in self._keys.trained):
                 raise UsageError(
                     f"key {one!r} is pushed, although it was frozen (grad_req='null') at the first step, which fixes "
-                    "the keys of a job: have it trained from that step on, or go on with saved parameters in another job"
+                    "a job's keys: have it trained from that step on, or go on with saved parameters in another job"
                 )
             self._pushed[one] = values
             if values[0].stype == STYPE and len(self._pushed) == len(self._keys.trained):
