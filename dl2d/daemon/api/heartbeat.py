@@ -213,7 +213,7 @@ def receive(
     moved = job.state is not state and not (state is JobState.READY and job.state is JobState.RUNNING)
     if state is JobState.CANCELLED and anchor_decides:
         moved = False
-    end_reason = _end_reason(beat, state) if state.ended else ""
+    end_reason = _end_reason(job.request, beat, state) if state.ended else ""
     change = JobChange(
         state=state if moved else None,
         address=beat.address if beat.address != job.address else None,
@@ -306,8 +306,11 @@ def _report(member: Member, straggler: Straggler | None, at: float) -> TaskRepor
     )
 
 
-def _end_reason(beat: Heartbeat, state: JobState) -> str:
-    said = _plain(beat.reason) or ("did all epochs" if state is JobState.FINISHED else "no reason given")
+def _end_reason(request: JobRequest, beat: Heartbeat, state: JobState) -> str:
+    # a script with a loop of its own may end before its last epoch
+    whole = beat.epochs is not None or _epoch(request, beat) >= request.epochs
+    finished = "did all epochs" if whole else "its script has ended"
+    said = _plain(beat.reason) or (finished if state is JobState.FINISHED else "no reason given")
     if beat.inexact_from is None:
         return said
     return f"{said}; inexact from version {beat.inexact_from} on, for optimizer state was lost with a server"

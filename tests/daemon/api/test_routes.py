@@ -458,8 +458,15 @@ class TestHeartbeat:
     @pytest.mark.parametrize(
         ("said", "state", "reason"),
         [
-            ({"state": "finished", "result": {"digest": "abc", "versions": 9}}, JobState.FINISHED, "did all epochs"),
-            ({"state": "finished", "result": {"digest": "abc", "versions": 9, "inexact_from": 4}, "inexact_from": 4},
+            ({"state": "finished", "result": {"digest": "abc", "versions": 9}, "epochs": 3.0}, JobState.FINISHED,
+             "did all epochs"),
+            # scripts with loops of their own
+            ({"state": "finished", "result": {"digest": "abc", "versions": 10**7}, "version": 10**7}, JobState.FINISHED,
+             "did all epochs"),
+            ({"state": "finished", "result": {"digest": "abc", "versions": 9}, "version": 9}, JobState.FINISHED,
+             "its script has ended"),
+            ({"state": "finished", "result": {"digest": "abc", "versions": 9, "inexact_from": 4}, "inexact_from": 4,
+              "epochs": 3.0},
              JobState.FINISHED,
              "did all epochs; inexact from version 4 on, for optimizer state was lost with a server"),
             ({"state": "failed", "reason": "worker-1 died: killed by signal 9"}, JobState.FAILED,

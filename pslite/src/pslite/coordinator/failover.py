@@ -91,17 +91,18 @@ def lose(job: Job, member: MemberState, how: str, *, fatal: bool = False) -> Non
             lose_worker(job, member, text)
         return
     job.give_up(member, text)
-    job.say(f"{text}; it is in no plan, the job goes on")
     job.urgent = True
+    # nobody has described the job, or this one alone: nothing can come of it unless another worker joins
+    undescribed = state.plan is None and member.role == "worker" and not state.somebody_waits_described
+    if undescribed and (fatal or _too_many_losses(job, member)):
+        job.fail(text)  # another one would fare no better
+        return
+    job.say(f"{text}; it is in no plan, the job goes on")
     if pending is not None and member.task in pending.plan.tasks():
         plans.give_up(job, pending, text, set())
     if state.plan is None:
-        if member.role == "worker" and not state.somebody_waits_described:
-            # nobody has described the job, or this one alone: nothing can come of it unless another worker joins
+        if undescribed:
             state.describe(None)
-            if fatal or _too_many_losses(job, member):
-                job.fail(text)  # another one would fare no better
-                return
         left = [*(other.role for other in state.waiting()), *state.coming().values()]
         if job.settings.start is not None and member.role not in left:
             job.fail(text)  # nobody starts another one
