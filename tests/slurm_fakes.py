@@ -115,7 +115,7 @@ class Clock:
 def node_row(name: str, **more: object) -> dict[str, object]:
     """A row of sinfo: an idle node."""
     row = {"NodeList": name, "StateLong": "idle", "CPUsState": "0/8/0/8", "Memory": "4000", "AllocMem": "0"}
-    row |= {"PartitionName": "gpu", "Time": "infinite"}
+    row |= {"PartitionName": "gpu", "Time": "infinite", "Available": "up", "features_act": "(null)"}
     return {**row, "Gres": "gpu:2", "GresUsed": "gpu:0", "Reason": "none", **more}
 
 
@@ -124,7 +124,7 @@ def job_row(number: int, **more: object) -> dict[str, object]:
     row = {"JobID": number, "State": "RUNNING", "SubmitTime": 1795253932, "exit_code": 0, "UserName": "alice"}
     row |= {"NodeList": "n1", "tres-alloc": "cpu=1,mem=100M,node=1,billing=1", "tres-per-node": "N/A"}
     row |= {"JobArrayID": number, "EndTime": "NONE", "RestartCnt": 0, "Partition": "gpu", "Nice": 0}
-    row |= dict.fromkeys(("Reservation", "Feature", "WCKey", "SchedNodes"), "(null)")
+    row |= dict.fromkeys(("Reservation", "Feature", "WCKey", "SchedNodes", "Account", "QOS"), "(null)")
     row |= {"PriorityLong": 4000, "StartTime": "N/A", "ReqNodes": "", "NumNodes": 1, "NumTasks": 1}
     row |= {"tres-per-task": "N/A", "tres-per-job": "N/A", "OverSubscribe": "OK"}
     return {**row, "Reason": "None", "Comment": "(null)", **more}

@@ -44,6 +44,8 @@ class Answer:
     shadow: DecisionEntry | None = None
     #: Where the job got less, or nothing: decisions of the slot that gave other jobs more.
     grown: tuple[JobDecision, ...] = ()
+    #: Which nodes its tasks may use, where these are not all.
+    may_use: str = ""
     recomputed: Recomputed | None = None
 
 
@@ -110,6 +112,7 @@ def _answer(slot: Slot | None, entry: DecisionEntry) -> Answer:
         next((each for each in slot.proposed.jobs if each.job == key), None),
         _shadow(slot, key),
         _grown(slot, entry.decided),
+        next((each.text(len(slot.snapshot.nodes)) for each in slot.snapshot.node_sets if key in each.jobs), ""),
     )
 
 
@@ -189,6 +192,8 @@ def _decision_text(answer: Answer, tasks: Sequence[Task]) -> list[str]:
         names = [f"job {each.job.id} {each.previous} -> {each.allocation}" for each in answer.grown[:_MAX_GROWN]]
         more = f" and {len(answer.grown) - _MAX_GROWN} others" if len(answer.grown) > _MAX_GROWN else ""
         lines.append(f"  given more   {', '.join(names)}{more}")
+    if answer.may_use:
+        lines.append(f"  may use      {answer.may_use}")
     for item in answer.deferred:
         has = sum(task.role is item.role and task.state.wanted for task in tasks)
         since = "; started since" if has >= after.count(item.role) else ""
@@ -266,6 +271,7 @@ def _decision_json(answer: Answer) -> dict[str, object]:
              "shortfalls": as_plain(item.shortfalls)}
             for item in answer.deferred
         ],
+        "may_use": answer.may_use,
         "given_more": [
             {"job": each.job.id, "previous": allocation_json(each.previous),
              "allocation": allocation_json(each.allocation)}

@@ -153,6 +153,20 @@ def parse_tag(tag: str) -> tuple[JobKey, str] | None:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeSet:
+    """The only nodes that new tasks of some jobs may use."""
+
+    jobs: tuple[JobKey, ...]
+    nodes: frozenset[str]
+    #: Why not the others, for users: ``partition small; not n3, which the job excludes``.
+    reason: str
+
+    def text(self, nodes: int) -> str:
+        """How many nodes of so many these are, and why not the others."""
+        return f"{len(self.nodes)} of {nodes} nodes ({self.reason})"
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """All that a policy may look at: the cluster and the jobs at one moment.
 
@@ -177,6 +191,8 @@ class Snapshot:
     #: Room for waiting jobs that are not dl2d's, which counts as used on its nodes: more may be used than a node has
     #: until tasks have left it.
     claims: tuple[ClaimedNodes, ...] = ()
+    #: The nodes that jobs may use; jobs that are in none may use all. No job is in two.
+    node_sets: tuple[NodeSet, ...] = ()
 
     @property
     def capacity(self) -> Resources:
@@ -185,6 +201,10 @@ class Snapshot:
         up = NodeState.UP
         alike = Counter([node.capacity for node in self.nodes if node.state is up])
         return Resources.total(capacity * many for capacity, many in alike.items())
+
+    def may_use(self) -> dict[JobKey, frozenset[str]]:
+        """Names of the nodes that each job may use, without jobs that may use all."""
+        return {job: nodes.nodes for nodes in self.node_sets for job in nodes.jobs}
 
     def held(self) -> dict[JobKey, Allocation]:
         """Allocation that each job is meant to have at present (tasks asked for included, leaving ones not)."""

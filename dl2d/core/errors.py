@@ -71,6 +71,10 @@ class Rejected(ResourceManagerError):
     """The manager understood the request and refused it; asking again unchanged will not help."""
 
 
+class NodeRefused(Rejected):
+    """The manager does not start a job's task on the node that was named; on another one it may."""
+
+
 class Unavailable(ResourceManagerError):
     """The manager did not answer, or not in time; asking again later may help."""
 

@@ -1,4 +1,4 @@
-"""Memory of the guard: resizes, starts, failed starts and stop requests on which its rules depend."""
+"""Memory of the guard: resizes, starts, refusals and stop requests on which its rules depend."""
 
 from __future__ import annotations
 
@@ -46,6 +46,39 @@ class StartFailures(NamedTuple):
         return self.at + min(backoff_seconds * float(2**doublings), MAX_BACKOFF_SECONDS)
 
 
+class NodeRefusal(NamedTuple):
+    """Consecutive attempts to start a task of a job on a node that the resource manager has refused."""
+
+    attempts: int
+    #: When the last one was refused, seconds since 1970.
+    at: float
+    #: Why, in the resource manager's words.
+    reason: str
+
+    @property
+    def retry_at(self) -> float:
+        """When the next task may be asked for there: after 5 minutes, doubled with each further one, at most 1 h."""
+        return self.at + min(300.0 * 2.0 ** min(self.attempts - 1, 30), 3600.0)
+
+
+class LearnedLimit(NamedTuple):
+    """Limit of the resource manager that tasks of some jobs were found to wait for."""
+
+    #: Handles of the jobs' anchors.
+    anchors: tuple[str, ...]
+    #: What these jobs' tasks had together then, of each resource that is limited.
+    had: Mapping[str, float]
+    #: How often in a row it was found.
+    times: int
+    #: When it was found last, seconds since 1970.
+    at: float
+
+    @property
+    def retry_at(self) -> float:
+        """When these jobs may grow again: after a minute, doubled each time that the limit is found again."""
+        return self.at + min(60.0 * 2.0 ** min(self.times - 1, 30), MAX_BACKOFF_SECONDS)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardMemory:
     """What happened to jobs and tasks, as far as later decisions depend on it. Times are seconds since 1970."""
@@ -56,5 +89,9 @@ class GuardMemory:
     started_at: Mapping[str, float] = field(default_factory=dict)
     #: Failed attempts to start tasks, of jobs that have any.
     start_failures: Mapping[JobKey, StartFailures] = field(default_factory=dict)
+    #: Nodes that were refused to jobs, by name of the node.
+    refused_nodes: Mapping[JobKey, Mapping[str, NodeRefusal]] = field(default_factory=dict)
+    #: By what it is, in words for users.
+    learned_limits: Mapping[str, LearnedLimit] = field(default_factory=dict)
     #: When each job of the resource manager was last asked to stop, by handle and submit time (``17.1795253932``).
     stops_asked: Mapping[str, float] = field(default_factory=dict)

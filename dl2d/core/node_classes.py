@@ -2,6 +2,9 @@
 
 A cluster has few kinds of machines and jobs few kinds of tasks, so most nodes equal others in what they have, hold and
 have reserved. Whether a task fits, and where a node stands in the order, is worked out once for a class of such nodes.
+
+Some jobs may use only some of the nodes. For each such set of nodes a demand has one more entry: 1 in that of its job's
+set, else 0. A node has 1 free in the entries of the sets that it belongs to, which no task takes up.
 """
 
 from __future__ import annotations
@@ -20,23 +23,24 @@ from numpy.typing import NDArray
 
 from dl2d.core.placement import Placement
 
-#: Amounts in thousandths, of each resource of the cluster in one order.
+#: Amounts in thousandths, of each resource of the cluster in one order. Demands, and what is free, have an entry for
+#: each set of nodes after these.
 Vector = tuple[int, ...]
 
 #: Classes that are looked at for the first node with room; beyond them all nodes are compared at once, vectorised.
 MAX_LOOKED_AT: Final = 64
-#: What fits everywhere.
-_NOTHING: Final[Vector] = ()
 
 
 @dataclass(slots=True, eq=False)
 class NodeClass:
-    """Nodes with equal capacity, use and reserved room."""
+    """Nodes with equal capacity, use and reserved room that belong to the same sets of nodes."""
 
     number: int
     capacity: Vector
     used: Vector
     reserved: Vector
+    #: 1 for each set of nodes that it belongs to, 0 for the others.
+    members: Vector
     #: Place in the placement's order.
     load: float
     #: What is free, never below 0; and what is left of that when all that is reserved is taken.
@@ -64,22 +68,23 @@ class NodeClass:
 
 
 class _Matrices:
-    """Room on all nodes as matrices of shape (resources, nodes), for questions that no order answers."""
+    """Room on all nodes as matrices of shape (resources and sets, nodes), for questions that no order answers."""
 
-    def __init__(self, class_of: Sequence[NodeClass], takes_tasks: Sequence[bool], resources: int) -> None:
+    def __init__(self, class_of: Sequence[NodeClass], takes_tasks: Sequence[bool], resources: int, sets: int) -> None:
+        self._resources = resources
         self._shown = list(class_of)
         self.takes_tasks = np.array(takes_tasks, dtype=np.bool_)
         self.capacity, self.free, self._unreserved = (
-            np.array(amounts, dtype=np.int64).reshape(len(class_of), resources).T.copy()
+            np.array(amounts, dtype=np.int64).reshape(len(class_of), resources + sets).T.copy()
             for amounts in (
-                [each.capacity for each in class_of],
+                [(*each.capacity, *each.members) for each in class_of],
                 [each.free for each in class_of],
                 [each.unreserved for each in class_of],
             )
         )
         self._loads = np.array([each.load for each in class_of])
         #: What is free on nodes that take tasks, in all.
-        self.total = [0] * resources
+        self.total = [0] * (resources + sets)
         taking = Counter(each for each, takes in zip(class_of, takes_tasks, strict=True) if takes)
         for node_class, count in taking.items():
             self.total = [had + count * more for had, more in zip(self.total, node_class.free, strict=True)]
@@ -107,9 +112,21 @@ class _Matrices:
         fits = self._fits(demand, unreserved=unreserved)
         return int(np.where(fits, self._loads, np.inf).argmin()) if fits.any() else None
 
-    def head(self) -> int:
-        """First of the nodes that take tasks in the placement's order, full or not."""
-        return int(np.where(self.takes_tasks, self._loads, np.inf).argmin())
+    def head(self, demand: Vector) -> int:
+        """First of the nodes that take such tasks in the placement's order, full or not."""
+        return int(np.where(self.eligible(demand), self._loads, np.inf).argmin())
+
+    def eligible(self, demand: Vector) -> NDArray[np.bool_]:
+        """Which nodes take tasks and belong to the set of a demand."""
+        sets = [row for row, wanted in enumerate(demand) if wanted and row >= self._resources]
+        return self.takes_tasks & (self.free[sets] > 0).all(axis=0) if sets else self.takes_tasks
+
+    def free_for(self, demand: Vector) -> Sequence[int]:
+        """What is free on the nodes that take such tasks, in all."""
+        if not any(demand[self._resources :]):
+            return self.total
+        free: list[int] = self.free[:, self.eligible(demand)].sum(axis=1).tolist()
+        return free
 
     def in_order(self, demand: Vector) -> list[int]:
         """All nodes with room for a demand in the placement's order."""
@@ -125,11 +142,11 @@ class _Matrices:
         return fits
 
     def nearest(self, demand: Vector, room: NDArray[np.int64]) -> int:
-        """Node that takes tasks and whose room lacks the least of a demand, as a fraction of it."""
+        """Node that takes such tasks and whose room lacks the least of a demand, as a fraction of it."""
         wanted = np.array(demand, dtype=np.float64)
         asked = wanted > 0
         lack = (np.maximum(wanted[asked, None] - room[asked], 0) / wanted[asked, None]).sum(axis=0)
-        return int(np.where(self.takes_tasks, lack, np.inf).argmin())
+        return int(np.where(self.eligible(demand), lack, np.inf).argmin())
 
 
 class NodeClasses:
@@ -139,14 +156,15 @@ class NodeClasses:
     room, so equal tasks go to equal nodes in turn.
     """
 
-    def __init__(self, placement: Placement, resources: int) -> None:
-        """Nodes are added afterwards, in their order; ``resources`` is the length of their vectors."""
+    def __init__(self, placement: Placement, resources: int, sets: int = 0) -> None:
+        """Nodes are added afterwards, in their order; vectors have these numbers of resources and sets of nodes."""
         self._placement = placement
+        self._sets = sets
         self._zero = (0,) * resources
         #: The class of each node.
         self.class_of: list[NodeClass] = []
         self.takes_tasks: list[bool] = []
-        self._classes: dict[tuple[Vector, Vector, Vector], NodeClass] = {}
+        self._classes: dict[tuple[Vector, Vector, Vector, Vector], NodeClass] = {}
         #: By load. Some have no node any more; those without room for what is least asked for of each resource are
         #: not in it.
         self._order: list[tuple[float, int, NodeClass]] = []
@@ -159,15 +177,17 @@ class NodeClasses:
         self._changed: set[int] = set()
         self._matrices: _Matrices | None = None
 
-    def of(self, capacity: Vector, used: Vector, reserved: Vector) -> NodeClass:
-        """The class of nodes with this capacity, use and reserved room."""
-        known = self._classes.get((capacity, used, reserved))
+    def of(self, capacity: Vector, used: Vector, reserved: Vector, members: Vector = ()) -> NodeClass:
+        """The class of nodes with this capacity, use and reserved room that belong to these sets."""
+        known = self._classes.get((capacity, used, reserved, members))
         if known is None:
             free = tuple(map(max, map(sub, capacity, used), self._zero))
             unreserved = tuple(map(max, map(sub, free, reserved), self._zero))
             load = self._placement.load(used, capacity)
-            known = NodeClass(len(self._classes), capacity, used, reserved, load, free, unreserved)
-            self._classes[capacity, used, reserved] = known
+            known = NodeClass(
+                len(self._classes), capacity, used, reserved, members, load, free + members, unreserved + members
+            )
+            self._classes[capacity, used, reserved, members] = known
         return known
 
     def append(self, node_class: NodeClass, *, takes_tasks: bool) -> None:
@@ -182,7 +202,8 @@ class NodeClasses:
         after = node_class.with_task.get(demand)
         if after is None:
             used = tuple(map(add, node_class.used, demand))
-            after = node_class.with_task[demand] = self.of(node_class.capacity, used, node_class.reserved)
+            after = self.of(node_class.capacity, used, node_class.reserved, node_class.members)
+            node_class.with_task[demand] = after
         return after
 
     def with_reserved(self, node_class: NodeClass, demand: Vector) -> NodeClass:
@@ -190,7 +211,7 @@ class NodeClasses:
         after = node_class.with_reserved.get(demand)
         if after is None:
             used, reserved = tuple(map(add, node_class.used, demand)), tuple(map(sub, node_class.reserved, demand))
-            after = node_class.with_reserved[demand] = self.of(node_class.capacity, used, reserved)
+            after = node_class.with_reserved[demand] = self.of(node_class.capacity, used, reserved, node_class.members)
         return after
 
     def move(self, nodes: Sequence[int], to: NodeClass) -> None:
@@ -205,7 +226,7 @@ class NodeClasses:
     def next_nodes(self, demand: Vector, count: int, *, unreserved: bool) -> Sequence[int]:
         """The nodes to which the next of some equal tasks go: one or more of one class, none where there is no room."""
         head_only = self._placement.head_only
-        asked = _NOTHING if head_only else demand
+        asked = (*self._zero, *demand[len(self._zero) :]) if head_only else demand
         node = self._first(asked, unreserved=unreserved)
         if node is None or (head_only and not self.class_of[node].fits(demand)):
             return ()
@@ -304,7 +325,7 @@ class NodeClasses:
     def matrices(self) -> _Matrices:
         """Room on all nodes, up to date."""
         if self._matrices is None:
-            self._matrices = _Matrices(self.class_of, self.takes_tasks, len(self._zero))
+            self._matrices = _Matrices(self.class_of, self.takes_tasks, len(self._zero), self._sets)
         elif self._changed:
             self._matrices.update(self._changed, self.class_of)
             self._changed.clear()

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import add, attrgetter, sub
 
-from dl2d.core.cluster import Node, NodeState, Task
+from dl2d.core.cluster import Node, NodeSet, NodeState, Task
 from dl2d.core.decision import Constraint
 from dl2d.core.jobs import Allocation, Job, JobKey, JobRequest, Role
 from dl2d.core.node_classes import NodeClass, NodeClasses, Vector
@@ -38,16 +38,19 @@ class Blocked:
     constraint: Constraint
     nearest: str
     shortfalls: tuple[Shortfall, ...]
+    #: Which nodes its job may use, where these are not all.
+    may_use: str = ""
 
     def __str__(self) -> str:
         missing = "; ".join(map(str, self.shortfalls)) or "no node takes tasks"
+        only = f"; its job may use {self.may_use}" if self.may_use else ""
         match self.constraint:
             case Constraint.INFEASIBLE:
-                return f"a {self.role} is larger than any node ({missing} on {self.nearest or 'every node'})"
+                return f"a {self.role} is larger than any node ({missing} on {self.nearest or 'every node'}){only}"
             case Constraint.FRAGMENTED:
-                return f"no single node has room for a {self.role} ({missing} on {self.nearest})"
+                return f"no single node has room for a {self.role} ({missing} on {self.nearest}){only}"
             case _:
-                return f"no room for a {self.role} ({missing} on {self.nearest or 'every node'})"
+                return f"no room for a {self.role} ({missing} on {self.nearest or 'every node'}){only}"
 
 
 class Packing:
@@ -66,8 +69,12 @@ class Packing:
         incumbents: Iterable[Task] = (),
         leaving: Iterable[Task] = (),
         counted: bool = False,
+        node_sets: Sequence[NodeSet] = (),
     ) -> None:
-        """``node.used`` is taken for good, less what these tasks have if they are ``counted`` in it."""
+        """``node.used`` is taken for good, less what these tasks have if they are ``counted`` in it.
+
+        New tasks of the jobs in ``node_sets`` go to nodes of their set only.
+        """
         self._nodes = tuple(nodes)
         self._placement = placement
         self._number = {node.name: number for number, node in enumerate(self._nodes)}
@@ -76,24 +83,32 @@ class Packing:
         demands = {task.demand for task in incumbents} | {task.demand for task in leaving}
         listed = {node.capacity for node in self._nodes} | demands
         self._names = sorted({name for resources in listed for name, _ in resources.thousandths})
-        #: Amounts in the order of the names; None for what asks for something that no node has.
-        self._vectors: dict[Resources, Vector | None] = {}
+        self._node_sets = tuple(node_sets)
+        self._set_of = {job: number for number, nodes in enumerate(self._node_sets) for job in nodes.jobs}
+        #: Amounts in the order of the names, by demand and set; None for what asks for something that no node has.
+        self._vectors: dict[tuple[Resources, int], Vector | None] = {}
         self._bundles: dict[tuple[Resources, Resources], Resources] = {}
         #: Tasks that run and were not taken up yet, those with the lowest numbers last.
         self._incumbents: dict[_Kind, list[tuple[int, Vector]]] = defaultdict(list)
-        self._classes = NodeClasses(placement, len(self._names))
+        self._classes = NodeClasses(placement, len(self._names), len(self._node_sets))
         self._append_nodes(incumbents, leaving, demands, counted=counted)
         #: What was added since the last call of ``add`` or its like.
         self._steps: list[_Step] = []
         #: Which node lacks the least of a demand when empty; and now, with its class then. The latter holds as long as
         #: the node is of that class and nothing was taken out: the others lack as much as they did, or more.
-        self._nearest_empty: dict[Resources, int] = {}
-        self._nearest: dict[Resources, tuple[int, NodeClass]] = {}
+        self._nearest_empty: dict[Vector, int] = {}
+        self._nearest: dict[Vector, tuple[int, NodeClass]] = {}
         #: Reasons that were found, by the state of the nodes.
-        self._reasons: dict[tuple[int, Resources, Role], Blocked] = {}
+        self._reasons: dict[tuple[int, Resources, Role, int], Blocked] = {}
 
     @classmethod
-    def for_decision(cls, nodes: Sequence[Node], tasks: Iterable[Task], placement: Placement) -> Packing:
+    def for_decision(
+        cls,
+        nodes: Sequence[Node],
+        tasks: Iterable[Task],
+        placement: Placement,
+        node_sets: Sequence[NodeSet] = (),
+    ) -> Packing:
         """A packing in which all our tasks may be given anew: only what others hold is taken.
 
         ``node.used`` must count all of ``tasks``. Tasks that are meant to stay are the incumbents.
@@ -101,7 +116,7 @@ class Packing:
         wanted, leaving = list[Task](), list[Task]()
         for task in tasks:
             (wanted if task.state.wanted else leaving).append(task)
-        return cls(nodes, placement, incumbents=wanted, leaving=leaving, counted=True)
+        return cls(nodes, placement, incumbents=wanted, leaving=leaving, counted=True, node_sets=node_sets)
 
     def _append_nodes(
         self, incumbents: Iterable[Task], leaving: Iterable[Task], demands: Iterable[Resources], *, counted: bool
@@ -118,17 +133,28 @@ class Packing:
             if (number := self._number.get(task.node)) is not None:
                 gone[number].append(amounts[task.demand])
         nothing = (0,) * len(self._names)
+        members, in_none = self._members(), (0,) * len(self._node_sets)
         known: dict[tuple[object, ...], NodeClass] = {}
         for number, node in enumerate(self._nodes):
-            like = node.capacity, node.used, tuple(held.get(number, ())), tuple(gone.get(number, ()))
+            of_sets = members.get(node.name, in_none)
+            like = node.capacity, node.used, tuple(held.get(number, ())), tuple(gone.get(number, ())), of_sets
             node_class = known.get(like)
             if node_class is None:
-                reserved, left = (tuple(map(sum, zip(nothing, *some, strict=True))) for some in like[2:])
+                reserved, left = (tuple(map(sum, zip(nothing, *some, strict=True))) for some in like[2:4])
                 used = self._amounts(node.used)
                 if counted:
                     used = tuple(map(max, map(sub, used, map(add, reserved, left)), nothing))
-                node_class = known[like] = self._classes.of(self._amounts(node.capacity), used, reserved)
+                node_class = known[like] = self._classes.of(self._amounts(node.capacity), used, reserved, of_sets)
             self._classes.append(node_class, takes_tasks=node.state is NodeState.UP)
+
+    def _members(self) -> dict[str, Vector]:
+        """For each node that is in a set: 1 for the sets that it belongs to, 0 for the others."""
+        masks: dict[str, int] = {}
+        for number, nodes in enumerate(self._node_sets):
+            for name in nodes.nodes:
+                masks[name] = masks.get(name, 0) | 1 << number
+        vectors = {mask: tuple(mask >> place & 1 for place in range(len(self._node_sets))) for mask in masks.values()}
+        return {name: vectors[mask] for name, mask in masks.items()}
 
     @property
     def head_only(self) -> bool:
@@ -146,7 +172,7 @@ class Packing:
         if without_room is None:
             return None
         role, demand, _ = without_room
-        blocked = self._why_not(demand, role)
+        blocked = self._why_not(demand, role, self._set_of.get(job.key, -1))
         self._undo()
         return blocked
 
@@ -174,7 +200,7 @@ class Packing:
             role, demand, count = batch
             if self._incumbents:
                 count -= self._take_up(job.key, role, count)
-            if count and self._place(demand, count):
+            if count and self._place(demand, count, job.key):
                 return batch
         return None
 
@@ -211,9 +237,9 @@ class Packing:
             self._incumbents.pop(kind, None)
         return taken
 
-    def _place(self, demand: Resources, count: int) -> int:
+    def _place(self, demand: Resources, count: int, job: JobKey | None) -> int:
         """Add equal new tasks to the first nodes that have room; returns how many are left without."""
-        vector, classes = self._vector(demand), self._classes
+        vector, classes = self._vector(demand, job), self._classes
         if vector is None:
             return count
         while count:
@@ -251,21 +277,23 @@ class Packing:
             self._bundles[parts] = request.worker + request.ps
         return self._bundles[parts]
 
-    def place(self, demand: Resources, role: Role) -> str | Blocked:
-        """Add one new task; returns its node, or what stood in the way."""
-        nodes, blocked = self.place_all(demand, role, 1)
+    def place(self, demand: Resources, role: Role, job: JobKey | None = None) -> str | Blocked:
+        """Add one new task of a job, on the nodes that it may use; returns its node, or what stood in the way."""
+        nodes, blocked = self.place_all(demand, role, 1, job)
         return nodes[0] if blocked is None else blocked
 
-    def place_all(self, demand: Resources, role: Role, count: int) -> tuple[list[str], Blocked | None]:
+    def place_all(
+        self, demand: Resources, role: Role, count: int, job: JobKey | None = None
+    ) -> tuple[list[str], Blocked | None]:
         """Add new tasks one by one, as many as have room; returns their nodes, and what stood in the way."""
         self._steps.clear()
-        without_room = self._place(demand, count)
+        without_room = self._place(demand, count, job)
         nodes = [self._nodes[number].name for step_nodes, *_ in self._steps for number in step_nodes]
-        return nodes, self._why_not(demand, role) if without_room else None
+        return nodes, self._why_not(demand, role, self._set_of.get(job, -1) if job else -1) if without_room else None
 
-    def place_on(self, node: str, demand: Resources) -> bool:
-        """Add one new task on a node of the caller's choice; returns whether it has room and takes tasks."""
-        number, vector = self._number.get(node), self._vector(demand)
+    def place_on(self, node: str, demand: Resources, job: JobKey | None = None) -> bool:
+        """Add one new task on a node of the caller's choice; returns whether it has room and takes the job's tasks."""
+        number, vector = self._number.get(node), self._vector(demand, job)
         if number is None or vector is None or not self._classes.takes_tasks[number]:
             return False
         fits = self._classes.class_of[number].fits(vector)
@@ -278,11 +306,11 @@ class Packing:
         number = self._number[node]
         before = self._classes.class_of[number]
         used = tuple(map(sub, before.used, self._amounts(demand)))
-        self._classes.move((number,), self._classes.of(before.capacity, used, before.reserved))
+        self._classes.move((number,), self._classes.of(before.capacity, used, before.reserved, before.members))
         self._nearest.clear()
 
     def gather(
-        self, request: JobRequest, new: Allocation, there: Mapping[str, Allocation]
+        self, request: JobRequest, new: Allocation, there: Mapping[str, Allocation], job: JobKey | None = None
     ) -> list[tuple[Role, str]] | None:
         """Add tasks of a job on as few nodes as hold them evenly, all or none; returns their nodes.
 
@@ -290,7 +318,7 @@ class Packing:
         room for a worker and a PS, one more at a time, until the job's workers and its PSs can both be laid evenly:
         each new one goes to the node with the fewest of its role. None where no number of nodes will do.
         """
-        demands = {role: self._vector(request.demand(role)) for role in _ROLES if new.count(role)}
+        demands = {role: self._vector(request.demand(role), job) for role in _ROLES if new.count(role)}
         vectors = {role: vector for role, vector in demands.items() if vector is not None}
         if len(vectors) < len(demands):
             return None
@@ -301,7 +329,7 @@ class Packing:
         has = {role: [there[self._nodes[number].name].count(role) for number in nodes] for role in _ROLES}
         most = max(sum(has[role]) + new.count(role) for role in _ROLES)
         laid = self._evenly(nodes, has, vectors, new)
-        with closing(classes.in_order(tuple(map(sum, zip(*vectors.values(), strict=True))))) as others:
+        with closing(classes.in_order(self._together(*vectors.values()))) as others:
             while laid is None and len(nodes) < most:
                 other = next((number for number in others if number not in nodes), None)
                 if other is None:
@@ -333,8 +361,14 @@ class Packing:
                 counts[which] += 1
                 number = nodes[which]
                 laid.append((role, number))
-                taken[number] = tuple(map(add, taken[number], vector)) if number in taken else vector
+                taken[number] = self._together(taken[number], vector) if number in taken else vector
         return laid if all(self._classes.class_of[number].fits(amounts) for number, amounts in taken.items()) else None
+
+    def _together(self, *demands: Vector) -> Vector:
+        """What tasks of one job ask for together."""
+        resources = len(self._names)
+        amounts = map(sum, zip(*(demand[:resources] for demand in demands), strict=True))
+        return (*amounts, *(demands[0][resources:] if demands else ()))
 
     def room(self) -> dict[str, Resources]:
         """What is free on each node that takes tasks."""
@@ -354,49 +388,58 @@ class Packing:
         number = self._number.get(node)
         return NO_RESOURCES if number is None else self._resources(self._classes.class_of[number].free)
 
-    def _why_not(self, demand: Resources, role: Role) -> Blocked:
+    def _why_not(self, demand: Resources, role: Role, node_set: int) -> Blocked:
         """Name the binding constraint, on the node that lacks the least (as a fraction of the demand)."""
         matrices = self._classes.matrices()
-        if not matrices.takes_tasks.any():
-            return Blocked(role, Constraint.CAPACITY, "", demand.shortfalls(NO_RESOURCES))
-        asked = matrices.fingerprint, demand, role
+        asked = matrices.fingerprint, demand, role, node_set
         if asked not in self._reasons:
-            self._reasons[asked] = self._infeasible(demand, role) or self._no_room(demand, role)
+            vector = self._amounts(demand) + self._only(node_set)
+            if not matrices.eligible(vector).any():
+                found = Blocked(role, Constraint.CAPACITY, "", demand.shortfalls(NO_RESOURCES))
+            else:
+                found = self._infeasible(demand, vector, role) or self._no_room(demand, vector, role)
+            may_use = self._node_sets[node_set].text(len(self._nodes)) if node_set >= 0 else ""
+            self._reasons[asked] = replace(found, may_use=may_use) if may_use else found
         return self._reasons[asked]
 
-    def _infeasible(self, demand: Resources, role: Role) -> Blocked | None:
+    def _infeasible(self, demand: Resources, vector: Vector, role: Role) -> Blocked | None:
         """Why a task fits on no node even if that is empty, or None where it does on one."""
-        if demand not in self._nearest_empty:
+        if vector not in self._nearest_empty:
             matrices = self._classes.matrices()
-            self._nearest_empty[demand] = matrices.nearest(self._amounts(demand), matrices.capacity)
-        number = self._nearest_empty[demand]
+            self._nearest_empty[vector] = matrices.nearest(vector, matrices.capacity)
+        number = self._nearest_empty[vector]
         node = self._nodes[number]
         missing = demand.shortfalls(node.capacity)
         return Blocked(role, Constraint.INFEASIBLE, node.name, missing) if missing else None
 
-    def _no_room(self, demand: Resources, role: Role) -> Blocked:
+    def _no_room(self, demand: Resources, vector: Vector, role: Role) -> Blocked:
         """Why a task that fits on some empty node fits on none as they are, or not on the first if only that counts."""
-        matrices, vector = self._classes.matrices(), self._amounts(demand)
+        matrices = self._classes.matrices()
         if self._placement.head_only:
-            number = matrices.head()
+            number = matrices.head(vector)
         else:
-            number, then = self._nearest.get(demand, (-1, None))
+            number, then = self._nearest.get(vector, (-1, None))
             if then is None or self._classes.class_of[number] is not then:
                 number = matrices.nearest(vector, matrices.free)
-                self._nearest[demand] = number, self._classes.class_of[number]
-        in_total = any(wanted > had for wanted, had in zip(vector, matrices.total, strict=True))
+                self._nearest[vector] = number, self._classes.class_of[number]
+        in_total = any(wanted > had for wanted, had in zip(vector, matrices.free_for(vector), strict=True))
         constraint = Constraint.CAPACITY if in_total else Constraint.FRAGMENTED
         free = self._resources(self._classes.class_of[number].free)
         return Blocked(role, constraint, self._nodes[number].name, demand.shortfalls(free))
 
-    def _vector(self, demand: Resources) -> Vector | None:
-        """Amounts in the order of the names, or None where no node has any of something that is asked for."""
+    def _vector(self, demand: Resources, job: JobKey | None = None) -> Vector | None:
+        """Amounts in the order of the names, and the job's set; None where no node has any of what is asked for."""
+        asked = demand, self._set_of.get(job, -1) if job else -1
         try:
-            return self._vectors[demand]
+            return self._vectors[asked]
         except KeyError:
             known = {name for name, _ in demand.thousandths} <= set(self._names)
-            self._vectors[demand] = self._amounts(demand) if known else None
-            return self._vectors[demand]
+            self._vectors[asked] = self._amounts(demand) + self._only(asked[1]) if known else None
+            return self._vectors[asked]
+
+    def _only(self, node_set: int) -> Vector:
+        """The entries of a demand that restrict it to a set of nodes; -1 for none."""
+        return tuple(int(number == node_set) for number in range(len(self._node_sets)))
 
     def _amounts(self, resources: Resources) -> Vector:
         """Amounts in the order of the names; of further resources there is no node."""
@@ -404,4 +447,4 @@ class Packing:
         return tuple([given.get(name, 0) for name in self._names])
 
     def _resources(self, amounts: Iterable[int]) -> Resources:
-        return Resources(tuple([entry for entry in zip(self._names, amounts, strict=True) if entry[1]]))
+        return Resources(tuple([entry for entry in zip(self._names, amounts, strict=False) if entry[1]]))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
@@ -126,6 +126,18 @@ class RmIdentity(NamedTuple):
     tag: str
 
 
+@dataclass(frozen=True, slots=True)
+class GrowthLimit:
+    """What some jobs may have together besides what they have, where that is less than the nodes have free."""
+
+    #: Handles of the jobs' anchors.
+    anchors: frozenset[str]
+    #: Amounts by resource; resources without a limit are absent.
+    left: Mapping[str, float]
+    #: Who sets the limit, for users: ``queue root.gpu leaves alice no more``.
+    reason: str
+
+
 class RmJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A job, container or process in the resource manager."""
 
@@ -146,6 +158,10 @@ class RmJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ended: float = 0.0
     #: Id by which users know a task of a job array (``12_3``); empty for other jobs.
     array_id: str = ""
+    #: Of a task that waits: the manager does not start it on the node that it was asked for, whatever is free there.
+    node_refused: bool = False
+    #: Of a task that waits: the limit that keeps it waiting, where the manager tells of a limit only in this way.
+    limit: GrowthLimit | None = None
     #: Position of a task among those of its job and role, where the manager chooses the nodes and only stops the tasks
     #: of the highest positions (YARN); else None.
     position: int | None = None
@@ -162,14 +178,11 @@ class RmJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
-class GrowthLimit:
-    """What some jobs may have together besides what they have, where that is less than the nodes have free."""
+class EligibleNodes:
+    """The nodes that the tasks of a job may use."""
 
-    #: Handles of the jobs' anchors.
-    anchors: frozenset[str]
-    #: Amounts by resource; resources without a limit are absent.
-    left: Mapping[str, float]
-    #: Who sets the limit, for users: ``queue root.gpu leaves alice no more``.
+    nodes: frozenset[str]
+    #: Why not the others, for users: ``partition small; not n3, which the job excludes``.
     reason: str
 
 
@@ -188,6 +201,8 @@ class RmListing:
     incomplete: tuple[str, ...] = ()
     #: Limits for some of the jobs (YARN's queues and their users), which the nodes do not show.
     growth_limits: tuple[GrowthLimit, ...] = ()
+    #: Nodes that the tasks of a job may use, by the handle of its anchor; jobs that are absent may use all.
+    eligible_nodes: Mapping[str, EligibleNodes] = field(default_factory=dict)
     #: Handles of anchors whose tasks may run although they are not listed: the manager knows tasks by the reports of
     #: containers, and more of a job's containers run than have reported.
     unreported: frozenset[str] = frozenset()
@@ -358,7 +373,8 @@ class ResourceManager(Protocol):
         A manager that starts anchors does not start one that runs already: it returns its handle, or raises
         ``Unavailable`` and lists it.
 
-        Raises ``Rejected`` (bad demand, account, node), ``NotFound`` (no such node), ``Denied``.
+        Raises ``Rejected`` (bad demand, account), ``NodeRefused`` (not on this node), ``NotFound`` (no such node),
+        ``Denied``.
         """
         ...
 

@@ -71,6 +71,8 @@ class Failure:
     error: str
     #: Whether it refused the request; otherwise it did not answer.
     refused: bool = False
+    #: The node on which the resource manager starts no task of the job, where it refused that.
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)

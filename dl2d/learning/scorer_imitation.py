@@ -218,7 +218,8 @@ def _states_in(policy: Dl2, weights: Floats, recording: Recording) -> Iterator[t
     States in which all possible steps are right are left out.
     """
     snapshot = replace(recording.snapshot, speeds=(), job_speeds=())  # the checkpoint has all of them
-    choice = policy.size_choice(snapshot, Packing.for_decision(snapshot.nodes, snapshot.tasks, recording.placement))
+    packing = Packing.for_decision(snapshot.nodes, snapshot.tasks, recording.placement, snapshot.node_sets)
+    choice = policy.size_choice(snapshot, packing)
     if choice is None:
         return
     jobs, frontiers, cluster_jobs, free = choice

@@ -104,8 +104,8 @@ class Tetris:
                 packing.place_on(name, machines.resources_of(taken))
 
         @cache
-        def blocked(demand: Resources, role: Role) -> Blocked | None:
-            node = packing.place(demand, role)
+        def blocked(demand: Resources, role: Role, job: JobKey | None) -> Blocked | None:
+            node = packing.place(demand, role, job)
             if isinstance(node, Blocked):
                 return node
             packing.remove(node, demand)
@@ -136,6 +136,11 @@ class _Machines:
             if task.state.wanted and task.job not in known and task.node in room:
                 room[task.node] = room[task.node].minus(task.demand)
         nodes = [node for node in snapshot.nodes if node.name in room]
+        #: Which of the machines a job may use, for jobs that may not use all.
+        self.may_use = {
+            job: np.array([node.name in names for node in nodes], dtype=np.bool_)
+            for job, names in snapshot.may_use().items()
+        }
         listed = {node.capacity for node in nodes} | {task.demand for task in snapshot.tasks}
         listed |= {job.request.demand(role) for job in snapshot.jobs for role in _ROLES}
         self.resources = sorted({name for demand in listed for name, _ in demand.thousandths})
@@ -164,9 +169,15 @@ class _Machines:
         """Whether a machine has room."""
         return bool((demand <= self.free[place]).all())
 
-    def first_with_room(self, demand: _Amounts) -> int | None:
-        """The first machine with room."""
+    def takes(self, place: int, job: JobKey) -> bool:
+        """Whether a job may use a machine."""
+        return job not in self.may_use or bool(self.may_use[job][place])
+
+    def first_with_room(self, demand: _Amounts, job: JobKey) -> int | None:
+        """The first machine with room that a job may use."""
         fits = (demand <= self.free).all(axis=1)
+        if job in self.may_use:
+            fits &= self.may_use[job]
         return int(fits.argmax()) if fits.any() else None
 
 
@@ -276,6 +287,9 @@ class _Filling:
         self._whole_bundles = whole_bundles
         #: Steps of new tasks for which there was no room: there never will be, as room only shrinks.
         self._hopeless: set[tuple[object, ...]] = set()
+        #: Orders of the jobs that may not use all machines, with those that they may use.
+        may_use = machines.may_use
+        self._restricted = [(each.order, may_use[each.job.key]) for each in jobs if each.job.key in may_use]
         #: Next steps of the jobs; which of them wait, and what their first units take, shape (resources, jobs).
         self._steps: list[Allocation] = [NOTHING] * len(jobs)
         self._waits = np.zeros(len(jobs), dtype=np.bool_)
@@ -343,6 +357,8 @@ class _Filling:
     def _choose(self, place: int) -> tuple[_Job, float] | None:
         """The job with the highest score of those whose units have room on a machine, and that score."""
         fits, alignment = self._waits.copy(), np.zeros(len(self.jobs))
+        for order, machines in self._restricted:
+            fits[order] &= machines[place]
         rows = self.machines.free[place].tolist(), self.machines.capacity[place].tolist()
         for unit, free, capacity in zip(self._units, *rows, strict=True):
             fits &= unit <= free
@@ -391,7 +407,8 @@ class _Filling:
         room = all(running.place is None or take(running.place, running.demand) for _, running in again)
         for unit in units if room else ():
             demand = entry.demands[unit]
-            at = place if place is not None and machines.fits(place, demand) else machines.first_with_room(demand)
+            here = place is not None and machines.fits(place, demand) and machines.takes(place, entry.job.key)
+            at = place if here else machines.first_with_room(demand, entry.job.key)
             room = take(at, demand)
             if not room or at is None:
                 break
@@ -411,7 +428,8 @@ class _Filling:
 
     def _kind(self, entry: _Job, units: Sequence[tuple[Role, ...]]) -> tuple[object, ...]:
         """The same for new tasks that take the same."""
-        return (entry.job.request.worker, entry.job.request.ps, *units)
+        only = entry.job.key if entry.job.key in self.machines.may_use else None
+        return (entry.job.request.worker, entry.job.request.ps, only, *units)
 
 
 def _decided(
@@ -419,7 +437,7 @@ def _decided(
     previous: Allocation,
     filling: _Filling,
     anew: _Filling | None,
-    blocked: Callable[[Resources, Role], Blocked | None],
+    blocked: Callable[[Resources, Role, JobKey | None], Blocked | None],
 ) -> JobDecision:
     """A job's decision, with its reason and scores."""
     job, has = entry.job, entry.has
@@ -447,7 +465,10 @@ def _decided(
 
 
 def _why_not(
-    entry: _Job, step: Allocation, machines: _Machines, blocked: Callable[[Resources, Role], Blocked | None]
+    entry: _Job,
+    step: Allocation,
+    machines: _Machines,
+    blocked: Callable[[Resources, Role, JobKey | None], Blocked | None],
 ) -> tuple[Constraint, str, tuple[Shortfall, ...]]:
     """What stood in the way of a job's next step."""
     for role in _ROLES:
@@ -457,6 +478,8 @@ def _why_not(
             running = entry.runs[role][-1]
             if running.place is not None and not machines.fits(running.place, running.demand):
                 return Constraint.QUEUE, f"the room of a {role} on {running.node} went to others", ()
-        elif (why := blocked(entry.job.request.demand(role), role)) is not None:
+            continue
+        only = entry.job.key if entry.job.key in machines.may_use else None
+        if (why := blocked(entry.job.request.demand(role), role, only)) is not None:
             return why.constraint, str(why), why.shortfalls
     return Constraint.FRAGMENTED, "there is room for each of its tasks, but not for all together", ()

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, select
 from sqlalchemy.orm import Mapped, mapped_column
 
 from dl2d.core.errors import StoreError
-from dl2d.core.guard_memory import GuardMemory, StartFailures
+from dl2d.core.guard_memory import GuardMemory, LearnedLimit, NodeRefusal, StartFailures
 from dl2d.core.jobs import JobKey
 from dl2d.store.mapping import Base, Json, columns, decoded_json, table_of, upsert
 
@@ -23,6 +23,8 @@ class _Stored(msgspec.Struct, frozen=True):
     started_at: dict[str, float]
     start_failures: list[tuple[JobKey, StartFailures]]
     stops_asked: dict[str, float]
+    refused_nodes: list[tuple[JobKey, dict[str, NodeRefusal]]] = []
+    learned_limits: dict[str, LearnedLimit] = {}
 
 
 class GuardMemoryRow(Base):
@@ -43,6 +45,8 @@ def keep(connection: Connection, memory: GuardMemory) -> None:
         dict(memory.started_at),
         sorted(memory.start_failures.items()),
         dict(memory.stops_asked),
+        [(key, dict(nodes)) for key, nodes in sorted(memory.refused_nodes.items())],
+        dict(memory.learned_limits),
     )
     connection.execute(upsert(connection, GuardMemoryRow, replace=True), {"name": _NAME, "memory": stored})
 
@@ -62,4 +66,6 @@ def kept(connection: Connection) -> GuardMemory:
         started_at=stored.started_at,
         start_failures=dict(stored.start_failures),
         stops_asked=stored.stops_asked,
+        refused_nodes=dict(stored.refused_nodes),
+        learned_limits=stored.learned_limits,
     )

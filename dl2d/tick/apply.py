@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import structlog
 
 from dl2d.core.cluster import TaskState
-from dl2d.core.errors import ResourceManagerError, Unavailable
+from dl2d.core.errors import NodeRefused, NotFound, ResourceManagerError, Unavailable
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobState
 from dl2d.core.store import JobChange, TaskChange
 from dl2d.core.tick_plan import Failure, Outcome, Plan, Start
@@ -65,7 +65,8 @@ def _start(
             changes.append(TaskChange(task.job, task.id, TaskState.FAILED, note=note, cause=cause))
         else:
             refused = not isinstance(answer, Unavailable)
-            failures.append((Failure(task.job, f"start {task.id} on {task.node}", str(answer), refused), answer))
+            node = task.node if isinstance(answer, NodeRefused | NotFound) else ""
+            failures.append((Failure(task.job, f"start {task.id} on {task.node}", str(answer), refused, node), answer))
             if refused:
                 note, cause = str(answer), FailureCause.REFUSED
                 changes.append(TaskChange(task.job, task.id, TaskState.FAILED, note=note, cause=cause))

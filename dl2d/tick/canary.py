@@ -118,14 +118,16 @@ def _taken(snapshot: Snapshot, jobs: Collection[JobKey], decision: Decision, pla
         if task.state.wanted and left.get((task.job, task.role), 0) > 0:
             left[task.job, task.role] -= 1
             kept.append(task)
-    packing = Packing(snapshot.nodes, placement, incumbents=incumbents, leaving=leaving, counted=True)
+    packing = Packing(
+        snapshot.nodes, placement, incumbents=incumbents, leaving=leaving, counted=True, node_sets=snapshot.node_sets,
+    )  # fmt: skip
     for task in kept:
         packing.place_on(task.node, task.demand)
     taken = [(task.node, task.demand) for task in kept if task.job in jobs]
     scattered: list[Resources] = []
     for key, role in ((key, role) for key in allocations for role in _ROLES):
         demand = by_key[key].request.demand(role)
-        nodes, _ = packing.place_all(demand, role, left[key, role])
+        nodes, _ = packing.place_all(demand, role, left[key, role], key)
         if key in jobs:
             taken += [(node, demand) for node in nodes]
             scattered += [demand] * (left[key, role] - len(nodes))

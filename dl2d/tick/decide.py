@@ -85,7 +85,7 @@ def decide(
 
 
 def _ask(policy: Policy, snapshot: Snapshot, placement: Placement, seed: int) -> Decision:
-    packing = Packing.for_decision(snapshot.nodes, snapshot.tasks, placement)
+    packing = Packing.for_decision(snapshot.nodes, snapshot.tasks, placement, snapshot.node_sets)
     decision = policy.decide(snapshot, packing, np.random.default_rng([seed, snapshot.slot]))
     check_decision(decision, snapshot)
     # Later stages rely on ``previous``, so it is not taken from the policy.
@@ -108,7 +108,8 @@ def situation_digest(mode: Mode, canary: Canary | None, reconciled: Reconciled, 
     backing_off = sorted(reconciled.backing_off)
     static = {job.key for job in snapshot.jobs if job.static}
     static_tasks = [(task.job, task.id) for task in snapshot.tasks if task.job in static]
-    return digest(mode, number, jobs, nodes, failures, silent, backing_off, static_tasks, set_aside)
+    limits = snapshot.node_sets, sorted(limit.reason for limit in reconciled.growth_limits)
+    return digest(mode, number, jobs, nodes, failures, silent, backing_off, static_tasks, set_aside, limits)
 
 
 def set_aside_after_wait(deciders: Deciders, wait: NeedlessWait, max_seconds: float) -> SetAside | None:

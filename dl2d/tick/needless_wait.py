@@ -70,20 +70,23 @@ def startable_waiting_jobs(
     ]
     if not waiting or any(held[item.job] == NOTHING for item in plan.deferred if item.job in held):
         return ()
-    free = Packing(snapshot.nodes, placement)
+    free = Packing(snapshot.nodes, placement, node_sets=snapshot.node_sets)
     for start in plan.starts:
         free.place_on(start.node, start.demand)
     empty: Packing | None = None
-    #: By demands and minimum size: whether a job fits now, and whether it would fit into the empty cluster.
-    fits: dict[tuple[Resources, Resources, Allocation], tuple[bool, bool]] = {}
+    #: By demands, minimum size and nodes that it may use: whether a job fits now, and whether it would fit into the
+    #: empty cluster.
+    fits: dict[tuple[Resources, Resources, Allocation, frozenset[str] | None], tuple[bool, bool]] = {}
+    may_use = snapshot.may_use()
     startable = []
     for job in waiting:
         request = job.request
-        start_size = request.worker, request.ps, request.min_size
+        start_size = request.worker, request.ps, request.min_size, may_use.get(job.key)
         if start_size not in fits:
             fits_now = free.fits(job, request.min_size)
             if not fits_now and empty is None:
-                empty = Packing([_emptied(node) for node in snapshot.nodes], placement)
+                nodes = [_emptied(node) for node in snapshot.nodes]
+                empty = Packing(nodes, placement, node_sets=snapshot.node_sets)
             fits[start_size] = fits_now, empty is None or fits_now or empty.fits(job, request.min_size)
         fits_now, fits_empty = fits[start_size]
         if fits_now:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from msgspec import structs
 
-from dl2d.core.cluster import Snapshot, Task, in_submit_order
+from dl2d.core.cluster import Node, NodeSet, NodeState, Snapshot, Task, in_submit_order
+from dl2d.core.guard_memory import NodeRefusal
 from dl2d.core.jobs import NO_LAUNCH, Allocation, Job, JobKey, JobRequest, JobState, Progress
 from dl2d.core.measured_speeds import TrainingKind
 from dl2d.core.policy import Evidence
 from dl2d.core.resource_manager import ResourceManager, RmListing
 from dl2d.core.resources import Resources
 from dl2d.core.store import TickStore
+from dl2d.tick.refusals import node_sets
 
 #: Number of kinds without a live job whose speeds are read too, for policies that compare single jobs with their kind.
 _OTHER_KINDS = 8
@@ -65,8 +68,16 @@ def live_jobs(store: TickStore) -> tuple[LiveJobs, LiveJobs]:
     )
 
 
-def take_snapshot(live: LiveJobs, listing: RmListing, slot: int) -> Snapshot:
+def take_snapshot(
+    live: LiveJobs,
+    listing: RmListing,
+    slot: int,
+    refused_nodes: Mapping[JobKey, Mapping[str, NodeRefusal]] = MappingProxyType({}),
+) -> Snapshot:
     """Join the resource manager's listing with the store's jobs and tasks, after they were reconciled.
+
+    ``refused_nodes`` are nodes that were refused to jobs, which do not try them again for a while. A node that none of
+    the jobs may use takes no tasks.
 
     Resources of tasks that were asked for but do not run yet count as used, so that they are not given twice.
     Commands and environments are left out: no policy may look at them, and recorded slots must not show them.
@@ -90,12 +101,29 @@ def take_snapshot(live: LiveJobs, listing: RmListing, slot: int) -> Snapshot:
     # all that it has where the listing may lack nodes.
     running = [job for job in jobs if job.state is JobState.RUNNING and job.key not in just_started]
     floors = {job.key: job.request.min_size for job in running}
-    snapshot = Snapshot(at=listing.at, slot=slot, nodes=nodes, jobs=jobs, tasks=tasks, floors=tuple(floors.items()))
+    sets = node_sets(jobs, listing, refused_nodes, listing.at)
+    snapshot = Snapshot(
+        at=listing.at, slot=slot, nodes=_without_useless(nodes, jobs, sets), jobs=jobs, tasks=tasks,
+        floors=tuple(floors.items()), node_sets=sets,
+    )  # fmt: skip
     if listing.incomplete:
         held = snapshot.held()
         kept = ((job.key, _largest_within(job.request, held[job.key])) for job in running)
         return replace(snapshot, floors=tuple(kept))
     return snapshot
+
+
+def _without_useless(nodes: tuple[Node, ...], jobs: Sequence[Job], sets: Sequence[NodeSet]) -> tuple[Node, ...]:
+    """The nodes, of which those that no job may use take no tasks, so that no policy counts on their room."""
+    if not sets or sum(len(each.jobs) for each in sets) < len(jobs):
+        return nodes
+    useful = frozenset[str]().union(*(each.nodes for each in sets))
+    return tuple(
+        structs.replace(node, state=NodeState.DRAINING, remark="no job of dl2d may use it")
+        if node.state is NodeState.UP and node.name not in useful
+        else node
+        for node in nodes
+    )
 
 
 def _largest_within(request: JobRequest, held: Allocation) -> Allocation:

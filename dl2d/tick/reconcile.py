@@ -22,7 +22,7 @@ from dl2d.core.error_wording import counted
 from dl2d.core.errors import DuplicateJob, ResourceManagerError, Unavailable
 from dl2d.core.guard_memory import GuardMemory, StartFailures
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobState, Owner
-from dl2d.core.resource_manager import FAILURE_CAUSES, JOB_ENDS, RmIdentity, RmJob, RmJobState, RmListing
+from dl2d.core.resource_manager import FAILURE_CAUSES, JOB_ENDS, GrowthLimit, RmIdentity, RmJob, RmJobState, RmListing
 from dl2d.core.store import JobChange, TaskChange, TickStore
 from dl2d.tick.apply import start_anchors
 from dl2d.tick.elapsed import (
@@ -35,6 +35,7 @@ from dl2d.tick.elapsed import (
 )
 from dl2d.tick.missing_tasks import Missing
 from dl2d.tick.observe import LiveJobs, Observed, live_jobs, take_snapshot
+from dl2d.tick.refusals import MAX_REFUSED_SECONDS, learned_growth_limits, remember_withdrawn, why_refused
 from dl2d.tick.start_failures import NO_FAILURES, count_failures
 from dl2d.tick.static_jobs import follow_static_jobs, unlisted_static_jobs
 from dl2d.tick.strays import compare_strays, known_strays
@@ -68,6 +69,8 @@ class Reconciled:
     silent: frozenset[JobKey]
     #: Jobs whose last attempt to start tasks failed, and whose next attempt has to wait.
     backing_off: frozenset[JobKey]
+    #: Limits that tasks were found to wait for a short while ago.
+    growth_limits: tuple[GrowthLimit, ...]
     #: Whether a task failed in this tick, so that a decision is due.
     task_failed: bool
     #: Since when each job's coordinator has called without a gap; jobs whose coordinator is silent are left out.
@@ -136,6 +139,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         start_failures={key: count for key, count in failures.items() if key in present},
         stops_asked={},
     )
+    memory = remember_withdrawn(memory, elastic.jobs, before.tasks, changes.tasks, matches.listed, listing.at)
     last_start = None
     if acts:
         if context.starts_anchors:
@@ -145,7 +149,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         memory = replace(memory, stops_asked=stops_asked)
     if memory != state.memory:
         store.keep_guard_memory(memory)
-    snapshot = take_snapshot(elastic if acts else elastic + static, listing, state.slot + 1)
+    snapshot = take_snapshot(elastic if acts else elastic + static, listing, state.slot + 1, memory.refused_nodes)
     return Reconciled(
         snapshot=snapshot,
         jobs={job.key: job for job in elastic.jobs},
@@ -153,6 +157,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         silent=(frozenset(job.key for job in snapshot.jobs if not job.static) - calling_since.keys())
         | {job.key for job in elastic.jobs if _coordinator_was_ended(job)},
         backing_off=_backing_off(memory, listing.at, context.guard_rules.backoff),
+        growth_limits=learned_growth_limits(memory, elastic.jobs, elastic.tasks, listing.at),
         task_failed=any(change.state is TaskState.FAILED for change in changes.tasks),
         calling_since=calling_since,
         memory=memory,
@@ -529,7 +534,8 @@ def _task_change(
     3. It is wanted, but its job has ended: it drains, and has ``end_seconds`` from now on to end by itself. A task of a
        cancelled job is stopped at once.
     4. It leaves: it is stopped if it has not begun to run, or takes too long.
-    5. It waits for resources: it is given up when that takes too long.
+    5. It waits for resources: it is given up when that takes too long, and sooner if the resource manager says that it
+       will not start it there.
     6. It runs, perhaps on another node than the one it was asked for.
     """
     if listed is None:
@@ -554,8 +560,11 @@ def _task_change(
         return None, _why_stop_leaving(task, listed, elapsed, timeouts, ended_as=ended_as)
     if listed.state is RmJobState.PENDING:
         # Only a task that has never run is given up: a late listing may show one that runs as waiting.
-        if task.state is TaskState.ASKED and elapsed.in_state > timeouts.start_seconds:
-            note = f"not started in {timeouts.start_seconds:g} s: {listed.reason}"
+        refused, most = why_refused(listed), timeouts.start_seconds
+        if refused and math.isfinite(most):
+            most = min(most, MAX_REFUSED_SECONDS)
+        if task.state is TaskState.ASKED and elapsed.in_state > most:
+            note = f"not started in {most:g} s: {refused or listed.reason}"
             return change_to(TaskState.DRAINING, note), "not started in time"
         same = listed.reason == task.note and task.handle and identified
         return None if same else change_to(task.state, listed.reason), ""

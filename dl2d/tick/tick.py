@@ -18,6 +18,7 @@ from dl2d.tick.place.limits_in_use import within_limits
 from dl2d.tick.place.place import place
 from dl2d.tick.reconcile import reconcile
 from dl2d.tick.record import Report, record
+from dl2d.tick.refusals import remember_refused_starts
 from dl2d.tick.start_failures import count_refused
 from dl2d.tick.tick_context import Context
 from dl2d.tick.tick_state import SlotDecision, TickState
@@ -75,7 +76,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
             policy_failures = policy_failures.after(deciders.policy, proposed)
         guarded = guard(
             proposed, snapshot, context.guard_rules, reconciled.memory,
-            silent=silent, growth_limits=observed.listing.growth_limits,
+            silent=silent, growth_limits=(*observed.listing.growth_limits, *reconciled.growth_limits),
             last=None if state.slot_decision is None else state.slot_decision.in_force,
         )  # fmt: skip
         if mode.acts:
@@ -98,7 +99,8 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
         outcome = apply(context, plan, reconciled.jobs, snapshot.at)
         if any(failure.refused for failure in outcome.failures):
             refused = count_refused(reconciled.memory.start_failures, outcome, snapshot.at)
-            reconciled = replace(reconciled, memory=replace(reconciled.memory, start_failures=refused))
+            memory = replace(reconciled.memory, start_failures=refused)
+            reconciled = replace(reconciled, memory=remember_refused_starts(memory, outcome, snapshot.at))
             context.store.keep_guard_memory(reconciled.memory)
         needless_wait = state.needless_wait.after(waiting, snapshot.at)
         set_aside = set_aside or set_aside_after_wait(deciders, needless_wait, context.idle_seconds)

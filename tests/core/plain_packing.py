@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import repeat
 
-from dl2d.core.cluster import Node, NodeState, Task
+from dl2d.core.cluster import Node, NodeSet, NodeState, Task
 from dl2d.core.decision import Constraint
 from dl2d.core.jobs import Allocation, Job, JobKey, Role
 from dl2d.core.packing import Blocked
@@ -16,7 +17,10 @@ ROLES = (Role.WORKER, Role.PS)
 
 
 class PlainPacking:
-    def __init__(self, nodes: Sequence[Node], placement: Placement, incumbents: Sequence[Task]) -> None:
+    def __init__(
+        self, nodes: Sequence[Node], placement: Placement, incumbents: Sequence[Task], sets: Sequence[NodeSet] = ()
+    ) -> None:
+        self.set_of = {job: nodes for nodes in sets for job in nodes.jobs}
         self.nodes = {node.name: node for node in nodes}
         self.up = [node.name for node in nodes if node.state is NodeState.UP]
         self.placement = placement
@@ -38,8 +42,11 @@ class PlainPacking:
             [used.get(each, 0) for each in self.names], [capacity.get(each, 0) for each in self.names]
         )
 
-    def first(self, demand: Resources) -> str | None:
-        in_order = sorted(self.up, key=self.load)  # stable: equal ones in node order
+    def may_use(self, job: JobKey | None) -> list[str]:
+        return [name for name in self.up if job not in self.set_of or name in self.set_of[job].nodes]
+
+    def first(self, demand: Resources, job: JobKey | None) -> str | None:
+        in_order = sorted(self.may_use(job), key=self.load)  # stable: equal ones in node order
         if self.placement.head_only:
             return next((name for name in in_order[:1] if demand.fits_in(self.free(name))), None)
         for room in (self.unreserved, self.free):
@@ -48,15 +55,16 @@ class PlainPacking:
                     return name
         return None
 
-    def place(self, demand: Resources, role: Role) -> str | Blocked:
-        name = self.first(demand)
+    def place(self, demand: Resources, role: Role, job: JobKey | None = None) -> str | Blocked:
+        name = self.first(demand, job)
         if name is None:
-            return self.why_not(demand, role)
+            only = self.set_of[job].text(len(self.nodes)) if job in self.set_of else ""
+            return replace(self.why_not(demand, role, self.may_use(job)), may_use=only)
         self.used[name] += demand
         return name
 
-    def place_on(self, name: str, demand: Resources) -> bool:
-        fits = name in self.up and demand.fits_in(self.free(name))
+    def place_on(self, name: str, demand: Resources, job: JobKey | None = None) -> bool:
+        fits = name in self.may_use(job) and demand.fits_in(self.free(name))
         if fits:
             self.used[name] += demand
         return fits
@@ -68,7 +76,7 @@ class PlainPacking:
         used, waiting = dict(self.used), list(self.waiting)
         for role, demand in self.tasks(job, delta):
             if not self.take_up(job.key, role):
-                where = self.place(demand, role)
+                where = self.place(demand, role, job.key)
                 if isinstance(where, Blocked):
                     self.used, self.waiting = used, waiting
                     return where
@@ -103,15 +111,15 @@ class PlainPacking:
         yield from repeat((Role.WORKER, worker), delta.workers - min(delta))
         yield from repeat((Role.PS, ps), delta.ps - min(delta))
 
-    def why_not(self, demand: Resources, role: Role) -> Blocked:
-        if not self.up:
+    def why_not(self, demand: Resources, role: Role, up: list[str]) -> Blocked:
+        if not up:
             return Blocked(role, Constraint.CAPACITY, "", demand.shortfalls(NO_RESOURCES))
-        largest = min(self.up, key=lambda name: lack(demand, self.nodes[name].capacity))
+        largest = min(up, key=lambda name: lack(demand, self.nodes[name].capacity))
         if missing := demand.shortfalls(self.nodes[largest].capacity):
             return Blocked(role, Constraint.INFEASIBLE, largest, missing)
         head_only = self.placement.head_only
-        nearest = min(self.up, key=self.load if head_only else lambda name: lack(demand, self.free(name)))
-        in_total = demand.fits_in(self.left())
+        nearest = min(up, key=self.load if head_only else lambda name: lack(demand, self.free(name)))
+        in_total = demand.fits_in(Resources.total(self.free(name) for name in up))
         constraint = Constraint.FRAGMENTED if in_total else Constraint.CAPACITY
         return Blocked(role, constraint, nearest, demand.shortfalls(self.free(nearest)))
 

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from msgspec.structs import replace
 
 from dl2d.core import node_classes
-from dl2d.core.cluster import Node, NodeState, Task, TaskState
+from dl2d.core.cluster import Node, NodeSet, NodeState, Task, TaskState
 from dl2d.core.decision import Constraint
 from dl2d.core.jobs import Allocation, Job, JobKey, JobRequest, Launch, Owner, Role
 from dl2d.core.packing import Blocked, Packing
@@ -388,13 +388,17 @@ class AsSpecified(RuleBasedStateMachine):
         shapes=st.lists(st.tuples(few, few), min_size=3, max_size=3),
         running=st.lists(st.tuples(st.integers(0, 2), st.sampled_from(ROLES), st.integers(0, 8)), max_size=8),
         looked_at=st.sampled_from([1, 2, 64]),
+        sets=st.lists(st.frozensets(st.integers(0, 8).map(lambda number: f"n{number}")), max_size=2),
     )  # fmt: skip
-    def begin(self, nodes, placement, shapes, running, looked_at) -> None:
+    def begin(self, nodes, placement, shapes, running, looked_at, sets) -> None:
         self.patch = mock.patch.object(node_classes, "MAX_LOOKED_AT", looked_at)
         self.patch.start()
         self.jobs = [a_job(worker, ps, number) for number, (worker, ps) in enumerate(shapes)]
         tasks = [a_task(self.jobs[job], number, f"n{place}", role) for number, (job, role, place) in enumerate(running)]
-        self.packing, self.plain = Packing(nodes, placement, incumbents=tasks), PlainPacking(nodes, placement, tasks)
+        # Of the three jobs the first may use all nodes.
+        node_sets = [NodeSet((job.key,), names, "a reason") for job, names in zip(self.jobs[1:], sets, strict=False)]
+        self.packing = Packing(nodes, placement, incumbents=tasks, node_sets=node_sets)
+        self.plain = PlainPacking(nodes, placement, tasks, node_sets)
         self.placed: list[tuple[str, Resources]] = []
 
     @rule(job=st.integers(0, 2), workers=st.integers(0, 4), ps=st.integers(0, 4))
@@ -410,18 +414,23 @@ class AsSpecified(RuleBasedStateMachine):
         wanted = [(self.jobs[job].key, Allocation(workers, ps)) for job, workers, ps in sizes]
         assert self.packing.stay(wanted) == [self.plain.stay(*each) for each in wanted]
 
-    @rule(demand=few | demands, role=st.sampled_from(ROLES), count=st.integers(0, 10))
-    def place_all(self, demand, role, count) -> None:
-        nodes, blocked = self.packing.place_all(demand, role, count)
-        one_by_one = [self.plain.place(demand, role) for _ in range(min(count, len(nodes) + 1))]
+    @rule(
+        demand=few | demands, role=st.sampled_from(ROLES), count=st.integers(0, 10),
+        job=st.none() | st.integers(0, 2),
+    )  # fmt: skip
+    def place_all(self, demand, role, count, job) -> None:
+        key = None if job is None else self.jobs[job].key
+        nodes, blocked = self.packing.place_all(demand, role, count, key)
+        one_by_one = [self.plain.place(demand, role, key) for _ in range(min(count, len(nodes) + 1))]
         assert one_by_one == [*nodes, *([blocked] if blocked is not None else [])]
         assert blocked is not None or len(nodes) == count
         self.placed += [(node, demand) for node in nodes]
 
-    @rule(demand=few | demands, place=st.integers(0, 8))
-    def place_on(self, demand, place) -> None:
-        fits = self.packing.place_on(f"n{place}", demand)
-        assert fits == self.plain.place_on(f"n{place}", demand)
+    @rule(demand=few | demands, place=st.integers(0, 8), job=st.none() | st.integers(0, 2))
+    def place_on(self, demand, place, job) -> None:
+        key = None if job is None else self.jobs[job].key
+        fits = self.packing.place_on(f"n{place}", demand, key)
+        assert fits == self.plain.place_on(f"n{place}", demand, key)
         if fits:
             self.placed.append((f"n{place}", demand))
 

@@ -9,7 +9,7 @@ from slurm_fakes import JOB, Clock, FakeSlurm, Managers, identity, job_row, node
 from structlog.testing import capture_logs
 
 from dl2d.core.cluster import NodeState
-from dl2d.core.errors import Denied, NotFound, Rejected, ResourceManagerError, Unavailable
+from dl2d.core.errors import Denied, NodeRefused, NotFound, Rejected, ResourceManagerError, Unavailable
 from dl2d.core.jobs import Launch, Owner
 from dl2d.core.resource_manager import RmIdentity, RmJobState
 from dl2d.core.resources import Resources
@@ -33,6 +33,103 @@ OWNER_ROW: dict[str, object] = {
 SCRIPT = "#!/bin/sh\n#DL2 model=resnet-50\nexec dl2-run python train.py\n"
 CREDENTIAL = "MUNGE:AwQDAAB...:"
 GOOD = "STATUS:          0\nUID:             1001\nLENGTH:          7\n\ndl2d:12"
+
+
+# Nodes that jobs may use
+
+
+def test_a_listing_says_which_nodes_jobs_may_use(slurm: FakeSlurm, manager_on: Managers, clock: Clock) -> None:
+    slurm.answer(
+        "sinfo",
+        rows=[
+            *(node_row(name, PartitionName="all") for name in ("n1", "n2", "n3")),
+            *(node_row(name, PartitionName="small") for name in ("n1", "n2")),
+            node_row("n4", PartitionName="all", StateLong="reserved"),
+            node_row("n4", PartitionName="down", Available="inact", StateLong="reserved"),
+        ],
+    )
+    slurm.answer(
+        "squeue",
+        rows=[
+            job_row(1, Partition="all"),
+            job_row(2, Partition="small"),
+            job_row(3, Partition="all", excluded="n[1-2]", Comment="(null)"),
+            job_row(4, Partition="all", Reservation="ml"),
+            job_row(5, Partition="down"),
+            job_row(6, Partition="small", State="PENDING"),
+            job_row(7, Partition="small", Comment="dl2:fake.3.9:worker-1"),
+        ],
+    )
+    start, end = int(clock.now) - 60, int(clock.now) + 60
+    slurm.answer("scontrol", stdout=f"ReservationName=ml StartTime={start} EndTime={end} Nodes=n4 TRES=cpu=8\n")
+    listing = manager_on().listing()
+    said = {handle: (sorted(found.nodes), found.reason) for handle, found in listing.eligible_nodes.items()}
+    assert said == {
+        "1": (["n1", "n2", "n3"], "not those of reservation ml"),
+        "2": (["n1", "n2"], "partition small"),
+        "3": (["n3"], "not n[1-2], which the job excludes; not those of reservation ml"),
+        "4": (["n4"], "reservation ml"),
+        "5": ([], "partition down (down is inact)"),
+    }
+    assert [node.state for node in listing.nodes] == [NodeState.UP] * 4
+
+
+def test_an_idle_reserved_node_takes_tasks_only_if_a_job_has_the_reservation(
+    slurm: FakeSlurm, manager_on: Managers, clock: Clock
+) -> None:
+    slurm.answer("sinfo", rows=[node_row("n1"), node_row("n2", StateLong="reserved")])
+    slurm.answer("squeue", rows=[job_row(1)])
+    slurm.answer(
+        "scontrol", stdout=f"ReservationName=ml StartTime=1 EndTime={clock.now + 60:.0f} Nodes=n2 TRES=cpu=8\n"
+    )
+    listing = manager_on().listing()
+    assert [node.state for node in listing.nodes] == [NodeState.UP, NodeState.DRAINING]
+
+
+def test_reservations_are_asked_for_in_each_listing_only_while_there_are_any(
+    slurm: FakeSlurm, manager_on: Managers, clock: Clock
+) -> None:
+    slurm.answer("squeue", rows=[job_row(1)])
+    manager = manager_on()
+    asked = []
+    for answer in ("No reservations in the system\n", "", "ReservationName=a StartTime=1 EndTime=9 Nodes=n1\n", "", ""):
+        slurm.answer("scontrol", stdout=answer)
+        slurm.forget()
+        manager.listing()
+        asked.append(len(slurm.calls("scontrol")))
+        clock.now += 40
+    assert asked == [1, 0, 1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("reason", "handles", "left", "whose"),
+    [
+        ("QOSGrpGRES", {"1", "2"}, {"gpu": 0.0}, "QOS high (QOSGrpGRES)"),
+        ("QOSMaxCpuPerUserLimit", {"1"}, {"cpu": 0.0}, "QOS high, user alice (QOSMaxCpuPerUserLimit)"),
+        ("AssocGrpMemLimit", {"1", "3"}, {"memory": 0.0}, "account ml (AssocGrpMemLimit)"),
+        ("AssocMaxJobsLimit", {"1"}, {"cpu": 0.0, "gpu": 0.0, "memory": 0.0}, "account ml, user alice (A"),
+        ("QOSMaxGRESPerJob", {"1"}, {"gpu": 0.0}, "job 1 (QOSMaxGRESPerJob)"),
+    ],
+)
+def test_a_task_that_waits_for_a_limit_says_whose_and_of_what(
+    slurm: FakeSlurm, manager_on: Managers, reason: str, handles: set[str], left: dict[str, float], whose: str
+) -> None:
+    slurm.answer(
+        "squeue",
+        rows=[
+            job_row(1, QOS="high", Account="ml"),
+            job_row(2, QOS="high", Account="bio", UserName="bob"),
+            job_row(3, QOS="low", Account="ml", UserName="bob"),
+            job_row(4, State="PENDING", NodeList="", Comment="dl2:fake.1.9:worker-1", Reason=reason),
+            job_row(5, State="PENDING", NodeList="", Comment="dl2:fake.1.9:worker-2", Reason="Resources"),
+        ],
+    )
+    jobs = manager_on().listing().jobs
+    limit = jobs[3].limit
+    assert limit is not None
+    assert (limit.anchors, limit.left) == (handles, left)
+    assert f"leaves no more to {whose}" in limit.reason
+    assert [job.limit for job in jobs if job is not jobs[3]] == [None] * 4
 
 
 # Time limits and partitions of tasks
@@ -92,7 +189,7 @@ def test_a_listing_needs_no_more_queries_for_what_is_being_stopped(slurm: FakeSl
     assert [call.name for call in slurm.calls()] == ["squeue", "scancel", "scancel"] * 2
     slurm.forget()
     manager.listing()
-    assert [call.name for call in slurm.calls()] == ["squeue", "sinfo"]
+    assert [call.name for call in slurm.calls()] == ["squeue", "sinfo", "scontrol"]
 
 
 def test_a_listing_has_nodes_and_jobs(slurm: FakeSlurm, manager_on: Managers, clock: Clock) -> None:
@@ -213,7 +310,7 @@ def test_commands_get_nothing_of_the_daemons_environment_but_path_and_configurat
     [
         ("Batch job submission failed: Invalid account or account/partition combination specified", Rejected),
         ("Batch job submission failed: Invalid qos specification", Rejected),
-        ("Batch job submission failed: Requested node configuration is not available", Rejected),
+        ("Batch job submission failed: Requested node configuration is not available", NodeRefused),
         ("Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's size)", Rejected),
         ("invalid partition specified: nope", Rejected),
         ("Invalid --uid specification", Rejected),

@@ -19,7 +19,7 @@ from slurm_cluster import PATH, SlurmCluster, User, why_not
 from slurm_fakes import Real
 
 from dl2d.core.cluster import NodeState, task_tag
-from dl2d.core.errors import Denied, NotFound, Rejected, ResourceManagerError, Unavailable
+from dl2d.core.errors import Denied, NodeRefused, NotFound, Rejected, ResourceManagerError, Unavailable
 from dl2d.core.jobs import JobKey, Launch, Owner, Role
 from dl2d.core.resource_manager import RmJob, RmJobState, TaskSpec
 from dl2d.core.resources import NO_RESOURCES, Resources
@@ -173,6 +173,51 @@ def test_tasks_have_what_the_user_gave_to_sbatch_for_the_anchor(real: Real, mana
         assert f"{words} " in f"{shown} ".replace("\n", " ")
     with pytest.raises(ResourceManagerError, match="Invalid node name"):
         manager.submit(msgspec.structs.replace(task, node="n2"))
+
+
+def test_the_nodes_that_jobs_may_use_are_those_on_which_slurm_starts_their_tasks(
+    real: Real, manager: SlurmManager
+) -> None:
+    """A partition of n1 and n2, n3 reserved, and n4 excluded by one of the jobs."""
+    reserved = ("reservationname=ml", "starttime=now", "duration=60", "nodes=n3", f"users={real.alice.name}")
+    real.cluster.run("scontrol", "create", "reservation", *reserved)
+    try:
+        given = {"small": ("--partition=small",), "out": ("--exclude=n[1,4]",), "in": ("--reservation=ml",), "any": ()}
+        anchors = {
+            name: real.cluster.submit_as(real.alice, ANCHOR, "--time=30", "--gres=gpu:0", *options)
+            for name, options in given.items()
+        }
+        for anchor in anchors.values():
+            wait_for(real, manager, anchor, RmJobState.RUNNING)
+            manager.authenticate(anchor, proof(real, real.alice, anchor))
+        listing = manager.listing()
+        found = {name: listing.eligible_nodes[anchor] for name, anchor in anchors.items()}
+        assert {name: (sorted(each.nodes), each.reason) for name, each in found.items()} == {
+            "small": (["n1", "n2"], "partition small"),
+            "out": (["n2"], "not n[1,4], which the job excludes; not those of reservation ml"),
+            "in": (["n3"], "reservation ml"),
+            "any": (["n1", "n2", "n4"], "not those of reservation ml"),
+        }
+        assert {node.state for node in listing.nodes} == {NodeState.UP}
+        for name, anchor in anchors.items():
+            partition = "small" if name == "small" else real.cluster.partition
+            owner = replace(real.owner(real.alice), partition=partition)
+            for node in real.cluster.nodes:
+                task = alices(real, FOREVER, node=node, name=f"worker-{node[1:]}")
+                task = msgspec.structs.replace(task, job=JobKey("lab", anchor, 1), owner=owner)
+                if node in found[name].nodes:
+                    wait_for(real, manager, manager.submit(task), RmJobState.RUNNING)
+                    continue
+                try:
+                    handle = manager.submit(task)
+                except (NodeRefused, NotFound):
+                    continue
+                real.cluster.wait_until(lambda handle=handle: listed(manager, handle).reason, "a reason")  # type: ignore[misc]
+                real.cluster.wait_until(lambda handle=handle: listed(manager, handle).node_refused, "refused")  # type: ignore[misc]
+    finally:
+        real.cluster.run("scancel", "-u", real.alice.name)
+        real.cluster.wait_until(lambda: not real.cluster.running(), "all jobs are gone")
+        real.cluster.run("scontrol", "delete", "reservationname=ml")
 
 
 def test_without_a_demand_for_gpus_there_are_none(real: Real, manager: SlurmManager) -> None:

@@ -53,6 +53,8 @@ class GreedyAllocation:
         self._packing = packing
         self._whole_bundles = whole_bundles
         self._jobs = snapshot.jobs
+        #: Nodes that jobs may use, without those that may use all.
+        self.may_use = snapshot.may_use()
         #: Size of each job on the cluster.
         self.held = snapshot.held()
         #: Size of each job in the decision so far.
@@ -150,7 +152,8 @@ class GreedyAllocation:
 def serve_in_order(allocation: GreedyAllocation, jobs: Iterable[Job], why_first: Callable[[Job], str]) -> None:
     """Give each job in turn its maximum; end at the first for whose next bundle nodes have no room.
 
-    A job whose tasks are larger than any node is skipped, since waiting would not help it.
+    A job whose tasks are larger than any node is skipped, since waiting would not help it. One that may use some of the
+    nodes only keeps those jobs waiting that may use the same.
 
     Parameters
     ----------
@@ -158,8 +161,11 @@ def serve_in_order(allocation: GreedyAllocation, jobs: Iterable[Job], why_first:
         Why the job at which the allocation ended comes before the others; completes "waits for X, which ..." in their
         reasons.
     """
-    ahead: Job | None = None
+    #: The first job without room of those that may use the same nodes.
+    first_waiting: dict[frozenset[str] | None, Job] = {}
     for job in jobs:
+        may_use = allocation.may_use.get(job.key)
+        ahead = first_waiting.get(None) or first_waiting.get(may_use)
         if ahead is not None:
             text = f"waits for {ahead.key.id} ({ahead.request.name}), which {why_first(ahead)} and has no room to grow"
             allocation.refuse(job, Reason(Constraint.QUEUE, text))
@@ -168,7 +174,7 @@ def serve_in_order(allocation: GreedyAllocation, jobs: Iterable[Job], why_first:
         while stopped is None:
             stopped = allocation.grow(job)
         if stopped.constraint in (Constraint.CAPACITY, Constraint.FRAGMENTED):
-            ahead = job
+            first_waiting[may_use] = job
 
 
 def _no_room(blocked: Blocked, step: Allocation) -> Reason:

@@ -202,7 +202,7 @@ class HeadOnlyPacking:
         placed: dict[int, list[tuple[Role, str]]] = {}
         for index, role, count in additions:
             demand, tasks = jobs[index].request.demand(role), placed.setdefault(index, [])
-            nodes, stopped = self._packing.place_all(demand, role, count)
+            nodes, stopped = self._packing.place_all(demand, role, count, jobs[index].key)
             tasks += [(role, node) for node in nodes]
             if stopped is not None:
                 blocked.setdefault(index, stopped)

@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
+from typing import NamedTuple
 
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import JobKey, Role
@@ -47,6 +49,7 @@ def make_room(
     free: Mapping[str, Resources],
     tasks: Iterable[Task],
     surplus: Mapping[TaskGroup, int],
+    may_use: Mapping[JobKey, frozenset[str]] = MappingProxyType({}),
 ) -> RoomMade:
     """Choose the tasks that leave or move, for one waiting task after the other.
 
@@ -64,15 +67,17 @@ def make_room(
         Tasks that may leave or move.
     surplus
         How many tasks of a group have to leave in any case.
+    may_use
+        The nodes that each job may use, without jobs that may use all.
     """
-    cluster = _Cluster(free, tasks, surplus)
+    cluster = _Cluster(free, tasks, surplus, may_use)
     waiting_groups = {task.group for task in waiting}
     leaving: list[Task] = []
     moving: list[tuple[Task, str]] = []
     #: Demands for which no room could be made since the cluster last changed.
-    hopeless: set[Resources] = set()
+    hopeless: set[_Wanted] = set()
     for task in waiting[:MAX_WAITING_TASKS]:
-        demand = task.demand
+        demand = _Wanted(task.demand, may_use.get(task.group[0]))
         if demand in hopeless:
             continue
         node = cluster.first_with_room(demand)
@@ -87,7 +92,7 @@ def make_room(
         if node is None:
             hopeless.add(demand)
         else:
-            cluster.reserve(node, demand)
+            cluster.reserve(node, task.demand)
             hopeless.clear()
     return RoomMade(tuple(leaving), tuple(moving))
 
@@ -107,10 +112,28 @@ def first_member(tasks: Iterable[Task]) -> Task | None:
     return min(members, key=lambda task: (task.since, task.number), default=None)
 
 
+class _Wanted(NamedTuple):
+    """Room that a task needs on one of the nodes that its job may use; None: on any."""
+
+    demand: Resources
+    nodes: frozenset[str] | None
+
+    def fits(self, node: str, free: Resources) -> bool:
+        """Whether a node that has so much free is one of them and has the room."""
+        return (self.nodes is None or node in self.nodes) and self.demand.fits_in(free)
+
+
 class _Cluster:
     """Free resources and tasks of each node while room is made. Results are cached until their node changes."""
 
-    def __init__(self, free: Mapping[str, Resources], tasks: Iterable[Task], surplus: Mapping[TaskGroup, int]) -> None:
+    def __init__(
+        self,
+        free: Mapping[str, Resources],
+        tasks: Iterable[Task],
+        surplus: Mapping[TaskGroup, int],
+        may_use: Mapping[JobKey, frozenset[str]],
+    ) -> None:
+        self._may_use = may_use
         self._free = dict(free)
         self._names = list(free)
         self._index = {name: index for index, name in enumerate(self._names)}
@@ -121,15 +144,15 @@ class _Cluster:
         self._leavable = _by_node(task for task in self._tasks if (task.job, task.role) in self._surplus)
         self._leavable_nodes = sorted(self._leavable, key=self._index.__getitem__)
         #: By demand, whether it fits on each node, in the order of the nodes.
-        self._fits: dict[Resources, list[bool]] = {}
+        self._fits: dict[_Wanted, list[bool]] = {}
         #: By demand and node, the tasks whose leaving makes it fit.
-        self._leavers: dict[Resources, dict[str, _Leavers]] = {}
+        self._leavers: dict[_Wanted, dict[str, _Leavers]] = {}
 
-    def first_with_room(self, demand: Resources) -> str | None:
+    def first_with_room(self, demand: _Wanted) -> str | None:
         """The first node on which a demand fits now."""
         return self._first(self._fitting(demand), 0)
 
-    def fewest_leavers(self, demand: Resources) -> tuple[str, Sequence[Task]] | None:
+    def fewest_leavers(self, demand: _Wanted) -> tuple[str, Sequence[Task]] | None:
         """The node where the fewest surplus tasks have to leave (see ``make_room``), and those tasks."""
         if not self._leavable_nodes:
             return None
@@ -166,25 +189,26 @@ class _Cluster:
         self._changed(task.node)
         self.reserve(target, task.demand)
 
-    def find_move(self, demand: Resources, waiting_groups: Collection[TaskGroup]) -> tuple[Task, str] | None:
+    def find_move(self, demand: _Wanted, waiting_groups: Collection[TaskGroup]) -> tuple[Task, str] | None:
         """A task without which a demand fits on its node, and another node that has room for the task now.
 
         Only confirmed tasks move, and none of a group that waits for room itself or that has tasks leaving.
         """
         #: By demand of a task, the first two nodes that have room for it, at least one of which is not its own.
-        first_two: dict[Resources, tuple[str | None, str | None]] = {}
+        first_two: dict[_Wanted, tuple[str | None, str | None]] = {}
         for node, tasks in self._on_node.items():
             #: By demand of a task of this node, where it can move to make room; None if it cannot.
-            targets: dict[Resources, str | None] = {}
+            targets: dict[_Wanted, str | None] = {}
             for task in tasks:
-                if task.demand not in targets:
-                    if task.demand not in first_two:
-                        first_two[task.demand] = self._first_two_with_room(task.demand)
-                    first, second = first_two[task.demand]
+                moved = _Wanted(task.demand, self._may_use.get(task.job))
+                if moved not in targets:
+                    if moved not in first_two:
+                        first_two[moved] = self._first_two_with_room(moved)
+                    first, second = first_two[moved]
                     target = second if first == node else first
-                    makes_room = target is not None and demand.fits_in(self._free[node] + task.demand)
-                    targets[task.demand] = target if makes_room else None
-                target = targets[task.demand]
+                    makes_room = target is not None and demand.fits(node, self._free[node] + task.demand)
+                    targets[moved] = target if makes_room else None
+                target = targets[moved]
                 if target is None or task.state is not TaskState.CONFIRMED:
                     continue
                 group = task.job, task.role
@@ -204,7 +228,7 @@ class _Cluster:
         if task in self._leavable.get(task.node, ()):
             self._leavable[task.node].remove(task)
 
-    def _first_two_with_room(self, demand: Resources) -> tuple[str | None, str | None]:
+    def _first_two_with_room(self, demand: _Wanted) -> tuple[str | None, str | None]:
         fits = self._fitting(demand)
         first = self._first(fits, 0)
         return first, None if first is None else self._first(fits, self._index[first] + 1)
@@ -216,25 +240,27 @@ class _Cluster:
         except ValueError:
             return None
 
-    def _fitting(self, demand: Resources) -> list[bool]:
+    def _fitting(self, demand: _Wanted) -> list[bool]:
         if demand not in self._fits:
-            self._fits[demand] = [demand.fits_in(free) for free in self._free.values()]
+            self._fits[demand] = [demand.fits(node, free) for node, free in self._free.items()]
         return self._fits[demand]
 
     def _changed(self, node: str) -> None:
         """Bring the caches up to date after what is free on a node changed."""
         index = self._index[node]
         for demand, fits in self._fits.items():
-            fits[index] = demand.fits_in(self._free[node])
+            fits[index] = demand.fits(node, self._free[node])
         for cached in self._leavers.values():
             cached.pop(node, None)
 
-    def _leavers_of(self, demand: Resources, node: str) -> _Leavers:
+    def _leavers_of(self, wanted: _Wanted, node: str) -> _Leavers:
         """Few surplus tasks of a node whose leaving makes a demand fit, chosen greedily.
 
         The task that has the most of the resources that are missing is chosen first.
         """
-        free = dict(self._free[node].thousandths)
+        if wanted.nodes is not None and node not in wanted.nodes:
+            return _NO_LEAVERS
+        free, demand = dict(self._free[node].thousandths), wanted.demand
         short = {name: amount - free.get(name, 0) for name, amount in demand.thousandths if amount > free.get(name, 0)}
         candidates = list(self._leavable[node])
         leavers: list[Task] = []

@@ -72,9 +72,10 @@ def place(
 
     vacating = _vacating(snapshot, groups, silent)
 
-    packing = Packing(snapshot.nodes, placement)
+    packing = Packing(snapshot.nodes, placement, node_sets=snapshot.node_sets)
     overused = {node.name: node.used.minus(node.capacity) for node in snapshot.nodes if snapshot.claims}
-    targets = TargetNodes(decision, groups, surplus, packing, snapshot.tasks, leaves_last, overused, vacating)
+    may_use = snapshot.may_use()
+    targets = TargetNodes(decision, groups, surplus, packing, snapshot.tasks, leaves_last, overused, vacating, may_use)
     leaving_targets = [task for tasks in targets.leaving.values() for task in tasks]
     open_surplus = {group: count for group, count in surplus.items() if group not in targets.leaving}
 
@@ -86,7 +87,7 @@ def place(
     left = {group: len(tasks) - surplus.get(group, 0) for group, tasks in groups.items()}
     for task in displaced:
         group = task.job, task.role
-        node = packing.place(task.demand, task.role)
+        node = packing.place(task.demand, task.role, task.job)
         if isinstance(node, str):
             targets.reserve(node, task.demand)
             moves.append((task, Move(task.job, task.id, node)))
@@ -125,7 +126,7 @@ def place(
     ]
     room_made = RoomMade((), ())
     if waiting and not positions:
-        room_made = make_room(waiting, targets.free_later(), movable, open_surplus)
+        room_made = make_room(waiting, targets.free_later(), movable, open_surplus, may_use)
     moves += _moves(room_made.moving, packing)
 
     staying = {group: [task for task in tasks if task not in vacating] for group, tasks in groups.items()}
@@ -202,7 +203,7 @@ def _moves(moving: Iterable[tuple[Task, str]], packing: Packing) -> Iterator[tup
     next tick finds one task more than was decided, and stops the one in the way of the larger task.
     """
     for task, node in moving:
-        if packing.place_on(node, task.demand):
+        if packing.place_on(node, task.demand, task.job):
             yield task, Move(task.job, task.id, node)
 
 
@@ -341,7 +342,7 @@ class _Placer:
         request = self._requests[key]
         if key not in self._started and not _reaches(roles, request.min_size):
             return False
-        gathered = self._packing.gather(request, new, running)
+        gathered = self._packing.gather(request, new, running, key)
         if gathered is None:
             return False
         self._started.add(key)
@@ -428,7 +429,7 @@ class _Placer:
             self.waiting_for_target.add(group)
         if node is not None:
             return node
-        node = self._packing.place(demand, group[1])
+        node = self._packing.place(demand, group[1], group[0])
         if isinstance(node, str):
             self._targets.reserve(node, demand)
         return node

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
+from types import MappingProxyType
 
 from dl2d.core.cluster import Task
 from dl2d.core.decision import Constraint, Decision
@@ -27,6 +28,7 @@ class TargetNodes:
         leaves_last: Collection[Task],
         overused: Mapping[str, Resources],
         vacating: Collection[Task] = (),
+        may_use: Mapping[JobKey, frozenset[str]] = MappingProxyType({}),
     ) -> None:
         """``groups`` hold the tasks that are meant to run, of which ``surplus`` have to leave; ``tasks`` are all.
 
@@ -36,6 +38,7 @@ class TargetNodes:
         self._overused = overused
         self._vacating = vacating
         self._tasks = tasks
+        self._may_use = may_use
         #: Named nodes on which no task of the group runs or starts yet.
         self._open: dict[TaskGroup, list[str]] = defaultdict(list)
         for key, role, node in decision.nodes:
@@ -74,8 +77,10 @@ class TargetNodes:
             free_later = self.free_later()
             if node not in free_later or not demand.fits_in(free_later[node]):
                 continue
+            if node not in self._may_use.get(group[0], free_later):
+                continue
             self.reserve(node, demand)
-            if self._packing.place_on(node, demand):
+            if self._packing.place_on(node, demand, group[0]):
                 return node
             return Blocked(group[1], Constraint.CAPACITY, node, demand.shortfalls(self._packing.room_on(node)))
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -13,7 +13,7 @@ from dl2d.core.errors import Rejected
 from dl2d_slurm.output_fields import present, seconds
 
 #: Fields of squeue with these options, beside ``EndTime``; the last two are free text.
-ANCHOR_FIELDS: Final = ("Partition", "Nice", "Reservation", "Feature", "WCKey")
+ANCHOR_FIELDS: Final = ("Partition", "Nice", "Reservation", "Account", "QOS", "Feature", "WCKey")
 #: Fields of squeue with refused options, which are asked for when a job registers.
 REFUSED_FIELDS: Final = ("Container", "MCSLabel")
 #: Options with which a job cannot register, since its tasks would run without them, and why.
@@ -42,6 +42,8 @@ class AnchorOptions(msgspec.Struct, frozen=True, gc=False):
     wckey: str = ""
     #: Nodes on which it must not run, as a node list.
     exclude: str = ""
+    account: str = ""
+    qos: str = ""
 
     @classmethod
     def of(cls, record: Mapping[str, str]) -> AnchorOptions:
@@ -54,7 +56,14 @@ class AnchorOptions(msgspec.Struct, frozen=True, gc=False):
             present(record["Feature"]),
             int(nice) if nice.isascii() and nice.isdecimal() and len(nice) <= 10 else 0,
             present(record["WCKey"]).removeprefix("*"),
+            account=present(record["Account"]),
+            qos=present(record["QOS"]),
         )
+
+    @property
+    def reservations(self) -> tuple[str, ...]:
+        """Names of its reservations, in any of which it may run."""
+        return tuple(self.reservation.split(",")) if self.reservation else ()
 
     def for_tasks(self) -> Iterator[str]:
         """The options of sbatch with which a task job is submitted, without partition and time."""
@@ -69,6 +78,16 @@ class AnchorOptions(msgspec.Struct, frozen=True, gc=False):
             yield f"--nice={self.nice}"
         if self.wckey:
             yield f"--wckey={self.wckey}"
+
+
+#: Options of sbatch by the fields of ``AnchorOptions`` that they set.
+_SITE_OPTIONS: Final = {"--reservation": "reservation", "--constraint": "features", "--exclude": "exclude"}
+
+
+def site_options(given: Iterable[str]) -> dict[str, str]:
+    """Fields of ``AnchorOptions`` that options for all task jobs (``sbatch_options``) set."""
+    pairs = (option.partition("=") for option in given)
+    return {_SITE_OPTIONS[name]: value for name, _, value in pairs if name in _SITE_OPTIONS}
 
 
 #: Options of an anchor that is not listed.

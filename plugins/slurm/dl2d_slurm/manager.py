@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import secrets
@@ -11,22 +12,27 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import structlog
 from msgspec import structs
 
-from dl2d.core.errors import Rejected, Unavailable
+from dl2d.core.cluster import parse_tag
+from dl2d.core.errors import NodeRefused, Rejected, Unavailable
 from dl2d.core.resource_manager import (
     Anchor,
     Capabilities,
+    EligibleNodes,
     ProbeStep,
     ResourceManager,
     RmIdentity,
     RmJob,
+    RmJobState,
     RmListing,
     TaskSpec,
 )
 from dl2d.core.resources import Resources
 from dl2d_slurm.accounting import Accounting
-from dl2d_slurm.anchor_options import NO_OPTIONS, AnchorOptions
+from dl2d_slurm.anchor_options import NO_OPTIONS, AnchorOptions, site_options
 from dl2d_slurm.authentication import anchor, proven_uid
 from dl2d_slurm.commands import Commands, TokenBucket, failure
+from dl2d_slurm.eligibility import Eligibility
+from dl2d_slurm.growth_limits import with_limits
 from dl2d_slurm.observed_jobs import limit_seconds
 from dl2d_slurm.partitions import Partition, partitions_of, task_minutes
 from dl2d_slurm.probe import probe
@@ -35,6 +41,7 @@ from dl2d_slurm.queue_listing import (
     JOB_FIELDS,
     NODE_FIELDS,
     TIMES_AS_SECONDS,
+    Nodes,
     format_option,
     parse_excluded,
     parse_jobs,
@@ -42,6 +49,7 @@ from dl2d_slurm.queue_listing import (
     watched_fields,
     with_held,
 )
+from dl2d_slurm.reservations import Reservation, parse_reservations, with_reserved
 from dl2d_slurm.settings import SlurmSettings
 from dl2d_slurm.stopping import Stopper
 from dl2d_slurm.submission import options, script
@@ -51,11 +59,18 @@ log = structlog.get_logger(__name__)
 
 _HANDLE = re.compile(r"^([0-9]+)(?:;\S*)?$", re.MULTILINE)
 _CLUSTER_NAME = re.compile(r"^ClusterName\s*=\s*(\S+)", re.MULTILINE)
+#: What sbatch says where a job may not run on the node that was named.
+_NODE_REFUSED = re.compile(
+    r"requested node configuration is not available|required node not available|requested nodes are busy",
+    re.IGNORECASE,
+)
 _MAX_REPORTED = 1000
 _DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 #: sbatch commands that run at once, so that a slow controller is asked at the full rate.
 _PARALLEL_SUBMITS = 8
+#: How often reservations are asked for while there are none.
+_RESERVATIONS_SECONDS = 60.0
 
 
 def create(settings: Mapping[str, object], *, clock: Callable[[], float]) -> ResourceManager:
@@ -121,6 +136,10 @@ class SlurmManager:
         self._partitions: Mapping[str, Partition] = {}
         #: Nodes that the jobs of tasks exclude, by the jobs' ids; asked once of each job.
         self._excluded: dict[str, str] = {}
+        self._site_options = site_options(settings.sbatch_options)
+        #: Known reservations, and when they were asked for.
+        self._reservations: Sequence[Reservation] = ()
+        self._asked_reservations = -math.inf
         self._last: RmListing | None = None
         #: Replaced whenever a task was submitted: a listing that was read meanwhile may lack it and is not used again.
         self._last_submit = object()
@@ -176,6 +195,8 @@ class SlurmManager:
         self._capacities = {node.name: node.capacity for node in nodes.nodes}
         self._anchors, self._partitions = jobs.options, nodes.partitions
         self._excluded = {job: excluded for job, excluded in self._excluded.items() if job in jobs.options}
+        marks = (parse_tag(job.tag) for job in jobs.jobs if job.tag and not job.state.ended)
+        self._ask_excluded({mark[0].id for mark in marks if mark is not None and mark[0].id in jobs.options})
         if not jobs.unreadable:
             self._stopper.forget_all_but({job.identity for job in jobs.jobs if not job.state.ended})
         incomplete = (*jobs.unreadable, *nodes.unreadable)
@@ -186,12 +207,24 @@ class SlurmManager:
         if ask_accounting and ended_since is not None:
             listed = {(job.handle, job.submitted) for job in jobs.jobs}
             ended, ended_until = self._accounting.ended_jobs(ended_since, now, listed)
+        running = {
+            job.handle: self._options_of(job.array_id or job.handle)
+            for job in jobs.jobs
+            if job.state is RmJobState.RUNNING and not job.tag
+        }
+        reservations = self._ask_reservations(now) if running else ()
+        resources = {name for capacity in set(self._capacities.values()) for name in capacity.as_dict()}
         anchors = {handle: options.partition for handle, options in jobs.options.items()}
         listing = RmListing(
-            now, with_held(nodes.nodes, jobs), (*jobs.jobs, *ended), ended_until, incomplete,
+            now,
+            with_held(with_reserved(nodes, reservations, running.values(), now), jobs),
+            (*with_limits(jobs.jobs, jobs.options, resources), *ended),
+            ended_until,
+            incomplete,
             growth_limits=tuple(share_limits(nodes.nodes, anchors, jobs.tasks, nodes.partitions, sharing)),
             claims=(*claims(jobs.waiting, nodes.partitions), *standing_claims(nodes.partitions, sharing)),
-        )  # fmt: skip
+            eligible_nodes=self._eligible_nodes(nodes, reservations, running, now),
+        )
         self._last = listing if last_submit is self._last_submit else None
         return listing
 
@@ -233,17 +266,47 @@ class SlurmManager:
         where = f" on {task.node}" if task.node else ""
         what = f"sbatch of {task.name} of job {task.job.id} for {task.owner.user}{where}"
         if answer.status != 0:
-            raise failure(what, answer)
+            error = failure(what, answer)
+            refused = type(error) is Rejected and task.node and _NODE_REFUSED.search(error.said)
+            raise NodeRefused(what, said=error.said) if refused else error
         match = _HANDLE.search(answer.stdout)
         if match is None:
             raise Rejected(f"{what}: no job id in its answer", said=(answer.stdout + answer.stderr)[:500])
         log.info("task submitted", tag=task.tag, node=task.node, handle=match[1])
         return match[1]
 
+    def _eligible_nodes(
+        self,
+        nodes: Nodes,
+        reservations: Sequence[Reservation],
+        running: Mapping[str, AnchorOptions],
+        at: float,
+    ) -> dict[str, EligibleNodes]:
+        """The nodes that tasks of jobs may use, by the handles of their anchors; without those that may use all."""
+        eligibility = Eligibility(
+            self._capacities, nodes.partitions, nodes.features, reservations, at, partition=self._settings.partition
+        )
+        found = ((handle, eligibility.of(anchor)) for handle, anchor in running.items())
+        return {handle: eligible for handle, eligible in found if eligible is not None}
+
+    def _ask_reservations(self, now: float) -> Sequence[Reservation]:
+        """The reservations: asked with each listing while there are any, else once a minute."""
+        if self._reservations or not 0 <= now - self._asked_reservations < _RESERVATIONS_SECONDS:
+            asked = ("scontrol", "--oneliner", "show", "reservation")
+            answer = self._commands.run(*asked, more=TIMES_AS_SECONDS)
+            if answer.status == 0:
+                cpus = {name: capacity.get("cpu") for name, capacity in self._capacities.items()}
+                self._reservations, self._asked_reservations = parse_reservations(answer.stdout, cpus), now
+            else:
+                self._report_once(f"scontrol show reservation: {answer.stderr.strip()[:200]}")
+        return self._reservations
+
     def _options_of(self, job: str) -> AnchorOptions:
-        """Options of a job's anchor that its tasks get, as far as they are known."""
+        """Options of a job's anchor that its tasks get, as far as they are known, and those of the settings."""
         known = self._anchors.get(job, NO_OPTIONS)
-        return structs.replace(known, exclude=excluded) if (excluded := self._excluded.get(job)) else known
+        if excluded := self._excluded.get(job):
+            known = structs.replace(known, exclude=excluded)
+        return structs.replace(known, **self._site_options) if self._site_options else known
 
     def _ask_excluded(self, jobs: Iterable[str]) -> None:
         """Ask squeue, once for each job, which nodes it excludes. Of one that is gone it stays unknown."""

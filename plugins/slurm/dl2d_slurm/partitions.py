@@ -15,6 +15,8 @@ class Partition:
     nodes: frozenset[str]
     #: Maximum time limit of its jobs in seconds; None if they may have any.
     max_seconds: float | None = None
+    #: Its state if it starts no jobs, such as ``inact``; empty if it does.
+    down: str = ""
 
 
 def partitions_of(names: str, node: str, partitions: Mapping[str, Partition]) -> Sequence[str]:

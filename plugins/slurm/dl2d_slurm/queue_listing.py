@@ -21,7 +21,7 @@ from dl2d_slurm.anchor_options import ANCHOR_FIELDS, REFUSED_FIELDS, AnchorOptio
 from dl2d_slurm.observed_jobs import WATCH_FIELDS, SlurmStaticJobRule, hosts, limit_seconds, static_job
 from dl2d_slurm.output_fields import count, parse_gres, present, seconds
 from dl2d_slurm.partitions import Partition
-from dl2d_slurm.states import job_state, node_state
+from dl2d_slurm.states import RESERVED, is_node_refused, job_state, node_state
 from dl2d_slurm.waiting_jobs import WAITING_FIELDS, SharingRule, WaitingJob, priority, sharing_rule, waiting_job
 
 #: Names are those of ``squeue --Format`` and ``sinfo --Format``; the last one of each is free text, and so are those of
@@ -36,7 +36,7 @@ OWNER_FIELDS = (
 )
 NODE_FIELDS = (
     *("NodeList", "StateLong", "CPUsState", "Memory", "AllocMem", "Gres", "GresUsed"),
-    *("PartitionName", "Time", "Reason"),
+    *("PartitionName", "Time", "Available", "features_act", "Reason"),
 )
 #: Job and excluded nodes; ``--Format`` has no field for these.
 EXCLUDED_FORMAT = "--format=%i|%x"
@@ -80,6 +80,10 @@ class Nodes:
     spelling: Mapping[str, str]
     #: Partitions with their nodes, by name.
     partitions: Mapping[str, Partition] = field(default_factory=dict)
+    #: Features that each node has now.
+    features: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    #: Nodes that take no tasks only because they are reserved.
+    reserved: frozenset[str] = frozenset()
     strange: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
 
@@ -188,6 +192,7 @@ def parse_job(record: Mapping[str, str], rules: Sequence[SlurmStaticJobRule]) ->
         requeues=count(record.get("RestartCnt", "")) or 0,
         ended=float(seconds(record["EndTime"])) if state.ended else 0.0,
         array_id=array_id(record),
+        node_refused=state is RmJobState.PENDING and is_node_refused(record["Reason"]),
         static=static_job(record, _held(record), rules, started) if rules else None,
     )
     return job, placed
@@ -313,7 +318,9 @@ def parse_nodes(text: str, word: str, chosen: Collection[str] = ()) -> Nodes:
     ``chosen`` are the partitions whose nodes dl2d sees; all if empty.
     """
     nodes: dict[str, Node] = {}
-    partitions: dict[str, tuple[list[str], str]] = {}
+    partitions: dict[str, tuple[list[str], str, str]] = {}
+    features: dict[str, frozenset[str]] = {}
+    reserved: set[str] = set()
     strange: list[str] = []
     unreadable: list[str] = []
     spelling: dict[str, str] = {}
@@ -322,12 +329,15 @@ def parse_nodes(text: str, word: str, chosen: Collection[str] = ()) -> Nodes:
             unreadable.append(f"sinfo: cannot read {str(record)[:200]!r}")
             continue
         name = record["NodeList"]
-        partitions.setdefault(record["PartitionName"], ([], record["Time"]))[0].append(name)
+        partitions.setdefault(record["PartitionName"], ([], record["Time"], record["Available"]))[0].append(name)
         if name in nodes or (chosen and record["PartitionName"] not in chosen):
             continue
         found = node_state(record["StateLong"])
         if not found.known:
             strange.append(f"sinfo: unknown node state {record['StateLong'][:60]!r}, nothing is put there")
+        if record["StateLong"] in RESERVED:
+            reserved.add(name)
+        features[name] = frozenset(present(record["features_act"]).split(","))
         gres = parse_gres(record["Gres"])
         spelling.update({key.lower(): key for key in gres})
         cpus = record["CPUsState"].split("/")
@@ -346,9 +356,13 @@ def parse_nodes(text: str, word: str, chosen: Collection[str] = ()) -> Nodes:
             remark=remark,
         )
     found_partitions = {
-        name: Partition(name, frozenset(members), limit_seconds(limit)) for name, (members, limit) in partitions.items()
+        name: Partition(name, frozenset(members), limit_seconds(limit), down="" if state == "up" else state)
+        for name, (members, limit, state) in partitions.items()
     }
-    return Nodes(tuple(nodes.values()), spelling, found_partitions, tuple(strange), tuple(unreadable))
+    return Nodes(
+        tuple(nodes.values()), spelling, found_partitions, features, frozenset(reserved), tuple(strange),
+        tuple(unreadable),
+    )  # fmt: skip
 
 
 def _resources(cpus: str, memory: str, gres: Mapping[str, int]) -> Resources:

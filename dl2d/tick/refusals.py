@@ -1,0 +1,178 @@
+"""What the resource manager has refused: nodes to single jobs, and growth by limits that it does not list. Pure.
+
+A task that waits on a node on which it will not be started, or for a limit, is withdrawn, and what kept it waiting is
+remembered for a while, so that the next tasks are asked for elsewhere, or later.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from dl2d.core.cluster import NodeSet, Task, TaskState
+from dl2d.core.guard_memory import MAX_BACKOFF_SECONDS, GuardMemory, LearnedLimit, NodeRefusal
+from dl2d.core.jobs import Job, JobKey
+from dl2d.core.resource_manager import EligibleNodes, GrowthLimit, RmJob, RmJobState, RmListing
+from dl2d.core.resources import Resources
+from dl2d.core.store import TaskChange
+from dl2d.core.tick_plan import Outcome
+
+#: How long a task that the resource manager refuses to start may wait; shorter than for one that waits for room, and
+#: long enough for tasks that leave to make room in a limit.
+MAX_REFUSED_SECONDS: Final = 30.0
+#: How long after it may be tried again a refusal is remembered, so that another one counts as the next in a row.
+_FORGET_SECONDS: Final = 3600.0
+
+
+def why_refused(listed: RmJob) -> str:
+    """Why a task that waits will not be started where it waits; empty if it only waits for room."""
+    if listed.state is not RmJobState.PENDING:
+        return ""
+    if listed.limit is not None:
+        return listed.limit.reason
+    return listed.reason or "the node is refused" if listed.node_refused else ""
+
+
+def remember_withdrawn(
+    memory: GuardMemory,
+    jobs: Iterable[Job],
+    tasks: Sequence[Task],
+    changes: Iterable[TaskChange],
+    listed: Mapping[str, RmJob],
+    at: float,
+) -> GuardMemory:
+    """The memory after a tick that makes these changes to these tasks, with the refusals of those that it withdraws.
+
+    ``listed`` are the jobs of the resource manager that the tasks are, by tag. Jobs that are not among ``jobs``, which
+    are live, are forgotten.
+    """
+    by_key = {job.key: job for job in jobs}
+    before = {(task.job, task.id): task for task in tasks}
+    refused: dict[JobKey, dict[str, str]] = defaultdict(dict)
+    limits: dict[str, GrowthLimit] = {}
+    for change in changes:
+        task = before[change.job, change.task]
+        found = listed.get(task.tag)
+        if change.state is not TaskState.DRAINING or task.state is not TaskState.ASKED or found is None:
+            continue
+        if found.state is not RmJobState.PENDING or change.job not in by_key:
+            continue
+        if found.limit is not None:
+            known = limits.get(found.limit.reason, found.limit)
+            limits[found.limit.reason] = replace(known, anchors=known.anchors | {by_key[change.job].anchor})
+        elif found.node_refused:
+            refused[change.job].setdefault(task.node, found.reason)
+    return replace(
+        memory,
+        refused_nodes=_refused_nodes(memory.refused_nodes, refused, by_key, at),
+        learned_limits=_learned_limits(memory.learned_limits, limits, by_key.values(), tasks, at),
+    )
+
+
+def remember_refused_starts(memory: GuardMemory, outcome: Outcome, at: float) -> GuardMemory:
+    """The memory after the starts of a tick, of which the resource manager has refused some because of their node."""
+    refused: dict[JobKey, dict[str, str]] = defaultdict(dict)
+    for failure in outcome.failures:
+        if failure.node:
+            refused[failure.job].setdefault(failure.node, failure.error)
+    if not refused:
+        return memory
+    jobs = memory.refused_nodes.keys() | refused.keys()
+    return replace(memory, refused_nodes=_refused_nodes(memory.refused_nodes, refused, jobs, at))
+
+
+def _refused_nodes(
+    known: Mapping[JobKey, Mapping[str, NodeRefusal]],
+    refused: Mapping[JobKey, Mapping[str, str]],
+    jobs: Iterable[JobKey],
+    at: float,
+) -> dict[JobKey, Mapping[str, NodeRefusal]]:
+    kept: dict[JobKey, Mapping[str, NodeRefusal]] = {}
+    for job in jobs:
+        nodes = dict(known.get(job, {}))
+        for node, reason in refused.get(job, {}).items():
+            before = nodes.get(node)
+            nodes[node] = NodeRefusal(1 if before is None else before.attempts + 1, at, reason)
+        remembered = {
+            # A time in the future means that the clock was set back.
+            node: found._replace(at=min(found.at, at))
+            for node, found in nodes.items()
+            if at < found.retry_at + _FORGET_SECONDS
+        }
+        if remembered:
+            kept[job] = remembered
+    return kept
+
+
+def _learned_limits(
+    known: Mapping[str, LearnedLimit],
+    found: Mapping[str, GrowthLimit],
+    jobs: Iterable[Job],
+    tasks: Iterable[Task],
+    at: float,
+) -> dict[str, LearnedLimit]:
+    anchors = {job.anchor: job.key for job in jobs if job.anchor}
+    running: dict[JobKey, list[Resources]] = defaultdict(list)
+    for task in tasks if found else ():
+        if task.state is not TaskState.ASKED and task.state.wanted:
+            running[task.job].append(task.demand)
+    learned = {
+        reason: limit._replace(at=min(limit.at, at))
+        for reason, limit in known.items()
+        if at < limit.retry_at + MAX_BACKOFF_SECONDS and anchors.keys() & limit.anchors
+    }
+    for reason, limit in found.items():
+        members = sorted(limit.anchors & anchors.keys())
+        holds = Resources.total(demand for anchor in members for demand in running[anchors[anchor]])
+        had = {name: holds.get(name) + left for name, left in limit.left.items()}
+        times = learned[reason].times + 1 if reason in learned else 1
+        learned[reason] = LearnedLimit(tuple(members), had, times, at)
+    return learned
+
+
+def learned_growth_limits(
+    memory: GuardMemory, jobs: Iterable[Job], tasks: Iterable[Task], at: float
+) -> tuple[GrowthLimit, ...]:
+    """The limits that hold at this time since they were found a short while ago."""
+    active = {reason: limit for reason, limit in memory.learned_limits.items() if at < limit.retry_at}
+    if not active:
+        return ()
+    keys = {job.key: job.anchor for job in jobs}
+    running: dict[str, list[Resources]] = defaultdict(list)
+    for task in tasks:
+        if task.state is not TaskState.ASKED and task.job in keys:
+            running[keys[task.job]].append(task.demand)
+    limits = []
+    for reason, limit in active.items():
+        holds = Resources.total(demand for anchor in limit.anchors for demand in running[anchor])
+        # Negative where they hold more by now: withdrawn tasks that have not ended count as well.
+        left = {name: had - holds.get(name) for name, had in limit.had.items()}
+        limits.append(GrowthLimit(frozenset(limit.anchors), left, reason))
+    return tuple(limits)
+
+
+def node_sets(
+    jobs: Iterable[Job], listing: RmListing, refused: Mapping[JobKey, Mapping[str, NodeRefusal]], at: float
+) -> tuple[NodeSet, ...]:
+    """The nodes that each job may use, as the resource manager says and without those that it refused lately.
+
+    Jobs that may use all are in none.
+    """
+    if not listing.eligible_nodes and not refused:
+        return ()
+    all_nodes = frozenset(node.name for node in listing.nodes)
+    sets: dict[tuple[frozenset[str], str], list[JobKey]] = defaultdict(list)
+    for job in jobs:
+        given = listing.eligible_nodes.get(job.anchor)
+        avoided = sorted(name for name, found in refused.get(job.key, {}).items() if at < found.retry_at)
+        if given is None and not avoided:
+            continue
+        eligible = given or EligibleNodes(all_nodes, "")
+        reasons = [eligible.reason] if eligible.reason else []
+        reasons += [f"not {name}, refused: {refused[job.key][name].reason}" for name in avoided]
+        nodes = (eligible.nodes & all_nodes) - frozenset(avoided)
+        if nodes != all_nodes:
+            sets[nodes, "; ".join(reasons)].append(job.key)
+    return tuple(NodeSet(tuple(keys), nodes, reason) for (nodes, reason), keys in sets.items())

@@ -1,0 +1,60 @@
+"""Limits of associations and qualities of service, as far as the reasons for which task jobs wait tell of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from dl2d.core.cluster import parse_tag
+from dl2d.core.resource_manager import GrowthLimit, RmJob, RmJobState
+from dl2d_slurm.anchor_options import NO_OPTIONS, AnchorOptions
+from dl2d_slurm.states import SiteLimit, site_limit
+
+
+def with_limits(
+    jobs: Sequence[RmJob], options: Mapping[str, AnchorOptions], resources: Collection[str]
+) -> tuple[RmJob, ...]:
+    """The jobs, with the limit of each task that waits for one.
+
+    ``options`` are those of anchors, by the ids by which users know them; ``resources`` are the names of all there are.
+    """
+    found: dict[tuple[object, ...], GrowthLimit] = {}
+
+    def limit_of(job: RmJob) -> GrowthLimit | None:
+        limit, mark = site_limit(job.reason), parse_tag(job.tag)
+        if limit is None or mark is None:
+            return None
+        own = options.get(mark[0].id, NO_OPTIONS)
+        scope = _scope(limit, own, job.user)
+        like = job.reason, scope or mark[0].id
+        if like not in found:
+            anchors = frozenset(
+                each.handle
+                for each in jobs
+                if not each.tag
+                and (of := options.get(each.array_id or each.handle)) is not None
+                and (_scope(limit, of, each.user) == scope if scope else (each.array_id or each.handle) == mark[0].id)
+            )
+            left = {name: 0.0 for name in resources if _is_limited(name, limit)}
+            whose = ", ".join(f"{kind} {name}" for kind, name in scope) or f"job {mark[0].id}"
+            found[like] = GrowthLimit(anchors, left, f"a limit of Slurm leaves no more to {whose} ({job.reason})")
+        return found[like]
+
+    return tuple(
+        replace(job, limit=limit)
+        if job.state is RmJobState.PENDING and job.tag and (limit := limit_of(job)) is not None
+        else job
+        for job in jobs
+    )
+
+
+def _scope(limit: SiteLimit, options: AnchorOptions, user: str) -> tuple[tuple[str, str], ...]:
+    names = {"qos": ("QOS", options.qos), "account": ("account", options.account), "user": ("user", user)}
+    return tuple(names[kind] for kind in limit.shared)
+
+
+def _is_limited(name: str, limit: SiteLimit) -> bool:
+    if limit.resource == "gres":
+        return name not in ("cpu", "memory")
+    return not limit.resource or name == limit.resource

@@ -1,0 +1,74 @@
+"""Reservations: which nodes they keep for their own jobs, and when."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from msgspec import structs
+
+from dl2d.core.cluster import Node, NodeState
+from dl2d_slurm.anchor_options import AnchorOptions
+from dl2d_slurm.observed_jobs import hosts
+from dl2d_slurm.output_fields import count, present, seconds
+from dl2d_slurm.queue_listing import Nodes
+
+_FIELD = re.compile(r"(?:^|\s)(ReservationName|StartTime|EndTime|Nodes|Flags|TRES)=(\S*)")
+_CPUS = re.compile(r"(?:^|,)cpu=([^,]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """A reservation of whole nodes."""
+
+    name: str
+    nodes: frozenset[str]
+    #: When it begins and ends, seconds since 1970.
+    start: int
+    end: int
+    #: Its jobs may use other nodes as well.
+    flexible: bool = False
+
+    def active(self, at: float) -> bool:
+        """Whether its own jobs may start at this time."""
+        return self.start <= at < self.end
+
+    def keeps_out(self, start: float, end: float) -> bool:
+        """Whether a job of this time that is not in the reservation may not use its nodes."""
+        return start < self.end and self.start < end
+
+
+def parse_reservations(text: str, cpus: Mapping[str, float]) -> tuple[Reservation, ...]:
+    """Read the answer of ``scontrol --oneliner show reservation``; ``cpus`` are those of each node.
+
+    Left out are those that keep nobody from using a node: of some of the CPUs of their nodes, of licences alone, and
+    those that take in jobs that did not ask for them.
+    """
+    return tuple(_parsed(text.splitlines(), cpus))
+
+
+def _parsed(lines: Iterable[str], cpus: Mapping[str, float]) -> Iterator[Reservation]:
+    for line in lines:
+        fields = dict(_FIELD.findall(line))
+        nodes = frozenset(hosts(present(fields.get("Nodes", "")))) if present(fields.get("Nodes", "")) else frozenset()
+        flags = fields.get("Flags", "").split(",")
+        reserved = _CPUS.search(fields.get("TRES", ""))
+        whole = reserved is None or (count(reserved[1]) or 0) >= sum(cpus.get(node, 0) for node in nodes)
+        if fields.get("ReservationName") and nodes and whole and "MAGNETIC" not in flags:
+            yield Reservation(
+                fields["ReservationName"], nodes, seconds(fields.get("StartTime", "")),
+                seconds(fields.get("EndTime", "")), flexible="FLEX" in flags,
+            )  # fmt: skip
+
+
+def with_reserved(
+    nodes: Nodes, reservations: Iterable[Reservation], jobs: Iterable[AnchorOptions], at: float
+) -> tuple[Node, ...]:
+    """The nodes, of which those that are idle and reserved for one of these jobs take tasks."""
+    names = {name for job in jobs for name in job.reservations}
+    usable = {node for each in reservations if each.name in names and each.active(at) for node in each.nodes}
+    return tuple(
+        structs.replace(node, state=NodeState.UP, remark="") if node.name in usable & nodes.reserved else node
+        for node in nodes.nodes
+    )

@@ -1,0 +1,176 @@
+"""Whole ticks in which the resource manager refuses nodes to a job, or growth."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from msgspec import structs
+from tick.world import World
+
+from dl2d.core.cluster import NodeState, TaskState
+from dl2d.core.decision import Constraint
+from dl2d.core.errors import NodeRefused
+from dl2d.core.jobs import JobKey, Role
+from dl2d.core.resource_manager import EligibleNodes, GrowthLimit, RmJobState, RmListing, TaskSpec
+from dl2d.core.resources import Resources
+from dl2d.policies.drf import Drf
+from dl2d.policies.fifo import Fifo
+from dl2d.policies.lookahead import Lookahead
+from dl2d.policies.optimus import Optimus
+from dl2d.policies.srtf import Srtf
+from dl2d.policies.tetris import Tetris
+from dl2d.testing import ScriptedManager
+from dl2d.tick.tick_state import TickState
+
+SMALL = EligibleNodes(frozenset({"n1"}), "partition small")
+
+
+class Restricted(ScriptedManager):
+    """Jobs may use some nodes only; tasks on others are refused, or wait for ever."""
+
+    def prepare(self) -> None:
+        #: By handles of anchors.
+        self.eligible: dict[str, EligibleNodes] = {}
+        #: Nodes on which starts are refused, and on which tasks wait.
+        self.refusing: set[str] = set()
+        self.waiting: set[str] = set()
+        #: Workers beyond so many wait for a limit.
+        self.max_workers = 1_000
+
+    def listing(self, ended_since: float | None = None) -> RmListing:
+        listing = super().listing(ended_since)
+        return replace(listing, eligible_nodes=self.eligible)
+
+    def submit(self, task: TaskSpec) -> str:
+        if task.node in self.refusing:
+            raise NodeRefused(f"{task.name} on {task.node}", said="not on this node")
+        handle = super().submit(task)
+        running = [job for job in self.live() if job.state is RmJobState.RUNNING and "worker" in job.tag]
+        if task.node in self.waiting:
+            self._wait(handle, "ReqNodeNotAvail")
+        elif task.role is Role.WORKER and len(running) > self.max_workers:
+            anchors = frozenset(job.handle for job in self.live() if job.tag.endswith("anchor"))
+            self._wait(handle, "QOSGrpGRES", GrowthLimit(anchors, {"gpu": 0.0}, "QOS high has no more"))
+        return handle
+
+    def _wait(self, handle: str, reason: str, limit: GrowthLimit | None = None) -> None:
+        self._change(handle, RmJobState.PENDING, reason)
+        job = next(job for job in self.live() if job.handle == handle)
+        self.put(structs.replace(job, limit=limit, node_refused=limit is None), ())
+
+
+@pytest.fixture
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    made = World(policy=getattr(request, "param", None) or Drf(), slot_seconds=60.0)
+    manager = made.manager = Restricted(made.cluster_nodes, lambda: made.now)
+    made.coordinator._manager = manager
+    manager.prepare()
+    yield made
+    made.close()
+
+
+def manager_of(world: World) -> Restricted:
+    assert isinstance(world.manager, Restricted)
+    return world.manager
+
+
+def ready(world: World, **changes: object) -> JobKey:
+    """A job whose tasks may run on n1 only, once its coordinator has called."""
+    key = world.submit(**changes)
+    world.tick(1.0)
+    manager_of(world).eligible[world.job(key).anchor] = SMALL
+    world.beat()
+    return key
+
+
+def nodes_of(world: World, key: JobKey) -> set[str]:
+    return {task.node for task in world.store.tasks(live=True, job=key) if task.state.wanted}
+
+
+POLICIES = (Drf, Fifo, Srtf, Optimus, Tetris, Lookahead)
+
+
+@pytest.mark.parametrize(
+    "world", [policy() for policy in POLICIES], ids=[each.__name__ for each in POLICIES], indirect=True
+)
+def test_a_job_gets_as_much_as_the_nodes_have_that_it_may_use(world: World) -> None:
+    restricted, other = ready(world), world.ready()
+    world.settle()
+    assert nodes_of(world, restricted) == {"n1"}
+    assert nodes_of(world, other) - {"n1"}
+    workers = [task for task in world.store.tasks(live=True, job=restricted) if task.role is Role.WORKER]
+    assert 1 <= len(workers) <= 2
+    report = world.tick()
+    assert report.plan.deferred == ()
+    assert {spec.node for spec in manager_of(world).submitted if spec.job == restricted and spec.node} == {"n1"}
+    if len(workers) == 2:
+        reason = next(entry.reason for entry in report.decision.jobs if entry.job == restricted)
+        assert "may use 1 of 4 nodes (partition small)" in reason.text
+
+
+def test_a_node_that_no_job_may_use_is_shown_to_take_no_tasks(world: World) -> None:
+    ready(world)
+    nodes = world.tick().snapshot.nodes
+    assert [node.state for node in nodes] == [NodeState.UP, *[NodeState.DRAINING] * 3]
+    world.ready()
+    assert {node.state for node in world.tick().snapshot.nodes} == {NodeState.UP}
+
+
+def test_a_node_that_refused_a_jobs_task_is_not_tried_again_for_a_while(world: World) -> None:
+    manager = manager_of(world)
+    manager.refusing = {"n1", "n2"}
+    key = world.ready()
+    for _ in range(6):
+        world.tick(20.0)
+        world.beat()
+        # As after a restart.
+        world.state = TickState(slot=world.state.slot, memory=world.store.guard_memory())
+    assert nodes_of(world, key) == {"n3", "n4"}
+    failed = [report.node for report in world.store.tasks(live=False, job=key) if report.state is TaskState.FAILED]
+    assert sorted(set(failed)) == ["n1", "n2"]
+    (nodes,) = world.tick(0.1).snapshot.node_sets
+    assert nodes.nodes == {"n3", "n4"}
+    assert "not n1, refused: worker-0 on n1: not on this node; not n2, refused: " in nodes.reason
+    manager.refusing = set()
+    for _ in range(12):
+        world.tick(30.0)
+        world.beat()
+    assert world.tick().snapshot.node_sets == ()
+
+
+def test_a_task_that_will_not_be_started_on_its_node_is_asked_for_elsewhere(world: World) -> None:
+    manager = manager_of(world)
+    manager.waiting = {"n1", "n2", "n3"}
+    key = world.ready(max_workers=1, max_ps=1)
+    for _ in range(20):
+        world.tick(20.0)
+        world.beat()
+    assert nodes_of(world, key) == {"n4"}
+    asked = Counter(spec.node for spec in manager.submitted if spec.node)
+    assert asked == {"n1": 1, "n2": 1, "n3": 1, "n4": 2}
+
+
+def test_a_limit_that_tasks_wait_for_keeps_the_job_from_growing_for_a_while(world: World) -> None:
+    manager = manager_of(world)
+    manager.max_workers = 2
+    key = world.ready(ps=Resources.of(cpu=1))
+    reasons: set[str] = set()
+    for _ in range(60):
+        report = world.tick(10.0)
+        world.beat()
+        entry = report.decision.jobs[0]
+        reasons |= {reason.text for reason in entry.guarded if reason.constraint is Constraint.LIMIT}
+    workers = [task for task in world.store.tasks(live=True, job=key) if task.role is Role.WORKER]
+    assert sum(task.state is TaskState.CONFIRMED for task in workers) == 2
+    assert reasons == {"QOS high has no more"}
+    # Ten minutes: tried at once, and after one, two and four minutes.
+    asked = [spec for spec in manager.submitted if spec.role is Role.WORKER]
+    assert len(asked) <= 2 + 4 * 2
+    manager.max_workers = 100
+    for _ in range(70):
+        world.tick(10.0)
+        world.beat()
+    assert len([task for task in world.store.tasks(live=True, job=key) if task.role is Role.WORKER]) == 4
