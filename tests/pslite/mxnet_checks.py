@@ -185,7 +185,7 @@ def refused():
     raises(UsageError, "shape (2,)", kv.push, "b", mx.nd.ones(3))
     kv.push("b", mx.nd.ones(2))
     kv.pull("b", mx.nd.ones(2))
-    raises(UsageError, "too late", kv.init, "d", mx.nd.ones(2))
+    raises(UsageError, "'d' comes too late: the first step has fixed the job's keys", kv.init, "d", mx.nd.ones(2))
     raises(UsageError, "no optimizer states", kv.save_optimizer_states, "x")
     raises(CheckpointError, "cannot read", mx.kv.create("dl2").load_optimizer_states, "/nowhere/at/all")
     raises(CheckpointError, "not a file of optimizer states", mx.kv.create("dl2").load_optimizer_states, __file__)
@@ -197,6 +197,32 @@ def refused():
     assert kv.version == 1
     raises(UsageError, "have it trained from that step on", kv.push, "fixed", mx.nd.ones(2))
     raises(UsageError, "servers take no commands", kv._send_command_to_servers, 0, "")
+
+
+def key_after_key():
+    """In the first step each key can be given its value just before it is pushed; later steps have all of them."""
+    kv = mx.kv.create("dl2")
+    kv.set_optimizer(mx.optimizer.SGD(learning_rate=0.5))
+    values = [mx.nd.ones((2, columns)) for columns in (1, 2, 3)]
+    values[1].attach_grad()  # by which Gluon's keys are known to be trained
+    for key, value in enumerate(values):
+        kv.init(key, value)
+        kv.push(key, mx.nd.ones(value.shape))
+        assert kv.version == 0
+    kv.pull([0, 1, 2], out=values)
+    assert kv.version == 1
+    assert all((value.asnumpy() == 0.5).all() for value in values)
+    kv = mx.kv.create("dl2")
+    kv.set_optimizer(mx.optimizer.SGD(learning_rate=0.5))
+    out = mx.nd.ones(2)
+    kv.init("a", out)
+    kv.push("a", mx.nd.ones(2))
+    kv.init("b", mx.nd.ones(2))
+    kv.pull("a", out=out)  # at the end of the step, of which "b" is a part
+    assert kv.version == 0
+    kv.push("b", mx.nd.ones(2))
+    kv.pull("b", out=mx.nd.ones(2))
+    assert (kv.version, out.asnumpy().tolist()) == (1, [0.5, 0.5])
 
 
 def trainer():
@@ -418,8 +444,8 @@ def split():
 
 
 CHECKS = (
-    optimizers, lamb, multipliers, undescribed, memory, split, alone, refused, trainer, fixed, tables, rows, words,
-    usage,
+    optimizers, lamb, multipliers, undescribed, memory, split, alone, refused, key_after_key, trainer, fixed, tables,
+    rows, words, usage,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -300,9 +300,27 @@ def resident(entry):
     return int(re.search(rf"{entry}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
 
 
+def keys(options):
+    """Keys that are given their values one by one, each before it is pushed the first time."""
+    kvstore = mx.kv.create(options.kvstore)
+    kvstore.set_optimizer(mx.optimizer.SGD(learning_rate=0.1, momentum=0.9, rescale_grad=1 / kvstore.num_workers))
+    weights = {key: mx.nd.ones((3, 1 + 40000 * key)) * key for key in range(3)}
+    for step in range(30):
+        slow_down(kvstore, options.pace)
+        for key, weight in weights.items():
+            if not step:
+                kvstore.init(key, weight)
+            kvstore.push(key, weight * 0.1 + key)
+        for key, weight in weights.items():
+            kvstore.pull(key, out=weight)
+        mx.nd.waitall()
+    if options.out and kvstore.rank == 0:
+        np.savez(options.out, **{str(key): weight.asnumpy() for key, weight in weights.items()})
+
+
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("script", choices=["job", "loop", "module", "embedding", "factors", "split", "large"])
+    parser.add_argument("script", choices=["job", "loop", "module", "embedding", "factors", "split", "large", "keys"])
     parser.add_argument("--data", required=True)
     parser.add_argument("--rows", choices=["weight", "gradient"], default="weight")
     parser.add_argument("--kvstore", default="dist_sync")
@@ -323,7 +341,7 @@ def main():
     options = parser.parse_args()
     scripts = {
         "job": job, "loop": loop, "module": module, "embedding": embedding, "factors": factors, "split": split,
-        "large": large,
+        "large": large, "keys": keys,
     }  # fmt: skip
     scripts[options.script](options)
 

@@ -136,6 +136,19 @@ def test_row_sparse_scripts_compute_what_they_do_with_mxnets_own_servers(script,
 
 
 @pytest.mark.slow
+def test_keys_that_are_initialised_within_the_first_step(script, tmp_path):
+    paths = [tmp_path / f"{name}.npz" for name in ("ours", "resized", "theirs")]
+    for path, more in zip(paths, ({}, {"schedule": [Resize(8, 3, 3), Resize(16, 1, 1)]}), strict=False):
+        command = script("keys", out=path, **({"pace": 30} if more else {}))
+        result = run(command, **more)
+        assert (result.state, result.versions) == ("finished", 30), result.log
+    assert launch(script("keys", out=paths[2]), 2, 2) == [0] * 5
+    # all workers push the same, so that their number changes nothing
+    close(paths[0], paths[2])
+    close(paths[1], paths[2])
+
+
+@pytest.mark.slow
 def test_a_row_sparse_script_is_resized_in_the_middle(script, tmp_path):
     out = tmp_path / "out"
     schedule = [Resize(8, workers=3, servers=2), Resize(25, workers=2, servers=1, oldest=True)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -95,6 +95,8 @@ class KeyTable:
     def add(self, key: Key, value: Any, outs: Sequence[Any] = ()) -> None:
         """Give a key its initial value; in `outs` are the script's arrays of its weights, if they are known.
 
+        Which keys are trained is to be chosen anew.
+
         A large value is not copied, but written to one of those: it is the initial value when the job begins.
         """
         home = next((out for out in outs if _can_be_home(out, value)), None)
@@ -105,15 +107,20 @@ class KeyTable:
         else:
             whole = value.copyto(home)
         kind = trainable(f"key {key!r}", whole)
+        self.trained = []
         self._tensors[key] = KeyTensor(key, whole, kind, value.grad is not None, sparse=is_sparse(value), home=home)
 
-    def choose_trained(self, optimizer: Any, asked: Iterable[tuple[KeyTensor, list[Any]]]) -> None:
+    def choose_trained(
+        self, optimizer: Any, asked: Iterable[tuple[KeyTensor, list[Any]]], pushed: Collection[Key] = ()
+    ) -> None:
         """Say which keys are pushed in each step: those with gradients, or all that are not known to be frozen.
 
-        Of the others, those whose values are `asked` for and that the workers' own passes change are averaged.
+        Keys that were `pushed` already are so in any case.  Of the others, those whose values are `asked` for and that
+        the workers' own passes change are averaged.
         """
         tensors = [tensor for tensor in self._tensors.values() if tensor.key not in self._frozen]
-        self.trained = [tensor for tensor in tensors if tensor.marked] or tensors
+        marked = any(tensor.marked for tensor in tensors)
+        self.trained = [tensor for tensor in tensors if not marked or tensor.marked or tensor.key in pushed]
         trained = {tensor.key for tensor in self.trained}
         held = {tensor.key: arrays for tensor, arrays in asked}
         parameters = {} if optimizer is None else optimizer.param_dict

@@ -138,7 +138,14 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
     # --- keys -----------------------------------------------------------------------------------------------------
 
     def init(self, key: Any, value: Any) -> None:
-        """Give a key its initial value; the first worker's is used."""
+        """Give a key its initial value; the first worker's is used.
+
+        Raises
+        ------
+        UsageError
+            the key has one already, or the first step is done, which fixes the job's keys.
+
+        """
         with autograd.pause():
             for one, values in pairs(key, value):
                 self._init(one, values[0], ())
@@ -160,7 +167,11 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
     def _init(self, key: Key, value: Any, outs: Sequence[Any]) -> None:
         if key in self._keys:
             raise UsageError(f"key {key!r} has been given a value already")
-        self._not_started(f"a value for key {key!r}")
+        if self._started:
+            raise UsageError(
+                f"key {key!r} comes too late: the first step has fixed the job's keys; give all keys their values, by "
+                "init or broadcast, before anything is pulled that has been pushed"
+            )
         self._keys.add(key, value, outs)
 
     def _not_started(self, what: str) -> None:
@@ -175,7 +186,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
             tensor = self._keys[one]
             self._check(tensor, values)
             if not self._keys.trained:
-                self._keys.choose_trained(self._optimizer, self._firsts)
+                self._keys.choose_trained(self._optimizer, self._firsts, {one, *self._pushed})
             if len(self._pushed) == len(self._keys.trained):
                 self._step()
             if one in self._pushed:
@@ -396,7 +407,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
     def _start(self) -> None:
         """All keys are known: join the job; the weights are the job's afterwards."""
         if not self._keys.trained:
-            self._keys.choose_trained(self._optimizer, self._firsts)
+            self._keys.choose_trained(self._optimizer, self._firsts, self._pushed)
         spec = self._keys.describe(
             self._optimizer,
             workers=self._workers,
