@@ -31,6 +31,7 @@ COMMANDS: Final = MappingProxyType(
         "status": ("status", "status", _JOBS, "Show jobs: allocation, progress, and what each one waits for."),
         "why": ("why", "why", _JOBS, "Say why a job has what it has, and what limits it."),
         "history": ("history", "history", _JOBS, "Show what was done: slots, resizes and their steps, modes, plans."),
+        "report": ("report", "report", _JOBS, "Say what a job used: CPU-hours and GPU-hours of all its tasks."),
         "simulate": ("simulate", "simulate", _RESEARCH, "Replay a workload under several policies and compare them."),
         "train": ("train", "app", _RESEARCH, "Train a learned policy and write a checkpoint."),
         "experiment": ("experiment", "app", _RESEARCH, "Compare policies over workloads and seeds in a report."),

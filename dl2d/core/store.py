@@ -116,6 +116,16 @@ class Resize:
     events: tuple[ResizeEvent, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class TaskTime:
+    """Since when a task held its resources, and until when; seconds since 1970."""
+
+    task: Task
+    granted_at: float
+    #: None if it still holds them.
+    ended_at: float | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimePlan:
     """A membership change as the job's coordinator reports it, times in milliseconds."""
@@ -393,6 +403,10 @@ class Store(TickStore, Protocol):
 
     def named_tasks(self, job: JobKey, names: Collection[str]) -> tuple[Task, ...]:
         """Those of the job's tasks, ended or not, whose ids are named."""
+        ...
+
+    def task_times(self, job: JobKey) -> tuple[TaskTime, ...]:
+        """Times of the job's tasks that the resource manager ran, ended or not, by role and number."""
         ...
 
     def task_reports(self, key: JobKey) -> tuple[TaskReport, ...]:

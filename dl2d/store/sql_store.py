@@ -31,6 +31,7 @@ from dl2d.core.store import (
     SlotSummary,
     TaskChange,
     TaskReport,
+    TaskTime,
 )
 from dl2d.core.tick_plan import Start
 from dl2d.store import canaries as canary_queries
@@ -281,6 +282,11 @@ class SqlStore:
         """See ``Store.resizes``."""
         with self._database.reading("listing resizes") as connection:
             return task_queries.resizes(connection, job, limit)
+
+    def task_times(self, job: JobKey) -> tuple[TaskTime, ...]:
+        """See ``Store.task_times``."""
+        with self._database.reading(f"reading tasks of job {job.slug}") as connection:
+            return task_queries.task_times(connection, job)
 
     def task_reports(self, key: JobKey) -> tuple[TaskReport, ...]:
         """See ``Store.task_reports``."""

@@ -33,7 +33,7 @@ from dl2d.core.cluster import Task, TaskState, submit_order
 from dl2d.core.errors import StoreError
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resources import Resources
-from dl2d.core.store import Resize, ResizeEvent, RuntimePlan, TaskChange, TaskReport
+from dl2d.core.store import Resize, ResizeEvent, RuntimePlan, TaskChange, TaskReport, TaskTime
 from dl2d.core.tick_plan import Start
 from dl2d.store.jobs import JobRow, job_numbers
 from dl2d.store.mapping import (
@@ -245,6 +245,13 @@ def tasks(connection: Connection, *, live: bool, job: JobKey | None) -> tuple[Ta
             TaskRow.job_number == select(JobRow.number).where(JobRow.slug == job.slug).scalar_subquery()
         )
     return tuple(sorted(map(_task_of, connection.execute(query)), key=_order))
+
+
+def task_times(connection: Connection, job: JobKey) -> tuple[TaskTime, ...]:
+    """See ``Store.task_times``."""
+    rows = connection.execute(_tasks().where(JobRow.slug == job.slug, TaskRow.granted_at.is_not(None)))
+    found = (TaskTime(_task_of(row), row.granted_at, row.ended_at) for row in rows)
+    return tuple(sorted(found, key=lambda time: _order(time.task)))
 
 
 def named_tasks(connection: Connection, job: JobKey, names: Collection[str]) -> tuple[Task, ...]:

@@ -18,11 +18,13 @@ from cli.conftest import Dl2d, Recorded, new_store, store_url, write_config
 from daemon_process import BIN
 from tick.world import World
 
+from dl2d.cli.report import use_of
+from dl2d.core.cluster import Task
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Alternative
-from dl2d.core.jobs import Allocation, FailureCause, JobState
+from dl2d.core.jobs import Allocation, FailureCause, JobKey, JobState, Role
 from dl2d.core.resources import Resources
-from dl2d.core.store import JobChange, TaskReport
+from dl2d.core.store import JobChange, TaskReport, TaskTime
 from dl2d.policies.drf import Drf
 from dl2d.store.sql_store import SqlStore
 from dl2d.tick.tick_context import GuardRules
@@ -467,3 +469,42 @@ def test_chosen_tables_are_exported_and_errors_say_what_to_do(dl2d: Dl2d, record
     ran = dl2d("db", "export", tmp_path / "out", "-c", write_config(tmp_path / "other"))
     assert ran.status == 1
     assert "there is no store at" in ran.err
+
+
+# report
+
+
+def test_a_report_sums_what_all_tasks_of_a_job_held(dl2d: Dl2d, recorded: Recorded):
+    store = recorded.world.store
+    times = store.task_times(recorded.first)
+    ended = [each for each in times if each.ended_at is not None]
+    assert ended, "tasks that the job gave back count"
+    shown = dl2d("report", "first", "--json", "-c", recorded.config).json
+    assert shown["all"]["tasks"] == len(times) == sum(use["tasks"] for use in shown["roles"].values())
+    now = time.time()
+    hours = sum((each.ended_at or now) - each.granted_at for each in times) / 3600
+    cpu = sum(((each.ended_at or now) - each.granted_at) * each.task.demand.get("cpu") for each in times) / 3600
+    assert shown["all"]["task_hours"] == pytest.approx(hours, rel=1e-3)
+    assert shown["all"]["cpu_hours"] == pytest.approx(cpu, rel=1e-3)
+    workers = dl2d("report", "first", "-c", recorded.config).out.splitlines()
+    assert workers[0] == "job 1 (first) of ann: running"
+    assert workers[1].split() == ["ROLE", "TASKS", "TASK-HOURS", "CPU-HOURS", "GPU-HOURS"]
+    assert [line.split()[0] for line in workers[2:]] == ["worker", "ps", "all"]
+
+
+def test_a_report_of_a_job_that_has_not_run(dl2d: Dl2d, recorded: Recorded):
+    ran = dl2d("report", recorded.waiting.slug, "-c", recorded.config)
+    assert ran.out.splitlines()[1] == "none of its tasks has run"
+    shown = dl2d("report", recorded.waiting.slug, "--json", "-c", recorded.config).json
+    assert (shown["roles"], shown["all"]) == ({}, {"tasks": 0, "task_hours": 0.0})
+
+
+def test_what_tasks_held_is_counted_by_resource():
+    def held(hours: float | None, **demand: float) -> TaskTime:
+        job = JobKey("lab", "1", 1)
+        task = Task(job=job, id="worker-0", role=Role.WORKER, node="n", demand=Resources.of(demand))
+        return TaskTime(task, 3600.0, None if hours is None else 3600.0 * (1 + hours))
+
+    use = use_of([held(2.0, cpu=4, gpu=1, memory=512), held(None, cpu=0.5)], now=3 * 3600.0)
+    assert (use.tasks, use.task_hours) == (2, 4.0)
+    assert use.resource_hours == {"cpu": 9.0, "gpu": 2.0, "memory": 1.0}

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+from pathlib import Path
+
 import pytest
 from slurm_fakes import Clock, FakeSlurm, Managers, job_row
 
@@ -216,3 +220,24 @@ def test_how_jobs_ended_that_are_not_listed_any_more(slurm: FakeSlurm, manager_o
     slurm.forget()
     assert manager.final_states(["7"]) == ()
     assert slurm.calls() == []
+
+
+def test_the_documented_query_sums_what_all_tasks_of_a_job_used(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "slurm.md").read_text(encoding="utf-8")
+    query = re.search(r"^```sh\n(sacct .*?)^```$", text.partition("### What a job used")[2], re.MULTILINE | re.DOTALL)
+    assert query is not None
+    rows = (
+        "4711|digits|7200|7200|billing=1,cpu=1,mem=1G,node=1",
+        "4712|dl2-4711-worker-0|3600|900|cpu=4,gres/gpu=2,mem=1G",
+        "4713|dl2-4711-ps-0|1800|900|cpu=2",
+        "4714|dl2-47-worker-0|999|999|cpu=1,gres/gpu=9",
+        "47|dl2-47111-worker-0|999|999|cpu=1",
+    )
+    sacct = tmp_path / "sacct"
+    sacct.write_text("#!/bin/sh\n" + "".join(f"echo '{row}'\n" for row in rows))
+    sacct.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(
+        ["sh", "-c", query[1]], env=environment, capture_output=True, text=True, timeout=30, check=True
+    )
+    assert (done.stdout, done.stderr) == ("3.50 CPU-hours, 0.50 GPU-hours\n", "")
