@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 import warnings
 
 import mxnet as mx
@@ -267,6 +268,26 @@ def fixed():
         assert same == {"fc1_weight", "fc1_bias"}, same
 
 
+def resumed():
+    """Module.load goes on with weights and optimizer states of a checkpoint."""
+    net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, name="fc"), name="softmax")
+    source = mx.io.NDArrayIter(mx.nd.array(np.arange(32).reshape(8, 4) / 32), mx.nd.array([0, 1] * 4), 4)
+
+    def train(made, begin, end):
+        rates = {"learning_rate": 0.5, "momentum": 0.9}
+        source.reset()
+        made.fit(source, begin_epoch=begin, num_epoch=end, kvstore="dist_sync", initializer=mx.init.One(),
+                 optimizer="sgd", optimizer_params=rates)  # fmt: skip
+        return made
+
+    with tempfile.TemporaryDirectory() as folder:
+        train(mx.mod.Module(net), 0, 2).save_checkpoint(f"{folder}/net", 2, save_optimizer_states=True)
+        found, _ = train(mx.mod.Module.load(f"{folder}/net", 2, load_optimizer_states=True), 2, 4).get_params()
+    wanted, _ = train(mx.mod.Module(net), 0, 4).get_params()
+    for name, value in wanted.items():
+        np.testing.assert_allclose(found[name].asnumpy(), value.asnumpy(), rtol=1e-6)
+
+
 def embedded(kind, optimizer, rates, kvstore):
     """Train an embedding of which a step touches a few rows; returns the weights."""
     mx.random.seed(3)
@@ -444,8 +465,8 @@ def split():
 
 
 CHECKS = (
-    optimizers, lamb, multipliers, undescribed, memory, split, alone, refused, key_after_key, trainer, fixed, tables,
-    rows, words, usage,
+    optimizers, lamb, multipliers, undescribed, memory, split, alone, refused, key_after_key, trainer, fixed, resumed,
+    tables, rows, words, usage,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -38,6 +38,8 @@ def make_environment(folder: Path, packages: Sequence[str] = PACKAGES, *, beside
 def _make(folder: Path, packages: Sequence[str], *, beside: bool) -> str:
     python = folder / "bin" / "python"
     complete = folder / "complete"
+    if folder.is_symlink() and python.exists():
+        return str(python)  # somebody else's, which is not to be cleared
     if complete.exists() and complete.read_text() == "\n".join(packages):
         return str(python)
     if not beside and sys.version_info[:2] != (3, 11):

@@ -490,8 +490,8 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
             if self._session.joined_late:
                 return  # this worker has come to a job that is under way: its states are the servers'
             raise UsageError(
-                "optimizer states must be loaded before the first step; with Module load them into the KVStore itself: "
-                "kv = mx.kv.create('dl2'); kv.load_optimizer_states(file); module.fit(..., kvstore=kv)"
+                "optimizer states must be loaded before the first step; with Module by Module.load(..., "
+                "load_optimizer_states=True), or into the KVStore itself: kv.load_optimizer_states(file)"
             )
         self._given = optimizer_states.load(fname)
 

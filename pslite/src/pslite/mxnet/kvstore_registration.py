@@ -82,7 +82,12 @@ def register() -> None:
         if isinstance(kvstore, ElasticKVStore) and not kvstore.started:
             group = self._exec_group
             kvstore.freeze(*(name for name in group.param_names if group.grad_req[name] == "null"))
+            _, on_kvstore = create(kvstore, len(self._context), self._arg_params)
+            if on_kvstore and self._preload_opt_states is not None:
+                kvstore.load_optimizer_states(self._preload_opt_states)
+                self._preload_opt_states = None
         initialise(self, kvstore, *arguments, **named)
 
-    # It gives a KVStore the values of fixed parameters too, which are never pushed.
+    # It gives a KVStore the values of fixed parameters too, which are never pushed, and loads the optimizer states of
+    # Module.load only when the KVStore has begun.
     module.Module.init_optimizer = init_optimizer
