@@ -191,6 +191,8 @@ class Snapshot:
     #: Room for waiting jobs that are not dl2d's, which counts as used on its nodes: more may be used than a node has
     #: until tasks have left it.
     claims: tuple[ClaimedNodes, ...] = ()
+    #: Tags of tasks that reach their own time limit soon, and before the anchor of their job: they are replaced.
+    expiring: frozenset[str] = frozenset()
     #: The nodes that jobs may use; jobs that are in none may use all. No job is in two.
     node_sets: tuple[NodeSet, ...] = ()
 

@@ -156,6 +156,9 @@ class RmJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     requeues: int = 0
     #: When it ended, seconds since 1970; 0 if it has not, or where the manager does not say.
     ended: float = 0.0
+    #: When it reaches its time limit and the manager ends it, seconds since 1970; 0 where there is none or it has not
+    #: begun to run.
+    time_limit_at: float = 0.0
     #: Id by which users know a task of a job array (``12_3``); empty for other jobs.
     array_id: str = ""
     #: Of a task that waits: the manager does not start it on the node that it was asked for, whatever is free there.

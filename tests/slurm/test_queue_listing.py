@@ -53,6 +53,11 @@ def test_a_job_has_all_that_was_asked_for() -> None:
     assert (job.user, job.node, job.reason, job.submitted) == ("alice", "n1", "", 1795253932)
 
 
+def test_a_running_job_says_when_it_reaches_its_time_limit() -> None:
+    rows = [job_row(1, EndTime=1795260000), job_row(2), job_row(3, State="PENDING", NodeList="", EndTime=1795260000)]
+    assert [job.time_limit_at for job in parse_jobs(jobs_of(*rows), WORD).jobs] == [1795260000.0, 0.0, 0.0]
+
+
 @pytest.mark.parametrize(
     ("row", "state", "reason"),
     [

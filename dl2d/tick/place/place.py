@@ -43,8 +43,9 @@ def place(
     - Tasks that have no room now are deferred. Resources of draining tasks are not free.
     - Where the decision names nodes, tasks on other nodes leave first, and new tasks start on the named nodes or wait
       for them. Tasks that will have no room there are placed like all others (``TargetNodes``).
-    - Tasks that leave a node for a claim of the snapshot leave first. Those whose job does not shrink are moved; where
-      no other node has room, they wait for it like new tasks, or leave at once if their job keeps its floor.
+    - Tasks that leave a node for a claim of the snapshot, or reach their time limit soon, leave first. Those whose job
+      does not shrink are moved; where no other node has room, they wait for it like new tasks, or leave at once if
+      their job keeps its floor.
     - Where the resource manager only stops tasks of the highest position (``positions``, by tag) and chooses the nodes
       itself, those leave, and neither named nodes nor moves count.
     """
@@ -79,7 +80,7 @@ def place(
     leaving_targets = [task for tasks in targets.leaving.values() for task in tasks]
     open_surplus = {group: count for group, count in surplus.items() if group not in targets.leaving}
 
-    # Vacate claimed nodes
+    # Vacate claimed nodes, and replace tasks that reach their time limit
     vacated, displaced = _split_vacating(vacating, leaving_targets, open_surplus, leaves_last)
     floors = dict(snapshot.floors)
     moves: list[tuple[Task, Move]] = []
@@ -144,8 +145,8 @@ def place(
 def _vacating(
     snapshot: Snapshot, groups: Mapping[TaskGroup, Sequence[Task]], silent: Collection[JobKey]
 ) -> frozenset[Task]:
-    """The tasks that leave or move for the snapshot's claims."""
-    tags = {tag for claim in snapshot.claims for tag in claim.leaving}
+    """The tasks that leave or move for the snapshot's claims, or since they reach their time limit soon."""
+    tags = {tag for claim in snapshot.claims for tag in claim.leaving} | snapshot.expiring
     if not tags:
         return frozenset()
     return frozenset(

@@ -191,6 +191,7 @@ def parse_job(record: Mapping[str, str], rules: Sequence[SlurmStaticJobRule]) ->
         submitted=seconds(record["SubmitTime"]),
         requeues=count(record.get("RestartCnt", "")) or 0,
         ended=float(seconds(record["EndTime"])) if state.ended else 0.0,
+        time_limit_at=float(seconds(record["EndTime"])) if state is RmJobState.RUNNING else 0.0,
         array_id=array_id(record),
         node_refused=state is RmJobState.PENDING and is_node_refused(record["Reason"]),
         static=static_job(record, _held(record), rules, started) if rules else None,

@@ -1,0 +1,70 @@
+"""Whole ticks in which tasks reach their time limit in the resource manager before their job does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from msgspec import structs
+from tick.world import World
+
+from dl2d.core.cluster import TaskState
+from dl2d.core.jobs import Allocation, JobKey, Role
+from dl2d.core.resource_manager import RmJobState
+from dl2d.testing.builders import make_nodes
+
+
+def limit(world: World, seconds: float, *, of: Callable[[str], bool]) -> None:
+    """Give each listed job that is chosen by its tag a time limit so many seconds from now, unless it has one."""
+    for job in world.manager.live():
+        if of(job.tag) and not job.time_limit_at:
+            entry = world.manager._entries[job.handle]
+            entry.job = structs.replace(job, time_limit_at=world.now + seconds)
+
+
+def is_anchor(tag: str) -> bool:
+    return tag.endswith("anchor")
+
+
+def run(world: World, key: JobKey, seconds: float, *, task_limit: float) -> list[Allocation]:
+    """Ticks in which tasks end at their limits; what the job had confirmed after each."""
+    had = []
+    for _ in range(int(seconds / 20)):
+        world.tick(20.0)
+        limit(world, task_limit, of=lambda tag: not is_anchor(tag))
+        for job in world.manager.live():
+            if job.time_limit_at and job.time_limit_at <= world.now:
+                world.manager.end(job.handle, RmJobState.FAILED, "TIMEOUT")
+        world.beat()
+        had.append(world.has(key))
+    return had
+
+
+@pytest.mark.parametrize(
+    ("max_workers", "nodes", "least"), [(1, 4, 1), (4, 4, 4), (4, 2, 1)], ids=["one", "room for all", "no room"]
+)
+def test_tasks_are_replaced_before_their_time_limit_ends_them(build, max_workers: int, nodes: int, least: int) -> None:
+    world = build(cluster_nodes=make_nodes(nodes))
+    key = world.ready(max_workers=max_workers, max_ps=1)
+    limit(world, 100_000, of=is_anchor)
+    had = run(world, key, 7200, task_limit=1800)
+    tasks = world.store.tasks(live=False, job=key)
+    assert not [task.id for task in tasks if task.state is TaskState.FAILED]
+    assert min(had[5:], key=sum) >= Allocation(least, 1)
+    assert 4 <= len([task for task in tasks if task.role is Role.PS]) <= 6
+
+
+def test_tasks_that_end_with_their_anchor_are_not_replaced(build) -> None:
+    world = build()
+    key = world.ready()
+    limit(world, 1000, of=is_anchor)
+    run(world, key, 980, task_limit=990)
+    assert {task.number for task in world.store.tasks(live=False, job=key)} == {0, 1, 2, 3}
+
+
+def test_a_task_whose_time_is_short_is_not_replaced_all_the_time(build) -> None:
+    world = build()
+    key = world.ready(max_workers=1, max_ps=1)
+    limit(world, 100_000, of=is_anchor)
+    run(world, key, 1200, task_limit=240)
+    assert len(world.store.tasks(live=False, job=key)) <= 2 * 8
