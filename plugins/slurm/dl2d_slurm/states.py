@@ -103,7 +103,10 @@ _NODE_REASONS: Final = (
     *("PartitionConfig", "FrontEndDown"),
 )
 #: The same for limits of associations and of qualities of service.
-_LIMIT_REASONS: Final = ("Assoc", "QOS", "MaxCpuPerAccount", "MaxMemPerAccount", "MaxGRESPerAccount")
+_LIMIT_REASONS: Final = (
+    *("Assoc", "QOS", "MaxCpuPerAccount", "MaxMemPerAccount", "MaxGRESPerAccount"),
+    *("MaxNodePerAccount", "MaxJobsPerAccount", "MaxBillingPerAccount"),
+)
 
 _WORSE = {NodeState.UP: 0, NodeState.DRAINING: 1, NodeState.DOWN: 2}
 
