@@ -22,6 +22,9 @@ from dl2d.core.errors import SchemaOutdated, StoreError, StoreUnavailable
 # Another process (a backup, an admin's shell, `db upgrade`) may hold the write lock this long before we give up.
 LOCK_SECONDS = 10.0
 _CONNECT_SECONDS = 10
+#: libpq's options by which a connection ends some 25 s after its server has lost its power, where the kernel would wait
+#: for a quarter of an hour.
+_LOST_SERVER = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 25_000}
 _POSTGRESQL = "postgresql+psycopg"
 _EXAMPLES = "write sqlite:////var/lib/dl2d/dl2d.sqlite or postgresql://user@host/database"
 _END_IDLE = f"SET LOCAL idle_in_transaction_session_timeout = '{int(LOCK_SECONDS * 1000)}ms'"
@@ -114,7 +117,7 @@ def open_engine(place: Place) -> Engine:
     """
     options: dict[str, Any] = {"hide_parameters": True}
     if place.is_postgresql:
-        asked = {"connect_timeout": _CONNECT_SECONDS, "application_name": "dl2d"}
+        asked = {"connect_timeout": _CONNECT_SECONDS, "application_name": "dl2d", **_LOST_SERVER}
         options["connect_args"] = {key: value for key, value in asked.items() if key not in place.url.query}
         options["pool_pre_ping"] = True
     else:

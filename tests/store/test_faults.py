@@ -176,6 +176,18 @@ def test_an_outage_of_postgresql(postgres):
 
 
 @pytest.mark.postgres
+def test_a_server_that_has_lost_its_power_is_noticed_within_half_a_minute(postgres):
+    """Nobody resets its connections, and the kernel would send again for a quarter of an hour."""
+    with postgres.database() as url:
+        schema.upgrade(url)
+        with closing(SqlStore(url)) as store, store._database.reading("test") as connection:
+            options = connection.connection.driver_connection.info.get_parameters()
+    idle, interval, count = (int(options[f"keepalives_{name}"]) for name in ("idle", "interval", "count"))
+    assert idle + interval * count <= 30
+    assert 0 < int(options["tcp_user_timeout"]) <= 30_000
+
+
+@pytest.mark.postgres
 def test_closing_while_postgresql_is_away(postgres):
     with postgres.database() as url:
         schema.upgrade(url)
