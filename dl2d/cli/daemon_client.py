@@ -80,6 +80,11 @@ class DaemonClient:
     def _send(self, method: str, path: str, body: object) -> httpx2.Response:
         try:
             return self._client.request(method, path, json=body) if body else self._client.request(method, path)
+        except httpx2.ReadTimeout as error:
+            raise Unavailable(
+                f"the daemon at {self.url} did not answer within {_SECONDS:g} s, and may still do what it was asked: "
+                "look with `dl2d status` before you repeat it"
+            ) from error
         except httpx2.TransportError as error:
             raise Unavailable(
                 f"the daemon does not answer at {self.url} ({str(error) or type(error).__name__}); "

@@ -173,6 +173,23 @@ def test_no_daemon(dl2d: Dl2d, site: Site):
     assert "systemctl status dl2d" in ran.err
 
 
+def test_a_daemon_that_does_not_answer_in_time_may_have_taken_the_job(
+    dl2d: Dl2d, site: Site, monkeypatch: pytest.MonkeyPatch
+):
+    over, listing = threading.Event(), site.world.manager.listing
+
+    def wait() -> RmListing:
+        over.wait(60)
+        return listing()
+
+    monkeypatch.setattr(site.world.manager, "listing", wait)
+    monkeypatch.setattr(daemon_client, "_SECONDS", 0.5)
+    ran = dl2d("submit", site.job(), "-c", site.config)
+    over.set()
+    assert ran.status == 1
+    assert "may still do what it was asked: look with `dl2d status` before you repeat it" in ran.err
+
+
 def test_another_daemons_key(dl2d: Dl2d, site: Site):
     (site.folder / "state" / "secret").write_bytes(b"x" * 32)
     ran = dl2d("submit", site.job(), "-c", site.config)
