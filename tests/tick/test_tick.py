@@ -646,7 +646,7 @@ def test_capacity_is_never_exceeded_and_every_job_that_can_run_ends(arrivals, po
     world = World(cluster_nodes=make_nodes(3), policy=policy)
     try:
         keys, left = {}, {}
-        for round_number in range(120):
+        for round_number in range(240):
             for number, (slot, cpu, gpu, most, length) in enumerate(arrivals):
                 if slot == round_number:
                     keys[number] = world.submit(worker=Resources.of(cpu=cpu, gpu=gpu), max_workers=most, max_ps=most)
