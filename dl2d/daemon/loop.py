@@ -28,6 +28,7 @@ from dl2d.core.policy_registry import SiteStore
 from dl2d.core.resource_manager import AccountingManager, ContainerManager, ResourceManager, RmJob, TaskSpec
 from dl2d.daemon.address_file import write_address
 from dl2d.daemon.api.admission import Admission
+from dl2d.daemon.api.answered_heartbeats import AnsweredHeartbeats
 from dl2d.daemon.api.application import create_api
 from dl2d.daemon.api.connections import HEARTBEATS_PER_SECOND, ConnectionLimits, RateLimiter
 from dl2d.daemon.api.dependencies import ManagerAccess, Services
@@ -150,6 +151,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             self._admission = Admission(settings.jobs.rules)
             #: Held to replace the context; a tick works with the one that it began with.
             self._replacing_context = threading.Lock()
+            self._answered = AnsweredHeartbeats(timer, lambda: self._settings.jobs.silent_seconds)
             self._active = ActiveVersion(settings, store, clock, starting=True)
             self._context, self._canary = self._build(settings, self._active)
             self._enter(settings.mode, "start")
@@ -172,6 +174,7 @@ class Daemon(AbstractContextManager["Daemon"]):
                 rate=RateLimiter(settings.api.requests_per_second, _BURST * settings.api.requests_per_second, timer),
                 heartbeat_rate=RateLimiter(HEARTBEATS_PER_SECOND, _BURST * HEARTBEATS_PER_SECOND, timer),
                 wake=self.wake,
+                answered=self._answered,
             )
             last = next(iter(store.slots(limit=1)), None)
             self._state = TickState(
@@ -505,6 +508,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             allow_changes=partial(self._allow_changes, lease_seconds(poll_seconds) - renewal_seconds(poll_seconds)),
             output=self._output,
             final_states=self._final_states,
+            answered_since=self._answered.since,
             submitter=self._submitter,
             start_limit=poll_seconds,
             timer=self._timer,

@@ -5,7 +5,8 @@ They are in memory only: after a restart of the daemon they are counted from the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
 from dl2d.core.cluster import Task, TaskState
@@ -25,16 +26,23 @@ def has_called(job: Job, at: float, seconds: float) -> bool:
 
 
 def update_calling_since(
-    before: Mapping[JobKey, float], jobs: Iterable[Job], at: float, now: float, silent_seconds: float
+    before: Mapping[JobKey, float],
+    jobs: Iterable[Job],
+    at: float,
+    now: float,
+    silent_seconds: float,
+    answered_since: Callable[[JobKey], float | None] = lambda job: None,  # noqa: ARG005
 ) -> dict[JobKey, float]:
     """Since when each job's coordinator has called without a gap of ``silent_seconds``; silent ones are left out.
 
     Times are seconds on a monotonic clock, where ``now`` is the time ``at``. ``before`` is the result of the last tick.
     It is empty after a restart of the daemon, so that all coordinators begin anew: which tasks they were told to drain
-    before is not known.
+    before is not known. ``answered_since`` is ``Context.answered_since``: between two ticks, of which some may have
+    failed, there may have been a gap.
     """
-    calling = (job.key for job in jobs if has_called(job, at, silent_seconds))
-    return {key: before.get(key, now) for key in calling}
+    calling = [job.key for job in jobs if has_called(job, at, silent_seconds)]
+    known = {key: since for key in calling if (since := answered_since(key)) is not None}
+    return {key: max(before.get(key, now), known.get(key, -math.inf)) for key in calling}
 
 
 def update_state_since(

@@ -113,7 +113,9 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         listing = replace(listing, jobs=(*listing.jobs, *ended))
         matches = match(listing)
     static, ended_until = follow_static_jobs(context, observed, gone, state.ended_until)
-    calling_since = update_calling_since(state.calling_since, before.jobs, listing.at, now, silent_seconds)
+    calling_since = update_calling_since(
+        state.calling_since, before.jobs, listing.at, now, silent_seconds, context.answered_since
+    )
     state_since = update_state_since(state.state_since, before.tasks, now)
     for job in before.jobs:
         if job.key in state.calling_since and job.key not in calling_since:

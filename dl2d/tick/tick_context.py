@@ -11,6 +11,7 @@ from dl2d.core.cluster import Snapshot
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Decision
 from dl2d.core.job_request import RequestRules
+from dl2d.core.jobs import JobKey
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Evidence, Policy
 from dl2d.core.resource_manager import ResourceManager, RmJob
@@ -123,6 +124,9 @@ class Context:
     allow_changes: Callable[[], None] = lambda: None
     #: Those of the jobs with these handles that are known to have ended (``AccountingManager.final_states``).
     final_states: Callable[[Collection[str]], Sequence[RmJob]] = lambda handles: ()  # noqa: ARG005
+    #: Since when the heartbeats of a job have been answered without a gap of ``Timeouts.silent_seconds``, by ``timer``;
+    #: None if that is not known.
+    answered_since: Callable[[JobKey], float | None] = lambda job: None  # noqa: ARG005
     #: Submits the tasks of a plan; None: one after the other.
     submitter: TaskSubmitter | None = None
     #: Seconds after which a tick submits no further batch of tasks and leaves the others to the next tick.

@@ -3,11 +3,13 @@
 Listings are lost, late, torn and doubled; ids are given again, jobs are requeued, marks are forged, answers to starts
 are lost, tasks fail, nodes are drained, and the clocks of the two daemons differ and are set. Between any two calls of
 the store or the resource manager a daemon may crash or stand still, so that the other one takes the lease and goes on,
-and coordinators and users may call.
+and coordinators and users may call. With ``outages`` the store is also away for some time, with heartbeats and ticks
+in vain, or fails at one call, of which it may or may not have done what was asked.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -18,12 +20,13 @@ from msgspec import structs
 from tick.world import World
 
 from dl2d.core.cluster import NodeState, Task, TaskState, parse_tag, task_tag
-from dl2d.core.errors import AlreadyRunning, ResourceManagerError, Unavailable
-from dl2d.core.jobs import Allocation, FailureCause, JobKey, JobState, Owner, Role
+from dl2d.core.errors import AlreadyRunning, ResourceManagerError, StoreUnavailable, Unavailable
+from dl2d.core.jobs import Allocation, FailureCause, JobKey, JobState, Owner, Progress, Role
 from dl2d.core.resource_manager import RmIdentity, RmJob, RmJobState, RmListing, TaskSpec
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, RuntimePlan, TaskChange
 from dl2d.core.tick_plan import Start
+from dl2d.daemon.api.answered_heartbeats import AnsweredHeartbeats
 from dl2d.simulation.in_memory_store import MemoryStore
 from dl2d.testing import PromptCoordinator, ScriptedManager
 from dl2d.testing.builders import make_job, make_nodes
@@ -121,6 +124,7 @@ class FaultyManager(ScriptedManager):
         self.asked_by = ""
         self._absent: dict[str, Counter[str]] = {}
         self._before: tuple[RmJob, ...] = ()
+        self._absent_before: Counter[str] = Counter()
         #: Jobs that carry a mark of ours and are not ours.
         self.forged: set[RmIdentity] = set()
 
@@ -140,6 +144,7 @@ class FaultyManager(ScriptedManager):
         if not torn:
             there = {job.identity for job in jobs}
             absent = self._absent.setdefault(self.asked_by, Counter())
+            self._absent_before = absent.copy()
             for job in self.live():
                 absent[job.handle] = 0 if job.identity in there else absent[job.handle] + 1
                 if absent[job.handle] > 2:
@@ -147,6 +152,10 @@ class FaultyManager(ScriptedManager):
                     absent[job.handle] = 0
         self._site.count["incomplete listings"] += torn
         return replace(listing, jobs=tuple(jobs), incomplete=("torn",) if torn else ())
+
+    def last_listing_does_not_count(self) -> None:
+        """The tick that asked for it has failed, and its daemon knows nothing of it."""
+        self._absent[self.asked_by] = self._absent_before
 
     def submit(self, task: TaskSpec) -> str:
         happens = self._site.happens
@@ -219,7 +228,10 @@ class Calls:
 
         def call(*args: Any, **more: Any) -> Any:
             self._daemon.interrupted(f"before {name}")
+            self._fail(f"before {name}")
             self._daemon.count_call(name)
+            if name == "stop":
+                self._daemon.site.check_told(*args)
             if name == "stop" and self._daemon.incomplete:
                 self._daemon.site.check_order(*args)
             if name == "listing":
@@ -229,9 +241,16 @@ class Calls:
                 answer = replace(answer, at=self._daemon.clock())
                 self._daemon.incomplete = bool(answer.incomplete)
             self._daemon.interrupted(f"after {name}")
+            self._fail(f"after {name}")
             return answer
 
         return call if callable(method) else method
+
+    def _fail(self, where: str) -> None:
+        site = self._daemon.site
+        if self._inner is site.store and site.fails(0.01):
+            site.count["failed calls of the store"] += 1
+            raise StoreUnavailable(where)
 
 
 @dataclass(eq=False)
@@ -253,9 +272,11 @@ class Daemon:
 
     def __post_init__(self) -> None:
         site = self.site
+        self.answered = AnsweredHeartbeats(self.timer, lambda: _TIMEOUTS.silent_seconds)
         self.context = replace(
-            site.world.context(), store=Calls(self, site.store), manager=Calls(self, site.manager), timer=self.timer
-        )
+            site.world.context(), store=Calls(self, site.store), manager=Calls(self, site.manager), timer=self.timer,
+            answered_since=self.answered.since,
+        )  # fmt: skip
 
     def clock(self) -> float:
         return self.site.world.now + self.ahead
@@ -268,6 +289,8 @@ class Daemon:
         site = self.site
         site.term += 1
         site.leader, self.term = self, site.term
+        self.answered = AnsweredHeartbeats(self.timer, lambda: _TIMEOUTS.silent_seconds)
+        self.context = replace(self.context, answered_since=self.answered.since)
         self.state = TickState(slot=site.store.last_slot_number(), memory=site.store.guard_memory())
 
     def count_call(self, name: str) -> None:
@@ -295,6 +318,9 @@ class Daemon:
             self.state, report = tick(self.context, self.state)
         except ResourceManagerError:
             return None
+        except StoreUnavailable:
+            site.manager.last_listing_does_not_count()
+            return None
         except AlreadyRunning:
             assert site.leader is not self
             site.count["takeovers"] += 1
@@ -310,8 +336,14 @@ class Daemon:
 class Site:
     """Two daemons and everything around them."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, outages: bool = False) -> None:
         self.draw = draw = random.Random(seed)
+        #: Draws outages, so that the course of a seed without them is what it was; None for none.
+        self.outages = random.Random(-1 - seed) if outages else None
+        #: Since when each coordinator has known that a task is to leave, on the monotonic clock, by the task's tag.
+        self.told: dict[str, float] = {}
+        #: When tasks that had joined were to leave, right before an outage.
+        self.drained: dict[str, float] = {}
         rules = GuardRules(
             per_user=draw.choice(_LIMITS),
             per_account=draw.choice(_LIMITS),
@@ -340,6 +372,9 @@ class Site:
 
     def happens(self, probability: float) -> bool:
         return self.faulty and self.draw.random() < probability
+
+    def fails(self, probability: float) -> bool:
+        return self.faulty and self.outages is not None and self.outages.random() < probability
 
     # What happens
 
@@ -382,6 +417,10 @@ class Site:
     def step(self) -> None:
         """One tick of the daemon that has the lease, and what happened since the last one."""
         self.pass_time(self.draw.choice([1.0, 10.0, 15.0, 60.0]))
+        if self.fails(0.1):
+            self.outage()
+            if self.leader is None:
+                return
         if self.clocks_wrong and self.happens(0.05):
             self.draw.choice(self.daemons).ahead += self.draw.choice([-5000.0, 5000.0])
         self.manager.change_ids()
@@ -394,17 +433,40 @@ class Site:
         self.check(before)
         if report is None:  # a tick that crashes may be the only one that saw the end of a task that had to leave
             self.store.resized.clear()
-        if report is not None and report.decided and not self.clocks_wrong and not self.standing:
+        exact = not (self.clocks_wrong or self.standing or self.outages)
+        if report is not None and report.decided and exact:
             self.check_cool_downs(report, resized, last)
+
+    def outage(self) -> None:
+        """Heartbeats and ticks are in vain for some time; a task was to leave, which its coordinator does not know."""
+        assert self.outages is not None
+        self.count["outages"] += 1
+        tasks = [task for task in self.store.tasks(live=True) if task.state is TaskState.CONFIRMED]
+        if tasks and self.leader is not None:
+            task = self.outages.choice(tasks)
+            self.store.change_tasks([TaskChange(task.job, task.id, TaskState.DRAINING)], self.leader.clock())
+            self.drained[task.tag] = self.world.elapsed
+            self.leader.tick()
+        self.pass_time(self.outages.choice([40.0, 300.0, 1500.0]))
+        for job in self.store.jobs(live=True):  # some call before the first tick, and have drained nothing yet
+            if job.address and self.fails(0.7):
+                self.beat(job.key, drains=False)
 
     def pass_time(self, seconds: float) -> None:
         self.world.elapsed += seconds
         self.world.now += seconds
 
-    def beat(self, key: JobKey, state: str = "") -> None:
+    def beat(self, key: JobKey, state: str = "", *, drains: bool = True) -> None:
         """A heartbeat, which the daemon with the lease receives."""
         if self.leader is not None:
-            self.coordinator.beat(key, self.leader.clock(), state=state)
+            leaving = [task for task in self.store.tasks(live=True, job=key) if not task.state.wanted]
+            if drains:
+                self.coordinator.beat(key, self.leader.clock(), state=state)
+            else:
+                self.store.report_progress(key, Progress(at=self.leader.clock()))
+            self.leader.answered.note(key)
+            for task in leaving:
+                self.told.setdefault(task.tag, self.world.elapsed)
 
     def stand_still(self, daemon: Daemon) -> None:
         """The daemon's process stands still; if that takes long, the other one takes the lease and ticks meanwhile."""
@@ -481,7 +543,7 @@ class Site:
             assert roles[Role.WORKER] <= job.request.max_workers + 1, f"{key} has too many workers"
             assert roles[Role.PS] <= job.request.max_ps + 1, f"{key} has too many PSs"
         self.check_limits(jobs, tasks)
-        if self.rules.churn and not self.clocks_wrong:
+        if self.rules.churn and not (self.clocks_wrong or self.outages):
             # A start counts from the listing that its tick began with, however long the tick took.
             times = [at for at in self.store.growth.values() if at > self.world.now - _SLOT_SECONDS]
             assert len(times) <= self.rules.churn, f"{len(times)} starts in a slot"
@@ -502,6 +564,22 @@ class Site:
                 )
                 excess = [short for short in held.shortfalls(limit) if short.resource in names]
                 assert not excess, f"jobs of {name} hold {held}, the limit is {limit}"
+
+    def check_told(self, identities: Sequence[RmIdentity], grace: float) -> None:
+        """A task of a job that lives is stopped only if its coordinator has known for long that it is to leave."""
+        del grace
+        leaving = {task.tag: task for task in self.store.tasks(live=True) if task.state is TaskState.DRAINING}
+        jobs = {job.key for job in self.store.jobs(live=True)}
+        running = {job.identity: job for job in self.manager.tasks() if job.state is RmJobState.RUNNING}
+        for identity in identities:
+            task = leaving.get(identity.tag)
+            if task is None or task.job not in jobs or identity not in running or task.tag not in self.drained:
+                continue
+            told = self.told.get(task.tag, math.inf)
+            late = told - self.drained[task.tag]
+            known = self.world.elapsed - told
+            if known < _TIMEOUTS.drain_seconds:  # it may have been told somewhat late, but then it calls without a gap
+                assert late <= _TIMEOUTS.silent_seconds, f"{task} is stopped {known} s after its coordinator was told"
 
     def check_order(self, identities: Sequence[RmIdentity], grace: float) -> None:
         """After an incomplete listing only what belongs to cancelled jobs is stopped."""

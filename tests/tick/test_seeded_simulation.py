@@ -47,16 +47,23 @@ def test_faults_of_any_kind_break_no_rule_and_forget_nothing() -> None:
     assert happened["requests after the lease was lost"], "no daemon lost the lease between check and call"
 
 
+def test_outages_of_the_store_break_no_rule_and_forget_nothing() -> None:
+    happened = sum((run(seed, outages=True) for seed in range(40)), Counter())
+    for kind in ("outages", "failed calls of the store"):
+        assert happened[kind] > 100, f"too few {kind}"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("begin", first(1, range(80, _SEEDS, 400)))
 def test_faults_of_any_kind_in_many_runs(begin: int) -> None:
     """``DL2D_SIMULATION_SEEDS=10000`` tries so many."""
     for seed in range(begin, min(begin + 400, _SEEDS)):
         run(seed)
+        run(seed, outages=True)
 
 
-def run(seed: int) -> Counter[str]:
+def run(seed: int, *, outages: bool = False) -> Counter[str]:
     try:
-        return Site(seed).play()
+        return Site(seed, outages=outages).play()
     except Exception as error:
         raise AssertionError(f"seed {seed}: {error}") from error

@@ -13,6 +13,7 @@ from dl2d.core.errors import Unavailable
 from dl2d.core.resource_manager import Anchor, Capabilities, ResourceManager, RmIdentity, RmListing, TaskSpec
 from dl2d.core.store import Store
 from dl2d.daemon.api.admission import Admission
+from dl2d.daemon.api.answered_heartbeats import AnsweredHeartbeats
 from dl2d.daemon.api.connections import RateLimiter
 from dl2d.daemon.api.taken_heartbeats import TakenHeartbeats
 from dl2d.daemon.health import Health
@@ -160,3 +161,4 @@ class Services:
     #: Asks for a tick soon, because something happened that it should see.
     wake: Callable[[], None]
     taken: TakenHeartbeats = field(default_factory=TakenHeartbeats)
+    answered: AnsweredHeartbeats = field(default_factory=AnsweredHeartbeats)

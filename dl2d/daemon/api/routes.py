@@ -206,8 +206,10 @@ def heartbeat(
     if moved or reception.job is not None:
         services.wake()
     members = [member.task for member in beat.members]
+    wanted = members if job.static else targets(services.store.tasks(live=True, job=job.key))
+    services.answered.note(job.key)
     return {
-        "members": members if job.static else targets(services.store.tasks(live=True, job=job.key)),
+        "members": wanted,
         "stop": False,
         "heartbeat_seconds": services.heartbeat_seconds(),
     }

@@ -16,6 +16,7 @@ from dl2d.core.job_request import RequestRules
 from dl2d.core.jobs import JobKey
 from dl2d.core.resource_manager import Anchor
 from dl2d.daemon.api.admission import Admission
+from dl2d.daemon.api.answered_heartbeats import AnsweredHeartbeats
 from dl2d.daemon.api.application import create_api
 from dl2d.daemon.api.connections import DEFAULT_LIMITS, ConnectionLimits, RateLimiter
 from dl2d.daemon.api.dependencies import ManagerAccess, Services
@@ -70,6 +71,7 @@ class ApiWorld(World):
         self.submitter = ParallelTaskSubmitter(self.access.shared.submit, max(1, self.parallel_submits))
         self.health = Health(lambda: self.now)
         self.server = ApiServer("127.0.0.1", 0, self.limits, *self.certificate)
+        self.answered = AnsweredHeartbeats(lambda: self.elapsed, lambda: self.timeouts.silent_seconds)
         services = Services(
             cluster="test",
             store=self.store,
@@ -85,6 +87,7 @@ class ApiWorld(World):
             rate=RateLimiter(1.0, self.burst, lambda: self.now),
             heartbeat_rate=RateLimiter(1.0, self.beat_burst, lambda: self.now),
             wake=self._wake,
+            answered=self.answered,
         )
         self.api = create_api(services)
         self.server.start(self.api)
@@ -93,7 +96,8 @@ class ApiWorld(World):
 
     def context(self) -> Context:
         """As the daemon has it: starts are submitted in parallel, and calls take turns with those of requests."""
-        return replace(super().context(), manager=self.access.shared, submitter=self.submitter)
+        manager, submitter, answered_since = self.access.shared, self.submitter, self.answered.since
+        return replace(super().context(), manager=manager, submitter=submitter, answered_since=answered_since)
 
     def _wake(self) -> None:
         self.woken += 1

@@ -54,6 +54,34 @@ def running(world: ApiWorld, **changes: object) -> JobKey:
     return key
 
 
+@pytest.mark.parametrize("gap", [0.0, 1200.0])
+def test_the_time_to_drain_a_task_begins_with_the_first_answer_after_a_gap(world: ApiWorld, gap: float) -> None:
+    """While the store is locked, or the daemon stands still, neither ticks nor heartbeats get through.
+
+    The task may hold weights of the job, and its coordinator learns only now that it is to drain it.
+    """
+    key = running(world)
+    leaving = world.store.tasks(live=True, job=key)[-1]
+
+    def beat() -> None:
+        assert world.post_beat(key, {"address": "127.0.0.1:1", "state": "running"}).status_code == 200
+
+    def ticks(count: int) -> bool:
+        for _ in range(count):
+            world.tick(5.0)
+            beat()
+        return leaving.handle in world.manager.stopped
+
+    assert not ticks(2)
+    world.store.change_tasks([TaskChange(key, leaving.id, TaskState.DRAINING)], world.now)
+    world.tick(1.0)
+    world.now += gap
+    world.elapsed += gap
+    beat()
+    assert not ticks(9)
+    assert ticks(5)
+
+
 class TestRegistration:
     def test_an_anchor_that_the_manager_authenticates_becomes_a_job(self, world):
         key = world.add_anchor()

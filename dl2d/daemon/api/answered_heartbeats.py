@@ -1,0 +1,44 @@
+"""Heartbeats that were answered: since when each coordinator has known at any time which tasks should be members."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from dl2d.core.jobs import JobKey
+
+#: Jobs that are remembered.
+_MAX_JOBS = 100_000
+
+
+class AnsweredHeartbeats:
+    """Since when the heartbeats of each job have been answered without a gap of ``silent_seconds``; safe for threads.
+
+    Ticks see only a coordinator's last call. While the store is locked or this process stands still, no heartbeat is
+    answered and no tick sees that. ``timer`` gives seconds on the monotonic clock of ticks.
+    """
+
+    def __init__(
+        self, timer: Callable[[], float] = time.monotonic, silent_seconds: Callable[[], float] = lambda: 60.0
+    ) -> None:
+        self._timer, self._silent_seconds = timer, silent_seconds
+        self._lock = threading.Lock()
+        #: By job, since when, and the last answer.
+        self._answered: OrderedDict[JobKey, tuple[float, float]] = OrderedDict()
+
+    def note(self, job: JobKey) -> None:
+        """Note an answer."""
+        with self._lock:
+            now = self._timer()
+            since, last = self._answered.pop(job, (now, now))
+            self._answered[job] = (since if now - last <= self._silent_seconds() else now, now)
+            if len(self._answered) > _MAX_JOBS:
+                self._answered.popitem(last=False)
+
+    def since(self, job: JobKey) -> float | None:
+        """Since when without a gap; None if none of its heartbeats was answered."""
+        with self._lock:
+            answered = self._answered.get(job)
+        return None if answered is None else answered[0]
