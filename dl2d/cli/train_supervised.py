@@ -36,7 +36,10 @@ def supervised(
         bool, typer.Option("--from-store", hidden=True, help="Does nothing: there was another way once.")
     ] = False,
     config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="Configuration that names the store and the placement.")
+        Path | None,
+        typer.Option(
+            "--config", "-c", help="Configuration that names the store and the placement.", envvar="DL2D_CONFIG"
+        ),
     ] = None,
     store: Annotated[str | None, typer.Option(help="URL of the store, instead of the configuration's.")] = None,
     design: Annotated[

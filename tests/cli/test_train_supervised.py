@@ -89,6 +89,15 @@ def test_a_store_is_learned_from_and_the_result_simulated_and_gone_on_with(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("design", ["jumps", "original"])
+def test_the_configuration_is_that_of_the_environment_where_none_is_given(
+    dl2d: Dl2d, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, design: str
+) -> None:
+    monkeypatch.setenv("DL2D_CONFIG", str(tmp_path / "none.yaml"))
+    ran = dl2d("train", "supervised", "--design", design, "--out", tmp_path / "out")
+    assert (ran.status, f"{tmp_path / 'none.yaml'} does not exist" in ran.err) == (2, True)
+
+
 def test_a_scheduler_is_learned_from_that_dl2d_only_looked_on_at(dl2d: Dl2d, tmp_path: Path) -> None:
     config = write_config(tmp_path, mode="observe", placement="load_balance")
     with closing(observe(store_url(tmp_path), hours=16)) as world:
