@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import socket
 from pathlib import Path
 from typing import Any, Literal
@@ -388,5 +389,11 @@ def load_settings(path: Path) -> Settings:
     try:
         return Settings(**{str(key): value for key, value in content.items()})
     except ValidationError as error:
-        problems = "; ".join(": ".join(filter(None, problem)) for problem in problems_of(error))
+        problems = "; ".join(": ".join(filter(None, (_named(key), text))) for key, text in problems_of(error))
         raise ConfigError(f"{path}: {problems}") from None
+
+
+def _named(key: str) -> str:
+    """A key, with the environment variable that overrides the file's value if there is one."""
+    variable = f"DL2D_{key.upper().replace('.', '__')}"
+    return f"{key} (from {variable})" if variable in os.environ else key

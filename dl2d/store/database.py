@@ -316,7 +316,10 @@ _NOW_SQLITE = {
     sqlite3.SQLITE_FULL: "the disk is full; free some space, nothing of this change was kept",
     sqlite3.SQLITE_BUSY: "another program holds the database's lock; end it (a shell with an open transaction?)",
     sqlite3.SQLITE_LOCKED: "another connection holds a table's lock; try again",
-    sqlite3.SQLITE_READONLY: "the file or its folder cannot be written; check owner, mode and mount",
+    sqlite3.SQLITE_READONLY: (
+        "the file or its folder cannot be written; check owner, mode and mount (an account that may only read it can "
+        "do so while the daemon runs)"
+    ),
     sqlite3.SQLITE_PERM: "the file may not be opened; check owner and mode",
     sqlite3.SQLITE_CANTOPEN: f"the file cannot be opened; {_NO_ACCESS}",
     sqlite3.SQLITE_IOERR: "the disk refused to read or write; check whether it is full or failing",

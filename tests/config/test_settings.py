@@ -96,7 +96,7 @@ def test_the_environment_goes_before_the_file(file: Path, monkeypatch: pytest.Mo
 def test_a_bad_variable_is_named(file: Path, monkeypatch: pytest.MonkeyPatch):
     file.write_text("")
     monkeypatch.setenv("DL2D_API__PORT", "x")
-    with pytest.raises(ConfigError, match=r"api\.port"):
+    with pytest.raises(ConfigError, match=r"api\.port \(from DL2D_API__PORT\): "):
         load_settings(file)
 
 
