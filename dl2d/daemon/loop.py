@@ -128,7 +128,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             )
             stack.callback(self._server.stop)
             if problem := certificate_problem(settings.api):
-                log.warning("jobs cannot register", problem=problem)
+                log.warning("jobs refuse the certificate", problem=problem)
                 self._health.lasts(problem)
             self._manager: ResourceManager = load_manager(
                 settings.resource_manager.name, manager_settings(settings), clock

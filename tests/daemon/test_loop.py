@@ -456,7 +456,7 @@ def test_a_certificate_that_jobs_refuse_is_a_warning_and_a_problem(tmp_path: Pat
     with capture_logs() as logs, Running(tmp_path, api={**api, "advertise": "https://head:8910"}) as running:
         problems = running.daemon._health.status().problems
     assert problems[0].startswith(f"jobs, which reach the daemon as head, refuse {certificate}: Hostname mismatch")
-    assert [each["problem"] for each in logs if each["event"] == "jobs cannot register"] == [*problems]
+    assert [each["problem"] for each in logs if each["event"] == "jobs refuse the certificate"] == [*problems]
     with Running(tmp_path, api=api) as running:
         assert running.daemon._health.status().problems == ()
 
