@@ -19,6 +19,7 @@ from regression import Regression, segments
 from rehearsal import QUICK, Event, Fault, Rehearsal, job
 from rehearsal import static_digest as rehearsed_digest
 
+from pslite.checkpoint import latest
 from pslite.coordinator.progress_watch import ProgressRule
 from pslite.errors import SpecError
 from pslite.fault_points import FaultPoint
@@ -224,10 +225,11 @@ def test_a_job_goes_on_from_a_checkpoint_of_the_other_architecture(tmp_path):
     options = ("--optimizer", "momentum", "--checkpoint", str(tmp_path), "--every", "11")
     first = run_local(command(*options, "--epochs", "4"), workers=2, servers=0)
     assert first.state == "finished", first.log
-    assert any("checkpoint of version 44" in line for line in first.log)
+    saved = int(latest(tmp_path).name)  # 44, unless the disk is too slow to keep every one
+    assert saved
     second = run_local(command(*options, "--epochs", "10"), workers=1, servers=2)
     assert second.state == "finished", second.log
-    assert any("goes on from its checkpoint of version 44" in line for line in second.log)
+    assert any(f"goes on from its checkpoint of version {saved}" in line for line in second.log)
     assert second.digest == static_digest("--optimizer", "momentum")
 
 
