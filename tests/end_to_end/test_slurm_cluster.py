@@ -16,6 +16,8 @@ from dl2d.core.cluster import TaskState
 from dl2d.core.jobs import JobKey, JobState
 from pslite.testing import run_local
 
+#: A partition of some of the nodes, whose jobs end after a minute if they say nothing of their time.
+SMALL = "PartitionName=small Nodes=n1,n2,n3 DefaultTime=1:00 MaxTime=2:00:00 State=UP"
 WORKER = Path(__file__).parent.parent / "pslite" / "numpy_worker.py"
 
 pytestmark = [
@@ -27,7 +29,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[SlurmCluster]:
-    with SlurmCluster(nodes=4) as cluster:
+    with SlurmCluster(nodes=4, extra=SMALL) as cluster:
         yield cluster
 
 
@@ -227,3 +229,31 @@ def test_a_requeued_job_goes_on_from_its_checkpoint(
     assert daemon.job(second).digest == static_digest()
     daemon.wait_until_empty()
     assert cluster.running() == []
+
+
+def test_a_job_trains_where_its_partition_and_reservations_allow_it_as_long_as_its_anchor(
+    cluster: SlurmCluster, alice: User, daemon: DaemonProcess, gate: Path
+) -> None:
+    (alice.home / "train.py").write_text(WORKER.read_text())
+    reserved = ("reservationname=root-only", "starttime=now", "duration=60", "nodes=n2", "users=root")
+    cluster.run("scontrol", "create", "reservation", *reserved)
+    try:
+        sbatch = ("--partition=small", "--exclude=n3", "--time=30")
+        text = script(daemon, "--step-seconds", "0.01", directives="#DL2 max_workers=12 max_ps=1", gate=gate)
+        job = registered(daemon, cluster.submit_as(alice, text, *sbatch))
+        daemon.wait_until(lambda: daemon.confirmed(job) == (3, 1), "it has all that it may use", timeout=120)
+        slot = daemon.store.last_slot_number()
+        daemon.wait_until(lambda: daemon.store.last_slot_number() > slot + 1, "it was decided again")
+        tasks = daemon.tasks(job, live=False)
+        assert {task.node for task in tasks} == {"n1"}
+        assert {task.state for task in tasks} == {TaskState.CONFIRMED}
+        limits = cluster.run("squeue", "-h", "-o", "%l").stdout.split()
+        assert limits == ["30:00"] * 5
+        reason = daemon.store.decisions(job)[-1].decided.reason.text
+        assert "its job may use 1 of 4 nodes (partition small; not n3, which the job excludes; not those of " in reason
+        gate.unlink()
+        daemon.wait_for_end(job, timeout=240)
+    finally:
+        cluster.run("scancel", "-u", alice.name)
+        cluster.wait_until(lambda: not cluster.running(), "nothing is left")
+        cluster.run("scontrol", "delete", "reservationname=root-only")
