@@ -146,6 +146,9 @@ def test_a_cancelled_anchor_takes_its_tasks_along(cluster: SlurmCluster, alice: 
     daemon.wait_until_empty()
     assert daemon.job(job).state is JobState.CANCELLED
     cluster.wait_until(lambda: cluster.running() == [], "nothing is left")
+    listed = cluster.run("squeue", "-h", "-t", "all", "-o", "%j %T").stdout.splitlines()
+    tasks = dict(line.split() for line in listed if line.startswith(f"dl2-{job_id}-"))
+    assert {tasks[f"dl2-{job_id}-{task}"] for task in ("worker-0", "worker-1", "ps-0")} == {"COMPLETED"}
 
 
 def test_an_orphan_of_a_dead_anchor_is_reaped(cluster: SlurmCluster, alice: User, daemon: DaemonProcess) -> None:

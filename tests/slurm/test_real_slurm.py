@@ -139,7 +139,7 @@ def test_the_environment_is_the_launchs_and_nothing_of_the_daemons_or_the_login(
     assert {name: found.get(name) for name in given} == given
     assert found["PATH"] == "/usr/bin:/bin"
     extra = {name for name in found.keys() - given.keys() if not name.startswith(SLURMS_OWN)}
-    assert extra <= {"PATH", "PWD", "OLDPWD", "HOSTNAME", "ENVIRONMENT", "TMPDIR"}
+    assert extra <= {"PATH", "PWD", "OLDPWD", "HOSTNAME", "ENVIRONMENT", "TMPDIR", "DL2_STOPPED_STATUS"}
     assert (real.alice.home / "folder").read_text().strip() == str(real.alice.home)
     shown = real.cluster.run("scontrol", "show", "job", handle).stdout
     assert "Nice=0 " in shown

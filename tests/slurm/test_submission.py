@@ -41,7 +41,7 @@ def test_values_of_variables_arrive_unchanged(env: dict[str, str]) -> None:
     launch = Launch(("/usr/bin/env", "-0"), "/", tuple(env.items()))
     found = dict(line.split("=", 1) for line in run(script(task(launch=launch))).decode().split("\0") if line)
     assert {name: found.get(name) for name in env} == env
-    assert found.keys() - env.keys() <= NODE_VARIABLES
+    assert found.keys() - env.keys() <= NODE_VARIABLES | {"DL2_STOPPED_STATUS"}
 
 
 @given(st.lists(TEXT, min_size=1, max_size=5), st.dictionaries(NAMES, TEXT, max_size=5))
@@ -59,9 +59,8 @@ def test_variables_that_belong_to_the_node_are_left_to_it() -> None:
         ("UID", "0"),
         ("A", "1"),
     )
-    assert [line for line in script(task(launch=Launch(("true",), "/", env))).splitlines() if "export" in line] == [
-        "export A=1"
-    ]
+    exports = [line for line in script(task(launch=Launch(("true",), "/", env))).splitlines() if "export" in line]
+    assert exports == ["export A=1", "export DL2_STOPPED_STATUS=0"]
 
 
 def test_the_output_of_a_task_is_moved_to_the_folder_of_its_job(tmp_path: Path) -> None:

@@ -131,6 +131,8 @@ def script(task: TaskSpec) -> str:
     for name, value in launch.env:
         if _VARIABLE.fullmatch(name) and name not in NODE_VARIABLES and not name.startswith(("SLURM", _RETURN)):
             lines.append(f"export {name}={_quoted(value)}")
+    # A task that is asked to end, or whose job is cancelled, is COMPLETED in Slurm's accounting, not FAILED.
+    lines.append("export DL2_STOPPED_STATUS=0")
     lines.append("exec " + " ".join(_quoted(word) for word in launch.argv))
     return "\n".join(lines) + "\n"
 

@@ -94,7 +94,7 @@ def test_a_job_under_a_daemon_that_is_away_for_a_while_grows_shrinks_and_finishe
 def test_a_task_that_is_withdrawn_before_it_is_a_member_ends_well_and_stop_cancels_a_job(daemon):
     options = ("--epochs", "30000", "--shards", "1", "--step-seconds", "0.01")
     process = coordinator(daemon)
-    daemon.want("worker-0", "ps-0", options=options)
+    daemon.want("worker-0", "ps-0", options=options, DL2_STOPPED_STATUS="7")
     daemon.wait(lambda beat: beat["state"] == "running")
     # a job of one shard has no work for a second worker: it joins and waits
     daemon.want("worker-0", "worker-1", "ps-0", options=options)
@@ -106,7 +106,7 @@ def test_a_task_that_is_withdrawn_before_it_is_a_member_ends_well_and_stop_cance
     last = daemon.wait(lambda beat: beat["state"] == "cancelled")
     assert last["reason"] == "the scheduler cancelled it"
     assert process.wait(60) == 1
-    assert daemon.processes["worker-0"].wait(60) == 1
+    assert [daemon.processes[task].wait(60) for task in ("worker-0", "ps-0")] == [7, 7]
 
 
 @pytest.fixture

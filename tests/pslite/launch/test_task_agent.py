@@ -140,8 +140,16 @@ def test_a_signal_before_the_task_begins_is_passed_on_to_it():
 
     identity = Identity("worker", "worker-0", "i", b"t" * 32)
     command = ["sleep", "600"]
-    agent = TaskAgent(identity, "127.0.0.1:1", command, os.environ, say=lambda _: None, count_kills=count_kills)
-    assert agent.run() == 128 + signal.SIGTERM
+    for environ, status in ((os.environ, 128 + signal.SIGTERM), ({**os.environ, "DL2_STOPPED_STATUS": "0"}, 0)):
+        sent.clear()
+        agent = TaskAgent(identity, "127.0.0.1:1", command, environ, say=lambda _: None, count_kills=count_kills)
+        assert agent.run() == status
+
+
+def test_a_task_that_fails_by_itself_has_its_own_status():
+    identity, environ = Identity("worker", "worker-0", "i", b"t" * 32), {**os.environ, "DL2_STOPPED_STATUS": "0"}
+    agent = TaskAgent(identity, "127.0.0.1:1", ["sh", "-c", "exit 3"], environ, say=lambda _: None)
+    assert agent.run() == 3
 
 
 def wait_for(condition, seconds=60):

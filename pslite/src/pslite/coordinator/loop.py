@@ -268,6 +268,9 @@ class Coordinator:
     def _goodbye(self, seconds: float) -> None:
         """Send the last messages: wait until members have closed their connections, not longer than `seconds`."""
         deadline = time.monotonic() + seconds
+        if self._job.state.state == "cancelled":
+            for connection in self._agents.values():
+                connection.channel.send(JobEnded(reason=self._job.state.reason or "cancelled", cancelled=True))
         self._write_and_send()
         while time.monotonic() < deadline and (self._connections or (self._follows and self._job.state.present())):
             self._poll(0.05)

@@ -33,6 +33,8 @@ class AgentConnection:
         self._noted = False
         #: whether the job goes on without the task, whose process has to end
         self.given_up = False
+        #: whether the job was cancelled
+        self.cancelled = False
 
     def open(self, seconds: float) -> str:
         """Connect within `seconds`; return the reason of a failure, "" for success."""
@@ -59,6 +61,7 @@ class AgentConnection:
                 messages, still_open = [], False
             self._noted |= any(isinstance(message, Noted) for message in messages)
             self.given_up |= any(isinstance(message, JobEnded) for message in messages)
+            self.cancelled |= any(isinstance(message, JobEnded) and message.cancelled for message in messages)
             if still_open:
                 channel.flush()
             else:

@@ -45,6 +45,7 @@ environment (set by the scheduler):
   DL2_WATCH_SECONDS  seconds between measurements of a task's resource usage (default 5; 0: no measurements)
   DL2_ENCRYPT      what TLS encrypts, the same in all tasks: none, control or all (the default)
   DL2_PROGRESS_DEADLINE  seconds, as --progress-deadline (coordinator)
+  DL2_STOPPED_STATUS  exit status of a task that fails after SIGTERM or as its job was cancelled
   DL2_STATE        folder of the coordinator's log (default: a temporary one; none: no log)
   DL2_DAEMON, DL2_JOB, DL2_CREDENTIAL   the scheduler's job API (coordinator); DL2_DAEMON replaces the address file
 

@@ -31,6 +31,9 @@ _GIVEN_UP_SECONDS = 10.0
 #: time limits for the first connection and for later ones, and the time between two polls
 _CONNECT_SECONDS, _AGAIN_SECONDS, _LOOK_SECONDS = 60.0, 5.0, 0.5
 
+#: variable with the exit status of dl2-run for a task that fails after SIGTERM, or because its job was cancelled
+STOPPED_VARIABLE = "DL2_STOPPED_STATUS"
+
 
 class TaskAgent:
     """Runs the command of a task.
@@ -84,6 +87,7 @@ class TaskAgent:
         #: signals that came before there was a process
         self._early: list[int] = []
         self._interrupts = 0
+        self._terminated = False
 
     def run(self) -> int:
         """Run the command to its end; return the exit status for dl2-run (128 + n for a signal n)."""
@@ -114,6 +118,9 @@ class TaskAgent:
         usage = self._total_usage(before, time.monotonic() - since)
         self._say(f"{self._identity.task} has used {in_words(usage)}")
         self._report(process.pid, code, classify(code, kills, self._count_kills), usage, output)
+        status = self._environ.get(STOPPED_VARIABLE, "")
+        if code and status.isdecimal() and (self._terminated or self._connection.cancelled):
+            return int(status)
         return code if code >= 0 else 128 - code
 
     # --- signals --------------------------------------------------------------------------------------------------
@@ -121,6 +128,7 @@ class TaskAgent:
     def _forward(self, number: int) -> None:
         """Forward a signal to the task; a second interrupt kills the task with its descendants."""
         process = self._process
+        self._terminated |= number == signal.SIGTERM
         if process is None:
             if number in ENDING:
                 self._early.append(number)

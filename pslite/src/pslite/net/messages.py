@@ -508,6 +508,8 @@ class JobEnded(Message, frozen=True):
     """The job failed: end with status 1 and print the reason."""
 
     reason: str
+    #: to a task agent: the job was cancelled, so that the end of its task is no failure
+    cancelled: bool = False
 
 
 class Noted(Message, frozen=True):
