@@ -163,16 +163,21 @@ def node_sets(
     if not listing.eligible_nodes and not refused:
         return ()
     all_nodes = frozenset(node.name for node in listing.nodes)
-    sets: dict[tuple[frozenset[str], str], list[JobKey]] = defaultdict(list)
+    everywhere = EligibleNodes(all_nodes, "")
+    #: Jobs by what they may use; most jobs of a partition share one record.
+    alike: dict[tuple[EligibleNodes, tuple[tuple[str, str], ...]], list[JobKey]] = defaultdict(list)
     for job in jobs:
-        given = listing.eligible_nodes.get(job.anchor)
-        avoided = sorted(name for name, found in refused.get(job.key, {}).items() if at < found.retry_at)
-        if given is None and not avoided:
-            continue
-        eligible = given or EligibleNodes(all_nodes, "")
+        eligible = listing.eligible_nodes.get(job.anchor, everywhere)
+        avoided = tuple(
+            sorted((name, found.reason) for name, found in refused.get(job.key, {}).items() if at < found.retry_at)
+        )
+        if eligible is not everywhere or avoided:
+            alike[eligible, avoided].append(job.key)
+    sets = []
+    for (eligible, avoided), keys in alike.items():
         reasons = [eligible.reason] if eligible.reason else []
-        reasons += [f"not {name}, refused: {refused[job.key][name].reason}" for name in avoided]
-        nodes = (eligible.nodes & all_nodes) - frozenset(avoided)
+        reasons += [f"not {name}, refused: {reason}" for name, reason in avoided]
+        nodes = (eligible.nodes & all_nodes) - {name for name, _ in avoided}
         if nodes != all_nodes:
-            sets[nodes, "; ".join(reasons)].append(job.key)
-    return tuple(NodeSet(tuple(keys), nodes, reason) for (nodes, reason), keys in sets.items())
+            sets.append(NodeSet(tuple(keys), nodes, "; ".join(reasons)))
+    return tuple(sets)

@@ -16,12 +16,7 @@ from dl2d.core.errors import NodeRefused
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resource_manager import EligibleNodes, GrowthLimit, RmJobState, RmListing, TaskSpec
 from dl2d.core.resources import Resources
-from dl2d.policies.drf import Drf
-from dl2d.policies.fifo import Fifo
-from dl2d.policies.lookahead import Lookahead
-from dl2d.policies.optimus import Optimus
-from dl2d.policies.srtf import Srtf
-from dl2d.policies.tetris import Tetris
+from dl2d.plugins import load_policy
 from dl2d.testing import ScriptedManager
 from dl2d.tick.tick_state import TickState
 
@@ -64,7 +59,7 @@ class Restricted(ScriptedManager):
 
 @pytest.fixture
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    made = World(policy=getattr(request, "param", None) or Drf(), slot_seconds=60.0)
+    made = World(policy=load_policy(getattr(request, "param", "drf")), slot_seconds=60.0)
     manager = made.manager = Restricted(made.cluster_nodes, lambda: made.now)
     made.coordinator._manager = manager
     manager.prepare()
@@ -90,12 +85,10 @@ def nodes_of(world: World, key: JobKey) -> set[str]:
     return {task.node for task in world.store.tasks(live=True, job=key) if task.state.wanted}
 
 
-POLICIES = (Drf, Fifo, Srtf, Optimus, Tetris, Lookahead)
+POLICIES = ("drf", "fifo", "srtf", "optimus", "tetris", "lookahead", "dl2")
 
 
-@pytest.mark.parametrize(
-    "world", [policy() for policy in POLICIES], ids=[each.__name__ for each in POLICIES], indirect=True
-)
+@pytest.mark.parametrize("world", POLICIES, indirect=True)
 def test_a_job_gets_as_much_as_the_nodes_have_that_it_may_use(world: World) -> None:
     restricted, other = ready(world), world.ready()
     world.settle()
