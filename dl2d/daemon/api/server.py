@@ -37,8 +37,7 @@ def certificate_problem(api: ApiSettings) -> str:
     """Why jobs refuse the certificate of the API, which can be used with its key; empty if they do not."""
     if api.certificate is None or api.certificate_key is None:
         return ""
-    here = socket.getfqdn() if api.host in ("0.0.0.0", "::") else api.host  # noqa: S104 - compared, not bound
-    host = urlsplit(api.advertise).hostname or here
+    host = urlsplit(api.url(api.host, api.port)).hostname or api.host
     if not (refusal := _refusal(api.certificate, api.certificate_key, host)):
         return ""
     return (
