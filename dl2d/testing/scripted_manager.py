@@ -133,9 +133,11 @@ class ScriptedManager(MemoryManager):
         self.put(job, tuple((node, static.task) for node in static.nodes))
 
     def run_pending(self) -> None:
-        """Start the tasks that wait."""
+        """Start the tasks that wait, as far as their nodes have room."""
         for job in self.live():
-            if job.state is RmJobState.PENDING:
+            room = {node.name: node.capacity.minus(node.used) for node in self.nodes}
+            held = self._entries[job.handle].held
+            if job.state is RmJobState.PENDING and all(demand.fits_in(room[node]) for node, demand in held):
                 self._change(job.handle, RmJobState.RUNNING, "")
 
     def handle_of(self, tag: str) -> str:

@@ -22,7 +22,7 @@ from tick.world import World
 from dl2d.core.cluster import NodeState, Task, TaskState, parse_tag, task_tag
 from dl2d.core.errors import AlreadyRunning, ResourceManagerError, StoreUnavailable, Unavailable
 from dl2d.core.jobs import Allocation, FailureCause, JobKey, JobState, Owner, Progress, Role
-from dl2d.core.resource_manager import RmIdentity, RmJob, RmJobState, RmListing, TaskSpec
+from dl2d.core.resource_manager import Claim, RmIdentity, RmJob, RmJobState, RmListing, TaskSpec
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, RuntimePlan, TaskChange
 from dl2d.core.tick_plan import Start
@@ -336,7 +336,9 @@ class Daemon:
 class Site:
     """Two daemons and everything around them."""
 
-    def __init__(self, seed: int, *, outages: bool = False) -> None:
+    def __init__(self, seed: int, *, outages: bool = False, claims: bool = False) -> None:
+        """With ``claims``, jobs of others wait in the resource manager for room, run and end."""
+        self.claims = claims
         self.draw = draw = random.Random(seed)
         #: Draws outages, so that the course of a seed without them is what it was; None for none.
         self.outages = random.Random(-1 - seed) if outages else None
@@ -363,6 +365,7 @@ class Site:
         self.leader: Daemon | None = None
         self.count: Counter[str] = Counter()
         self.keys: list[JobKey] = []
+        self.number = 0
         self.store = WholeStore(self)
         self.manager = FaultyManager(self)
         self.world.store, self.world.manager = self.store, self.manager  # type: ignore[assignment]
@@ -424,6 +427,8 @@ class Site:
         if self.clocks_wrong and self.happens(0.05):
             self.draw.choice(self.daemons).ahead += self.draw.choice([-5000.0, 5000.0])
         self.manager.change_ids()
+        if self.claims:
+            self.change_queue()
         daemon = self.leader
         if daemon is None:
             daemon = self.draw.choice(self.daemons)
@@ -451,6 +456,33 @@ class Site:
         for job in self.store.jobs(live=True):  # some call before the first tick, and have drained nothing yet
             if job.address and self.fails(0.7):
                 self.beat(job.key, drains=False)
+
+    def change_queue(self) -> None:
+        """Jobs of others come, vanish, start as soon as they have room, and end."""
+        draw, manager, happens = self.draw, self.manager, self.happens
+        if happens(0.3):
+            self.number += 1
+            whole, nodes = draw.random() < 0.5, draw.randint(1, 3)
+            demand = Resources.of(cpu=nodes * draw.randint(1, 8), gpu=nodes * draw.randint(0, 2))
+            eligible = frozenset(draw.sample(["n1", "n2", "n3"], draw.randint(1, 3)))
+            planned = tuple(draw.sample(["n1", "n2", "n3"], nodes)) if draw.random() < 0.3 else ()
+            manager.claims.append(
+                Claim(
+                    handle=f"c{self.number}", user="eve", priority=draw.choice([50, 150, 250]), nodes=nodes,
+                    demand=demand, whole=whole, eligible=draw.choice([None, eligible]), planned=planned,
+                    expected_start=self.world.now + draw.choice([-100.0, 30.0, 300.0]) if planned else 0.0,
+                )
+            )  # fmt: skip
+        if manager.claims and happens(0.1):
+            manager.claims.remove(draw.choice(manager.claims))
+        if draw.random() < 0.7 and self.faulty:
+            self.count["claims started"] += len(manager.start_claims())
+        others = [job.handle for job in manager.live() if job.handle.startswith("c")]
+        if not self.faulty:
+            manager.claims.clear()
+        for handle in others:
+            if not self.faulty or draw.random() < 0.1:
+                manager.end(handle)
 
     def pass_time(self, seconds: float) -> None:
         self.world.elapsed += seconds
@@ -543,7 +575,8 @@ class Site:
             assert roles[Role.WORKER] <= job.request.max_workers + 1, f"{key} has too many workers"
             assert roles[Role.PS] <= job.request.max_ps + 1, f"{key} has too many PSs"
         self.check_limits(jobs, tasks)
-        if self.rules.churn and not (self.clocks_wrong or self.outages):
+        # Tasks of floors move off claimed nodes, however many were started.
+        if self.rules.churn and not (self.clocks_wrong or self.outages or self.claims):
             # A start counts from the listing that its tick began with, however long the tick took.
             times = [at for at in self.store.growth.values() if at > self.world.now - _SLOT_SECONDS]
             assert len(times) <= self.rules.churn, f"{len(times)} starts in a slot"
@@ -594,6 +627,8 @@ class Site:
         requests = {job.key: job.request for job in report.snapshot.jobs}
         decided = {entry.job: entry.allocation for entry in last.in_force.jobs} if last is not None else {}
         floors, now = dict(report.snapshot.floors), self.world.elapsed
+        if report.snapshot.claims:
+            return
         for entry in report.decision.jobs:
             elapsed = now - resized.get(entry.job, float("-inf"))
             # The replacement of a task that is moved was not decided on, so it may end at once.

@@ -53,6 +53,11 @@ def test_outages_of_the_store_break_no_rule_and_forget_nothing() -> None:
         assert happened[kind] > 100, f"too few {kind}"
 
 
+def test_jobs_of_others_that_wait_for_room_break_no_rule_either() -> None:
+    happened = sum((run(seed, claims=True) for seed in range(40)), Counter())
+    assert happened["claims started"] > 40
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("begin", first(1, range(80, _SEEDS, 400)))
 def test_faults_of_any_kind_in_many_runs(begin: int) -> None:
@@ -60,10 +65,11 @@ def test_faults_of_any_kind_in_many_runs(begin: int) -> None:
     for seed in range(begin, min(begin + 400, _SEEDS)):
         run(seed)
         run(seed, outages=True)
+        run(seed, claims=True)
 
 
-def run(seed: int, *, outages: bool = False) -> Counter[str]:
+def run(seed: int, *, outages: bool = False, claims: bool = False) -> Counter[str]:
     try:
-        return Site(seed, outages=outages).play()
+        return Site(seed, outages=outages, claims=claims).play()
     except Exception as error:
         raise AssertionError(f"seed {seed}: {error}") from error

@@ -43,9 +43,10 @@ def place(
     - Tasks that have no room now are deferred. Resources of draining tasks are not free.
     - Where the decision names nodes, tasks on other nodes leave first, and new tasks start on the named nodes or wait
       for them. Tasks that will have no room there are placed like all others (``TargetNodes``).
-    - Tasks that leave a node for a claim of the snapshot, or reach their time limit soon, leave first. Those whose job
-      does not shrink are moved; where no other node has room, they wait for it like new tasks, or leave at once if
-      their job keeps its floor.
+    - Tasks that leave a node for a claim of the snapshot, or reach their time limit soon, leave first. If their job does
+      not shrink, those beyond its floor leave a claimed node at once, and others start as soon as there is room; those
+      of its floor are moved, one at a time, and wait for room if need be. Tasks that reach their time limit are moved
+      where there is room.
     - Where the resource manager only stops tasks of the highest position (``positions``, by tag) and chooses the nodes
       itself, those leave, and neither named nodes nor moves count.
     """
@@ -87,12 +88,15 @@ def place(
     waiting: list[WaitingTask] = []
     left = {group: len(tasks) - surplus.get(group, 0) for group, tasks in groups.items()}
     for task in displaced:
-        group = task.job, task.role
-        node = packing.place(task.demand, task.role, task.job)
+        group, expires = (task.job, task.role), task.tag in snapshot.expiring
+        is_spare = left[group] > floors.get(task.job, requests[task.job].min_size).count(task.role)
+        if not expires and not is_spare and any((move.job, other.role) == group for other, move in moves):
+            continue
+        node = packing.place(task.demand, task.role, task.job) if expires or not is_spare else None
         if isinstance(node, str):
             targets.reserve(node, task.demand)
             moves.append((task, Move(task.job, task.id, node)))
-        elif left[group] > floors.get(task.job, requests[task.job].min_size).count(task.role):
+        elif is_spare:
             vacated.append(task)
             left[group] -= 1
         else:
