@@ -29,9 +29,11 @@ from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.tick.place.make_room import TaskGroup, first_member, leaving_order
 from dl2d.tick.tick_state import ClaimHistory, nodes_of_claims
 
-#: Maximum number of claims that get room at once, and of claims that are examined for that.
+#: Maximum number of claims that get room at once, of claims that are examined for that, and of those among them for
+#: which nodes are vacated in vain, since floors leave less than their number of nodes.
 MAX_GRANTED: Final = 64
 MAX_EXAMINED: Final = 256
+MAX_FAILED: Final = 16
 #: How long a claim's room may be free without its job starting, and after how long it is tried again.
 MAX_UNUSED_SECONDS: Final = 300.0
 RETRY_SECONDS: Final = 3600.0
@@ -177,6 +179,11 @@ class _Rooms:
         #: Changes that can be undone: mapping, key and former value. ``_mark``: its length before the last claim.
         self._journal: list[tuple[dict[Any, Any], Any, Any]] = []
         self._mark = 0
+        #: Claims that turned out to exceed what floors leave.
+        self._failed = 0
+        #: Nodes to which tasks may move for the claim that is met: first those that it cannot use, then those where
+        #: other tasks run.
+        self._targets: list[str] = []
 
     @staticmethod
     def _used_by_others(node: Node, ours: Sequence[Resources]) -> Resources:
@@ -213,7 +220,7 @@ class _Rooms:
         Nodes that it requires come first, then those that are planned for it, those that no task has to leave (before
         all those that it had in the last tick), and those that the fewest tasks have to leave.
         """
-        self._mark = len(self._journal)
+        self._mark, self._targets = len(self._journal), []
         eligible = [name for name in self._capacity if claim.eligible is None or name in claim.eligible]
         count = self._node_count(claim, eligible)
         if count is None or not claim.required <= set(eligible):
@@ -230,6 +237,8 @@ class _Rooms:
                 ranked.append((order, name))
         chosen: dict[str, Resources] = {}
         leaving: list[Task] = []
+        if len(ranked) < count or self._failed == MAX_FAILED:
+            return None
         for _, name in sorted(ranked):
             if len(chosen) == count:
                 break
@@ -239,6 +248,7 @@ class _Rooms:
                 leaving += left
         if len(chosen) < count or not claim.required <= chosen.keys():
             self._undo(self._mark)
+            self._failed += 1
             return None
         return _claimed(claim, chosen, leaving)
 
@@ -251,6 +261,7 @@ class _Rooms:
         share = None if claim.whole else _share(claim, len(claim.planned))
         chosen: dict[str, Resources] = {}
         leaving: list[Task] = []
+        self._targets = []
         for name in claim.planned:
             if name in self._capacity:
                 before = self._others[name]
@@ -337,12 +348,13 @@ class _Rooms:
         if self._spare.get(group, 0) > 0:
             self._set(self._spare, group, self._spare[group] - 1)
             return True
-        # Nodes that the claim cannot use come first, then those where other tasks run.
-        eligible = claim.eligible
-        targets = sorted(
-            (name for name in self._capacity if name != node and name not in chosen and name not in claim.planned),
-            key=lambda name: (eligible is None or name in eligible, not self._here[name], self._index[name]),
-        )
+        if not self._targets:
+            eligible = claim.eligible
+            self._targets = sorted(
+                (name for name in self._capacity if name not in claim.planned),
+                key=lambda name: (eligible is None or name in eligible, not self._here[name], self._index[name]),
+            )
+        targets = [name for name in self._targets if name != node and name not in chosen]
         return self._take(task.demand, targets)
 
     def _take(self, demand: Resources, nodes: Collection[str]) -> bool:
