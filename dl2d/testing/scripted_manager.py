@@ -12,6 +12,7 @@ from dl2d.core.errors import Denied, NotFound, ResourceManagerError
 from dl2d.core.resource_manager import (
     Anchor,
     Claim,
+    EligibleNodes,
     RmIdentity,
     RmJob,
     RmJobState,
@@ -50,6 +51,8 @@ class ScriptedManager(MemoryManager):
         self.anchor_priority = 100
         self.priorities: dict[str, int] = {}
         self.yields = Yields.HIGHER_PRIORITY
+        #: Nodes that tasks may use, by the handle of their anchor.
+        self.eligible: dict[str, EligibleNodes] = {}
 
     def listing(self, ended_since: float | None = None) -> RmListing:
         """Nodes and jobs as they are; all that ended are listed until ``forget``."""
@@ -66,6 +69,7 @@ class ScriptedManager(MemoryManager):
             ended_until=self.ended_until,
             incomplete=self.incomplete,
             claims=tuple(self.claims),
+            eligible_nodes=self.eligible,
         )
 
     def start_claims(self) -> list[str]:

@@ -24,7 +24,7 @@ from msgspec import structs
 
 from dl2d.core.cluster import ClaimedNodes, Node, NodeState, Snapshot, Task
 from dl2d.core.jobs import NOTHING, JobKey, Role
-from dl2d.core.resource_manager import Claim, RmJob, RmListing, Yields
+from dl2d.core.resource_manager import Claim, RmListing, Yields
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.tick.place.make_room import TaskGroup, first_member, leaving_order
 from dl2d.tick.tick_state import ClaimHistory, nodes_of_claims
@@ -63,7 +63,7 @@ def claim_nodes(
     }
     if not snapshot.jobs or not listing.claims:
         return snapshot, ClaimHistory(given_up=given_up)
-    rooms = _Rooms(snapshot, listing.jobs, silent)
+    rooms = _Rooms(snapshot, listing, silent)
     free_now = {node.name: node.capacity.minus(node.used) for node in snapshot.nodes}
     standing = [claim for claim in listing.claims if claim.standing]
     claims = sorted((claim for claim in listing.claims if not claim.standing), key=lambda claim: -claim.priority)
@@ -147,13 +147,15 @@ def _share(claim: Claim, nodes: int) -> Resources:
 class _Rooms:
     """Room on each node when all draining tasks have left, while claims are met one after the other."""
 
-    def __init__(self, snapshot: Snapshot, listed: Iterable[RmJob], silent: Collection[JobKey]) -> None:
+    def __init__(self, snapshot: Snapshot, listing: RmListing, silent: Collection[JobKey]) -> None:
         anchors = {job.anchor: job.key for job in snapshot.jobs if job.anchor and not job.static}
-        self._anchors = {anchors[each.handle]: each for each in listed if each.handle in anchors}
+        self._anchors = {anchors[each.handle]: each for each in listing.jobs if each.handle in anchors}
         self._jobs = {job.key: job for job in snapshot.jobs}
         self._silent = silent
         self._held = snapshot.held()
-        self._capacity = {node.name: node.capacity for node in snapshot.nodes if node.state is NodeState.UP}
+        # Nodes that no elastic job may use take no tasks in the snapshot.
+        self._capacity = {node.name: node.capacity for node in listing.nodes if node.state is NodeState.UP}
+        self._may_use = snapshot.may_use()
         self._index = {name: index for index, name in enumerate(self._capacity)}
         ours: dict[str, list[Resources]] = defaultdict(list)
         here: dict[str, list[Task]] = defaultdict(list)
@@ -210,7 +212,7 @@ class _Rooms:
         request, mark = self._jobs[key].request, len(self._journal)
         for role in _ROLES:
             for _ in range(request.min_size.count(role)):
-                if not self._take(request.demand(role), self._capacity):
+                if not self._take(key, request.demand(role), self._capacity):
                     self._undo(mark)
                     return
 
@@ -355,10 +357,13 @@ class _Rooms:
                 key=lambda name: (eligible is None or name in eligible, not self._here[name], self._index[name]),
             )
         targets = [name for name in self._targets if name != node and name not in chosen]
-        return self._take(task.demand, targets)
+        return self._take(task.job, task.demand, targets)
 
-    def _take(self, demand: Resources, nodes: Collection[str]) -> bool:
-        """Take a demand on the first node where it is free, or else where jobs can spare tasks for it."""
+    def _take(self, key: JobKey, demand: Resources, nodes: Collection[str]) -> bool:
+        """Take a demand of a job on the first node where it is free, or else where jobs can spare tasks for it."""
+        allowed = self._may_use.get(key)
+        if allowed is not None:
+            nodes = [name for name in nodes if name in allowed]
         found = next((name for name in nodes if demand.fits_in(self._free(name))), None)
         if found is None:
             found = next((name for name in nodes if self._here[name] and self._make_room(name, demand)), None)

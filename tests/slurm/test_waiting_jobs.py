@@ -82,8 +82,6 @@ def test_gpus_are_counted_however_they_are_asked_for(claims_of, changes: dict[st
         {"Reason": "PartitionDown"},
         {"Reservation": "maintenance"},
         {"PriorityLong": "what"},
-        {"Partition": "other"},
-        {"Feature": "intel|amd"},
         {"State": "RUNNING", "NodeList": "n1"},
         {"State": "COMPLETED", "NodeList": "n1"},
         {"Comment": TAG, "UserName": "alice"},
@@ -99,17 +97,29 @@ def test_a_job_that_claims_to_be_a_task_of_another_user_is_one(claims_of) -> Non
     assert [claim.handle for claim in claims_of(job_row(7), pending(8, Comment=TAG))] == ["8"]
 
 
-def test_nodes_of_all_its_partitions_or_those_planned_where_features_are_asked_for(claims_of) -> None:
-    both, planned = claims_of(
-        pending(1, Partition="cpu,gpu", PriorityLong=2), pending(2, Feature="a100", SchedNodes="n[2-3]")
-    )[::-1]
-    assert both.eligible == {"n1", "n2", "n3"}
-    assert planned.eligible == {"n2"}
+@pytest.mark.parametrize(
+    ("changes", "nodes"),
+    [
+        ({"Partition": "cpu,gpu"}, None),
+        ({"Partition": "cpu"}, {"n2", "n3"}),
+        ({"Partition": "cpu", "Feature": "intel|amd"}, {"n3"}),
+        ({"Feature": "nosuch"}, set()),
+    ],
+)
+def test_it_may_use_the_nodes_of_its_partitions_with_the_features_that_it_asks_for(
+    slurm: FakeSlurm, manager_on: Managers, changes: dict[str, object], nodes: set[str] | None
+) -> None:
+    places = [("n1", "gpu"), ("n2", "gpu"), ("n2", "cpu"), ("n3", "cpu")]
+    rows = [node_row(node, PartitionName=name, features_act="amd" if node == "n3" else "x") for node, name in places]
+    slurm.answer("sinfo", rows=rows)
+    slurm.answer("squeue", rows=[pending(1, **changes)])
+    (claim,) = manager_on().listing().claims
+    assert claim.eligible == nodes
 
 
-def test_jobs_of_other_partitions_wait_for_shared_nodes_too(claims_of) -> None:
+def test_jobs_of_other_partitions_wait_for_the_nodes_that_dl2d_sees_too(claims_of) -> None:
     (claim,) = claims_of(pending(1, Partition="cpu"), partition="gpu")
-    assert claim.eligible == {"n2", "n3"}
+    assert claim.eligible == {"n2"}
 
 
 def test_of_a_long_queue_the_jobs_of_the_highest_priority_are_told(claims_of) -> None:

@@ -9,7 +9,7 @@ from tick.world import GivesNothing, World
 
 from dl2d.core.decision import Constraint
 from dl2d.core.jobs import JobState
-from dl2d.core.resource_manager import Claim, RmJob, RmJobState, Yields
+from dl2d.core.resource_manager import Claim, EligibleNodes, RmJob, RmJobState, Yields
 from dl2d.core.resources import Resources
 from dl2d.testing.builders import make_nodes
 
@@ -321,3 +321,19 @@ def test_the_site_keeps_nodes_free_as_far_as_floors_allow(world: World) -> None:
     world.manager.claims = [kept] * 4
     world.tick(1.0)
     assert world.tick(1.0).plan.stops == ()
+
+
+def test_a_claim_counts_nodes_that_no_elastic_job_may_use_and_tasks_move_only_where_their_job_may(world: World) -> None:
+    """The rigid job needs n4, which is not for elastic jobs, and one of the others."""
+    job = world.submit(max_workers=8, max_ps=8)
+    world.tick(1.0)
+    world.manager.eligible = {world.job(job).anchor: EligibleNodes(frozenset({"n1", "n2", "n3"}), "partition gpu")}
+    world.beat()
+    world.settle()
+    assert world.has(job) == (6, 6)
+    world.manager.claims.append(claim())
+    assert follow(world) == ["812"]
+    assert world.has(job) == (4, 4)
+    world.manager.claims.append(claim("813"))
+    assert follow(world) == []
+    assert world.has(job) == (4, 4)

@@ -212,7 +212,8 @@ class SlurmManager:
             for job in jobs.jobs
             if job.state is RmJobState.RUNNING and not job.tag
         }
-        reservations = self._ask_reservations(now) if running else ()
+        reservations = self._ask_reservations(now) if running or jobs.waiting else ()
+        every = Eligibility(self._capacities, nodes.partitions, nodes.features, reservations, now)
         resources = {name for capacity in set(self._capacities.values()) for name in capacity.as_dict()}
         anchors = {handle: options.partition for handle, options in jobs.options.items()}
         listing = RmListing(
@@ -222,7 +223,7 @@ class SlurmManager:
             ended_until,
             incomplete,
             growth_limits=tuple(share_limits(nodes.nodes, anchors, jobs.tasks, nodes.partitions, sharing)),
-            claims=(*claims(jobs.waiting, nodes.partitions), *standing_claims(nodes.partitions, sharing)),
+            claims=(*claims(jobs.waiting, every.of), *standing_claims(nodes.partitions, sharing)),
             eligible_nodes=self._eligible_nodes(nodes, reservations, running, now),
         )
         self._last = listing if last_submit is self._last_submit else None

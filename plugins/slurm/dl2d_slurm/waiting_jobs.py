@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import repeat
@@ -14,9 +14,10 @@ from msgspec.structs import replace
 
 from dl2d.core.cluster import Node, NodeState
 from dl2d.core.input_validation import Number, Record, Whole
-from dl2d.core.resource_manager import Claim, GrowthLimit, Yields
+from dl2d.core.resource_manager import Claim, EligibleNodes, GrowthLimit, Yields
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.core.static_job_rule import Words
+from dl2d_slurm.anchor_options import AnchorOptions
 from dl2d_slurm.observed_jobs import hosts
 from dl2d_slurm.output_fields import count, present, seconds
 from dl2d_slurm.partitions import Partition
@@ -70,12 +71,10 @@ def priority(record: Mapping[str, str]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class WaitingJob:
-    """A job that waits for room, and in which partitions."""
+    """A job that waits for room, and its options, which say on which nodes."""
 
     claim: Claim
-    partitions: tuple[str, ...]
-    #: Whether it asks for features of nodes; of such a job only the nodes are known that Slurm has planned for it.
-    has_features: bool = False
+    options: AnchorOptions
 
 
 def waiting_job(record: Mapping[str, str], demand: Resources) -> WaitingJob | None:
@@ -99,25 +98,20 @@ def waiting_job(record: Mapping[str, str], demand: Resources) -> WaitingJob | No
         planned=_hosts(record["SchedNodes"]),
         expected_start=float(seconds(record["StartTime"])),
     )
-    return WaitingJob(claim, tuple(record["Partition"].split(",")), bool(present(record["Feature"])))
+    return WaitingJob(claim, AnchorOptions.of(record))
 
 
 def _hosts(text: str) -> tuple[str, ...]:
     return hosts(text) if present(text) else ()
 
 
-def claims(waiting: Iterable[WaitingJob], partitions: Mapping[str, Partition]) -> tuple[Claim, ...]:
-    """The claims of the jobs of the highest priority, those on nodes of the partitions that dl2d sees."""
-    nodes: dict[tuple[str, ...], frozenset[str]] = {}
-    found = []
-    for job in heapq.nlargest(_MAX_WAITING, waiting, key=lambda job: job.claim.priority):
-        names = job.partitions
-        if names not in nodes:
-            nodes[names] = frozenset().union(*(partitions[name].nodes for name in names if name in partitions))
-        eligible = nodes[names].intersection(job.claim.planned) if job.has_features else nodes[names]
-        if eligible:
-            found.append(replace(job.claim, eligible=eligible))
-    return tuple(found)
+def claims(
+    waiting: Iterable[WaitingJob], eligible_nodes: Callable[[AnchorOptions], EligibleNodes | None]
+) -> tuple[Claim, ...]:
+    """The claims of the jobs of the highest priority, with the nodes that these may use; None for all."""
+    first = heapq.nlargest(_MAX_WAITING, waiting, key=lambda job: job.claim.priority)
+    eligible = ((job.claim, eligible_nodes(job.options)) for job in first)
+    return tuple(replace(claim, eligible=None if found is None else found.nodes) for claim, found in eligible)
 
 
 def standing_claims(partitions: Mapping[str, Partition], rules: Sequence[SharingRule]) -> Iterator[Claim]:
