@@ -43,10 +43,10 @@ def place(
     - Tasks that have no room now are deferred. Resources of draining tasks are not free.
     - Where the decision names nodes, tasks on other nodes leave first, and new tasks start on the named nodes or wait
       for them. Tasks that will have no room there are placed like all others (``TargetNodes``).
-    - Tasks that leave a node for a claim of the snapshot, or reach their time limit soon, leave first. If their job does
-      not shrink, those beyond its floor leave a claimed node at once, and others start as soon as there is room; those
-      of its floor are moved, one at a time, and wait for room if need be. Tasks that reach their time limit are moved
-      where there is room.
+    - Tasks that leave a node for a claim of the snapshot, or reach their time limit soon, leave first. If their job
+      does not shrink, those beyond its floor leave a claimed node at once, and others start as soon as there is room;
+      those of its floor are moved, one at a time, and wait for room if need be. Tasks that reach their time limit are
+      moved where there is room.
     - Where the resource manager only stops tasks of the highest position (``positions``, by tag) and chooses the nodes
       itself, those leave, and neither named nodes nor moves count.
     """
