@@ -16,6 +16,7 @@ from systemd_machine import SystemdMachine, why_not
 
 CHECKOUT = Path(__file__).parents[2]
 DL2D = Path(sys.executable).parent / "dl2d"
+ADDRESS_FILE = "/opt/shared/dl2d/job-api.json"
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not() or "it can be booted")]
 
@@ -24,20 +25,21 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_n
 def machine() -> Iterator[SystemdMachine]:
     parts = {CHECKOUT, Path(sys.prefix), Path(sys.base_prefix), Path(sysconfig.get_path("purelib"))}
     with SystemdMachine(*sorted(part for part in parts if part.is_relative_to("/tmp"))) as machine:
-        unit = subprocess.run([DL2D, "unit"], capture_output=True, text=True, check=True, timeout=60).stdout
-        (machine.root / "etc/systemd/system/dl2d.service").write_text(unit)
+        config = machine.root / "etc/dl2d"
+        config.mkdir(exist_ok=True)  # the machine that runs the tests may have one, and an old store
+        shutil.rmtree(machine.root / "var/lib/dl2d", ignore_errors=True)
+        (config / "dl2d.yaml").write_text(
+            f"resource_manager: {{name: local}}\napi: {{port: {free_port()}, address_file: {ADDRESS_FILE}}}\n"
+            "schedule: {poll_seconds: 1, slot_seconds: 5}\n"
+        )
+        command = [DL2D, "unit", "--config", config / "dl2d.yaml"]
+        unit = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+        (machine.root / "etc/systemd/system/dl2d.service").write_text(unit.replace(str(machine.root), ""))
         drop_in = machine.root / "etc/systemd/system/dl2d.service.d"
         drop_in.mkdir()
         # The interpreter of the tests may lie in root's home, and a checkout anywhere.
         shown = "\n".join(f"BindReadOnlyPaths={part}" for part in sorted(parts) if part.is_relative_to("/tmp"))
         (drop_in / "tests.conf").write_text(f"[Service]\nProtectHome=read-only\nWatchdogSec=6\nRestartSec=1\n{shown}\n")
-        config = machine.root / "etc/dl2d"
-        config.mkdir(exist_ok=True)  # the machine that runs the tests may have one, and an old store
-        shutil.rmtree(machine.root / "var/lib/dl2d", ignore_errors=True)
-        (config / "dl2d.yaml").write_text(
-            f"resource_manager: {{name: local}}\napi: {{port: {free_port()}}}\n"
-            "schedule: {poll_seconds: 1, slot_seconds: 5}\n"
-        )
         machine.boot()
         yield machine
 
@@ -53,6 +55,15 @@ def test_start_blocks_until_the_daemon_is_ready(machine: SystemdMachine) -> None
     state = machine.root / "var/lib/dl2d"
     assert machine.run("stat", "-c", "%a %U", "/var/lib/dl2d").split() == ["750", "root"], state
     assert machine.run("stat", "-c", "%a", "/var/lib/dl2d/secret").strip() == "600"
+
+
+def test_the_daemon_writes_the_file_by_which_jobs_find_it_and_nothing_beside_its_folder(
+    machine: SystemdMachine,
+) -> None:
+    machine.run("systemctl", "start", "dl2d", check=True)
+    assert machine.run("stat", "-c", "%a %U", ADDRESS_FILE).split() == ["644", "root"]
+    view = f"/proc/{main_pid(machine)}/root"
+    assert machine.run("sh", "-c", f"touch {view}/opt/shared/other 2>/dev/null && echo yes || echo no").strip() == "no"
 
 
 def test_the_daemon_sees_no_more_than_it_needs(machine: SystemdMachine) -> None:
