@@ -19,7 +19,7 @@ from daemon_process import BIN
 from tick.world import World
 
 from dl2d.cli.report import use_of
-from dl2d.core.cluster import Task
+from dl2d.core.cluster import NodeSet, Task
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Alternative
 from dl2d.core.jobs import Allocation, FailureCause, JobKey, JobState, Role
@@ -289,6 +289,20 @@ def test_why_of_what_can_never_run(dl2d: Dl2d, recorded: Recorded):
     assert decision["allocation"] == {"workers": 0, "ps": 0}
     assert decision["reason"]["constraint"] in ("capacity", "fragmented")
     assert decision["reason"]["shortfalls"][0]["resource"] == "gpu"
+
+
+def test_why_says_which_nodes_a_job_may_use(dl2d: Dl2d, recorded: Recorded):
+    store = recorded.world.store
+    slot = store.slot(store.last_slot_number())
+    assert slot is not None
+    small = NodeSet((recorded.first,), frozenset({"n1"}), "partition small")
+    snapshot = replace(slot.snapshot, node_sets=(small,))
+    store.record_slot(replace(slot, number=slot.number + 1, snapshot=snapshot))
+    text = dl2d("why", "first", "-c", recorded.config).out
+    assert f"  may use      1 of {len(slot.snapshot.nodes)} nodes (partition small)\n" in text
+    assert "may use" not in dl2d("why", "second", "-c", recorded.config).out
+    decision = dl2d("why", "first", "--json", "-c", recorded.config).json["decisions"][0]
+    assert decision["may_use"].endswith("nodes (partition small)")
 
 
 def test_why_all_is_oldest_first(dl2d: Dl2d, recorded: Recorded):
