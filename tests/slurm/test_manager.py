@@ -28,6 +28,7 @@ OWNER_ROW: dict[str, object] = {
     "QOS": "(null)",
     "Container": "(null)",
     "MCSLabel": "N/A",
+    "OverSubscribe": "OK",
     "Name": "train",
 }
 SCRIPT = "#!/bin/sh\n#DL2 model=resnet-50\nexec dl2-run python train.py\n"
@@ -710,6 +711,29 @@ def test_an_option_that_tasks_cannot_have_is_refused_by_name(
 def test_other_options_and_lines_are_not_refused(authentication: FakeSlurm, manager_on: Managers, line: str) -> None:
     authentication.answer("scontrol", stdout=f"#!/bin/sh\n{line}\n{SCRIPT}\n")
     assert manager_on(cluster="fake").authenticate("12", CREDENTIAL).key == JOB
+
+
+@pytest.mark.parametrize(
+    ("partition", "config", "refused"),
+    [
+        ("NO|", "SelectType = select/cons_tres", True),
+        ("FORCE:4|", "another line", True),
+        ("EXCLUSIVE|", "SelectType = select/cons_tres", False),
+        ("NO|", "Configuration\nSelectType              = select/linear", False),
+    ],
+)
+def test_nodes_of_its_own_are_refused_unless_all_jobs_have_them(
+    authentication: FakeSlurm, manager_on: Managers, partition: str, config: str, refused: bool
+) -> None:
+    authentication.answer("squeue", rows=[OWNER_ROW | {"OverSubscribe": "NO"}])
+    authentication.answer("sinfo", stdout=partition)
+    authentication.answer("scontrol", stdout=config)
+    manager = manager_on(cluster="fake")
+    if refused:
+        with pytest.raises(Rejected, match="--exclusive"):
+            manager.authenticate("12", CREDENTIAL)
+    else:
+        assert manager.authenticate("12", CREDENTIAL).key == JOB
 
 
 def test_the_nodes_that_a_job_excludes_are_asked_once_and_hold_for_its_tasks(

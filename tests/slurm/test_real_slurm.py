@@ -381,6 +381,21 @@ def test_an_anchor_is_authenticated(real: Real, manager: SlurmManager) -> None:
     assert JobKey.from_slug(anchor.key.slug) == anchor.key
 
 
+def test_an_anchor_that_asked_for_nodes_of_its_own_is_refused(real: Real, manager: SlurmManager) -> None:
+    real.cluster.run("scontrol", "create", "partitionname=whole", "nodes=n1", "oversubscribe=exclusive", "state=up")
+    try:
+        asked = real.cluster.submit_as(real.alice, ANCHOR, "--hold", "--exclusive")
+        with pytest.raises(Rejected, match="--exclusive of sbatch cannot be used"):
+            manager.authenticate(asked, proof(real, real.alice, asked))
+        has = real.cluster.submit_as(real.alice, ANCHOR, "--partition=whole")
+        wait_for(real, manager, has, RmJobState.RUNNING)
+        assert manager.authenticate(has, proof(real, real.alice, has)).key.id == has
+    finally:
+        real.cluster.run("scancel", "-u", real.alice.name)
+        real.cluster.wait_until(lambda: not real.cluster.running(), "all jobs are gone")
+        real.cluster.run("scontrol", "delete", "partitionname=whole")
+
+
 def test_a_proof_serves_once_and_only_its_maker_and_its_job(real: Real, manager: SlurmManager) -> None:
     anchor = real.cluster.submit_as(real.alice, ANCHOR, "--hold")
     good = proof(real, real.alice, anchor)

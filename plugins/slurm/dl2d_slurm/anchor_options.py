@@ -15,7 +15,7 @@ from dl2d_slurm.output_fields import present, seconds
 #: Fields of squeue with these options, beside ``EndTime``; the last two are free text.
 ANCHOR_FIELDS: Final = ("Partition", "Nice", "Reservation", "Account", "QOS", "Feature", "WCKey")
 #: Fields of squeue with refused options, which are asked for when a job registers.
-REFUSED_FIELDS: Final = ("Container", "MCSLabel")
+REFUSED_FIELDS: Final = ("Container", "MCSLabel", "OverSubscribe")
 #: Options with which a job cannot register, since its tasks would run without them, and why.
 _REFUSED: Final = {
     "exclusive": "tasks of elastic jobs share their nodes",
@@ -94,9 +94,13 @@ def site_options(given: Iterable[str]) -> dict[str, str]:
 NO_OPTIONS: Final = AnchorOptions()
 
 
-def refuse_options(record: Mapping[str, str], script: str) -> None:
-    """Raise ``Rejected`` for an option of an anchor that its tasks cannot have, by squeue or ``#SBATCH`` lines."""
+def refuse_options(record: Mapping[str, str], script: str, *, exclusive: bool) -> None:
+    """Raise ``Rejected`` for an option of an anchor that its tasks cannot have, by squeue or ``#SBATCH`` lines.
+
+    ``exclusive``: whether its user asked for nodes of its own.
+    """
     shown = {"container": record["Container"], "mcs-label": record["MCSLabel"]}
+    shown |= {"exclusive": "yes"} if exclusive else {}
     given = [name for name, value in shown.items() if present(value)]
     for name in (*given, *_directives(script)):
         refused = "container" if name.startswith("container-") else name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Mapping
 
 from dl2d.core.errors import Denied, NotFound, Rejected, Unavailable
 from dl2d.core.jobs import JobKey
@@ -16,6 +17,7 @@ from dl2d_slurm.states import job_state
 
 _ID = re.compile(r"[0-9]{1,18}")
 _FIELD = re.compile(r"([A-Z_]+):\s*(\S*)")
+_LINEAR = re.compile(r"^SelectType\s*=\s*select/linear", re.MULTILINE)
 #: A credential with our short payload has some 250 characters.
 _MAX_PROOF = 4096
 #: munge's exit statuses that say nothing of the credential: SNAFU, no memory, no socket, time-out (munge.h).
@@ -94,7 +96,7 @@ def anchor(commands: Commands, rm_id: str, uid: int, *, cluster: str) -> Anchor:
     if not submitted:
         raise Unavailable(f"squeue does not say when job {rm_id} was submitted", said=str(found)[:300])
     script = _script(commands, rm_id)
-    refuse_options(found, script)
+    refuse_options(found, script, exclusive=_is_exclusive(commands, found))
     return Anchor(
         key=JobKey(cluster, array_id(found) or rm_id, submitted),
         owner=owner,
@@ -102,6 +104,20 @@ def anchor(commands: Commands, rm_id: str, uid: int, *, cluster: str) -> Anchor:
         script=script,
         handle=rm_id,
     )
+
+
+def _is_exclusive(commands: Commands, record: Mapping[str, str]) -> bool:
+    """Whether a job's user asked for nodes of its own: two more queries if it has them.
+
+    All jobs of an exclusive partition have, and all jobs with ``SelectType=select/linear``.
+    """
+    if record["OverSubscribe"] != "NO":
+        return False
+    partition = commands.run("sinfo", "--noheader", f"--partition={record['Partition']}", "--Format=OverSubscribe:|")
+    config = commands.run("scontrol", "show", "config")
+    if partition.status != 0 or config.status != 0:
+        return False
+    return "EXCLUSIVE" not in partition.stdout and _LINEAR.search(config.stdout) is None
 
 
 def _script(commands: Commands, rm_id: str) -> str:
