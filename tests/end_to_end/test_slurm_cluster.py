@@ -260,3 +260,27 @@ def test_a_job_trains_where_its_partition_and_reservations_allow_it_as_long_as_i
         cluster.run("scancel", "-u", alice.name)
         cluster.wait_until(lambda: not cluster.running(), "nothing is left")
         cluster.run("scontrol", "delete", "reservationname=root-only")
+
+
+def test_an_elastic_job_leaves_the_nodes_of_a_reservation_before_it_begins(
+    cluster: SlurmCluster, alice: User, daemon: DaemonProcess, gate: Path
+) -> None:
+    (alice.home / "train.py").write_text(WORKER.read_text())
+    lines = "#DL2 max_workers=12 max_ps=3"
+    job = registered(daemon, cluster.submit_as(alice, script(daemon, directives=lines, gate=gate)))
+    daemon.wait_until(lambda: daemon.confirmed(job) == (12, 3), "it has all nodes", timeout=120)
+    # Its anchor stays where it is, so not on that node.
+    anchor = cluster.run("squeue", "-h", "-j", job.id, "-o", "%N").stdout.strip()
+    node = next(node for node in cluster.nodes if node != anchor)
+    cluster.run("scontrol", "create", "reservation=service", "starttime=now+500", "duration=60", "users=root",
+                "flags=maint,ignore_jobs", f"nodes={node}")  # fmt: skip
+    try:
+        daemon.wait_until(
+            lambda: node not in {task.node for task in daemon.tasks(job, live=True)}, "the node is empty", timeout=120
+        )
+        guarded = [reason.text for each in daemon.store.decisions(job) for reason in each.decided.guarded]
+        assert f"the site keeps 1 node of reservation service free: {node}" in guarded
+    finally:
+        cluster.run("scontrol", "delete", "reservation=service")
+    gate.unlink()
+    daemon.wait_for_end(job, timeout=240)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dl2d_slurm.anchor_options import AnchorOptions
 from dl2d_slurm.eligibility import Eligibility, has_features
-from dl2d_slurm.reservations import Reservation, parse_reservations
+from dl2d_slurm.reservations import Reservation, parse_reservations, reservation_claims
 from dl2d_slurm.states import is_node_refused, site_limit
 
 
@@ -101,3 +101,11 @@ def test_reasons_that_are_about_the_node(reason: str) -> None:
 @pytest.mark.parametrize("reason", ["Resources", "Priority", "None", "", "QOSGrpGRES", "BeginTime", "JobHeldAdmin"])
 def test_reasons_that_are_not_about_the_node(reason: str) -> None:
     assert not is_node_refused(reason)
+
+
+def test_nodes_of_a_reservation_are_claimed_ten_minutes_before_it_begins() -> None:
+    maintenance = Reservation("maintenance", frozenset({"n1", "n2"}), 1000, 2000)
+    for at, nodes in ((399.0, []), (400.0, ["n1", "n2"]), (999.0, ["n1", "n2"]), (1000.0, [])):
+        found = list(reservation_claims([maintenance], at))
+        assert [claim.eligible for claim in found] == [frozenset({node}) for node in nodes]
+        assert all(claim.standing and claim.whole and claim.nodes == 1 for claim in found)

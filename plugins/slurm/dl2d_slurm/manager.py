@@ -49,7 +49,7 @@ from dl2d_slurm.queue_listing import (
     watched_fields,
     with_held,
 )
-from dl2d_slurm.reservations import Reservation, parse_reservations, with_reserved
+from dl2d_slurm.reservations import Reservation, parse_reservations, reservation_claims, with_reserved
 from dl2d_slurm.settings import SlurmSettings
 from dl2d_slurm.stopping import Stopper
 from dl2d_slurm.submission import options, script
@@ -223,7 +223,11 @@ class SlurmManager:
             ended_until,
             incomplete,
             growth_limits=tuple(share_limits(nodes.nodes, anchors, jobs.tasks, nodes.partitions, sharing)),
-            claims=(*claims(jobs.waiting, every.of), *standing_claims(nodes.partitions, sharing)),
+            claims=(
+                *claims(jobs.waiting, every.of),
+                *reservation_claims(reservations, now),
+                *standing_claims(nodes.partitions, sharing),
+            ),
             eligible_nodes=self._eligible_nodes(nodes, reservations, running, now),
         )
         self._last = listing if last_submit is self._last_submit else None

@@ -9,11 +9,15 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from dl2d.core.cluster import Node, NodeState
+from dl2d.core.resource_manager import Claim
+from dl2d.core.resources import NO_RESOURCES
 from dl2d_slurm.anchor_options import AnchorOptions
 from dl2d_slurm.observed_jobs import hosts
 from dl2d_slurm.output_fields import count, present, seconds
 from dl2d_slurm.queue_listing import Nodes
 
+#: How long before a reservation begins elastic jobs leave its nodes.
+LEAD_SECONDS = 600.0
 _FIELD = re.compile(r"(?:^|\s)(ReservationName|StartTime|EndTime|Nodes|Flags|TRES)=(\S*)")
 _CPUS = re.compile(r"(?:^|,)cpu=([^,]+)")
 
@@ -72,3 +76,14 @@ def with_reserved(
         structs.replace(node, state=NodeState.UP, remark="") if node.name in usable & nodes.reserved else node
         for node in nodes.nodes
     )
+
+
+def reservation_claims(reservations: Iterable[Reservation], at: float) -> Iterator[Claim]:
+    """A standing claim for each node of the reservations that begin soon, so that it is empty in time."""
+    for each in reservations:
+        if at < each.start <= at + LEAD_SECONDS:
+            for node in sorted(each.nodes):
+                yield Claim(
+                    handle=f"reservation {each.name}", user="", priority=-1, nodes=1, demand=NO_RESOURCES, whole=True,
+                    eligible=frozenset({node}), standing=True,
+                )  # fmt: skip
