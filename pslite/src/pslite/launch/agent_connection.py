@@ -33,7 +33,7 @@ class AgentConnection:
         self._noted = False
         #: whether the job goes on without the task, whose process has to end
         self.given_up = False
-        #: whether the job was cancelled
+        #: whether the coordinator has ended since the job was cancelled; not if another one has taken its place
         self.cancelled = False
 
     def open(self, seconds: float) -> str:
@@ -45,6 +45,7 @@ class AgentConnection:
         with self._lock:
             if self._channel is None:
                 self._channel = Channel(sock, Inbox(FromCoordinator, MAX_CONTROL_BYTES))
+                self.cancelled = False
             else:
                 sock.close()  # another thread has connected first
         return ""
@@ -60,8 +61,9 @@ class AgentConnection:
             except PsliteError:
                 messages, still_open = [], False
             self._noted |= any(isinstance(message, Noted) for message in messages)
-            self.given_up |= any(isinstance(message, JobEnded) for message in messages)
-            self.cancelled |= any(isinstance(message, JobEnded) and message.cancelled for message in messages)
+            ends = [message.cancelled for message in messages if isinstance(message, JobEnded)]
+            self.cancelled |= any(ends)
+            self.given_up |= not all(ends)
             if still_open:
                 channel.flush()
             else:
