@@ -7,15 +7,16 @@ needs. Its room counts as used on these nodes in the snapshot, so that policy, g
 Claims are met by priority, and nodes that the site keeps free for any job (standing claims) last. No job shrinks for a
 claim that cannot be met now even with all elastic jobs at their floors, with one exception: if the resource manager
 plans to start the claim's job within ``lead_seconds``, the planned nodes are vacated in time. On nodes that are planned
-for later, running tasks stay and no new ones start.
+for later, running tasks stay and no new ones start, if all elastic jobs yield to that claim.
 
 If a claim's room has been free for ``MAX_UNUSED_SECONDS`` and its job has not started, it waits for something that the
-resource manager does not show. The claim is given up, and tried again after ``RETRY_SECONDS``.
+resource manager does not show. The claim is given up, with all like it of that user, and tried again after
+``RETRY_SECONDS``. If its job is that late after planned nodes were vacated, no more are vacated until all can be.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -24,10 +25,10 @@ from msgspec import structs
 
 from dl2d.core.cluster import ClaimedNodes, Node, NodeState, Snapshot, Task
 from dl2d.core.jobs import NOTHING, JobKey, Role
-from dl2d.core.resource_manager import Claim, RmListing, Yields
+from dl2d.core.resource_manager import Claim, RmJob, RmListing, Yields
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.tick.place.make_room import TaskGroup, first_member, leaving_order
-from dl2d.tick.tick_state import ClaimHistory, nodes_of_claims
+from dl2d.tick.tick_state import ClaimHistory, GivenUpClaim, nodes_of_claims
 
 #: Maximum number of claims that get room at once, of claims that are examined for that, and of those among them for
 #: which nodes are vacated in vain, since floors leave less than their number of nodes.
@@ -37,6 +38,9 @@ MAX_FAILED: Final = 16
 #: How long a claim's room may be free without its job starting, and after how long it is tried again.
 MAX_UNUSED_SECONDS: Final = 300.0
 RETRY_SECONDS: Final = 3600.0
+#: Number of claims of one user that were given up with which all of them are, so that jobs that never start cannot
+#: keep nodes vacated in turn.
+MAX_GIVEN_UP: Final = 4
 
 _ROLES = (Role.WORKER, Role.PS)
 
@@ -57,12 +61,9 @@ def claim_nodes(
     """
     if listing.incomplete:
         return snapshot, history
-    handles = {claim.handle for claim in listing.claims}
-    given_up = {
-        handle: since for handle, since in history.given_up.items() if handle in handles and now - since < RETRY_SECONDS
-    }
+    given_up = [each for each in history.given_up if now - each.at < RETRY_SECONDS]
     if not snapshot.jobs or not listing.claims:
-        return snapshot, ClaimHistory(given_up=given_up)
+        return snapshot, ClaimHistory(given_up=tuple(given_up))
     rooms = _Rooms(snapshot, listing, silent)
     free_now = {node.name: node.capacity.minus(node.used) for node in snapshot.nodes}
     standing = [claim for claim in listing.claims if claim.standing]
@@ -72,36 +73,43 @@ def claim_nodes(
     previous: dict[str, set[str]] = defaultdict(set)
     for handle, node in history.nodes:
         previous[handle].add(node)
+    #: A task of a job array that starts is one less that waits under the array's id.
+    waiting_under = Counter(claim.handle for claim in claims)
     granted: list[ClaimedNodes] = []
-    free_since: dict[str, float] = {}
+    free_since: dict[tuple[str, int], float] = {}
+    vacated_since: dict[tuple[str, int], float] = {}
     hopeless: set[tuple[object, ...]] = set()
     for claim in claims:
         if len(granted) >= MAX_GRANTED and not claim.standing:
             continue
         while waiting and rooms.priority(waiting[0]) >= claim.priority:
             rooms.reserve_minimum(waiting.pop(0))
-        shape = claim.nodes, claim.demand, claim.whole, claim.eligible, claim.required
-        found = None
-        if claim.handle not in given_up and shape not in hopeless:
+        shape, key = _shape(claim), (claim.handle, waiting_under[claim.handle])
+        found, unused, as_planned = None, 0.0, False
+        if shape not in hopeless and not _is_given_up(claim, given_up):
             found = rooms.meet(claim, previous[claim.handle])
             if found is None:
                 hopeless.add(shape)
             elif not claim.standing and _is_free(found, free_now):
-                free_since[claim.handle] = history.free_since.get(claim.handle, now)
-                if now - free_since[claim.handle] > MAX_UNUSED_SECONDS:
-                    rooms.undo_last()
-                    given_up[claim.handle] = now
-                    found = None
-        if found is None and claim.planned:
-            soon = claim.handle not in given_up and claim.expected_start - snapshot.at <= lead_seconds
-            found = rooms.vacate_planned(claim) if soon else _hold_free_room(claim, free_now)
+                free_since[key] = history.free_since.get(key, now)
+                unused = now - free_since[key]
+        if found is None and claim.planned and not _is_given_up(claim, given_up, as_planned=True):
+            if claim.expected_start - snapshot.at > lead_seconds:
+                found = rooms.hold_planned(claim, free_now)
+            else:
+                found, as_planned = rooms.vacate_planned(claim), True
+                vacated_since[key] = history.vacated_since.get(key, now)
+                unused = now - vacated_since[key] - lead_seconds
+        if unused > MAX_UNUSED_SECONDS:
+            rooms.undo_last()
+            given_up.append(GivenUpClaim(claim.user, shape, now, as_planned))
+            continue
         if found is not None and found.nodes:
             granted.append(found)
             for node, room in zip(found.nodes, found.room, strict=True):
                 free_now[node] = free_now[node].minus(room)
-    if not granted:
-        return snapshot, ClaimHistory(given_up=given_up)
-    claimed = ClaimHistory(nodes_of_claims(granted), history.decided, free_since, given_up)
+    decided = history.decided if granted else frozenset[tuple[str, str]]()
+    claimed = ClaimHistory(nodes_of_claims(granted), decided, free_since, vacated_since, tuple(given_up))
     return _with_claims(snapshot, granted), claimed
 
 
@@ -110,6 +118,8 @@ def _is_free(claim: ClaimedNodes, free_now: Mapping[str, Resources]) -> bool:
 
 
 def _with_claims(snapshot: Snapshot, claims: Sequence[ClaimedNodes]) -> Snapshot:
+    if not claims:
+        return snapshot
     more: dict[str, list[Resources]] = defaultdict(list)
     for claim in claims:
         for node, room in zip(claim.nodes, claim.room, strict=True):
@@ -121,15 +131,16 @@ def _with_claims(snapshot: Snapshot, claims: Sequence[ClaimedNodes]) -> Snapshot
     return replace(snapshot, nodes=nodes, claims=tuple(claims))
 
 
-def _hold_free_room(claim: Claim, free_now: Mapping[str, Resources]) -> ClaimedNodes:
-    """Claimed nodes with what is free on the planned ones, for a job that cannot start yet; no task leaves."""
-    share = _share(claim, len(claim.planned))
-    found = {
-        node: free if claim.whole else free.minus(free.minus(share))  # the smaller of both
-        for node in claim.planned
-        if (free := free_now.get(node, NO_RESOURCES)).thousandths
-    }
-    return _claimed(claim, {node: room for node, room in found.items() if room.thousandths})
+def _shape(claim: Claim) -> tuple[object, ...]:
+    return claim.nodes, claim.demand, claim.whole, claim.eligible, claim.required
+
+
+def _is_given_up(claim: Claim, given_up: Sequence[GivenUpClaim], *, as_planned: bool = False) -> bool:
+    """Whether a claim, one like it, or too many of its user were given up; ``as_planned``: on planned nodes, too."""
+    if claim.standing:
+        return False
+    shapes = [each.shape for each in given_up if each.user == claim.user and each.as_planned <= as_planned]
+    return len(shapes) >= MAX_GIVEN_UP or _shape(claim) in shapes
 
 
 def _claimed(claim: Claim, rooms: Mapping[str, Resources], leaving: Iterable[Task] = ()) -> ClaimedNodes:
@@ -137,6 +148,13 @@ def _claimed(claim: Claim, rooms: Mapping[str, Resources], leaving: Iterable[Tas
         handle=claim.handle, user=claim.user, priority=claim.priority, nodes=tuple(rooms), room=tuple(rooms.values()),
         leaving=tuple(task.tag for task in leaving),
     )  # fmt: skip
+
+
+def _yields(anchor: RmJob, claim: Claim) -> bool:
+    """Whether the job of an anchor gives up tasks to a claim."""
+    if anchor.yields is Yields.HIGHER_PRIORITY and not claim.standing:
+        return claim.priority > anchor.priority
+    return anchor.yields is not Yields.NEVER
 
 
 def _share(claim: Claim, nodes: int) -> Resources:
@@ -255,7 +273,7 @@ class _Rooms:
         return _claimed(claim, chosen, leaving)
 
     def undo_last(self) -> None:
-        """Take back the claim that was met last."""
+        """Take back the claim that was met last, or for which nodes were vacated last."""
         self._undo(self._mark)
 
     def vacate_planned(self, claim: Claim) -> ClaimedNodes:
@@ -263,7 +281,7 @@ class _Rooms:
         share = None if claim.whole else _share(claim, len(claim.planned))
         chosen: dict[str, Resources] = {}
         leaving: list[Task] = []
-        self._targets = []
+        self._mark, self._targets = len(self._journal), []
         for name in claim.planned:
             if name in self._capacity:
                 before = self._others[name]
@@ -275,6 +293,18 @@ class _Rooms:
                     chosen[name] = self._capacity[name] if share is None else share
                     leaving += left
         return _claimed(claim, chosen, leaving)
+
+    def hold_planned(self, claim: Claim, free_now: Mapping[str, Resources]) -> ClaimedNodes:
+        """What is free on the planned nodes of a claim that cannot start yet, if all elastic jobs yield to it."""
+        share = _share(claim, len(claim.planned))
+        found: dict[str, Resources] = {}
+        if all(_yields(anchor, claim) for anchor in self._anchors.values()):
+            for node in claim.planned:
+                free = free_now.get(node, NO_RESOURCES)
+                held = free if claim.whole else free.minus(free.minus(share))  # the smaller of both
+                if held.thousandths:
+                    found[node] = held
+        return _claimed(claim, found)
 
     def _node_count(self, claim: Claim, eligible: Sequence[str]) -> int | None:
         """On how many nodes a claim is met: more than it says where its share fits on none; None if it never fits."""
@@ -290,11 +320,7 @@ class _Rooms:
     def _yields(self, key: JobKey, claim: Claim) -> bool:
         """Whether a job gives up tasks to a claim."""
         anchor = self._anchors.get(key)
-        if anchor is None or key in self._silent:
-            return False
-        if anchor.yields is Yields.HIGHER_PRIORITY and not claim.standing:
-            return claim.priority > anchor.priority
-        return anchor.yields is not Yields.NEVER
+        return anchor is not None and key not in self._silent and _yields(anchor, claim)
 
     def _free(self, node: str) -> Resources:
         here = self._here[node]

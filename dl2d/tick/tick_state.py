@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from dl2d.core.cluster import ClaimedNodes, TaskState
 from dl2d.core.decision import Decision
@@ -55,6 +55,18 @@ class SetAside:
         return (self.policy, self.version) == (policy.name, policy.version)
 
 
+class GivenUpClaim(NamedTuple):
+    """A claim for which no nodes are vacated for a while, since its job did not start although it had room."""
+
+    user: str
+    #: Its number of nodes, its demand, and which nodes it may use.
+    shape: tuple[object, ...]
+    #: When it was given up, seconds on a monotonic clock.
+    at: float
+    #: Whether only some of the nodes that are planned for it were vacated. All that it needs may be, if that can be.
+    as_planned: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class ClaimHistory:
     """What ticks remember of claims. Times are seconds on a monotonic clock."""
@@ -62,10 +74,11 @@ class ClaimHistory:
     #: Handles and nodes of the claims in the last tick, and at the last decision.
     nodes: frozenset[tuple[str, str]] = frozenset()
     decided: frozenset[tuple[str, str]] = frozenset()
-    #: Since when the room of a claim has been free, by handle.
-    free_since: Mapping[str, float] = field(default_factory=dict)
-    #: When a claim was given up, by handle.
-    given_up: Mapping[str, float] = field(default_factory=dict)
+    #: Since when the room of a claim has been free, by its handle and the number of claims that have it.
+    free_since: Mapping[tuple[str, int], float] = field(default_factory=dict)
+    #: The same of those for which planned nodes are vacated before all of them can be.
+    vacated_since: Mapping[tuple[str, int], float] = field(default_factory=dict)
+    given_up: tuple[GivenUpClaim, ...] = ()
 
     def is_undecided(self, claims: Iterable[ClaimedNodes]) -> bool:
         """Whether tasks have to leave a node for a claim that was not there at the last decision."""

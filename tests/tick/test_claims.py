@@ -8,7 +8,7 @@ import pytest
 from tick.world import GivesNothing, World
 
 from dl2d.core.decision import Constraint
-from dl2d.core.jobs import JobState
+from dl2d.core.jobs import JobKey, JobState
 from dl2d.core.resource_manager import Claim, EligibleNodes, RmJob, RmJobState, Yields
 from dl2d.core.resources import Resources
 from dl2d.testing.builders import make_nodes
@@ -233,6 +233,69 @@ def test_a_job_that_does_not_start_although_its_room_is_free_gives_it_back(world
     world.tick(3700.0)
     world.settle()
     assert world.has(job) == (4, 4)
+
+
+def minutes_at(world: World, job: JobKey, size: tuple[int, int], minutes: int = 120) -> int:
+    """In how many of these minutes a job has a size."""
+    found = 0
+    for _ in range(minutes):
+        world.tick(60.0)
+        world.beat()
+        found += world.has(job) == size
+    return found
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [
+        pytest.param([claim(str(number)) for number in range(15)], id="an array"),
+        pytest.param([claim(str(number), demand=Resources.of(cpu=2 + number)) for number in range(15)], id="15 shapes"),
+        pytest.param([claim(planned=("n1", "n2"))], id="planned"),
+    ],
+)
+def test_jobs_that_never_start_do_not_keep_nodes_vacated_in_turn(world: World, claims: list[Claim]) -> None:
+    """One user's jobs, each of which waits for something that the resource manager does not tell."""
+    job = world.submit(max_workers=8, max_ps=8)
+    world.settle()
+    world.manager.claims = claims
+    assert minutes_at(world, job, (8, 8)) > 60
+    # Those of other users are met.
+    world.manager.claims.append(claim("900", priority=1000, user="eve"))
+    assert "900" in {each.handle for each in world.tick(1.0).snapshot.claims}
+
+
+def test_nodes_planned_for_a_job_that_is_late_are_used_until_all_of_them_can_be_vacated(world: World) -> None:
+    """A job of eve on n1 does not end when it should."""
+    occupy(world, "7", "n1")
+    job = world.submit(max_workers=8, max_ps=8)
+    world.settle()
+    world.manager.claims.append(claim(nodes=3, planned=("n1", "n2", "n3"), expected_start=world.now))
+    assert minutes_at(world, job, (2, 2), 5) > 2
+    assert minutes_at(world, job, (6, 6)) > 90
+    world.manager.end("7")
+    assert follow(world) == ["812"]
+
+
+def test_tasks_of_an_array_that_start_one_after_the_other_have_not_failed_to(world: World) -> None:
+    """All that wait have the id of the array, and there is always room for one of them."""
+    job = world.submit(max_workers=8, max_ps=8)
+    world.settle()
+    world.manager.claims = [claim(nodes=1) for _ in range(20)]
+    for _ in range(15):
+        world.tick(60.0)
+        world.beat()
+        world.manager.claims.pop()
+    assert world.has(job) == (2, 2)
+
+
+def test_nodes_planned_for_a_job_of_lower_priority_are_not_kept_from_elastic_jobs(world: World) -> None:
+    """It would wait for five days for nodes of which most are free."""
+    occupy(world, "7", "n1")
+    planned = ("n1", "n2", "n3", "n4")
+    world.manager.claims.append(claim(nodes=4, priority=1, planned=planned, expected_start=world.now + 432_000.0))
+    job = world.submit(max_workers=8, max_ps=8)
+    world.settle()
+    assert world.has(job) == (6, 6)
 
 
 def test_an_incomplete_listing_and_a_silent_coordinator_vacate_nothing(world: World) -> None:
