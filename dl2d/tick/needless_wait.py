@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Final
 
 from dl2d.core.cluster import Node, Snapshot
 from dl2d.core.decision import Constraint, Decision, JobDecision
@@ -23,26 +24,29 @@ _GUARD_CONSTRAINTS = frozenset(
 )
 
 
+#: Maximum part of the time between two ticks that counts as waiting.
+MAX_GAP_SECONDS: Final = 60.0
+
+
 @dataclass(frozen=True, slots=True)
 class NeedlessWait:
     """Jobs that wait although they fit into free resources, and for how long there have been such jobs."""
 
     jobs: tuple[JobKey, ...] = ()
-    #: Since when every tick has found such jobs (not always the same ones); seconds since 1970.
-    since: float = 0.0
-    #: When the last tick found them; seconds since 1970.
+    #: For how long every tick has found such jobs (not always the same ones).
+    seconds: float = 0.0
+    #: When the last tick found them; seconds on a monotonic clock.
     at: float = 0.0
 
-    @property
-    def seconds(self) -> float:
-        """For how long there have been such jobs."""
-        return self.at - self.since
+    def after(self, jobs: tuple[JobKey, ...], now: float) -> NeedlessWait:
+        """The record after a tick found ``jobs``; ``now``: seconds on a monotonic clock.
 
-    def after(self, jobs: tuple[JobKey, ...], at: float) -> NeedlessWait:
-        """The record after a tick at time ``at`` found ``jobs``. A clock that was set back starts the count anew."""
-        if not jobs:
-            return NeedlessWait()
-        return NeedlessWait(jobs, self.since if self.jobs and self.since <= at else at, at)
+        Of the time between two ticks no more than ``MAX_GAP_SECONDS`` counts: no policy decides while ticks fail or the
+        daemon stands still.
+        """
+        if not jobs or not self.jobs:
+            return NeedlessWait(jobs, at=now)
+        return NeedlessWait(jobs, self.seconds + min(now - self.at, MAX_GAP_SECONDS), now)
 
 
 def startable_waiting_jobs(

@@ -102,7 +102,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
             memory = replace(reconciled.memory, start_failures=refused)
             reconciled = replace(reconciled, memory=remember_refused_starts(memory, outcome, snapshot.at))
             context.store.keep_guard_memory(reconciled.memory)
-        needless_wait = state.needless_wait.after(waiting, snapshot.at)
+        needless_wait = state.needless_wait.after(waiting, begin)
         set_aside = set_aside or set_aside_after_wait(deciders, needless_wait, context.idle_seconds)
 
     # Record

@@ -87,6 +87,19 @@ def test_a_clock_that_is_set_back_does_not_count_as_waiting(build) -> None:
     assert (len(report.needless_wait.jobs), report.needless_wait.seconds, report.set_aside) == (1, 0.0, None)
 
 
+@pytest.mark.parametrize("stands_still", [False, True], ids=["the clock is set forward", "no tick for an hour"])
+def test_an_hour_without_ticks_does_not_count_as_waiting(build, stands_still: bool) -> None:
+    world = build(policy=GivesNothing(), idle_seconds=200.0)
+    world.ready()
+    world.tick(1.0)
+    world.now += 3600.0
+    world.elapsed += 3600.0 * stands_still
+    world.beat()
+    report = world.tick(1.0)
+    assert (len(report.needless_wait.jobs), report.needless_wait.seconds) == (1, 60.0 if stands_still else 1.0)
+    assert report.set_aside is None
+
+
 def test_a_silent_job_is_not_the_policys_fault(build) -> None:
     world = build(policy=GivesNothing(), idle_seconds=10.0)
     world.ready()
