@@ -28,6 +28,17 @@ _LOST_SERVER = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_cou
 _POSTGRESQL = "postgresql+psycopg"
 _EXAMPLES = "write sqlite:////var/lib/dl2d/dl2d.sqlite or postgresql://user@host/database"
 _END_IDLE = f"SET LOCAL idle_in_transaction_session_timeout = '{int(LOCK_SECONDS * 1000)}ms'"
+#: What to do where SQLite's write-ahead log or its index was removed.
+_REMOVED = {
+    "-wal": (
+        "and what was written since is in no file: stop the daemon with SIGTERM (systemctl stop dl2d), which writes it "
+        "into the database; do not kill it"
+    ),
+    "-shm": (
+        "and it must not write to the database any more: kill it (systemctl kill --signal=SIGKILL dl2d) and start it "
+        "again; all changes are in the write-ahead log"
+    ),
+}
 _WRITE = "dl2d_write"
 _DURABLE = "dl2d_durable"
 _NO_ACCESS = (
@@ -175,9 +186,10 @@ class Database:
         self.engine = open_engine(place)
         self.fence: Fence | None = None
         self._closed = False
-        #: Device and inode of SQLite's file, and of its write-ahead log; None before they are opened.
+        #: Device and inode of SQLite's file, and of its write-ahead log and the log's index, by their suffixes; None
+        #: before they are opened.
         self._file: tuple[int, int] | None = None
-        self._log: tuple[int, int] | None = None
+        self._log: dict[str, tuple[int, int] | None] = {"-wal": None, "-shm": None}
         # SQLite has one writer at a time. Waiting for a lock of ours is fair and wakes at once; waiting for
         # SQLite's polls. In memory there is one connection, so readers queue too.
         self._writers = threading.Lock()
@@ -255,29 +267,27 @@ class Database:
             )
 
     def _check_log(self) -> None:
-        """Raise ``StoreUnavailable`` if the write-ahead log was removed or replaced since it was opened.
+        """Raise ``StoreUnavailable`` if the write-ahead log or its index was removed or replaced since it was opened.
 
-        SQLite itself removes it only when the last connection is closed. It would go on writing into the removed one.
+        SQLite itself removes them only when the last connection is closed. It would go on writing into the removed log;
+        without the index, this process and others would overwrite each other's changes.
         """
         if self.place.file is None:
             return
-        log = Path(f"{os.path.realpath(self.place.file)}-wal")
-        try:
-            status = log.stat()
-            found = (status.st_dev, status.st_ino)
-        except FileNotFoundError:
-            found = None
-        except OSError as error:
-            raise StoreUnavailable(f"the store {self.place}: {log}: {error.strerror}") from error
-        if found == self._log:
-            return
-        if _has_open(f"{log} (deleted)"):
-            raise StoreUnavailable(
-                f"the write-ahead log {log} was removed while this process had it open, and what was written since is "
-                "in no file: stop the daemon with SIGTERM (systemctl stop dl2d), which writes it into the database; "
-                "do not kill it"
-            )
-        self._log = found
+        for suffix, known in self._log.items():
+            log = Path(f"{os.path.realpath(self.place.file)}{suffix}")
+            try:
+                status = log.stat()
+                found = (status.st_dev, status.st_ino)
+            except FileNotFoundError:
+                found = None
+            except OSError as error:
+                raise StoreUnavailable(f"the store {self.place}: {log}: {error.strerror}") from error
+            if found == known:
+                continue
+            if _has_open(f"{log} (deleted)"):
+                raise StoreUnavailable(f"{log} was removed while this process had it open, {_REMOVED[suffix]}")
+            self._log[suffix] = found
 
 
 def _has_open(file: str) -> bool:

@@ -254,16 +254,20 @@ def test_a_file_that_is_removed_or_replaced_while_it_is_open(tmp_path):
             store.jobs(live=True)
 
 
-def test_a_write_ahead_log_that_is_removed_while_it_is_open(tmp_path):
-    """What is written to it is lost if the process is killed, and kept if it ends by itself."""
+@pytest.mark.parametrize(("suffix", "words"), [("-wal", "do not kill it"), ("-shm", "kill it")])
+def test_a_write_ahead_log_or_its_index_that_is_removed_while_it_is_open(tmp_path, suffix, words):
+    """What is written to the log is lost if the process is killed, and kept if it ends by itself.
+
+    Without the index it would overwrite what others write, also when it ends.
+    """
     url = f"sqlite:///{tmp_path}/dl2d.sqlite"
     schema.upgrade(url)
     with closing(SqlStore(url)) as store:
         store.add_job(a_job())
         store.add_job(a_job(2))
-        (tmp_path / "dl2d.sqlite-wal").unlink()
+        (tmp_path / f"dl2d.sqlite{suffix}").unlink()
         for call in (lambda: store.add_job(a_job(3)), lambda: store.jobs(live=True)):
-            with pytest.raises(StoreUnavailable, match=r"dl2d\.sqlite-wal was removed .* do not kill it"):
+            with pytest.raises(StoreUnavailable, match=rf"dl2d\.sqlite{suffix} was removed .* {words}"):
                 call()
     with closing(SqlStore(url)) as store:
         assert len(store.jobs(live=True)) == 2
