@@ -177,6 +177,7 @@ class Daemon(AbstractContextManager["Daemon"]):
                 answered=self._answered,
             )
             last = next(iter(store.slots(limit=1)), None)
+            self._last_slot_at, self._began = math.inf if last is None else last.at, timer()
             self._state = TickState(
                 slot=store.last_slot_number(),
                 ended_until=None if last is None else last.at - _LOOK_BACK_SECONDS,
@@ -254,7 +255,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             self.tick()
             scheduler.add_job(self.tick, "interval", seconds=self._settings.schedule.poll_seconds, id=_TICK)
             self._schedule_learning(scheduler, self._settings)
-            pruning = (self._store, self._settings.store.keep, self._clock, self._stop)
+            pruning = (self._store, self._settings.store.keep, self._recorded_time, self._stop)
             # First at the start, for a daemon that is always restarted before the interval is over.
             now, every = datetime.now(tz=UTC), IntervalTrigger(seconds=PRUNE_SECONDS)
             scheduler.add_job(prune, every, args=pruning, id=_PRUNE, executor=_PRUNE, next_run_time=now)
@@ -273,6 +274,13 @@ class Daemon(AbstractContextManager["Daemon"]):
             log.info("stopped")
         if self._fatal is not None:
             raise self._fatal
+
+    def _recorded_time(self) -> float:
+        """The time by which old rows are deleted: not later than the last slot before the start and the time since.
+
+        A clock that is wrong by years, as after the start of a machine, must not delete the site's history.
+        """
+        return min(self._clock(), self._last_slot_at + self._timer() - self._began)
 
     def _serve(self, scheduler: BackgroundScheduler) -> None:
         pause = (self._service.watchdog_seconds or 60.0) / 3

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import pytest
 from local_cluster import LocalCluster
+from migrated import sqlite_store
 from self_signed import self_signed
 from store.samples import a_job
 from structlog.testing import capture_logs
@@ -448,6 +449,18 @@ def test_rows_that_are_too_old_are_deleted_soon_after_the_start(tmp_path: Path) 
     store.change_job(job.key, JobChange(state=JobState.FINISHED), 2.0)
     with Running(tmp_path, store):
         until(lambda: not store.jobs(live=False), "the job, which ended in 1970, is deleted")
+
+
+def test_a_clock_that_is_wrong_by_years_at_the_start_makes_no_row_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sqlite_store(tmp_path / "dl2d.sqlite")
+    times: list[float] = []
+    monkeypatch.setattr(loop, "prune", lambda _store, _keep, clock, _stop: times.append(clock()))
+    for now in (1e9, 2e9):
+        with Running(tmp_path, SqlStore(f"sqlite:///{tmp_path}/dl2d.sqlite"), clock=lambda now=now: now):
+            until(lambda: times and times[-1], "old rows are looked for")
+        assert times.pop() - 1e9 < 60
 
 
 def test_a_certificate_that_jobs_refuse_is_a_warning_and_a_problem(tmp_path: Path) -> None:
