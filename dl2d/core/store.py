@@ -16,7 +16,7 @@ import msgspec
 from dl2d.core.cluster import Snapshot, Task, TaskState
 from dl2d.core.decision import Decision, JobDecision
 from dl2d.core.guard_memory import GuardMemory
-from dl2d.core.jobs import FailureCause, Job, JobKey, JobRequest, JobState, Progress, Role
+from dl2d.core.jobs import FailureCause, Job, JobKey, JobRequest, JobState, Launch, Progress, Role
 from dl2d.core.measured_speeds import JobSpeeds, MeasuredLoss, MeasuredSpeeds, TrainingKind
 from dl2d.core.tick_plan import Outcome, Plan, Start
 
@@ -187,12 +187,15 @@ class JobChange:
     end_reason: str | None = None
     digest: str | None = None
     request: JobRequest | None = None
+    launch: Launch | None = None
     #: For statistics, where ``state`` is one of failure.
     cause: FailureCause | None = None
 
     def applied(self, job: Job, at: float) -> Job:
         """The job after this change, by the rules of ``Store.change_job``."""
-        fields = ("anchor", "address") if job.state.ended else ("anchor", "address", "end_reason", "digest", "request")
+        fields: tuple[str, ...] = ("anchor", "address")
+        if not job.state.ended:
+            fields += ("end_reason", "digest", "request", "launch")
         given: dict[str, Any] = {name: value for name in fields if (value := getattr(self, name)) is not None}
         if self.state is not None and self.state.rank > job.state.rank:
             given["state"] = self.state

@@ -132,6 +132,8 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         strays_asked_for=known_strays(store, matches),
         tasks_as_owner=context.tasks_as_owner,
     )
+    if not acts:  # a requeued job registers as one that starts its tasks itself
+        changes = replace(changes, new_jobs=())
     changes = _with_outputs(context, before.jobs, changes)
     elastic = _apply_changes(store, before, changes, listing.at)
     present = {job.key for job in elastic.jobs}

@@ -134,7 +134,7 @@ def register(body: Registration, request: Request, services: Services = Depends(
         # Looked up and added under the same lock: an anchor that calls twice at once is one job.
         known = services.store.job(anchor.key)
         static = not services.mode().acts if known is None else known.static
-        if known is None or (known.unreported and not known.state.ended):
+        if known is None or (known.unreported and not known.state.ended) or _is_expected(known, services):
             _take_registration(body, anchor, manager, services, known=known, static=static)
     if known is not None and known.state.ended:
         raise HTTPException(409, f"job {anchor.key.id} has ended already: {known.end_reason}")
@@ -165,6 +165,11 @@ def _refuse_clear_text(request: Request) -> None:
         )
 
 
+def _is_expected(job: Job, services: Services) -> bool:
+    """Whether a job is the next run of one that was requeued, and its coordinator has not called yet."""
+    return job.state is JobState.SUBMITTED and not job.static and not services.starts_anchors
+
+
 def _take_registration(
     body: Registration, anchor: Anchor, manager: ResourceManager, services: Services, *, known: Job | None, static: bool
 ) -> None:
@@ -175,8 +180,8 @@ def _take_registration(
         job = admission.registered(anchor, body.launch, listing)
     if known is None:
         services.store.add_job(job)
-    else:  # it was observed before it called: what it declares replaces what was observed
-        change = JobChange(request=job.request, address=job.address)
+    else:  # what it declares replaces what was observed, or what an earlier run of it declared
+        change = JobChange(request=job.request, address=job.address, launch=job.launch)
         services.store.change_job(job.key, change, services.clock())
     log.info("job registered", job=job.key.id, user=job.owner.user, name=job.request.name, static=static)
 

@@ -18,7 +18,7 @@ from dl2d.core.daemon_mode import Mode
 from dl2d.core.errors import StoreUnavailable, Unavailable
 from dl2d.core.jobs import JobKey, JobState, Role
 from dl2d.core.measured_speeds import TrainingKind
-from dl2d.core.resource_manager import ContainerOrder, ContainerReport, RmJobState, StaticJob
+from dl2d.core.resource_manager import Anchor, ContainerOrder, ContainerReport, RmJob, RmJobState, StaticJob
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, TaskChange, TaskReport
 from dl2d.core.tick_plan import Start
@@ -98,6 +98,32 @@ class TestRegistration:
         assert (job.request.name, job.request.epochs, job.anchor, job.state) == ("mine", 3, "7", JobState.SUBMITTED)
         assert job.launch.argv == ("python", "train.py")
         assert world.woken == 1
+
+    @pytest.mark.parametrize("mode", [Mode.LIVE, Mode.OBSERVE])
+    def test_the_next_run_of_a_requeued_job_registers_with_its_own_command_and_for_the_present_mode(
+        self, slurm_like, mode
+    ):
+        """Its environment names the scratch folder of this run; where dl2d does not act, it starts its own tasks."""
+        world = slurm_like
+        key = world.add_anchor()
+        world.register()
+        world.manager.put(RmJob(handle="7", state=RmJobState.RUNNING, user=OWNER.user, submitted=key.submitted), ())
+        world.heartbeat(key)
+        world.mode = mode
+        later = key._replace(submitted=key.submitted + 500)
+        requeued = RmJob(handle="7", state=RmJobState.PENDING, user=OWNER.user, submitted=later.submitted, requeues=1)
+        world.manager.put(requeued, ())
+        world.tick()
+        assert world.store.job(key).state is JobState.LOST
+        world.manager.anchors["7"] = Anchor(later, OWNER, "mine", SCRIPT)
+        run = {"argv": ["python", "train.py"], "cwd": "/home/ann", "env": {"SCRATCH": "/scratch/7.1"}}
+        answer = world.post("/v1/register", {"rm_id": "7", "proof": OWNER.user, "address": "host:2", **run})
+        assert (answer.status_code, answer.json()["job"]) == (200, later.slug)
+        assert answer.json()["static"] is (mode is Mode.OBSERVE)
+        job = world.store.job(later)
+        assert (job.static, job.launch.env) == (
+            (False, (("SCRATCH", "/scratch/7.1"),)) if mode is Mode.LIVE else (True, ())
+        )
 
     def test_many_at_once_and_again_are_one_job(self, world):
         world.add_anchor()
