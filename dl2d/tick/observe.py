@@ -128,10 +128,12 @@ def _expiring(jobs: Iterable[Job], tasks: Iterable[Task], listing: RmListing) ->
     anchors = {job.key: limits.get(job.anchor, math.inf) for job in jobs}
     expiring = set[str]()
     for task in tasks:
-        end = limits.get(task.handle, math.inf)
+        limit = limits.get(task.handle, math.inf)
+        # The resource manager's clock may differ from this machine's, on which the task was asked for.
+        end = limit + task.asked_at - (task.submitted or task.asked_at)
         # Not more than a quarter of its time, or it would be replaced at once.
         lead = min(REPLACE_SECONDS, (end - task.asked_at) / 4)
-        if task.job in anchors and end - listing.at < lead and anchors[task.job] - end > _SAME_END_SECONDS:
+        if task.job in anchors and end - listing.at < lead and anchors[task.job] - limit > _SAME_END_SECONDS:
             expiring.add(task.tag)
     return frozenset(expiring)
 

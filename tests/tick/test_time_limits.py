@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from msgspec import structs
@@ -10,7 +11,8 @@ from tick.world import World
 
 from dl2d.core.cluster import TaskState
 from dl2d.core.jobs import Allocation, JobKey, Role
-from dl2d.core.resource_manager import RmJobState
+from dl2d.core.resource_manager import RmJobState, RmListing
+from dl2d.testing import PromptCoordinator, ScriptedManager
 from dl2d.testing.builders import make_nodes
 
 
@@ -60,6 +62,30 @@ def test_tasks_that_end_with_their_anchor_are_not_replaced(build) -> None:
     limit(world, 1000, of=is_anchor)
     run(world, key, 980, task_limit=990)
     assert {task.number for task in world.store.tasks(live=False, job=key)} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("ahead", [7200.0, -7200.0])
+def test_a_clock_that_differs_from_the_resource_managers_replaces_no_task_too_early_or_late(
+    build, ahead: float
+) -> None:
+    class Slow(ScriptedManager):
+        def listing(self, ended_since: float | None = None) -> RmListing:
+            listing = super().listing(ended_since)
+            jobs = (
+                structs.replace(job, time_limit_at=job.time_limit_at and job.time_limit_at - ahead)
+                for job in listing.jobs
+            )
+            return replace(listing, at=world.now, jobs=tuple(jobs))
+
+    world = build()
+    world.manager = Slow(world.cluster_nodes, lambda: world.now - ahead)
+    world.coordinator = PromptCoordinator(world.store, world.manager)
+    key = world.ready(max_workers=1, max_ps=1)
+    limit(world, 100_000, of=is_anchor)
+    run(world, key, 3600, task_limit=1800)
+    tasks = world.store.tasks(live=False, job=key)
+    assert not [task.id for task in tasks if task.state is TaskState.FAILED]
+    assert 4 <= len(tasks) <= 8
 
 
 def test_a_task_whose_time_is_short_is_not_replaced_all_the_time(build) -> None:
