@@ -7,7 +7,7 @@ needs. Its room counts as used on these nodes in the snapshot, so that policy, g
 Claims are met by priority, and nodes that the site keeps free for any job (standing claims) last. No job shrinks for a
 claim that cannot be met now even with all elastic jobs at their floors, with one exception: if the resource manager
 plans to start the claim's job within ``lead_seconds``, the planned nodes are vacated in time. On nodes that are planned
-for later, running tasks stay and no new ones start, if all elastic jobs yield to that claim.
+for later, running tasks stay and no new ones start, if all elastic jobs that may use them yield to that claim.
 
 If a claim's room has been free for ``MAX_UNUSED_SECONDS`` and its job has not started, it waits for something that the
 resource manager does not show. The claim is given up, with all like it of that user, and tried again after
@@ -295,10 +295,12 @@ class _Rooms:
         return _claimed(claim, chosen, leaving)
 
     def hold_planned(self, claim: Claim, free_now: Mapping[str, Resources]) -> ClaimedNodes:
-        """What is free on the planned nodes of a claim that cannot start yet, if all elastic jobs yield to it."""
+        """What is free on the planned nodes of a claim that cannot start yet, if all jobs yield that may use them."""
         share = _share(claim, len(claim.planned))
         found: dict[str, Resources] = {}
-        if all(_yields(anchor, claim) for anchor in self._anchors.values()):
+        planned, everywhere = frozenset(claim.planned), frozenset(self._capacity)
+        others = (key for key in self._anchors if self._may_use.get(key, everywhere) & planned)
+        if all(_yields(self._anchors[key], claim) for key in others):
             for node in claim.planned:
                 free = free_now.get(node, NO_RESOURCES)
                 held = free if claim.whole else free.minus(free.minus(share))  # the smaller of both

@@ -298,6 +298,20 @@ def test_nodes_planned_for_a_job_of_lower_priority_are_not_kept_from_elastic_job
     assert world.has(job) == (6, 6)
 
 
+def test_a_job_that_may_not_use_planned_nodes_does_not_open_them_to_others(world: World) -> None:
+    occupy(world, "7", "n1")
+    planned = ("n1", "n2", "n3")
+    jobs = [world.submit(max_workers=8, max_ps=8) for _ in range(2)]
+    world.tick(1.0)
+    above = world.job(jobs[0]).anchor
+    world.manager.priorities[above] = 10_000
+    world.manager.eligible = {above: EligibleNodes(frozenset({"n4"}), "partition other")}
+    world.manager.claims.append(claim(nodes=3, planned=planned, expected_start=world.now + 432_000.0))
+    world.beat()
+    world.settle()
+    assert {task.node for task in world.store.tasks(live=True)} == {"n4"}
+
+
 def test_an_incomplete_listing_and_a_silent_coordinator_vacate_nothing(world: World) -> None:
     job = world.submit(max_workers=8, max_ps=8)
     world.settle()
