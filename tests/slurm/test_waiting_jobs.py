@@ -122,6 +122,11 @@ def test_jobs_of_other_partitions_wait_for_the_nodes_that_dl2d_sees_too(claims_o
     assert claim.eligible == {"n2"}
 
 
+def test_a_job_that_is_listed_twice_waits_once_and_tasks_of_an_array_each_for_themselves(claims_of) -> None:
+    tasks = [pending(1, JobArrayID=f"1_{number}") for number in (1, 2, 2)]
+    assert [claim.handle for claim in claims_of(*tasks, pending(3), pending(3))] == ["1", "1", "3"]
+
+
 def test_of_a_long_queue_the_jobs_of_the_highest_priority_are_told(claims_of) -> None:
     found = claims_of(*(pending(number, PriorityLong=number) for number in range(1, 2001)))
     assert (found[0].priority, found[-1].priority, len(found)) == (2000, 1489, 512)

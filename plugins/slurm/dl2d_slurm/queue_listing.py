@@ -137,7 +137,8 @@ def parse_jobs(
     strange: list[str] = []
     unreadable: list[str] = []
     options: dict[str, AnchorOptions] = {}
-    waiting: list[WaitingJob] = []
+    #: By both ids, since a job may be listed twice, and tasks of an array have one.
+    waiting: dict[tuple[str, str], WaitingJob] = {}
     marked: list[tuple[str, Resources]] = []
     for record in records(text, fields, word):
         if isinstance(record, str) or not record["JobID"].isascii() or not record["JobID"].isdecimal():
@@ -162,13 +163,13 @@ def parse_jobs(
             job = replace(job, priority=priority(record), yields=yields)
         jobs.append(job)
         if job.state is RmJobState.PENDING and (waits := waiting_job(record, _held(record))) is not None:
-            waiting.append(waits)
+            waiting[job.handle, record["JobArrayID"]] = waits
     jobs = list(_without_forged_tags(jobs))
     ours = {job.handle: mark[0].id for job in jobs if (mark := parse_tag(job.tag)) is not None}
     return Jobs(
         tuple(jobs), tuple(ending), tuple(running), tuple(strange), tuple(unreadable), options,
         tuple((ours[handle], room) for handle, room in marked if handle in ours),
-        tuple(each for each in waiting if each.claim.handle not in ours),
+        tuple(each for each in waiting.values() if each.claim.handle not in ours),
     )  # fmt: skip
 
 
