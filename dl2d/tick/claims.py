@@ -38,8 +38,8 @@ MAX_FAILED: Final = 16
 #: How long a claim's room may be free without its job starting, and after how long it is tried again.
 MAX_UNUSED_SECONDS: Final = 300.0
 RETRY_SECONDS: Final = 3600.0
-#: Number of claims of one user that were given up with which all of them are, so that jobs that never start cannot
-#: keep nodes vacated in turn.
+#: Number of claims of one user that were given up with which those of lower priority are, too, so that jobs that never
+#: start cannot keep nodes vacated in turn.
 MAX_GIVEN_UP: Final = 4
 
 _ROLES = (Role.WORKER, Role.PS)
@@ -61,9 +61,9 @@ def claim_nodes(
     """
     if listing.incomplete:
         return snapshot, history
-    given_up = [each for each in history.given_up if now - each.at < RETRY_SECONDS]
+    given_up = _GivenUp(each for each in history.given_up if now - each.at < RETRY_SECONDS)
     if not snapshot.jobs or not listing.claims:
-        return snapshot, ClaimHistory(given_up=tuple(given_up))
+        return snapshot, ClaimHistory(given_up=tuple(given_up.claims))
     rooms = _Rooms(snapshot, listing, silent)
     free_now = {node.name: node.capacity.minus(node.used) for node in snapshot.nodes}
     standing = [claim for claim in listing.claims if claim.standing]
@@ -86,14 +86,15 @@ def claim_nodes(
             rooms.reserve_minimum(waiting.pop(0))
         shape, key = _shape(claim), (claim.handle, waiting_under[claim.handle])
         found, unused, as_planned = None, 0.0, False
-        if shape not in hopeless and not _is_given_up(claim, given_up):
+        not_met, not_planned = given_up.excludes(claim)
+        if shape not in hopeless and not not_met:
             found = rooms.meet(claim, previous[claim.handle])
             if found is None:
                 hopeless.add(shape)
             elif not claim.standing and _is_free(found, free_now):
                 free_since[key] = history.free_since.get(key, now)
                 unused = now - free_since[key]
-        if found is None and claim.planned and not _is_given_up(claim, given_up, as_planned=True):
+        if found is None and claim.planned and not not_planned:
             if claim.expected_start - snapshot.at > lead_seconds:
                 found = rooms.hold_planned(claim, free_now)
             else:
@@ -102,14 +103,14 @@ def claim_nodes(
                 unused = now - vacated_since[key] - lead_seconds
         if unused > MAX_UNUSED_SECONDS:
             rooms.undo_last()
-            given_up.append(GivenUpClaim(claim.user, shape, now, as_planned))
+            given_up.claims.append(GivenUpClaim(claim.user, shape, now, as_planned))
             continue
         if found is not None and found.nodes:
             granted.append(found)
             for node, room in zip(found.nodes, found.room, strict=True):
                 free_now[node] = free_now[node].minus(room)
     decided = history.decided if granted else frozenset[tuple[str, str]]()
-    claimed = ClaimHistory(nodes_of_claims(granted), decided, free_since, vacated_since, tuple(given_up))
+    claimed = ClaimHistory(nodes_of_claims(granted), decided, free_since, vacated_since, tuple(given_up.claims))
     return _with_claims(snapshot, granted), claimed
 
 
@@ -135,12 +136,25 @@ def _shape(claim: Claim) -> tuple[object, ...]:
     return claim.nodes, claim.demand, claim.whole, claim.eligible, claim.required
 
 
-def _is_given_up(claim: Claim, given_up: Sequence[GivenUpClaim], *, as_planned: bool = False) -> bool:
-    """Whether a claim, one like it, or too many of its user were given up; ``as_planned``: on planned nodes, too."""
-    if claim.standing:
-        return False
-    shapes = [each.shape for each in given_up if each.user == claim.user and each.as_planned <= as_planned]
-    return len(shapes) >= MAX_GIVEN_UP or _shape(claim) in shapes
+class _GivenUp:
+    """Claims that were given up a short while ago, while claims are met by priority."""
+
+    def __init__(self, claims: Iterable[GivenUpClaim]) -> None:
+        self.claims = list(claims)
+        #: Shapes of those that were looked for, by user.
+        self._found: dict[str, set[tuple[object, ...]]] = defaultdict(set)
+
+    def excludes(self, claim: Claim) -> tuple[bool, bool]:
+        """Whether a claim is not met, and whether its planned nodes are not vacated either.
+
+        So is one like a claim of its user that was given up, or behind ``MAX_GIVEN_UP`` of these.
+        """
+        shape, found = _shape(claim), self._found[claim.user]
+        kinds = {each.as_planned for each in self.claims if (each.user, each.shape) == (claim.user, shape)}
+        many = len(found) >= MAX_GIVEN_UP
+        if kinds:
+            found.add(shape)
+        return many or False in kinds, many or bool(kinds)
 
 
 def _claimed(claim: Claim, rooms: Mapping[str, Resources], leaving: Iterable[Task] = ()) -> ClaimedNodes:

@@ -258,10 +258,22 @@ def test_jobs_that_never_start_do_not_keep_nodes_vacated_in_turn(world: World, c
     job = world.submit(max_workers=8, max_ps=8)
     world.settle()
     world.manager.claims = claims
-    assert minutes_at(world, job, (8, 8)) > 60
+    assert minutes_at(world, job, (8, 8)) > 45
     # Those of other users are met.
     world.manager.claims.append(claim("900", priority=1000, user="eve"))
     assert "900" in {each.handle for each in world.tick(1.0).snapshot.claims}
+
+
+def test_a_job_that_could_not_start_yet_is_not_given_up_with_those_behind_it(world: World) -> None:
+    """They would delay it, so that they are not started on free nodes either."""
+    occupy(world, "7", "n4")
+    job = world.submit(max_workers=8, max_ps=8)
+    world.settle()
+    behind = [claim(str(number), 1, 8000, demand=Resources.of(cpu=number)) for number in range(1, 7)]
+    world.manager.claims = [claim(required=frozenset({"n4"})), *behind]
+    assert minutes_at(world, job, (6, 6), 60) > 10
+    world.manager.end("7")
+    assert "812" in follow(world)
 
 
 def test_nodes_planned_for_a_job_that_is_late_are_used_until_all_of_them_can_be_vacated(world: World) -> None:
