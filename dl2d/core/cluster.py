@@ -9,17 +9,13 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from dataclasses import dataclass
-from typing import Final
 
 import msgspec
 
-from dl2d.core.error_wording import counted
+from dl2d.core.error_wording import counted, some_of
 from dl2d.core.jobs import Allocation, Job, JobKey, Role
 from dl2d.core.measured_speeds import JobSpeeds, MeasuredLoss, MeasuredSpeeds
 from dl2d.core.resources import NO_RESOURCES, Resources
-
-#: Nodes that a sentence names at most.
-MAX_NODES_SHOWN: Final = 8
 
 
 class NodeState(enum.StrEnum):
@@ -127,9 +123,7 @@ class ClaimedNodes(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def text(self) -> str:
         """The claim in words: ``job 812 of bob (priority 9000) waits for 2 nodes: n3, n4``."""
-        count = counted(len(self.nodes), "node")
-        shown, more = ", ".join(self.nodes[:MAX_NODES_SHOWN]), len(self.nodes) - MAX_NODES_SHOWN
-        names = f"{shown} and {more} more" if more > 0 else shown
+        count, names = counted(len(self.nodes), "node"), some_of(self.nodes)
         if not self.user:
             return f"the site keeps {count} of {self.handle} free: {names}"
         return f"job {self.handle} of {self.user} (priority {self.priority}) waits for {count}: {names}"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 #: Characters of a value that a message shows, and items of a list or object that it shows in full.
 MAX_SHOWN = 100
 MAX_ITEMS_SHOWN = 4
+#: Names that a message lists.
+MAX_NAMES = 8
 
 
 def shown(value: object) -> str:
@@ -25,6 +27,12 @@ def shown(value: object) -> str:
 def counted(number: int, noun: str) -> str:
     """``1 job``, ``2 jobs``: a number and a noun with a regular plural."""
     return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def some_of(names: Sequence[str]) -> str:
+    """``n1, n2``, or the first ``MAX_NAMES`` of them ``and 3 more``; empty for none."""
+    more = len(names) - MAX_NAMES
+    return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def printable(key: str) -> str:

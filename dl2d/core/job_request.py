@@ -148,7 +148,7 @@ def parse_request(given: Mapping[str, object], *, rules: RequestRules, where: st
         min_workers=asked.min_workers,
         max_workers=top_workers,
         min_ps=_min_ps(asked),
-        max_ps=min(rules.max_ps if asked.max_ps is None else asked.max_ps, rules.max_ps) if has_ps else 0,
+        max_ps=_max_ps(asked, rules) if has_ps else 0,
         allowed_workers=allowed,
         architecture=asked.architecture,
         consistency=asked.consistency,
@@ -181,7 +181,7 @@ def _worker_problems(asked: _Given, rules: RequestRules) -> _Problems:
 def _ps_problems(asked: _Given, rules: RequestRules) -> _Problems:
     """The first problem of the numbers of parameter servers together, and of what the servers are to do."""
     has_ps, durable = asked.architecture is Architecture.PS, asked.durability is Durability.DURABLE
-    most = min(rules.max_ps if asked.max_ps is None else asked.max_ps, rules.max_ps)
+    most = _max_ps(asked, rules)
     if durable and not has_ps:
         yield "durability", "replicas are on parameter servers, and a job with architecture=allreduce has none"
     elif durable and asked.consistency is Consistency.ASYNC:
@@ -207,6 +207,10 @@ def _worker_counts(asked: _Given, rules: RequestRules) -> tuple[int, tuple[int, 
     top = min(asked.max_workers or rules.max_workers, rules.max_workers)
     allowed = asked.allowed_workers
     return top, tuple(1 << exponent for exponent in range(top.bit_length())) if isinstance(allowed, str) else allowed
+
+
+def _max_ps(asked: _Given, rules: RequestRules) -> int:
+    return min(rules.max_ps if asked.max_ps is None else asked.max_ps, rules.max_ps)
 
 
 def _min_ps(asked: _Given) -> int:

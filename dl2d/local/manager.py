@@ -23,6 +23,7 @@ import structlog
 
 from dl2d import __version__
 from dl2d.core.cluster import Node, NodeState
+from dl2d.core.error_wording import some_of
 from dl2d.core.errors import AlreadyRunning, ConfigError, Denied, NotFound, Rejected, Unavailable
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resource_manager import Anchor, Capabilities, RmIdentity, RmJob, RmJobState, RmListing, TaskSpec
@@ -310,7 +311,9 @@ class LocalManager:
             raise Rejected(f"{task.tag}: no node has room for {task.demand}")
         chosen = nodes.get(task.node)
         if chosen is None:
-            raise NotFound(f"{task.tag}: there is no node {task.node!r}; the config declares {_some(self._capacity)}")
+            raise NotFound(
+                f"{task.tag}: there is no node {task.node!r}; the config declares {some_of(list(self._capacity))}"
+            )
         if chosen.state is not NodeState.UP:
             raise Rejected(f"{task.tag}: node {task.node} takes no tasks ({chosen.remark})")
         if missing := task.demand.shortfalls(chosen.capacity):
@@ -466,11 +469,6 @@ def _lock(path: Path) -> int:
         os.close(descriptor)
         raise
     return descriptor
-
-
-def _some(names: Mapping[str, object], most: int = 8) -> str:
-    listed = list(names)
-    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
 
 
 __all__ = ["HANDLE_VARIABLE", "KEEP_ENDED", "NODE_VARIABLE", "LocalManager", "create"]

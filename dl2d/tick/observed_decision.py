@@ -7,13 +7,12 @@ from typing import Final
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
+from dl2d.core.error_wording import some_of
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, Role
 from dl2d.core.resource_manager import RmListing
 
 #: Policy name of such a decision; its policy version is the scheduler's name and version.
 OBSERVED: Final = "observed"
-#: Maximum number of nodes that a reason names.
-MAX_NODES_NAMED: Final = 8
 
 
 def observed_decision(snapshot: Snapshot, listing: RmListing, scheduler: str) -> Decision:
@@ -32,9 +31,8 @@ def observed_decision(snapshot: Snapshot, listing: RmListing, scheduler: str) ->
     def reason(job: Job) -> str:
         if held[job.key] != NOTHING:
             names = nodes[job.key]
-            where = f", on {', '.join(names[:MAX_NODES_NAMED])}" if names else ""
-            more = f" and {len(names) - MAX_NODES_NAMED} more" if len(names) > MAX_NODES_NAMED else ""
-            return f"observed: what {scheduler} gave{where}{more}"
+            where = f", on {some_of(names)}" if names else ""
+            return f"observed: what {scheduler} gave{where}"
         if job.static and not job.unreported:
             return "observed: its coordinator has started no tasks yet"
         wait_reason = reasons.get(job.key.id) or reasons.get(job.anchor, "")

@@ -12,6 +12,7 @@ from dl2d.core.jobs import JobKey, JobState
 from dl2d.core.resource_manager import Claim, EligibleNodes, RmJob, RmJobState, Yields
 from dl2d.core.resources import Resources
 from dl2d.testing.builders import make_nodes
+from dl2d.tick.record import Report
 
 
 @pytest.fixture
@@ -35,6 +36,14 @@ def follow(world: World, ticks: int = 10) -> list[str]:
         world.beat()
         started += world.manager.start_claims()
     return started
+
+
+def five_ticks(world: World) -> Report:
+    """Ticks and heartbeats in turn, in which no job of others starts; returns the last report."""
+    for _ in range(5):
+        report = world.tick(1.0)
+        world.beat()
+    return report
 
 
 def test_a_job_that_waits_for_whole_nodes_starts_and_the_elastic_job_grows_again_afterwards(world: World) -> None:
@@ -120,9 +129,7 @@ def test_absurd_claims_drain_nothing_and_do_not_hide_a_proper_one(world: World, 
         assert report.plan.stops == ()
     assert world.has(job) == (8, 8)
     world.manager.claims.append(claim("900", nodes=1, priority=1000))
-    for _ in range(5):
-        world.tick(1.0)
-        world.beat()
+    five_ticks(world)
     assert world.manager.start_claims() == ["900"]
     assert world.job(job).state is JobState.RUNNING
 
@@ -131,9 +138,7 @@ def test_a_queue_of_ten_thousand_takes_no_more_than_can_be_met(world: World) -> 
     job = world.submit(max_workers=8, max_ps=8)
     world.settle()
     world.manager.claims = [claim(str(number), nodes=1 + number % 7) for number in range(10_000)]
-    for _ in range(5):
-        report = world.tick(1.0)
-        world.beat()
+    report = five_ticks(world)
     assert len({node for each in report.snapshot.claims for node in each.nodes}) == 3
     assert world.job(job).state is JobState.RUNNING
     assert world.has(job) == (2, 2)
@@ -152,9 +157,7 @@ def test_a_share_that_fits_on_no_node_is_spread_over_more(world: World) -> None:
     job = world.submit(max_workers=8, max_ps=8)
     world.settle()
     world.manager.claims.append(claim(nodes=1, whole=False, demand=Resources.of(cpu=16)))
-    for _ in range(5):
-        report = world.tick(1.0)
-        world.beat()
+    report = five_ticks(world)
     (claimed,) = report.snapshot.claims
     assert [room.get("cpu") for room in claimed.room] == [8, 8]
     assert world.has(job) == (4, 4)
@@ -164,9 +167,7 @@ def test_planned_nodes_are_vacated_first(world: World) -> None:
     job = world.submit(max_workers=8, max_ps=8)
     world.settle()
     world.manager.claims.append(claim(planned=("n2", "n4")))
-    for _ in range(5):
-        report = world.tick(1.0)
-        world.beat()
+    report = five_ticks(world)
     (claimed,) = report.snapshot.claims
     assert claimed.nodes == ("n2", "n4")
     assert claimed.text == "job 812 of bob (priority 9000) waits for 2 nodes: n2, n4"
@@ -207,9 +208,7 @@ def test_room_of_a_claim_that_vanished_is_used_again(world: World) -> None:
     job = world.submit(max_workers=8, max_ps=8)
     world.settle()
     world.manager.claims.append(claim())
-    for _ in range(5):
-        world.tick(1.0)
-        world.beat()
+    five_ticks(world)
     assert world.has(job) == (4, 4)
     world.manager.claims.clear()
     world.tick(world.slot_seconds)
@@ -222,9 +221,7 @@ def test_a_job_that_does_not_start_although_its_room_is_free_gives_it_back(world
     job = world.submit(max_workers=8, max_ps=8)
     world.settle()
     world.manager.claims.append(claim())
-    for _ in range(5):
-        world.tick(1.0)
-        world.beat()
+    five_ticks(world)
     assert world.has(job) == (4, 4)
     for _ in range(4):
         world.tick(200.0)

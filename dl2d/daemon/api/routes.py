@@ -49,8 +49,6 @@ _TASKS_PER_RATE = 10
 #: A coordinator is silent if it has not called for so many heartbeat intervals.
 _SILENT_HEARTBEATS = 3
 
-_Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
-_Proof = Annotated[str, Field(max_length=16_384)]
 _Words = Annotated[dict[str, str], Field(max_length=10_000)]
 
 
@@ -67,21 +65,19 @@ class _Body(BaseModel):
         return Launch(tuple(self.argv), self.cwd, tuple(sorted(self.env.items())))
 
 
-class Registration(_Body):
-    """Registration of an anchor that the resource manager started: its address, and the command of its tasks."""
-
-    rm_id: _Id
-    proof: _Proof
-    address: str = ""
-
-
 class Authentication(BaseModel):
     """What a job shows of itself to be verified."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    rm_id: _Id
-    proof: _Proof
+    rm_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    proof: Annotated[str, Field(max_length=16_384)]
+
+
+class Registration(_Body, Authentication):
+    """Registration of an anchor that the resource manager started: its address, and the command of its tasks."""
+
+    address: str = ""
 
 
 class Submission(_Body):

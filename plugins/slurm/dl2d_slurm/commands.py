@@ -25,6 +25,7 @@ _UNAVAILABLE = re.compile(
 )
 _DENIED = re.compile(r"only permitted by root|permission denied|invalid user id|not permitted", re.IGNORECASE)
 _NOT_FOUND = re.compile(r"invalid node name|invalid job id", re.IGNORECASE)
+_JOB_ID = re.compile(r"^([0-9]+)(?:;\S*)?$", re.MULTILINE)
 _MAX_SHOWN = 2000
 
 
@@ -35,6 +36,12 @@ class Answer:
     status: int
     stdout: str
     stderr: str
+
+    @property
+    def job_id(self) -> str:
+        """Id of the job that ``sbatch --parsable`` has submitted; empty if there is none."""
+        match = _JOB_ID.search(self.stdout)
+        return match[1] if match is not None else ""
 
 
 class Commands:

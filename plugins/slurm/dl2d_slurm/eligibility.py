@@ -27,16 +27,12 @@ class Eligibility:
         features: Mapping[str, frozenset[str]],
         reservations: Collection[Reservation],
         at: float,
-        *,
-        partition: str = "",
     ) -> None:
-        """``partition`` is where all tasks run, in place of the partition of their anchor."""
         self._all = frozenset(nodes)
         self._partitions = partitions
         self._features = features
         self._reservations = reservations
         self._at = at
-        self._partition = partition
         self._found: dict[tuple[object, ...], EligibleNodes | None] = {}
 
     def of(self, job: AnchorOptions) -> EligibleNodes | None:
@@ -45,13 +41,12 @@ class Eligibility:
         keeping_out = tuple(
             each for each in self._reservations if each.name not in job.reservations and each.keeps_out(self._at, end)
         )
-        partition = self._partition or job.partition
-        like = partition, job.features, job.exclude, job.reservation, keeping_out
+        like = job.partition, job.features, job.exclude, job.reservation, keeping_out
         if like not in self._found:
-            self._found[like] = self._find(partition, job, keeping_out)
+            self._found[like] = self._find(job, keeping_out)
         return self._found[like]
 
-    def _find(self, partition: str, job: AnchorOptions, keeping_out: Iterable[Reservation]) -> EligibleNodes | None:
+    def _find(self, job: AnchorOptions, keeping_out: Iterable[Reservation]) -> EligibleNodes | None:
         left, reasons = self._all, list[str]()
 
         def restrict(nodes: frozenset[str], reason: str) -> None:
@@ -60,11 +55,11 @@ class Eligibility:
                 left &= nodes
                 reasons.append(reason)
 
-        names = [name for name in partition.split(",") if name in self._partitions]
+        names = [name for name in job.partition.split(",") if name in self._partitions]
         if names:
             up = [self._partitions[name] for name in names if not self._partitions[name].down]
             down = [f" ({name} is {self._partitions[name].down})" for name in names if self._partitions[name].down]
-            restrict(frozenset[str]().union(*(each.nodes for each in up)), f"partition {partition}{''.join(down)}")
+            restrict(frozenset[str]().union(*(each.nodes for each in up)), f"partition {job.partition}{''.join(down)}")
         if job.exclude:
             restrict(self._all - frozenset(hosts(job.exclude)), f"not {job.exclude}, which the job excludes")
         if job.features:

@@ -41,7 +41,6 @@ from dl2d_slurm.queue_listing import (
     JOB_FIELDS,
     NODE_FIELDS,
     TIMES_AS_SECONDS,
-    Nodes,
     format_option,
     parse_excluded,
     parse_jobs,
@@ -57,7 +56,6 @@ from dl2d_slurm.waiting_jobs import claims, share_limits, standing_claims
 
 log = structlog.get_logger(__name__)
 
-_HANDLE = re.compile(r"^([0-9]+)(?:;\S*)?$", re.MULTILINE)
 _CLUSTER_NAME = re.compile(r"^ClusterName\s*=\s*(\S+)", re.MULTILINE)
 #: What sbatch says where a job may not run on the node that was named.
 _NODE_REFUSED = re.compile(
@@ -213,7 +211,7 @@ class SlurmManager:
             if job.state is RmJobState.RUNNING and not job.tag
         }
         reservations = self._ask_reservations(now) if running or jobs.waiting else ()
-        every = Eligibility(self._capacities, nodes.partitions, nodes.features, reservations, now)
+        eligibility = Eligibility(self._capacities, nodes.partitions, nodes.features, reservations, now)
         resources = {name for capacity in set(self._capacities.values()) for name in capacity.as_dict()}
         anchors = {handle: options.partition for handle, options in jobs.options.items()}
         listing = RmListing(
@@ -224,11 +222,11 @@ class SlurmManager:
             incomplete,
             growth_limits=tuple(share_limits(nodes.nodes, anchors, jobs.tasks, nodes.partitions, sharing)),
             claims=(
-                *claims(jobs.waiting, every.of),
+                *claims(jobs.waiting, eligibility.of),
                 *reservation_claims(reservations, now),
                 *standing_claims(nodes.partitions, sharing),
             ),
-            eligible_nodes=self._eligible_nodes(nodes, reservations, running, now),
+            eligible_nodes=self._eligible_nodes(eligibility, running),
         )
         self._last = listing if last_submit is self._last_submit else None
         return listing
@@ -274,24 +272,20 @@ class SlurmManager:
             error = failure(what, answer)
             refused = type(error) is Rejected and task.node and _NODE_REFUSED.search(error.said)
             raise NodeRefused(what, said=error.said) if refused else error
-        match = _HANDLE.search(answer.stdout)
-        if match is None:
+        if not answer.job_id:
             raise Rejected(f"{what}: no job id in its answer", said=(answer.stdout + answer.stderr)[:500])
-        log.info("task submitted", tag=task.tag, node=task.node, handle=match[1])
-        return match[1]
+        log.info("task submitted", tag=task.tag, node=task.node, handle=answer.job_id)
+        return answer.job_id
 
     def _eligible_nodes(
-        self,
-        nodes: Nodes,
-        reservations: Sequence[Reservation],
-        running: Mapping[str, AnchorOptions],
-        at: float,
+        self, eligibility: Eligibility, running: Mapping[str, AnchorOptions]
     ) -> dict[str, EligibleNodes]:
         """The nodes that tasks of jobs may use, by the handles of their anchors; without those that may use all."""
-        eligibility = Eligibility(
-            self._capacities, nodes.partitions, nodes.features, reservations, at, partition=self._settings.partition
+        partition = self._settings.partition
+        found = (
+            (handle, eligibility.of(structs.replace(anchor, partition=partition) if partition else anchor))
+            for handle, anchor in running.items()
         )
-        found = ((handle, eligibility.of(anchor)) for handle, anchor in running.items())
         return {handle: eligible for handle, eligible in found if eligible is not None}
 
     def _ask_reservations(self, now: float) -> Sequence[Reservation]:

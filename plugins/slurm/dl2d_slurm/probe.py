@@ -21,7 +21,6 @@ from dl2d_slurm.settings import SlurmSettings
 from dl2d_slurm.states import job_state
 
 _FIELDS = ("JobID", "State", "NodeList", "exit_code", "Reason", "Comment")
-_ID = re.compile(r"^([0-9]+)(?:;\S*)?$", re.MULTILINE)
 _REPORT = "dl2d probe: "
 _STEP = re.compile(r"(ok|WRONG) (\S+) (.*)")
 _POLL_SECONDS = 1.0
@@ -98,10 +97,9 @@ def _submit(commands: Commands, settings: SlurmSettings, runner: str, user: str,
         stdin=_SCRIPT.format(runner=shlex.quote(runner)),
         more={"MUNGE_SOCKET": settings.munge_socket} if settings.munge_socket else None,
     )
-    match = _ID.search(answer.stdout)
-    if answer.status != 0 or match is None:
+    if answer.status != 0 or not answer.job_id:
         raise failure("sbatch of a probe job", answer)
-    return match[1]
+    return answer.job_id
 
 
 def _look(commands: Commands, job: str) -> dict[str, str]:
