@@ -37,7 +37,7 @@ def place(
     - Tasks that stay keep their node. Of a job that shrinks, tasks whose resources a waiting task needs leave first,
       then tasks that have not joined, then the newest. A task may be moved to make room for a larger one
       (``make_room``), but not of a ``silent`` job, whose coordinator would not drain the old task.
-      The worker of rank 0 leaves last, and is moved only where it is the only one.
+      The worker of rank 0 leaves last, and is not moved to make room.
     - A job that has nothing starts with its minimum size as a whole or not at all, so that jobs do not block one
       another with incomplete sizes. In which increments it was decided does not matter.
     - Tasks that have no room now are deferred. Resources of draining tasks are not free.
@@ -69,7 +69,7 @@ def place(
     leaves_last = {
         first
         for (_, role), tasks in groups.items()
-        if role is Role.WORKER and len(tasks) > 1 and (first := first_member(tasks)) is not None
+        if role is Role.WORKER and (first := first_member(tasks)) is not None
     }
 
     vacating = _vacating(snapshot, groups, silent)

@@ -188,6 +188,22 @@ def test_a_task_moves_to_let_a_larger_one_in_unless_its_coordinator_is_silent() 
     assert place(snapshot, decision, LoadBalance(), silent={small.key, large.key}).moves == ()
 
 
+def test_the_worker_of_rank_0_is_not_moved_where_it_is_the_only_one() -> None:
+    """It leaves last, so that the next tick would stop its replacement, and the one after it start it again."""
+    small, large = a_job(1, worker=Resources.of(cpu=1)), a_job(2, worker=Resources.of(cpu=4))
+    tasks = (
+        a_task(small, Role.WORKER, 0, TaskState.CONFIRMED, "n0"),
+        a_task(large, Role.PS, 0, TaskState.CONFIRMED, "n1"),
+    )
+    first, second = cluster(2, cpu=4)
+    nodes = [structs.replace(first, used=Resources.of(cpu=1)), structs.replace(second, used=Resources.of(cpu=2))]
+    snapshot = replace(a_snapshot([small, large], nodes), tasks=tasks)
+    decided = JobDecision(small.key, Allocation(1, 0), WHY), JobDecision(large.key, Allocation(1, 1), WHY)
+    plan = place(snapshot, Decision("test", "1", decided), LoadBalance())
+    assert (plan.moves, plan.starts, plan.stops) == ((), (), ())
+    assert [item.job for item in plan.deferred] == [large.key]
+
+
 def where(plan: Plan) -> list[tuple[str, Role, str]]:
     return [(start.job.id, start.role, start.node) for start in plan.starts]
 
