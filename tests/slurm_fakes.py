@@ -126,7 +126,7 @@ def job_row(number: int, **more: object) -> dict[str, object]:
     row |= {"JobArrayID": number, "EndTime": "NONE", "RestartCnt": 0, "Partition": "gpu", "Nice": 0}
     row |= dict.fromkeys(("Reservation", "Feature", "WCKey", "SchedNodes", "Account", "QOS"), "(null)")
     row |= {"PriorityLong": 4000, "StartTime": "N/A", "ReqNodes": "", "NumNodes": 1, "NumTasks": 1}
-    row |= {"tres-per-task": "N/A", "tres-per-job": "N/A", "OverSubscribe": "OK"}
+    row |= {"tres-per-task": "N/A", "tres-per-job": "N/A", "OverSubscribe": "OK", "Exclusive": ""}
     return {**row, "Reason": "None", "Comment": "(null)", **more}
 
 

@@ -29,8 +29,12 @@ OWNER_ROW: dict[str, object] = {
     "Container": "(null)",
     "MCSLabel": "N/A",
     "OverSubscribe": "OK",
+    "Exclusive": "",
     "Name": "train",
 }
+#: A job with nodes of its own, as squeue shows it before Slurm 26.05, and since.
+OLD = {"OverSubscribe": "NO"}
+NEW = {"OverSubscribe": "NO", "Exclusive": "NODE"}
 SCRIPT = "#!/bin/sh\n#DL2 model=resnet-50\nexec dl2-run python train.py\n"
 CREDENTIAL = "MUNGE:AwQDAAB...:"
 GOOD = "STATUS:          0\nUID:             1001\nLENGTH:          7\n\ndl2d:12"
@@ -714,20 +718,29 @@ def test_other_options_and_lines_are_not_refused(authentication: FakeSlurm, mana
 
 
 @pytest.mark.parametrize(
-    ("partition", "config", "refused"),
+    ("whole", "partitions", "config", "refused"),
     [
-        ("NO|", "SelectType = select/cons_tres", True),
-        ("FORCE:4|", "another line", True),
-        ("EXCLUSIVE|", "SelectType = select/cons_tres", False),
-        ("NO|", "Configuration\nSelectType              = select/linear", False),
+        (OLD, "PartitionName=gpu ExclusiveUser=NO OverSubscribe=NO", "SelectType = select/cons_tres", True),
+        (OLD, "PartitionName=gpu ExclusiveUser=NO OverSubscribe=FORCE:4 State=UP", "another line", True),
+        (OLD, "PartitionName=x OverSubscribe=EXCLUSIVE\nPartitionName=gpu OverSubscribe=NO", "another line", True),
+        (OLD, "PartitionName=gpu ExclusiveUser=NO OverSubscribe=EXCLUSIVE", "SelectType = select/cons_tres", False),
+        (OLD, "PartitionName=gpu OverSubscribe=NO", "Configuration\nSelectType              = select/linear", False),
+        (NEW, "PartitionName=gpu Exclusive=NO OverSubscribe=NO", "another line", True),
+        (NEW, "PartitionName=gpu Exclusive=NODE OverSubscribe=NO State=UP", "another line", False),
+        (OLD | {"Exclusive": "NO"}, "PartitionName=gpu Exclusive=NO OverSubscribe=NO", "another line", False),
+        (OLD | {"Exclusive": "USER"}, "PartitionName=gpu Exclusive=NO OverSubscribe=NO", "another line", False),
     ],
 )
 def test_nodes_of_its_own_are_refused_unless_all_jobs_have_them(
-    authentication: FakeSlurm, manager_on: Managers, partition: str, config: str, refused: bool
+    authentication: FakeSlurm,
+    manager_on: Managers,
+    whole: dict[str, str],
+    partitions: str,
+    config: str,
+    refused: bool,
 ) -> None:
-    authentication.answer("squeue", rows=[OWNER_ROW | {"OverSubscribe": "NO"}])
-    authentication.answer("sinfo", stdout=partition)
-    authentication.answer("scontrol", stdout=config)
+    authentication.answer("squeue", rows=[OWNER_ROW | whole])
+    authentication.answer("scontrol", stdout=f"{partitions}\n{config}")
     manager = manager_on(cluster="fake")
     if refused:
         with pytest.raises(Rejected, match="--exclusive"):

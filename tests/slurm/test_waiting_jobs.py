@@ -32,6 +32,15 @@ def claims_of(slurm: FakeSlurm, manager_on: Managers):
     return claims
 
 
+@pytest.mark.parametrize(
+    ("exclusive", "whole"), [("", True), ("NO", False), ("NODE", True), ("USER", False), ("TOPO", True), ("MCS", False)]
+)
+def test_which_jobs_get_whole_nodes_by_squeue_of_slurm_26_05_and_before(claims_of, exclusive: str, whole: bool) -> None:
+    """Since 26.05 OverSubscribe is NO for most jobs, and a field of its own says who gets whole nodes."""
+    (claim,) = claims_of(pending(812, OverSubscribe="NO", Exclusive=exclusive))
+    assert claim.whole == whole
+
+
 def test_a_job_that_waits_for_room_is_a_claim_with_all_that_squeue_tells(claims_of) -> None:
     row = pending(
         812,

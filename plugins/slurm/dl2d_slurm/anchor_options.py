@@ -10,12 +10,12 @@ from typing import Final
 import msgspec
 
 from dl2d.core.errors import Rejected
-from dl2d_slurm.output_fields import present, seconds
+from dl2d_slurm.output_fields import WHOLE_NODE_FIELDS, present, seconds
 
 #: Fields of squeue with these options, beside ``EndTime``; the last two are free text.
 ANCHOR_FIELDS: Final = ("Partition", "Nice", "Reservation", "Account", "QOS", "Feature", "WCKey")
 #: Fields of squeue with refused options, which are asked for when a job registers.
-REFUSED_FIELDS: Final = ("Container", "MCSLabel", "OverSubscribe")
+REFUSED_FIELDS: Final = ("Container", "MCSLabel", *WHOLE_NODE_FIELDS)
 #: Options with which a job cannot register, since its tasks would run without them, and why.
 _REFUSED: Final = {
     "exclusive": "tasks of elastic jobs share their nodes",

@@ -11,12 +11,16 @@ from dl2d.core.jobs import JobKey
 from dl2d.core.resource_manager import Anchor
 from dl2d_slurm.anchor_options import refuse_options
 from dl2d_slurm.commands import Commands, failure
-from dl2d_slurm.output_fields import owner_of, seconds
+from dl2d_slurm.output_fields import has_whole_nodes, owner_of, seconds
 from dl2d_slurm.queue_listing import OWNER_FIELDS, TIMES_AS_SECONDS, array_id, format_option, records
 from dl2d_slurm.states import job_state
 
 _ID = re.compile(r"[0-9]{1,18}")
 _FIELD = re.compile(r"([A-Z_]+):\s*(\S*)")
+#: The second form is that of Slurm 26.05.
+_EXCLUSIVE_PARTITION = re.compile(
+    r"^PartitionName=(\S+) .*\b(?:OverSubscribe=EXCLUSIVE|Exclusive=(?:NODE|TOPO))\b", re.MULTILINE
+)
 _LINEAR = re.compile(r"^SelectType\s*=\s*select/linear", re.MULTILINE)
 #: A credential with our short payload has some 250 characters.
 _MAX_PROOF = 4096
@@ -111,13 +115,14 @@ def _is_exclusive(commands: Commands, record: Mapping[str, str]) -> bool:
 
     All jobs of an exclusive partition have, and all jobs with ``SelectType=select/linear``.
     """
-    if record["OverSubscribe"] != "NO":
+    if not has_whole_nodes(record):
         return False
-    partition = commands.run("sinfo", "--noheader", f"--partition={record['Partition']}", "--Format=OverSubscribe:|")
+    partitions = commands.run("scontrol", "--all", "--oneliner", "show", "partition")
     config = commands.run("scontrol", "show", "config")
-    if partition.status != 0 or config.status != 0:
+    if partitions.status != 0 or config.status != 0:
         return False
-    return "EXCLUSIVE" not in partition.stdout and _LINEAR.search(config.stdout) is None
+    exclusive = set(_EXCLUSIVE_PARTITION.findall(partitions.stdout))
+    return exclusive.isdisjoint(record["Partition"].split(",")) and _LINEAR.search(config.stdout) is None
 
 
 def _script(commands: Commands, rm_id: str) -> str:

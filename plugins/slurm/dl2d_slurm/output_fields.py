@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Final
 
 from dl2d.core.jobs import Owner
 
@@ -11,6 +12,10 @@ _ABSENT = frozenset({"", "(null)", "N/A", "n/a", "None", "none", "None assigned"
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)", re.IGNORECASE)
 _FACTORS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 _PARENTHESES = re.compile(r"\([^()]*\)")
+
+#: Fields of squeue that say whether no other job gets anything of a job's nodes. Releases before 26.05 know no
+#: ``Exclusive`` and print nothing for it; since then ``OverSubscribe`` is NO for most jobs and says nothing of this.
+WHOLE_NODE_FIELDS: Final = ("OverSubscribe", "Exclusive")
 
 
 def owner_of(record: Mapping[str, str]) -> Owner | None:
@@ -25,6 +30,13 @@ def owner_of(record: Mapping[str, str]) -> Owner | None:
         partition=present(record["Partition"]),
         qos=present(record["QOS"]),
     )
+
+
+def has_whole_nodes(record: Mapping[str, str]) -> bool:
+    """Whether a job gets whole nodes, by a record of squeue with ``WHOLE_NODE_FIELDS``."""
+    if record["Exclusive"]:
+        return record["Exclusive"] in ("NODE", "TOPO")
+    return record["OverSubscribe"] == "NO"
 
 
 def parse_gres(text: str) -> dict[str, int]:

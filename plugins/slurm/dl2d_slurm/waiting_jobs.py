@@ -19,13 +19,13 @@ from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.core.static_job_rule import Words
 from dl2d_slurm.anchor_options import AnchorOptions
 from dl2d_slurm.observed_jobs import hosts
-from dl2d_slurm.output_fields import count, present, seconds
+from dl2d_slurm.output_fields import WHOLE_NODE_FIELDS, count, has_whole_nodes, present, seconds
 from dl2d_slurm.partitions import Partition
 
 #: Fields of squeue from which claims are made, beside ``ANCHOR_FIELDS``.
 WAITING_FIELDS: Final = (
     *("PriorityLong", "StartTime", "SchedNodes", "ReqNodes", "NumNodes", "NumTasks"),
-    *("tres-per-task", "tres-per-job", "OverSubscribe"),
+    *("tres-per-task", "tres-per-job", *WHOLE_NODE_FIELDS),
 )
 #: Reasons of jobs that would start if there were room. All others (held, dependency, begin time, limits of a QOS or an
 #: association, licences, nodes that are down) remain where there is room, and a job that Slurm has not looked at yet
@@ -93,7 +93,7 @@ def waiting_job(record: Mapping[str, str], demand: Resources) -> WaitingJob | No
         priority=number,
         nodes=min(nodes, _MAX_NODES),
         demand=demand,
-        whole=record["OverSubscribe"] == "NO",
+        whole=has_whole_nodes(record),
         required=frozenset(_hosts(record["ReqNodes"])),
         planned=_hosts(record["SchedNodes"]),
         expected_start=float(seconds(record["StartTime"])),
