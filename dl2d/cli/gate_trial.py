@@ -147,7 +147,7 @@ def on_trial(
                 min_days=settings.learning.gate_min_days,
                 min_jobs=settings.learning.gate_min_jobs,
                 margin=margin,
-                each_draw=split.unreported > 0,
+                whatever_speeds=split.unreported > 0,
             ),
             timer=time.process_time,
             progress=lambda done, total: tell("comparing", done, total),

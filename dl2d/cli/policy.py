@@ -116,21 +116,25 @@ def promote(
             load_policy(name, given=given(settings, checkpoint))  # it has to be one that can decide
             origin = f"checkpoint {folder.absolute()}"
             known = keep_version(checkpoint, settings.versions_path, registry, at=time.time(), origin=origin)
-        why = reason or "promoted by hand"
+        why, passed = reason or "promoted by hand", ""
         try:
-            _pass_gate(settings, store, known)
+            passed = _pass_gate(settings, store, known)
         except GateRefused as error:
             if not force:
                 raise GateRefused(
                     f"{error}; nothing was changed; to promote it anyway, add --force --reason TEXT"
                 ) from None
             why = f"{why} (forced: {error})"
+        else:
+            why += f" (passed the gate: {passed})" if passed else ""
         now = registry.change(name, known.digest, VersionState.LIVE, at=time.time(), by=getpass.getuser(), reason=why)
         _tell(now, as_json=as_json)
+        if passed and not as_json:
+            print_text(f"passed the gate: {passed}")
 
 
-def _pass_gate(settings: Settings, store: RecordingStore, version: Version) -> None:
-    """Compare a version with the present one and record the trial.
+def _pass_gate(settings: Settings, store: RecordingStore, version: Version) -> str:
+    """Compare a version with the present one and record the trial; returns the result, empty if nothing was compared.
 
     Raises
     ------
@@ -152,8 +156,10 @@ def _pass_gate(settings: Settings, store: RecordingStore, version: Version) -> N
         raise PolicyError(f"{what} {started.problem}; it cannot be promoted")
     if started.waiting:
         raise GateRefused(f"{what} {started.problem}")
-    if version.state in (VersionState.LIVE, VersionState.RETIRED) or trials.passed_trial(settings, registry, version):
-        return  # it decides, or did once
+    if version.state in (VersionState.LIVE, VersionState.RETIRED):
+        return ""  # it decides, or did once
+    if (earlier := trials.passed_trial(settings, registry, version)) is not None:
+        return earlier.reason
     live = trials.deciding(settings, registry)
     try:
         days = trials.recorded_days(
@@ -171,6 +177,7 @@ def _pass_gate(settings: Settings, store: RecordingStore, version: Version) -> N
     registry.add_trial(trial)
     if not trial.passed:
         raise GateRefused(f"{what} does not pass the gate: {trial.reason}")
+    return trial.reason
 
 
 @app.command()

@@ -252,12 +252,15 @@ def test_jobs_that_report_no_speeds_do_not_keep_a_version_from_the_gate_in_shado
     config = write_config(tmp_path, mode="shadow", schedule={"slot_seconds": 1200.0}, policy={"name": "dl2"})
     ran = dl2d("policy", "promote", tmp_path / "own", "-c", config)
     assert ran.status == 0, ran.err
-    assert [each.each_draw for each in compared] == [True]
+    assert [each.whatever_speeds for each in compared] == [True]
     with closing(SqlStore(url)) as store:
         (trial,) = store.registry.trials("dl2")
+        (change,) = store.registry.changes("dl2")
     assert re.search(
         r"\(its recorded sizes\), with assumed speeds of (\d+) of \1 jobs, which report none$", trial.reason
     )
+    assert change.reason == f"promoted by hand (passed the gate: {trial.reason})"
+    assert ran.out.splitlines()[1] == f"passed the gate: {trial.reason}"
 
 
 @pytest.mark.usefixtures("no_pictures")
