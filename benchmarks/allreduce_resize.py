@@ -1,5 +1,7 @@
 """How long does an all-reduce job stand still when a worker joins or leaves? pslite and torchrun, side by side.
 
+    python benchmarks/allreduce_resize.py [--compute 0.3] [--scale 1] [--without-torchrun]
+
 The model has the sizes of ResNet-50's tensors (102 MB) with momentum SGD, which every worker applies to its own copy;
 gradients are added up over gloo on this machine.  Forward and backward passes are a sleep (`--compute`), since what is
 measured is everything else.
@@ -17,25 +19,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import signal
 import socket
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from elastic_jobs import run_job
+from elastic_jobs import exchange, run_job, started
+from harness import command_of, options_of, show
 from resize_suspension import scaled_resnet50
 
-from pslite.numeric.gradient_sums import GradientSums
 from pslite.testing import Resize, pace
-from pslite.worker.connect import session_for
 
 SCHEDULE = (Resize(8, 2, 0), Resize(22, 3, 0), Resize(36, 2, 0))
 STEPS = 60
@@ -68,45 +66,28 @@ def work(options: argparse.Namespace) -> None:
     task = os.environ["DL2_TASK"]
     note(folder, f"{task}.started")
     spec = scaled_resnet50(options.scale, STEPS, architecture="allreduce", mode=options.mode, shards=SHARDS)
-    session = session_for(spec)
-    session.weights.arrays[0][:] = np.linspace(-1, 1, session.weights.arrays[0].size, dtype=np.float32)
-    session.start()
-    sums = GradientSums(spec, session.supply)
+    session, sums = started(spec)
     while session.version < spec.total_versions:
         begun = time.monotonic()
         pace(session.version, spec.total_versions)
         paused = time.monotonic() - begun
         time.sleep(options.compute)
-        nodes, again = session.share.nodes, False
-        while nodes:
-            sums.begin(session.share.leaves, nodes, again=again)
-            for leaf, _, _ in session.share.parts(nodes):
-                bundle = sums.take(zero=False)
-                np.multiply(session.weights.arrays[0], 0.1, out=bundle.arrays[0])
-                sums.add(leaf, bundle)
-            nodes, again = session.exchange(sums.contributions, 0.0, 1), True
+        exchange(session, sums)
         note(folder, f"{task}.steps", version=session.version, paused=paused)
     session.finish()
 
 
-def with_pslite(options: argparse.Namespace, mode: str, folder: Path) -> dict[str, Any]:
+def with_pslite(options: argparse.Namespace, mode: str, folder: Path) -> list[dict[str, Any]]:
     """Run the schedule; return what it cost."""
     result = run_job(
-        [
-            sys.executable, __file__, "--role-worker", f"--folder={folder}", f"--scale={options.scale}",
-            f"--compute={options.compute}", f"--mode={mode}",
-        ],
-        workers=1,
-        servers=0,
-        schedule=SCHEDULE,
-        timeout=400,
-    )  # fmt: skip
+        command_of(options, "worker", folder=folder, mode=mode), workers=1, servers=0, schedule=SCHEDULE, timeout=400
+    )
     ends = {
         name.removesuffix(".steps"): {line["version"]: line["at"] for line in lines}
         for name, lines in read(folder, "*.steps").items()
     }
     paused = {line["version"]: line["paused"] for line in read(folder, "worker-0.steps")["worker-0.steps"]}
-    started = {name.removesuffix(".started"): lines[0]["at"] for name, lines in read(folder, "*.started").items()}
+    begun = {name.removesuffix(".started"): lines[0]["at"] for name, lines in read(folder, "*.started").items()}
     first = ends["worker-0"]
     took = {v: first[v] - first[v - 1] - paused[v] for v in first if v - 1 in first}
     rows = []
@@ -122,14 +103,14 @@ def with_pslite(options: argparse.Namespace, mode: str, folder: Path) -> dict[st
             "step_ms": round(1e3 * usual),
         }
         if plan.added:
-            coming = started[plan.added[0]]
+            coming = begun[plan.added[0]]
             joining = [took[v] for v in took if v <= clock and first[v - 1] > coming]
             earlier = [took[v] for v in took if before.first_version + _AFFECTED < v and first[v] < coming]
             row["steps_while_joining"] = len(joining)
             row["step_ms_before"] = round(1e3 * statistics.median(earlier)) if earlier else None
             row["step_ms_while_joining"] = round(1e3 * statistics.median(joining)) if joining else None
         rows.append(row)
-    return {"resizes": rows, "digest": result.digest}
+    return rows
 
 
 # --- torchrun -------------------------------------------------------------------------------------------------------
@@ -165,15 +146,15 @@ def train(options: argparse.Namespace) -> None:
                 (folder / "new.pt").rename(checkpoint)
 
 
-def with_torchrun(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def with_torchrun(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     """Run nodes 1 -> 2 -> 1; return what it cost."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    worker = command_of(options, "torchrun", folder=folder)
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1", "--rdzv-backend=c10d",
-        f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=resize", "--max-restarts=3", __file__, "--role-torchrun",
-        f"--folder={folder}", f"--scale={options.scale}", f"--compute={options.compute}",
+        worker[0], "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1", "--rdzv-backend=c10d",
+        f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=resize", "--max-restarts=3", *worker[1:],
     ]  # fmt: skip
     # Otherwise the newcomer fails after 60 s (torch 2.13).
     environ = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -219,47 +200,21 @@ def with_torchrun(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             process.terminate()
         for process in agents:
             process.wait(60)
-    return {"resizes": rows}
+    return rows
 
 
 def main() -> None:
-    """Run everything and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--compute", type=float, default=0.3, help="seconds of a forward and backward pass")
-    parser.add_argument("--scale", type=float, default=1.0, help="size of the model, 1 = 102 MB")
-    parser.add_argument("--without-torchrun", action="store_true")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--mode", default="exact", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", default=".", help=argparse.SUPPRESS)
-    parser.add_argument("--role-worker", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--role-torchrun", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.role_worker:
-        work(options)
+    """Run everything, and print a line for each resize."""
+    options = options_of(__doc__, compute=0.3, scale=1.0, without_torchrun=False, mode="exact", folder=".")
+    if options.role:
+        (work if options.role == "worker" else train)(options)
         return
-    if options.role_torchrun:
-        train(options)
-        return
-    results: dict[str, Any] = {"machine": f"{os.cpu_count()} CPUs, {platform.machine()}"}
     with tempfile.TemporaryDirectory() as place:
-        for mode in ("exact", "fast"):
-            folder = Path(place, mode)
+        for way in ("exact", "fast", *(() if options.without_torchrun else ("torchrun",))):
+            folder = Path(place, way)
             folder.mkdir()
-            results[f"pslite, {mode}"] = with_pslite(options, mode, folder)
-        if not options.without_torchrun:
-            folder = Path(place, "torchrun")
-            folder.mkdir()
-            results["torchrun"] = with_torchrun(options, folder)
-    if options.json:
-        print(json.dumps(results, indent=1))
-        return
-    for title, found in results.items():
-        if title == "machine":
-            print(found)
-            continue
-        print(title)
-        for row in found["resizes"]:
-            print("  " + ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in row.items()))
+            for row in with_torchrun(options, folder) if way == "torchrun" else with_pslite(options, way, folder):
+                show(way=way, **row)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """How long rigid jobs wait beside elastic ones, and how long elastic ones take, by which elastic jobs yield to whom.
 
+    python benchmarks/coexistence.py [--jobs 200] [--nodes 16] [--load 0.8] [--seeds 3] [--slot-seconds 300]
+
 Arrivals are Poisson, lengths lognormal as in Philly, half of the jobs are rigid. Rigid jobs go through a queue with
 EASY backfill (first come, first served, as with Slurm's priority/basic), whose waiting jobs are the claims of dl2d's
 own tick; the policy drf sizes elastic jobs. Compared are: all jobs at their static size in the queue; elastic jobs that
@@ -9,14 +11,14 @@ same each time.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import random
 import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+
+from harness import options_of, show
 
 from dl2d.core.cluster import Node
 from dl2d.core.jobs import Architecture, Job, JobKey, JobRequest, JobState, Launch, Owner, Progress
@@ -205,21 +207,8 @@ def run(works: list[Work], nodes: int, yields: Yields | None, slot_seconds: floa
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--jobs", type=int, default=200)
-    parser.add_argument("--nodes", type=int, default=16)
-    parser.add_argument("--load", type=float, default=0.8, help="GPUs that the jobs demand, as a part of all")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--slot-seconds", type=float, default=300.0)
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    rows = []
-    for name, yields in (
-        ("static sizes", None),
-        ("never", Yields.NEVER),
-        ("higher-priority", Yields.HIGHER_PRIORITY),
-        ("always", Yields.ALWAYS),
-    ):
+    given = options_of(__doc__, jobs=200, nodes=16, load=0.8, seeds=3, slot_seconds=300.0)
+    for yields in (None, Yields.NEVER, Yields.HIGHER_PRIORITY, Yields.ALWAYS):
         waits: list[float] = []
         times: list[float] = []
         began = time.monotonic()
@@ -228,20 +217,11 @@ def main() -> None:
             waited, took = run(works, given.nodes, yields, given.slot_seconds)
             waits += waited
             times += took
-        rows.append(
-            {
-                "elastic jobs yield": name,
-                "rigid: mean wait, s": round(statistics.fmean(waits)),
-                "rigid: p95 wait, s": round(statistics.quantiles(waits, n=20)[-1]),
-                "elastic: mean completion, s": round(statistics.fmean(times)),
-                "elastic: median completion, s": round(statistics.median(times)),
-                "took, s": round(time.monotonic() - began),
-            }
-        )
-        if not given.json:
-            print("  ".join(f"{key}: {value}" for key, value in rows[-1].items()), flush=True)
-    if given.json:
-        print(json.dumps(rows, indent=1))
+        show(
+            elastic_jobs_yield=yields or "static sizes", rigid_mean_wait=statistics.fmean(waits),
+            rigid_p95_wait=statistics.quantiles(waits, n=20)[-1], elastic_mean_completion=statistics.fmean(times),
+            elastic_median_completion=statistics.median(times), took=time.monotonic() - began,
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

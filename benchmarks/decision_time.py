@@ -1,7 +1,7 @@
 """How long one decision takes, from small clusters to large ones, and how that grows.
 
     python benchmarks/decision_time.py [--jobs 250 1000 4000 16000] [--policies fifo drf ...] [--running] [--repeats 3]
-        [--room scarce plentiful] [--json]
+        [--room scarce plentiful]
 
 Every job is new, or with `--running` has what a first decision gave it, and asks for workers and PSs of one of two
 shapes; there are 2.5 nodes a job, as in Optimus' 4,000 jobs on 10,000 nodes (Peng et al., EuroSys 2018: 5 s). Where
@@ -15,9 +15,7 @@ repeats.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import resource
 import time
 from collections import defaultdict
@@ -25,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+from harness import options_of, show
 from msgspec import structs
 from numpy.typing import NDArray
 
@@ -152,39 +151,18 @@ def contenders() -> dict[str, Callable[[], Policy]]:
 
 def main() -> None:
     there = contenders()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, nargs="+", default=[250, 1000, 4000, 16000])
-    parser.add_argument("--policies", nargs="+", choices=list(there), default=list(there))
-    parser.add_argument("--room", nargs="+", choices=list(ROOM), default=list(ROOM))
-    parser.add_argument("--running", action="store_true")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    rows = []
+    options = options_of(
+        __doc__, jobs=[250, 1000, 4000, 16000], policies=list(there), room=list(ROOM), running=False, repeats=3
+    )
     for name, room in itertools.product(options.policies, options.room):
-        policy, before = there[name](), None
+        policy, before = there[name](), 0.0
         for jobs in options.jobs:
             seen = running(policy, snapshot(jobs, room)) if options.running else snapshot(jobs, room)
             took = seconds(policy, seen, options.repeats)
-            growth = took / before["seconds"] / (jobs / before["jobs"]) if before else None
-            before = {
-                "policy": name,
-                "room": room,
-                "jobs": jobs,
-                "nodes": len(seen.nodes),
-                "seconds": took,
-                "growth_per_job": growth,
-            }
-            rows.append(before)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    if options.json:
-        print(json.dumps({"rows": rows, "peak_mib": peak}))
-        return
-    print(f"{'policy':16}{'room':>11}{'jobs':>8}{'nodes':>8}{'seconds':>10}   time per job, against the row before")
-    for row in rows:
-        growth = f"{row['growth_per_job']:.2f} x" if row["growth_per_job"] else ""
-        print(f"{row['policy']:16}{row['room']:>11}{row['jobs']:>8}{row['nodes']:>8}{row['seconds']:>10.3f}   {growth}")
-    print(f"peak memory {peak:.0f} MiB")
+            growth = took / jobs / before if before else None
+            before = took / jobs
+            show(policy=name, room=room, jobs=jobs, nodes=len(seen.nodes), seconds=took, growth_per_job=growth)
+    show(peak_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
 if __name__ == "__main__":

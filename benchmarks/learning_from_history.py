@@ -1,7 +1,7 @@
 """Imitation of a recorded scheduler, and learning after it: mean completion times beside the scheduler's own.
 
     python benchmarks/learning_from_history.py [--teachers fifo drf srtf static] [--designs dl2 dl2-original]
-        [--jobs 110] [--rounds 40] [--tests 6] [--seed 0] [--json FILE]
+        [--jobs 110] [--rounds 40] [--tests 6] [--seed 0]
 
 As figure 10 of the DL2 paper. A scheduler decides for some days on a made-up site of two nodes and is recorded in a
 store as in mode `observe`; `static` gives each job a fixed size by its model, first come, first served. The site's
@@ -18,7 +18,6 @@ scheduler on the same workloads: the mean of the logarithm over workloads, with 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 import tempfile
@@ -27,9 +26,9 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from harness import options_of, show
 
 from dl2d.cli.gate_trial import recorded_days
 from dl2d.cli.train_from_store import TwinSettings, learn
@@ -137,23 +136,13 @@ def site(url: str, design: str, checkpoint: Path) -> Settings:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--teachers", nargs="+", choices=list(TEACHERS), default=list(TEACHERS))
-    parser.add_argument("--designs", nargs="+", choices=list(POLICIES), default=list(POLICIES))
-    parser.add_argument("--jobs", type=int, default=110, help="of the recorded days; tests have 40")
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--tests", type=int, default=6)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", help="also write all results to this file")
-    options = parser.parse_args()
+    options = options_of(__doc__, teachers=list(TEACHERS), designs=list(POLICIES), jobs=110, rounds=40, tests=6, seed=0)
     tests = [a_workload(40, 1000 + 100 * options.seed + number) for number in range(options.tests)]
-    rows: list[dict[str, Any]] = []
     for teacher in options.teachers:
         with tempfile.TemporaryDirectory() as name:
             url = f"sqlite:///{name}/dl2d.sqlite"
             record(url, a_workload(options.jobs, options.seed), TEACHERS[teacher](), decided_by="observed")
             base = [jct(workload, TEACHERS[teacher]()) for workload in tests]
-            print(f"{teacher}: mean completion time {np.mean(base):.2f} slots", flush=True)
             for design in options.designs:
                 begin = time.process_time()
                 checkpoints = learned(options, url, Path(name) / design, design)
@@ -162,12 +151,8 @@ def main() -> None:
                     times = [jct(workload, POLICIES[design](checkpoint)) for workload in tests]
                     over = estimate([math.log(own / other) for own, other in zip(times, base, strict=True)])
                     change, low, high = (math.expm1(each) for each in (over.mean, *(over.interval or (0.0, 0.0))))
-                    rows.append({"teacher": teacher, "design": design, "way": way, "change": change, "low": low,
-                                 "high": high, "jct": times, "teacher_jct": base})  # fmt: skip
-                    print(f"  {design:13} {way:25} {change:+7.1%} ({low:+.1%} to {high:+.1%})", flush=True)
-                print(f"  {design:13} learned in {seconds:.0f} CPU s", flush=True)
-    if options.json:
-        Path(options.json).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+                    show(teacher=teacher, teacher_jct=np.mean(base), design=design, way=way, change=change, low=low,
+                         high=high, learned_in_cpu_s=seconds)  # fmt: skip
 
 
 def jct(workload: Workload, policy: Policy) -> float:

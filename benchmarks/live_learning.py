@@ -1,7 +1,7 @@
 """Learning speeds on one live cluster: a stream of jobs for days, no table of speeds, and a verdict for each bar.
 
     python benchmarks/live_learning.py [--policies dl2 lookahead] [--nodes 96 24] [--seeds 0 1 2 3 4]
-        [--scenarios plain noise drift wrong-labels resize-costs new-type] [--tables FILE.json] [--json FILE]
+        [--scenarios plain noise drift wrong-labels resize-costs new-type] [--tables FILE.json]
 
 About 2.6 jobs come in each slot of 20 minutes, each of a type drawn at random. Types are those of the generator `dl2`
 as `benchmarks/simulation_replay.py` has them (shipped profiles), or with `--tables` those of a workload file: its
@@ -34,21 +34,22 @@ Bars, on the jobs that come after the history; each is judged in every stream, a
 from __future__ import annotations
 
 import argparse
-import json
+import itertools
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from harness import options_of, show
 from numpy.typing import NDArray
+from simulation_replay import workload
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Decision
-from dl2d.core.jobs import Architecture, Job
+from dl2d.core.jobs import Job
 from dl2d.core.packing import Packing
 from dl2d.core.policy import Evidence, Policy
 from dl2d.core.resources import Resources
@@ -67,9 +68,7 @@ from dl2d.simulation.replay import Replayed, Rules, replay
 from dl2d.simulation.speeds.realism_options import REALISTIC, Realism
 from dl2d.simulation.speeds.speed_models import SpeedModel
 from dl2d.simulation.workload.format import NodeGroup, SimulatedJob, Workload, read_workload
-from dl2d.simulation.workload.generators import generate
 
-MODELS = "bert,cnn-text-classification,dssm,gpt-2,inception-bn,inception-v3,resnet-50,resnext-110"
 SLOT = 1200.0
 #: Slots that DRF schedules first, and those after them in which jobs come; jobs in each on average.
 HISTORY, LIVE, RATE = 72, 216, 2.6
@@ -104,13 +103,8 @@ class Drifting:
     at: int
     clock: Clock
 
-    @property
-    def architecture(self) -> Architecture:
-        return self.model.architecture
-
-    @property
-    def batch(self) -> int | None:
-        return self.model.batch
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
 
     @property
     def now(self) -> float:
@@ -121,9 +115,6 @@ class Drifting:
 
     def grid(self, max_workers: int, max_ps: int) -> NDArray[np.float64]:
         return self.now * self.model.grid(max_workers, max_ps)
-
-    def describe(self) -> dict[str, object]:
-        return self.model.describe()
 
 
 class Speeds:
@@ -184,20 +175,14 @@ class Stream:
     late: str
 
 
-def types(tables: str | None) -> Workload:
+def types(tables: str) -> Workload:
     """A workload whose speeds, and first job of each model, are what a stream is made of."""
-    if tables is not None:
+    if tables:
         return read_workload(tables)
-    settings = {"jobs": "400", "nodes": "96", "models": MODELS, "longest_slots": "8", "stretch": "16"}
-    made = generate("dl2", settings, np.random.default_rng(1))
-    jobs = tuple(
-        replace(job, worker=Resources.of(cpu=2, gpu=4 if job.worker.get("gpu") else 0), ps=Resources.of(cpu=2))
-        for job in made.jobs
-    )
-    return replace(made, jobs=jobs, slot_seconds=SLOT)
+    return replace(workload(400, 96, longest_slots="8"), slot_seconds=SLOT)
 
 
-def stream(tables: str | None, scenario: str, nodes: int, seed: int) -> Stream:
+def stream(tables: str, scenario: str, nodes: int, seed: int) -> Stream:
     """Jobs for all slots; with equal seeds the same ones for any number of nodes."""
     made, random, clock = types(tables), np.random.default_rng(seed), Clock()
     first: dict[str, SimulatedJob] = {}
@@ -344,19 +329,7 @@ def policy_of(name: str, made: Stream, scenario: str) -> Policy:
             return load_policy(name)
 
 
-@dataclass(frozen=True)
-class Row:
-    """What a policy made of one stream."""
-
-    scenario: str
-    nodes: int
-    seed: int
-    policy: str
-    #: Values of the bars; None where it never gets there.
-    bars: dict[str, float | None]
-
-
-#: What each value may be at most, and for people.
+#: What each value may be at most.
 BARS = {"above": 20.0, "optimus": 1.0, "ceiling": 1.03, "drf": 0.9, "slower": 0.05, "new type": 15.0}
 
 
@@ -365,8 +338,8 @@ def met(bar: str, value: float | None) -> bool:
     return value is not None and (value < BARS[bar] if bar == "slower" else value <= BARS[bar])
 
 
-def measure(options: argparse.Namespace, scenario: str, nodes: int, seed: int) -> list[Row]:
-    """A row for each policy on one stream."""
+def measure(options: argparse.Namespace, scenario: str, nodes: int, seed: int) -> dict[str, dict[str, float | None]]:
+    """Values of the bars by policy on one stream; None where it never gets there."""
     made = stream(options.tables, scenario, nodes, seed)
     jobs = made.workload.jobs
     needed = ["drf", "optimus-true", *(["lookahead-true"] if nodes < ROOMY else [])]
@@ -381,7 +354,7 @@ def measure(options: argparse.Namespace, scenario: str, nodes: int, seed: int) -
     speeds = {name: windowed([[part for _, part in slot] for slot in slots[HISTORY:]]) for name, slots in parts.items()}
     settled = [place for place, job in enumerate(jobs) if job.submit_slot >= HISTORY + SETTLED]
     live = [place for place, job in enumerate(jobs) if job.submit_slot >= HISTORY]
-    rows = []
+    found = {}
     for name in played:
         mine = jcts[name]
         bars: dict[str, float | None] = {
@@ -396,59 +369,26 @@ def measure(options: argparse.Namespace, scenario: str, nodes: int, seed: int) -
             bars["slower"] = statistics.fmean(mine[place] > 1.1 * jcts["drf"][place] for place in live)
             if scenario == "new-type":
                 bars["new type"] = learned_after(parts[name], made.late)
-        rows.append(Row(scenario, nodes, seed, name, bars))
-    return rows
-
-
-def shown(value: float | None) -> str:
-    """A value of a bar, for people."""
-    return "never" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
-
-
-def tell_verdicts(rows: Sequence[Row], judged: Sequence[str]) -> list[dict[str, Any]]:
-    """A line for each policy and bar: mean and worst of all streams, and whether all meet it."""
-    verdicts = []
-    for policy in judged:
-        own = [row for row in rows if row.policy == policy]
-        for bar in own[0].bars:
-            values = [row.bars[bar] for row in own]
-            known = [value for value in values if value is not None]
-            mean = statistics.fmean(known) if len(known) == len(values) else None
-            worst = max(known) if mean is not None else None
-            good = sum(met(bar, value) for value in values)
-            verdict = {
-                "scenario": own[0].scenario, "nodes": own[0].nodes, "policy": policy, "bar": bar, "most": BARS[bar],
-                "mean": mean, "worst": worst, "met": good, "streams": len(own),
-            }  # fmt: skip
-            verdicts.append(verdict)
-            print(
-                f"{own[0].scenario:13} {own[0].nodes:4}  {policy:14} {bar:9} {BARS[bar]:6g} {shown(mean):>8} "
-                f"{shown(worst):>8}  {'met' if good == len(own) else 'not met'} ({good} of {len(own)})",
-                flush=True,
-            )
-    return verdicts
+        found[name] = bars
+    return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--policies", nargs="+", default=["dl2", "lookahead"])
-    parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=list(SCENARIOS), metavar="SCENARIO")
-    parser.add_argument("--nodes", type=int, nargs="+", default=[96, 24])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--tables", help="a workload file with other types")
-    parser.add_argument("--json", help="also write all rows and verdicts to this file")
-    options = parser.parse_args()
-    rows: list[Row] = []
-    verdicts: list[dict[str, Any]] = []
-    print(f"{'scenario':13} nodes {'policy':14} {'bar':9} {'most':>6} {'mean':>8} {'worst':>8}")
-    for scenario in options.scenarios:
-        for nodes in options.nodes:
-            found = [row for seed in options.seeds for row in measure(options, scenario, nodes, seed)]
-            rows += found
-            verdicts += tell_verdicts(found, options.policies)
-    if options.json:
-        told = {"verdicts": verdicts, "rows": [asdict(row) for row in rows]}
-        Path(options.json).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    options = options_of(
+        __doc__, policies=["dl2", "lookahead"], scenarios=list(SCENARIOS), nodes=[96, 24], seeds=[0, 1, 2, 3, 4],
+        tables="",
+    )  # fmt: skip
+    for scenario, nodes in itertools.product(options.scenarios, options.nodes):
+        found = [measure(options, scenario, nodes, seed) for seed in options.seeds]
+        for policy in options.policies:
+            for bar in found[0][policy]:
+                values = [bars[policy][bar] for bars in found]
+                known = None if None in values else [float(value or 0) for value in values]
+                show(
+                    scenario=scenario, nodes=nodes, policy=policy, bar=bar, most=BARS[bar],
+                    mean=known and statistics.fmean(known), worst=known and max(known),
+                    met=sum(met(bar, value) for value in values), streams=len(values),
+                )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,5 +1,8 @@
 """How long does a step of MXNet's KVStore take, with how much CPU time and memory: our servers beside MXNet 1.9.1's.
 
+    python benchmarks/mxnet_kvstore.py [--python build/mxnet/bin/python] [--tensors resnet50 one] [--cells 1,1 2,1 2,2]
+        [--ways stock tcp tls unix shm tcp-replicas shm-replicas] [--rounds 10] [--warm 3] [--repeats 3]
+
 One script (`work`), the same for both: every key is pushed and pulled, then all is waited for; momentum SGD on the
 servers.  Stock is `dist_sync` over TCP on the loopback interface; ours is the same name under dl2-run, over TCP, TCP
 with TLS (the default between hosts), Unix sockets and shared memory (the default on one host).  In every cell (tensors,
@@ -17,9 +20,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
-import platform
 import re
 import secrets
 import socket
@@ -29,9 +32,8 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from resnet50 import resnet50_shapes
+from harness import command_of, options_of, resnet50_shapes, show
 
 ROOT = Path(__file__).resolve().parent.parent
 #: in the environment of all processes of one run, so that their CPU time can be found
@@ -100,11 +102,11 @@ def work(options: argparse.Namespace) -> None:
     """Be a worker, of either kind."""
     import mxnet as mx  # noqa: PLC0415  (the benchmark itself runs without)
 
-    shapes = SETS[options.tensors]()
+    shapes = SETS[options.tensors[0]]()
     weights = [mx.nd.ones(shape) for shape in shapes]
     gradients = [mx.nd.ones(shape) for shape in shapes]
     mx.nd.waitall()
-    if options.alone:
+    if options.role == "alone":
         print(entry(Path("/proc/self/status"), "VmRSS"))
         return
     kv = mx.kv.create("dist_sync")
@@ -141,17 +143,9 @@ def work(options: argparse.Namespace) -> None:
     sys.stdout.write(json.dumps(said) + "\n")
 
 
-def command_of(options: argparse.Namespace, tensors: str) -> list[str]:
-    """Return the command of a worker."""
-    return [
-        options.python, __file__, "--role-worker", f"--rounds={options.rounds}", f"--warm={options.warm}",
-        f"--tensors={tensors}",
-    ]  # fmt: skip
-
-
 def run(options: argparse.Namespace, way: str, tensors: str, workers: int, servers: int) -> dict[str, float]:
     """Run a job; return what its first worker has measured."""
-    work_command = command_of(options, tensors)
+    work_command = command_of(options, "worker", options.python, tensors=[tensors])
     environ = {
         **os.environ,
         **WAYS[way],
@@ -200,60 +194,32 @@ def stock(command: list[str], environ: dict[str, str], workers: int, servers: in
 
 
 def main() -> None:
-    """Run everything and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", default=str(ROOT / "build" / "mxnet" / "bin" / "python"), help="one that has MXNet")
-    parser.add_argument("--tensors", choices=[*SETS, "both"], default="both")
-    parser.add_argument("--cells", nargs="*", default=["1,1", "2,1", "2,2"], help="workers,servers")
-    parser.add_argument("--ways", nargs="*", choices=list(WAYS), default=[way for way in WAYS if "replicas" not in way])
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--warm", type=int, default=3)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--role-worker", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.role_worker:
+    """Run everything, and print a line for each."""
+    options = options_of(
+        __doc__, python=str(ROOT / "build" / "mxnet" / "bin" / "python"), tensors=list(SETS),
+        cells=["1,1", "2,1", "2,2"], ways=[way for way in WAYS if "replicas" not in way], rounds=10, warm=3, repeats=3,
+    )  # fmt: skip
+    if options.role:
         work(options)
         return
     if not Path(options.python).exists():
         raise SystemExit(f"{options.python} is not there: run tests/pslite/test_mxnet.py, or give --python")
-    cells = [
-        (tensors, *map(int, cell.split(",")))
-        for tensors in (SETS if options.tensors == "both" else [options.tensors])
-        for cell in options.cells
-    ]
-    results: dict[str, Any] = {"machine": f"{os.cpu_count()} CPUs, {platform.machine()}", "cells": []}
-    if not options.json:
-        print(
-            f"{'tensors':10}{'w,s':>5}  {'way':12}{'ms':>9}{'CPU ms':>9}{'faster':>9}{'less CPU':>10}"
-            + "".join(f"{name:>12}" for name in COLUMNS)
-        )
-    for tensors, workers, servers in cells:
-        alone = subprocess.check_output([*command_of(options, tensors), "--alone"])
+    for tensors, cell in itertools.product(options.tensors, options.cells):
+        workers, servers = map(int, cell.split(","))
+        alone = subprocess.check_output(command_of(options, "alone", options.python, tensors=[tensors]))
         runs: dict[str, list[dict[str, float]]] = {way: [] for way in options.ways}
         for _ in range(options.repeats):
             for way in options.ways:
                 runs[way].append(run(options, way, tensors, workers, servers))
         if len({round(one["weight"], 4) for many in runs.values() for one in many}) != 1:
             raise SystemExit(f"they do not compute the same: {runs}")
-        row: dict[str, Any] = {"tensors": tensors, "workers": workers, "servers": servers, "load": os.getloadavg()[0]}
+        base: dict[str, float] = {}
         for way, many in runs.items():
             found = {name: statistics.median(one[name] for one in many) for name in ("ms", "cpu_ms", *COLUMNS)}
-            base = row.get("stock", found)
+            base = base or found
             found["worker"] -= float(alone)
-            found |= {"faster": base["ms"] / found["ms"], "less_cpu": base["cpu_ms"] / found["cpu_ms"]}
-            row[way] = {name: round(value, 2) for name, value in found.items()}
-            if not options.json:
-                print(
-                    f"{tensors:10}{f'{workers},{servers}':>5}  {way:12}{found['ms']:9.0f}{found['cpu_ms']:9.0f}"
-                    f"{found['faster']:8.2f}x{found['less_cpu']:9.2f}x"
-                    + "".join(f"{found[name]:12.0f}" for name in COLUMNS),
-                    flush=True,
-                )
-        results["cells"].append(row)
-    if options.json:
-        print(json.dumps(results, indent=1))
+            faster, less_cpu = (base[name] / found[name] for name in ("ms", "cpu_ms"))
+            show(tensors=tensors, cell=cell, way=way, faster=faster, less_cpu=less_cpu, **found)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Decisions per second of the vectorised environment, and slots per second of whole sizes chosen at once.
 
-    python benchmarks/rl_environment.py [--clusters 1 50 200 800] [--jobs 60] [--nodes 96] [--seconds 2] [--json]
+    python benchmarks/rl_environment.py [--clusters 1 50 200 800] [--jobs 60] [--nodes 96] [--seconds 2]
 
 A decision is one action carried out in one cluster; time is that of `VectorClusterEnv.step`, which builds observations
 and masks. Actions are drawn uniformly from the allowed ones (`random`), or are void half of the time (`void-heavy`), so
@@ -10,13 +10,13 @@ runs the slot; a decision is then the size of one job. Seconds are those of this
 
 from __future__ import annotations
 
-import argparse
-import json
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from harness import options_of, show
 
 from dl2d.simulation.gymnasium_environments import VectorClusterEnv
 from dl2d.simulation.vectorized.clusters import Clusters
@@ -96,8 +96,8 @@ def size(load: Load) -> Callable[[], Act]:
     return prepare
 
 
-def measure(load: Load) -> dict[str, object]:
-    """Act for some seconds, after a quarter of them to get warm; one row of figures."""
+def measure(load: Load) -> None:
+    """Act for some seconds, after a quarter of them to get warm, and print the figures."""
     prepare = size(load) if load.mix == "sizes" else decide(load)
     begin, warm = time.perf_counter(), False
     decisions = slots = 0
@@ -111,33 +111,15 @@ def measure(load: Load) -> dict[str, object]:
         spent += time.process_time() - started
         decisions += decided
         slots += ended
-    return {
-        "mix": load.mix, "clusters": load.clusters, "decisions_per_second": round(decisions / spent),
-        "slots_per_second": round(slots / spent),
-    }  # fmt: skip
+    show(
+        mix=load.mix, clusters=load.clusters, decisions_per_s=round(decisions / spent), slots_per_s=round(slots / spent)
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clusters", type=int, nargs="+", default=[1, 50, 200, 800])
-    parser.add_argument("--jobs", type=int, default=60)
-    parser.add_argument("--nodes", type=int, default=96)
-    parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--mixes", nargs="+", choices=MIXES, default=list(MIXES))
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    rows = []
-    for mix in options.mixes:
-        for clusters in options.clusters:
-            row = measure(Load(mix, clusters, options.jobs, options.nodes, options.seconds, seed=0))
-            rows.append(row)
-            if not options.json:
-                print(
-                    f"{mix:<11} {clusters:>4} clusters  {row['decisions_per_second']:>11,} decisions/s"
-                    f"  {row['slots_per_second']:>8,} slots/s"
-                )
-    if options.json:
-        print(json.dumps({"jobs": options.jobs, "nodes": options.nodes, "rows": rows}))
+    options = options_of(__doc__, clusters=[1, 50, 200, 800], jobs=60, nodes=96, seconds=2.0, mixes=list(MIXES))
+    for mix, clusters in itertools.product(options.mixes, options.clusters):
+        measure(Load(mix, clusters, options.jobs, options.nodes, options.seconds, seed=0))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How long a replay takes: a whole workload through the daemon's tick in virtual time.
 
-    python benchmarks/simulation_replay.py [--policies fifo srtf ...] [--sizes 60x96 1000x500] [--repeats 3] [--json]
+    python benchmarks/simulation_replay.py [--policies fifo srtf ...] [--sizes 60x96 1000x500] [--repeats 3]
 
 Jobs of the generator `dl2`: eight types that come in bursts and in two waves, with up to 16 workers (2 CPUs and 4 GPU
 slots each, two of the types without GPUs) and 16 PSs (2 CPUs each) on nodes of 8 CPUs and 8 GPU slots, as in the
@@ -11,18 +11,17 @@ from slot to slot, as `dl2d simulate` does it, those of the preset `dl2-paper` b
 
 from __future__ import annotations
 
-import argparse
-import json
+import itertools
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+from harness import options_of, show
 
 from dl2d.core.resources import Resources
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.simulation.policy_lookup import find_policy
-from dl2d.simulation.replay import Replayed, Rules, replay
+from dl2d.simulation.replay import Rules, replay
 from dl2d.simulation.simulation_presets import Preset, PresetName, preset
 from dl2d.simulation.workload.format import Workload
 from dl2d.simulation.workload.generators import generate
@@ -35,11 +34,11 @@ PRESETS = {
 }
 
 
-def workload(jobs: int, nodes: int) -> Workload:
+def workload(jobs: int, nodes: int, **changes: str) -> Workload:
     """Jobs of the generator, with the demands of DL2's testbed."""
     settings = {
         "jobs": f"{jobs}", "nodes": f"{nodes}", "models": MODELS, "cap": "3" if jobs < 200 else "10",
-        "longest_slots": "40", "stretch": "16",
+        "longest_slots": "40", "stretch": "16", **changes,
     }  # fmt: skip
     made = generate("dl2", settings, np.random.default_rng(1))
     return replace(
@@ -52,52 +51,18 @@ def workload(jobs: int, nodes: int) -> Workload:
     )
 
 
-def least(run: Callable[[], Replayed], repeats: int) -> tuple[float, Replayed]:
-    """Least time of some runs, and the last one's result."""
-    times = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        result = run()
-        times.append(time.perf_counter() - begin)
-    return min(times), result
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--policies", nargs="+", default=["fifo", "srtf", "drf"])
-    parser.add_argument("--presets", nargs="+", choices=list(PRESETS), default=list(PRESETS))
-    parser.add_argument("--sizes", nargs="+", metavar="JOBSxNODES", default=["60x96", "1000x500"])
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    rows = []
-    for size in options.sizes:
-        jobs, nodes = map(int, size.split("x"))
-        known = workload(jobs, nodes)
-        for name in options.policies:
-            for chosen in options.presets:
-                rules = PRESETS[chosen]
-
-                def run(name: str = name, rules: Preset = rules, known: Workload = known) -> Replayed:
-                    policy = find_policy(name, known, rules)
-                    placement = rules.placement_of(name)
-                    return replay(known, policy, placement, rules=rules.rules, timer=time.perf_counter)
-
-                took, result = least(run, options.repeats)
-                row = {
-                    "jobs": jobs, "nodes": nodes, "policy": name, "preset": chosen, "seconds": took,
-                    "slots": result.slots, "avg_jct_slots": result.avg_jct,
-                }  # fmt: skip
-                rows.append(row)
-                if not options.json:
-                    if len(rows) == 1:
-                        print(
-                            f"{'jobs':>5}{'nodes':>6}  {'policy':14}{'preset':11}{'seconds':>8}{'slots':>7}{'JCT':>9}"
-                        )
-                    text = f"{jobs:5}{nodes:6}  {name:14}{chosen:11}{took:8.3f}{result.slots:7}{result.avg_jct:9.3f}"
-                    print(text, flush=True)
-    if options.json:
-        print(json.dumps({"rows": rows}))
+    options = options_of(
+        __doc__, policies=["fifo", "srtf", "drf"], presets=list(PRESETS), sizes=["60x96", "1000x500"], repeats=3
+    )
+    for size, name, chosen in itertools.product(options.sizes, options.policies, options.presets):
+        known, rules, times = workload(*map(int, size.split("x"))), PRESETS[chosen], []
+        for _ in range(options.repeats):
+            begin = time.perf_counter()
+            policy, placement = find_policy(name, known, rules), rules.placement_of(name)
+            result = replay(known, policy, placement, rules=rules.rules, timer=time.perf_counter)
+            times.append(time.perf_counter() - begin)
+        show(size=size, policy=name, preset=chosen, seconds=min(times), slots=result.slots, avg_jct=result.avg_jct)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Time of a training step in each mode of `pslite.torch.ElasticJob`, beside PyTorch's DistributedDataParallel.
 
-    python benchmarks/step_modes.py [--workers 2] [--batch 32] [--shards 16 8 4 2] [--steps 20] [--repeats 2] [--json]
+    python benchmarks/step_modes.py [--workers 2] [--batch 32] [--shards 16 8 4 2] [--steps 20] [--repeats 2]
 
 A perceptron of 76 MB, momentum SGD, one thread for each worker, all processes on one machine.  DDP adds gradients with
 gloo; pslite has one server and uses shared memory.  In exact mode a step has as many forward and backward passes as
@@ -10,12 +10,10 @@ rounds but the first four steps of each.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from itertools import pairwise
@@ -23,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from harness import command_of, options_of, show
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -81,17 +80,16 @@ def train_elastic(batch: int, steps: int, mode: Any, shards: int) -> list[float]
     return times
 
 
-def run_once(way: str, shards: int, workers: int, batch: int, steps: int) -> list[float]:
+def run_once(options: Any, way: str, shards: int) -> list[float]:
     """Return the seconds of each step of the first worker."""
     with tempfile.TemporaryDirectory() as folder:
-        own = [__file__, "--train", way, "--out", folder, "--batch", str(batch), "--steps", str(steps)]
-        own += ["--shards", str(shards)]
+        own = command_of(options, way, shards=[shards], out=folder)
         environ = {**os.environ, "OMP_NUM_THREADS": "1", "DL2_QUIET": "1"}
         if way == "ddp":
-            launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"]
-            subprocess.run([sys.executable, *launch, *own], env=environ, check=True, stderr=subprocess.DEVNULL)
+            launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={options.workers}"]
+            subprocess.run([own[0], *launch, *own[1:]], env=environ, check=True, stderr=subprocess.DEVNULL)
         else:
-            result = run_local([sys.executable, *own], workers=workers, servers=1, environ=environ)
+            result = run_local(own, workers=options.workers, servers=1, environ=environ)
             if result.state != "finished":
                 raise SystemExit(result.log)
         times = json.loads(min(Path(folder).iterdir()).read_text())
@@ -99,40 +97,23 @@ def run_once(way: str, shards: int, workers: int, batch: int, steps: int) -> lis
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--shards", type=int, nargs="+", default=[16, 8, 4, 2])
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--train", choices=["ddp", "fast", "exact"], help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.train:
+    options = options_of(__doc__, workers=2, batch=32, shards=[16, 8, 4, 2], steps=20, repeats=2, out="")
+    if options.role:
         torch.set_num_threads(1)
-        if options.train == "ddp":
+        if options.role == "ddp":
             times = train_ddp(options.batch, options.steps)
         else:
-            times = train_elastic(options.batch, options.steps, options.train, options.shards[0])
-        (options.out / str(os.getpid())).write_text(json.dumps(times))
+            times = train_elastic(options.batch, options.steps, options.role, options.shards[0])
+        Path(options.out, str(os.getpid())).write_text(json.dumps(times))
         return
     ways = [("ddp", 1), ("fast", 16), *(("exact", shards) for shards in options.shards)]
     seconds: dict[tuple[str, int], list[float]] = {way: [] for way in ways}
     for _ in range(options.repeats):
-        for way, shards in ways:
-            seconds[way, shards] += run_once(way, shards, options.workers, options.batch, options.steps)
+        for way in ways:
+            seconds[way] += run_once(options, *way)
     medians = {way: statistics.median(found) * 1e3 for way, found in seconds.items()}
-    rows = [
-        {"mode": way, "shards": shards if way == "exact" else None, "ms": ms, "beside_ddp": ms / medians["ddp", 1]}
-        for (way, shards), ms in medians.items()
-    ]
-    if options.json:
-        print(json.dumps(rows, indent=2))
-        return
-    for row in rows:
-        name = f"exact, {row['shards']} shards" if row["shards"] else row["mode"]
-        print(f"{name:18} {row['ms']:7.0f} ms  {row['beside_ddp']:.2f}")
+    for (way, shards), ms in medians.items():
+        show(mode=way, shards=shards, ms=ms, beside_ddp=ms / medians["ddp", 1])
 
 
 if __name__ == "__main__":

@@ -6,16 +6,13 @@
 
 Makes live jobs with a report of progress every 10 s, a decision on each every 5 minutes, a resize an hour, and --ended
 ended jobs a day, in an SQLite file with the schema before the bounded measurements (0011); then upgrades it and asks
-each query of a tick and a heartbeat; with --prune it then deletes the older half and asks again. Prints one JSON
-object: times in milliseconds (median of five), seconds, bytes.
+each query of a tick and a heartbeat; with --prune it then deletes the older half and asks again. Prints times in
+milliseconds (median of five), seconds, bytes.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,9 +21,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from alembic import command
+from harness import options_of, show
 from sqlalchemy import insert, text
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 from store_tick import _job, _start
 
 from dl2d.core.cluster import TaskState
@@ -139,45 +135,27 @@ def _milliseconds(work: Callable[[], object]) -> float:
 
 def main() -> None:
     """Measure one size."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=20)
-    parser.add_argument("--days", type=int, default=30)
-    parser.add_argument("--ended", type=int, help="jobs that end in a day (default: --jobs)")
-    parser.add_argument("--prune", action="store_true", help="also delete the older half, and ask again")
-    options = parser.parse_args()
+    options = options_of(__doc__, jobs=20, days=30, ended=-1, prune=False)
     with tempfile.TemporaryDirectory(prefix="dl2d-bench-") as folder:
         url = f"sqlite:///{folder}/store.sqlite"
         schema._create_file(Place.parse(url), Path(folder, "store.sqlite"))  # noqa: SLF001
-        ended = options.jobs if options.ended is None else options.ended
-        fill(url, options.jobs, options.days, ended)
+        fill(url, options.jobs, options.days, options.jobs if options.ended < 0 else options.ended)
         upgraded = _milliseconds(lambda: schema.upgrade(url)) / 1000
         with closing(SqlStore(url)) as store:
             for job in store.jobs(live=True):
                 starts = [_start(job.key, role) for role in (Role.WORKER, Role.PS) for _ in (1, 2)]
                 asked = store.ask_tasks(starts, 1.0)
                 store.change_tasks([TaskChange(job.key, task.id, TaskState.CONFIRMED) for task in asked], 2.0)
-            result: dict[str, object] = {
-                "jobs": options.jobs,
-                "days": options.days,
-                "ended_a_day": ended,
-                "upgrade_seconds": round(upgraded, 1),
-            }
-            result |= {"ms": ask(store), "bytes": store.size()}
+            show(upgrade_seconds=upgraded, ms=ask(store), bytes=store.size())
             if not options.prune:
-                print(json.dumps(result, indent=1))
                 return
-            half = options.days * _DAY / 2
-            steps = []
-            while True:
+            half, steps, deleted = options.days * _DAY / 2, [], True
+            while deleted:
                 began = time.perf_counter()
                 deleted = store.prune(Keep(progress=half, decisions=half, slots=half, jobs=half), float(_END))
                 steps.append(time.perf_counter() - began)
-                if not deleted:
-                    break
-            result |= {"prune_steps": len(steps), "prune_seconds": round(sum(steps), 1),
-                       "longest_step_ms": round(1000 * max(steps), 1), "bytes_after": store.size(),
-                       "ms_after": ask(store)}  # fmt: skip
-    print(json.dumps(result, indent=1))
+            show(prune_steps=len(steps), prune_seconds=sum(steps), longest_step_ms=1000 * max(steps), ms=ask(store),
+                 bytes=store.size())  # fmt: skip
 
 
 if __name__ == "__main__":

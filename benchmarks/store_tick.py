@@ -4,14 +4,12 @@
 
 Each job holds 2 workers and 2 servers; in each tick a tenth of the jobs swap a worker. Without ``--url`` it measures
 SQLite in a temporary file and, where a server is installed, a private PostgreSQL (fsync on, unlike in the tests).
-Prints one JSON object per database: medians in milliseconds of the first and of the last third of the ticks (the
+Prints one line per database: medians in milliseconds of the first and of the last third of the ticks (the
 difference is what history costs), the longest call, and bytes on disk per tick.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -22,7 +20,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
-from sqlalchemy import text
+from harness import options_of, show
 
 from dl2d.core.cluster import Node, Snapshot, TaskState
 from dl2d.core.decision import Alternative, Constraint, Decision, JobDecision, Reason
@@ -80,16 +78,6 @@ class Bench:
         self._timed("resizes (one job)", lambda: store.resizes(jobs[0].key))
         self._timed("slot", lambda: store.slot(number))
 
-    def size(self) -> int:
-        """Bytes that the database takes."""
-        query = (
-            "SELECT pg_database_size(current_database())"
-            if self.store._place.is_postgresql  # noqa: SLF001
-            else "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"
-        )
-        with self.store._database.reading("measuring") as connection:  # noqa: SLF001
-            return int(connection.execute(text(query)).scalar_one())
-
 
 def _job(number: int) -> Job:
     request = JobRequest(
@@ -143,39 +131,31 @@ def _slot(number: int, at: float, jobs: tuple[Job, ...], tasks: tuple, swapped: 
     )
 
 
-def measure(name: str, url: str, jobs: int, ticks: int) -> dict[str, object]:
+def measure(name: str, url: str, jobs: int, ticks: int) -> None:
     """Run the ticks on one database."""
     schema.upgrade(url)
     bench = Bench(url, jobs)
     with closing(bench.store):
-        before = bench.size()
+        before = bench.store.size()
         for number in range(1, ticks + 1):
             bench.tick(number)
-        grown = (bench.size() - before) / ticks
+        grown = (bench.store.size() - before) / ticks
     third = max(1, ticks // 3)
     calls = {
-        call: {
-            "first_ms": round(statistics.median(times[:third]), 2),
-            "last_ms": round(statistics.median(times[-third:]), 2),
-            "max_ms": round(max(times), 2),
-        }
+        call: [statistics.median(times[:third]), statistics.median(times[-third:]), max(times)]
         for call, times in bench.times.items()
     }
-    return {"database": name, "jobs": jobs, "ticks": ticks, "bytes_per_tick": round(grown), "calls": calls}
+    show(database=name, jobs=jobs, ticks=ticks, bytes_per_tick=grown, calls_first_last_max_ms=calls)
 
 
 def main() -> None:
     """Measure each database that there is."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=1000)
-    parser.add_argument("--ticks", type=int, default=30)
-    parser.add_argument("--url", help="measure this (empty) database instead")
-    options = parser.parse_args()
+    options = options_of(__doc__, jobs=1000, ticks=30, url="")
     if options.url:
-        print(json.dumps(measure("given", options.url, options.jobs, options.ticks), indent=1))
+        measure("given", options.url, options.jobs, options.ticks)
         return
     with tempfile.TemporaryDirectory(prefix="dl2d-bench-") as folder:
-        print(json.dumps(measure("sqlite", f"sqlite:///{folder}/store.sqlite", options.jobs, options.ticks), indent=1))
+        measure("sqlite", f"sqlite:///{folder}/store.sqlite", options.jobs, options.ticks)
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
     from postgres_server import PostgresMissing, PostgresServer  # noqa: PLC0415 (tests are not installed)
 
@@ -187,7 +167,7 @@ def main() -> None:
     server.start()
     try:
         with server.database() as url:
-            print(json.dumps(measure("postgresql", url, options.jobs, options.ticks), indent=1))
+            measure("postgresql", url, options.jobs, options.ticks)
     finally:
         server.stop()
 

@@ -1,6 +1,6 @@
 """How fast `dl2-original` learns: updates, and decisions while acting.
 
-    python benchmarks/training_speed.py [--workload generator:dl2] [--rounds 8] [--dense] [--json]
+    python benchmarks/training_speed.py [--workload generator:dl2] [--rounds 8] [--dense]
 
 Rounds of `Settings()` (8,192 samples of 128 clusters, a quarter of the decisions kept, 16 updates of both networks)
 without imitation; with `--dense` the paper's fully connected networks. An update is one minibatch of 1,024 through
@@ -11,12 +11,11 @@ one thread.
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from dataclasses import replace
 
 import torch
+from harness import options_of, show
 
 from dl2d.learning.dl2_paper.settings import NetworkKind, Settings
 from dl2d.learning.dl2_paper.trainer import Report
@@ -55,21 +54,10 @@ def measure(workloads: list[Workload], rounds: int, network: NetworkKind) -> dic
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workload", default="generator:dl2?nodes=96")
-    parser.add_argument("--draws", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--dense", action="store_true")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+    options = options_of(__doc__, workload="generator:dl2?nodes=96", draws=16, rounds=8, dense=False)
     torch.set_num_threads(1)
     workloads = [load_source(options.workload, seed=seed).workload for seed in range(options.draws)]
-    kind = NetworkKind.DENSE if options.dense else NetworkKind.SHARED
-    found = measure(workloads, options.rounds, kind)
-    if options.json:
-        print(json.dumps(found))
-        return
-    print(", ".join(f"{key} {value:,.1f}" for key, value in found.items()))
+    show(**measure(workloads, options.rounds, NetworkKind.DENSE if options.dense else NetworkKind.SHARED))
 
 
 if __name__ == "__main__":

@@ -1,40 +1,38 @@
 """What one exchange of gradients and weights costs, by transport: TCP, TCP with TLS, Unix sockets, shared memory.
 
-Real jobs of real processes on this machine, momentum SGD on the servers, float32.  Workers compute nothing: they push
-the same gradients in every step, so that all time is the exchange's.  ms is the first worker's median; CPU time is that
-of all processes of the job, coordinator included, per step.
+    python benchmarks/transport.py [--models resnet50 one] [--transports TCP TLS Unix shm] [--sizes 1,1 2,1 2,2]
+        [--steps 20] [--repeats 2] [--mode fast|exact] [--wire float32|bfloat16|float16] [--durability none|durable]
+        [--compute 0]
+
+Real jobs of real processes on this machine, momentum SGD on the servers, float32.  Workers compute nothing: they rest
+`--compute` seconds and push the same gradients in every step, so that all time is the exchange's.  `ms` is the first
+worker's median; CPU time is that of all processes of the job, coordinator included, per step; of `--repeats` jobs the
+least of each.  `--sizes` are workers,servers.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
 from elastic_jobs import describe, run_job
-from resnet50 import resnet50_shapes
+from harness import command_of, options_of, resnet50_shapes, show
 
 from pslite.numeric.gradient_encoding import encoding_of
 from pslite.numeric.gradient_sums import Bundle, Contribution
 from pslite.worker.connect import session_for
 
-SIZES = ((1, 1), (2, 1), (2, 2))
 WARM = 4
 #: by name, DL2_TRANSPORT and DL2_ENCRYPT
-TRANSPORTS = {
-    "TCP": ("tcp", "control"),
-    "TLS": ("tcp", "all"),
-    "Unix": ("unix", "control"),
-    "shared memory": ("", "control"),
-}
+TRANSPORTS = {"TCP": ("tcp", "control"), "TLS": ("tcp", "all"), "Unix": ("unix", "control"), "shm": ("", "control")}
 
 
 def cpu_seconds(root: int) -> float:
@@ -49,7 +47,7 @@ def cpu_seconds(root: int) -> float:
 
 def work(options: argparse.Namespace) -> None:
     """Be a worker."""
-    shapes: list[tuple[int, ...]] = resnet50_shapes() if options.model == "resnet50" else [(25_000_000,)]
+    shapes: list[tuple[int, ...]] = resnet50_shapes() if options.models == ["resnet50"] else [(25_000_000,)]
     chosen = {"mode": options.mode, "wire": options.wire, "durability": options.durability}
     spec = describe(shapes, options.steps + WARM, **chosen)
     session = session_for(spec)
@@ -79,18 +77,13 @@ def work(options: argparse.Namespace) -> None:
     session.finish()
 
 
-def measure(options: argparse.Namespace, model: str, transport: str, workers: int, servers: int) -> dict[str, float]:
+def measure(options: argparse.Namespace, transport: str, workers: int, servers: int) -> dict[str, float]:
     """Run one job; return its figures."""
     way, encrypt = TRANSPORTS[transport]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "figures")
         run_job(
-            [
-                sys.executable, __file__, "--work", "--model", model, "--steps", str(options.steps),
-                "--mode", options.mode, "--wire", options.wire, "--durability", options.durability,
-                "--compute", str(options.compute), "--root", str(os.getpid()), "--out", str(out),
-            ],
-            workers=workers, servers=servers, timeout=300,
+            command_of(options, "worker", root=os.getpid(), out=out), workers=workers, servers=servers, timeout=300,
             environ={"DL2_TRANSPORT": way, "DL2_ENCRYPT": encrypt},
         )  # fmt: skip
         figures: dict[str, float] = json.loads(out.read_text(encoding="utf-8"))
@@ -98,47 +91,21 @@ def measure(options: argparse.Namespace, model: str, transport: str, workers: in
 
 
 def main() -> None:
-    """Run everything and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=["resnet50", "one"], choices=["resnet50", "one"])
-    parser.add_argument("--transports", nargs="+", default=list(TRANSPORTS), choices=list(TRANSPORTS))
-    parser.add_argument("--sizes", nargs="+", default=[f"{w},{s}" for w, s in SIZES], help="workers,servers")
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--repeats", type=int, default=2, help="the best of so many")
-    parser.add_argument("--mode", default="fast", choices=["fast", "exact"])
-    parser.add_argument("--wire", default="float32", choices=["float32", "bfloat16", "float16"])
-    parser.add_argument("--durability", default="none", choices=["none", "durable"])
-    parser.add_argument("--compute", type=float, default=0.0, help="seconds that workers rest between two exchanges")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--model", default="resnet50", help=argparse.SUPPRESS)
-    parser.add_argument("--root", type=int, default=0, help=argparse.SUPPRESS)
-    parser.add_argument("--out", default="", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.work:
+    """Run everything, and print a line for each."""
+    options = options_of(
+        __doc__, models=["resnet50", "one"], transports=list(TRANSPORTS), sizes=["1,1", "2,1", "2,2"], steps=20,
+        repeats=2, mode=("fast", "exact"), wire=("float32", "bfloat16", "float16"), durability=("none", "durable"),
+        compute=0.0, root=0, out="",
+    )  # fmt: skip
+    if options.role:
         work(options)
         return
-    found: list[dict[str, Any]] = []
-    for model in options.models:
-        for size in options.sizes:
-            workers, servers = map(int, size.split(","))
-            for transport in options.transports:
-                runs = [measure(options, model, transport, workers, servers) for _ in range(options.repeats)]
-                ms, cpu = (min(run[key] for run in runs) for key in ("ms", "cpu_ms"))
-                found.append(
-                    {
-                        "model": model,
-                        "workers": workers,
-                        "servers": servers,
-                        "transport": transport,
-                        "ms": ms,
-                        "cpu": cpu,
-                    }
-                )
-                if not options.json:
-                    print(f"{model:9} ({size}) {transport:14} {ms:7.0f} ms {cpu:7.0f} CPU-ms", flush=True)
-    if options.json:
-        print(json.dumps(found))
+    for model, size, transport in itertools.product(options.models, options.sizes, options.transports):
+        workers, servers = map(int, size.split(","))
+        options.models = [model]
+        runs = [measure(options, transport, workers, servers) for _ in range(options.repeats)]
+        least = {key: min(run[key] for run in runs) for key in ("ms", "cpu_ms")}
+        show(model=model, workers=workers, servers=servers, transport=transport, **least)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Benchmark of the listing that a tick reads from a large YARN: services, containers and nodes, over HTTP on loopback.
 
-    python benchmarks/yarn_listing.py [--services 1000] [--containers 4] [--nodes 4000] [--repeats 5] [--json]
+    python benchmarks/yarn_listing.py [--services 1000] [--containers 4] [--nodes 4000] [--repeats 5]
 
 A server in its own process answers as a ResourceManager does. Jobs are submitted, their containers report, and the
 duration of a listing is measured, with the number of its calls. For comparison, a plain HTTP client reads the same
@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 import structlog
+from harness import options_of, show
 
 from dl2d.core.cluster import task_tag
 from dl2d.core.jobs import JobKey, Launch, Owner, Role
@@ -90,13 +91,7 @@ def serve(pipe: Connection, nodes: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--services", type=int, default=1000)
-    parser.add_argument("--containers", type=int, default=4, help="of each service, beside its coordinator's")
-    parser.add_argument("--nodes", type=int, default=4000)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+    options = options_of(__doc__, services=1000, containers=4, nodes=4000, repeats=5)
     pipe, other = multiprocessing.Pipe()
     server = multiprocessing.get_context("spawn").Process(target=serve, args=(other, options.nodes), daemon=True)
     server.start()
@@ -106,13 +101,7 @@ def main() -> None:
     result = measure(address, pipe, options)
     pipe.send(False)
     server.join()
-    if options.json:
-        print(json.dumps(result))
-        return
-    print(f"{options.services} services, {options.services * options.containers} tasks, {options.nodes} nodes")
-    seconds, calls = result["listing_seconds"], result["calls"]
-    print(f"listing: {seconds:.2f} s (budget {BUDGET_SECONDS} s), {calls} calls (budget {BUDGET_CALLS})")
-    print(f"the same answers through urllib and json: {result['plain_seconds']:.2f} s")
+    show(budget_seconds=BUDGET_SECONDS, budget_calls=BUDGET_CALLS, **result)
 
 
 def measure(address: str, pipe: Connection, options: argparse.Namespace) -> dict[str, float]:

@@ -1,0 +1,68 @@
+"""What the benchmarks share: their options, their results as lines of JSON, and the tensors of a well-known model."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def options_of(description: str | None, **defaults: Any) -> argparse.Namespace:
+    """The options of the command line, by name with their defaults; a list takes several values, a tuple is a choice.
+
+    ``--role`` is set in processes that the benchmark starts itself (see ``command_of``).
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--role", default="", help=argparse.SUPPRESS)
+    for name, default in defaults.items():
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(default, bool):
+            parser.add_argument(flag, action="store_true")
+        elif isinstance(default, list):
+            parser.add_argument(flag, nargs="*", type=type(default[0]), default=default)
+        elif isinstance(default, tuple):
+            parser.add_argument(flag, choices=default, default=default[0])
+        else:
+            parser.add_argument(flag, type=type(default), default=default)
+    return parser.parse_args()
+
+
+def command_of(options: argparse.Namespace, role: str, python: str = sys.executable, **changes: Any) -> list[str]:
+    """The command that runs this benchmark with the same options in another role."""
+    given = {**vars(options), "role": role, **changes}
+    words = [python, str(Path(sys.argv[0]).resolve())]
+    for name, value in given.items():
+        values = value if isinstance(value, list) else [value]
+        if value is not False:
+            words += [f"--{name.replace('_', '-')}", *([] if value is True else map(str, values))]
+    return words
+
+
+def show(**values: Any) -> None:
+    """Print one result as a line of JSON, with four significant digits."""
+    print(json.dumps(_rounded(values)), flush=True)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(name): _rounded(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(each) for each in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def resnet50_shapes() -> list[tuple[int, ...]]:
+    """The shapes of ResNet-50's 161 trainable tensors (He et al. 2016): 25,557,032 numbers."""
+    shapes: list[tuple[int, ...]] = [(64, 3, 7, 7), (64,), (64,)]
+    before = 64
+    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for block in range(blocks):
+            shapes += [(width, before, 1, 1), (width,), (width,)]
+            shapes += [(width, width, 3, 3), (width,), (width,)]
+            shapes += [(4 * width, width, 1, 1), (4 * width,), (4 * width,)]
+            if block == 0:
+                shapes += [(4 * width, before, 1, 1), (4 * width,), (4 * width,)]
+            before = 4 * width
+    return [*shapes, (1000, 2048), (1000,)]
