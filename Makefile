@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 # deaths may fail). One that has nothing left to do takes tests from another one.
 SPREAD ?= --numprocesses $$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 )) --dist worksteal
 STAMP := $(VENV)/.installed
-DEBIAN_PACKAGES := python3-venv munge slurmctld slurmd slurm-client postgresql systemd
+DEBIAN_PACKAGES := python3-venv munge slurmctld slurmd slurm-client libslurm-dev postgresql systemd
 DEBIAN_PACKAGES += krb5-kdc krb5-admin-server libkrb5-dev python3-dev gcc openssl
 
 .PHONY: run test test-all test-deps lint format references clean

@@ -341,6 +341,8 @@ class Anchor:
     name: str
     #: Text of the batch script with its ``#DL2`` lines.
     script: str
+    #: ``#DL2`` lines of what its user gave as options when it was submitted; they come before those of the script.
+    options: str = ""
     #: Its handle, where that is not the id in its key.
     handle: str = ""
     #: Where its user wrote what ``script`` says, for messages.

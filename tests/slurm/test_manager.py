@@ -30,6 +30,7 @@ OWNER_ROW: dict[str, object] = {
     "MCSLabel": "N/A",
     "OverSubscribe": "OK",
     "Exclusive": "",
+    "admin_comment": "(null)",
     "Name": "train",
 }
 #: A job with nodes of its own, as squeue shows it before Slurm 26.05, and since.
@@ -762,6 +763,28 @@ def test_the_nodes_that_a_job_excludes_are_asked_once_and_hold_for_its_tasks(
             manager.submit(task())
         assert [call.argv.count("--exclude=n[3-4]") for call in authentication.calls("sbatch")] == [1, 1]
         assert len(authentication.calls("squeue")) == (manager is restarted)
+
+
+@pytest.mark.parametrize(
+    ("comment", "options"),
+    [
+        ("(null)", ""),
+        ("#DL2 epochs=3 worker=cpu:2", "#DL2 epochs=3 worker=cpu:2"),
+        ("billed to 7|8\n#DL2 epochs=3\nsee #DL2 epochs=9", "#DL2 epochs=3"),
+    ],
+)
+def test_options_of_an_anchor_are_the_dl2_lines_of_its_admin_comment(
+    authentication: FakeSlurm, manager_on: Managers, comment: str, options: str
+) -> None:
+    authentication.answer("squeue", rows=[OWNER_ROW | {"admin_comment": comment, "Name": "#DL2 epochs=8"}])
+    anchor = manager_on(cluster="fake").authenticate("12", CREDENTIAL)
+    assert (anchor.options, anchor.name) == (options, "#DL2 epochs=8")
+
+
+def test_too_long_options_of_an_anchor_are_refused(authentication: FakeSlurm, manager_on: Managers) -> None:
+    authentication.answer("squeue", rows=[OWNER_ROW | {"admin_comment": "#DL2 model=" + "x" * 4096}])
+    with pytest.raises(Rejected, match="AdminComment are longer than 4096 characters"):
+        manager_on(cluster="fake").authenticate("12", CREDENTIAL)
 
 
 def test_a_job_name_cannot_forge_the_owner(authentication: FakeSlurm, manager_on: Managers) -> None:

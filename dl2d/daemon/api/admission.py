@@ -36,14 +36,14 @@ class Admission:
         return job
 
     def registered(self, anchor: Anchor, launch: Launch, listing: RmListing) -> Job:
-        """A job whose anchor the resource manager authenticates; its request is in the batch script.
+        """A job whose anchor the resource manager authenticates; its request is in its options and its batch script.
 
         Raises
         ------
         RequestError
             As for ``submitted``; names the line of the script.
         """
-        directives = read_directives(anchor.script)
+        directives = {**read_directives(anchor.script), **_options(anchor)}
         if not directives:
             raise RequestError("#DL2", "the batch script has no #DL2 lines: dl2d does not know what this job needs")
         request = parse_request({"name": anchor.name, **directives}, rules=self.rules, where=anchor.source)
@@ -67,6 +67,28 @@ class Admission:
             raise RequestError("consistency", "this version trains with consistency=sync only")
         check_feasible(request, listing)
         check_launch(job.launch)
+
+
+def check_options(anchor: Anchor, seen: Mapping[str, str]) -> None:
+    """Check that the resource manager has kept the options that the job sees in its environment.
+
+    Raises
+    ------
+    RequestError
+        One of them is not kept, or with another value.
+    """
+    kept = _options(anchor)
+    lost = sorted(key for key, value in seen.items() if kept.get(key) != value)
+    if lost:
+        raise RequestError(
+            lost[0],
+            "was given to sbatch, but is not in the job's AdminComment: this site's slurmctld needs job_submit.lua; "
+            "until then use #DL2 lines in the batch script",
+        )
+
+
+def _options(anchor: Anchor) -> dict[str, object]:
+    return read_directives(anchor.options, where="options at submission")
 
 
 def check_feasible(request: JobRequest, listing: RmListing) -> None:

@@ -20,6 +20,7 @@ from dl2d.core.errors import DuplicateJob, StoreError
 from dl2d.core.jobs import Job, JobKey, JobState, Launch, Owner, Role
 from dl2d.core.resource_manager import Anchor, ContainerManager, ContainerReport, ResourceManager
 from dl2d.core.store import JobChange, Store, TaskChange
+from dl2d.daemon.api.admission import check_options
 from dl2d.daemon.api.authentication import (
     ContainerRoute,
     HeartbeatRoute,
@@ -78,6 +79,8 @@ class Registration(_Body, Authentication):
     """Registration of an anchor that the resource manager started: its address, and the command of its tasks."""
 
     address: str = ""
+    #: What the job sees of the options with which it was submitted, by keys of ``#DL2`` lines.
+    options: Annotated[dict[str, str], Field(max_length=100)] = {}
 
 
 class Submission(_Body):
@@ -170,6 +173,7 @@ def _take_registration(
     body: Registration, anchor: Anchor, manager: ResourceManager, services: Services, *, known: Job | None, static: bool
 ) -> None:
     listing, admission = manager.listing(), services.admission()
+    check_options(anchor, body.options)
     if static:
         job = admission.registered_static(anchor, body.launch, listing, body.address)
     else:

@@ -1,4 +1,4 @@
-"""Options that a user gave to sbatch for an anchor and that its task jobs get too, as squeue shows them."""
+"""Options that a user gave to sbatch for an anchor, as squeue shows them: its tasks' too, refused, and dl2d's own."""
 
 from __future__ import annotations
 
@@ -24,6 +24,10 @@ _REFUSED: Final = {
     "clusters": "tasks run in the cluster of the daemon",
     "hetjob": "an elastic job has one batch job for its coordinator",
 }
+#: Field of squeue in which ``job_submit.lua`` keeps dl2d's own options; only administrators can write it.
+OWN_OPTIONS_FIELD: Final = "admin_comment"
+#: Maximum length of the lines with these options.
+_MAX_OWN_OPTIONS: Final = 4096
 _DIRECTIVE: Final = re.compile(r"#SBATCH\s+(.*)")
 _SHORT: Final = {"-M": "--clusters"}
 
@@ -107,6 +111,14 @@ def refuse_options(record: Mapping[str, str], script: str, *, exclusive: bool) -
         if refused in _REFUSED:
             option = name if name == "hetjob" else f"--{name}"
             raise Rejected(f"{option} of sbatch cannot be used with an elastic job: {_REFUSED[refused]}")
+
+
+def own_options(record: Mapping[str, str]) -> str:
+    """The ``#DL2`` lines of an anchor's AdminComment; other lines of it are the site's. Raises ``Rejected``."""
+    lines = [line for line in record[OWN_OPTIONS_FIELD].splitlines() if line.startswith("#DL2")]
+    if sum(map(len, lines)) > _MAX_OWN_OPTIONS:
+        raise Rejected(f"the #DL2 lines of the job's AdminComment are longer than {_MAX_OWN_OPTIONS} characters")
+    return "\n".join(lines)
 
 
 def _directives(script: str) -> Iterator[str]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dl2d.core.errors import Denied, NotFound, Rejected, Unavailable
 from dl2d.core.jobs import JobKey
 from dl2d.core.resource_manager import Anchor
-from dl2d_slurm.anchor_options import refuse_options
+from dl2d_slurm.anchor_options import own_options, refuse_options
 from dl2d_slurm.commands import Commands, failure
 from dl2d_slurm.output_fields import has_whole_nodes, owner_of, seconds
 from dl2d_slurm.queue_listing import OWNER_FIELDS, TIMES_AS_SECONDS, array_id, format_option, records
@@ -74,7 +74,7 @@ def anchor(commands: Commands, rm_id: str, uid: int, *, cluster: str) -> Anchor:
     Denied
         It is somebody else's.
     Rejected
-        Its user gave options to sbatch that its tasks could not have.
+        Its user gave options to sbatch that its tasks could not have, or its AdminComment is too long.
     """
     if not _ID.fullmatch(rm_id):
         raise NotFound(f"{rm_id[:80]!r} is not the id of a Slurm job")
@@ -106,6 +106,7 @@ def anchor(commands: Commands, rm_id: str, uid: int, *, cluster: str) -> Anchor:
         owner=owner,
         name=found["Name"],
         script=script,
+        options=own_options(found),
         handle=rm_id,
     )
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from dl2d.core.cluster import Node, NodeState, parse_tag
 from dl2d.core.resource_manager import RmIdentity, RmJob, RmJobState
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d_slurm.anchor_options import ANCHOR_FIELDS, REFUSED_FIELDS, AnchorOptions
+from dl2d_slurm.anchor_options import ANCHOR_FIELDS, OWN_OPTIONS_FIELD, REFUSED_FIELDS, AnchorOptions
 from dl2d_slurm.observed_jobs import WATCH_FIELDS, SlurmStaticJobRule, hosts, limit_seconds, static_job
 from dl2d_slurm.output_fields import count, parse_gres, present, seconds
 from dl2d_slurm.partitions import Partition
@@ -32,7 +32,7 @@ JOB_FIELDS = (
 )
 OWNER_FIELDS = (
     *("JobID", "JobArrayID", "State", "SubmitTime", "UserID", "GroupID", "UserName", "Account", "Partition", "QOS"),
-    *(*REFUSED_FIELDS, "Name"),
+    *(*REFUSED_FIELDS, OWN_OPTIONS_FIELD, "Name"),
 )
 NODE_FIELDS = (
     *("NodeList", "StateLong", "CPUsState", "Memory", "AllocMem", "Gres", "GresUsed"),
@@ -44,7 +44,7 @@ EXCLUDED_FORMAT = "--format=%i|%x"
 TIMES_AS_SECONDS: Mapping[str, str] = {"SLURM_TIME_FORMAT": "%s", "TZ": "UTC"}
 
 _SEPARATOR = "|"
-_FREE = ("Feature", "WCKey", "Name", "Comment")
+_FREE = ("Feature", "WCKey", OWN_OPTIONS_FIELD, "Name", "Comment")
 _TERMINATED = "signal 15"
 _ARRAY_TASK = re.compile(r"[0-9]{1,18}_[0-9]{1,18}")
 _RESOURCE = re.compile(r"[a-z][a-z0-9_.:/-]{0,63}")

@@ -136,13 +136,13 @@ class ApiWorld(World):
         body = {"request": {**REQUEST, **changes}, **COMMAND}
         return self.post("/v1/jobs", body, self.credentials.for_submission() if credential is None else credential)
 
-    def add_anchor(self, rm_id: str = "7", script: str = SCRIPT) -> JobKey:
+    def add_anchor(self, rm_id: str = "7", script: str = SCRIPT, options: str = "") -> JobKey:
         key = JobKey("test", rm_id, int(self.now))
-        self.manager.anchors[rm_id] = Anchor(key, OWNER, "mine", script)
+        self.manager.anchors[rm_id] = Anchor(key, OWNER, "mine", script, options)
         return key
 
-    def register(self, rm_id: str = "7", proof: str = OWNER.user) -> httpx2.Response:
-        return self.post("/v1/register", {"rm_id": rm_id, "proof": proof, "address": "host:1", **COMMAND})
+    def register(self, rm_id: str = "7", proof: str = OWNER.user, **more: object) -> httpx2.Response:
+        return self.post("/v1/register", {"rm_id": rm_id, "proof": proof, "address": "host:1", **COMMAND, **more})
 
 
 def error(answer: httpx2.Response) -> str:

@@ -171,6 +171,32 @@ class TestRegistration:
             assert word in error(answer)
         assert everything(world) == before
 
+    @pytest.mark.parametrize("script", [SCRIPT, "#!/bin/sh\nexec dl2-run x\n"])
+    def test_options_given_at_submission_come_before_lines_of_the_script(self, world, script):
+        options = "#DL2 model=vgg-16 epochs=7 samples_per_epoch=100 worker=cpu:1 allowed_workers=1,2"
+        key = world.add_anchor(script=script, options=options)
+        seen = {"epochs": "7", "allowed_workers": "1,2"}
+        assert world.register(options=seen).status_code == 200
+        request = world.store.job(key).request
+        assert (request.model, request.epochs, request.allowed_workers) == ("vgg-16", 7, (1, 2))
+
+    @pytest.mark.parametrize(
+        ("options", "seen", "words"),
+        [
+            ("#DL2 epochs=7 epochs=8", {}, "options at submission, line 1: epochs: is given twice"),
+            ("#DL2 colour=red", {}, "colour: unknown key"),
+            ("#DL2 epochs=x", {"epochs": "x"}, "epochs: expected a number"),
+            ("", {"epochs": "7"}, "epochs: was given to sbatch, but is not in the job's AdminComment"),
+            ("#DL2 epochs=8", {"epochs": "7"}, "epochs: was given to sbatch, but is not in the job's AdminComment"),
+        ],
+    )
+    def test_bad_options_and_options_that_were_not_kept_are_explained(self, world, options, seen, words):
+        world.add_anchor(options=options)
+        before = everything(world)
+        answer = world.register(options=seen)
+        assert (answer.status_code, words in error(answer)) == (422, True), error(answer)
+        assert everything(world) == before
+
     def test_a_job_that_has_ended_may_not_come_back(self, world):
         key = world.add_anchor()
         world.register()

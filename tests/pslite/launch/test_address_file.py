@@ -111,7 +111,7 @@ COMMAND = "--servers 0 no-such-command"
 def test_a_batch_job_with_dl2_lines_that_finds_no_daemon_fails_and_says_what_to_do(batch_job) -> None:
     status, said = batch_job(f"#DL2 model=other\ndl2-run {COMMAND}")
     assert status == 2
-    assert "has #DL2 lines, but no address of a daemon was found" in said
+    assert "has #DL2 lines or options of dl2d, but no address of a daemon was found" in said
     for hint in ("/opt/dl2d/etc/dl2d/job-api.json", "dl2d check --slurm-probe", "dl2-run --standalone"):
         assert hint in said
     assert ALONE in batch_job(f"#DL2 model=other\ndl2-run --standalone {COMMAND}")[1]
@@ -120,6 +120,13 @@ def test_a_batch_job_with_dl2_lines_that_finds_no_daemon_fails_and_says_what_to_
 def test_a_script_without_dl2_lines_trains_alone_as_it_does_outside_of_a_resource_manager(batch_job) -> None:
     assert ALONE in batch_job(f"# DL2 lines: #DL2\ndl2-run {COMMAND}")[1]
     assert ALONE in batch_job(f"#DL2 model=other\nenv -u SLURM_JOB_ID dl2-run {COMMAND}")[1]
+
+
+def test_a_batch_job_with_options_of_dl2d_needs_no_dl2_lines(batch_job) -> None:
+    options = {"SLURM_SPANK_DL2_EPOCHS": "7"}
+    status, said = batch_job(f"dl2-run {COMMAND}", **options)
+    assert (status, "has #DL2 lines or options of dl2d, but no address" in said) == (2, True), said
+    assert ALONE in batch_job(f"env -u SLURM_JOB_ID dl2-run {COMMAND}", **options)[1]
 
 
 def test_a_batch_job_with_dl2_lines_finds_the_daemon_without_variables(batch_job) -> None:
@@ -133,7 +140,7 @@ def test_a_batch_job_with_dl2_lines_finds_the_daemon_without_variables(batch_job
 @pytest.mark.parametrize(
     ("slurm_knows", "says"),
     [
-        ("echo '#DL2 model=other'", "has #DL2 lines, but no address"),
+        ("echo '#DL2 model=other'", "has #DL2 lines or options of dl2d, but no address"),
         ("echo '#!/bin/sh'", ALONE),
         ("echo 'job script retrieval failed: Job script not specified' >&2", ALONE),
         ("echo 'Unable to contact slurm controller' >&2; exit 1", "it is not known whether it has #DL2 lines"),

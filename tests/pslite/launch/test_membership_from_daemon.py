@@ -137,6 +137,7 @@ def test_an_anchor_registers_itself(daemon, munge, tmp_path, options, kept):
         DL2_DAEMON=daemon.url,
         DL2_HOST="127.0.0.1",
         SLURM_JOB_ID="4711",
+        SLURM_SPANK_DL2_MAX_WORKERS="3",
         PATH=munge,
         MUNGE_SOCKET="/run/m.sock",
         MINE="yes",
@@ -150,6 +151,7 @@ def test_an_anchor_registers_itself(daemon, munge, tmp_path, options, kept):
     assert body["rm_id"] == "4711"
     assert body["proof"] == "MUNGE:-s dl2d:4711 -S /run/m.sock:"
     assert body["argv"] == [*kept, *arguments]
+    assert body["options"] == {"max_workers": "3"}
     assert body["env"]["MINE"] == "yes"
     assert not any(name.startswith(("SLURM_", "DL2_", "OTHERS", "MY_TOKEN")) for name in body["env"])
     assert body["address"].startswith("127.0.0.1:")

@@ -14,21 +14,30 @@ from pslite.errors import UsageError
 _DIRECTIVE = re.compile(r"#DL2(\s.*)?")
 #: name of slurmd's copy of a batch script, which the shell of the job gets as its argument
 _COPY = "slurm_script"
+#: beginning of the variables that Slurm sets for dl2d's options of sbatch
+_OPTION = "SLURM_SPANK_DL2_"
 _NO_SCRIPT = "Job script not specified"
 
 
+def submission_options(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the options of dl2d that were given to sbatch (`--dl2-...`), by the keys of `#DL2` lines."""
+    return {name.removeprefix(_OPTION).lower(): value for name, value in environ.items() if name.startswith(_OPTION)}
+
+
 def asks_for_daemon(environ: Mapping[str, str]) -> bool:
-    """Return whether this process runs in a batch job whose script has `#DL2` lines.
+    """Return whether this process runs in a batch job that has options of dl2d, or `#DL2` lines in its script.
 
     Raises
     ------
     UsageError
-        it runs in a batch job, and the script cannot be read.
+        it runs in a batch job without such options, and the script cannot be read.
 
     """
     job = environ.get("SLURM_JOB_ID", "")
     if not job:
         return False
+    if submission_options(environ):
+        return True
     script = _of_parents()
     if script is None:
         script = _of_slurm(job, batch=environ.get("ENVIRONMENT") == "BATCH")

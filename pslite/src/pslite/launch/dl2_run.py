@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from pslite.launch.registration import Registration
 
 _EPILOG = """\
-In a Slurm batch job whose script has #DL2 lines, dl2-run registers the job with the daemon, whose address it finds in
-the file that the daemon writes (api.address_file); elsewhere a whole job runs on this machine.
+In a Slurm batch job with #DL2 lines or --dl2 options of sbatch, dl2-run registers the job with the daemon, whose
+address it finds in the file that the daemon writes (api.address_file); elsewhere a whole job runs on this machine.
 
 environment (set by the scheduler):
   DL2_ROLE         coordinator, worker or server; or container: runs the tasks that the scheduler gives it (on YARN)
@@ -82,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--standalone", action="store_true",
-        help="run a whole job on this machine, without dl2d, also in a batch job with #DL2 lines",
+        help="run a whole job on this machine, without dl2d, also in a batch job with #DL2 lines or --dl2 options",
     )  # fmt: skip
     parser.add_argument(
         "--check-daemon", action="store_true",
@@ -187,7 +187,7 @@ def _run(options: argparse.Namespace, environ: dict[str, str], say: Callable[[st
 
 
 def _finds_daemon(environ: dict[str, str], say: Callable[[str], None]) -> bool:
-    """Set the variables of the daemon's address if this is a batch job with `#DL2` lines; return whether it is.
+    """Set the variables of the daemon's address if this is a batch job of dl2d; return whether it is.
 
     Raises
     ------
@@ -205,8 +205,8 @@ def _finds_daemon(environ: dict[str, str], say: Callable[[str], None]) -> bool:
         path, address = find_address()
     except UsageError as error:
         raise UsageError(
-            f"the script of this batch job has #DL2 lines, but {error}. `dl2d check --slurm-probe` (administrator) "
-            "says more; `dl2-run --standalone` trains without dl2d, inside this job alone"
+            f"this batch job has #DL2 lines or options of dl2d, but {error}. `dl2d check --slurm-probe` "
+            "(administrator) says more; `dl2-run --standalone` trains without dl2d, inside this job alone"
         ) from None
     say(f"the daemon is at {address.url}, says {path}")
     for name, value in address.variables().items():

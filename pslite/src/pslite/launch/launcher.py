@@ -16,6 +16,7 @@ from pslite.coordinator import Coordinator, Settings
 from pslite.coordinator.progress_watch import ProgressRule
 from pslite.errors import PsliteError, UsageError
 from pslite.job.user_environment import remarks, user_environment
+from pslite.launch.batch_script import submission_options
 from pslite.launch.coordinator_supervisor import LogLocation, Supervisor, locate_log
 from pslite.launch.local_tasks import LocalTasks
 from pslite.launch.membership_from_daemon import DaemonClient, report_failure
@@ -221,6 +222,7 @@ def _register(
 ) -> Registration:
     """Make ourselves known to the daemon, as the anchor that a user's batch job is."""
     rm_id = need(environ, "SLURM_JOB_ID")
+    given = submission_options(environ)
     kept = user_environment(environ)
     for line in remarks(kept):
         say(line)
@@ -233,6 +235,7 @@ def _register(
             "cwd": os.getcwd(),  # noqa: PTH109  (a string is what is wanted)
             "env": dict(kept.variables),
             "address": address,
+            **({"options": given} if given else {}),  # an older daemon knows no options
         }
 
     return register(daemon, body, say, _NOT_AVAILABLE)
