@@ -1,0 +1,87 @@
+"""The tests with a real Slurm, on the release of Debian's testing distribution, in a root of its own.
+
+Debian 12 has Slurm 22.05; commands of later releases print other things. The root has Debian's packages of that
+distribution and this interpreter with its packages; it is made once for a run of the tests and removed after it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+REPOSITORY = Path(__file__).parents[2]
+SUITE = "forky"
+PACKAGES = "munge,slurmctld,slurmd,slurm-client,slurm-wlm-basic-plugins,iproute2,procps"
+LIBRARIES = "usr/lib/x86_64-linux-gnu"
+#: Run in mount and process namespaces of their own: all mounts and processes are gone when the command has ended.
+ENTER = """
+set -e
+root=$1 python=$2 repository=$3; shift 3
+mkdir -p "$root$repository" "$root/opt/python" "$root$python"
+mount --rbind "$repository" "$root$repository"
+mount --bind "$python" "$root/opt/python"
+mount --bind "$python" "$root$python"
+mount -t proc proc "$root/proc"; mount --rbind /sys "$root/sys"; mount --rbind /dev "$root/dev"
+exec chroot "$root" env --ignore-environment --chdir="$repository" \
+    PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 "$@"
+"""
+
+
+@pytest.fixture(scope="module")
+def root() -> Iterator[Path]:
+    """A Debian of a later release with Slurm, in which this interpreter runs."""
+    if os.geteuid() != 0 or not shutil.which("debootstrap") or not shutil.which("unshare"):
+        pytest.skip("a Debian root with a later Slurm needs root, debootstrap and unshare: make test-deps")
+    if sys.base_prefix in ("/usr", "/usr/local"):
+        pytest.skip(f"the interpreter in {sys.base_prefix} cannot be shown to another root")
+    sites = subprocess.run(
+        ["apt-get", "indextargets", "--format", "$(SITE)", "Created-By: Packages"], capture_output=True, text=True
+    ).stdout.split()
+    folder = Path(tempfile.mkdtemp(prefix="dl2-newer-slurm-"))
+    try:
+        folder.chmod(0o755)  # ordinary users run tasks in it
+        command = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, str(folder)]
+        script = "/usr/share/debootstrap/scripts/sid"  # debootstrap of Debian 12 knows no later release by name
+        made = subprocess.run([*command, *sites[:1], script], capture_output=True, text=True, timeout=900)
+        if made.returncode != 0:
+            pytest.skip(f"debootstrap made no root with a later Slurm: {made.stdout.strip()[-300:]}")
+        _add_interpreter(folder)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _add_interpreter(root: Path) -> None:
+    """Add what this interpreter needs of the host: names of hosts, its command, libraries that the root lacks."""
+    shutil.copy("/etc/hosts", root / "etc")
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    for path in (f"bin/{version}", f"lib/{version}"):  # for ordinary users, to whom root's folders are closed
+        (root / "usr" / path).symlink_to(f"/opt/python/{path}")
+    prefix = Path(sys.base_prefix)
+    modules = [prefix / "bin" / version, *(prefix / "lib" / version / "lib-dynload").glob("*.so")]
+    shown = subprocess.run(["ldd", *map(str, modules)], capture_output=True, text=True).stdout
+    libraries = {Path(line.split()[2]) for line in shown.splitlines() if " => /" in line}
+    for library in (*libraries, Path("/", LIBRARIES, "libgomp.so.1")):
+        wanted = root / LIBRARIES / library.name
+        if library.exists() and not wanted.exists():
+            shutil.copy(library, wanted)
+
+
+def test_all_that_holds_for_a_real_slurm_holds_for_a_later_release(root: Path) -> None:
+    tests = [sys.executable, "-m", "pytest", "-m", "", "-p", "no:cacheprovider", "-q", "tests/slurm/test_real_slurm.py"]
+    inside = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private", "bash", "-c", ENTER]
+    arguments = ["enter", str(root), sys.base_prefix, str(REPOSITORY)]
+    done = subprocess.run([*inside, *arguments, *tests], capture_output=True, text=True, timeout=900)
+    print(done.stdout[-20_000:], done.stderr[-5000:])
+    assert done.returncode == 0
+    assert " passed" in done.stdout
+    assert "skipped" not in done.stdout
