@@ -199,7 +199,8 @@ def _decision_text(answer: Answer, tasks: Sequence[Task]) -> list[str]:
         since = "; started since" if has >= after.count(item.role) else ""
         missing = "; ".join(map(str, item.shortfalls)) or "no node takes tasks"
         where = f"until others have ended: {item.limit}" if item.limit else f"on {item.nearest or 'every node'}"
-        lines.append(f"  deferred     {item.count} {item.role}: {missing} {where}{since}")
+        because = item.postponed or f"{missing} {where}"
+        lines.append(f"  deferred     {item.count} {item.role}: {because}{since}")
     lines += [f"  failed       {failure.what}: {failure.error}" for failure in answer.failures]
     if answer.recomputed is not None:
         lines.append(f"  recomputed   {answer.recomputed.text}")
@@ -268,7 +269,7 @@ def _decision_json(answer: Answer) -> dict[str, object]:
         **_entry_json(entry),
         "deferred": [
             {"role": str(item.role), "count": item.count, "nearest": item.nearest, "limit": item.limit,
-             "shortfalls": as_plain(item.shortfalls)}
+             "shortfalls": as_plain(item.shortfalls), "postponed": item.postponed}
             for item in answer.deferred
         ],
         "may_use": answer.may_use,

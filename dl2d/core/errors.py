@@ -80,7 +80,7 @@ class Unavailable(ResourceManagerError):
 
 
 class Waiting(Unavailable):
-    """The manager has to wait for a known time after its start; nothing is wrong."""
+    """The manager is asked again after a known time: it has just started, or is asked too often."""
 
 
 class NotFound(ResourceManagerError):

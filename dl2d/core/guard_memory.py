@@ -12,7 +12,7 @@ from dl2d.core.jobs import JobKey
 MAX_BACKOFF_SECONDS: Final = 600.0
 
 
-def _doubled(seconds: float, failures: int, most: float) -> float:
+def doubled(seconds: float, failures: int, most: float) -> float:
     """A delay that is ``seconds`` after the first failure in a row, and twice as long after each further one."""
     return min(seconds * 2.0 ** min(max(failures - 1, 0), 30), most)
 
@@ -47,7 +47,7 @@ class StartFailures(NamedTuple):
 
         Never later than ``MAX_BACKOFF_SECONDS`` after the failure.
         """
-        return self.at + _doubled(backoff_seconds, self.in_a_row, MAX_BACKOFF_SECONDS)
+        return self.at + doubled(backoff_seconds, self.in_a_row, MAX_BACKOFF_SECONDS)
 
 
 class NodeRefusal(NamedTuple):
@@ -62,7 +62,7 @@ class NodeRefusal(NamedTuple):
     @property
     def retry_at(self) -> float:
         """When the next task may be asked for there: after 5 minutes, doubled with each further one, at most 1 h."""
-        return self.at + _doubled(300.0, self.attempts, 3600.0)
+        return self.at + doubled(300.0, self.attempts, 3600.0)
 
 
 class LearnedLimit(NamedTuple):
@@ -80,7 +80,7 @@ class LearnedLimit(NamedTuple):
     @property
     def retry_at(self) -> float:
         """When these jobs may grow again: after a minute, doubled each time that the limit is found again."""
-        return self.at + _doubled(60.0, self.times, MAX_BACKOFF_SECONDS)
+        return self.at + doubled(60.0, self.times, MAX_BACKOFF_SECONDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

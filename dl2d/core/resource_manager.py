@@ -288,6 +288,40 @@ class AccountingManager(Protocol):
         ...
 
 
+class StartAllowance(NamedTuple):
+    """How many tasks may be submitted to a resource manager now."""
+
+    tasks: int
+    #: Why not more, for users.
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStatistics:
+    """Calls of a resource manager since the daemon's start."""
+
+    #: Number of calls and how long they took in all, seconds, by the name of the command.
+    calls: Mapping[str, int]
+    seconds: Mapping[str, float]
+    #: Requests to the resource manager in the last minute.
+    last_minute: int
+    #: Calls to which it answered that it has too much to do.
+    overloads: int
+
+
+@runtime_checkable
+class RateLimitedManager(Protocol):
+    """Additional methods of a resource manager to which no more than so many requests are sent (Slurm). Thread-safe."""
+
+    def start_allowance(self) -> StartAllowance:
+        """How many tasks may be submitted now."""
+        ...
+
+    def call_statistics(self) -> CallStatistics:
+        """Calls so far."""
+        ...
+
+
 class ProbeStep(NamedTuple):
     """Result of one step of a probe."""
 

@@ -47,6 +47,8 @@ class Deferred(msgspec.Struct, frozen=True, gc=False):
     shortfalls: tuple[Shortfall, ...]
     #: Limit of the site in which there is no room before tasks that leave have ended; ``nearest`` is empty then.
     limit: str = ""
+    #: Why the resource manager is not asked for them yet; nothing is missing then.
+    postponed: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from threading import Lock
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from dl2d.core.error_wording import counted
+from dl2d.core.resource_manager import CallStatistics
 from dl2d.daemon.policy_versions.canary_comparison import CanaryComparison
 from dl2d.tick.record import Report
 from pslite.job.printable_text import printable
@@ -88,6 +91,10 @@ class Health:
         }
         for each in self._canary_change.values():
             each.set(math.nan)
+
+    def counts(self, statistics: Callable[[], CallStatistics]) -> None:
+        """Show the calls of the resource manager among the metrics."""
+        self._registry.register(_Calls(statistics))
 
     def lasts(self, problem: str) -> None:
         """Keep a problem that lasts until the daemon is started again."""
@@ -170,3 +177,26 @@ class Health:
     def metrics(self) -> bytes:
         """All metrics in Prometheus' text format."""
         return generate_latest(self._registry)
+
+
+class _Calls(Collector):
+    """Metrics of the calls of the resource manager."""
+
+    def __init__(self, statistics: Callable[[], CallStatistics]) -> None:
+        self._statistics = statistics
+
+    def collect(self) -> Iterator[Metric]:
+        """See ``Collector``."""
+        found, prefix = self._statistics(), "dl2d_resource_manager"
+        for name, text, amounts in (
+            ("calls", "Calls of the resource manager.", found.calls),
+            ("call_seconds", "Duration of these calls, in seconds.", found.seconds),
+        ):
+            family = CounterMetricFamily(f"{prefix}_{name}", text, labels=["call"])
+            for call, amount in amounts.items():
+                family.add_metric([call], amount)
+            yield family
+        text = "Calls to which the resource manager answered that it has too much to do."
+        yield CounterMetricFamily(f"{prefix}_overloads", text, value=found.overloads)
+        text = "Requests to the resource manager in the last minute."
+        yield GaugeMetricFamily(f"{prefix}_requests_last_minute", text, value=found.last_minute)

@@ -25,7 +25,14 @@ from dl2d.core.daemon_mode import Mode
 from dl2d.core.error_wording import counted
 from dl2d.core.errors import AlreadyRunning, ConfigError, Dl2dError, Waiting
 from dl2d.core.policy_registry import SiteStore
-from dl2d.core.resource_manager import AccountingManager, ContainerManager, ResourceManager, RmJob, TaskSpec
+from dl2d.core.resource_manager import (
+    AccountingManager,
+    ContainerManager,
+    RateLimitedManager,
+    ResourceManager,
+    RmJob,
+    TaskSpec,
+)
 from dl2d.daemon.address_file import write_address
 from dl2d.daemon.api.admission import Admission
 from dl2d.daemon.api.answered_heartbeats import AnsweredHeartbeats
@@ -134,6 +141,8 @@ class Daemon(AbstractContextManager["Daemon"]):
                 settings.resource_manager.name, manager_settings(settings), clock
             )
             stack.callback(self._manager.close)
+            if isinstance(self._manager, RateLimitedManager):
+                self._health.counts(self._manager.call_statistics)
             capabilities = self._manager.capabilities()
             self._starts_anchors, self._tasks_as_owner = capabilities.starts_anchors, capabilities.other_users
             self._cluster = capabilities.cluster
@@ -517,6 +526,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             output=self._output,
             final_states=self._final_states,
             answered_since=self._answered.since,
+            start_allowance=(self._manager.start_allowance if isinstance(self._manager, RateLimitedManager) else None),
             submitter=self._submitter,
             start_limit=poll_seconds,
             timer=self._timer,

@@ -23,7 +23,8 @@ def apply(context: Context, plan: Plan, jobs: Mapping[JobKey, Job], at: float) -
     ``jobs`` are those of the plan, with their commands. A task drains when the answer to its coordinator's next
     heartbeat does not name it among the members. When the resource manager does not answer to a start, which may have
     been carried out or not, the task stays in state ``asked``: the next ticks find it by its tag or give it up. Starts
-    that are left when ``Context.start_limit`` is over are not asked for; the next tick plans them again.
+    that are left when ``Context.start_limit`` is over, or no more are allowed, are not asked for; the next tick plans
+    them again.
     """
     store = context.store
     drained = store.change_tasks(
@@ -34,7 +35,7 @@ def apply(context: Context, plan: Plan, jobs: Mapping[JobKey, Job], at: float) -
     started: list[str] = []
     failures: list[Failure] = []
     for first in range(0, len(plan.starts), submitter.batch):
-        if first and context.timer() - begin >= context.start_limit:
+        if first and (context.timer() - begin >= context.start_limit or not _allowed(context)):
             break
         tags, failed = _start(context, submitter, plan.starts[first : first + submitter.batch], jobs, at)
         started += tags
@@ -44,6 +45,10 @@ def apply(context: Context, plan: Plan, jobs: Mapping[JobKey, Job], at: float) -
     for failure in failures:
         log.error("start failed", job=failure.job.id, what=failure.what, error=failure.error)
     return Outcome(tuple(started), tuple(task.tag for task in drained), tuple(failures))
+
+
+def _allowed(context: Context) -> bool:
+    return context.start_allowance is None or context.start_allowance().tasks > 0
 
 
 def _start(

@@ -14,7 +14,7 @@ from dl2d.tick.guard_limits import guard
 from dl2d.tick.needless_wait import NeedlessWait, startable_waiting_jobs
 from dl2d.tick.observe import observe, with_evidence
 from dl2d.tick.observed_decision import observed_decision
-from dl2d.tick.place.limits_in_use import within_limits
+from dl2d.tick.place.limits_in_use import within_allowance, within_limits
 from dl2d.tick.place.place import place
 from dl2d.tick.reconcile import reconcile
 from dl2d.tick.record import Report, record
@@ -92,6 +92,8 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
         fixed = silent if not incomplete else [job.key for job in snapshot.jobs]
         plan = place(snapshot, slot_decision.in_force, deciders.placement, silent=fixed, positions=positions)
         plan = within_limits(plan, snapshot, reconciled.owners, context.guard_rules)
+        if context.start_allowance is not None:
+            plan = within_allowance(plan, context.start_allowance())
         waiting = startable_waiting_jobs(snapshot, slot_decision.in_force, plan, deciders.placement, silent=silent)
         if (group := slot_decision.group) is not None:
             waiting = tuple(key for key in waiting if key in group)

@@ -14,7 +14,7 @@ from dl2d.core.job_request import RequestRules
 from dl2d.core.jobs import JobKey
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Evidence, Policy
-from dl2d.core.resource_manager import ResourceManager, RmJob
+from dl2d.core.resource_manager import ResourceManager, RmJob, StartAllowance
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.core.store import TickStore
 from dl2d.tick.policy_call import call_directly
@@ -127,6 +127,8 @@ class Context:
     #: Since when the heartbeats of a job have been answered without a gap of ``Timeouts.silent_seconds``, by ``timer``;
     #: None if that is not known.
     answered_since: Callable[[JobKey], float | None] = lambda job: None  # noqa: ARG005
+    #: How many tasks may be submitted now (``RateLimitedManager.start_allowance``); None: any number.
+    start_allowance: Callable[[], StartAllowance] | None = None
     #: Submits the tasks of a plan; None: one after the other.
     submitter: TaskSubmitter | None = None
     #: Seconds after which a tick submits no further batch of tasks and leaves the others to the next tick.

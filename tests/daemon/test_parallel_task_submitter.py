@@ -12,7 +12,7 @@ from daemon.api.api_world import ApiWorld
 
 from dl2d.core.cluster import TaskState
 from dl2d.core.errors import Rejected, Unavailable
-from dl2d.core.resource_manager import TaskSpec
+from dl2d.core.resource_manager import StartAllowance, TaskSpec
 from dl2d.daemon.parallel_task_submitter import ParallelTaskSubmitter
 from dl2d.policies.fifo import Fifo
 from dl2d.testing.builders import make_nodes
@@ -105,6 +105,22 @@ def test_a_manager_that_is_called_by_one_thread_only_still_lets_requests_between
     assert len(report.outcome.started) == len(report.plan.starts) > 1
     assert not alone.access.lock.locked()
     alone.close()
+
+
+def test_no_further_batch_is_submitted_once_the_manager_allows_no_start(
+    world: ApiWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.ready(max_workers=8)
+    world.submitter.batch = 2
+    allowances = iter([100, 100, 0])
+
+    def limited(make: object = world.context) -> Context:
+        return replace(make(), start_allowance=lambda: StartAllowance(next(allowances), "overloaded"))  # type: ignore[operator]
+
+    monkeypatch.setattr(world, "context", limited)
+    report = world.tick(1.0)
+    assert len(report.outcome.started) == 4 < len(report.plan.starts)
+    assert len(world.store.tasks(live=True)) == 4
 
 
 def test_starts_that_a_tick_has_no_time_for_are_left_to_the_next(

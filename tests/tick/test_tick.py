@@ -20,7 +20,7 @@ from dl2d.core.guard_memory import GuardMemory
 from dl2d.core.jobs import NOTHING, Allocation, Durability, JobState, Progress, Role
 from dl2d.core.json_codec import encode
 from dl2d.core.packing import Packing
-from dl2d.core.resource_manager import RmJobState
+from dl2d.core.resource_manager import RmJobState, StartAllowance
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, TaskChange
 from dl2d.core.tick_plan import Start
@@ -498,6 +498,21 @@ def test_the_start_of_many_anchors_ends_in_time(build, monkeypatch) -> None:
         world.tick()
         started.append(sum(bool(world.job(key).anchor) for key in keys))
     assert started == [3, 5]
+
+
+def test_starts_that_are_not_allowed_yet_are_deferred_with_the_reason(build) -> None:
+    world = build(start_allowance=lambda: StartAllowance(1, "Slurm is overloaded"))
+    job = world.ready(max_workers=2, max_ps=1)
+    report = world.tick()
+    assert len(report.outcome.started) == len(report.plan.starts) == 1
+    assert sum(item.count for item in report.plan.deferred) == 2
+    assert {(item.job, item.postponed, item.nearest) for item in report.plan.deferred} == {
+        (job, "Slurm is overloaded", "")
+    }
+    world.tick()
+    world.tick()
+    assert world.store.tasks(live=True, job=job)[-1].handle
+    assert len(world.store.tasks(live=True, job=job)) == 3
 
 
 def test_a_lost_answer_is_found_again_by_its_tag(build, world: World) -> None:

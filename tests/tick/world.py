@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from dl2d.core.errors import ResourceManagerError
 from dl2d.core.jobs import Allocation, Job, JobKey, Role
 from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE, Policy
-from dl2d.core.resource_manager import RmJob
+from dl2d.core.resource_manager import RmJob, StartAllowance
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
@@ -61,6 +61,7 @@ class World:
     mode: Mode = Mode.LIVE
     idle_seconds: float = 300.0
     start_limit: float = math.inf
+    start_allowance: Callable[[], StartAllowance] | None = None
     output: str = ""
     fallback: Policy = field(default_factory=Fifo)
 
@@ -136,6 +137,7 @@ class World:
             scheduler="memory 1",
             idle_seconds=self.idle_seconds,
             start_limit=self.start_limit,
+            start_allowance=self.start_allowance,
             output=self.output,
             grace_seconds=1.0,
             allow_changes=self.allow_changes,

@@ -1,7 +1,7 @@
 """Limits in use: defers starts for which the site's limits have no room before tasks that leave have ended. Pure.
 
 The guard limits what is decided. Tasks that leave still hold what they have, and a task that is moved runs beside its
-replacement for a while.
+replacement for a while. Starts for which the resource manager is not to be asked yet are deferred as well.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.jobs import NOTHING, Allocation, JobKey, Owner, Role
+from dl2d.core.resource_manager import StartAllowance
 from dl2d.core.resources import Resources, Shortfall
 from dl2d.core.tick_plan import Deferred, Plan, Start
 from dl2d.tick.guard_limits import limit_text, limits_of
@@ -34,7 +36,7 @@ def within_limits(plan: Plan, snapshot: Snapshot, owners: Mapping[JobKey, Owner]
     by_job: dict[JobKey, list[int]] = defaultdict(list)
     for number, start in enumerate(plan.starts):
         by_job[start.job].append(number)
-    deferred: dict[int, tuple[str, tuple[Shortfall, ...]]] = {}
+    deferred: dict[int, _Lack] = {}
     for key, numbers in by_job.items():
         has, floor = held[key], floors.get(key, NOTHING)
         first = requests[key].min_size if has == NOTHING else None
@@ -44,15 +46,33 @@ def within_limits(plan: Plan, snapshot: Snapshot, owners: Mapping[JobKey, Owner]
             demand = Resources.total(plan.starts[number].demand for number in unit)
             lacks = in_use.lacks(key, demand)
             if lacks is not None and (has == NOTHING or present[role] >= floor.count(role)):
-                deferred |= dict.fromkeys(unit, lacks)
+                lack = _Lack(limit=lacks[0], shortfalls=lacks[1])
+                deferred |= dict.fromkeys(unit, lack)
                 if has == NOTHING and unit[0] == numbers[0]:  # not even its minimum size
-                    deferred |= dict.fromkeys(numbers, lacks)
+                    deferred |= dict.fromkeys(numbers, lack)
                     break
                 continue
             in_use.add(key, demand)
             present[role] += len(unit)
-    if not deferred:
-        return plan
+    return _without(plan, deferred) if deferred else plan
+
+
+def within_allowance(plan: Plan, allowance: StartAllowance) -> Plan:
+    """The plan with no more starts than may be submitted now; the others are deferred."""
+    late = range(allowance.tasks, len(plan.starts))
+    return _without(plan, dict.fromkeys(late, _Lack(postponed=allowance.reason))) if late else plan
+
+
+class _Lack(NamedTuple):
+    """Why a start is deferred; see ``Deferred``."""
+
+    limit: str = ""
+    shortfalls: tuple[Shortfall, ...] = ()
+    postponed: str = ""
+
+
+def _without(plan: Plan, deferred: Mapping[int, _Lack]) -> Plan:
+    """The plan without the starts of these numbers, which are deferred."""
     moved_from = len(plan.starts) - len(plan.moves)
     return replace(
         plan,
@@ -76,15 +96,15 @@ def _units(starts: Sequence[Start], numbers: Sequence[int], first: Allocation | 
     return [together, *([number] for number in others)]
 
 
-def _deferred(starts: Sequence[Start], lacks: Mapping[int, tuple[str, tuple[Shortfall, ...]]]) -> Iterable[Deferred]:
+def _deferred(starts: Sequence[Start], lacks: Mapping[int, _Lack]) -> Iterable[Deferred]:
     """One record for each job and role. Tasks that were to be moved have not been decided on, so they are left out."""
     groups: dict[tuple[JobKey, Role], list[int]] = defaultdict(list)
     for number, start in enumerate(starts):
         if number in lacks:
             groups[start.job, start.role].append(number)
     for (key, role), numbers in groups.items():
-        limit, shortfalls = lacks[numbers[0]]
-        yield Deferred(key, role, len(numbers), "", shortfalls, limit)
+        lack = lacks[numbers[0]]
+        yield Deferred(key, role, len(numbers), "", lack.shortfalls, lack.limit, lack.postponed)
 
 
 class _LimitsInUse:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import structlog
 
 from dl2d.core.errors import Denied, NotFound, Rejected, ResourceManagerError, Unavailable
+from dl2d_slurm.rpc_rate import RpcRate, is_overloaded
 
 log = structlog.get_logger(__name__)
 
@@ -53,11 +55,14 @@ class Commands:
         Complete environment of every command.
     time_limit
         Seconds after which a command is killed.
+    rate
+        Counts the commands.
     """
 
-    def __init__(self, environment: Mapping[str, str], time_limit: float) -> None:
+    def __init__(self, environment: Mapping[str, str], time_limit: float, rate: RpcRate) -> None:
         self._environment = dict(environment)
         self._time_limit = time_limit
+        self._rate = rate
 
     def run(self, *argv: str, stdin: str = "", more: Mapping[str, str] | None = None) -> Answer:
         """Run a command to its end; a bad exit status is the caller's to judge.
@@ -67,6 +72,8 @@ class Commands:
         Unavailable
             The command is not installed, or did not end in time.
         """
+        self._rate.begins(argv)
+        begin, overloaded = time.monotonic(), False
         try:
             done = subprocess.run(
                 argv,
@@ -87,7 +94,13 @@ class Commands:
             raise Unavailable(f"{argv[0]} cannot be run", said=str(error)) from None
         except subprocess.TimeoutExpired as error:
             said = (error.stderr or b"").decode(errors="replace")
+            overloaded = True
             raise Unavailable(f"{argv[0]} did not answer within {self._time_limit:g} s", said=_short(said)) from None
+        else:
+            # Commands that were told to wait, and did, end well.
+            overloaded = is_overloaded(done.stderr.decode("utf-8", "replace"))
+        finally:
+            self._rate.ended(argv[0], time.monotonic() - begin, overloaded=overloaded)
         stderr = done.stderr.decode("utf-8", "replace")
         if done.returncode == 0 and stderr.strip():
             log.debug("noise", command=argv[0], said=_short(stderr))

@@ -16,6 +16,7 @@ from dl2d.core.cluster import parse_tag
 from dl2d.core.errors import NodeRefused, Rejected, Unavailable
 from dl2d.core.resource_manager import (
     Anchor,
+    CallStatistics,
     Capabilities,
     EligibleNodes,
     ProbeStep,
@@ -24,6 +25,7 @@ from dl2d.core.resource_manager import (
     RmJob,
     RmJobState,
     RmListing,
+    StartAllowance,
     TaskSpec,
 )
 from dl2d.core.resources import Resources
@@ -49,6 +51,7 @@ from dl2d_slurm.queue_listing import (
     with_held,
 )
 from dl2d_slurm.reservations import Reservation, parse_reservations, reservation_claims, with_reserved
+from dl2d_slurm.rpc_rate import RpcRate
 from dl2d_slurm.settings import SlurmSettings
 from dl2d_slurm.stopping import Stopper
 from dl2d_slurm.submission import options, script
@@ -122,8 +125,9 @@ class SlurmManager:
         environment = {"PATH": given.get("PATH", _DEFAULT_PATH)}
         if conf := settings.slurm_conf or given.get("SLURM_CONF", ""):
             environment["SLURM_CONF"] = conf
-        self._commands = Commands(environment, settings.command_timeout_seconds)
         self._timer, self._sleep = timer, sleep
+        self._rate = RpcRate(settings.rpcs_per_minute, timer)
+        self._commands = Commands(environment, settings.command_timeout_seconds, self._rate)
         self._stopper = Stopper(self._commands, timer)
         self._accounting = Accounting(self._commands, settings.watch)
         self._submit_rate = TokenBucket(settings.submit_rate_per_second, clock=clock, sleep=sleep)
@@ -175,6 +179,7 @@ class SlurmManager:
             and 0 <= now - self._last.at < self._settings.poll_floor_seconds
         ):
             return self._last
+        self._rate.list()
         last_submit = self._last_submit
         word = secrets.token_hex(16)
         # Jobs first: a job that starts between the two queries then counts twice, as waiting and in its node's use,
@@ -230,6 +235,14 @@ class SlurmManager:
         )
         self._last = listing if last_submit is self._last_submit else None
         return listing
+
+    def start_allowance(self) -> StartAllowance:
+        """See ``RateLimitedManager``."""
+        return self._rate.start_allowance()
+
+    def call_statistics(self) -> CallStatistics:
+        """See ``RateLimitedManager``."""
+        return self._rate.statistics()
 
     def final_states(self, handles: Collection[str]) -> tuple[RmJob, ...]:
         """See ``AccountingManager``. One sacct for up to 500 jobs; empty if Slurm has no accounting."""
@@ -345,6 +358,7 @@ class SlurmManager:
 
     def authenticate(self, rm_id: str, proof: str) -> Anchor:
         """One unmunge, two squeues of this job, one scontrol for the script; the first time one more for the name."""
+        self._rate.register()
         uid = proven_uid(self._commands, rm_id, proof, socket=self._settings.munge_socket)
         found = anchor(self._commands, rm_id, uid, cluster=self._cluster_name())
         self._ask_excluded([found.key.id])

@@ -66,6 +66,8 @@ class SlurmSettings(Record):
     poll_floor_seconds: Annotated[float, Number(3600)] = 0.0
     #: Most tasks that are submitted in a second, on average; a burst of one second's worth is allowed.
     submit_rate_per_second: Annotated[float, Number(1000, least=0.1)] = 20.0
+    #: Most RPCs to slurmctld in a minute; cancelling is counted and never waits.
+    rpcs_per_minute: Annotated[int, Whole(100, 1_000_000)] = 1800
     #: Longest time limit of task jobs in sbatch's form (``2-00:00:00``), which get what is left of their anchor's;
     #: "" for no other than the partition's.
     time_limit: Annotated[

@@ -18,7 +18,15 @@ from dl2d.core.daemon_mode import Mode
 from dl2d.core.errors import StoreUnavailable, Unavailable
 from dl2d.core.jobs import JobKey, JobState, Role
 from dl2d.core.measured_speeds import TrainingKind
-from dl2d.core.resource_manager import Anchor, ContainerOrder, ContainerReport, RmJob, RmJobState, StaticJob
+from dl2d.core.resource_manager import (
+    Anchor,
+    CallStatistics,
+    ContainerOrder,
+    ContainerReport,
+    RmJob,
+    RmJobState,
+    StaticJob,
+)
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, TaskChange, TaskReport
 from dl2d.core.tick_plan import Start
@@ -742,6 +750,16 @@ def test_idle_jobs_are_told_in_health_and_metrics(world):
     assert float(lines["dl2d_idle_waiting_jobs"]) == 1
     assert float(lines["dl2d_idle_seconds"]) == 40
     assert float(lines["dl2d_ticks_total"]) == 2
+
+
+def test_calls_of_the_resource_manager_are_among_the_metrics(world):
+    found = CallStatistics(calls={"squeue": 7}, seconds={"squeue": 0.5}, last_minute=21, overloads=1)
+    world.health.counts(lambda: found)
+    lines = dict(line.rsplit(" ", 1) for line in world.client.get("/metrics").text.splitlines() if line[0] != "#")
+    assert float(lines['dl2d_resource_manager_calls_total{call="squeue"}']) == 7
+    assert float(lines['dl2d_resource_manager_call_seconds_total{call="squeue"}']) == 0.5
+    assert float(lines["dl2d_resource_manager_overloads_total"]) == 1
+    assert float(lines["dl2d_resource_manager_requests_last_minute"]) == 21
 
 
 def test_what_is_not_there_is_json_too(world):
