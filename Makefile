@@ -3,7 +3,8 @@
 # make test-deps   installs the Debian packages without which tests of Slurm, PostgreSQL, Kerberos and systemd are skipped (as root)
 # make lint        style, types, import rules
 # make references  the references of configuration and commands under docs/, from the code and etc/dl2d.yaml
-# All but test-deps set up their own virtual environment in .venv first.
+# make deb         dist/dl2d_<version>_<architecture>.deb, the package for Debian and Ubuntu (needs python3-venv)
+# All but test-deps and deb set up their own virtual environment in .venv first.
 
 PYTHON ?= python3
 VENV := .venv
@@ -12,10 +13,10 @@ BIN := $(VENV)/bin
 # deaths may fail). One that has nothing left to do takes tests from another one.
 SPREAD ?= --numprocesses $$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 )) --dist worksteal
 STAMP := $(VENV)/.installed
-DEBIAN_PACKAGES := python3-venv munge slurmctld slurmd slurm-client libslurm-dev postgresql systemd
+DEBIAN_PACKAGES := python3-venv munge slurmctld slurmd slurm-client libslurm-dev postgresql systemd iproute2
 DEBIAN_PACKAGES += krb5-kdc krb5-admin-server libkrb5-dev python3-dev gcc openssl debootstrap
 
-.PHONY: run test test-all test-deps lint format references clean
+.PHONY: run test test-all test-deps lint format references deb clean
 
 $(STAMP): pyproject.toml pslite/pyproject.toml
 	@echo "installing dl2d and PyTorch into $(VENV): this takes some minutes"
@@ -47,6 +48,9 @@ lint: $(STAMP)
 
 references: $(STAMP)
 	$(BIN)/python docs/references.py
+
+deb:
+	packaging/deb/build
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix --quiet . || true

@@ -393,9 +393,13 @@ class SlurmCluster:
             devices = f"{here}/dev/gpu[0-{self.gpus - 1}]" if self.gpus > 1 else f"{here}/dev/gpu0"
             node_list = ",".join(self.nodes)
             (here / "gres.conf").write_text(f"NodeName={node_list} Name=gpu Count={self.gpus} File={devices}\n")
-        # 22.05 has no "disabled" and its v2 plug-in refuses a machine with both hierarchies.
-        plugin = "disabled" if _slurm_version() >= (23, 11) and not self.cgroups else "cgroup/v1"
-        (here / "cgroup.conf").write_text(f"CgroupPlugin={plugin}\n")
+        (here / "cgroup.conf").write_text(cgroup_configuration(used=self.cgroups))
+
+
+def cgroup_configuration(*, used: bool) -> str:
+    """Content of cgroup.conf for tests: 22.05 has no "disabled", and its v2 plug-in refuses hybrid hierarchies."""
+    plugin = "disabled" if _slurm_version() >= (23, 11) and not used else "cgroup/v1"
+    return f"CgroupPlugin={plugin}\n"
 
 
 def _slurm_version() -> tuple[int, int]:

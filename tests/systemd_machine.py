@@ -42,6 +42,7 @@ ln -s /proc/self/fd $R/dev/fd
 ln -s /proc/self/fd/0 $R/dev/stdin; ln -s /proc/self/fd/1 $R/dev/stdout; ln -s /proc/self/fd/2 $R/dev/stderr
 for shown in "$@"; do mkdir -p $R$shown; mount --bind $shown $R$shown; done
 hostname dl2test
+ip link set lo up; ip address add 192.0.2.1/32 dev lo
 cd $R; mkdir -p .old; pivot_root . .old; umount -l /.old
 exec env -i container=dl2 PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/systemd --system --unit=multi-user.target
 """
@@ -51,8 +52,8 @@ def why_not() -> str:
     """Why it cannot be started here, or ""."""
     if os.geteuid() != 0:
         return "only root can boot a systemd of its own"
-    if not _SYSTEMD.exists() or shutil.which("systemctl") is None:
-        return "systemd is not installed"
+    if not _SYSTEMD.exists() or shutil.which("systemctl") is None or shutil.which("ip") is None:
+        return "systemd or iproute2 is not installed"
     if not _CGROUPS.is_dir() and not Path("/sys/fs/cgroup/cgroup.procs").exists():
         return "there is no cgroup v2 hierarchy"
     if _SYSTEMD.exists() and Path("/proc/1/comm").read_text().strip() == "systemd":
@@ -64,7 +65,8 @@ class SystemdMachine:
     """Boots at the start of the context, is powered off at its end; nothing is left behind.
 
     Files that a test writes under ``root`` are there for the machine; the machine sees this one's file system
-    otherwise, without being able to change it. ``shown`` are folders under /tmp that it shall see too.
+    otherwise, without being able to change it. Its network is a loopback interface of its own, with the
+    address 192.0.2.1, too. ``shown`` are folders under /tmp that it shall see.
     """
 
     def __init__(self, *shown: Path) -> None:
@@ -92,7 +94,7 @@ class SystemdMachine:
         self._cgroup.mkdir()
 
         joins = f"echo $$ > {self._cgroup / 'cgroup.procs'}; exec "
-        unshare = "unshare --mount --pid --cgroup --uts --ipc --fork --propagation private"
+        unshare = "unshare --mount --net --pid --cgroup --uts --ipc --fork --propagation private"
         command = ["bash", "-c", f'{joins} {unshare} bash -c "$@"', "join", _BOOT, "boot", str(self.root), *self._shown]
         with (self._base / "boot.log").open("wb") as log:
             self._outer = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -111,7 +113,7 @@ class SystemdMachine:
     def run(self, *command: str, check: bool = False, timeout: float = 120) -> str:
         """Run a command inside; its output, errors included."""
         done = subprocess.run(
-            ["nsenter", "-t", str(self._inner), "-m", "-p", "-u", "-i", "-C", "-r", "-w", *command],
+            ["nsenter", "-t", str(self._inner), "-m", "-n", "-p", "-u", "-i", "-C", "-r", "-w", *command],
             capture_output=True, text=True, check=False, timeout=timeout,
         )  # fmt: skip
         if check and done.returncode:

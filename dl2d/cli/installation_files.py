@@ -35,7 +35,7 @@ def unit(
     folder = (configured or default_file()).parent
     values = {
         "ExecStart": f"{program} run --config {config.absolute()}",
-        "ExecStartPre": f"-+/bin/mkdir -p {folder}",
+        "ExecStartPre": f'-+/bin/sh -c "umask 022; mkdir -p {folder}"',
         "ReadWritePaths": f"-{folder}",
     }
     text = shipped("systemd/dl2d.service").read_text(encoding="utf-8")

@@ -62,6 +62,8 @@ def test_the_daemon_writes_the_file_by_which_jobs_find_it_and_nothing_beside_its
 ) -> None:
     machine.run("systemctl", "start", "dl2d", check=True)
     assert machine.run("stat", "-c", "%a %U", ADDRESS_FILE).split() == ["644", "root"]
+    folders = [str(folder) for folder in Path(ADDRESS_FILE).parents[:2]]
+    assert machine.run("stat", "-c", "%a", *folders).split() == ["755", "755"]
     view = f"/proc/{main_pid(machine)}/root"
     assert machine.run("sh", "-c", f"touch {view}/opt/shared/other 2>/dev/null && echo yes || echo no").strip() == "no"
 

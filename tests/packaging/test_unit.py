@@ -58,7 +58,7 @@ def test_the_unit_lets_the_daemon_write_the_file_by_which_jobs_find_it(unit: Pat
     command = [DL2D, "unit", "--config", config]
     other = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
     for text, folder in ((unit.read_text(), default), (other, "/shared/dl2d")):
-        assert f"\nExecStartPre=-+/bin/mkdir -p {folder}\n" in text
+        assert f'\nExecStartPre=-+/bin/sh -c "umask 022; mkdir -p {folder}"\n' in text
         assert f"\nReadWritePaths=-{folder}\n" in text
 
 
