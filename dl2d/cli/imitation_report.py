@@ -33,7 +33,7 @@ def comparison_lines(trained: SizeComparison, yardstick: Yardstick, before: Size
     started = f"of {trained.started} jobs that were started then, {trained.started_same:.1%} get the recorded size"
     lines = [recorded, f"{started} ({new_jobs})" if trained.started else "no job was started in these slots"]
     if equals := not_better_than(trained, yardstick, before):
-        lines.append(f"not better than {' and '.join(equals)}: that is as near to the recorded scheduler")
+        lines.append(f"not better than {' and '.join(equals)}: as near to the recorded scheduler, or nearer")
     return lines
 
 
