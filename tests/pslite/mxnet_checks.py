@@ -187,6 +187,7 @@ def refused():
     kv.push("b", mx.nd.ones(2))
     kv.pull("b", mx.nd.ones(2))
     raises(UsageError, "'d' comes too late: the first step has fixed the job's keys", kv.init, "d", mx.nd.ones(2))
+    raises(UsageError, "train all parameters by one Trainer", kv.set_optimizer, mx.optimizer.SGD())
     raises(UsageError, "no optimizer states", kv.save_optimizer_states, "x")
     raises(CheckpointError, "cannot read", mx.kv.create("dl2").load_optimizer_states, "/nowhere/at/all")
     raises(CheckpointError, "not a file of optimizer states", mx.kv.create("dl2").load_optimizer_states, __file__)

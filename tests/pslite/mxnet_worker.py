@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import sys
 import time
 from pathlib import Path
 
@@ -79,6 +80,13 @@ def slow_down(kvstore, total):
         pace(min(kvstore.version, total - 1), total)
 
 
+def end_early(options, steps, rank, workers):
+    if steps == options.die_at and rank == workers - 1:
+        os._exit(0) if options.quietly else os.kill(os.getpid(), 9)
+    if steps == options.exit_at and rank == 0:
+        sys.exit(options.exit_status)
+
+
 def loop(options):
     """A loop of the script's own, as it is written for MXNet's own servers."""
     kvstore = mx.kv.create(options.kvstore)
@@ -118,8 +126,7 @@ def loop(options):
             if options.log:
                 with Path(f"{options.log}.{os.environ.get('DL2_TASK', 'single')}").open("a") as file:
                     file.write(f"{kvstore.rank} {kvstore.num_workers} {float(loss.mean().asscalar())}\n")
-            if steps == options.die_at and rank == workers - 1:
-                os._exit(0) if options.quietly else os.kill(os.getpid(), 9)
+            end_early(options, steps, rank, workers)
         if steps >= options.leave_at > 0 and rank == workers - 1:
             return
     if options.save and kvstore.rank == 0:
@@ -332,6 +339,8 @@ def main():
     parser.add_argument("--sleep", type=float, default=0.0)
     parser.add_argument("--die-at", type=int, default=0)
     parser.add_argument("--leave-at", type=int, default=0)
+    parser.add_argument("--exit-at", type=int, default=0)
+    parser.add_argument("--exit-status", type=int, default=0)
     parser.add_argument("--pace", type=int, default=0)
     parser.add_argument("--devices", type=int, default=1)
     for flag in ("mean", "local", "schedule", "quietly", "by-name"):

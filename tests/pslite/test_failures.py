@@ -50,15 +50,41 @@ def test_an_error_in_the_users_script_is_the_reason():
     assert set(result.exit_codes.values()) == {1}
 
 
-def test_a_script_that_ends_early_is_told_from_one_that_is_done():
-    code = (
-        "import sys; sys.argv = ['x', '--epochs', '50']; import runpy; "
-        "import numpy_worker as w; w.pace = lambda v, t: sys.exit(0) if v == 4 else None; w.main()"
-    )
+def run_code(code, **more):
+    """Run a script that uses `numpy_worker` as `w`."""
     environ = {**os.environ, "PYTHONPATH": f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}"}
-    result = run_local([sys.executable, "-c", code], environ=environ)
+    code = f"import sys, os; sys.argv = ['x', '--epochs', '50']; import numpy_worker as w\n{code}"
+    return run_local([sys.executable, "-c", code], environ=environ, **more)
+
+
+def test_a_script_that_ends_early_is_told_from_one_that_is_done():
+    result = run_code("w.pace = lambda v, t: sys.exit(0) if v == 4 else None; w.main()")
     assert result.state == "failed"
     assert "script ended at version 4 of 550" in result.reason
+
+
+def test_a_script_that_calls_exit_with_a_status_has_failed():
+    result = run_code("w.pace = lambda v, t: sys.exit('no data') if v == 4 else None; w.main()")
+    assert result.state == "failed"
+    assert "its script called sys.exit('no data')" in result.reason
+
+
+def test_a_script_that_ends_with_the_status_of_sigterm_is_lost_as_by_that_signal():
+    code = "w.pace = lambda v, t: sys.exit(143) if v == 4 and os.environ['DL2_TASK'] == 'worker-0' else None; w.main()"
+    result = run_code(code, workers=2, servers=1)
+    assert result.state == "finished"
+    assert result.versions == 550
+    assert any("worker-0" in line and "died: its process ended with status 143" in line for line in result.log)
+
+
+def test_an_error_in_a_forked_process_is_the_reason():
+    result = run_code(
+        "def wrong(v, t): raise ValueError('a mistake')\n"
+        "w.pace = wrong; import multiprocessing; child = multiprocessing.get_context('fork').Process(target=w.main)\n"
+        "child.start(); child.join(); sys.exit(child.exitcode)"
+    )
+    assert result.state == "failed"
+    assert "its script raised ValueError: a mistake" in result.reason
 
 
 def test_a_script_that_never_joins():

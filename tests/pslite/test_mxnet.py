@@ -258,6 +258,50 @@ def test_a_worker_dies_and_a_script_goes_on(script, tmp_path):
     assert float(Path(f"{out}.0.accuracy").read_text()) > 0.7
 
 
+FORKED = """
+import multiprocessing, runpy, sys
+child = multiprocessing.get_context("fork").Process(target=runpy.run_path, args=(sys.argv[1], None, "__main__"))
+del sys.argv[1]
+child.start(); child.join(); sys.exit(child.exitcode)
+"""
+
+
+def test_a_script_that_trains_in_a_forked_process_ends_well(script):
+    python, *command = script("loop", epochs=1)
+    result = run([python, "-c", FORKED, *command])
+    assert result.state == "finished", result.reason
+    assert result.versions == 20
+
+
+INHERITED = """
+import multiprocessing, sys
+import mxnet as mx
+kvstore = mx.kv.create("dist_sync")
+def train():
+    kvstore.init("a", mx.nd.ones(2))
+    kvstore.set_optimizer(mx.optimizer.SGD())
+    kvstore.pushpull("a", mx.nd.ones(2))
+child = multiprocessing.get_context("fork").Process(target=train)
+child.start(); child.join(); sys.exit(child.exitcode)
+"""
+
+
+def test_a_kvstore_that_a_forked_process_inherits_is_refused(python, capfd):
+    result = run([python, "-c", INHERITED], workers=1, servers=1)
+    assert result.state == "failed"
+    assert "make the KVStore in the process that trains" in capfd.readouterr().err
+
+
+def test_a_job_is_not_done_when_its_first_workers_script_ends_by_sigterm_or_with_an_error(script):
+    terminated = run(script("loop", epochs=2, exit_at=5, exit_status=143))
+    assert terminated.state == "finished", terminated.log
+    assert terminated.versions == 40
+    assert any("worker-0" in line and "died: its process ended with status 143" in line for line in terminated.log)
+    failed = run(script("loop", epochs=2, exit_at=5, exit_status=1))
+    assert failed.state == "failed"
+    assert "its script called sys.exit(1)" in failed.reason
+
+
 def test_a_script_that_ends_before_the_first_workers_leaves_the_job(script, tmp_path):
     out = tmp_path / "out"
     result = run(script("loop", epochs=3, leave_at=15, out=out), workers=2)

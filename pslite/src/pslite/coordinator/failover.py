@@ -170,7 +170,10 @@ def process_ended(job: Job, task: str, message: AgentExit) -> None:
     if message.status or message.signal:
         text = f"{task} (pid {message.pid}) {how_it_ended(message, ' before it joined')}"
     else:
-        text = f"{task} (pid {message.pid}): its script ended without joining the job (does it use ElasticJob?)"
+        text = (
+            f"{task} (pid {message.pid}): its script ended without joining the job (does it use ElasticJob, or with "
+            "MXNet a kvstore of type dist_sync?)"
+        )
     job.say(text)
     if state.plan is None and not state.somebody_waits_described and state.state == "waiting":
         if job.settings.start is None and message.signal in _SIGNALS_FROM_OUTSIDE:

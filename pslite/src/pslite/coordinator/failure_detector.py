@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import MemberState
 from pslite.coordinator.status import how_it_ended
+from pslite.job.job_status import TERMINATED
 from pslite.net.messages import AgentExit
 
 
@@ -38,7 +39,7 @@ def examine(job: Job, member: MemberState, now: float) -> Verdict | None:
     if ended is not None and (member.lost or member.channel.channel is None):
         if _ended_well(member, ended):
             return Verdict("its process has ended", well=True)
-        return Verdict(how_it_ended(ended), fatal=not ended.signal)
+        return Verdict(how_it_ended(ended), fatal=not ended.signal and ended.status != TERMINATED)
     if not member.lost:
         return None
     until = member.lost + settings.verdict * (1.0 if member.task in job.agents else 0.1)

@@ -12,6 +12,9 @@ import msgspec
 from pslite.job.load_balancing import Straggler
 from pslite.job.member_measurements import StepTimes, Usage
 
+#: exit status of a program that has handled SIGTERM and ends because of it
+TERMINATED = 128 + signal.SIGTERM
+
 
 class Cause(enum.StrEnum):
     """Why a task's process is not there any more."""

@@ -53,6 +53,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
 
     def __init__(self) -> None:
         self._session: OpenSession = session_for_kvstore()
+        self._process = os.getpid()
         self._keys = KeyTable()
         self._optimizer: Any = None
         self._workers = 1
@@ -406,6 +407,11 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
 
     def _start(self) -> None:
         """All keys are known: join the job; the weights are the job's afterwards."""
+        if os.getpid() != self._process and not self.alone:
+            raise UsageError(
+                f"process {self._process} has made this KVStore, and process {os.getpid()}, forked from it, cannot "
+                "train with it: make the KVStore in the process that trains"
+            )
         if not self._keys.trained:
             self._keys.choose_trained(self._optimizer, self._firsts, self._pushed)
         spec = self._keys.describe(
@@ -448,7 +454,11 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
             it cannot be described; the message says what can.
 
         """
-        self._not_started("an optimizer")
+        if self._started:
+            raise UsageError(
+                "the KVStore has an optimizer and its keys already, and a job has one of both: train all parameters by "
+                "one Trainer, or as one Module of a grouped symbol (mx.sym.Group)"
+            )
         rule_of(optimizer, next(iter(optimizer.param_dict or optimizer.idx2name or {0: None})))
         self._optimizer = optimizer
         # A step is the mean of the workers' gradients times this, which for as many workers as there are now is what

@@ -34,7 +34,8 @@ def _maker(kind: type[ElasticKVStore]) -> Callable[[], ElasticKVStore]:
         elif _made.used or type(_made) is not kind:
             raise UsageError(
                 f"this process has a KVStore of type {_made.type!r} already, and a worker of a job has one: give that "
-                "object to the Trainer or Module (kvstore=kv); if there are several, train their parameters with one"
+                "object to the Trainer or Module (kvstore=kv); if there are several, train all parameters by one "
+                "Trainer, or as one Module of a grouped symbol (mx.sym.Group)"
             )
         return _made
 

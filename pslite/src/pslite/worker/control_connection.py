@@ -12,6 +12,7 @@ from typing import Required, TypedDict
 from pslite.errors import JobFailed, PsliteError
 from pslite.fault_points import FaultHook, FaultPoint, FaultPoints
 from pslite.job.job_spec import JobSpec
+from pslite.job.job_status import TERMINATED
 from pslite.job.member_measurements import ResizeSteps, StepTimer, ThroughputMeter
 from pslite.job.stack_dump import dump_stacks, place_of
 from pslite.net.authentication import Identity
@@ -194,9 +195,17 @@ class Membership(ABC):
             self._client.sever()
 
     def _script_raised(self, error: BaseException) -> None:
-        """Tell the coordinator what the user's script raised."""
-        if not isinstance(error, JobFailed) and not self._over:
-            self._send(Failed(reason=f"its script raised {type(error).__name__}: {str(error)[:2000]}"))
+        """Tell the coordinator what the user's script raised.
+
+        A script that ends with the status of SIGTERM has handled it: it is lost as if the signal had killed it.
+        """
+        if isinstance(error, SystemExit) and error.code == TERMINATED:
+            self._over = True
+        elif not isinstance(error, JobFailed) and not self._over:
+            text = f"raised {type(error).__name__}: {error}"
+            if isinstance(error, SystemExit):
+                text = f"called sys.exit({error.code!r})"
+            self._send(Failed(reason=f"its script {text[:2000]}"))
         self._raised = True
 
     def _check(self) -> None:

@@ -7,9 +7,11 @@ import contextlib
 import multiprocessing
 import os
 import sys
+import threading
 from collections.abc import Callable
+from multiprocessing.util import Finalize
 from types import TracebackType
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from pslite.job.printable_text import indented
 
@@ -21,7 +23,10 @@ class Host(Protocol):
     """What a worker needs of the process around it."""
 
     def enter(self, leave: Callable[[], None], raised: Callable[[BaseException], None]) -> None:
-        """The worker joins: from now on call `leave` when the script ends, and before that `raised` if by an error."""
+        """The worker joins: from now on call `leave` when the script ends, and before that `raised` if by an error.
+
+        sys.exit with a status other than 0 is an error, too.
+        """
 
     def begin_again(self, reason: str) -> None:
         """The job goes back to a checkpoint: run the script once more from its beginning; does not return."""
@@ -34,15 +39,35 @@ class ScriptProcess:
     """A process that runs one training script."""
 
     def enter(self, leave: Callable[[], None], raised: Callable[[BaseException], None]) -> None:
-        """Watch the end of the interpreter."""
-        atexit.register(leave)
-        before = sys.excepthook
+        """Watch the end of the interpreter, or of the function that a process of multiprocessing runs."""
+        forked_or_spawned = multiprocessing.parent_process() is not None
+        ended_by: SystemExit | None = None
+
+        def end() -> None:
+            # multiprocessing calls this before it handles what its function has raised
+            error = sys.exc_info()[1] if forked_or_spawned else ended_by
+            if error is not None and not (isinstance(error, SystemExit) and not error.code):
+                raised(error)
+            leave()
+
+        if forked_or_spawned:
+            Finalize(None, end, exitpriority=0)  # a forked process ends without the functions of atexit
+        else:
+            atexit.register(end)
+        before, leave_interpreter = sys.excepthook, sys.exit
 
         def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
             raised(error)
             before(kind, error, trace)
 
+        def leave_by(status: str | int | None = None, /) -> NoReturn:
+            nonlocal ended_by
+            if threading.current_thread() is threading.main_thread():
+                ended_by = SystemExit(status)
+            leave_interpreter(status)
+
         sys.excepthook = hook
+        sys.exit = leave_by
 
     def begin_again(self, reason: str) -> None:
         """Replace the program by a fresh one of the same command line; dl2-run goes on watching the same process."""
