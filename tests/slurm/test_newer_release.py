@@ -12,11 +12,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 pytestmark = pytest.mark.slow
+
+run = partial(subprocess.run, check=False, capture_output=True, text=True)
 
 REPOSITORY = Path(__file__).parents[2]
 SUITE = "forky"
@@ -43,15 +46,13 @@ def root() -> Iterator[Path]:
         pytest.skip("a Debian root with a later Slurm needs root, debootstrap and unshare: make test-deps")
     if sys.base_prefix in ("/usr", "/usr/local"):
         pytest.skip(f"the interpreter in {sys.base_prefix} cannot be shown to another root")
-    sites = subprocess.run(
-        ["apt-get", "indextargets", "--format", "$(SITE)", "Created-By: Packages"], capture_output=True, text=True
-    ).stdout.split()
+    sites = run(["apt-get", "indextargets", "--format", "$(SITE)", "Created-By: Packages"]).stdout.split()
     folder = Path(tempfile.mkdtemp(prefix="dl2-newer-slurm-"))
     try:
         folder.chmod(0o755)  # ordinary users run tasks in it
         command = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, str(folder)]
         script = "/usr/share/debootstrap/scripts/sid"  # debootstrap of Debian 12 knows no later release by name
-        made = subprocess.run([*command, *sites[:1], script], capture_output=True, text=True, timeout=900)
+        made = run([*command, *sites[:1], script], timeout=900)
         if made.returncode != 0:
             pytest.skip(f"debootstrap made no root with a later Slurm: {made.stdout.strip()[-300:]}")
         _add_interpreter(folder)
@@ -68,7 +69,7 @@ def _add_interpreter(root: Path) -> None:
         (root / "usr" / path).symlink_to(f"/opt/python/{path}")
     prefix = Path(sys.base_prefix)
     modules = [prefix / "bin" / version, *(prefix / "lib" / version / "lib-dynload").glob("*.so")]
-    shown = subprocess.run(["ldd", *map(str, modules)], capture_output=True, text=True).stdout
+    shown = run(["ldd", *map(str, modules)]).stdout
     libraries = {Path(line.split()[2]) for line in shown.splitlines() if " => /" in line}
     for library in (*libraries, Path("/", LIBRARIES, "libgomp.so.1")):
         wanted = root / LIBRARIES / library.name
@@ -80,7 +81,7 @@ def test_all_that_holds_for_a_real_slurm_holds_for_a_later_release(root: Path) -
     tests = [sys.executable, "-m", "pytest", "-m", "", "-p", "no:cacheprovider", "-q", "tests/slurm/test_real_slurm.py"]
     inside = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private", "bash", "-c", ENTER]
     arguments = ["enter", str(root), sys.base_prefix, str(REPOSITORY)]
-    done = subprocess.run([*inside, *arguments, *tests], capture_output=True, text=True, timeout=900)
+    done = run([*inside, *arguments, *tests], timeout=900)
     print(done.stdout[-20_000:], done.stderr[-5000:])
     assert done.returncode == 0
     assert " passed" in done.stdout

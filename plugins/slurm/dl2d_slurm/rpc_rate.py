@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import threading
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -59,7 +59,7 @@ class RpcRate:
         self._sent: deque[tuple[float, int]] = deque()
         self._listings: deque[float] = deque()
         self._calls: Counter[str] = Counter()
-        self._seconds: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
         self._overloads = self._overloads_in_a_row = 0
         self._paused_until = -math.inf
 
