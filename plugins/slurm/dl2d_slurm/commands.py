@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -72,8 +71,7 @@ class Commands:
         Unavailable
             The command is not installed, or did not end in time.
         """
-        self._rate.begins(argv)
-        begin, overloaded = time.monotonic(), False
+        begin, overloaded = self._rate.begins(argv), False
         try:
             done = subprocess.run(
                 argv,
@@ -98,10 +96,10 @@ class Commands:
             raise Unavailable(f"{argv[0]} did not answer within {self._time_limit:g} s", said=_short(said)) from None
         else:
             # Commands that were told to wait, and did, end well.
-            overloaded = is_overloaded(done.stderr.decode("utf-8", "replace"))
+            stderr = done.stderr.decode("utf-8", "replace")
+            overloaded = is_overloaded(stderr)
         finally:
-            self._rate.ended(argv[0], time.monotonic() - begin, overloaded=overloaded)
-        stderr = done.stderr.decode("utf-8", "replace")
+            self._rate.ended(argv[0], begin, overloaded=overloaded)
         if done.returncode == 0 and stderr.strip():
             log.debug("noise", command=argv[0], said=_short(stderr))
         return Answer(done.returncode, done.stdout.decode("utf-8", "replace"), stderr)

@@ -63,21 +63,23 @@ class RpcRate:
         self._overloads = self._overloads_in_a_row = 0
         self._paused_until = -math.inf
 
-    def begins(self, argv: Sequence[str]) -> None:
-        """Count a command that begins."""
+    def begins(self, argv: Sequence[str]) -> float:
+        """Count a command that begins; returns when that is, by the timer."""
         command = argv[0]
         rpcs = 0 if "--version" in argv else _RPCS.get(command, 0)
         if command == "scancel":
             rpcs += sum(word.isdecimal() for word in argv[1:])
         with self._lock:
+            now = self._timer()
             self._calls[command] += 1
-            self._sent.append((self._timer(), rpcs))
+            self._sent.append((now, rpcs))
+            return now
 
-    def ended(self, command: str, seconds: float, *, overloaded: bool) -> None:
-        """Note how long a command took, and whether slurmctld had too much to do."""
+    def ended(self, command: str, begin: float, *, overloaded: bool) -> None:
+        """Note that a command that began then has ended, and whether slurmctld had too much to do."""
         with self._lock:
             now = self._timer()
-            self._seconds[command] += seconds
+            self._seconds[command] += now - begin
             if command not in _RPCS or not overloaded:
                 return
             self._overloads += 1
