@@ -9,7 +9,7 @@ models have names that no checkpoint knows. Each policy then decides on workload
 of which it sees only what jobs report. A change is that of the mean completion time compared with the recorded
 scheduler on the same workloads: the mean of the logarithm over workloads, with its 95 % interval.
 
-- imitation: what `dl2d train supervised --from-store` learns; of dl2 the fitted weights, whatever the gate says
+- imitation: what `dl2d train supervised` learns; of dl2 the fitted weights, whatever the gate says
 - imitation, then learning: as one night of the learner, `--rounds` rounds (dl2-original) or iterations (dl2)
 - learning alone: the same from drawn weights (dl2-original) or the initial weights of a search (dl2)
 - as shipped: dl2 with the weights that come with dl2d

@@ -1,7 +1,7 @@
 """How long the learned policies take: one inference of the network, and one decision of a slot.
 
-    python benchmarks/policy_inference.py [--policies dl2 lookahead dl2-original dl2-original-dense]
-        [--jobs 40] [--nodes 500] [--slots 200] [--times 3]
+    python benchmarks/policy_inference.py [--policies dl2 lookahead dl2-original] [--jobs 40] [--nodes 500]
+        [--slots 200] [--times 3]
 
 Slots are those that a simulated cluster shows, of the preset `realistic` (speeds measured with noise, wrong epochs,
 interference, failures, costs of resizes): jobs of eight types that ask for up to 16 workers and 16 parameter servers,
@@ -11,8 +11,7 @@ least counts: a machine on which others work, too, is half as fast for seconds n
 p99 says.
 
 `dl2` has the weights that come with dl2d. `dl2-original` has a checkpoint that is made at once by 100 updates of
-supervised learning from Optimus with true speeds, so that sizes are sensible; J is the number of jobs;
-`dl2-original-dense` has the paper's network (two layers of 256 units over all jobs).
+supervised learning from Optimus with true speeds, so that sizes are sensible; J is the number of jobs.
 
 An inference is one call of the network on one observation; `tasks` are those of the decision. A slot is
 `Packing.for_decision` and `Policy.decide` together. Times are of this thread's processor.
@@ -59,15 +58,15 @@ class Timed:
         return answer
 
 
-def original(network: str, jobs: int) -> Policy:
+def original(jobs: int) -> Policy:
     """The paper's policy with a network that sizes as Optimus does."""
-    from dl2d.learning.dl2_paper.settings import NetworkKind, Settings  # noqa: PLC0415 - torch takes seconds
+    from dl2d.learning.dl2_paper.settings import Settings  # noqa: PLC0415 - torch takes seconds
     from dl2d.learning.dl2_paper.trainer import train  # noqa: PLC0415
     from dl2d.simulation.workload.sources import load_source  # noqa: PLC0415
 
     source = "generator:dl2?nodes=96&jobs=30&models=" + ",".join(MODELS)
     workloads = [load_source(source, seed=seed).workload for seed in range(6)]
-    settings = Settings(teacher="optimus", window=jobs, iterations=0, network=NetworkKind(network))
+    settings = Settings(teacher="optimus", window=jobs, iterations=0)
     return dl2_paper.Dl2Original(train(workloads[:5], workloads[5:], settings, seed=0))
 
 
@@ -75,8 +74,7 @@ def original(network: str, jobs: int) -> Policy:
 MAKERS: dict[str, Callable[[int], Policy]] = {
     "dl2": lambda _: with_checkpoint(),
     "lookahead": lambda _: Lookahead(),
-    "dl2-original": lambda jobs: original("shared", jobs),
-    "dl2-original-dense": lambda jobs: original("dense", jobs),
+    "dl2-original": original,
 }
 
 

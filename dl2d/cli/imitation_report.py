@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import typer
+
+from dl2d.cli.output import print_json
 from dl2d.core.errors import CheckpointError
 from dl2d.core.policy import Policy
 from dl2d.learning.recorded_slots import Recording, SizeComparison, Yardstick
-from dl2d.policies.common.checkpoint import Checkpoint
+from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
 from dl2d.tick.policy_start_check import start_check
 
 
@@ -51,7 +54,24 @@ def _simple_deciders(yardstick: Yardstick, before: SizeComparison | None) -> dic
     return {**own, "size as before": yardstick.as_before, "drf": yardstick.drf}
 
 
-def write_imitation_report(out: Path, checkpoint: Checkpoint, losses: Sequence[float], lines: Sequence[str]) -> None:
+def finish_imitation(
+    out: Path, checkpoint: Checkpoint, losses: Sequence[float], lines: Sequence[str], seconds: float,
+    figures: Mapping[str, object] | None,
+) -> None:  # fmt: skip
+    """Write checkpoint and report, and print the lines; or ``figures`` as JSON, where they are given."""
+    folder, seconds = out / "checkpoint", round(seconds, 1)
+    write_checkpoint(checkpoint, folder)
+    _write_report(out, checkpoint, losses, lines)
+    if figures is not None:
+        head = {"checkpoint": str(folder), "digest": checkpoint.digest, "seconds": seconds}
+        print_json({**head, **figures, **checkpoint.training})
+        return
+    for line in lines:
+        typer.echo(line)
+    typer.echo(f"{folder}: {checkpoint.digest[:12]}, after {seconds:.0f} s; report in {out / 'report.md'}")
+
+
+def _write_report(out: Path, checkpoint: Checkpoint, losses: Sequence[float], lines: Sequence[str]) -> None:
     """Write ``report.md`` and ``loss.png``; raises ``CheckpointError`` if the folder cannot be written."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - slow to import
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -146,7 +146,5 @@ def _table(results: dict[str, Replayed], limit: Bound) -> Table:
 
 
 def _percentiles(values: tuple[float, ...]) -> tuple[float, float]:
-    if len(values) < 2:
-        return (values or (0.0,))[0], (values or (0.0,))[0]
-    cuts = statistics.quantiles(values, n=100, method="inclusive")
-    return cuts[49], cuts[98]
+    p50, p99 = np.percentile(values or (0.0,), (50, 99)).tolist()
+    return p50, p99

@@ -6,12 +6,9 @@ import time
 from pathlib import Path
 from typing import Final
 
-import typer
-
 from dl2d.cli.gate_trial import Side, on_trial, policy_of
-from dl2d.cli.imitation_report import comparison_lines, not_better_than, start_problem, write_imitation_report
+from dl2d.cli.imitation_report import comparison_lines, finish_imitation, not_better_than, start_problem
 from dl2d.cli.options import reading
-from dl2d.cli.output import print_json
 from dl2d.cli.recorded_slots import RecordedSlots
 from dl2d.cli.train_options import interruptible, progress_bars, show_on_bar
 from dl2d.config.settings import Settings
@@ -19,7 +16,6 @@ from dl2d.core.errors import GateRefused
 from dl2d.core.json_codec import as_plain
 from dl2d.core.measured_speeds import TrainingKind
 from dl2d.learning.scorer_imitation import imitate_with_scorer
-from dl2d.policies.common.checkpoint import write_checkpoint
 from dl2d.policies.dl2.policy import Dl2, with_checkpoint
 
 _DL2: Final = "dl2"
@@ -63,8 +59,6 @@ def train_scorer(
     checkpoint = recorded.with_days(found.fitted) if is_better else found.begun_with
     if not is_better and (problem := start_problem(Dl2(checkpoint), recordings)):
         raise GateRefused(f"policy {_DL2} {problem}; nothing was written")
-    folder = out / "checkpoint"
-    write_checkpoint(checkpoint, folder)
     weights = "fitted weights" if is_better else "dl2d's own weights"
     lines = [
         f"{found.states} choices learned from; a right step scores highest in {found.agreement:.1%} of others",
@@ -72,16 +66,9 @@ def train_scorer(
         f"the checkpoint has {weights}: {reason}",
         *([recorded.note] if recorded.note else []),
     ]
-    write_imitation_report(out, checkpoint, found.losses, lines)
-    seconds = round(time.monotonic() - began, 1)
-    if as_json:
-        print_json({
-            "checkpoint": str(folder), "digest": checkpoint.digest, "seconds": seconds,
-            "weights": "fitted" if is_better else "own", "reason": reason,
-            "not_better_than": not_better_than(found.comparison, found.yardstick, found.comparison_begun_with),
-            "trial": None if trial is None else as_plain(trial), **checkpoint.training,
-        })  # fmt: skip
-        return
-    for line in lines:
-        typer.echo(line)
-    typer.echo(f"{folder}: {checkpoint.digest[:12]}, after {seconds:.0f} s; report in {out / 'report.md'}")
+    figures = {
+        "weights": "fitted" if is_better else "own", "reason": reason,
+        "not_better_than": not_better_than(found.comparison, found.yardstick, found.comparison_begun_with),
+        "trial": None if trial is None else as_plain(trial),
+    }  # fmt: skip
+    finish_imitation(out, checkpoint, found.losses, lines, time.monotonic() - began, figures if as_json else None)

@@ -9,9 +9,8 @@ from typing import Annotated, Final
 
 import typer
 
-from dl2d.cli.imitation_report import comparison_lines, not_better_than, start_problem, write_imitation_report
+from dl2d.cli.imitation_report import comparison_lines, finish_imitation, not_better_than, start_problem
 from dl2d.cli.options import JsonOption
-from dl2d.cli.output import print_json
 from dl2d.cli.recorded_slots import recorded_slots
 from dl2d.cli.train_options import (
     Design,
@@ -22,7 +21,6 @@ from dl2d.cli.train_options import (
 )
 from dl2d.core.errors import GateRefused
 from dl2d.learning.dl2_paper.settings import NetworkKind, Settings, SupervisedLoss
-from dl2d.policies.common.checkpoint import write_checkpoint
 from dl2d.policies.dl2_paper.policy import Dl2Original
 
 #: Options that do not apply to --design jumps.
@@ -104,8 +102,6 @@ def supervised(
             f"the trained policy {problem}; nothing was written; train on more slots, on those of another scheduler, "
             "or with other --updates"
         )
-    folder = out / "checkpoint"
-    write_checkpoint(found.checkpoint, folder)
     acting = "drawn actions" if found.checkpoint.settings["sampled"] else "the best action each time"
     lines = [
         f"{found.demonstrations} decisions learned from; the best action was right in {found.agreement:.1%} of others",
@@ -113,15 +109,9 @@ def supervised(
         f"a policy from this checkpoint takes {acting}",
         *([recorded.note] if recorded.note else []),
     ]
-    write_imitation_report(out, found.checkpoint, found.losses, lines)
-    taken = round(time.monotonic() - began, 1)
-    if as_json:
-        print_json({
-            "checkpoint": str(folder), "digest": found.checkpoint.digest, "seconds": taken,
-            "not_better_than": not_better_than(found.comparison, found.yardstick), "lessons": found.demonstrations,
-            "losses": list(found.losses), **found.checkpoint.training,
-        })  # fmt: skip
-        return
-    for line in lines:
-        typer.echo(line)
-    typer.echo(f"{folder}: {found.checkpoint.digest[:12]}, after {taken:.0f} s; report in {out / 'report.md'}")
+    figures = {
+        "not_better_than": not_better_than(found.comparison, found.yardstick), "lessons": found.demonstrations,
+        "losses": list(found.losses),
+    }  # fmt: skip
+    seconds = time.monotonic() - began
+    finish_imitation(out, found.checkpoint, found.losses, lines, seconds, figures if as_json else None)
