@@ -115,7 +115,7 @@ def undescribed():
     class Mine(mx.optimizer.SGD):
         pass
 
-    raises(SpecError, "Mine", rule_of, Mine(), 0)
+    raises(SpecError, "get_updater", rule_of, Mine(), 0)
     raises(SpecError, "upper_bound", rule_of, mx.optimizer.LAMB(upper_bound=2.0), 0)
     raises(SpecError, "clip_gradient", rule_of, mx.optimizer.Adam(wd=0.1, clip_gradient=0.1), 0)
 

@@ -63,8 +63,9 @@ def test_a_script_that_ends_early_is_told_from_one_that_is_done():
     assert "script ended at version 4 of 550" in result.reason
 
 
-def test_a_script_that_calls_exit_with_a_status_has_failed():
-    result = run_code("w.pace = lambda v, t: sys.exit('no data') if v == 4 else None; w.main()")
+@pytest.mark.parametrize("leave", ["sys.exit", "exit"])
+def test_a_script_that_calls_exit_with_a_status_has_failed(leave):
+    result = run_code(f"w.pace = lambda v, t: {leave}('no data') if v == 4 else None; w.main()")
     assert result.state == "failed"
     assert "its script called sys.exit('no data')" in result.reason
 

@@ -15,7 +15,8 @@ from pslite.job.learning_rates import Constant, Cosine, Milestones, Polynomial, 
 
 _ELSEWHERE = (
     "have the workers update their weights themselves: Trainer(..., update_on_kvstore=False), "
-    "or MXNET_UPDATE_ON_KVSTORE=0 in the environment for Module"
+    "MXNET_UPDATE_ON_KVSTORE=0 in the environment for Module, or in a loop of your own "
+    "mx.optimizer.get_updater(optimizer) in place of kvstore.set_optimizer(optimizer)"
 )
 
 

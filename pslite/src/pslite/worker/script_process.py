@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import builtins
 import contextlib
 import multiprocessing
 import os
@@ -25,7 +26,7 @@ class Host(Protocol):
     def enter(self, leave: Callable[[], None], raised: Callable[[BaseException], None]) -> None:
         """The worker joins: from now on call `leave` when the script ends, and before that `raised` if by an error.
 
-        sys.exit with a status other than 0 is an error, too.
+        sys.exit and exit with a status other than 0 are errors, too; `raise SystemExit` is not seen.
         """
 
     def begin_again(self, reason: str) -> None:
@@ -60,14 +61,15 @@ class ScriptProcess:
             raised(error)
             before(kind, error, trace)
 
-        def leave_by(status: str | int | None = None, /) -> NoReturn:
+        def leave_by(status: str | int | None = None) -> NoReturn:
             nonlocal ended_by
             if threading.current_thread() is threading.main_thread():
                 ended_by = SystemExit(status)
             leave_interpreter(status)
 
         sys.excepthook = hook
-        sys.exit = leave_by
+        for module, name in ((sys, "exit"), (builtins, "exit"), (builtins, "quit")):
+            setattr(module, name, leave_by)
 
     def begin_again(self, reason: str) -> None:
         """Replace the program by a fresh one of the same command line; dl2-run goes on watching the same process."""
