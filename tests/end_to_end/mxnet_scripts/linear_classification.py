@@ -43,7 +43,7 @@ if __name__ == "__main__":
     mod = mx.mod.Module(symbol=linear_model(args.features), data_names=["data"], label_names=["softmax_label"])
     mod.bind(data_shapes=train_data.provide_data, label_shapes=train_data.provide_label)
     mod.init_params()
-    optim = mx.optimizer.create(args.optimizer, learning_rate=0.5, rescale_grad=1.0 / args.batch_size / num_worker)
+    optim = mx.optimizer.create(args.optimizer, learning_rate=0.1, rescale_grad=1.0 / args.batch_size / num_worker)
     mod.init_optimizer(optimizer=optim, kvstore=kv)
     metric = mx.metric.create(["acc"])
 
