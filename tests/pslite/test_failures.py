@@ -70,6 +70,13 @@ def test_a_script_that_calls_exit_with_a_status_has_failed(leave):
     assert "its script called sys.exit('no data')" in result.reason
 
 
+def test_a_script_that_ends_with_an_exit_status_after_its_loop_has_failed():
+    result = run_code("w.main(); raise SystemExit(3)")
+    assert result.state == "failed"
+    assert "worker-0" in result.reason
+    assert "its process ended with status 3" in result.reason
+
+
 def test_a_script_that_ends_with_the_status_of_sigterm_is_lost_as_by_that_signal():
     code = "w.pace = lambda v, t: sys.exit(143) if v == 4 and os.environ['DL2_TASK'] == 'worker-0' else None; w.main()"
     result = run_code(code, workers=2, servers=1)

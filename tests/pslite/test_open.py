@@ -159,6 +159,27 @@ def at_barrier(out, *options, resizes=(), lost=0, **more):
     return result, found
 
 
+@pytest.mark.parametrize(
+    ("status", "state", "text"), [(3, "failed", "status 3"), (143, "finished", "its gradient counts")]
+)
+def test_a_job_is_done_only_when_its_first_workers_process_ends_with_status_0(tmp_path, status, state, text):
+    """Whoever ends as by SIGTERM is lost, and others go on."""
+    code = (
+        "import os, sys, open_worker\nif os.environ['DL2_TASK'] == 'worker-0':\n"
+        f"    sys.argv.append('--steps=10'); open_worker.main(); raise SystemExit({status})\nopen_worker.main()"
+    )
+    result = run_local(
+        [sys.executable, "-c", code, f"--out={tmp_path / 'out'}"],
+        workers=2,
+        servers=1,
+        settings=PATIENT,
+        environ=environment(PYTHONPATH=str(Path(__file__).parent)),
+    )
+    assert result.state == state, result.log
+    assert any("worker-0" in line and f"status {status}" in line for line in result.log), result.log
+    assert result.versions == (10 if status == 3 else 20)
+
+
 def test_who_waits_at_a_barrier_holds_nobody_up_and_goes_on_from_where_the_others_are(tmp_path):
     result, found = at_barrier(tmp_path / "out")
     assert found.keys() == {"worker-0", "worker-1", "worker-2"}

@@ -11,7 +11,7 @@ from pslite.coordinator import failover
 from pslite.coordinator.failure_detector import Verdict, be_lenient, examine, heard, take_back
 from pslite.job.job_status import Cause
 from pslite.net.framing import Channel, Inbox
-from pslite.net.messages import MAX_CONTROL_BYTES, AgentExit, FromMember
+from pslite.net.messages import MAX_CONTROL_BYTES, AgentExit, FromMember, Leave
 
 KILLED = AgentExit(pid=7, status=0, signal=9, cause=Cause.KILLED, text="")
 DONE = AgentExit(pid=7, status=0, signal=0, cause=Cause.DONE, text="")
@@ -54,6 +54,30 @@ def test_a_process_may_end_once_its_member_has_finished():
     failover.check_members(a_job, LATER)
     assert member.state == "left"
     assert not a_job.state.over
+
+
+@pytest.mark.parametrize(
+    ("ended", "seconds", "state"),
+    [
+        (None, 9.9, "running"),
+        (None, 10.0, "left"),  # something goes on after its script
+        (DONE, 0.0, "left"),
+        (FAILED, 0.0, "failed"),
+        (KILLED, 0.0, "left"),  # its script was done
+    ],
+)
+def test_a_worker_that_has_left_is_gone_once_its_process_has_ended(ended, seconds, state):
+    a_job, _ = job(["worker-0", "ps-0"], plan=("worker-0", "ps-0"))
+    a_job.agents = ("worker-0", "ps-0")
+    member = a_job.state.members["worker-0"]
+    member.finished = True
+    a_job.state.members["ps-0"].heard = LATER
+    failover.leave(a_job, member, Leave())
+    member.lost = LATER
+    if ended is not None:
+        a_job.state.exits["worker-0"] = ended
+    failover.check_members(a_job, LATER + seconds)
+    assert (member.state if member.state == "left" and not a_job.state.over else a_job.state.state) == state
 
 
 def test_a_process_that_is_reported_as_ended_is_examined_when_its_connection_ends():

@@ -131,7 +131,7 @@ def go_back(job: Job, reason: str) -> None:
     for member in state.present():
         if member.state == "draining":
             member.drain()
-        elif member.prepared:
+        elif member.prepared and not member.leaving:
             member.channel.send(RollBack(reason=f"the job goes back to {where}"))
             returning[member.task] = member.role
             del state.members[member.task]

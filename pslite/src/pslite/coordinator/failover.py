@@ -69,6 +69,10 @@ def lose(job: Job, member: MemberState, how: str, *, fatal: bool = False) -> Non
     if not member.present or state.over:
         return
     sample_assignment.take_back(job, member.task)
+    if member.leaving and not fatal and state.result is None:
+        # its script was made to end (status of SIGTERM), and is not done
+        member.finished = member.chief = False
+        member.finished_at = 0.0
     separator = " " if how.startswith(("died", "violated")) else ": "
     text = f"{member.title}{separator}{how}"
     in_plan = state.plan is not None and member.task in state.plan.tasks()
@@ -149,9 +153,12 @@ def severed(job: Job, member: MemberState, message: Severed) -> None:
     lose(job, away, f"cannot reach {stays.title}, although both live: {message.reason}")
 
 
-def leave(job: Job, member: MemberState, _message: Leave | None = None) -> None:
+def leave(job: Job, member: MemberState, message: Leave | None = None) -> None:
     """A member says that it leaves, or its process has ended as it should."""
     state = job.state
+    if message is not None and member.finished and not member.drained and member.task in (*job.agents, *state.exits):
+        member.leaving = True  # until it is known with which status its process ends
+        return
     if member.state == "active" and not member.finished and member.role == "worker":
         lose(job, member, "its process ended before the job was finished", fatal=True)
         return

@@ -27,8 +27,9 @@ def examine(job: Job, member: MemberState, now: float) -> Verdict | None:
     """Return that a member is gone, and how; None while it is there, or may come back.
 
     A member is lost when its connection ends, or when it is silent for the time of a lease.  Once a task agent has
-    reported how its process ended that is how it is gone.  Until then it is waited for: `settings.verdict`, a tenth of
-    that for a task without an agent, and longer after a pause of this coordinator.
+    reported how its process ended that is how it is gone.  Until then it is waited for: `settings.verdict`, for a
+    worker that has left the time of a lease, a tenth of that for a task without an agent, and longer after a pause of
+    this coordinator.
     """
     settings = job.settings
     silent = not member.lost and now - member.heard > settings.lease
@@ -42,15 +43,20 @@ def examine(job: Job, member: MemberState, now: float) -> Verdict | None:
         return Verdict(how_it_ended(ended), fatal=not ended.signal and ended.status != TERMINATED)
     if not member.lost:
         return None
-    until = member.lost + settings.verdict * (1.0 if member.task in job.agents else 0.1)
+    patience = settings.lease if member.leaving else settings.verdict
+    until = member.lost + patience * (1.0 if member.task in job.agents else 0.1)
     if member.task in job.lenient:
         until = max(until, job.lenient_until)
     if not silent and now < until:
         return None
+    if member.leaving:
+        return Verdict("its script has ended", well=True)
     return Verdict(member.lost_how or "died: its connection ended, and no dl2-run reported how its process ended")
 
 
 def _ended_well(member: MemberState, ended: AgentExit) -> bool:
+    if member.leaving:
+        return ended.status == 0  # a signal came when its script was done
     return ended.status == 0 and not ended.signal and (member.finished or member.state in ("joined", "draining"))
 
 

@@ -118,7 +118,7 @@ def _open_job_goes_on(job: Job) -> str:
     """Have an open job end once the first worker's script has ended; return why it goes on, empty if it does not."""
     state = job.state
     workers = _workers(state)
-    chiefs = [worker.finished_version for worker in workers if worker.chief]
+    chiefs = [worker.finished_version for worker in workers if worker.chief and not worker.present]
     if not chiefs:
         _release_early(job, workers)
         return "the first worker's script has not ended"
@@ -141,7 +141,8 @@ def _release_early(job: Job, workers: list[MemberState]) -> None:
     """Continue without workers of an open job whose loops ended before the first one's."""
     now = time.monotonic()
     for worker in workers:
-        if worker.finished and now - worker.finished_at >= _EARLY_SECONDS and job.state.plan:
+        early = worker.finished and not worker.present
+        if early and now - worker.finished_at >= _EARLY_SECONDS and job.state.plan:
             worker.finished = False
             job.state.dead[worker.task] = -1
             lose_worker(job, worker, f"{worker.title}: its script has ended")

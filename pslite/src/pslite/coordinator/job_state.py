@@ -62,6 +62,8 @@ class MemberState:
     finished_version: int = 0
     #: it has finished as the worker that writes files
     chief: bool = False
+    #: it has finished and left; how its process ends will say whether its script has failed
+    leaving: bool = False
     #: a plan has removed it
     drained: bool = False
     #: whether the job goes on without it although its process may live

@@ -26,7 +26,8 @@ class Host(Protocol):
     def enter(self, leave: Callable[[], None], raised: Callable[[BaseException], None]) -> None:
         """The worker joins: from now on call `leave` when the script ends, and before that `raised` if by an error.
 
-        sys.exit and exit with a status other than 0 are errors, too; `raise SystemExit` is not seen.
+        sys.exit and exit with a status other than 0 are errors, too; `raise SystemExit` is not seen, but dl2-run
+        reports the exit status.
         """
 
     def begin_again(self, reason: str) -> None:
