@@ -271,3 +271,44 @@ def test_numbers() -> None:
         *(8, 1536, 2 * 1024**4),
         *[None] * 5,
     ]
+
+
+@pytest.mark.parametrize(
+    ("row", "room"),
+    [
+        ({}, {"cpu": 1, "memory": 100, "gpu": 1}),
+        ({"tres-alloc": "cpu=2,mem=100M"}, {"cpu": 2, "memory": 100, "gpu": 1}),
+        ({"tres-per-node": "N/A"}, {"cpu": 1, "memory": 100}),
+        ({"NumNodes": 2}, {"cpu": 1, "memory": 100, "gpu": 2}),
+        ({"tres-per-task": "gres:gpu:1"}, {"cpu": 1, "memory": 100, "gpu": 4}),
+        ({"tres-per-task": "gres:gpu:1", "NumTasks": 2}, {"cpu": 1, "memory": 100, "gpu": 3}),
+        ({"tres-per-job": "gres:gpu:4"}, {"cpu": 1, "memory": 100, "gpu": 5}),
+    ],
+)
+def test_rooms_of_jobs_that_differ_in_one_field_are_told_apart(row: dict[str, object], room: dict[str, float]) -> None:
+    base = {"State": "COMPLETING", "tres-alloc": "cpu=1,mem=100M", "tres-per-node": "gres:gpu:1", "NumTasks": 3}
+    rows = [job_row(1, **base), job_row(2, **{**base, **row, "NodeList": "n2"})]
+    for _ in range(2):
+        nodes = parse_nodes(nodes_of(node_row("n1"), node_row("n2", Gres="gpu:8")), WORD).nodes
+        used = [node.used for node in with_held(nodes, parse_jobs(jobs_of(*rows), WORD))]
+        assert used == [Resources.of(cpu=1, memory=100, gpu=1), Resources.of(room)]
+
+
+@pytest.mark.parametrize(
+    ("row", "capacity", "used"),
+    [
+        ({}, {"cpu": 8, "memory": 4000, "gpu": 2}, {}),
+        ({"CPUsState": "1/3/0/4"}, {"cpu": 4, "memory": 4000, "gpu": 2}, {"cpu": 1}),
+        ({"Memory": "5000"}, {"cpu": 8, "memory": 5000, "gpu": 2}, {}),
+        ({"AllocMem": "10"}, {"cpu": 8, "memory": 4000, "gpu": 2}, {"memory": 10}),
+        ({"Gres": "gpu:4"}, {"cpu": 8, "memory": 4000, "gpu": 4}, {}),
+        ({"GresUsed": "gpu:1(IDX:1)"}, {"cpu": 8, "memory": 4000, "gpu": 2}, {"gpu": 1}),
+    ],
+)
+def test_nodes_that_differ_in_one_field_are_told_apart(
+    row: dict[str, object], capacity: dict[str, float], used: dict[str, float]
+) -> None:
+    for _ in range(2):
+        first, other = parse_nodes(nodes_of(node_row("n1"), node_row("n2", **row)), WORD).nodes
+        assert (first.capacity, first.used) == (Resources.of(cpu=8, memory=4000, gpu=2), Resources())
+        assert (other.capacity, other.used) == (Resources.of(capacity), Resources.of(used))

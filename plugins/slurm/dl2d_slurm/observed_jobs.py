@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Annotated, Final
 
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
@@ -88,6 +89,7 @@ def limit_seconds(text: str) -> float | None:
     return total if 0 < total < _YEAR else None
 
 
+@lru_cache(16_384)
 def hosts(text: str) -> tuple[str, ...]:
     """Names in a node list: ``n[1-2,07],gpu1`` is gpu1, n1, n2 and n07. What is no such list is one name."""
     try:

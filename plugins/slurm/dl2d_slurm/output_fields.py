@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 
 from dl2d.core.jobs import Owner
@@ -39,7 +40,8 @@ def has_whole_nodes(record: Mapping[str, str]) -> bool:
     return record["OverSubscribe"] == "NO"
 
 
-def parse_gres(text: str) -> dict[str, int]:
+@lru_cache(4096)
+def parse_gres(text: str) -> Mapping[str, int]:
     """Amounts of generic resources: ``gpu:a100:4(S:0-1),nvme:1`` has ``gpu`` 4, ``gpu:a100`` 4 and ``nvme`` 1."""
     amounts: dict[str, int] = {}
     bare = _PARENTHESES.sub("", text.replace(":(null)", "").replace("(null)", ""))

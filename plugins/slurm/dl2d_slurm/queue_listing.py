@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from msgspec.structs import replace
 
@@ -45,6 +46,8 @@ TIMES_AS_SECONDS: Mapping[str, str] = {"SLURM_TIME_FORMAT": "%s", "TZ": "UTC"}
 
 _SEPARATOR = "|"
 _FREE = ("Feature", "WCKey", OWN_OPTIONS_FIELD, "Name", "Comment")
+#: Generic resources that a job asked for: for each node, for each task, or in all.
+_ASKED = (("tres-per-node", "NumNodes"), ("tres-per-task", "NumTasks"), ("tres-per-job", ""))
 _TERMINATED = "signal 15"
 _ARRAY_TASK = re.compile(r"[0-9]{1,18}_[0-9]{1,18}")
 _RESOURCE = re.compile(r"[a-z][a-z0-9_.:/-]{0,63}")
@@ -207,9 +210,17 @@ def array_id(record: Mapping[str, str]) -> str:
 
 def _held(record: Mapping[str, str]) -> Resources:
     """Room of a job; generic resources are in ``tres-alloc`` only where the site accounts for them."""
+    return _room(
+        record["tres-alloc"], *((record.get(asked, ""), record.get(counted, "1")) for asked, counted in _ASKED)
+    )
+
+
+# Most jobs of a listing hold the same as others.
+@lru_cache(16_384)
+def _room(allocated: str, *asked: tuple[str, str]) -> Resources:
     cpus, memory = "0", "0"
     gres: dict[str, int] = {}
-    for entry in record["tres-alloc"].split(","):
+    for entry in allocated.split(","):
         name, _, amount = entry.partition("=")
         if name == "cpu":
             cpus = amount
@@ -218,15 +229,15 @@ def _held(record: Mapping[str, str]) -> Resources:
         elif name.startswith("gres/") and (number := count(amount)) is not None:
             gres[name.removeprefix("gres/")] = number
     mebibytes = count(memory if memory[-1:].isalpha() else f"{memory}M") or 0
-    return _resources(cpus, str(mebibytes // 1024**2), gres or _asked(record))
+    return _resources(cpus, str(mebibytes // 1024**2), gres or _asked(asked))
 
 
-def _asked(record: Mapping[str, str]) -> dict[str, int]:
-    """Generic resources that a job asked for: for each node, for each task, or in all."""
+def _asked(texts: Iterable[tuple[str, str]]) -> dict[str, int]:
+    """Generic resources that a job asked for, from pairs of these and how often they were asked for."""
     amounts: dict[str, int] = {}
-    for asked, counted in (("tres-per-node", "NumNodes"), ("tres-per-task", "NumTasks"), ("tres-per-job", "")):
-        times = count(record.get(counted, "1")) or 1
-        for name, amount in parse_gres(present(record.get(asked, ""))).items():
+    for text, number in texts:
+        times = count(number) or 1
+        for name, amount in parse_gres(present(text)).items():
             amounts[name] = amounts.get(name, 0) + amount * times
     return amounts
 
@@ -352,8 +363,8 @@ def parse_nodes(text: str, word: str, chosen: Collection[str] = ()) -> Nodes:
             remark = f"{remark}: {why}" if remark else why
         nodes[name] = Node(
             name=name,
-            capacity=_resources(cpus[3], record["Memory"], gres),
-            used=_resources(cpus[0], record["AllocMem"], parse_gres(record["GresUsed"])),
+            capacity=_node_room(cpus[3], record["Memory"], record["Gres"]),
+            used=_node_room(cpus[0], record["AllocMem"], record["GresUsed"]),
             state=found.state,
             remark=remark,
         )
@@ -365,6 +376,11 @@ def parse_nodes(text: str, word: str, chosen: Collection[str] = ()) -> Nodes:
         tuple(nodes.values()), spelling, found_partitions, features, frozenset(reserved), tuple(strange),
         tuple(unreadable),
     )  # fmt: skip
+
+
+@lru_cache(16_384)
+def _node_room(cpus: str, memory: str, gres: str) -> Resources:
+    return _resources(cpus, memory, parse_gres(gres))
 
 
 def _resources(cpus: str, memory: str, gres: Mapping[str, int]) -> Resources:
