@@ -283,7 +283,12 @@ def resumed():
 
     with tempfile.TemporaryDirectory() as folder:
         train(mx.mod.Module(net), 0, 2).save_checkpoint(f"{folder}/net", 2, save_optimizer_states=True)
-        found, _ = train(mx.mod.Module.load(f"{folder}/net", 2, load_optimizer_states=True), 2, 4).get_params()
+        resumed = train(mx.mod.Module.load(f"{folder}/net", 2, load_optimizer_states=True), 2, 4)
+        without_states = train(mx.mod.Module.load(f"{folder}/net", 2), 2, 4)
+    # where versions go on they count the epochs of the earlier job
+    done = [(made._kvstore.version, made._kvstore._session.spec.epochs_before) for made in (resumed, without_states)]
+    assert done == [(8, 0), (4, 2)], done
+    found, _ = resumed.get_params()
     wanted, _ = train(mx.mod.Module(net), 0, 4).get_params()
     for name, value in wanted.items():
         np.testing.assert_allclose(found[name].asnumpy(), value.asnumpy(), rtol=1e-6)

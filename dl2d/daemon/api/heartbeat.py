@@ -155,6 +155,8 @@ class Heartbeat(_Message):
     stragglers: Annotated[tuple[Straggler, ...], Field(max_length=MAX_MEMBERS)] = ()
     # Of a script with a loop of its own: by how many batches of one worker the epoch advances with each version.
     batches_per_version: _Count | None = None
+    # Of such a script: epochs that it had done before version 0.
+    epochs_before: _Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,9 +248,12 @@ def receive(
 def _epoch(request: JobRequest, beat: Heartbeat) -> float:
     """Epochs done. A script with a loop of its own (MXNet's KVStore) reports none: they follow from its updates."""
     epoch = _within(beat.epoch, 0.0, _MAX_EPOCH) or 0.0
-    if beat.epochs is not None or epoch:
+    if beat.epochs is not None:
         return epoch
-    return min(beat.version * _version_samples(request, beat) / request.epoch_samples, request.epochs)
+    if epoch:
+        return beat.epochs_before + epoch
+    trained = beat.version * _version_samples(request, beat) / request.epoch_samples
+    return min(beat.epochs_before + trained, request.epochs)
 
 
 def _version_samples(request: JobRequest, beat: Heartbeat) -> int:

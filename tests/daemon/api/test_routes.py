@@ -485,6 +485,13 @@ class TestHeartbeat:
         world.heartbeat(job, state="running", version=25, steps_per_second=0.0)
         assert world.store.job(job).progress.samples_per_second is None  # it stands still: nothing was measured
 
+    def test_epochs_that_a_script_had_done_before_count(self, world):
+        job = world.submit(samples_per_epoch=100, batch=10, epochs=10.0)
+        world.heartbeat(job, state="running", version=25, batches_per_version=1, epochs_before=5)
+        assert world.store.job(job).progress.epoch == 7.5
+        world.heartbeat(job, state="finished", version=55, batches_per_version=1, epochs_before=5)
+        assert world.store.job(job).progress.epoch == 10.0
+
     def test_joined_active_draining_left(self, world):
         job = world.submit(max_workers=1, max_ps=1)
         world.heartbeat(job)

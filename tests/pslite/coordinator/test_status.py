@@ -65,10 +65,10 @@ def test_heartbeats_of_several_members_at_one_moment_give_no_speed(clock):
     assert speeds == [None, None, pytest.approx(3.0)]
 
 
-def plan_done(number, first_version, workers):
+def plan_done(number, first_version, workers, added=0):
     return PlanReport(
-        number=number, first_version=first_version, workers=workers, servers=1, added=[], removed=[], moved_bytes=0,
-        prepare_ms=0.0, move_ms=0.0, suspension_ms=Suspension(),
+        number=number, first_version=first_version, workers=workers, servers=1, added=["member"] * added, removed=[],
+        moved_bytes=0, prepare_ms=0.0, move_ms=0.0, suspension_ms=Suspension(),
     )  # fmt: skip
 
 
@@ -76,15 +76,17 @@ def test_a_version_counts_as_a_batch_of_each_worker_that_was_there_when_the_scri
     tasks = ["worker-0", "worker-1", "ps-0"]
     a_job, _ = job(tasks, plan=tasks, described=spec(mode="open", epochs=0))
     assert status.report(a_job).batches_per_version is None
-    a_job.state.reports += [plan_done(1, 0, 1), plan_done(2, 0, 3), plan_done(3, 8, 1)]
+    a_job.state.reports += [plan_done(1, 0, 1, added=2), plan_done(2, 0, 3, added=2), plan_done(3, 8, 1)]
     assert status.report(a_job).batches_per_version == 3
-    a_job.state.reports.append(plan_done(4, 0, 2))  # it went back to its beginning
+    a_job.state.reports.append(plan_done(4, 0, 2, added=3))  # it went back to its beginning
     assert status.report(a_job).batches_per_version == 2
+    a_job.state.reports += [plan_done(5, 60, 1, added=2), plan_done(6, 70, 2)]  # which was version 60
+    assert status.report(a_job).batches_per_version == 1
     a_job.step_record.assigners["", 100] = SampleAssigner(100)
     assert status.report(a_job).batches_per_version == 2  # those of now
     for described in (spec(mode="open", epochs=0, staleness=4), spec()):
         a_job, _ = job(tasks, plan=tasks, described=described)
-        a_job.state.reports.append(plan_done(1, 0, 2))
+        a_job.state.reports.append(plan_done(1, 0, 2, added=3))
         # asynchronous or not, each worker has taken that step
         assert status.report(a_job).batches_per_version == (2 if described.open else None)
 

@@ -92,6 +92,7 @@ def report(job: Job) -> Status:
         result=state.result if state.state == "finished" else None,
         stragglers=list(job.balance.stragglers),
         batches_per_version=_batches_per_version(job),
+        epochs_before=state.spec.epochs_before if state.spec is not None else 0,
     )
 
 
@@ -106,7 +107,9 @@ def _batches_per_version(job: Job) -> int | None:
         return None
     if job.step_record.assigners:
         return len(job.state.workers_in_force() - job.state.away()) or None
-    return next((plan.workers for plan in reversed(job.state.reports) if plan.first_version == 0), None)
+    reports = job.state.reports[::-1]
+    began = next((plan.first_version for plan in reports if len(plan.added) == plan.workers + plan.servers), None)
+    return next((plan.workers for plan in reports if plan.first_version == began), None)
 
 
 def _member(member: MemberState, ended: AgentExit | None, usage: Usage | None) -> MemberReport:

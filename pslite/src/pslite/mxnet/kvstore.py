@@ -64,6 +64,8 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         self._rank_before = self._session.rank_and_size[0]
         self._expected = 0
         self._started = False
+        #: the epoch from which the script trains
+        self.begin_epoch = 0
         #: what the servers keep to, if that is one number
         self._rate: float | None = None
         self._sums: GradientSums
@@ -419,6 +421,8 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
             workers=self._workers,
             staleness=self._staleness,
             durability=durability_of(os.environ) or "none",
+            # with the states of an earlier job its versions go on, which count its epochs
+            epochs_before=self.begin_epoch if self._given is None else 0,
         )
         session = self._session
         session.describe(spec)

@@ -8,7 +8,7 @@ from typing import Any
 import mxnet as mx
 from mxnet.gluon import trainer
 from mxnet.kvstore import KVStoreBase
-from mxnet.module import module
+from mxnet.module import base_module, module
 
 from pslite.errors import UsageError
 from pslite.job.job_spec import MAX_STALENESS
@@ -75,12 +75,20 @@ def register() -> None:
     trainer.Trainer._check_and_rescale_grad = check_and_rescale  # noqa: SLF001
     for place in (mx.model, trainer, module):
         place._create_kvstore = create  # noqa: SLF001
-    initialise = module.Module.init_optimizer
+    train, initialise, begin_epoch = base_module.BaseModule.fit, module.Module.init_optimizer, 0
+
+    def fit(self: Any, *arguments: Any, **named: Any) -> None:
+        nonlocal begin_epoch
+        begin_epoch = named.get("begin_epoch", 0)
+        train(self, *arguments, **named)
+
+    base_module.BaseModule.fit = fit
 
     def init_optimizer(self: Any, kvstore: Any = "local", *arguments: Any, **named: Any) -> None:
         if isinstance(kvstore, str) and kvstore.lower() in {NAME, *SYNC, *ASYNC}:
             kvstore = mx.kv.create(kvstore)
         if isinstance(kvstore, ElasticKVStore) and not kvstore.started:
+            kvstore.begin_epoch = begin_epoch
             group = self._exec_group
             kvstore.freeze(*(name for name in group.param_names if group.grad_req[name] == "null"))
             _, on_kvstore = create(kvstore, len(self._context), self._arg_params)
