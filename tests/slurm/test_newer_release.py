@@ -1,6 +1,6 @@
-"""The tests with a real Slurm, on the release of Debian's testing distribution, in a root of its own.
+"""The tests with a real Slurm and of the options of sbatch, on the release of Debian's testing distribution, in a root of its own.
 
-Debian 12 has Slurm 22.05; commands of later releases print other things. The root has Debian's packages of that
+Debian 12 has Slurm 22.05; commands of later releases print other things, and plug-ins are built for one release. The root has Debian's packages of that
 distribution and this interpreter with its packages; it is made once for a run of the tests and removed after it.
 """
 
@@ -23,7 +23,10 @@ run = partial(subprocess.run, check=False, capture_output=True, text=True)
 
 REPOSITORY = Path(__file__).parents[2]
 SUITE = "forky"
-PACKAGES = "munge,slurmctld,slurmd,slurm-client,slurm-wlm-basic-plugins,iproute2,procps"
+PACKAGES = (
+    "munge,slurmctld,slurmd,slurm-client,slurm-wlm-basic-plugins,iproute2,procps,gcc,libc6-dev,libslurm-dev,liblua5.1-0"
+)
+TESTS = ("tests/slurm/test_real_slurm.py", "tests/slurm/test_spank_plugin.py", "tests/end_to_end/test_slurm_options.py")
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
 #: Run in mount and process namespaces of their own: all mounts and processes are gone when the command has ended.
 ENTER = """
@@ -78,7 +81,7 @@ def _add_interpreter(root: Path) -> None:
 
 
 def test_all_that_holds_for_a_real_slurm_holds_for_a_later_release(root: Path) -> None:
-    tests = [sys.executable, "-m", "pytest", "-m", "", "-p", "no:cacheprovider", "-q", "tests/slurm/test_real_slurm.py"]
+    tests = [sys.executable, "-m", "pytest", "-m", "", "-p", "no:cacheprovider", "-q", *TESTS]
     inside = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private", "bash", "-c", ENTER]
     arguments = ["enter", str(root), sys.base_prefix, str(REPOSITORY)]
     done = run([*inside, *arguments, *tests], timeout=900)
