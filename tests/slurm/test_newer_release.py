@@ -1,7 +1,8 @@
-"""The tests with a real Slurm and of the options of sbatch, on the release of Debian's testing distribution, in a root of its own.
+"""The tests with a real Slurm and with options of sbatch, on the release of Debian's testing distribution.
 
-Debian 12 has Slurm 22.05; commands of later releases print other things, and plug-ins are built for one release. The root has Debian's packages of that
-distribution and this interpreter with its packages; it is made once for a run of the tests and removed after it.
+Debian 12 has Slurm 22.05; commands of later releases print other things, and plug-ins are built for one release.
+The tests run in a root of their own, with Debian's packages and this interpreter with its packages.
+It is made once for a run of the tests and removed after it.
 """
 
 from __future__ import annotations
