@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pslite.job.job_spec import MAX_SHARDS, SGD, JobSpec, Mean, Part, Segment
+from pslite.job.job_spec import MAX_SHARDS, SGD, Adam, JobSpec, Mean, Part, Segment
 from pslite.launch.task_environment import durability_of
 from pslite.numeric.gradient_sums import Contribution, GradientSums
 from pslite.testing import pace
@@ -33,6 +33,7 @@ def main():
     parser.add_argument("--barrier", type=int, default=0)
     parser.add_argument("--die-pushing", type=int, default=-1, help="a worker that came late dies in that step")
     parser.add_argument("--staleness", type=int, default=0)
+    parser.add_argument("--adam", action="store_true", help="of a gradient that is always 1: each update is the rate")
     parser.add_argument("--sleep", type=float, default=0.0)
     parser.add_argument("--from-version", type=int, default=-1)
     parser.add_argument("--out", required=True)
@@ -42,7 +43,7 @@ def main():
     places = [session.rank_and_size]
     session.barrier()
     # the rate depends on who it is: the first worker's counts
-    rule = SGD(lr=0.1 if session.rank_and_size[0] == 0 else 0.7, momentum=0.5)
+    rule = Adam(lr=0.01) if options.adam else SGD(lr=0.1 if session.rank_and_size[0] == 0 else 0.7, momentum=0.5)
     spec = JobSpec(
         segments=(
             Segment(dtype="float32", optimizer=rule, parts=(Part("w", (3000,)),)),
@@ -84,7 +85,10 @@ def main():
             share = session.share
             sums.begin(share.leaves, share.nodes[:1])
             bundle = sums.take(zero=False)
-            np.multiply(session.weights.arrays[0], 0.5, out=bundle.arrays[0])
+            if options.adam:
+                bundle.arrays[0].fill(1.0)
+            else:
+                np.multiply(session.weights.arrays[0], 0.5, out=bundle.arrays[0])
             bundle.arrays[1].fill(1.0)
             sums.add(share.index, bundle)
             if session.joined_late and session.version == options.die_pushing:

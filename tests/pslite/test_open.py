@@ -228,6 +228,15 @@ def test_an_open_job_may_be_asynchronous(tmp_path):
     assert all(abs(one["weight"]) < 0.5 for one in found)
 
 
+def test_adam_counts_each_gradient_of_an_asynchronous_job_also_of_blocks_that_have_moved(tmp_path):
+    out = tmp_path / "out"
+    run(out, "--steps=60", "--staleness=3", "--adam", "--sleep=0.02", schedule=[Resize(20, workers=2, servers=3)])
+    for path in tmp_path.glob("out.*"):
+        updates = (1.0 - json.loads(path.read_text())["fetched"]) / 0.01
+        assert updates == pytest.approx(round(updates), abs=1e-2)
+        assert 117 <= updates <= 120
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -89,7 +89,8 @@ class Header:
     plan: int
     #: number of the block
     block: int
-    #: PUSH: the tree node.  REPLICATE: how many numbers precede the sum.  PARAM in shared memory: offset in pages
+    #: PUSH: the tree node.  REPLICATE: how many numbers precede the sum.  PARAM in shared memory: offset in pages.
+    #: STATE in asynchronous jobs: how many gradients have been applied
     node: int
     #: bytes of the payload
     length: int

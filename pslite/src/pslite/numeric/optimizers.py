@@ -51,6 +51,7 @@ class Updater:
         version: int,
         clip: float = 1.0,
         factors: Sequence[tuple[int, float]] = (),
+        updates: int | None = None,
     ) -> None:
         """Turn version `version` of a block into the next one.
 
@@ -65,11 +66,13 @@ class Updater:
         samples
             the number of samples in the sum, or what else it is divided by.
         version
-            completed updates, from 0 (Adam's bias correction counts from 1).
+            completed updates, from 0.
         clip
             what a gradient of weights is multiplied by, because the norm of all of them is too large.
         factors
             LAMB's: how many elements after each other have which one.
+        updates
+            how often the state was updated before, for Adam's bias correction; None for `version`.
 
         """
         if isinstance(optimizer, LAMB) and sum(size for size, _ in factors) != gradient.size:
@@ -85,7 +88,7 @@ class Updater:
             if isinstance(optimizer, SGD):
                 _sgd(optimizer, part, grad, own, scratch, rate)
             elif isinstance(optimizer, Adam):
-                _adam(optimizer, part, grad, own, scratch, version + 1, rate)
+                _adam(optimizer, part, grad, own, scratch, (version if updates is None else updates) + 1, rate)
             elif isinstance(optimizer, LAMB):
                 _lamb(optimizer, part, grad, own, scratch, version + 1)
                 _spread(factors, low, scratch, rate)

@@ -66,13 +66,18 @@ class AsynchronousRounds(Rounds):
         """Apply the gradients of a block that have arrived, if its state is here."""
         if not block.has_state:
             return
+        spec, progress = self.server.spec, block.progress
         leaves = self.server.plan_of(block).reduction.leaves
-        for task, version, gradient in block.progress.staged:
-            divisor = self.server.spec.divisor(block.definition.optimizer, version, leaves)
-            self.steps.apply(block, Step(gradient, divisor), version)
+        progress.applied = progress.applied or block.version * leaves
+        for task, version, gradient in progress.staged:
+            divisor = spec.divisor(block.definition.optimizer, version, leaves)
+            # schedules of an open job count each gradient, too, as MXNet's own servers do
+            counted = progress.applied if spec.open else version
+            self.steps.apply(block, Step(gradient, divisor), counted, progress.applied)
+            progress.applied += 1
             self.server.pool.give(gradient)
-            block.progress.waiting.append((task, version + 1))
-        block.progress.staged.clear()
+            progress.waiting.append((task, version + 1))
+        progress.staged.clear()
         self._advance(block)
 
     def _advance(self, block: BlockState) -> None:

@@ -106,7 +106,8 @@ class Handoff:
         elif not link.unsent:
             self.outgoing.popleft()
             whole = block.whole
-            link.send(block.header(STATE, whole.nbytes, crc=zlib.crc32(whole)), whole)
+            header = block.header(STATE, whole.nbytes, node=block.progress.applied, crc=zlib.crc32(whole))
+            link.send(header, whole)
             self.server.plan_of(block).moved_bytes += whole.nbytes
 
     def acknowledged(self, number: int) -> None:
@@ -140,7 +141,7 @@ class Handoff:
             self.server.send(Failed(reason=reason))
             return False
         block.state_arrived(header)
-        block.progress.highest = header.version
+        block.progress.highest, block.progress.applied = header.version, header.node
         self.server.version = max(self.server.version, block.version)
         self.own(block)
         return True

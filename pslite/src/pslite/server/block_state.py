@@ -84,6 +84,8 @@ class AsyncProgress:
     waiting: list[tuple[str, int]] = field(default_factory=list)
     #: highest version that a worker has been sent
     highest: int = 0
+    #: gradients that have been applied; 0: not known
+    applied: int = 0
 
     def has(self, version: int, node: int) -> bool:
         """Return whether a tree node of an incomplete version has been pushed."""

@@ -112,7 +112,7 @@ class Steps:
             trust = tensors.trust(squares)
         return Step(total, divisor, clip, tuple(factor for _, factor in tensors.factors(number, trust)))
 
-    def apply(self, block: BlockState, step: Step, version: int | None = None) -> None:
+    def apply(self, block: BlockState, step: Step, version: int | None = None, updates: int | None = None) -> None:
         """Update a block's state by a step; its version number is left to the caller.
 
         Parameters
@@ -122,7 +122,9 @@ class Steps:
         step
             the sum and its factors.
         version
-            the version from which the optimizer counts; None for the block's own.
+            the version that schedules go by; None for the block's own.
+        updates
+            how many steps were applied to the block before; None for the version.
 
         """
         self.server.faults.reached(FaultPoint.APPLY, block, step)
@@ -138,7 +140,7 @@ class Steps:
         else:
             pieces = self.server.tensors.pieces[block.number] if step.factors else ()
             factors = tuple((piece.size, factor) for piece, factor in zip(pieces, step.factors, strict=True))
-            self._updater.apply(optimizer, block.state, total, step.divisor, version, step.clip, factors)
+            self._updater.apply(optimizer, block.state, total, step.divisor, version, step.clip, factors, updates)
 
     def take_factors(self, message: Clip | Trust) -> bool:
         """Take factors from the coordinator; return False if they belong to a step that is done."""
