@@ -68,7 +68,7 @@ _SLURM_COMMANDS = ("sbatch", "squeue", "sinfo", "scontrol", "scancel", "munge", 
 def check(
     files: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[FILE...]", help="Job files (YAML) or batch scripts with #DL2 lines."),
+        typer.Argument(metavar="[FILE...]", help="Job files (YAML) or batch scripts (#DL2 lines, #SBATCH --dl2-...)."),
     ] = None,
     probe: Annotated[
         bool,

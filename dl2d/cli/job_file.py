@@ -19,6 +19,11 @@ from dl2d.core.jobs import JobRequest
 _MAX_BYTES = 1024 * 1024
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OWN_KEYS = ("command", "cwd", "env")
+_SBATCH = re.compile(r"#SBATCH\s+(.*)")
+#: An option of dl2d at the beginning of sbatch's arguments, with its value.
+_OPTION = re.compile(r"--dl2-([a-z-]+)(?:=|\s+)(.+)", re.DOTALL)
+#: Options of sbatch whose names are not those of their keys.
+_SHORT_OPTIONS = {"sizes": "allowed_workers", "arch": "architecture"}
 T = TypeVar("T")
 
 
@@ -101,12 +106,40 @@ class JobFile:
 
 
 def read_batch_script(path: Path, rules: RequestRules) -> JobRequest:
-    """The request in a batch script's ``#DL2`` lines, checked. Raises ``RequestError``, naming the line or key."""
-    directives = read_directives(_read(path), where=str(path))
+    """The request in a batch script's ``#DL2`` lines and options of sbatch, which win over these; checked.
+
+    Raises
+    ------
+    RequestError
+        A line, key or value is bad; names it.
+    """
+    script = _read(path)
+    directives = read_directives(script, where=str(path)) | _submission_options(script, str(path))
     if not directives:
         raise RequestError("#DL2", "the batch script has no #DL2 lines, which say what the job needs",
                            where=str(path))  # fmt: skip
     return parse_request(directives, rules=rules, where=str(path))
+
+
+def _submission_options(script: str, where: str) -> dict[str, object]:
+    """dl2d's options in ``#SBATCH`` lines, which stand before the first command, by keys of ``#DL2`` lines."""
+    found: dict[str, object] = {}
+    for number, line in enumerate(script.splitlines(), start=1):
+        if line.strip() and not line.startswith("#"):
+            break
+        match = _SBATCH.match(line)
+        try:
+            words = shlex.split(match[1], comments=True) if match else []
+        except ValueError as error:
+            raise RequestError("#SBATCH", str(error), where=f"{where}, line {number}") from error
+        for at, word in enumerate(words):
+            if not word.startswith("--dl2-"):
+                continue
+            option = _OPTION.fullmatch(word if "=" in word else " ".join(words[at : at + 2]))
+            if option is None:
+                raise RequestError(word, "has no value", where=f"{where}, line {number}")
+            found[_SHORT_OPTIONS.get(option[1], option[1].replace("-", "_"))] = option[2]
+    return found
 
 
 def is_batch_script(path: Path) -> bool:

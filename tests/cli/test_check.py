@@ -347,6 +347,22 @@ def test_job_files(dl2d: Dl2d, tmp_path: Path):
     assert ran.out.count("vgg-16: vgg-16, 3 epochs, 1 to 16 workers, 1 to 16 PSs") == 2
 
 
+def test_options_of_sbatch_in_a_batch_script(dl2d: Dl2d, tmp_path: Path):
+    script = tmp_path / "job.sh"
+    lines = (
+        "#!/bin/sh",
+        "#SBATCH --job-name=vgg --dl2-epochs=4 --dl2-sizes 1,2,7  # wins over the line below",
+        "#DL2 model=vgg-16 epochs=3",
+        "#SBATCH --dl2-samples-per-epoch=5 --dl2-worker='cpu:1' --dl2-arch=ps --dl2-max-ps=2",
+        "python t.py",
+        "#SBATCH --dl2-epochs=5",
+    )
+    script.write_text("\n".join(lines))
+    ran = dl2d("check", "-c", configured(tmp_path), script)
+    assert ran.status == 0
+    assert "vgg-16, 4 epochs, 1 to 16 workers, 1 to 2 PSs" in ran.out
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -373,6 +389,10 @@ def test_all_roles_that_fit_on_no_node_are_told(dl2d: Dl2d, tmp_path: Path):
         ("#DL2 epochs", "'epochs' is not key=value"),
         ("#DL2 epochs=3", "missing"),
         ("echo nothing", "has no #DL2 lines"),
+        ("#SBATCH --dl2-epochs", "--dl2-epochs: has no value"),
+        ("#SBATCH --dl2-epochs=x", "epochs: expected a number"),
+        ("#SBATCH --dl2-epoch=3", "missing (is 'epoch' meant?)"),
+        ("#SBATCH --dl2-epochs='3", "No closing quotation"),
     ],
 )
 def test_bad_scripts(dl2d: Dl2d, tmp_path: Path, line: str, says: str):
