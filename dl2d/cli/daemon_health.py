@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import asdict, dataclass, field
+from typing import NamedTuple
 
 import httpx2
 
@@ -61,12 +63,35 @@ def daemon_health(settings: Settings, seconds: float) -> DaemonHealth:
         credential = load_credentials(settings.secret_path, create=False).for_submission()
     except (OSError, Dl2dError):
         credential = ""  # of another account, or not made yet
+    answer = ask_health(url, trust, credential, seconds)
+    if answer.own or not _knows_own_key(settings, credential):
+        return answer.health
+    problem = (
+        f"the daemon at {url} (cluster {answer.cluster}) belongs to another state_dir than "
+        f"{settings.state_dir}; set another api.port, or stop that daemon"
+    )
+    return DaemonHealth(runs=False, problems=(problem,), blocked=True)
+
+
+class HealthAnswer(NamedTuple):
+    """Health as the program at an address says, or as the lack of an answer shows."""
+
+    health: DaemonHealth
+    #: Whether it takes the credential as that of its own account.
+    own: bool = True
+    #: Name of its cluster.
+    cluster: str = ""
+
+
+def ask_health(url: str, trust: ssl.SSLContext | bool, credential: str, seconds: float) -> HealthAnswer:  # noqa: FBT001 - as httpx has it
+    """Ask the daemon at a URL, for at most so many seconds; ``credential``: that of its account, or empty."""
     try:
         with httpx2.Client(timeout=seconds, trust_env=False, verify=trust) as client:
             answer = client.get(f"{url}/v1/health", headers={"Authorization": f"Bearer {credential or 'none'}"})
         content = answer.json()
         if "error" in content:
-            return DaemonHealth(runs=True, problems=(str(content["error"]),), description=f"the daemon runs at {url}")
+            error = str(content["error"])
+            return HealthAnswer(DaemonHealth(runs=True, problems=(error,), description=f"the daemon runs at {url}"))
         health = DaemonHealth(
             runs=True,
             problems=tuple(map(str, content.get("problems", ()))),
@@ -78,20 +103,14 @@ def daemon_health(settings: Settings, seconds: float) -> DaemonHealth:
         )
         own = bool(content.get("own", True))
     except httpx2.ConnectError:
-        return DaemonHealth(runs=False, description=f"no daemon runs at {url}")
+        return HealthAnswer(DaemonHealth(runs=False, description=f"no daemon runs at {url}"))
     except httpx2.TransportError as error:
         problem = f"{url} gives no valid answer: {error or type(error).__name__}"
-        return DaemonHealth(runs=False, problems=(problem,), blocked=True)
+        return HealthAnswer(DaemonHealth(runs=False, problems=(problem,), blocked=True))
     except (ValueError, KeyError, TypeError):
         problem = f"another program listens at {url}; set another api.port, or end that program"
-        return DaemonHealth(runs=False, problems=(problem,), blocked=True)
-    if own or not _knows_own_key(settings, credential):
-        return health
-    problem = (
-        f"the daemon at {url} (cluster {content.get('cluster')}) belongs to another state_dir than "
-        f"{settings.state_dir}; set another api.port, or stop that daemon"
-    )
-    return DaemonHealth(runs=False, problems=(problem,), blocked=True)
+        return HealthAnswer(DaemonHealth(runs=False, problems=(problem,), blocked=True))
+    return HealthAnswer(health, own, str(content.get("cluster")))
 
 
 def _knows_own_key(settings: Settings, credential: str) -> bool:

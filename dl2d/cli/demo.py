@@ -28,7 +28,7 @@ import yaml
 
 from dl2d.cli.daemon_client import DaemonClient
 from dl2d.cli.demo_jobs import FAST, FULL, DemoJob, Played, Script
-from dl2d.cli.job_summary import JobLine, job_lines
+from dl2d.cli.job_summary import JobLine
 from dl2d.cli.optional_packages import require_extra
 from dl2d.cli.options import JsonOption
 from dl2d.cli.output import number, print_json, print_tables, table
@@ -38,6 +38,7 @@ from dl2d.config.settings import Settings, load_settings
 from dl2d.core.errors import Dl2dError
 from dl2d.core.jobs import JobKey
 from dl2d.core.resource_manager import RmIdentity
+from dl2d.daemon.store_views import StoreViews
 from dl2d.daemon.tick_settings import manager_settings
 from dl2d.plugins import load_manager
 from dl2d.store.sql_store import SqlStore
@@ -179,7 +180,8 @@ class _Site:
         shown: dict[JobKey, str] = {}
 
         def played() -> bool:
-            lines = {line.job.key: line for line in job_lines(self.store, ended_since=0.0)}
+            seen = StoreViews(self.store).status(None, ended_since=0.0, limit=len(self.script.jobs))
+            lines = {line.job.key: line for line in map(JobLine.of, seen.jobs)}
             for line in lines.values():
                 if (text := _state(line)) != shown.get(line.job.key):
                     shown[line.job.key] = text

@@ -8,14 +8,16 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from dl2d.cli.job_source import job_source
 from dl2d.cli.job_summary import allocation_json
-from dl2d.cli.options import ConfigOption, JsonOption, find_job, reading
+from dl2d.cli.options import ConfigOption, JsonOption
 from dl2d.cli.output import moment, print_json, print_tables, table
-from dl2d.config.settings import DEFAULT_PATH, load_settings
+from dl2d.config.settings import DEFAULT_PATH
 from dl2d.core.daemon_mode import ModeChange
+from dl2d.core.job_views import HistoryView
 from dl2d.core.jobs import Job, JobKey
 from dl2d.core.json_codec import as_plain
-from dl2d.core.store import DecisionEntry, Resize, RuntimePlan, SlotSummary, Store
+from dl2d.core.store import DecisionEntry, Resize, RuntimePlan, SlotSummary
 
 #: Slots and resizes that are shown at most.
 _MOST = 10_000
@@ -30,54 +32,45 @@ def history(
     config: ConfigOption = DEFAULT_PATH,
 ) -> None:
     """Show mode changes, slots, resizes with their steps, and runtime plans with suspension times, oldest first."""
-    with reading(load_settings(config)) as store:
-        if job is not None:
-            _of_job(store, find_job(store, job), limit, as_json=as_json)
-            return
-        slots = store.slots(limit=limit)[::-1]
-        resizes = store.resizes(limit=limit)[::-1]
-        plans = _plans(store, {resize.job for resize in resizes}, limit)
-        modes = store.mode_changes(limit=limit)[::-1]
-    if as_json:
+    with job_source(config) as source:
+        seen = source.views.history(job, limit=limit)
+    if seen.job is not None:
+        _show_job(seen, seen.job, as_json=as_json)
+    elif as_json:
         print_json(
             {
-                "modes": [as_plain(change) for change in modes],
-                "slots": [as_plain(slot) for slot in slots],
-                **_resizes_json(resizes, plans),
+                "modes": [as_plain(change) for change in seen.modes],
+                "slots": [as_plain(slot) for slot in seen.slots],
+                **_resizes_json(seen.resizes, seen.plans),
             }
         )
-    elif not slots and not modes:
+    elif not seen.slots and not seen.modes:
         typer.echo("no decision is recorded yet")
     else:
-        parts = [_modes_table(modes)] if modes else []
-        parts += [_slots_table(slots)] if slots else []
-        print_tables(*parts, *_resize_tables(resizes, plans))
+        parts = [_modes_table(seen.modes)] if seen.modes else []
+        parts += [_slots_table(seen.slots)] if seen.slots else []
+        print_tables(*parts, *_resize_tables(seen.resizes, seen.plans))
 
 
-def _of_job(store: Store, job: Job, limit: int, *, as_json: bool) -> None:
-    changed = store.decisions(job.key, limit=limit, changed=True)[::-1]
-    resizes = store.resizes(job.key, limit=limit)[::-1]
-    plans = [(job.key, plan) for plan in store.runtime_plans(job.key, limit=limit)]
-    same_id = (run for run in store.find_jobs(job.key.id)[::-1] if run.key[:2] == job.key[:2])
-    runs = [run for run in same_id if run.owner.user == job.owner.user]
+def _show_job(seen: HistoryView, job: Job, *, as_json: bool) -> None:
     if as_json:
-        print_json({"job": job.key.slug, "runs": [_run_json(run) for run in runs],
-                    "decisions": [_change_json(entry) for entry in changed],
-                    **_resizes_json(resizes, plans)})  # fmt: skip
+        print_json({"job": job.key.slug, "runs": [_run_json(run) for run in seen.runs],
+                    "decisions": [_change_json(entry) for entry in seen.decisions],
+                    **_resizes_json(seen.resizes, seen.plans)})  # fmt: skip
         return
-    if len(runs) > 1:
-        print_tables(_runs_table(runs))
-    if not changed and not resizes:
+    if len(seen.runs) > 1:
+        print_tables(_runs_table(seen.runs))
+    if not seen.decisions and not seen.resizes:
         typer.echo(f"job {job.key.id} has not been resized yet")
         return
     rows = [
         (str(entry.slot), moment(entry.at), f"{entry.policy} {entry.policy_version}", str(entry.decided.previous),
          str(entry.decided.allocation), entry.decided.binding_reason.text)
-        for entry in changed
+        for entry in seen.decisions
     ]  # fmt: skip
     print_tables(
         table((">SLOT", "TIME", "POLICY", "BEFORE", "AFTER", "BECAUSE"), rows, title="changes"),
-        *_resize_tables(resizes, plans),
+        *_resize_tables(seen.resizes, seen.plans),
     )
 
 
@@ -94,11 +87,6 @@ def _run_json(run: Job) -> dict[str, object]:
     return {"job": run.key.slug, "queued_at": run.key.submitted, "started_at": run.started_at,
             "ended_at": run.ended_at, "state": str(run.state), "epochs": run.progress.epoch,
             "why": run.end_reason}  # fmt: skip
-
-
-def _plans(store: Store, jobs: set[JobKey], limit: int) -> list[tuple[JobKey, RuntimePlan]]:
-    found = [(key, plan) for key in sorted(jobs) for plan in store.runtime_plans(key, limit=limit)]
-    return sorted(found, key=lambda item: (item[1].at, item[0], item[1].number))[-limit:]
 
 
 def _modes_table(modes: Sequence[ModeChange]) -> Table:

@@ -6,12 +6,10 @@ import math
 import time
 from dataclasses import dataclass, replace
 
-from dl2d.core.cluster import in_submit_order
 from dl2d.core.decision import JobDecision
+from dl2d.core.job_views import JobStatus
 from dl2d.core.jobs import Allocation, Job, JobState
-from dl2d.core.store import Store
 
-_MOST_ENDED = 5000
 #: Relative difference below which the epochs of a script count as those that its job file declares.
 _SAME_EPOCHS = 0.001
 
@@ -23,6 +21,11 @@ class JobLine:
     job: Job
     #: None before the first decision and after the end.
     decided: JobDecision | None
+
+    @classmethod
+    def of(cls, status: JobStatus) -> JobLine:
+        """The line of a job, with its progress until now."""
+        return cls(as_of_now(status.job), status.decided)
 
     @property
     def why(self) -> str:
@@ -79,21 +82,6 @@ class JobLine:
             "digest": job.digest or None,
             "static": job.static,
         }
-
-
-def job_lines(store: Store, *, ended_since: float | None = None) -> tuple[JobLine, ...]:
-    """Lines of all jobs that have not ended, in submit order; with ``ended_since`` also of those that ended after it.
-
-    The latter are looked for among the newest jobs. Few queries, whatever the number of jobs.
-    """
-    jobs = store.jobs(live=True)
-    if ended_since is not None:
-        newest = store.jobs(live=False, limit=_MOST_ENDED)
-        jobs += tuple(job for job in newest if job.state.ended and (job.ended_at or 0.0) >= ended_since)
-        jobs = in_submit_order(list({job.key: job for job in jobs}.values()))
-    last = store.slot(store.last_slot_number())
-    decided = {} if last is None else {entry.job: entry for entry in last.decision.jobs}
-    return tuple(JobLine(as_of_now(job), None if job.state.ended else decided.get(job.key)) for job in jobs)
 
 
 def as_of_now(job: Job) -> Job:

@@ -6,9 +6,10 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from dl2d.cli.options import ConfigOption, JobArgument, JsonOption, find_job, reading
+from dl2d.cli.job_source import job_source
+from dl2d.cli.options import ConfigOption, JobArgument, JsonOption
 from dl2d.cli.output import moment, print_json, print_tables, print_text, table
-from dl2d.config.settings import DEFAULT_PATH, load_settings
+from dl2d.config.settings import DEFAULT_PATH
 from dl2d.core.jobs import Role
 from dl2d.core.store import TaskTime
 
@@ -30,9 +31,9 @@ class Use:
 
 def report(job: JobArgument, as_json: JsonOption = False, config: ConfigOption = DEFAULT_PATH) -> None:
     """Say what a job used until now: hours of all tasks that it has or had, times the resources of each."""
-    with reading(load_settings(config)) as store:
-        chosen = find_job(store, job)
-        times = store.task_times(chosen.key)
+    with job_source(config) as source:
+        used = source.views.usage(job)
+    chosen, times = used.job, used.times
     now = time.time()
     by_role = {str(role): use_of((each for each in times if each.task.role is role), now) for role in Role}
     total = use_of(times, now)

@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from dl2d.cli.canary_summary import canary_in_force, canary_json, canary_sentence
-from dl2d.cli.daemon_health import daemon_health
-from dl2d.cli.job_summary import JobLine, as_of_now, job_lines
-from dl2d.cli.options import ConfigOption, JsonOption, find_job, reading
+from dl2d.cli.job_source import job_source
+from dl2d.cli.job_summary import JobLine
+from dl2d.cli.options import ConfigOption, JsonOption
 from dl2d.cli.output import (
     byte_size,
     console,
@@ -27,17 +27,16 @@ from dl2d.cli.output import (
     print_text,
     table,
 )
-from dl2d.config.settings import DEFAULT_PATH, load_settings
+from dl2d.config.settings import DEFAULT_PATH
 from dl2d.core.cluster import Task
 from dl2d.core.daemon_mode import Mode
-from dl2d.core.jobs import JobKey, JobState
-from dl2d.core.policy_registry import SiteStore
+from dl2d.core.job_views import StatusView
+from dl2d.core.jobs import JobState
 from dl2d.core.store import TaskReport
 
 _DAY = 86_400.0
-_WATCH_SECONDS = 1.0
-#: Seconds to wait for the daemon's answer.
-_ANSWER_SECONDS = 2.0
+#: Seconds between two looks at the store, or at what the daemon's job API shows.
+_WATCH_SECONDS, _WATCH_API_SECONDS = 1.0, 5.0
 _COLOURS = {
     JobState.SUBMITTED: "yellow",
     JobState.READY: "yellow",
@@ -72,52 +71,49 @@ def status(
         int, typer.Option("--limit", "-n", min=1, max=_MOST, help="How many of the newest jobs to show.")
     ] = 1000,
     newest: Annotated[bool, typer.Option("--newest", help="Newest first instead of submit order.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep showing, once a second, until Ctrl-C.")] = False,
+    watch: Annotated[
+        bool,
+        typer.Option(
+            "--watch", "-w", help="Keep showing, once a second (every 5 s through the job API), until Ctrl-C."
+        ),
+    ] = False,
     as_json: JsonOption = False,
     config: ConfigOption = DEFAULT_PATH,
 ) -> None:
     """Show jobs: allocation now and as decided, progress, and what each one waits for."""
-    settings = load_settings(config)
-    health = daemon_health(settings, _ANSWER_SECONDS)
-    if not as_json and (health.problems or health.waiting or not health.runs):
-        print_text(f"daemon: {health.text.removeprefix('; ')}", err=True)
-    with reading(settings) as store:
-        left_out = 0
+    with job_source(config) as source:
+        health = source.health()
+        if not as_json and (health.problems or health.waiting or not health.runs):
+            print_text(f"daemon: {health.text.removeprefix('; ')}", err=True)
 
-        def look() -> tuple[Sequence[JobLine], tuple[TaskLine, ...]]:
-            nonlocal left_out
-            if job is None:
-                lines = job_lines(store, ended_since=time.time() - _DAY if every else None)
-                left_out, lines = max(0, len(lines) - limit), lines[-limit:]
-                return (lines[::-1] if newest else lines), ()
-            chosen = find_job(store, job)
-            last = [] if chosen.state.ended else store.decisions(chosen.key, limit=1)
-            return [JobLine(as_of_now(chosen), last[0].decided if last else None)], task_lines(store, chosen.key)
+        def look() -> StatusView:
+            return source.views.status(job, ended_since=time.time() - _DAY if every else None, limit=limit)
 
+        if watch and on_terminal() and not as_json:
+            _watch(look, _WATCH_SECONDS if source.site else _WATCH_API_SECONDS, newest=newest)
+            return
+        seen = look()
+        canary = None if source.site is None else canary_in_force(source.site[1], source.site[0], seen.mode)
         if as_json:
-            lines, tasks = look()
-            shown = _as_json(store, lines, tasks, with_tasks=job is not None)
-            canary = canary_in_force(store, settings, mode_of(store))
             tried = None if canary is None else canary_json(*canary)
-            print_json(shown | {"left_out": left_out, "daemon": health.as_json(), "canary": tried})
-        elif watch and on_terminal():
-            _watch(look)
+            shown = _as_json(seen, newest=newest, with_tasks=job is not None)
+            print_json(shown | {"left_out": seen.left_out, "daemon": health.as_json(), "canary": tried})
+            return
+        if seen.mode is not Mode.LIVE:
+            typer.echo(f"mode {seen.mode}: {MODE_WORDS[seen.mode]}")
+        if canary is not None:
+            print_text(canary_sentence(*canary))
+        lines = _lines(seen, newest=newest)
+        if lines:
+            print_tables(*_tables(lines, _task_lines(seen), time.time()))
+            if job is not None and lines[0].remark:
+                print_text(lines[0].remark)
         else:
-            lines, tasks = look()
-            if (mode := mode_of(store)) is not Mode.LIVE:
-                typer.echo(f"mode {mode}: {MODE_WORDS[mode]}")
-            if (canary := canary_in_force(store, settings, mode)) is not None:
-                print_text(canary_sentence(*canary))
-            if lines:
-                print_tables(*_tables(lines, tasks, time.time()))
-                if job is not None and lines[0].remark:
-                    print_text(lines[0].remark)
-            else:
-                typer.echo(_NO_JOBS_OF_A_DAY if every else _NO_JOBS)
-            if left_out:
-                typer.echo(f"{left_out} older jobs are left out: --limit {left_out + limit} shows them, too")
-            if every:
-                typer.echo(f"store: {byte_size(store.size())}")
+            typer.echo(_NO_JOBS_OF_A_DAY if every else _NO_JOBS)
+        if seen.left_out:
+            typer.echo(f"{seen.left_out} older jobs are left out: --limit {seen.left_out + limit} shows them, too")
+        if every:
+            typer.echo(f"store: {byte_size(seen.store_bytes)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,25 +146,25 @@ class TaskLine:
         return {**shown, "report": None if report is None else asdict(report)}
 
 
-def task_lines(store: SiteStore, key: JobKey) -> tuple[TaskLine, ...]:
-    """The tasks that have not ended, and those that failed."""
-    reports = {report.task: report for report in store.task_reports(key)}
-    live = [TaskLine(task.id, task, reports.pop(task.id, None)) for task in store.tasks(live=True, job=key)]
-    lost = {name: report for name, report in reports.items() if report.how}
-    ended = {task.id: task for task in store.named_tasks(key, lost)}
-    return (*live, *(TaskLine(name, ended.get(name), report) for name, report in lost.items()))
+def _task_lines(seen: StatusView) -> tuple[TaskLine, ...]:
+    return tuple(TaskLine(*each) for each in seen.tasks)
 
 
-def _watch(look: Callable[[], tuple[Sequence[JobLine], tuple[TaskLine, ...]]]) -> None:
+def _lines(seen: StatusView, *, newest: bool) -> tuple[JobLine, ...]:
+    lines = tuple(map(JobLine.of, seen.jobs))
+    return lines[::-1] if newest else lines
+
+
+def _watch(look: Callable[[], StatusView], seconds: float, *, newest: bool) -> None:
     with Live(console=console(), auto_refresh=False, screen=False) as live:
         try:
             while True:
-                lines, tasks = look()
+                seen = look()
                 grid = Table.grid()
-                for part in _tables(lines, tasks, time.time()):
+                for part in _tables(_lines(seen, newest=newest), _task_lines(seen), time.time()):
                     grid.add_row(part)
                 live.update(grid, refresh=True)
-                time.sleep(_WATCH_SECONDS)
+                time.sleep(seconds)
         except KeyboardInterrupt:
             return
 
@@ -225,22 +221,14 @@ def arrow(now: int, decided: int | None) -> str:
     return str(now) if decided is None or decided == now else f"{now}>{decided}"
 
 
-def mode_of(store: SiteStore) -> Mode:
-    """The mode that the daemon is in, or was in last."""
-    last = store.mode_changes(limit=1)
-    return last[0].after if last else Mode.LIVE
-
-
-def _as_json(
-    store: SiteStore, lines: Sequence[JobLine], tasks: Sequence[TaskLine], *, with_tasks: bool
-) -> dict[str, object]:
+def _as_json(seen: StatusView, *, newest: bool, with_tasks: bool) -> dict[str, object]:
     shown: dict[str, object] = {
         "at": time.time(),
-        "slot": store.last_slot_number(),
-        "mode": str(mode_of(store)),
-        "store_bytes": store.size(),
-        "jobs": [line.as_json() for line in lines],
+        "slot": seen.slot,
+        "mode": str(seen.mode),
+        "store_bytes": seen.store_bytes,
+        "jobs": [line.as_json() for line in _lines(seen, newest=newest)],
     }
     if with_tasks:
-        shown["tasks"] = [line.as_json() for line in tasks]
+        shown["tasks"] = [line.as_json() for line in _task_lines(seen)]
     return shown

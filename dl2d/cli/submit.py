@@ -16,13 +16,14 @@ import typer
 from dl2d.cli.daemon_client import DaemonClient, certificate_for_jobs, daemon_url
 from dl2d.cli.follow_job import follow
 from dl2d.cli.job_file import JobFile, parse_override
-from dl2d.cli.options import ConfigOption, JobArgument, JsonOption, find_job, reading
+from dl2d.cli.options import ConfigOption, JobArgument, JsonOption, reading
 from dl2d.cli.output import print_json, print_text
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.cluster import Node
 from dl2d.core.error_wording import did_you_mean
 from dl2d.core.errors import ConfigError, RequestError, ResourceManagerError
 from dl2d.core.jobs import Architecture, JobKey, JobRequest, JobState, Role
+from dl2d.daemon.store_views import StoreViews
 from pslite.errors import UsageError
 from pslite.job.user_environment import remarks, user_environment
 from pslite.launch.daemon_http import check_private
@@ -107,7 +108,7 @@ def cancel(job: JobArgument, as_json: JsonOption = False, config: ConfigOption =
     """End a job and everything that runs for it."""
     settings = load_settings(config)
     with reading(settings) as store:
-        chosen = find_job(store, job)
+        chosen = StoreViews(store).find(job)
     if chosen.state.ended:
         raise RequestError("JOB", f"job {chosen.key.id} has ended already ({chosen.state}: {chosen.end_reason})")
     with DaemonClient(settings) as daemon:

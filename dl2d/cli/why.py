@@ -9,19 +9,19 @@ from typing import Annotated
 
 import typer
 
+from dl2d.cli.job_source import job_source
 from dl2d.cli.job_summary import JobLine, allocation_json, as_of_now
-from dl2d.cli.options import ConfigOption, JobArgument, JsonOption, find_job, reading
+from dl2d.cli.options import ConfigOption, JobArgument, JsonOption
 from dl2d.cli.output import duration, moment, print_json, print_text
 from dl2d.cli.recompute_decision import Recomputed, recompute
-from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
+from dl2d.config.settings import DEFAULT_PATH, Settings
 from dl2d.core.cluster import Task
 from dl2d.core.decision import Constraint, JobDecision, Reason
-from dl2d.core.errors import RequestError
-from dl2d.core.jobs import NOTHING, Job, JobKey
+from dl2d.core.errors import ConfigError, RequestError
+from dl2d.core.job_views import DecisionView, WhyView
 from dl2d.core.json_codec import as_plain
 from dl2d.core.policy_registry import SiteStore
-from dl2d.core.store import DecisionEntry, Slot, Store, TaskReport
-from dl2d.core.tick_plan import Deferred, Failure
+from dl2d.core.store import DecisionEntry
 
 #: Decisions that are shown at most.
 _MOST = 10_000
@@ -33,19 +33,9 @@ _MAX_GROWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A decision on a job, with its deferred and failed steps."""
+    """A decision on a job and, where that was asked for, its recomputation."""
 
-    entry: DecisionEntry
-    deferred: tuple[Deferred, ...]
-    failures: tuple[Failure, ...]
-    #: Decision on the job that the guard was given; None where it is not recorded, or an observed one.
-    proposed: JobDecision | None = None
-    #: In mode shadow the decision of dl2d, which is not carried out.
-    shadow: DecisionEntry | None = None
-    #: Where the job got less, or nothing: decisions of the slot that gave other jobs more.
-    grown: tuple[JobDecision, ...] = ()
-    #: Which nodes its tasks may use, where these are not all.
-    may_use: str = ""
+    decision: DecisionView
     recomputed: Recomputed | None = None
 
 
@@ -56,8 +46,15 @@ def why(
         bool, typer.Option("--all", "-a", help="All decisions on the job, oldest first, as far as --limit goes.")
     ] = False,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, max=_MOST, help="With --all: how many of the newest to show.")
-    ] = 1000,
+        int,
+        typer.Option(
+            "--limit",
+            "-n",
+            min=1,
+            max=_MOST,
+            help="With --all: how many of the newest to show; through the job API up to 100.",
+        ),
+    ] = 100,
     again: Annotated[
         bool, typer.Option("--recompute", help="Decide again from the recorded inputs; exit 1 if the answer differs.")
     ] = False,
@@ -67,82 +64,30 @@ def why(
     """Explain a job's allocation: decision, binding constraint, alternatives, guard, deferred tasks."""
     if slot is not None and every:
         raise RequestError("--slot", "cannot be used with --all")
-    settings = load_settings(config)
-    with reading(settings) as store:
-        chosen = as_of_now(find_job(store, job))
-        answers = _answers(store, chosen, slot, limit if every else 1)
+    with job_source(config) as source:
+        seen = source.views.why(job, slot=slot, limit=limit if every else 1)
+        seen = replace(seen, job=as_of_now(seen.job))
+        answers = [Answer(each) for each in seen.decisions]
         if again:
-            answers = [replace(answer, recomputed=_recomputed(store, settings, answer)) for answer in answers]
-        tasks = store.tasks(live=True, job=chosen.key)
-        lost = [report for report in store.task_reports(chosen.key) if report.how]
-        if as_json:
-            print_json(_as_json(chosen, tasks, lost, answers))
-        else:
-            print_text("\n".join(_text(chosen, tasks, lost, answers, time.time())))
+            if source.site is None:
+                raise ConfigError("--recompute needs the configuration and the store, which this user cannot read")
+            answers = [replace(each, recomputed=_recomputed(*source.site, each.decision.entry)) for each in answers]
+    if as_json:
+        print_json(_as_json(seen, answers))
+    else:
+        print_text("\n".join(_text(seen, answers, time.time())))
     if any(answer.recomputed is not None and not answer.recomputed.same for answer in answers):
         raise typer.Exit(1)
 
 
-def _answers(store: Store, job: Job, number: int | None, limit: int) -> list[Answer]:
-    if number is not None:
-        slot = store.slot(number)
-        if slot is None:
-            raise RequestError("--slot", f"slot {number} is not recorded; the newest is {store.last_slot_number()}")
-        for entry in slot.decision.jobs:
-            if entry.job == job.key:
-                decision = slot.decision
-                name, version = entry.by or (decision.policy, decision.policy_version)
-                found = DecisionEntry(
-                    slot.number, slot.at, name, version, slot.inputs_hash, decision.measure, entry
-                )  # fmt: skip
-                return [_answer(slot, found)]
-        raise RequestError("--slot", f"slot {number} has no decision on job {job.key.id}")
-    entries = store.decisions(job.key, limit=limit)
-    return [_answer(store.slot(entry.slot), entry) for entry in reversed(entries)]
-
-
-def _answer(slot: Slot | None, entry: DecisionEntry) -> Answer:
-    if slot is None:
-        return Answer(entry, (), ())
-    key = entry.decided.job
-    return Answer(
-        entry,
-        tuple(item for item in slot.plan.deferred if item.job == key),
-        tuple(item for item in slot.outcome.failures if item.job == key),
-        next((each for each in slot.proposed.jobs if each.job == key), None),
-        _shadow(slot, key),
-        _grown(slot, entry.decided),
-        next((each.text(len(slot.snapshot.nodes)) for each in slot.snapshot.node_sets if key in each.jobs), ""),
-    )
-
-
-def _grown(slot: Slot, decided: JobDecision) -> tuple[JobDecision, ...]:
-    """Decisions of the slot that gave other jobs more, if this one gave its job less than before, or nothing."""
-    before, after = decided.previous, decided.allocation
-    if after != NOTHING and sum(after) >= sum(before):
-        return ()
-    others = (each for each in slot.decision.jobs if each.job != decided.job)
-    return tuple(each for each in others if sum(each.allocation) > sum(each.previous))
-
-
-def _shadow(slot: Slot, key: JobKey) -> DecisionEntry | None:
-    said = slot.shadow
-    decided = None if said is None else next((entry for entry in said.jobs if entry.job == key), None)
-    if said is None or decided is None:
-        return None
-    made = said.policy, said.policy_version
-    return DecisionEntry(slot.number, slot.at, *made, slot.inputs_hash, said.measure, decided)
-
-
-def _recomputed(store: SiteStore, settings: Settings, answer: Answer) -> Recomputed:
-    slot = store.slot(answer.entry.slot)
+def _recomputed(settings: Settings, store: SiteStore, entry: DecisionEntry) -> Recomputed:
+    slot = store.slot(entry.slot)
     assert slot is not None
     return recompute(slot, settings, store.registry)
 
 
-def _text(
-    job: Job, tasks: Sequence[Task], lost: Sequence[TaskReport], answers: Sequence[Answer], now: float
-) -> list[str]:
+def _text(seen: WhyView, answers: Sequence[Answer], now: float) -> list[str]:
+    job, tasks, lost = seen.job, seen.tasks, seen.lost
     progress = job.progress
     lines = [f"job {job.key.id} ({job.request.name}) of {job.owner.user}: {job.state}"]
     if job.state.ended:
@@ -170,38 +115,38 @@ def _text(
 
 
 def _decision_text(answer: Answer, tasks: Sequence[Task]) -> list[str]:
-    entry, decided = answer.entry, answer.entry.decided
+    view, entry, decided = answer.decision, answer.decision.entry, answer.decision.entry.decided
     before, after = decided.previous, decided.allocation
     change = f"{before} -> {after}" if before != after else f"{after}, as before"
     lines = [
         f"slot {entry.slot} at {moment(entry.at)}",
         f"  policy       {entry.policy} version {entry.policy_version}, inputs {entry.inputs_hash}",
         f"  allocation   {change}",
-        *_because(decided, None if answer.shadow else answer.proposed, entry.measure),
+        *_because(decided, None if view.shadow else view.proposed, entry.measure),
     ]
-    if answer.shadow is not None:
-        shadow = answer.shadow
+    if view.shadow is not None:
+        shadow = view.shadow
         same = "the same" if shadow.decided.allocation == after else f"{shadow.decided.allocation} instead"
         lines += [
             "decision of dl2d, not carried out",
             f"  policy       {shadow.policy} version {shadow.policy_version}",
             f"  allocation   {same}",
-            *_because(shadow.decided, answer.proposed, shadow.measure),
+            *_because(shadow.decided, view.proposed, shadow.measure),
         ]
-    if answer.grown:
-        names = [f"job {each.job.id} {each.previous} -> {each.allocation}" for each in answer.grown[:_MAX_GROWN]]
-        more = f" and {len(answer.grown) - _MAX_GROWN} others" if len(answer.grown) > _MAX_GROWN else ""
+    if view.grown:
+        names = [f"job {each.job.id} {each.previous} -> {each.allocation}" for each in view.grown[:_MAX_GROWN]]
+        more = f" and {len(view.grown) - _MAX_GROWN} others" if len(view.grown) > _MAX_GROWN else ""
         lines.append(f"  given more   {', '.join(names)}{more}")
-    if answer.may_use:
-        lines.append(f"  may use      {answer.may_use}")
-    for item in answer.deferred:
+    if view.may_use:
+        lines.append(f"  may use      {view.may_use}")
+    for item in view.deferred:
         has = sum(task.role is item.role and task.state.wanted for task in tasks)
         since = "; started since" if has >= after.count(item.role) else ""
         missing = "; ".join(map(str, item.shortfalls)) or "no node takes tasks"
         where = f"until others have ended: {item.limit}" if item.limit else f"on {item.nearest or 'every node'}"
         because = item.postponed or f"{missing} {where}"
         lines.append(f"  deferred     {item.count} {item.role}: {because}{since}")
-    lines += [f"  failed       {failure.what}: {failure.error}" for failure in answer.failures]
+    lines += [f"  failed       {failure.what}: {failure.error}" for failure in view.failures]
     if answer.recomputed is not None:
         lines.append(f"  recomputed   {answer.recomputed.text}")
     return lines
@@ -245,11 +190,11 @@ def _reason_text(heading: str, reason: Reason) -> list[str]:
     return lines
 
 
-def _as_json(
-    job: Job, tasks: Sequence[Task], lost: Sequence[TaskReport], answers: Sequence[Answer]
-) -> dict[str, object]:
+def _as_json(seen: WhyView, answers: Sequence[Answer]) -> dict[str, object]:
+    job, tasks, lost = seen.job, seen.tasks, seen.lost
+    newest = seen.decisions[-1].entry.decided if seen.decisions and not job.state.ended else None
     return {
-        **JobLine(job, answers[-1].entry.decided if answers and not job.state.ended else None).as_json(),
+        **JobLine(job, newest).as_json(),
         "decisions": [_decision_json(answer) for answer in answers],
         "tasks": [
             {"task": task.id, "state": str(task.state), "node": task.node, "since": task.since, "note": task.note}
@@ -260,7 +205,7 @@ def _as_json(
 
 
 def _decision_json(answer: Answer) -> dict[str, object]:
-    entry = answer.entry
+    view, entry = answer.decision, answer.decision.entry
     shown: dict[str, object] = {
         "slot": entry.slot,
         "at": entry.at,
@@ -270,18 +215,18 @@ def _decision_json(answer: Answer) -> dict[str, object]:
         "deferred": [
             {"role": str(item.role), "count": item.count, "nearest": item.nearest, "limit": item.limit,
              "shortfalls": as_plain(item.shortfalls), "postponed": item.postponed}
-            for item in answer.deferred
+            for item in view.deferred
         ],
-        "may_use": answer.may_use,
+        "may_use": view.may_use,
         "given_more": [
             {"job": each.job.id, "previous": allocation_json(each.previous),
              "allocation": allocation_json(each.allocation)}
-            for each in answer.grown
+            for each in view.grown
         ],
-        "failures": [{"what": failure.what, "error": failure.error} for failure in answer.failures],
+        "failures": [{"what": failure.what, "error": failure.error} for failure in view.failures],
     }  # fmt: skip
-    if answer.shadow is not None:
-        shown["shadow"] = _entry_json(answer.shadow)
+    if view.shadow is not None:
+        shown["shadow"] = _entry_json(view.shadow)
     if answer.recomputed is not None:
         shown["recomputed"] = {"same": answer.recomputed.same, "text": answer.recomputed.text}
     return shown

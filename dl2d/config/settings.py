@@ -105,6 +105,7 @@ class ApiSettings(_Section):
     heartbeat_seconds: float = Field(default=2.0, gt=0, le=60)
     requests_per_second: float = Field(default=20.0, ge=1, le=10_000)
     connections_per_address: int = Field(default=256, ge=4, le=100_000)
+    operators: tuple[str, ...] = ()
 
     @property
     def scheme(self) -> str:

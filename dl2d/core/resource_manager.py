@@ -322,6 +322,18 @@ class RateLimitedManager(Protocol):
         ...
 
 
+@runtime_checkable
+class UserAuthenticator(Protocol):
+    """Additional method of a resource manager that can say which user sent a request (Slurm, by munge). Thread-safe."""
+
+    def authenticate_user(self, credential: str, payload: str) -> int:
+        """User id of whoever made a credential with this payload; each credential serves once.
+
+        Raises ``Denied`` (no such credential, expired, used before, or for another payload), and ``Unavailable``.
+        """
+        ...
+
+
 class ProbeStep(NamedTuple):
     """Result of one step of a probe."""
 

@@ -168,6 +168,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             self._refreshed_at, self._judged_at = timer(), -math.inf
             self._services = Services(
                 cluster=self._cluster,
+                url=self.url,
                 store=store,
                 manager=self._manager_access,
                 admission=lambda: self._admission,
@@ -183,6 +184,7 @@ class Daemon(AbstractContextManager["Daemon"]):
                 rate=RateLimiter(settings.api.requests_per_second, _BURST * settings.api.requests_per_second, timer),
                 heartbeat_rate=RateLimiter(HEARTBEATS_PER_SECOND, _BURST * HEARTBEATS_PER_SECOND, timer),
                 wake=self.wake,
+                operators=lambda: frozenset(self._settings.api.operators),
                 answered=self._answered,
             )
             last = next(iter(store.slots(limit=1)), None)

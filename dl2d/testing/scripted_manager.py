@@ -32,6 +32,8 @@ class ScriptedManager(MemoryManager):
         super().__init__(nodes, clock, cluster=cluster)
         #: Jobs that may register, by id; the proof is the owner's name.
         self.anchors: dict[str, Anchor] = {}
+        #: Credentials of users: user id and payload of each; it serves once.
+        self.credentials: dict[str, tuple[int, str]] = {}
         #: Tasks that were submitted, and handles that were stopped.
         self.submitted: list[TaskSpec] = []
         self.stopped: list[str] = []
@@ -116,6 +118,13 @@ class ScriptedManager(MemoryManager):
         if proof != self.anchors[rm_id].owner.user:
             raise Denied(f"job {rm_id} is not yours")
         return self.anchors[rm_id]
+
+    def authenticate_user(self, credential: str, payload: str) -> int:
+        """See ``credentials``."""
+        uid, made_for = self.credentials.pop(credential, (-1, ""))
+        if made_for != payload:
+            raise Denied("the credential was not made for this request, or used before")
+        return uid
 
     def set_static(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections import Counter
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from daemon_process import DaemonProcess
-from slurm_cluster import SlurmCluster, User, why_not
+from slurm_cluster import Ran, SlurmCluster, User, why_not
 
 from dl2d.core.cluster import TaskState
 from dl2d.core.jobs import JobKey, JobState
@@ -134,6 +135,41 @@ def test_a_malformed_request_is_told_in_the_jobs_own_output(
     assert words in (alice.home / f"slurm-{job}.out").read_text()
     assert daemon.store.find_jobs(job) == ()
     assert daemon.answers()
+
+
+def test_an_ordinary_user_sees_their_own_jobs_without_the_daemons_files(
+    cluster: SlurmCluster, alice: User, daemon: DaemonProcess, gate: Path
+) -> None:
+    (alice.home / "train.py").write_text(WORKER.read_text())
+    job_id = cluster.submit_as(alice, script(daemon, directives="#DL2 max_workers=2 max_ps=1", gate=gate))
+    job = registered(daemon, job_id)
+    daemon.wait_until(lambda: daemon.confirmed(job) == (2, 1), "the job trains")
+    bob = cluster.add_user("bob")
+
+    def dl2d(user: User, *arguments: str) -> Ran:
+        environment = {"DL2_DAEMON": daemon.url, "DL2D_CONFIG": str(daemon.config)}
+        return cluster.run("dl2d", *arguments, user=user, env=environment, check=False)
+
+    assert dl2d(alice, "sql", "select * from jobs").status == 2  # the configuration is closed to her
+    status = dl2d(alice, "status", "--json")
+    assert status.status == 0, status.stderr
+    shown = json.loads(status.stdout)
+    assert [each["job"] for each in shown["jobs"]] == [job.slug]
+    assert (shown["daemon"]["runs"], shown["daemon"]["problems"]) == (True, [])
+    for command in (("status", job_id), ("why", job_id), ("history", "--job", job_id), ("report", job_id)):
+        own, foreign, unknown = (
+            dl2d(user, *command[:-1], of) for user, of in ((alice, job_id), (bob, job_id), (bob, "9"))
+        )
+        assert own.status == 0, own.stderr
+        assert own.stdout
+        assert (foreign.status, foreign.stdout) == (unknown.status, unknown.stdout) == (2, "")
+        assert foreign.stderr.replace(repr(job_id), "JOB") == unknown.stderr.replace(repr("9"), "JOB")
+        assert "no such job of yours" in foreign.stderr
+    others = dl2d(bob, "status", "--all")
+    assert others.status == 0
+    assert "no job is waiting or running" in others.stdout
+    gate.unlink()
+    daemon.wait_for_end(job, timeout=240)
 
 
 def test_a_cancelled_anchor_takes_its_tasks_along(cluster: SlurmCluster, alice: User, daemon: DaemonProcess) -> None:

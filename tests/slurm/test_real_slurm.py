@@ -20,11 +20,13 @@ from slurm_fakes import Real
 
 from dl2d.core.cluster import NodeState, task_tag
 from dl2d.core.errors import Denied, NodeRefused, NotFound, Rejected, ResourceManagerError, Unavailable
+from dl2d.core.job_views import request_payload
 from dl2d.core.jobs import JobKey, Launch, Owner, Role
 from dl2d.core.resource_manager import RmJob, RmJobState, TaskSpec
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d_slurm.manager import SlurmManager
 from dl2d_slurm.settings import SlurmSettings
+from pslite.launch.munge import munge_credential
 
 pytestmark = pytest.mark.slurm
 
@@ -502,3 +504,24 @@ def test_nothing_of_a_cluster_is_left_when_its_test_is_killed(tmp_path: Path) ->
     while left():
         assert time.monotonic() < deadline, left()
         time.sleep(0.1)
+
+
+def test_munge_says_which_user_asks_once_and_for_one_request(real: Real, manager: SlurmManager) -> None:
+    payload, other = (request_payload("GET", "https://head:8910", f"/v1/status?job={job}") for job in (1, 2))
+
+    def made_by(user: User, text: str) -> str:
+        return real.cluster.run("munge", "-S", str(real.cluster.munge_socket), "-s", text, user=user).stdout.strip()
+
+    own = munge_credential(payload, {"MUNGE_SOCKET": str(real.cluster.munge_socket)})
+    assert manager.authenticate_user(own, payload) == os.geteuid()
+    credential = made_by(real.alice, payload)
+    assert manager.authenticate_user(credential, payload) == real.alice.uid
+    with pytest.raises(Denied, match="used before"):
+        manager.authenticate_user(credential, payload)
+    assert manager.authenticate_user(made_by(real.bob, payload), payload) == real.bob.uid
+    for text in (other, "dl2d:1", payload + " ", ""):
+        with pytest.raises(Denied, match="not made for this request to this daemon"):
+            manager.authenticate_user(made_by(real.alice, text), payload)
+    for made_up in ("", "MUNGE:AwQDAAB:", "x" * 5000):
+        with pytest.raises(Denied):
+            manager.authenticate_user(made_up, payload)

@@ -17,6 +17,7 @@ from starlette.types import Message
 
 from dl2d.core.jobs import Job, JobKey
 from dl2d.daemon.api.admission import MAX_LAUNCH_BYTES
+from dl2d.daemon.api.connections import is_loopback
 from dl2d.daemon.api.dependencies import Services
 
 log = structlog.get_logger()
@@ -113,6 +114,16 @@ def job_of_path(slug: str, services: Services = Depends(services_of)) -> Job:
     if job is None:
         raise HTTPException(404, f"this daemon has no job {slug}")
     return job
+
+
+def refuse_clear_text(request: Request) -> None:
+    """Refuse a request with a credential of a user that has crossed a network unencrypted; raises HTTPException."""
+    if request.url.scheme != "https" and not is_loopback(request.client.host if request.client else ""):
+        raise HTTPException(
+            403,
+            "a job registers over https only, and users ask over https only: set api.certificate, and api.advertise or "
+            "DL2_DAEMON to an https URL",
+        )
 
 
 def _take_rate(request: Request) -> None:

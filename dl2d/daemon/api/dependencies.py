@@ -10,8 +10,8 @@ from typing import Final
 
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.errors import Unavailable
+from dl2d.core.policy_registry import SiteStore
 from dl2d.core.resource_manager import Anchor, Capabilities, ResourceManager, RmIdentity, RmListing, TaskSpec
-from dl2d.core.store import Store
 from dl2d.daemon.api.admission import Admission
 from dl2d.daemon.api.answered_heartbeats import AnsweredHeartbeats
 from dl2d.daemon.api.connections import RateLimiter
@@ -19,6 +19,7 @@ from dl2d.daemon.api.taken_heartbeats import TakenHeartbeats
 from dl2d.daemon.health import Health
 from dl2d.tick.task_specs import Credentials, TaskSpecs
 
+_MAX_VIEWING: Final = 4
 _BUSY: Final = "the daemon is busy with the resource manager; try again in a few seconds"
 
 
@@ -139,7 +140,9 @@ class Services:
     """What the API works with."""
 
     cluster: str
-    store: Store
+    #: Base URL of this API as its address file has it, for which users make their credentials.
+    url: str
+    store: SiteStore
     manager: ManagerAccess
     #: Checks requests of jobs by the present settings.
     admission: Callable[[], Admission]
@@ -160,5 +163,9 @@ class Services:
     heartbeat_rate: RateLimiter
     #: Asks for a tick soon, because something happened that it should see.
     wake: Callable[[], None]
+    #: Names of users who see the jobs of all users, besides root and the daemon's account.
+    operators: Callable[[], frozenset[str]] = frozenset
+    #: Bounds how many requests of users are served at once, so that they leave threads for heartbeats.
+    viewing: threading.BoundedSemaphore = field(default_factory=lambda: threading.BoundedSemaphore(_MAX_VIEWING))
     taken: TakenHeartbeats = field(default_factory=TakenHeartbeats)
     answered: AnsweredHeartbeats = field(default_factory=AnsweredHeartbeats)

@@ -27,12 +27,13 @@ from dl2d.daemon.api.authentication import (
     PublicRoute,
     SubmissionRoute,
     job_of_path,
+    refuse_clear_text,
     services_of,
     shows_submission_credential,
 )
-from dl2d.daemon.api.connections import is_loopback
 from dl2d.daemon.api.dependencies import Services
 from dl2d.daemon.api.heartbeat import Heartbeat, receive, targets
+from dl2d.daemon.api.user_routes import users
 from dl2d.tick.task_specs import ANCHOR
 
 log = structlog.get_logger()
@@ -41,7 +42,7 @@ _containers = APIRouter(route_class=ContainerRoute)
 _heartbeats = APIRouter(route_class=HeartbeatRoute)
 _of_submission = APIRouter(route_class=SubmissionRoute)
 #: All routes, by who may call them.
-ROUTERS = (_public, _containers, _heartbeats, _of_submission)
+ROUTERS = (_public, _containers, _heartbeats, _of_submission, users)
 
 #: Names in a line of the log.
 _MAX_LOGGED = 20
@@ -127,7 +128,7 @@ def metrics(services: Services = Depends(services_of)) -> Response:
 @_public.post("/v1/register")
 def register(body: Registration, request: Request, services: Services = Depends(services_of)) -> dict[str, object]:
     """Register an anchor that the resource manager authenticates; doing it again changes nothing."""
-    _refuse_clear_text(request)
+    refuse_clear_text(request)
     anchor = services.manager.authenticate(body.rm_id, body.proof)
     with services.manager.for_request() as manager:
         # Looked up and added under the same lock: an anchor that calls twice at once is one job.
@@ -152,16 +153,9 @@ def authenticate(
     body: Authentication, request: Request, services: Services = Depends(services_of)
 ) -> dict[str, object]:
     """Verify whose job it is, as a registration does, and register nothing: for checks of an installation."""
-    _refuse_clear_text(request)
+    refuse_clear_text(request)
     anchor = services.manager.authenticate(body.rm_id, body.proof)
     return {"job": anchor.key.id, "user": anchor.owner.user}
-
-
-def _refuse_clear_text(request: Request) -> None:
-    if request.url.scheme != "https" and not is_loopback(request.client.host if request.client else ""):
-        raise HTTPException(
-            403, "a job registers over https only: set api.certificate, and api.advertise or DL2_DAEMON to an https URL"
-        )
 
 
 def _is_expected(job: Job, services: Services) -> bool:

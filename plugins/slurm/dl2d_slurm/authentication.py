@@ -33,8 +33,8 @@ _MUNGE_WORDS = {
 }
 
 
-def proven_uid(commands: Commands, rm_id: str, proof: str, *, socket: str) -> int:
-    """User id of whoever made ``proof``, a munge credential with the payload ``dl2d:<rm_id>``.
+def proven_uid(commands: Commands, proof: str, payload: str, *, subject: str, socket: str) -> int:
+    """User id of whoever made ``proof``, a munge credential with this payload; ``subject`` is its purpose in messages.
 
     munged remembers the credentials that it has decoded, so each serves once; and they expire (after five minutes by
     default).
@@ -47,20 +47,20 @@ def proven_uid(commands: Commands, rm_id: str, proof: str, *, socket: str) -> in
         munged does not answer.
     """
     if len(proof) > _MAX_PROOF or not proof.isascii():
-        raise Denied(f"the proof for job {rm_id} is not a munge credential")
+        raise Denied(f"the proof for {subject} is not a munge credential")
     chosen = (f"--socket={socket}",) if socket else ()
     answer = commands.run("unmunge", *chosen, "--numeric", "--keys=STATUS,UID,LENGTH", stdin=proof)
     if answer.status in _MUNGE_TROUBLE:
         raise Unavailable("munge cannot check a proof", said=answer.stderr)
     if answer.status != 0:
         said = _MUNGE_WORDS.get(answer.status, answer.stderr)
-        raise Denied(f"the proof for job {rm_id} is not a good munge credential", said=said)
-    head, _, payload = answer.stdout.partition("\n\n")
+        raise Denied(f"the proof for {subject} is not a good munge credential", said=said)
+    head, _, found = answer.stdout.partition("\n\n")
     fields = dict(_FIELD.findall(head))
     if fields.get("STATUS") != "0" or not fields.get("UID", "").isdecimal():
         raise Unavailable("munge cannot check a proof", said=f"unmunge answered {head[:200]!r}")
-    if payload != f"dl2d:{rm_id}":
-        raise Denied(f"the proof was not made for job {rm_id}")
+    if found != payload:
+        raise Denied(f"the proof was not made for {subject}")
     return int(fields["UID"])
 
 

@@ -359,10 +359,17 @@ class SlurmManager:
     def authenticate(self, rm_id: str, proof: str) -> Anchor:
         """One unmunge, two squeues of this job, one scontrol for the script; the first time one more for the name."""
         self._rate.register()
-        uid = proven_uid(self._commands, rm_id, proof, socket=self._settings.munge_socket)
+        uid = self._proven_uid(proof, f"dl2d:{rm_id}", f"job {rm_id}")
         found = anchor(self._commands, rm_id, uid, cluster=self._cluster_name())
         self._ask_excluded([found.key.id])
         return found
+
+    def authenticate_user(self, credential: str, payload: str) -> int:
+        """One unmunge; see ``UserAuthenticator``."""
+        return self._proven_uid(credential, payload, "this request to this daemon")
+
+    def _proven_uid(self, proof: str, payload: str, subject: str) -> int:
+        return proven_uid(self._commands, proof, payload, subject=subject, socket=self._settings.munge_socket)
 
     def probe(self, runner: str, user: str, seconds: float) -> Sequence[ProbeStep]:
         """See ``ProbeManager``. One sbatch, one squeue of the job each second, and one scancel if it does not end."""

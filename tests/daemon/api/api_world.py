@@ -59,6 +59,7 @@ class ApiWorld(World):
     burst: float = 1000.0
     #: Heartbeats of one job that are answered; there are no more until ``now`` goes on.
     beat_burst: float = 100_000.0
+    operators: tuple[str, ...] = ()
     woken: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -72,8 +73,11 @@ class ApiWorld(World):
         self.health = Health(lambda: self.now)
         self.server = ApiServer("127.0.0.1", 0, self.limits, *self.certificate)
         self.answered = AnsweredHeartbeats(lambda: self.elapsed, lambda: self.timeouts.silent_seconds)
+        host, port = self.server.address
+        self.api_url = f"{'https' if self.certificate else 'http'}://{host}:{port}"
         services = Services(
             cluster="test",
+            url=self.api_url,
             store=self.store,
             manager=self.access,
             admission=lambda: Admission(self.request_rules),
@@ -87,11 +91,11 @@ class ApiWorld(World):
             rate=RateLimiter(1.0, self.burst, lambda: self.now),
             heartbeat_rate=RateLimiter(1.0, self.beat_burst, lambda: self.now),
             wake=self._wake,
+            operators=lambda: frozenset(self.operators),
             answered=self.answered,
         )
         self.api = create_api(services)
         self.server.start(self.api)
-        host, port = self.server.address
         self.client = httpx2.Client(base_url=f"http://{host}:{port}", timeout=30, trust_env=False)
 
     def context(self) -> Context:

@@ -130,7 +130,7 @@ def test_a_batch_job_with_options_of_dl2d_needs_no_dl2_lines(batch_job) -> None:
 
 
 def test_a_batch_job_with_dl2_lines_finds_the_daemon_without_variables(batch_job) -> None:
-    refused = "registration sends the job's secrets, which go over https only, but the daemon's address is"
+    refused = "credentials of users, which go over https only, but the daemon's address is"
     status, said = batch_job(f"#DL2 model=other\ndl2-run {COMMAND}", address="http://head:8910")
     assert (status, f"{refused} 'http://head:8910'" in said) == (2, True), said
     said = batch_job(f"#DL2 model=other\ndl2-run {COMMAND}", address="http://head:8910", DL2_DAEMON="http://other:1")[1]

@@ -18,7 +18,7 @@ from pslite.errors import UsageError
 from pslite.job.printable_text import printable
 from pslite.launch.address_file import DAEMON_VARIABLE, find_address
 from pslite.launch.daemon_http import check_private, error_text, fetch
-from pslite.launch.munge import munge_credential
+from pslite.launch.munge import munge_credential, registration_payload
 
 _SECONDS = 10.0
 _MAX_ANSWER = 1 << 16
@@ -58,7 +58,9 @@ def check_daemon(environ: Mapping[str, str]) -> Iterator[Link]:
             link, url = _step(item, partial(check, url))
             yield link
     if job := environ.get("SLURM_JOB_ID", ""):
-        link, credential = _step("munge", lambda: ("a credential was made", munge_credential(job, environ)))
+        link, credential = _step(
+            "munge", lambda: ("a credential was made", munge_credential(registration_payload(job), environ))
+        )
         yield link
         if url and credential:
             yield _step("registration", partial(_authenticate, url, job, credential))[0]

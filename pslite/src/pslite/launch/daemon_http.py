@@ -36,7 +36,7 @@ def fetch(request: urllib.request.Request, timeout: float, limit: int) -> bytes:
         there is no answer, or it is no HTTP; `urllib.error.HTTPError` where it refuses the request.
 
     """
-    context = _context(os.environ.get(CERTIFICATE_VARIABLE, "")) if request.type == "https" else None
+    context = tls_context(os.environ.get(CERTIFICATE_VARIABLE, "")) if request.type == "https" else None
     try:
         with urllib.request.urlopen(request, timeout=timeout, context=context) as answer:  # noqa: S310  (http or https)
             found: bytes = answer.read(limit)
@@ -75,9 +75,10 @@ def check_private(daemon: str) -> None:
     parts = urllib.parse.urlsplit(daemon)
     if parts.scheme != "https" and not is_loopback(parts.hostname or ""):
         raise UsageError(
-            f"registration sends the job's secrets, which go over https only, but the daemon's address is {daemon!r}: "
-            "the administrator sets api.certificate, and api.advertise (or DL2_DAEMON where it is set) to the https:// "
-            f"URL ({CERTIFICATE_VARIABLE} names the certificate if this machine does not trust who signed it)"
+            "requests to the daemon hold secrets of jobs and credentials of users, which go over https only, but the "
+            f"daemon's address is {daemon!r}: the administrator sets api.certificate, and api.advertise (or DL2_DAEMON "
+            f"where it is set) to the https:// URL ({CERTIFICATE_VARIABLE} names the certificate if this machine does "
+            "not trust who signed it)"
         )
 
 
@@ -94,7 +95,15 @@ def certificate_text(pem: str) -> str:
     return _TEXT + base64.b64encode(found).decode()
 
 
-def _context(certificate: str) -> ssl.SSLContext:
+def tls_context(certificate: str) -> ssl.SSLContext:
+    """Return a context that trusts a value of DL2_DAEMON_CERTIFICATE as well, or what the machine trusts for "".
+
+    Raises
+    ------
+    OSError
+        the file that it names cannot be read.
+
+    """
     # a file may be replaced while the job runs, when its certificate expires
     changed = 0 if not certificate or certificate.startswith(_TEXT) else os.stat(certificate).st_mtime_ns  # noqa: PTH116
     return _made_context(certificate, changed)

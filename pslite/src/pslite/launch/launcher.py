@@ -20,7 +20,7 @@ from pslite.launch.batch_script import submission_options
 from pslite.launch.coordinator_supervisor import LogLocation, Supervisor, locate_log
 from pslite.launch.local_tasks import LocalTasks
 from pslite.launch.membership_from_daemon import DaemonClient, report_failure
-from pslite.launch.munge import munge_credential
+from pslite.launch.munge import munge_credential, registration_payload
 from pslite.launch.mxnet_launcher import OpenMembership, launched_listener
 from pslite.launch.registration import Registration, register
 from pslite.launch.task_environment import balance_of, encryption_of, job_encryption, need, progress_deadline
@@ -230,7 +230,7 @@ def _register(
     def body() -> dict[str, object]:
         return {
             "rm_id": rm_id,
-            "proof": munge_credential(rm_id, environ),
+            "proof": munge_credential(registration_payload(rm_id), environ),
             "argv": list(command),
             "cwd": os.getcwd(),  # noqa: PTH109  (a string is what is wanted)
             "env": dict(kept.variables),

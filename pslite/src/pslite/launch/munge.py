@@ -1,4 +1,4 @@
-"""Credentials of munge, by which the daemon verifies which user a job of Slurm belongs to."""
+"""Credentials of munge, by which the daemon verifies which user sent a request, or registers a job of Slurm."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ from collections.abc import Mapping
 from pslite.errors import UsageError
 
 
-def munge_credential(job: str, environ: Mapping[str, str]) -> str:
-    """Return a credential for registering a Slurm job; each can be used once.
+def registration_payload(job: str) -> str:
+    """Return the payload of a credential that registers a Slurm job."""
+    return f"dl2d:{job}"
+
+
+def munge_credential(payload: str, environ: Mapping[str, str]) -> str:
+    """Return a credential with a payload, which everybody may read; each can be used once.
 
     Raises
     ------
@@ -17,13 +22,13 @@ def munge_credential(job: str, environ: Mapping[str, str]) -> str:
         munge is not installed, or failed.
 
     """
-    command = ["munge", "-s", f"dl2d:{job}"]
+    command = ["munge", "-s", payload]
     if environ.get("MUNGE_SOCKET"):
         command += ["-S", environ["MUNGE_SOCKET"]]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     except FileNotFoundError:
-        raise UsageError("munge is not installed on this node: the scheduler cannot verify who owns this job") from None
+        raise UsageError("munge is not installed on this node: the scheduler cannot verify which user asks") from None
     except subprocess.TimeoutExpired:
         raise UsageError("munge did not answer within 30 s") from None
     except subprocess.CalledProcessError as error:

@@ -1,0 +1,251 @@
+"""What users see of jobs, read from the store: an operator all, another user their own jobs without other's names."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import replace
+from typing import Final
+
+from dl2d.core.cluster import in_submit_order
+from dl2d.core.daemon_mode import Mode
+from dl2d.core.decision import Constraint, JobDecision, Reason
+from dl2d.core.errors import Denied, RequestError
+from dl2d.core.job_views import (
+    DecisionView,
+    HistoryView,
+    JobStatus,
+    StatusView,
+    TaskStatus,
+    UsageView,
+    WhyView,
+)
+from dl2d.core.jobs import NO_LAUNCH, NOTHING, Job, JobKey
+from dl2d.core.policy_registry import SiteStore
+from dl2d.core.store import DecisionEntry, RuntimePlan, Slot
+
+_MOST_ENDED = 5000
+_MOST_COMPARED = 200
+#: Constraints whose reasons are about the job and its owner alone. The texts of the others may name other jobs.
+_OWN_TEXTS: Final = frozenset(
+    {
+        Constraint.SATISFIED, Constraint.LIMIT, Constraint.COOLDOWN, Constraint.CHURN, Constraint.BACKOFF,
+        Constraint.OBSERVED,
+    }
+)  # fmt: skip
+_OTHER_TEXTS: Final = {
+    Constraint.CAPACITY: "the cluster has too few free resources for more tasks of it",
+    Constraint.FRAGMENTED: "no single node has room for its next task",
+    Constraint.INFEASIBLE: "a task asks for more than any node that it may use has",
+    Constraint.QUEUE: "other jobs are served first",
+    Constraint.CLAIM: "nodes are vacated for a job of the resource manager that waits for them",
+    Constraint.FLOOR: "keeps its minimum size",
+    Constraint.SILENT: "keeps its allocation until its coordinator calls again",
+    Constraint.FALLBACK: "the policy failed, and the fallback decided",
+    Constraint.OUT_OF_RANGE: "the input is out of the range of the policy's training, and the fallback decided",
+}
+
+
+class StoreViews:
+    """Implements ``JobViews`` for one user.
+
+    Parameters
+    ----------
+    uid
+        User id of who asks; None for an operator, who sees all jobs.
+    """
+
+    def __init__(self, store: SiteStore, uid: int | None = None) -> None:
+        self._store = store
+        self._uid = uid
+
+    def status(self, job: str | None, *, ended_since: float | None, limit: int) -> StatusView:
+        """See ``JobViews.status``. Few queries, whatever the number of jobs."""
+        store = self._store
+        tasks: tuple[TaskStatus, ...] = ()
+        if job is None:
+            found = self._jobs(ended_since)
+        else:
+            chosen = self.find(job)
+            newest = () if chosen.state.ended else store.decisions(chosen.key, limit=1)
+            found = (JobStatus(chosen, self._seen(newest[0].decided) if newest else None),)
+            tasks = self._tasks(chosen.key)
+        shown = tuple(JobStatus(_public(each), decided) for each, decided in found[-limit:])
+        changes = store.mode_changes(limit=1)
+        return StatusView(
+            slot=store.last_slot_number(), mode=changes[0].after if changes else Mode.LIVE, store_bytes=store.size(),
+            jobs=shown, left_out=len(found) - len(shown), tasks=tasks,
+        )  # fmt: skip
+
+    def _jobs(self, ended_since: float | None) -> tuple[JobStatus, ...]:
+        store = self._store
+        jobs = store.jobs(live=True)
+        if ended_since is not None:
+            newest = store.jobs(live=False, limit=_MOST_ENDED)
+            jobs += tuple(job for job in newest if job.state.ended and (job.ended_at or 0.0) >= ended_since)
+            jobs = in_submit_order(list({job.key: job for job in jobs}.values()))
+        mine = self._own(jobs)
+        last = store.slot(store.last_slot_number()) if mine else None
+        decided = {} if last is None else {entry.job: entry for entry in last.decision.jobs}
+        newest_of = {job.key: None if job.state.ended else decided.get(job.key) for job in mine}
+        return tuple(
+            JobStatus(job, None if (entry := newest_of[job.key]) is None else self._seen(entry)) for job in mine
+        )
+
+    def _tasks(self, key: JobKey) -> tuple[TaskStatus, ...]:
+        store = self._store
+        reports = {report.task: report for report in store.task_reports(key)}
+        live = [TaskStatus(task.id, task, reports.pop(task.id, None)) for task in store.tasks(live=True, job=key)]
+        lost = {name: report for name, report in reports.items() if report.how}
+        ended = {task.id: task for task in store.named_tasks(key, lost)}
+        return (*live, *(TaskStatus(name, ended.get(name), report) for name, report in lost.items()))
+
+    def why(self, job: str, *, slot: int | None, limit: int) -> WhyView:
+        """See ``JobViews.why``."""
+        store = self._store
+        chosen = self.find(job)
+        return WhyView(
+            job=_public(chosen),
+            decisions=self._decisions(chosen.key, slot, limit),
+            tasks=store.tasks(live=True, job=chosen.key),
+            lost=tuple(report for report in store.task_reports(chosen.key) if report.how),
+        )
+
+    def _decisions(self, key: JobKey, number: int | None, limit: int) -> tuple[DecisionView, ...]:
+        if number is None:
+            entries = self._store.decisions(key, limit=limit)
+            return tuple(self._decision(self._store.slot(entry.slot), entry) for entry in reversed(entries))
+        slot = self._store.slot(number)
+        if slot is None:
+            newest = self._store.last_slot_number()
+            raise RequestError("--slot", f"slot {number} is not recorded; the newest is {newest}")
+        for entry in slot.decision.jobs:
+            if entry.job == key:
+                decision = slot.decision
+                name, version = entry.by or (decision.policy, decision.policy_version)
+                found = DecisionEntry(slot.number, slot.at, name, version, slot.inputs_hash, decision.measure, entry)
+                return (self._decision(slot, found),)
+        raise RequestError("--slot", f"slot {number} has no decision on job {key.id}")
+
+    def _decision(self, slot: Slot | None, entry: DecisionEntry) -> DecisionView:
+        if slot is None:
+            return DecisionView(self._seen_entry(entry))
+        key = entry.decided.job
+        proposed = next((each for each in slot.proposed.jobs if each.job == key), None)
+        shadow = _shadow(slot, key)
+        return DecisionView(
+            self._seen_entry(entry),
+            tuple(item for item in slot.plan.deferred if item.job == key),
+            tuple(item for item in slot.outcome.failures if item.job == key),
+            None if proposed is None else self._seen(proposed),
+            None if shadow is None else self._seen_entry(shadow),
+            self._grown(slot, entry.decided),
+            next((each.text(len(slot.snapshot.nodes)) for each in slot.snapshot.node_sets if key in each.jobs), ""),
+        )
+
+    def _grown(self, slot: Slot, decided: JobDecision) -> tuple[JobDecision, ...]:
+        """Decisions of the slot that gave other jobs more, if this one gave its job less than before, or nothing."""
+        before, after = decided.previous, decided.allocation
+        if after != NOTHING and sum(after) >= sum(before):
+            return ()
+        seen = {job.key for job in self._own(slot.snapshot.jobs)}
+        others = (each for each in slot.decision.jobs if each.job != decided.job and each.job in seen)
+        return tuple(self._seen(each) for each in others if sum(each.allocation) > sum(each.previous))
+
+    def history(self, job: str | None, *, limit: int) -> HistoryView:
+        """See ``JobViews.history``."""
+        store = self._store
+        if job is not None:
+            return self._history_of(self.find(job), limit)
+        if self._uid is not None:
+            raise Denied("only operators see the history of the cluster; give --job JOB for that of a job of yours")
+        resizes = store.resizes(limit=limit)[::-1]
+        plans = [
+            (key, plan)
+            for key in sorted({resize.job for resize in resizes})
+            for plan in store.runtime_plans(key, limit=limit)
+        ]
+        return HistoryView(
+            modes=store.mode_changes(limit=limit)[::-1],
+            slots=store.slots(limit=limit)[::-1],
+            resizes=resizes,
+            plans=tuple(sorted(plans, key=lambda item: (item[1].at, item[0], item[1].number))[-limit:]),
+        )
+
+    def _history_of(self, job: Job, limit: int) -> HistoryView:
+        store = self._store
+        same_id = (run for run in store.find_jobs(job.key.id)[::-1] if run.key[:2] == job.key[:2])
+        plans: tuple[tuple[JobKey, RuntimePlan], ...] = tuple(
+            (job.key, plan) for plan in store.runtime_plans(job.key, limit=limit)
+        )
+        return HistoryView(
+            job=_public(job),
+            runs=tuple(_public(run) for run in same_id if run.owner.uid == job.owner.uid),
+            decisions=tuple(map(self._seen_entry, store.decisions(job.key, limit=limit, changed=True)[::-1])),
+            resizes=store.resizes(job.key, limit=limit)[::-1],
+            plans=plans,
+        )
+
+    def usage(self, job: str) -> UsageView:
+        """See ``JobViews.usage``."""
+        chosen = self.find(job)
+        return UsageView(job=_public(chosen), times=self._store.task_times(chosen.key))
+
+    def find(self, text: str) -> Job:
+        """The job with a slug, id or name; of several, the only one that has not ended, or the last with that id.
+
+        Raises
+        ------
+        RequestError
+            There is none that the user may see, or there are several; the message names similar ones.
+        """
+        found = self._own(self._store.find_jobs(text))
+        if not found:
+            recent = self._own(self._store.jobs(live=False, limit=_MOST_COMPARED))
+            names = {name for job in recent for name in (job.request.name, job.key.id)}
+            near = difflib.get_close_matches(text, sorted(names), n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            there_is_none = f"there is no job {text!r}" if self._uid is None else f"no such job of yours: {text!r}"
+            raise RequestError("JOB", f"{there_is_none}{hint} (`dl2d status --all` lists the jobs of the last day)")
+        for job in found:
+            if job.key.slug == text:
+                return job
+        candidates = [job for job in found if not job.state.ended] or found
+        # A requeued job is a new one with the same id; the newest comes first.
+        if len(candidates) == 1 or {job.key[:2] for job in candidates} == {(candidates[0].key.cluster, text)}:
+            return candidates[0]
+        several = ", ".join(f"{job.key.slug} ({job.request.name}, {job.state})" for job in found[:8])
+        raise RequestError("JOB", f"{len(found)} jobs are called {text!r}; give one of {several}")
+
+    def _own(self, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
+        return jobs if self._uid is None else tuple(job for job in jobs if job.owner.uid == self._uid)
+
+    def _seen_entry(self, entry: DecisionEntry) -> DecisionEntry:
+        return replace(entry, decided=self._seen(entry.decided))
+
+    def _seen(self, decided: JobDecision) -> JobDecision:
+        """A decision as the user may see it: without texts that may name other users' jobs."""
+        if self._uid is None:
+            return decided
+        return replace(decided, reason=_own_reason(decided.reason), guarded=tuple(map(_own_reason, decided.guarded)))
+
+
+def _own_reason(reason: Reason) -> Reason:
+    if reason.constraint in _OWN_TEXTS:
+        return reason
+    text = _OTHER_TEXTS.get(reason.constraint, str(reason.constraint))
+    missing = "; ".join(map(str, reason.shortfalls))
+    return replace(reason, text=f"{text} ({missing})" if missing else text)
+
+
+def _shadow(slot: Slot, key: JobKey) -> DecisionEntry | None:
+    said = slot.shadow
+    decided = None if said is None else next((entry for entry in said.jobs if entry.job == key), None)
+    if said is None or decided is None:
+        return None
+    made = said.policy, said.policy_version
+    return DecisionEntry(slot.number, slot.at, *made, slot.inputs_hash, said.measure, decided)
+
+
+def _public(job: Job) -> Job:
+    """A job without its command and environment, which no command shows."""
+    return replace(job, launch=NO_LAUNCH)
