@@ -46,8 +46,10 @@ class JobSource:
 
 
 @contextlib.contextmanager
-def job_source(config: Path) -> Iterator[JobSource]:
+def job_source(config: Path, *, on_failure: Callable[[DaemonHealth], None] | None = None) -> Iterator[JobSource]:
     """The store of a configuration if the user may read both, otherwise the job API of the address file.
+
+    ``on_failure`` is told the health of the daemon if its store cannot be read and nobody else is asked.
 
     Raises
     ------
@@ -68,6 +70,8 @@ def job_source(config: Path) -> Iterator[JobSource]:
                 store = stack.enter_context(reading(settings))
             except StoreError as error:
                 if os.geteuid() == 0:
+                    if on_failure is not None:
+                        on_failure(daemon_health(settings, _HEALTH_SECONDS))
                     raise
                 reason = error
             else:

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dl2d.cli.canary_summary import canary_in_force, canary_json, canary_sentence
+from dl2d.cli.daemon_health import DaemonHealth
 from dl2d.cli.job_source import job_source
 from dl2d.cli.job_summary import JobLine
 from dl2d.cli.options import ConfigOption, JsonOption
@@ -81,10 +82,14 @@ def status(
     config: ConfigOption = DEFAULT_PATH,
 ) -> None:
     """Show jobs: allocation now and as decided, progress, and what each one waits for."""
-    with job_source(config) as source:
-        health = source.health()
+
+    def tell_problems(health: DaemonHealth) -> None:
         if not as_json and (health.problems or health.waiting or not health.runs):
             print_text(f"daemon: {health.text.removeprefix('; ')}", err=True)
+
+    with job_source(config, on_failure=tell_problems) as source:
+        health = source.health()
+        tell_problems(health)
 
         def look() -> StatusView:
             return source.views.status(job, ended_since=time.time() - _DAY if every else None, limit=limit)

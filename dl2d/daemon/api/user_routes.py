@@ -25,13 +25,19 @@ from dl2d.daemon.store_views import StoreViews
 #: Decisions and other changes that one request may ask for: for each decision, a whole slot is read.
 MAX_CHANGES: Final = 100
 _MAX_JOBS: Final = 10_000
-_SCHEME: Final = "munge "
 
 
 class _UserRoute(PublicRoute):
     """Route for users, within the rate limit of requests without a credential: theirs is checked after that."""
 
     max_body: ClassVar[int] = 0
+
+    def admit(self, request: Request) -> None:
+        """Refuse a request without anything that could be a credential, or with one in clear text."""
+        super().admit(request)
+        refuse_clear_text(request)
+        if not _credential(request):
+            raise HTTPException(401, "this request needs a munge credential of its user")
 
 
 users = APIRouter(route_class=_UserRoute)
@@ -43,27 +49,28 @@ def _views(request: Request, services: Services) -> Iterator[StoreViews]:
 
     They are counted until their answers are made, not until clients have read them.
     """
-    refuse_clear_text(request)
-    shown = request.headers.get("authorization", "")
-    if not shown.lower().startswith(_SCHEME):
-        raise HTTPException(401, "this request needs a munge credential of its user")
     if not services.viewing.acquire(blocking=False):
         raise Waiting("the daemon answers too many users at once; try again in a few seconds")
     try:
-        uid = _user_of(request, shown[len(_SCHEME) :].strip(), services)
+        uid = _user_of(request, services)
         yield StoreViews(services.store, None if _is_operator(uid, services.operators) else uid)
     finally:
         services.viewing.release()
 
 
-def _user_of(request: Request, credential: str, services: Services) -> int:
+def _credential(request: Request) -> str:
+    kind, _, shown = request.headers.get("authorization", "").partition(" ")
+    return shown.strip() if kind.lower() == "munge" else ""
+
+
+def _user_of(request: Request, services: Services) -> int:
     manager = services.manager.manager
     if not isinstance(manager, UserAuthenticator):
         raise Denied("the resource manager of this cluster does not authenticate users")
     path = request.scope["raw_path"].decode("ascii", "replace")
     query = request.scope["query_string"].decode("ascii", "replace")
     payload = request_payload(request.method, services.url, f"{path}?{query}" if query else path)
-    return manager.authenticate_user(credential, payload)
+    return manager.authenticate_user(_credential(request), payload)
 
 
 def _is_operator(uid: int, names: Callable[[], frozenset[str]]) -> bool:
