@@ -18,7 +18,7 @@ from dl2d.cli.daemon_health import DaemonHealth, ask_health, daemon_health
 from dl2d.cli.options import reading
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.errors import ConfigError, Denied, Dl2dError, RequestError, StoreError, Unavailable
-from dl2d.core.job_views import HistoryView, JobViews, StatusView, UsageView, WhyView, request_payload
+from dl2d.core.job_views import MAX_DECISIONS, HistoryView, JobViews, StatusView, UsageView, WhyView, request_payload
 from dl2d.core.json_codec import decode
 from dl2d.core.policy_registry import SiteStore
 from dl2d.daemon.store_views import StoreViews
@@ -140,7 +140,7 @@ class ApiViews:
 
     def why(self, job: str, *, slot: int | None, limit: int) -> WhyView:
         """See ``JobViews.why``."""
-        return self._get("/v1/why", WhyView, job=job, slot=slot, limit=limit)
+        return self._get("/v1/why", WhyView, job=job, slot=slot, limit=min(limit, MAX_DECISIONS))
 
     def history(self, job: str | None, *, limit: int) -> HistoryView:
         """See ``JobViews.history``."""

@@ -52,7 +52,7 @@ def why(
             "-n",
             min=1,
             max=_MOST,
-            help="With --all: how many of the newest to show; through the job API up to 100.",
+            help="With --all: how many of the newest to show; through the job API no more than 5.",
         ),
     ] = 100,
     again: Annotated[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from dl2d.core.cluster import Task
 from dl2d.core.daemon_mode import Mode, ModeChange
@@ -12,6 +12,9 @@ from dl2d.core.decision import JobDecision
 from dl2d.core.jobs import Job, JobKey
 from dl2d.core.store import DecisionEntry, Resize, RuntimePlan, SlotSummary, TaskReport, TaskTime
 from dl2d.core.tick_plan import Deferred, Failure
+
+#: Decisions that one request for ``JobViews.why`` may ask the job API for: for each, a whole slot is read.
+MAX_DECISIONS: Final = 5
 
 
 class JobStatus(NamedTuple):

@@ -162,6 +162,13 @@ class JobRequest:
         return next((count for count in range(min(workers, self.max_workers), 0, -1) if self.allows(count)), 0)
 
 
+class User(NamedTuple):
+    """A user of the cluster. Ids of accounts that were removed are used again, so the name belongs to it."""
+
+    uid: int
+    name: str
+
+
 @dataclass(frozen=True, slots=True)
 class Owner:
     """The account a job belongs to: its tasks run as this user and group and with these limits."""

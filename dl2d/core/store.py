@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from dl2d.core.cluster import Snapshot, Task, TaskState
 from dl2d.core.decision import Decision, JobDecision
 from dl2d.core.guard_memory import GuardMemory
-from dl2d.core.jobs import FailureCause, Job, JobKey, JobRequest, JobState, Launch, Progress, Role
+from dl2d.core.jobs import FailureCause, Job, JobKey, JobRequest, JobState, Launch, Progress, Role, User
 from dl2d.core.measured_speeds import JobSpeeds, MeasuredLoss, MeasuredSpeeds, TrainingKind
 from dl2d.core.tick_plan import Outcome, Plan, Start
 
@@ -239,6 +239,15 @@ class TaskChange(msgspec.Struct, frozen=True, gc=False):
         )
 
 
+class JobList(NamedTuple):
+    """The newest of some jobs."""
+
+    #: In submit order, without their commands. Of those that ended, the ones that ended last.
+    jobs: tuple[Job, ...]
+    #: How many there are in all.
+    total: int
+
+
 @dataclass(frozen=True, slots=True)
 class LeaseSign:
     """A sign of life of the lease's holder: two are equal if the holder gave none in between."""
@@ -397,11 +406,15 @@ class Store(TickStore, Protocol):
         """A number never given before on this cluster, for managers that do not number jobs themselves."""
         ...
 
-    def find_jobs(self, text: str) -> tuple[Job, ...]:
-        """Jobs whose slug, id or name is ``text``, newest first.
+    def find_jobs(self, text: str, owner: User | None = None) -> tuple[Job, ...]:
+        """Jobs whose slug, id or name is ``text``, of one owner or of all, newest first, without their commands.
 
         Those that have not ended, and the last ``MAX_NAMESAKES`` that have.
         """
+        ...
+
+    def list_jobs(self, owner: User | None = None, *, ended_since: float, limit: int) -> JobList:
+        """Jobs of one owner or of all: those that have not ended, and those that ended at or after ``ended_since``."""
         ...
 
     def named_tasks(self, job: JobKey, names: Collection[str]) -> tuple[Task, ...]:
@@ -442,4 +455,8 @@ class Store(TickStore, Protocol):
 
     def decisions(self, job: JobKey, *, limit: int = 100, changed: bool = False) -> tuple[DecisionEntry, ...]:
         """The job's decisions, newest first; with ``changed`` those that changed its allocation."""
+        ...
+
+    def last_decisions(self, jobs: Collection[JobKey]) -> dict[JobKey, JobDecision]:
+        """Decisions of the newest slot on those of these jobs that it decided on."""
         ...

@@ -37,7 +37,13 @@ from dl2d.daemon.address_file import write_address
 from dl2d.daemon.api.admission import Admission
 from dl2d.daemon.api.answered_heartbeats import AnsweredHeartbeats
 from dl2d.daemon.api.application import create_api
-from dl2d.daemon.api.connections import HEARTBEATS_PER_SECOND, ConnectionLimits, RateLimiter
+from dl2d.daemon.api.connections import (
+    HEARTBEATS_PER_SECOND,
+    VIEWS_PER_SECOND,
+    ConnectionLimits,
+    RateLimiter,
+    UserTurns,
+)
 from dl2d.daemon.api.dependencies import ManagerAccess, Services
 from dl2d.daemon.api.heartbeat import heartbeat_interval
 from dl2d.daemon.api.server import ApiServer, certificate_problem
@@ -184,6 +190,7 @@ class Daemon(AbstractContextManager["Daemon"]):
                 rate=RateLimiter(settings.api.requests_per_second, _BURST * settings.api.requests_per_second, timer),
                 heartbeat_rate=RateLimiter(HEARTBEATS_PER_SECOND, _BURST * HEARTBEATS_PER_SECOND, timer),
                 wake=self.wake,
+                user_turns=UserTurns(RateLimiter(VIEWS_PER_SECOND, _BURST * VIEWS_PER_SECOND, timer)),
                 operators=lambda: frozenset(self._settings.api.operators),
                 answered=self._answered,
             )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import math
 from dataclasses import replace
 from typing import Final
 
-from dl2d.core.cluster import in_submit_order
+from dl2d.core.cluster import NodeSet
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Constraint, JobDecision, Reason
 from dl2d.core.errors import Denied, RequestError
@@ -19,11 +20,10 @@ from dl2d.core.job_views import (
     UsageView,
     WhyView,
 )
-from dl2d.core.jobs import NO_LAUNCH, NOTHING, Job, JobKey
+from dl2d.core.jobs import NOTHING, Job, JobKey, User
 from dl2d.core.policy_registry import SiteStore
 from dl2d.core.store import DecisionEntry, RuntimePlan, Slot
 
-_MOST_ENDED = 5000
 _MOST_COMPARED = 200
 #: Constraints whose reasons are about the job and its owner alone. The texts of the others may name other jobs.
 _OWN_TEXTS: Final = frozenset(
@@ -50,45 +50,37 @@ class StoreViews:
 
     Parameters
     ----------
-    uid
-        User id of who asks; None for an operator, who sees all jobs.
+    user
+        Who asks; None for an operator, who sees all jobs.
     """
 
-    def __init__(self, store: SiteStore, uid: int | None = None) -> None:
+    def __init__(self, store: SiteStore, user: User | None = None) -> None:
         self._store = store
-        self._uid = uid
+        self._user = user
 
     def status(self, job: str | None, *, ended_since: float | None, limit: int) -> StatusView:
         """See ``JobViews.status``. Few queries, whatever the number of jobs."""
         store = self._store
-        tasks: tuple[TaskStatus, ...] = ()
         if job is None:
-            found = self._jobs(ended_since)
+            since = math.inf if ended_since is None else ended_since
+            jobs, total = store.list_jobs(self._user, ended_since=since, limit=limit)
+            last = store.last_decisions([each.key for each in jobs if not each.state.ended])
+            decided = {key: self._seen(each) for key, each in last.items()}
+            tasks: tuple[TaskStatus, ...] = ()
         else:
             chosen = self.find(job)
+            jobs, total = (chosen,), 1
             newest = () if chosen.state.ended else store.decisions(chosen.key, limit=1)
-            found = (JobStatus(chosen, self._seen(newest[0].decided) if newest else None),)
+            decided = {each.decided.job: self._seen(each.decided) for each in newest}
             tasks = self._tasks(chosen.key)
-        shown = tuple(JobStatus(_public(each), decided) for each, decided in found[-limit:])
         changes = store.mode_changes(limit=1)
         return StatusView(
-            slot=store.last_slot_number(), mode=changes[0].after if changes else Mode.LIVE, store_bytes=store.size(),
-            jobs=shown, left_out=len(found) - len(shown), tasks=tasks,
-        )  # fmt: skip
-
-    def _jobs(self, ended_since: float | None) -> tuple[JobStatus, ...]:
-        store = self._store
-        jobs = store.jobs(live=True)
-        if ended_since is not None:
-            newest = store.jobs(live=False, limit=_MOST_ENDED)
-            jobs += tuple(job for job in newest if job.state.ended and (job.ended_at or 0.0) >= ended_since)
-            jobs = in_submit_order(list({job.key: job for job in jobs}.values()))
-        mine = self._own(jobs)
-        last = store.slot(store.last_slot_number()) if mine else None
-        decided = {} if last is None else {entry.job: entry for entry in last.decision.jobs}
-        newest_of = {job.key: None if job.state.ended else decided.get(job.key) for job in mine}
-        return tuple(
-            JobStatus(job, None if (entry := newest_of[job.key]) is None else self._seen(entry)) for job in mine
+            slot=store.last_slot_number(),
+            mode=changes[0].after if changes else Mode.LIVE,
+            store_bytes=store.size(),
+            jobs=tuple(JobStatus(each, decided.get(each.key)) for each in jobs),
+            left_out=total - len(jobs),
+            tasks=tasks,
         )
 
     def _tasks(self, key: JobKey) -> tuple[TaskStatus, ...]:
@@ -104,7 +96,7 @@ class StoreViews:
         store = self._store
         chosen = self.find(job)
         return WhyView(
-            job=_public(chosen),
+            job=chosen,
             decisions=self._decisions(chosen.key, slot, limit),
             tasks=store.tasks(live=True, job=chosen.key),
             lost=tuple(report for report in store.task_reports(chosen.key) if report.how),
@@ -139,7 +131,7 @@ class StoreViews:
             None if proposed is None else self._seen(proposed),
             None if shadow is None else self._seen_entry(shadow),
             self._grown(slot, entry.decided),
-            next((each.text(len(slot.snapshot.nodes)) for each in slot.snapshot.node_sets if key in each.jobs), ""),
+            next((self._may_use(slot, each) for each in slot.snapshot.node_sets if key in each.jobs), ""),
         )
 
     def _grown(self, slot: Slot, decided: JobDecision) -> tuple[JobDecision, ...]:
@@ -147,16 +139,21 @@ class StoreViews:
         before, after = decided.previous, decided.allocation
         if after != NOTHING and sum(after) >= sum(before):
             return ()
-        seen = {job.key for job in self._own(slot.snapshot.jobs)}
+        seen = {job.key for job in slot.snapshot.jobs if self._is_shown(job)}
         others = (each for each in slot.decision.jobs if each.job != decided.job and each.job in seen)
         return tuple(self._seen(each) for each in others if sum(each.allocation) > sum(each.previous))
+
+    def _may_use(self, slot: Slot, usable: NodeSet) -> str:
+        nodes = len(slot.snapshot.nodes)
+        # Why not the others may name reservations.
+        return usable.text(nodes) if self._user is None else f"{len(usable.nodes)} of {nodes} nodes"
 
     def history(self, job: str | None, *, limit: int) -> HistoryView:
         """See ``JobViews.history``."""
         store = self._store
         if job is not None:
             return self._history_of(self.find(job), limit)
-        if self._uid is not None:
+        if self._user is not None:
             raise Denied("only operators see the history of the cluster; give --job JOB for that of a job of yours")
         resizes = store.resizes(limit=limit)[::-1]
         plans = [
@@ -173,13 +170,14 @@ class StoreViews:
 
     def _history_of(self, job: Job, limit: int) -> HistoryView:
         store = self._store
-        same_id = (run for run in store.find_jobs(job.key.id)[::-1] if run.key[:2] == job.key[:2])
+        owner = User(job.owner.uid, job.owner.user)
+        same_id = (run for run in store.find_jobs(job.key.id, owner)[::-1] if run.key[:2] == job.key[:2])
         plans: tuple[tuple[JobKey, RuntimePlan], ...] = tuple(
             (job.key, plan) for plan in store.runtime_plans(job.key, limit=limit)
         )
         return HistoryView(
-            job=_public(job),
-            runs=tuple(_public(run) for run in same_id if run.owner.uid == job.owner.uid),
+            job=job,
+            runs=tuple(same_id),
             decisions=tuple(map(self._seen_entry, store.decisions(job.key, limit=limit, changed=True)[::-1])),
             resizes=store.resizes(job.key, limit=limit)[::-1],
             plans=plans,
@@ -188,7 +186,7 @@ class StoreViews:
     def usage(self, job: str) -> UsageView:
         """See ``JobViews.usage``."""
         chosen = self.find(job)
-        return UsageView(job=_public(chosen), times=self._store.task_times(chosen.key))
+        return UsageView(job=chosen, times=self._store.task_times(chosen.key))
 
     def find(self, text: str) -> Job:
         """The job with a slug, id or name; of several, the only one that has not ended, or the last with that id.
@@ -198,13 +196,13 @@ class StoreViews:
         RequestError
             There is none that the user may see, or there are several; the message names similar ones.
         """
-        found = self._own(self._store.find_jobs(text))
+        found = self._store.find_jobs(text, self._user)
         if not found:
-            recent = self._own(self._store.jobs(live=False, limit=_MOST_COMPARED))
-            names = {name for job in recent for name in (job.request.name, job.key.id)}
+            recent = self._store.list_jobs(self._user, ended_since=0.0, limit=_MOST_COMPARED)
+            names = {name for job in recent.jobs for name in (job.request.name, job.key.id)}
             near = difflib.get_close_matches(text, sorted(names), n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
-            there_is_none = f"there is no job {text!r}" if self._uid is None else f"no such job of yours: {text!r}"
+            there_is_none = f"there is no job {text!r}" if self._user is None else f"no such job of yours: {text!r}"
             raise RequestError("JOB", f"{there_is_none}{hint} (`dl2d status --all` lists the jobs of the last day)")
         for job in found:
             if job.key.slug == text:
@@ -216,15 +214,15 @@ class StoreViews:
         several = ", ".join(f"{job.key.slug} ({job.request.name}, {job.state})" for job in found[:8])
         raise RequestError("JOB", f"{len(found)} jobs are called {text!r}; give one of {several}")
 
-    def _own(self, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
-        return jobs if self._uid is None else tuple(job for job in jobs if job.owner.uid == self._uid)
+    def _is_shown(self, job: Job) -> bool:
+        return self._user is None or (job.owner.uid, job.owner.user) == self._user
 
     def _seen_entry(self, entry: DecisionEntry) -> DecisionEntry:
         return replace(entry, decided=self._seen(entry.decided))
 
     def _seen(self, decided: JobDecision) -> JobDecision:
         """A decision as the user may see it: without texts that may name other users' jobs."""
-        if self._uid is None:
+        if self._user is None:
             return decided
         return replace(decided, reason=_own_reason(decided.reason), guarded=tuple(map(_own_reason, decided.guarded)))
 
@@ -244,8 +242,3 @@ def _shadow(slot: Slot, key: JobKey) -> DecisionEntry | None:
         return None
     made = said.policy, said.policy_version
     return DecisionEntry(slot.number, slot.at, *made, slot.inputs_hash, said.measure, decided)
-
-
-def _public(job: Job) -> Job:
-    """A job without its command and environment, which no command shows."""
-    return replace(job, launch=NO_LAUNCH)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from sqlalchemy import (
+    ColumnElement,
     Connection,
     ForeignKey,
     Index,
@@ -26,10 +27,10 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from dl2d.core.cluster import in_submit_order
 from dl2d.core.errors import DuplicateJob, StoreError
-from dl2d.core.jobs import NO_LAUNCH, Allocation, Job, JobKey, JobRequest, JobState, Launch, Owner, Progress
+from dl2d.core.jobs import NO_LAUNCH, Allocation, Job, JobKey, JobRequest, JobState, Launch, Owner, Progress, User
 from dl2d.core.measured_speeds import JobSpeeds, MeasuredLoss, TrainingKind
 from dl2d.core.resources import Resources
-from dl2d.core.store import MAX_NAMESAKES, JobChange
+from dl2d.core.store import MAX_NAMESAKES, JobChange, JobList
 from dl2d.store import job_measurements
 from dl2d.store.mapping import (
     EMPTY,
@@ -72,6 +73,9 @@ class JobRow(_Reported, Base):
     __table_args__ = (
         *(Index(None, name) for name in ("state", "submitted", "id", "ended_at")),
         Index(None, "name", "ended_at"),
+        # Of one user: what users ask for takes no longer where others have many jobs.
+        Index(None, "uid", "ended_at"),
+        Index(None, "uid", "name", "ended_at"),
         # Of elastic jobs, which each tick reads: on most sites that are observed, nearly all jobs are static.
         Index(
             "ix_jobs_elastic_ended_at",
@@ -255,16 +259,16 @@ def known_jobs(connection: Connection, keys: Collection[JobKey]) -> frozenset[Jo
     return frozenset(slugs[row.slug] for rows in found for row in rows)
 
 
-def find_jobs(connection: Connection, text: str) -> tuple[Job, ...]:
+def find_jobs(connection: Connection, text: str, owner: User | None) -> tuple[Job, ...]:
     """See ``Store.find_jobs``."""
     if "\0" in text:
         return ()
     found: dict[JobKey, Job] = {}
     for named in (JobRow.slug == text, JobRow.id == text, JobRow.name == text):
-        query = _jobs().where(named)
+        query = _without_launch().where(named, *_of(owner))
         ended = query.where(JobRow.ended_at.is_not(None)).order_by(JobRow.ended_at.desc()).limit(MAX_NAMESAKES)
         for some in (query.where(JobRow.ended_at.is_(None)), ended):
-            found |= {job.key: job for job in map(job_of, connection.execute(some))}
+            found |= {job.key: job for job in _listed(connection, some)}
     return in_submit_order(list(found.values()))[::-1]
 
 
@@ -274,17 +278,40 @@ def jobs(connection: Connection, *, live: bool, limit: int | None) -> tuple[Job,
     if live:
         query = query.where(JobRow.state.in_(_LIVE))
     if limit is not None:
-        # Longer numbers are greater, as in the order of the result.
-        query = query.order_by(JobRow.submitted.desc(), func.length(JobRow.id).desc(), JobRow.id.desc()).limit(limit)
+        query = query.order_by(*_newest_first()).limit(limit)
     return _in_submit_order(connection, query)
+
+
+def list_jobs(connection: Connection, owner: User | None, ended_since: float, limit: int) -> JobList:
+    """See ``Store.list_jobs``."""
+    live = (*_of(owner), JobRow.ended_at.is_(None))
+    ended = (*_of(owner), JobRow.ended_at >= ended_since)
+    counts = (select(func.count()).select_from(JobRow).where(*chosen) for chosen in (live, ended))
+    total = sum(connection.execute(count).scalar_one() for count in counts)
+    newest = _without_launch().where(*live).order_by(*_newest_first()).limit(limit)
+    last = _without_launch().where(*ended).order_by(JobRow.ended_at.desc(), JobRow.number.desc()).limit(limit)
+    found = [*_listed(connection, newest), *_listed(connection, last)]
+    return JobList(in_submit_order(found)[-limit:], max(total, len(found)))
+
+
+def _listed(connection: Connection, query: Select[Any]) -> Iterator[Job]:
+    return (job_of(row, launch=NO_LAUNCH) for row in connection.execute(query))
+
+
+def _of(owner: User | None) -> tuple[ColumnElement[bool], ...]:
+    return () if owner is None else (JobRow.uid == owner.uid, JobRow.user_name == owner.name)
 
 
 def last_ended(connection: Connection, limit: int) -> tuple[Job, ...]:
     """See ``Store.last_ended``."""
-    without_launch = [column for column in columns(JobRow) if column.name != "launch"]
-    ended = select(*without_launch).where(JobRow.ended_at.is_not(None), JobRow.static.is_(False))
+    ended = _without_launch().where(JobRow.ended_at.is_not(None), JobRow.static.is_(False))
     query = ended.order_by(JobRow.ended_at.desc(), JobRow.number.desc()).limit(limit)
-    return tuple(job_of(row, launch=NO_LAUNCH) for row in connection.execute(query))
+    return tuple(_listed(connection, query))
+
+
+def _newest_first() -> tuple[ColumnElement[Any], ...]:
+    # Longer numbers are greater, as in submit order.
+    return JobRow.submitted.desc(), func.length(JobRow.id).desc(), JobRow.id.desc()
 
 
 def _in_submit_order(connection: Connection, query: Select[Any]) -> tuple[Job, ...]:
@@ -390,6 +417,11 @@ def _locked_job(connection: Connection, key: JobKey) -> Row[Any]:
 @functools.cache
 def _jobs() -> Select[Any]:
     return select(*columns(JobRow))
+
+
+@functools.cache
+def _without_launch() -> Select[Any]:
+    return select(*(column for column in columns(JobRow) if column.name != "launch"))
 
 
 @functools.cache

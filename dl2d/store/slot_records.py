@@ -6,10 +6,11 @@ Tables ``slots``, ``decisions``, ``shadow_allocations`` and ``slot_resources``.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Connection, ForeignKey, Index, Row, func, insert, select
+from sqlalchemy import Connection, ForeignKey, Index, Row, Select, func, insert, select
 from sqlalchemy.orm import Mapped, mapped_column
 
 from dl2d.core.cluster import NodeState, Snapshot
@@ -29,6 +30,7 @@ from dl2d.store.mapping import (
     Json,
     Mapping,
     Values,
+    batches,
     columns,
     decoded_json,
     table_of,
@@ -279,12 +281,25 @@ def decisions(connection: Connection, job: JobKey, limit: int, *, changed: bool)
     return tuple(_entry(row, job) for row in connection.execute(query))
 
 
+def last_decisions(connection: Connection, jobs: Collection[JobKey]) -> dict[JobKey, JobDecision]:
+    """See ``Store.last_decisions``."""
+    slugs = {job.slug: job for job in jobs}
+    query: Select[Any] = (
+        select(*columns(DecisionRow), JobRow.slug)
+        .join(JobRow, JobRow.number == DecisionRow.job_number)
+        .where(DecisionRow.slot == last_slot_number(connection))
+    )
+    return {
+        slugs[row.slug]: _decided(row, slugs[row.slug])
+        for batch in batches(slugs)
+        for row in connection.execute(query.where(JobRow.slug.in_(batch)))
+    }
+
+
 def _entry(row: Row[Any], job: JobKey) -> DecisionEntry:
     """One job's decision from a row of ``decisions`` joined with its slot."""
-    what = f"decision of slot {row.slot} on job {job.slug}"
-    detail: DecisionDetail = decoded_json(row, table_of(DecisionRow).c.detail, what) or _NO_DETAIL
-    by = None if row.policy is None else Decider(row.policy, row.policy_version)
-    name, version = by or (row.slot_policy, row.slot_policy_version)
+    decided = _decided(row, job)
+    name, version = decided.by or (row.slot_policy, row.slot_policy_version)
     return DecisionEntry(
         slot=row.slot,
         at=row.at,
@@ -292,13 +307,19 @@ def _entry(row: Row[Any], job: JobKey) -> DecisionEntry:
         policy_version=version,
         inputs_hash=row.inputs_hash,
         measure=row.measure,
-        decided=JobDecision(
-            job=job,
-            allocation=Allocation(row.workers, row.ps),
-            reason=Reason(constraint=row.binding_constraint, text=row.reason, shortfalls=detail.shortfalls),
-            previous=Allocation(row.previous_workers, row.previous_ps),
-            alternatives=detail.alternatives,
-            guarded=detail.guarded,
-            by=by,
-        ),
+        decided=decided,
+    )
+
+
+def _decided(row: Row[Any], job: JobKey) -> JobDecision:
+    what = f"decision of slot {row.slot} on job {job.slug}"
+    detail: DecisionDetail = decoded_json(row, table_of(DecisionRow).c.detail, what) or _NO_DETAIL
+    return JobDecision(
+        job=job,
+        allocation=Allocation(row.workers, row.ps),
+        reason=Reason(constraint=row.binding_constraint, text=row.reason, shortfalls=detail.shortfalls),
+        previous=Allocation(row.previous_workers, row.previous_ps),
+        alternatives=detail.alternatives,
+        guarded=detail.guarded,
+        by=None if row.policy is None else Decider(row.policy, row.policy_version),
     )

@@ -15,14 +15,16 @@ from sqlalchemy import Connection, select, update
 from dl2d.core.canary import Canary, CanaryJob
 from dl2d.core.cluster import Task
 from dl2d.core.daemon_mode import Mode, ModeChange
+from dl2d.core.decision import JobDecision
 from dl2d.core.errors import AlreadyRunning, SchemaOutdated
 from dl2d.core.guard_memory import GuardMemory
-from dl2d.core.jobs import Job, JobKey, Progress
+from dl2d.core.jobs import Job, JobKey, Progress, User
 from dl2d.core.measured_speeds import JobSpeeds, MeasuredLoss, MeasuredSpeeds, TrainingKind
 from dl2d.core.site_history import History
 from dl2d.core.store import (
     DecisionEntry,
     JobChange,
+    JobList,
     Keep,
     LeaseSign,
     Resize,
@@ -201,10 +203,15 @@ class SqlStore:
         with self._database.reading("looking up jobs") as connection:
             return job_queries.known_jobs(connection, keys)
 
-    def find_jobs(self, text: str) -> tuple[Job, ...]:
+    def find_jobs(self, text: str, owner: User | None = None) -> tuple[Job, ...]:
         """See ``Store.find_jobs``."""
         with self._database.reading("looking up a job") as connection:
-            return job_queries.find_jobs(connection, text)
+            return job_queries.find_jobs(connection, text, owner)
+
+    def list_jobs(self, owner: User | None = None, *, ended_since: float, limit: int) -> JobList:
+        """See ``Store.list_jobs``."""
+        with self._database.reading("listing jobs") as connection:
+            return job_queries.list_jobs(connection, owner, ended_since, limit)
 
     def jobs(self, *, live: bool, limit: int | None = None) -> tuple[Job, ...]:
         """See ``Store.jobs``."""
@@ -331,6 +338,11 @@ class SqlStore:
         """See ``Store.decisions``."""
         with self._database.reading(f"reading decisions on job {job.slug}") as connection:
             return slot_queries.decisions(connection, job, limit, changed=changed)
+
+    def last_decisions(self, jobs: Collection[JobKey]) -> dict[JobKey, JobDecision]:
+        """See ``Store.last_decisions``."""
+        with self._database.reading("reading the last decisions") as connection:
+            return slot_queries.last_decisions(connection, jobs)
 
     def keep_guard_memory(self, memory: GuardMemory) -> None:
         """See ``TickStore.keep_guard_memory``."""

@@ -16,6 +16,7 @@ from self_signed import self_signed
 
 from dl2d.cli import job_source
 from dl2d.core.errors import Denied
+from dl2d.core.job_views import MAX_DECISIONS
 from dl2d.core.jobs import JobKey
 from dl2d.testing.builders import OWNER
 from pslite.launch import address_file
@@ -29,6 +30,7 @@ class VouchedWorld(ApiWorld):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.user_names[OWNER.uid + 1] = "bob"
         self.uid = OWNER.uid
         self.manager.authenticate_user = self._authenticate_user  # type: ignore[method-assign]
         self.first = self.submit(name="first", max_workers=6)
@@ -221,8 +223,12 @@ def test_decisions_are_made_again_from_the_store_only(dl2d: Dl2d, world: Vouched
     assert "--recompute needs the configuration and the store" in ran.err
 
 
-def test_more_decisions_than_a_request_may_ask_for(dl2d: Dl2d, world: VouchedWorld, hidden: Path, tmp_path: Path):
+def test_of_all_decisions_the_newest_are_shown(dl2d: Dl2d, world: VouchedWorld, hidden: Path, tmp_path: Path):
     write_address(tmp_path, world.api_url)
-    ran = dl2d("why", "first", "--all", "--limit", "101", "-c", hidden)
-    assert ran.status == 2
-    assert "limit" in ran.err
+    for _ in range(MAX_DECISIONS):
+        world.tick(world.slot_seconds)
+        world.beat()
+    shown = dl2d("why", "first", "--all", "-c", hidden, "--json").json["decisions"]
+    newest = world.store.decisions(world.first, limit=MAX_DECISIONS)
+    assert [each["slot"] for each in shown] == [entry.slot for entry in newest[::-1]]
+    assert len(world.store.decisions(world.first)) > len(shown) == MAX_DECISIONS

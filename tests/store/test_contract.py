@@ -12,11 +12,28 @@ from store.samples import PS, WORKER, a_job, a_slot, starts
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.decision import Alternative
 from dl2d.core.errors import DuplicateJob, StoreError
-from dl2d.core.jobs import Allocation, Architecture, Consistency, JobKey, JobState, Launch, Progress, Role
+from dl2d.core.jobs import (
+    NO_LAUNCH,
+    Allocation,
+    Architecture,
+    Consistency,
+    Job,
+    JobKey,
+    JobState,
+    Launch,
+    Owner,
+    Progress,
+    Role,
+    User,
+)
 from dl2d.core.measured_speeds import MAX_LOSSES, JobSpeeds, LossPoint, MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.store import JobChange, ResizeEvent, RuntimePlan, TaskChange, TaskReport
 from dl2d.core.tick_plan import Start
 from dl2d.store.sql_store import SqlStore
+
+
+def keys(jobs: tuple[Job, ...]) -> list[JobKey]:
+    return [job.key for job in jobs]
 
 
 class TestJobs:
@@ -34,7 +51,7 @@ class TestJobs:
         job = replace(job, launch=Launch(("sh", "-c", "a\nb\0c 'd' \"e\" {f} %(g)s :h"), "/tmp/Ä b", ()))
         store.add_job(job)
         assert store.job(job.key) == job
-        assert store.find_jobs("Prüfung “α” 🚂 100%") == (job,)
+        assert keys(store.find_jobs("Prüfung “α” 🚂 100%")) == [job.key]
 
     def test_the_environment_of_a_job_that_ends_is_forgotten(self, any_store):
         job = a_job()
@@ -54,9 +71,9 @@ class TestJobs:
         old, new = a_job(submitted=100), a_job(submitted=200)
         store.add_job(old)
         store.add_job(new)
-        assert store.find_jobs("1") == (new, old)
-        assert store.find_jobs(old.key.slug) == (old,)
-        assert store.find_jobs("digits-1") == (new, old)
+        assert store.find_jobs("1") == (replace(new, launch=NO_LAUNCH), replace(old, launch=NO_LAUNCH))
+        assert keys(store.find_jobs(old.key.slug)) == [old.key]
+        assert keys(store.find_jobs("digits-1")) == [new.key, old.key]
         assert store.find_jobs("nothing") == ()
         assert store.find_jobs("' OR 1=1 --\0") == ()
 
@@ -74,6 +91,29 @@ class TestJobs:
         for number in range(8, 13):
             any_store.add_job(a_job(number, submitted=7))
         assert [job.key.id for job in any_store.jobs(live=False, limit=3)] == ["10", "11", "12"]
+
+    def test_jobs_of_one_owner_are_found_among_those_of_others(self, store):
+        own, other = (Owner(name, 1001, 1001) for name in ("ada", "who-had-the-id-before"))
+        for number in range(1, 5):
+            store.add_job(a_job(number, name="train", owner=own))
+        for number in range(5, 8):
+            store.add_job(a_job(number, name="train", owner=other))
+        for number in range(1, 4):
+            store.change_job(JobKey("main", str(number), 1_700_000_000), JobChange(state=JobState.FINISHED), number)
+        ada = User(1001, "ada")
+        assert [job.key.id for job in store.find_jobs("train", ada)] == ["4", "3", "2", "1"]
+        assert store.find_jobs("5", ada) == store.find_jobs("main.5.1700000000", ada) == ()
+        assert store.list_jobs(User(1002, "ada"), ended_since=0.0, limit=9) == ((), 0)
+        for owner, since, limit, ids, total in (
+            (ada, math.inf, 9, ["4"], 1),
+            (ada, 2.0, 9, ["2", "3", "4"], 3),
+            (ada, 0.0, 2, ["3", "4"], 4),
+            (None, 3.0, 9, ["3", "4", "5", "6", "7"], 5),
+            (None, 0.0, 1, ["7"], 7),
+        ):
+            listed = store.list_jobs(owner, ended_since=since, limit=limit)
+            assert ([job.key.id for job in listed.jobs], listed.total) == (ids, total)
+            assert {job.launch for job in listed.jobs} == {NO_LAUNCH}
 
     def test_which_of_some_jobs_are_known(self, any_store):
         jobs = [a_job(number) for number in range(1, 4)]
@@ -360,10 +400,13 @@ class TestSlots:
         slot = a_slot(7, jobs, tasks, guarded=guarded)
         store.record_slot(slot)
         assert store.slot(7) == slot
-        assert store.slot(8) is None
+        assert store.slot(9) is None
         assert store.last_slot_number() == 7
         (entry,) = store.decisions(jobs[1].key)
         assert entry.decided == slot.decision.jobs[1]
+        assert store.last_decisions([jobs[1].key, JobKey("main", "404", 1)]) == {jobs[1].key: entry.decided}
+        store.record_slot(a_slot(8, jobs[:1], tasks))
+        assert store.last_decisions([jobs[1].key]) == store.last_decisions([]) == {}
         assert (entry.slot, entry.at, entry.policy, entry.measure) == (7, slot.at, "drf", "dominant share")
 
     def test_a_slot_without_jobs(self, store):

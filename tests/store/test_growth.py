@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from sqlalchemy import event, func, insert, select
 from sqlalchemy.engine import Connection
 
 from dl2d.core.cluster import TaskState
-from dl2d.core.jobs import JobKey, JobState, Role
+from dl2d.core.jobs import JobKey, JobState, Role, User
 from dl2d.core.policy import Evidence
 from dl2d.core.store import MAX_NAMESAKES
 from dl2d.policies.drf import Drf
@@ -22,6 +23,7 @@ from dl2d.store.mapping import Base, table_of
 from dl2d.store.slot_records import DecisionRow, ShadowAllocationRow, SlotResourceRow, SlotRow
 from dl2d.store.speeds import SpeedRow
 from dl2d.store.tasks import ResizeEventRow, ResizeRow, RuntimePlanRow, TaskReportRow, TaskRow
+from dl2d.testing.builders import OWNER
 
 _JOBS = 3
 #: Half of them are elastic jobs: more than a tick reads of those that ended last.
@@ -98,7 +100,32 @@ def test_a_name_is_looked_up_among_a_bounded_number_of_jobs(kept_url: str) -> No
     assert long <= 1.1 * short
 
 
-def _end_jobs(world: ApiWorld, like: JobKey, first: int, last: int) -> None:
+def test_what_a_user_asks_for_reads_no_more_of_a_long_history_of_others(kept_url: str) -> None:
+    world = ApiWorld(url=kept_url)
+    try:
+        own = world.ready(name="train")
+        _end_jobs(world, own, 1, 10)
+        user = User(OWNER.uid, OWNER.user)
+
+        def asked() -> int:
+            work = Work()
+            with work.counting(world):
+                assert len(world.store.find_jobs("train", user)) == 11
+                assert world.store.list_jobs(user, ended_since=0.0, limit=100).total == 11
+                assert world.store.list_jobs(user, ended_since=math.inf, limit=100).total == 1
+            return sum(work.counted.values())
+
+        _end_jobs(world, own, 11, 200, uid=4242, user_name="bob")
+        short = asked()
+        _end_jobs(world, own, 201, 2000, uid=4242, user_name="bob")
+        long = asked()
+    finally:
+        world.close()
+    assert short
+    assert long <= 1.1 * short
+
+
+def _end_jobs(world: ApiWorld, like: JobKey, first: int, last: int, **changes: object) -> None:
     """Add copies of a job that have ended."""
     with world.store._database.writing("adding jobs") as connection:
         row = connection.execute(select(table_of(JobRow)).where(JobRow.slug == like.slug)).one()._asdict()
@@ -106,7 +133,7 @@ def _end_jobs(world: ApiWorld, like: JobKey, first: int, last: int) -> None:
             name: _decoded(connection, JobRow, name) for name in ("worker_demand", "ps_demand", "request", "launch")
         }
         rows = [row | records | {"number": 10_000 + n, "id": f"x{n}", "slug": f"test.x{n}.1", "submitted": 1,
-                                 "state": JobState.FINISHED, "ended_at": float(n)}
+                                 "state": JobState.FINISHED, "ended_at": float(n), **changes}
                 for n in range(first, last + 1)]  # fmt: skip
         connection.execute(insert(table_of(JobRow)), rows)
         if connection.dialect.name == "postgresql":

@@ -11,7 +11,7 @@ from store.samples import a_job, a_slot, starts
 from dl2d.core.cluster import TaskState
 from dl2d.core.daemon_mode import Mode, ModeChange
 from dl2d.core.guard_memory import GuardMemory, StartFailures
-from dl2d.core.jobs import JobState, Progress
+from dl2d.core.jobs import NO_LAUNCH, JobState, Progress
 from dl2d.core.resources import NO_RESOURCES
 from dl2d.core.store import JobChange, TaskChange
 from dl2d.store.sql_store import SqlStore
@@ -74,7 +74,7 @@ def test_a_job_is_static_or_not_and_may_declare_later_what_it_asks_for(store: Sq
     request = replace(static.request, name="declared", model="bert", epochs=3.0)
     changed = store.change_job(static.key, JobChange(request=request), 5.0)
     assert changed == replace(static, request=request)
-    assert store.find_jobs("declared") == (changed,)
+    assert store.find_jobs("declared") == (replace(changed, launch=NO_LAUNCH),)
 
 
 def test_history_leaves_out_jobs_of_which_only_the_time_is_known(store: SqlStore) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 
 import structlog
 from fastapi import FastAPI, Request
@@ -67,7 +68,7 @@ async def _explain_status(request: Request, error: HTTPException) -> Response:
     del request
     # The connection stays open: a client that is still sending would not see the answer otherwise. What it sends of a
     # refused body is dropped as it comes, until the request's deadline.
-    return _error(error.status_code, str(error.detail))
+    return _error(error.status_code, str(error.detail), error.headers)
 
 
 async def _explain_body(request: Request, error: RequestValidationError) -> Response:
@@ -76,6 +77,6 @@ async def _explain_body(request: Request, error: RequestValidationError) -> Resp
     return _error(422, f"malformed request: {problems}")
 
 
-def _error(status: int, text: str) -> Response:
+def _error(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
     # What was sent may hold half a surrogate pair, which is no UTF-8.
-    return JSONResponse({"error": text.encode(errors="backslashreplace").decode()}, status_code=status)
+    return JSONResponse({"error": text.encode(errors="backslashreplace").decode()}, status, headers)

@@ -48,13 +48,17 @@ class PublicRoute(APIRoute):
 
         async def admitted(request: Request) -> Response:
             self.admit(request)
-            return await handle(Request(request.scope, _limited(request, self.max_body)))
+            return await self.serve(Request(request.scope, _limited(request, self.max_body)), handle)
 
         return admitted
 
     def admit(self, request: Request) -> None:
         """Check a request by its head, before its body is read; raises HTTPException."""
         _take_rate(request)
+
+    async def serve(self, request: Request, handle: Callable[[Request], Awaitable[Response]]) -> Response:
+        """Answer an admitted request."""
+        return await handle(request)
 
 
 class JobRoute(PublicRoute):

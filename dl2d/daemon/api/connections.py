@@ -1,4 +1,4 @@
-"""Limits of the job API: numbers of connections, time for a request to arrive, and rate of requests of an address.
+"""Limits of the job API: numbers of connections, time for a request to arrive, rates, and requests of users at once.
 
 uvicorn limits only the time between two requests: a client that sends a byte now and then would keep its connection.
 """
@@ -10,17 +10,21 @@ import contextlib
 import ipaddress
 import socket
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
+from starlette.exceptions import HTTPException
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 log = structlog.get_logger()
 
 #: Heartbeats that a job may send. A coordinator sends one every few seconds, and one when something has changed.
 HEARTBEATS_PER_SECOND = 50.0
+#: Requests that each user may send with credentials of their own.
+VIEWS_PER_SECOND = 2.0
+_MAX_AUTHENTICATING, _MAX_VIEWING = 2, 2
 #: Maximum number of connections that are accepted in one turn of the event loop. Connections that are closed to make
 #: room are closed in the next turn, so up to this many more may be open; asyncio alone would accept 2048.
 _MAX_ACCEPTED_IN_TURN = 64
@@ -253,6 +257,64 @@ class RateLimiter:
         if len(self._buckets) > self._max_addresses:
             self._buckets.popitem(last=False)
         return allowed
+
+
+class UserTurns:
+    """Bounds the requests of users that are served at once, so that they leave threads and time for heartbeats.
+
+    Others wait in order of arrival, so that those of one user or address keep nobody else from a turn. For the thread
+    of the event loop.
+
+    Parameters
+    ----------
+    rate
+        Limits the requests of each user.
+    seconds
+        How long a request waits for a turn.
+    """
+
+    def __init__(self, rate: RateLimiter, *, seconds: float = 10.0) -> None:
+        self._rate = rate
+        self._seconds = seconds
+        self._authenticating = asyncio.Semaphore(_MAX_AUTHENTICATING)
+        self._viewing = asyncio.Semaphore(_MAX_VIEWING)
+        self._users: set[int] = set()
+
+    @contextlib.asynccontextmanager
+    async def authenticating(self) -> AsyncIterator[None]:
+        """A turn to verify a credential; raises HTTPException, with the time after which to try again."""
+        async with self._turn(self._authenticating):
+            yield
+
+    @contextlib.asynccontextmanager
+    async def viewing(self, uid: int) -> AsyncIterator[None]:
+        """A turn to read what a user sees, one at a time for each; raises as ``authenticating``."""
+        if uid in self._users:
+            raise _later(503, "another request of this user is being answered")
+        if not self._rate.take(str(uid)):
+            raise _later(429, "too many requests of this user")
+        self._users.add(uid)
+        try:
+            async with self._turn(self._viewing):
+                yield
+        finally:
+            self._users.remove(uid)
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, turns: asyncio.Semaphore) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self._seconds):
+                await turns.acquire()
+        except TimeoutError:
+            raise _later(503, "the daemon answers many users now") from None
+        try:
+            yield
+        finally:
+            turns.release()
+
+
+def _later(status: int, problem: str) -> HTTPException:
+    return HTTPException(status, f"{problem}; try again in a few seconds", {"Retry-After": "1"})
 
 
 def is_loopback(host: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -14,12 +15,11 @@ from dl2d.core.policy_registry import SiteStore
 from dl2d.core.resource_manager import Anchor, Capabilities, ResourceManager, RmIdentity, RmListing, TaskSpec
 from dl2d.daemon.api.admission import Admission
 from dl2d.daemon.api.answered_heartbeats import AnsweredHeartbeats
-from dl2d.daemon.api.connections import RateLimiter
+from dl2d.daemon.api.connections import RateLimiter, UserTurns
 from dl2d.daemon.api.taken_heartbeats import TakenHeartbeats
 from dl2d.daemon.health import Health
 from dl2d.tick.task_specs import Credentials, TaskSpecs
 
-_MAX_VIEWING: Final = 4
 _BUSY: Final = "the daemon is busy with the resource manager; try again in a few seconds"
 
 
@@ -163,9 +163,10 @@ class Services:
     heartbeat_rate: RateLimiter
     #: Asks for a tick soon, because something happened that it should see.
     wake: Callable[[], None]
+    user_turns: UserTurns
     #: Names of users who see the jobs of all users, besides root and the daemon's account.
     operators: Callable[[], frozenset[str]] = frozenset
-    #: Bounds how many requests of users are served at once, so that they leave threads for heartbeats.
-    viewing: threading.BoundedSemaphore = field(default_factory=lambda: threading.BoundedSemaphore(_MAX_VIEWING))
+    #: Name of the user with an id; raises ``KeyError`` where there is none.
+    user_name: Callable[[int], str] = lambda uid: pwd.getpwuid(uid).pw_name
     taken: TakenHeartbeats = field(default_factory=TakenHeartbeats)
     answered: AnsweredHeartbeats = field(default_factory=AnsweredHeartbeats)

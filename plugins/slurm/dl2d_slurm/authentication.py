@@ -33,9 +33,19 @@ _MUNGE_WORDS = {
 }
 
 
-def proven_uid(commands: Commands, proof: str, payload: str, *, subject: str, socket: str) -> int:
-    """User id of whoever made ``proof``, a munge credential with this payload; ``subject`` is its purpose in messages.
+def proven_uid(
+    commands: Commands,
+    proof: str,
+    payload: str,
+    *,
+    subject: str,
+    socket: str,
+    hint: str = "",
+    seconds: float | None = None,
+) -> int:
+    """User id of whoever made ``proof``, a munge credential with this payload, within so many seconds.
 
+    ``subject`` is its purpose in messages; ``hint`` says what to do about one with another payload.
     munged remembers the credentials that it has decoded, so each serves once; and they expire (after five minutes by
     default).
 
@@ -49,7 +59,7 @@ def proven_uid(commands: Commands, proof: str, payload: str, *, subject: str, so
     if len(proof) > _MAX_PROOF or not proof.isascii():
         raise Denied(f"the proof for {subject} is not a munge credential")
     chosen = (f"--socket={socket}",) if socket else ()
-    answer = commands.run("unmunge", *chosen, "--numeric", "--keys=STATUS,UID,LENGTH", stdin=proof)
+    answer = commands.run("unmunge", *chosen, "--numeric", "--keys=STATUS,UID,LENGTH", stdin=proof, seconds=seconds)
     if answer.status in _MUNGE_TROUBLE:
         raise Unavailable("munge cannot check a proof", said=answer.stderr)
     if answer.status != 0:
@@ -60,7 +70,7 @@ def proven_uid(commands: Commands, proof: str, payload: str, *, subject: str, so
     if fields.get("STATUS") != "0" or not fields.get("UID", "").isdecimal():
         raise Unavailable("munge cannot check a proof", said=f"unmunge answered {head[:200]!r}")
     if found != payload:
-        raise Denied(f"the proof was not made for {subject}")
+        raise Denied(f"the proof was not made for {subject}", said=hint)
     return int(fields["UID"])
 
 

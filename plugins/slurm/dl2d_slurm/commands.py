@@ -63,21 +63,24 @@ class Commands:
         self._time_limit = time_limit
         self._rate = rate
 
-    def run(self, *argv: str, stdin: str = "", more: Mapping[str, str] | None = None) -> Answer:
-        """Run a command to its end; a bad exit status is the caller's to judge.
+    def run(
+        self, *argv: str, stdin: str = "", more: Mapping[str, str] | None = None, seconds: float | None = None
+    ) -> Answer:
+        """Run a command to its end, within other seconds than usual if given; its exit status is the caller's to judge.
 
         Raises
         ------
         Unavailable
             The command is not installed, or did not end in time.
         """
+        limit = self._time_limit if seconds is None else seconds
         begin, overloaded = self._rate.begins(argv), False
         try:
             done = subprocess.run(
                 argv,
                 input=stdin.encode("utf-8", "surrogateescape"),
                 capture_output=True,
-                timeout=self._time_limit,
+                timeout=limit,
                 check=False,
                 env={**self._environment, **(more or {})},
                 cwd="/",
@@ -93,7 +96,7 @@ class Commands:
         except subprocess.TimeoutExpired as error:
             said = (error.stderr or b"").decode(errors="replace")
             overloaded = True
-            raise Unavailable(f"{argv[0]} did not answer within {self._time_limit:g} s", said=_short(said)) from None
+            raise Unavailable(f"{argv[0]} did not answer within {limit:g} s", said=_short(said)) from None
         else:
             # Commands that were told to wait, and did, end well.
             stderr = done.stderr.decode("utf-8", "replace")

@@ -70,6 +70,8 @@ _DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 #: sbatch commands that run at once, so that a slow controller is asked at the full rate.
 _PARALLEL_SUBMITS = 8
+#: Time for munge to say who sent a request.
+_USER_SECONDS = 5.0
 #: How often reservations are asked for while there are none.
 _RESERVATIONS_SECONDS = 60.0
 
@@ -359,17 +361,19 @@ class SlurmManager:
     def authenticate(self, rm_id: str, proof: str) -> Anchor:
         """One unmunge, two squeues of this job, one scontrol for the script; the first time one more for the name."""
         self._rate.register()
-        uid = self._proven_uid(proof, f"dl2d:{rm_id}", f"job {rm_id}")
+        socket = self._settings.munge_socket
+        uid = proven_uid(self._commands, proof, f"dl2d:{rm_id}", subject=f"job {rm_id}", socket=socket)
         found = anchor(self._commands, rm_id, uid, cluster=self._cluster_name())
         self._ask_excluded([found.key.id])
         return found
 
     def authenticate_user(self, credential: str, payload: str) -> int:
         """One unmunge; see ``UserAuthenticator``."""
-        return self._proven_uid(credential, payload, "this request to this daemon")
-
-    def _proven_uid(self, proof: str, payload: str, subject: str) -> int:
-        return proven_uid(self._commands, proof, payload, subject=subject, socket=self._settings.munge_socket)
+        return proven_uid(
+            self._commands, credential, payload, subject="this request to this daemon",
+            socket=self._settings.munge_socket, seconds=_USER_SECONDS,
+            hint="DL2_DAEMON, if it is set, has to be the URL in the daemon's address file, letter by letter",
+        )  # fmt: skip
 
     def probe(self, runner: str, user: str, seconds: float) -> Sequence[ProbeStep]:
         """See ``ProbeManager``. One sbatch, one squeue of the job each second, and one scancel if it does not end."""

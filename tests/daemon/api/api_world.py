@@ -18,7 +18,7 @@ from dl2d.core.resource_manager import Anchor
 from dl2d.daemon.api.admission import Admission
 from dl2d.daemon.api.answered_heartbeats import AnsweredHeartbeats
 from dl2d.daemon.api.application import create_api
-from dl2d.daemon.api.connections import DEFAULT_LIMITS, ConnectionLimits, RateLimiter
+from dl2d.daemon.api.connections import DEFAULT_LIMITS, ConnectionLimits, RateLimiter, UserTurns
 from dl2d.daemon.api.dependencies import ManagerAccess, Services
 from dl2d.daemon.api.server import ApiServer
 from dl2d.daemon.health import Health
@@ -59,7 +59,12 @@ class ApiWorld(World):
     burst: float = 1000.0
     #: Heartbeats of one job that are answered; there are no more until ``now`` goes on.
     beat_burst: float = 100_000.0
+    #: The same for requests of one user, and how long one waits for its turn, seconds.
+    view_burst: float = 1000.0
+    turn_seconds: float = 30.0
     operators: tuple[str, ...] = ()
+    #: Names of the users that the machine knows, by id.
+    user_names: dict[int, str] = field(default_factory=lambda: {OWNER.uid: OWNER.user})
     woken: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -91,7 +96,9 @@ class ApiWorld(World):
             rate=RateLimiter(1.0, self.burst, lambda: self.now),
             heartbeat_rate=RateLimiter(1.0, self.beat_burst, lambda: self.now),
             wake=self._wake,
+            user_turns=UserTurns(RateLimiter(1.0, self.view_burst, lambda: self.now), seconds=self.turn_seconds),
             operators=lambda: frozenset(self.operators),
+            user_name=self.user_names.__getitem__,
             answered=self.answered,
         )
         self.api = create_api(services)

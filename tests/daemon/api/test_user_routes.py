@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pwd
+import socket
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -14,9 +17,12 @@ import httpx2
 import pytest
 from daemon.api.api_world import SECRET_OF_THE_USER, ApiWorld, error
 
+from dl2d.core.errors import StoreError, StoreUnavailable
 from dl2d.core.job_views import HistoryView, StatusView, UsageView, WhyView, request_payload
-from dl2d.core.jobs import JobKey, Launch, Owner
+from dl2d.core.jobs import JobKey, JobState, Launch, Owner, User
 from dl2d.core.json_codec import decode
+from dl2d.core.resource_manager import EligibleNodes
+from dl2d.core.store import MAX_NAMESAKES, JobChange, JobList
 from dl2d.daemon.api import authentication
 from dl2d.policies.fifo import Fifo
 from dl2d.testing import MemoryManager
@@ -24,6 +30,8 @@ from dl2d.testing.builders import LAUNCH, OWNER, make_job
 
 BOB = Owner("bob-the-other", 4242, 4242)
 OPERATOR = pwd.getpwnam("nobody")
+#: More than the threads in which the server answers requests.
+_THREADS = 50
 
 
 class UserWorld(ApiWorld):
@@ -31,6 +39,8 @@ class UserWorld(ApiWorld):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.made = itertools.count()
+        self.user_names |= {BOB.uid: BOB.user, 5555: "carol", OPERATOR.pw_uid: OPERATOR.pw_name}
         self.anns = self.of(OWNER, "anns-job", max_workers=6)
         self.settle()
         self.bobs = self.of(BOB, "bobs-secret-project", max_workers=4)
@@ -50,7 +60,7 @@ class UserWorld(ApiWorld):
         return self.ask(self.credential(uid, target), target)
 
     def credential(self, uid: int, target: str, *, method: str = "GET", url: str = "") -> str:
-        name = f"MUNGE:{len(self.manager.credentials)}:"
+        name = f"MUNGE:{next(self.made)}:"
         self.manager.credentials[name] = uid, request_payload(method, url or self.api_url, target)
         return name
 
@@ -61,6 +71,33 @@ class UserWorld(ApiWorld):
         answer = self.get(uid, path, **query)
         assert answer.status_code == 200, answer.text
         return decode(answer.content, kind)
+
+
+class Gate:
+    """A call that waits until ``open``, and counts how many wait."""
+
+    def __init__(self) -> None:
+        self._open = False
+        self._changed = threading.Condition()
+        self._now = self.calls = self.most = 0
+
+    def passed(self) -> bool:
+        with self._changed:
+            self._now, self.calls = self._now + 1, self.calls + 1
+            self.most = max(self.most, self._now)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._open)
+            self._now -= 1
+        return True
+
+    def wait_for(self, calls: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._now == calls, timeout=30)
+
+    def open(self) -> None:
+        with self._changed:
+            self._open = True
+            self._changed.notify_all()
 
 
 @pytest.fixture
@@ -86,8 +123,9 @@ def test_a_user_sees_status_decisions_history_and_usage_of_a_job(world: UserWorl
     status = world.view(StatusView, OWNER.uid, "/v1/status", job=job)
     assert [each.job.key for each in status.jobs] == [world.anns]
     assert {each.id for each in status.tasks} == {task.id for task in world.store.tasks(live=True, job=world.anns)}
-    why = world.view(WhyView, OWNER.uid, "/v1/why", job=job, limit=100)
-    assert len(why.decisions) == len(world.store.decisions(world.anns))
+    why = world.view(WhyView, OWNER.uid, "/v1/why", job=job, limit=5)
+    newest = world.store.decisions(world.anns, limit=5)[::-1]
+    assert [each.entry.slot for each in why.decisions] == [entry.slot for entry in newest]
     assert why.tasks == world.store.tasks(live=True, job=world.anns)
     changed = world.view(HistoryView, OWNER.uid, "/v1/history", job=job)
     assert changed.resizes == world.store.resizes(world.anns)[:20][::-1]
@@ -111,7 +149,7 @@ def test_a_job_of_another_user_is_answered_like_one_that_does_not_exist(world: U
 def test_nothing_of_another_users_job_is_in_an_answer(world: UserWorld):
     everything = b""
     targets = [("/v1/status", {}), ("/v1/status", {"ended_since": 0}), ("/v1/usage", {"job": world.anns.id})]
-    targets += [(path, {"job": world.anns.id, "limit": 100}) for path in ("/v1/status", "/v1/why", "/v1/history")]
+    targets += [(f"/v1/{name}", {"job": world.anns.id, "limit": 5}) for name in ("status", "why", "history")]
     targets += [("/v1/why", {"job": world.anns.id, "slot": n + 1}) for n in range(world.store.last_slot_number())]
     for path, query in targets:
         everything += world.get(OWNER.uid, path, **query).content
@@ -119,7 +157,7 @@ def test_nothing_of_another_users_job_is_in_an_answer(world: UserWorld):
     for word in (b"bob", b"project", world.bobs.slug.encode(), SECRET_OF_THE_USER.encode()):
         assert word not in everything
     # The reasons of the jobs do name one another: an operator reads them.
-    recorded = world.get(0, "/v1/why", job=world.waiting.id, limit=100).content
+    recorded = world.get(0, "/v1/why", job=world.waiting.id, limit=5).content
     assert b"bobs-large-project" in recorded
 
 
@@ -188,24 +226,136 @@ def test_a_resource_manager_that_knows_no_users_shows_nothing(world: UserWorld):
     assert "does not authenticate users" in error(answer)
 
 
-@pytest.mark.parametrize("query", [{"limit": 101}, {"limit": 0}, {"slot": -1}, {"job": ""}, {"job": "x" * 301}])
+@pytest.mark.parametrize("query", [{"limit": 6}, {"limit": 0}, {"slot": -1}, {"job": ""}, {"job": "x" * 301}])
 def test_requests_are_limited(world: UserWorld, query: dict[str, object]):
     assert world.get(OWNER.uid, "/v1/why", **{"job": world.anns.id, **query}).status_code == 422
 
 
-def test_users_leave_threads_for_heartbeats(world: UserWorld):
-    viewing = world.api.state.services.viewing
-    while viewing.acquire(blocking=False):
-        pass
+def test_jobs_of_an_account_that_had_the_same_id_are_another_users(world: UserWorld):
+    before = world.of(replace(OWNER, user="who-had-the-id-before"), "of-former-colleague")
+    assert before not in [status.job.key for status in world.view(StatusView, OWNER.uid, "/v1/status").jobs]
+    assert world.get(OWNER.uid, "/v1/status", job=before.id).status_code == 422
+
+
+def test_a_user_whom_the_daemons_machine_does_not_know_sees_nothing(world: UserWorld):
+    answer = world.get(6666, "/v1/status")
+    assert (answer.status_code, error(answer)) == (403, "the daemon's machine knows no user with the id 6666")
+
+
+def test_a_users_job_is_found_among_many_of_that_name(world: UserWorld):
+    mine = world.of(OWNER, "train")
+    world.store.change_job(mine, JobChange(state=JobState.CANCELLED), 1.0)
+    for number in range(MAX_NAMESAKES):
+        other = world.of(BOB, "train")
+        world.store.change_job(other, JobChange(state=JobState.CANCELLED), 2.0 + number)
+    assert [status.job.key for status in world.view(StatusView, OWNER.uid, "/v1/status", job="train").jobs] == [mine]
+
+
+def test_which_nodes_a_job_may_use_is_shown_without_names_of_reservations(world: UserWorld):
+    anchor = world.job(world.anns).anchor
+    world.manager.eligible[anchor] = EligibleNodes(frozenset({"n1", "n2"}), "not those of reservation bobs-deadline")
+    world.settle()
+    shown = {uid: world.view(WhyView, uid, "/v1/why", job=world.anns.id).decisions[0].may_use for uid in (0, OWNER.uid)}
+    assert shown[0].endswith("nodes (not those of reservation bobs-deadline)")
+    assert shown[OWNER.uid] == shown[0].partition(" (")[0]
+
+
+@pytest.mark.parametrize(("kind", "status"), [(StoreError, 500), (StoreUnavailable, 503)])
+def test_what_is_wrong_with_the_store_is_for_the_log(
+    world: UserWorld, monkeypatch: pytest.MonkeyPatch, kind: type[StoreError], status: int
+):
+    def fail(*_: object, **__: object) -> None:
+        raise kind("job bobs-secret-project cannot be read: /var/lib/dl2d/dl2d.sqlite")
+
+    monkeypatch.setattr(world.store, "list_jobs", fail)
     answer = world.get(OWNER.uid, "/v1/status")
+    assert (answer.status_code, error(answer)) == (status, "the daemon cannot read its database; its log says why")
+
+
+def test_heartbeats_are_answered_while_users_wait_for_slow_reads(world: UserWorld, monkeypatch: pytest.MonkeyPatch):
+    """As many requests as the server has threads, of as many users."""
+    slow, readers, read = Gate(), [], world.store.list_jobs
+
+    def read_slowly(owner: User, **more: Any) -> JobList:
+        readers.append(owner.uid)
+        assert slow.passed()
+        return read(owner, **more)
+
+    monkeypatch.setattr(world.store, "list_jobs", read_slowly)
+    uids = range(7000, 7000 + _THREADS)
+    world.user_names |= {uid: f"user-{uid}" for uid in uids}
+    each = iter(uids)
+    answers = world.at_once(_THREADS, lambda: world.get(next(each), "/v1/status"))
+    slow.wait_for(2)
+    assert world.heartbeat(world.anns).status_code == 200
+    answer = world.get(readers[0], "/v1/why", job="another request of the same user")
     assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
-    viewing.release()
-    for _ in range(5):  # each gives back what it took, also where it is refused
+    assert slow.most == 2
+    slow.open()
+    assert {answer.status_code for answer in answers()} == {200}
+    assert slow.most == 2
+
+
+def test_heartbeats_and_registrations_are_answered_while_the_resource_manager_verifies_nothing(
+    world: UserWorld, monkeypatch: pytest.MonkeyPatch
+):
+    hung, verify = Gate(), world.manager.authenticate_user
+    monkeypatch.setattr(world.manager, "authenticate_user", lambda *args: hung.passed() and verify(*args))
+    world.add_anchor()
+    answers = world.at_once(_THREADS, lambda: world.ask("MUNGE:made-up:", "/v1/status"))
+    hung.wait_for(2)
+    assert world.heartbeat(world.anns).status_code == 200
+    assert world.register().status_code == 200
+    hung.open()
+    assert {answer.status_code for answer in answers()} == {403}
+    assert hung.most == 2
+
+
+def test_a_request_waits_for_a_limited_time():
+    with closing(UserWorld(turn_seconds=0.0)) as world:
+        hung = Gate()
+        world.manager.authenticate_user = lambda *_: hung.passed() and OWNER.uid  # type: ignore[method-assign]
+        answers = world.at_once(2, lambda: world.ask("MUNGE:x:", "/v1/status"))
+        hung.wait_for(2)
+        answer = world.get(OWNER.uid, "/v1/status")
+        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+        hung.open()
+        answers()
+
+
+def test_requests_whose_clients_have_gone_are_not_verified(world: UserWorld, monkeypatch: pytest.MonkeyPatch):
+    hung, verify = Gate(), world.manager.authenticate_user
+    monkeypatch.setattr(world.manager, "authenticate_user", lambda *args: hung.passed() and verify(*args))
+    answers = world.at_once(2, lambda: world.ask("MUNGE:made-up:", "/v1/status"))
+    hung.wait_for(2)
+    for _ in range(20):
+        with socket.create_connection(world.server.address) as gone:
+            gone.sendall(b"GET /v1/status HTTP/1.1\r\nHost: x\r\nAuthorization: Munge MUNGE:made-up:\r\n\r\n")
+    last = world.at_once(1, lambda: world.get(OWNER.uid, "/v1/status"))
+    assert world.client.get("/v1/health").status_code == 200
+    hung.open()
+    assert [answer.status_code for answer in (*answers(), *last())] == [403, 403, 200]
+    assert hung.calls == 3
+
+
+def test_each_user_has_a_rate_which_nobody_else_can_use_up():
+    with closing(UserWorld(view_burst=2.0, burst=3.0)) as world:
+        for shown in ("", "Munge MUNGE:made-up:"):
+            for _ in range(10):
+                world.client.get("/v1/status", headers={"Authorization": shown})
+        answers = [world.get(OWNER.uid, "/v1/status") for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [200, 200, 429]
+        assert answers[-1].headers["Retry-After"] == "1"
+        assert world.get(BOB.uid, "/v1/status").status_code == 200
+        world.add_anchor()
+        assert world.register().status_code == 200
+        world.now += 1.0
+        assert world.get(OWNER.uid, "/v1/status").status_code == 200
+
+
+def test_each_request_gives_back_its_turn(world: UserWorld):
+    for _ in range(5):
         assert world.get(OWNER.uid, "/v1/status").status_code == 200
         assert world.get(OWNER.uid, "/v1/why", job="nowhere").status_code == 422
+        assert world.get(OWNER.uid, "/v1/why", limit="x").status_code == 422
         assert world.ask("MUNGE:made-up:", "/v1/status").status_code == 403
-
-
-def test_requests_of_users_count_towards_the_rate_of_their_address():
-    with closing(UserWorld(burst=2.0)) as world:
-        assert [world.get(OWNER.uid, "/v1/status").status_code for _ in range(3)] == [200, 200, 429]
