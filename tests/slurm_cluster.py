@@ -60,6 +60,15 @@ def why_not() -> str:
     return ""
 
 
+def why_no_slurmrestd() -> str:
+    """Reason for which no slurmrestd can be used beside a private Slurm, or "" if one can."""
+    if reason := why_not():
+        return reason
+    if shutil.which("slurmrestd") is None:
+        return "not installed: slurmrestd"
+    return "" if _slurm_version() >= (24, 11) else "slurmrestd takes a node for a job only since Slurm 24.11"
+
+
 def why_no_cgroups() -> str:
     """Reason for which Slurm cannot track processes by control groups here, or "" if it can."""
     usable = (_FREEZER / "tasks").exists() and os.access(_FREEZER, os.W_OK)
@@ -98,6 +107,8 @@ class SlurmCluster:
         Let Slurm track processes by control groups, as sites do: whatever a job leaves behind is found and killed.
         Without, a process that loses its parents is lost to Slurm (not to the keeper). The groups carry the names of
         the nodes, which therefore get a random part.
+    slurmrestd
+        Run slurmrestd too, as an ordinary user, on the socket ``slurmrestd_socket``.
     """
 
     def __init__(
@@ -109,6 +120,7 @@ class SlurmCluster:
         gpus: int = 2,
         extra: str = "",
         cgroups: bool = False,
+        slurmrestd: bool = False,
     ) -> None:
         prefix = f"n{secrets.token_hex(3)}x" if cgroups else "n"
         self.nodes = tuple(f"{prefix}{number}" for number in range(1, nodes + 1))
@@ -117,6 +129,7 @@ class SlurmCluster:
         self.memory = memory
         self.gpus = gpus
         self.extra = extra
+        self.slurmrestd = slurmrestd
         self.name = "lab"
         self.partition = "dl2"
         # Not pytest's tmp_path: ordinary users cannot enter that.
@@ -124,6 +137,9 @@ class SlurmCluster:
         self.directory.chmod(0o755)
         self.munge_socket = self.directory / "munge" / "sock"
         self._keeper: _Keeper | None = None
+        #: SlurmUser if that is not root.
+        self.slurm_user: User | None = None
+        self.use_backend("command")
 
     def __enter__(self) -> Self:
         self.start()
@@ -149,6 +165,8 @@ class SlurmCluster:
             self.start_controller()
             for node in self.nodes:
                 self.start_node(node)
+            if self.slurmrestd:
+                self.start_slurmrestd()
             self.wait_until(lambda: self.node_states() == ["idle"] * len(self.nodes), "all nodes are idle")
         except BaseException:
             self.stop()
@@ -172,6 +190,39 @@ class SlurmCluster:
 
     def start_node(self, node: str) -> None:
         self._running.run(node, "slurmd", "-D", "-N", node, "-f", str(self.conf))
+
+    @property
+    def slurmrestd_socket(self) -> Path:
+        return self.directory / "rest" / "socket"
+
+    def start_slurmrestd(self) -> None:
+        """Start slurmrestd, which refuses to run as root and as SlurmUser."""
+        user = self.add_user("rest")
+        self.slurmrestd_socket.parent.mkdir()
+        os.chown(self.slurmrestd_socket.parent, user.uid, user.gid)
+        become = ("setpriv", f"--reuid={user.uid}", f"--regid={user.gid}", "--clear-groups", "env", "SLURM_JWT=daemon")
+        command = ("slurmrestd", "-f", str(self.conf), "-a", "rest_auth/jwt", f"unix:{self.slurmrestd_socket}")
+        self._running.run("slurmrestd", *become, *command)
+        self.wait_until(self.slurmrestd_socket.exists, "slurmrestd listens")
+
+    def use_backend(self, name: str) -> None:
+        """Choose what managers in tests submit and cancel by; as SlurmUser and not as root where that is slurmrestd."""
+        #: Settings of managers, the PATH of their commands, and the user id that runs these.
+        self.backend = {"backend": name, "slurmrestd": f"unix:{self.slurmrestd_socket}"}
+        as_root = name == "command" or self.slurm_user is None
+        self.manager_path = PATH if as_root else f"{self.directory / 'bin'}:{PATH}"
+        self.manager_uid = 0 if as_root else self.slurm_user.uid
+
+    def _add_commands(self, user: User) -> None:
+        """Wrappers that run root's commands as another user."""
+        folder = self.directory / "bin"
+        folder.mkdir()
+        become = f"setpriv --reuid={user.uid} --regid={user.gid} --clear-groups"
+        for name in ("squeue", "sinfo", "scontrol", "sacct", "unmunge"):
+            program = shutil.which(name, path=PATH)
+            script = f'#!/bin/sh\n[ "$(id -u)" != 0 ] || become="{become}"\nexec $become {program} "$@"\n'
+            (folder / name).write_text(script)
+            (folder / name).chmod(0o755)
 
     def stop_node(self, node: str) -> None:
         """End the slurmd of one node; its jobs go on, as on a real node."""
@@ -345,6 +396,11 @@ class SlurmCluster:
         here = self.directory
         for name in ("state", "spool", "run", "log", "dev", "munge"):
             (here / name).mkdir()
+        if self.slurmrestd:
+            self.slurm_user = self.add_user("slurm")
+            self._add_commands(self.slurm_user)
+            for name in ("state", "run", "log"):
+                os.chown(here / name, self.slurm_user.uid, self.slurm_user.gid)
         key = here / "munge" / "key"
         key.write_bytes(secrets.token_bytes(128))
         key.chmod(0o400)
@@ -361,7 +417,7 @@ class SlurmCluster:
             f"ClusterName={self.name}",
             "SlurmctldHost=localhost",
             f"SlurmctldPort={control}",
-            "SlurmUser=root",
+            f"SlurmUser={self.slurm_user.name if self.slurm_user else 'root'}",
             "AuthType=auth/munge",
             f"AuthInfo=socket={self.munge_socket}",
             "CredType=cred/munge",
@@ -384,6 +440,7 @@ class SlurmCluster:
             # Else a job that says nothing of memory gets a whole node's.
             "DefMemPerCPU=100",
             "MailProg=/bin/true",
+            *self._tokens(),
             self.extra,
             *node_lines,
             f"PartitionName={self.partition} Nodes=ALL Default=YES MaxTime=INFINITE State=UP",
@@ -394,6 +451,16 @@ class SlurmCluster:
             node_list = ",".join(self.nodes)
             (here / "gres.conf").write_text(f"NodeName={node_list} Name=gpu Count={self.gpus} File={devices}\n")
         (here / "cgroup.conf").write_text(cgroup_configuration(used=self.cgroups))
+
+    def _tokens(self) -> Sequence[str]:
+        """Lines of slurm.conf for JSON Web Tokens, whose key only SlurmUser can read."""
+        if self.slurm_user is None:
+            return ()
+        key = self.directory / "jwt.key"
+        key.touch(mode=0o600)
+        key.write_bytes(secrets.token_bytes(32))
+        os.chown(key, self.slurm_user.uid, self.slurm_user.gid)
+        return ("AuthAltTypes=auth/jwt", f"AuthAltParameters=jwt_key={key}")
 
 
 def cgroup_configuration(*, used: bool) -> str:

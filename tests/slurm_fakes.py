@@ -26,6 +26,7 @@ descriptor = os.open(os.path.join(folder, "calls"), os.O_WRONLY | os.O_APPEND | 
 os.write(descriptor, (json.dumps(call) + "\\n").encode())
 with open(os.path.join(folder, name + ".json")) as file:
     answer = json.load(file)
+answer = answer.get("".join(sys.argv[1:2]), answer)
 time.sleep(answer.get("delay", 0))
 rows = answer.get("rows")
 if rows is not None and name == "sacct":
@@ -73,13 +74,14 @@ class FakeSlurm:
             program.write_text(f"#!{sys.executable} -SE\n{PROGRAM}")
             program.chmod(0o755)
             self.answer(name)
-        self.answer("scontrol", stdout="Configuration data\nClusterName             = fake\nMinJobAge   = 300 sec\n")
+        values = "ClusterName             = fake\nMinJobAge   = 300 sec\nSlurmUser = slurm(64030)"
+        self.answer("scontrol", stdout=f"Configuration data\n{values}\n", token={"stdout": "SLURM_JWT=a.b.c\n"})
         self.answer("sinfo", rows=[node_row("n1"), node_row("n2")])
         self.answer("squeue", rows=[])
         self.answer("sbatch", stdout="77\n")
 
     def answer(self, name: str, **answer: Any) -> None:
-        """Say what a program prints, with what status it ends, and after what ``delay``."""
+        """Say what a program prints, with what status it ends, after what ``delay``; or so for one first argument."""
         (self.folder / f"{name}.json").write_text(json.dumps(answer))
 
     def calls(self, name: str = "") -> list[Call]:

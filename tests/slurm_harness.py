@@ -7,7 +7,7 @@ import sys
 import time
 
 from rm_harness import Harness
-from slurm_cluster import PATH, SlurmCluster, User
+from slurm_cluster import SlurmCluster, User
 
 from dl2d.core.jobs import Owner
 from dl2d_slurm.manager import SlurmManager
@@ -41,11 +41,12 @@ class SlurmHarness(Harness):
         self.manager = self.open()
 
     def open(self) -> SlurmManager:
-        environ = {"PATH": PATH, "SLURM_CONF": str(self.cluster.conf)}
+        environ = {"PATH": self.cluster.manager_path, "SLURM_CONF": str(self.cluster.conf)}
         watch = [{"partition": self.cluster.partition, "name": "bert-*", "model": "bert"}]
         given = {"munge_socket": str(self.cluster.munge_socket), "watch": watch, "rpcs_per_minute": 1_000_000}
+        given |= self.cluster.backend
         # Tests list without end until something has happened.
-        return SlurmManager(SlurmSettings.parse(given), clock=time.time, environ=environ)
+        return SlurmManager(SlurmSettings.parse(given), clock=time.time, environ=environ, uid=self.cluster.manager_uid)
 
     def foreign(self) -> str:
         options = ("--ntasks=3", "--nodes=2", "--cpus-per-task=2", "--time=60", "--job-name=bert-1", "--parsable")

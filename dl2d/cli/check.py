@@ -55,6 +55,7 @@ from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.store import schema
 from dl2d.store.database import Database, Place
 from dl2d.tick.policy_start_check import site_start_check, start_check
+from dl2d_slurm.job_control import chosen_backend
 from dl2d_slurm.settings import SlurmSettings
 from dl2d_yarn.cluster_check import check_cluster
 from dl2d_yarn.settings import YarnSettings
@@ -294,6 +295,8 @@ def _manager(settings: Settings) -> Iterator[Finding]:
                 parsed = SlurmSettings.parse(manager_settings(settings))
                 yield Finding(item, True, "settings are valid")
                 yield from _watched(settings, f"{item}.watch", parsed.watch)
+                backend, why = chosen_backend(parsed.backend, parsed.slurmrestd, os.geteuid())
+                yield Finding("slurm backend", True, f"{backend}: {why}")
                 missing = [command for command in _SLURM_COMMANDS if shutil.which(command) is None]
                 text = f"not in PATH: {', '.join(missing)}; install them where the daemon runs"
                 yield Finding("slurm commands", not missing, text if missing else "all are in PATH")

@@ -248,8 +248,9 @@ def test_slurm_that_does_not_answer(dl2d: Dl2d, tmp_path: Path, monkeypatch: pyt
         program.write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2\nexit 1\n")
         program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    found = wrong(dl2d, configured(tmp_path, resource_manager={"name": "slurm", "slurm": {}}))
-    assert "Unable to contact slurm controller" in found["slurm"]
+    config = configured(tmp_path, resource_manager={"name": "slurm", "slurm": {"backend": "command"}})
+    assert "Unable to contact slurm controller" in wrong(dl2d, config)["slurm"]
+    assert "command: as configured" in dl2d("check", "-c", config).out
 
 
 def warned(dl2d: Dl2d, config: Path) -> dict[str, str]:

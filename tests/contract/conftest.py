@@ -14,6 +14,8 @@ from yarn_harness import YarnHarness, YarnService
 
 _NO_SLURM = slurm_cluster.why_not() or slurm_cluster.why_no_cgroups()
 _SLURM = (pytest.mark.slurm, pytest.mark.skipif(bool(_NO_SLURM), reason=_NO_SLURM))
+_NO_SLURMRESTD = _NO_SLURM or slurm_cluster.why_no_slurmrestd()
+_REST = (pytest.mark.slurm, pytest.mark.skipif(bool(_NO_SLURMRESTD), reason=_NO_SLURMRESTD))
 _NO_YARN = yarn_cluster.why_not()
 _YARN = (pytest.mark.yarn, pytest.mark.slow, pytest.mark.skipif(bool(_NO_YARN), reason=_NO_YARN))
 
@@ -21,15 +23,23 @@ _YARN = (pytest.mark.yarn, pytest.mark.slow, pytest.mark.skipif(bool(_NO_YARN), 
 HARNESSES: dict[str, tuple[Callable[[Path, pytest.FixtureRequest], Harness], tuple[pytest.MarkDecorator, ...]]] = {
     "memory": (lambda folder, _request: MemoryHarness(folder), ()),
     "local": (lambda folder, _request: LocalHarness(folder), ()),
-    "slurm": (lambda _folder, request: SlurmHarness(*request.getfixturevalue("slurm_of_two_nodes")), _SLURM),
+    "slurm": (lambda _folder, request: _slurm(request, "command"), _SLURM),
+    "slurm-rest": (lambda _folder, request: _slurm(request, "rest"), _REST),
     "yarn": (lambda folder, request: YarnHarness(request.getfixturevalue("yarn_service"), folder), _YARN),
 }
 
 
 @pytest.fixture(scope="session")
 def slurm_of_two_nodes() -> Iterator[tuple[slurm_cluster.SlurmCluster, slurm_cluster.User]]:
-    with slurm_cluster.SlurmCluster(nodes=2, cgroups=True) as cluster:
+    slurmrestd = not slurm_cluster.why_no_slurmrestd()
+    with slurm_cluster.SlurmCluster(nodes=2, cgroups=True, slurmrestd=slurmrestd) as cluster:
         yield cluster, cluster.add_user("alice")
+
+
+def _slurm(request: pytest.FixtureRequest, backend: str) -> SlurmHarness:
+    cluster, user = request.getfixturevalue("slurm_of_two_nodes")
+    cluster.use_backend(backend)
+    return SlurmHarness(cluster, user)
 
 
 @pytest.fixture(scope="module")

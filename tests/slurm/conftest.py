@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from slurm_cluster import SlurmCluster, why_not
+from slurm_cluster import SlurmCluster, why_no_slurmrestd, why_not
 from slurm_fakes import Clock, FakeSlurm, Managers, Real
 
 #: A partition of some of the nodes, whose jobs end after a minute if they say nothing of their time.
@@ -35,14 +36,21 @@ def private_slurm() -> Iterator[Real]:
     reason = why_not()
     if reason:
         pytest.skip(reason)
-    with SlurmCluster(extra=SMALL) as cluster:
+    with SlurmCluster(extra=SMALL, slurmrestd=not why_no_slurmrestd()) as cluster:
         alice = cluster.add_user("alice")
         cluster.add_group(alice, "lab")
         yield Real(cluster, alice, cluster.add_user("bob"))
 
 
-@pytest.fixture
-def real(private_slurm: Real) -> Iterator[Real]:
-    """The cluster, empty before and after each test."""
+_NO_SLURMRESTD = pytest.mark.skipif(bool(why_no_slurmrestd()), reason=why_no_slurmrestd())
+
+
+@pytest.fixture(params=["command", pytest.param("rest", marks=_NO_SLURMRESTD)])
+def real(private_slurm: Real, request: pytest.FixtureRequest) -> Iterator[Real]:
+    """The cluster, empty before and after each test, with each backend."""
+    private_slurm.cluster.use_backend(request.param)
     yield private_slurm
     private_slurm.cluster.clear()
+    for user in (private_slurm.alice, private_slurm.bob):
+        for path in user.home.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()

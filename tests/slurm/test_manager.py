@@ -337,7 +337,7 @@ def test_refusals_are_typed_and_in_slurms_words(
     slurm: FakeSlurm, manager_on: Managers, said: str, kind: type[ResourceManagerError]
 ) -> None:
     slurm.answer("sbatch", status=1, stderr=f"sbatch: error: {said}\n")
-    with pytest.raises(ResourceManagerError, match=r"sbatch of worker-1 of job 12 for alice on n1") as caught:
+    with pytest.raises(ResourceManagerError, match=r"submission of worker-1 of job 12 for alice on n1") as caught:
         manager_on().submit(task())
     assert type(caught.value) is kind
     assert said in str(caught.value)

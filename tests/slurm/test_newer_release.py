@@ -25,9 +25,14 @@ run = partial(subprocess.run, check=False, capture_output=True, text=True)
 REPOSITORY = Path(__file__).parents[2]
 SUITE = "forky"
 PACKAGES = (
-    "munge,slurmctld,slurmd,slurm-client,slurm-wlm-basic-plugins,iproute2,procps,gcc,libc6-dev,libslurm-dev,liblua5.1-0"
+    "munge,slurmctld,slurmd,slurm-client,slurm-wlm-basic-plugins,slurm-wlm-jwt-plugin,slurmrestd,iproute2,procps,"
+    "gcc,libc6-dev,libslurm-dev,liblua5.1-0"
 )
-TESTS = ("tests/slurm/test_real_slurm.py", "tests/slurm/test_spank_plugin.py", "tests/end_to_end/test_slurm_options.py")
+TESTS = (
+    *("tests/slurm/test_real_slurm.py", "tests/slurm/test_spank_plugin.py", "tests/end_to_end/test_slurm_options.py"),
+    # Of the contract suite what Debian 12's slurmrestd is too old for; anchors of Slurm are submitted by users.
+    *("tests/contract", "-k", "not test_resource_manager or (slurm-rest and not anchor)"),
+)
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
 #: Run in mount and process namespaces of their own: all mounts and processes are gone when the command has ended.
 ENTER = """

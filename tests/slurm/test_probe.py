@@ -103,5 +103,5 @@ def test_what_dl2_run_of_another_version_says_is_shown(slurm: FakeSlurm, manager
 
 def test_a_job_that_slurm_refuses(slurm: FakeSlurm, manager_on: Managers):
     slurm.answer("sbatch", status=1, stderr="sbatch: error: invalid partition specified: gpu")
-    with pytest.raises(Rejected, match=r"sbatch of a probe job.*invalid partition"):
+    with pytest.raises(Rejected, match=r"submitting a probe job.*invalid partition"):
         manager_on().probe(RUNNER, "", 30.0)

@@ -12,7 +12,7 @@ import structlog
 
 from dl2d.core.errors import ResourceManagerError, Unavailable
 from dl2d.core.resource_manager import RmJob
-from dl2d_slurm.commands import Commands, failure
+from dl2d_slurm.commands import Commands, configured, failure
 from dl2d_slurm.observed_jobs import TASKS, SlurmStaticJobRule
 from dl2d_slurm.queue_listing import TIMES_AS_SECONDS, parse_job
 
@@ -30,7 +30,6 @@ _FIELDS: Final = (
 #: Name of a task job of dl2d. sacct shows comments, and so the tags in them, only at sites that store these.
 _TASK_NAME: Final = re.compile(r"dl2-.+-(worker|ps)-[0-9]+")
 _NO_ACCOUNTING: Final = re.compile(r"storage is disabled|sacct is not installed")
-_MIN_JOB_AGE: Final = re.compile(r"^MinJobAge\s*=\s*([0-9]+)", re.MULTILINE)
 #: The clocks of slurmctld and the daemon may differ by this much.
 _CLOCK_SECONDS: Final = 10.0
 #: Maximum number of ids in one call, which the length of a command line limits.
@@ -174,12 +173,9 @@ class Accounting:
 
     def _seconds_listed(self) -> float:
         if self._listed_seconds is None:
-            answer = self._commands.run("scontrol", "show", "config")
-            match = _MIN_JOB_AGE.search(answer.stdout)
-            if answer.status != 0 or match is None:
-                raise Unavailable("cannot ask Slurm for its MinJobAge", said=answer.stderr)
+            age = int(configured(self._commands, "MinJobAge"))
             # 0: slurmctld forgets nothing.
-            self._listed_seconds = max(int(match[1]) - _CLOCK_SECONDS, 0.0) if int(match[1]) else float("inf")
+            self._listed_seconds = max(age - _CLOCK_SECONDS, 0.0) if age else float("inf")
         return self._listed_seconds
 
 

@@ -145,6 +145,15 @@ class TokenBucket:
             self._tokens -= 1
 
 
+def configured(commands: Commands, name: str) -> str:
+    """A value of slurm.conf as slurmctld has it. Raises ``Unavailable``."""
+    answer = commands.run("scontrol", "show", "config")
+    match = re.search(rf"^{re.escape(name)}\s*=\s*(\S+)", answer.stdout, re.MULTILINE)
+    if answer.status != 0 or match is None:
+        raise Unavailable(f"cannot ask Slurm for its {name}", said=answer.stderr)
+    return match[1]
+
+
 def failure(what: str, answer: Answer) -> ResourceManagerError:
     """The typed error for a command that ended badly, with the command's own words."""
     said = _short(answer.stderr) or f"exit status {answer.status}, without a word"

@@ -13,7 +13,7 @@ import structlog
 from msgspec import structs
 
 from dl2d.core.cluster import parse_tag
-from dl2d.core.errors import NodeRefused, Rejected, Unavailable
+from dl2d.core.errors import ConfigError, NodeRefused, Rejected, Unavailable
 from dl2d.core.resource_manager import (
     Anchor,
     CallStatistics,
@@ -32,9 +32,10 @@ from dl2d.core.resources import Resources
 from dl2d_slurm.accounting import Accounting
 from dl2d_slurm.anchor_options import NO_OPTIONS, AnchorOptions, site_options
 from dl2d_slurm.authentication import anchor, proven_uid
-from dl2d_slurm.commands import Commands, TokenBucket, failure
+from dl2d_slurm.commands import Commands, TokenBucket, configured, failure
 from dl2d_slurm.eligibility import Eligibility
 from dl2d_slurm.growth_limits import with_limits
+from dl2d_slurm.job_control import Backend, CommandControl, JobControl, chosen_backend
 from dl2d_slurm.observed_jobs import limit_seconds
 from dl2d_slurm.partitions import Partition, partitions_of, task_minutes
 from dl2d_slurm.probe import probe
@@ -53,13 +54,13 @@ from dl2d_slurm.queue_listing import (
 from dl2d_slurm.reservations import Reservation, parse_reservations, reservation_claims, with_reserved
 from dl2d_slurm.rpc_rate import RpcRate
 from dl2d_slurm.settings import SlurmSettings
+from dl2d_slurm.slurmrestd import RestControl, job_fields
 from dl2d_slurm.stopping import Stopper
 from dl2d_slurm.submission import options, script
 from dl2d_slurm.waiting_jobs import claims, share_limits, standing_claims
 
 log = structlog.get_logger(__name__)
 
-_CLUSTER_NAME = re.compile(r"^ClusterName\s*=\s*(\S+)", re.MULTILINE)
 #: What sbatch says where a job may not run on the node that was named.
 _NODE_REFUSED = re.compile(
     r"requested node configuration is not available|required node not available|requested nodes are busy",
@@ -88,7 +89,7 @@ def create(settings: Mapping[str, object], *, clock: Callable[[], float]) -> Res
 
 
 class SlurmManager:
-    """Slurm through its own commands; implements ``dl2d.core.resource_manager.ResourceManager``.
+    """Slurm through its commands or slurmrestd; implements ``dl2d.core.resource_manager.ResourceManager``.
 
     All that it knows is in Slurm: tasks are found again by the mark in their comment. Only the deadlines of jobs that
     were asked to end are in memory; a thread keeps them until ``close``.
@@ -130,7 +131,8 @@ class SlurmManager:
         self._timer, self._sleep = timer, sleep
         self._rate = RpcRate(settings.rpcs_per_minute, timer)
         self._commands = Commands(environment, settings.command_timeout_seconds, self._rate)
-        self._stopper = Stopper(self._commands, timer)
+        self._control = self._job_control(environment["PATH"])
+        self._stopper = Stopper(self._commands, self._control, timer)
         self._accounting = Accounting(self._commands, settings.watch)
         self._submit_rate = TokenBucket(settings.submit_rate_per_second, clock=clock, sleep=sleep)
         self._spelling: Mapping[str, str] = {}
@@ -151,7 +153,8 @@ class SlurmManager:
         self._cluster = settings.cluster
 
     def capabilities(self) -> Capabilities:
-        """Asks ``sinfo --version``, and the controller for its ClusterName where the settings give none."""
+        """Asks ``sinfo --version``, the backend whether it works, and the controller for its configuration."""
+        self._control.check()
         answer = self._commands.run("sinfo", "--version")
         if answer.status != 0 or not answer.stdout.split():
             raise Unavailable("cannot ask Slurm for its version", said=answer.stderr)
@@ -161,7 +164,7 @@ class SlurmManager:
             cluster=self._cluster_name(),
             version=version,
             starts_anchors=False,
-            other_users=self._uid == 0,
+            other_users=self._uid in self._control.privileged(),
             parallel_submits=_PARALLEL_SUBMITS,
             output="{cwd}/dl2-{id}/{name}.out",
         )
@@ -278,11 +281,11 @@ class SlurmManager:
         text = script(task)
         self._submit_rate.take()
         try:
-            answer = self._commands.run("sbatch", *argv, stdin=text)
+            answer = self._control.submit(argv, text)
         finally:
             self._last_submit, self._last = object(), None
         where = f" on {task.node}" if task.node else ""
-        what = f"sbatch of {task.name} of job {task.job.id} for {task.owner.user}{where}"
+        what = f"submission of {task.name} of job {task.job.id} for {task.owner.user}{where}"
         if answer.status != 0:
             error = failure(what, answer)
             refused = type(error) is Rejected and task.node and _NODE_REFUSED.search(error.said)
@@ -377,18 +380,34 @@ class SlurmManager:
 
     def probe(self, runner: str, user: str, seconds: float) -> Sequence[ProbeStep]:
         """See ``ProbeManager``. One sbatch, one squeue of the job each second, and one scancel if it does not end."""
-        return probe(self._commands, self._settings, runner, user, seconds, timer=self._timer, sleep=self._sleep)
+        return probe(
+            self._commands, self._control, self._settings, runner, user, seconds, timer=self._timer, sleep=self._sleep
+        )
+
+    def _job_control(self, path: str) -> JobControl:
+        settings = self._settings
+        backend, why = chosen_backend(settings.backend, settings.slurmrestd, self._uid)
+        log.info("backend of Slurm", backend=backend, why=why)
+        if backend is Backend.COMMAND:
+            return CommandControl(self._commands)
+        if not settings.slurmrestd:
+            raise ConfigError("resource_manager.slurm.slurmrestd: backend: rest needs the address of slurmrestd")
+        try:
+            job_fields(settings.sbatch_options)
+        except Rejected as error:
+            raise ConfigError(f"resource_manager.slurm.sbatch_options: {error}") from None
+        return RestControl(
+            settings.slurmrestd, self._commands, self._rate,
+            time_limit=settings.command_timeout_seconds, path=path, timer=self._timer,
+        )  # fmt: skip
 
     def _cluster_name(self) -> str:
         if not self._cluster:
-            answer = self._commands.run("scontrol", "show", "config")
-            match = _CLUSTER_NAME.search(answer.stdout)
-            if answer.status != 0 or match is None:
-                raise Unavailable("cannot ask Slurm for its ClusterName", said=answer.stderr)
             # It stands in URLs and file names.
-            self._cluster = re.sub(r"[^A-Za-z0-9_-]", "-", match[1])[:64]
+            self._cluster = re.sub(r"[^A-Za-z0-9_-]", "-", configured(self._commands, "ClusterName"))[:64]
         return self._cluster
 
     def close(self) -> None:
         """End the thread that keeps the deadlines of ``stop``; running tasks go on."""
         self._stopper.close()
+        self._control.close()

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dl2d.core.errors import NotFound, Unavailable
 from dl2d.core.resource_manager import ProbeStep
 from dl2d_slurm.commands import Commands, failure
+from dl2d_slurm.job_control import JobControl
 from dl2d_slurm.queue_listing import format_option, records
 from dl2d_slurm.settings import SlurmSettings
 from dl2d_slurm.states import job_state
@@ -45,6 +46,7 @@ exit $status
 
 def probe(
     commands: Commands,
+    control: JobControl,
     settings: SlurmSettings,
     runner: str,
     user: str,
@@ -55,7 +57,7 @@ def probe(
 ) -> Sequence[ProbeStep]:
     """Submit the job, wait for its end for at most so many seconds, and return its steps; see ``ProbeManager``."""
     deadline = timer() + seconds
-    job = _submit(commands, settings, runner, user, seconds)
+    job = _submit(control, settings, runner, user, seconds)
     where = f" to partition {settings.partition}" if settings.partition else ""
     steps = [ProbeStep("probe job", True, f"job {job} was submitted{where}")]
     found: dict[str, str] = {}
@@ -71,7 +73,7 @@ def probe(
             ended = not listed or job_state(listed["State"], placed=True)[0].ended
     finally:
         if not ended:
-            commands.run("scancel", job)
+            control.cancel([job])
     if not ended:
         state, node = found.get("State", "not listed"), found.get("NodeList", "")
         why = f"it is {state}" + (f" on {node}" if node else f" ({found.get('Reason', 'slurmctld does not answer')})")
@@ -80,7 +82,7 @@ def probe(
     return [*steps, *_read(job, found)]
 
 
-def _submit(commands: Commands, settings: SlurmSettings, runner: str, user: str, seconds: float) -> str:
+def _submit(control: JobControl, settings: SlurmSettings, runner: str, user: str, seconds: float) -> str:
     owner: tuple[str, ...] = ()
     if user:
         try:
@@ -89,16 +91,16 @@ def _submit(commands: Commands, settings: SlurmSettings, runner: str, user: str,
             raise NotFound(f"there is no user {user}") from None
         owner = (f"--uid={entry.pw_uid}", f"--gid={entry.pw_gid}")
     chosen = [f"--partition={settings.partition}"] if settings.partition else []
-    answer = commands.run(
-        *("sbatch", "--parsable", *owner, "--chdir=/", "--export=ALL", "--propagate=NONE", "--no-requeue"),
+    options = (
+        *("--parsable", *owner, "--chdir=/", "--export=ALL", "--propagate=NONE", "--no-requeue"),
         *("--nodes=1", "--ntasks=1", "--cpus-per-task=1", f"--mem={settings.default_memory_mib or _MEMORY_MIB}M"),
         *(f"--time={math.ceil(seconds / 60) + 1}", "--job-name=dl2d-probe", "--output=/dev/null", *chosen),
         *settings.sbatch_options,
-        stdin=_SCRIPT.format(runner=shlex.quote(runner)),
-        more={"MUNGE_SOCKET": settings.munge_socket} if settings.munge_socket else None,
     )
+    more = {"MUNGE_SOCKET": settings.munge_socket} if settings.munge_socket else None
+    answer = control.submit(options, _SCRIPT.format(runner=shlex.quote(runner)), more)
     if answer.status != 0 or not answer.job_id:
-        raise failure("sbatch of a probe job", answer)
+        raise failure("submitting a probe job", answer)
     return answer.job_id
 
 

@@ -18,7 +18,9 @@ from dl2d.core.resource_manager import CallStatistics, StartAllowance
 log = structlog.get_logger(__name__)
 
 #: Maximum number of RPCs that a command sends, as `sdiag` shows it; scancel sends one more for each job.
-_RPCS: Final = {"squeue": 3, "sinfo": 2, "scontrol": 2, "sbatch": 1, "scancel": 2}
+_RPCS: Final = {"squeue": 3, "sinfo": 2, "scontrol": 2, "sbatch": 1, "scancel": 2} | dict.fromkeys(
+    ("slurmrestd job/submit", "slurmrestd jobs", "slurmrestd ping"), 1
+)
 _LISTING_RPCS: Final = _RPCS["squeue"] + _RPCS["sinfo"]
 #: Parts of the maximum: starts and registrations are sent while fewer RPCs than this were sent in the last minute.
 _STARTS, _REGISTRATIONS = 1 / 2, 2 / 3

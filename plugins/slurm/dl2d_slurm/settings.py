@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, TypeAdapter
 
 from dl2d.core.errors import ConfigError
 from dl2d.core.input_validation import Items, Number, Record, Text, Whole, bad, read
+from dl2d_slurm.job_control import Backend
 from dl2d_slurm.observed_jobs import SlurmStaticJobRule
 from dl2d_slurm.waiting_jobs import SharingRule
 
@@ -60,6 +61,10 @@ class SlurmSettings(Record):
     slurm_conf: AbsolutePath = ""
     #: Socket of the munged that proofs are checked with; "" for munge's own default.
     munge_socket: AbsolutePath = ""
+    #: What submits and cancels jobs.
+    backend: Backend = Backend.AUTO
+    #: Address of slurmrestd, ``unix:`` and the path of its socket or a URL; "" for none.
+    slurmrestd: Annotated[str, Text(4096, r"unix:/[^\x00]*|https?://[^\s/]+", "unix:/path/of/socket or a URL")] = ""
     #: After this many seconds a command of Slurm counts as unanswered.
     command_timeout_seconds: Annotated[float, Number(600, least=1)] = 30.0
     #: A listing younger than this is given out again, unless a task was started or stopped since; 0 never.

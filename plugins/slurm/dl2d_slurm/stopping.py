@@ -18,6 +18,7 @@ import structlog
 from dl2d.core.errors import Denied, ResourceManagerError, Unavailable
 from dl2d.core.resource_manager import RmIdentity
 from dl2d_slurm.commands import Answer, Commands, failure
+from dl2d_slurm.job_control import JobControl
 from dl2d_slurm.queue_listing import IDENTITY_FIELDS, TIMES_AS_SECONDS, format_option, parse_identities
 
 log = structlog.get_logger(__name__)
@@ -46,8 +47,9 @@ class Stopper:
     cannot wait for, as in tests, ``cancel_due`` has to be called.
     """
 
-    def __init__(self, commands: Commands, timer: Callable[[], float]) -> None:
+    def __init__(self, commands: Commands, control: JobControl, timer: Callable[[], float]) -> None:
         self._commands = commands
+        self._control = control
         self._timer = timer
         self._leaving: dict[RmIdentity, Leaving] = {}
         self._changed = threading.Condition()
@@ -64,14 +66,14 @@ class Stopper:
             else:
                 log.warning("not a handle of this resource manager; ignored", handle=job.handle[:80])
         if grace <= 0:
-            self._scancel(jobs=asked)
+            self._cancel(asked)
             self._forget(asked)
             return
         fresh = self._note(asked, self._timer() + grace)
-        # Of a job that waits there is no process to signal; scancel would try for a minute. The filters make it look
-        # at the states itself, once for all ids. The second signals the batch script alone, which is the task itself:
+        # Of a job that waits there is no process to signal; scancel would try for a minute. With a state it looks at
+        # the states itself, once for all ids. The second signals the batch script alone, which is the task itself:
         # what it started is its own to end.
-        self._scancel(("--state=PENDING",), ("--state=RUNNING", "--signal=TERM", "--batch"), jobs=fresh)
+        self._cancel(fresh, ("PENDING", ""), ("RUNNING", "TERM"))
         with self._changed:
             for job in fresh:
                 if job in self._leaving:
@@ -88,7 +90,7 @@ class Stopper:
                 return False
             handles = [job.handle for job in due]
             try:
-                self._scancel(jobs=due)
+                self._cancel(due)
             except ResourceManagerError as error:
                 log.warning("cannot cancel a task that is still running after its grace period",
                             handles=handles[:20], error=str(error))  # fmt: skip
@@ -151,12 +153,12 @@ class Stopper:
                 with self._changed:
                     self._changed.wait(_RETRY_SECONDS)
 
-    def _scancel(self, *options: tuple[str, ...], jobs: Sequence[RmIdentity]) -> None:
-        """Run scancel once with each of ``options`` for those jobs that still have their identity."""
+    def _cancel(self, jobs: Sequence[RmIdentity], *how: tuple[str, str]) -> None:
+        """Cancel those jobs that still have their identity; or with each state and signal of ``how``, once."""
         for first in range(0, len(jobs), _BATCH):
             ids = self._same(jobs[first : first + _BATCH])
-            for chosen in (options or ((),)) if ids else ():
-                _judge(self._commands.run("scancel", *chosen, *ids))
+            for state, signal in (how or (("", ""),)) if ids else ():
+                _judge(self._control.cancel(ids, state=state, signal=signal))
 
     def _same(self, jobs: Sequence[RmIdentity]) -> list[str]:
         """Ids of the jobs that are still the same: Slurm gives ids again, and requeues jobs under their id."""
@@ -175,7 +177,7 @@ class Stopper:
 
 
 def _judge(answer: Answer) -> None:
-    """Raise ``Unavailable`` if Slurm did not answer; log other errors of scancel, but not that a job has ended already.
+    """Raise ``Unavailable`` if Slurm did not answer; log other errors, but not that a job has ended already.
 
     They are only logged so that a job which the daemon's account may not end does not prevent others from being ended.
     Later ticks ask again.
@@ -183,7 +185,7 @@ def _judge(answer: Answer) -> None:
     complaints = [line for line in answer.stderr.splitlines() if line.strip() and not _OVER.search(line)]
     if answer.status == 0 or (not complaints and answer.stderr.strip()):
         return
-    error = failure("scancel", replace(answer, stderr="\n".join(complaints)))
+    error = failure("cancelling jobs", replace(answer, stderr="\n".join(complaints)))
     if isinstance(error, Unavailable):
         raise error
-    log.warning("scancel reported an error", error=str(error))
+    log.warning("Slurm did not cancel a job", error=str(error))

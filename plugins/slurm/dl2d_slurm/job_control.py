@@ -1,0 +1,80 @@
+"""How jobs are submitted and cancelled: which backend does it, and the one by Slurm's commands."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from enum import StrEnum
+from typing import Protocol
+
+from dl2d_slurm.commands import Answer, Commands
+
+
+class Backend(StrEnum):
+    """What submits and cancels jobs. All else is asked by commands: listing 1,000 jobs is fastest by squeue."""
+
+    COMMAND = "command"
+    REST = "rest"
+    AUTO = "auto"
+
+
+def chosen_backend(backend: Backend, slurmrestd: str, uid: int) -> tuple[Backend, str]:
+    """The backend that a daemon of this user id uses, and why.
+
+    ``slurmrestd`` is the address of that; empty if the site gives none.
+    """
+    if backend is not Backend.AUTO:
+        return backend, "as configured"
+    if uid == 0:
+        return Backend.COMMAND, "the daemon is root, so sbatch submits for all users"
+    if not slurmrestd:
+        return Backend.COMMAND, "slurmrestd has no address; the daemon is not root and serves its own user's jobs only"
+    return Backend.REST, "the daemon is not root, and slurmrestd submits for all users if it is SlurmUser"
+
+
+class JobControl(Protocol):
+    """Submits and cancels jobs. An answer that is not good has Slurm's own words, which are the same in all backends.
+
+    All methods raise ``Unavailable`` where there is no answer.
+    """
+
+    def check(self) -> None:
+        """Check that the backend can be used."""
+
+    def privileged(self) -> Collection[int]:
+        """Ids of the users who may submit jobs of other users."""
+
+    def submit(self, options: Sequence[str], script: str, more: Mapping[str, str] | None = None) -> Answer:
+        """Submit a batch job with options of sbatch and more variables for its environment."""
+
+    def cancel(self, jobs: Sequence[str], *, state: str = "", signal: str = "") -> Answer:
+        """Cancel jobs, or only send a signal to their batch scripts; only those in a state where one is given."""
+
+    def close(self) -> None:
+        """Close connections."""
+
+
+class CommandControl:
+    """``JobControl`` by sbatch and scancel."""
+
+    def __init__(self, commands: Commands) -> None:
+        self._commands = commands
+
+    def check(self) -> None:
+        """See ``JobControl``; commands are checked when they are run."""
+
+    def privileged(self) -> Collection[int]:
+        """See ``JobControl``. sbatch takes ``--uid`` of nobody but root."""
+        return (0,)
+
+    def submit(self, options: Sequence[str], script: str, more: Mapping[str, str] | None = None) -> Answer:
+        """See ``JobControl``. One sbatch."""
+        return self._commands.run("sbatch", *options, stdin=script, more=more)
+
+    def cancel(self, jobs: Sequence[str], *, state: str = "", signal: str = "") -> Answer:
+        """See ``JobControl``. One scancel."""
+        only = (f"--state={state}",) if state else ()
+        sent = (f"--signal={signal}", "--batch") if signal else ()
+        return self._commands.run("scancel", *only, *sent, *jobs)
+
+    def close(self) -> None:
+        """See ``JobControl``; there are none."""
