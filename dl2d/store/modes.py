@@ -19,7 +19,7 @@ class ModeChangeRow(Base):
     number: Mapped[int] = mapped_column(NUMBER, primary_key=True, comment="in the order in which they were made")
     at: Mapped[float] = mapped_column(comment="seconds since 1970")
     before: Mapped[str] = mapped_column(comment="empty for the first")
-    after: Mapped[Mode] = mapped_column(Choice(Mode), comment="observe shadow live")
+    after: Mapped[Mode] = mapped_column(Choice(Mode), comment="observe shadow canary live")
     by: Mapped[str] = mapped_column(FreeText(), comment="the daemon's process and machine")
     reason: Mapped[str] = mapped_column(FreeText(), comment="start or reload")
 

@@ -82,9 +82,9 @@ def _start(
 def start_anchors(context: Context, jobs: Sequence[Job], last: JobKey | None, at: float) -> JobKey | None:
     """Start the anchors of jobs that were submitted to the daemon; a job that the resource manager refuses ends.
 
-    Returns the job at which it ended, since the resource manager did not answer or ``Context.start_limit`` was over;
-    None if all were tried. The next tick gives it as ``last`` and begins with the job after it, so that one whose start
-    is never answered does not keep the others waiting.
+    Returns the last job that was tried, if the resource manager did not answer for it or ``Context.start_limit`` was
+    over; None if all were tried. The next tick passes that job as ``last`` and begins with the one after it, so that a
+    job whose start is never answered does not keep the others waiting.
     """
     begin = context.timer()
     first = next((place + 1 for place, job in enumerate(jobs) if job.key == last), 0)

@@ -99,7 +99,12 @@ def _by_fallback(decision: Decision, cause: str, constraint: Constraint = Constr
 
 
 def situation_digest(mode: Mode, canary: Canary | None, reconciled: Reconciled, set_aside: SetAside | None) -> str:
-    """Digest of the situation that a decision is made for; when it changes, a decision is due before the slot ends."""
+    """Digest of the situation that a decision is made for; when it changes, a decision is due before the slot ends.
+
+    It has the mode, the number of the canary, the jobs, the capacity and state of the nodes, failed attempts to start
+    tasks, silent coordinators, jobs whose next start has to wait, the tasks of static jobs, the policy that is set
+    aside, the nodes that jobs may use, and the resource manager's limits.
+    """
     number = 0 if canary is None else canary.number
     snapshot = reconciled.snapshot
     jobs = [job.key for job in snapshot.jobs]

@@ -83,11 +83,11 @@ class Reconciled:
     missing: Missing
     state_since: Mapping[str, tuple[TaskState, float]]
     ended_until: float | None
-    last_start: JobKey | None
+    last_anchor_tried: JobKey | None
 
 
 def reconcile(context: Context, state: TickState, observed: Observed, now: float) -> Reconciled:
-    """Update the store to match the listing; in mode live also start missing anchors and stop what must not run.
+    """Update the store to match the listing; in modes live and canary start missing anchors and stop what must not run.
 
     ``now``: seconds on a monotonic clock.
 
@@ -144,11 +144,11 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         stops_asked={},
     )
     memory = remember_withdrawn(memory, elastic.jobs, before.tasks, changes.tasks, matches.listed, listing.at)
-    last_start = None
+    last_anchor_tried = None
     if acts:
         if context.starts_anchors:
             submitted = [job for job in elastic.jobs if job.state is JobState.SUBMITTED and not job.anchor]
-            last_start = start_anchors(context, submitted, state.last_start, listing.at)
+            last_anchor_tried = start_anchors(context, submitted, state.last_anchor_tried, listing.at)
         stops_asked = _stop(context, changes.stops, state.memory.stops_asked, listing.at)
         memory = replace(memory, stops_asked=stops_asked)
     if memory != state.memory:
@@ -169,7 +169,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         missing=missing,
         state_since=state_since,
         ended_until=ended_until,
-        last_start=last_start,
+        last_anchor_tried=last_anchor_tried,
     )
 
 

@@ -64,7 +64,7 @@ def record(context: Context, state: TickState, reconciled: Reconciled, report: R
         calling_since=reconciled.calling_since,
         missing=reconciled.missing,
         ended_until=reconciled.ended_until,
-        last_start=reconciled.last_start,
+        last_anchor_tried=reconciled.last_anchor_tried,
         needless_wait=report.needless_wait,
         set_aside=None if context.withdrawn is not None else report.set_aside,
         policy_failures=report.policy_failures,

@@ -100,7 +100,7 @@ class SlotDecision:
 
     #: The policy's decision before the guard; in mode observe the same as ``in_force``.
     proposed: Decision
-    #: In mode live the policy's decision after the guard, else what the scheduler in charge gave.
+    #: In modes live and canary the decision after the guard; in observe and shadow what the scheduler in charge gave.
     in_force: Decision
     #: In mode shadow the policy's decision after the guard, else None.
     shadow: Decision | None = None
@@ -110,19 +110,23 @@ class SlotDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TickState:
-    """What one tick hands to the next. Times are seconds since 1970."""
+    """What one tick hands to the next.
+
+    ``ended_until``, ``decided_at`` and the times in ``memory`` are seconds since 1970. The others are seconds on a
+    monotonic clock (``Context.timer``).
+    """
 
     #: Number of the last slot that was decided.
     slot: int = 0
-    #: Static jobs that ended before this time are in the store; None where dl2d has not looked on yet.
+    #: Static jobs that ended before this time are in the store; None where dl2d has not observed the cluster yet.
     ended_until: float | None = None
-    #: The job at which the start of anchors ended before all were tried; None where all were.
-    last_start: JobKey | None = None
-    #: What was decided in it; None before the first slot.
+    #: The last job whose anchor was tried when time ran out before all were tried; None where all were.
+    last_anchor_tried: JobKey | None = None
+    #: Decision of slot ``slot``; None before the first slot.
     slot_decision: SlotDecision | None = None
-    #: When it was decided.
+    #: When that decision was made.
     decided_at: float = float("-inf")
-    #: Digest of the situation that it was decided for (see ``decide.situation_digest``).
+    #: Digest of the situation that the decision was made for (see ``decide.situation_digest``).
     situation: str = ""
     #: What the guard remembers; it is in the store as well, and a daemon begins with it.
     memory: GuardMemory = field(default_factory=GuardMemory)
@@ -130,9 +134,9 @@ class TickState:
     claim_history: ClaimHistory = field(default_factory=ClaimHistory)
     #: Tasks and anchors that the resource manager does not list.
     missing: Missing = field(default_factory=Missing)
-    #: State of each task, and since when ticks have found it in that state, by tag; seconds on a monotonic clock.
+    #: State of each task, and since when ticks have found it in that state, by tag.
     state_since: Mapping[str, tuple[TaskState, float]] = field(default_factory=dict)
-    #: Since when each job's coordinator has called without a gap, on the same clock; without silent ones.
+    #: Since when each job's coordinator has called without a gap; without silent ones.
     calling_since: Mapping[JobKey, float] = field(default_factory=dict)
     #: Jobs that wait although they fit into free resources.
     needless_wait: NeedlessWait = field(default_factory=NeedlessWait)

@@ -40,6 +40,14 @@ def test_there_are_twenty_questions_and_more() -> None:
     assert len(QUESTIONS) >= 20
 
 
+@pytest.mark.parametrize(("title", "query"), [(title, query) for _, title, query in QUESTIONS if "since when" in title])
+def test_an_answer_to_since_when_has_a_time(filled: Connection, title: str, query: str) -> None:
+    rows = filled.execute(text(query)).mappings().all()
+    times = [row.get("at", row.get("since")) for row in rows]
+    assert times, title
+    assert all(_NOW - 3 * 86_400 < at <= _NOW for at in times), title
+
+
 @pytest.mark.parametrize(("number", "query"), [(number, query) for number, _, query in QUESTIONS])
 def test_each_question_has_an_answer(filled: Connection, number: int, query: str) -> None:
     if number == 3:
