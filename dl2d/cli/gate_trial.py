@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Final, Protocol
 
 from dl2d.config.settings import Settings
+from dl2d.core.cluster import Node
 from dl2d.core.errors import Dl2dError, WorkloadError
+from dl2d.core.jobs import JobRequest
+from dl2d.core.measured_speeds import MeasuredSpeeds
 from dl2d.core.policy import Policy
 from dl2d.core.policy_registry import SITE_SCHEDULER, Registry, Trial, TrialCase, Version, VersionState
 from dl2d.core.site_history import History, RecordingStore
@@ -16,12 +21,17 @@ from dl2d.daemon.tick_settings import guard_rules
 from dl2d.learning.assumed_speeds import with_assumed_speeds
 from dl2d.learning.digital_twin import DAY_SECONDS
 from dl2d.learning.promotion_gate import GateSettings, Verdict, compare
+from dl2d.learning.replay_check import ReplayCheck, generated_load, replay_check
 from dl2d.learning.train_test_split import Split, split_history
 from dl2d.plugins import POLICIES, Given, available, load_placement, load_policy, takes_checkpoint
 from dl2d.policies.common.checkpoint import DIGITS, Checkpoint
+from dl2d.simulation.workload.format import Workload
+from dl2d.tick.policy_start_check import requests_to_try
 
 #: Least length of an interval in a replay of recorded days, in seconds.
 _SHORTEST_SLOT: Final = 300.0
+#: Longest that the replays of a replay check take together.
+MAX_REPLAY_SECONDS: Final = 120.0
 
 
 class Tell(Protocol):
@@ -113,6 +123,22 @@ def recorded_days(
     return split(with_assumed_speeds(store.history(begin, now, unreported=True)))
 
 
+def replayed(
+    settings: Settings, policy: Policy, nodes: Sequence[Node], requests: Sequence[JobRequest], *, tell: Tell,
+    speeds: Sequence[MeasuredSpeeds] = (), workloads: Mapping[str, Workload] = MappingProxyType({}),
+) -> ReplayCheck:  # fmt: skip
+    """Replay a policy on a small load, generated from requests of the site's jobs, and on workloads; see
+    ``dl2d.learning.replay_check``.
+    """
+    placement = load_placement(settings.placement)
+    load = generated_load(requests_to_try(placement, nodes, requests), nodes, speeds, slot_seconds(settings))
+    return replay_check(
+        policy, placement, {**({} if load is None else {"a small generated load": load}), **workloads},
+        guard_rules(settings), clock=time.monotonic, most_seconds=MAX_REPLAY_SECONDS,
+        progress=lambda done, total: tell("jobs replayed", done, total),
+    )  # fmt: skip
+
+
 def learned_days(checkpoint: Checkpoint) -> tuple[str, ...]:
     """Days (YYYY-MM-DD, UTC) of this site that a checkpoint was trained on, as far as it says."""
     days = checkpoint.training.get("days")
@@ -132,6 +158,7 @@ def on_trial(
     if margin is None:
         margin = settings.learning.gate_site_margin if is_site else 0.0
     cases: tuple[TrialCase, ...] = ()
+    assumed = ""
     if candidate.digest == current.digest:
         verdict = Verdict(passed=False, reason="it is what decides already")
     else:
@@ -150,9 +177,11 @@ def on_trial(
                 whatever_speeds=split.unreported > 0,
             ),
             timer=time.process_time,
-            progress=lambda done, total: tell("comparing", done, total),
+            progress=lambda done, total: tell("jobs replayed to compare", done, total),
         )
         cases, verdict = compared.cases, compared.verdict
+        if compared.assumed:
+            assumed = f", with assumed speeds of {compared.assumed} of {compared.jobs} jobs, which report none"
     return Trial(
         at=time.time(),
         policy=name,
@@ -164,15 +193,8 @@ def on_trial(
         low=verdict.low,
         high=verdict.high,
         passed=verdict.passed,
-        reason=verdict.reason + (f", {_against(current)}" if is_site else "") + _assumed(split),
+        reason=verdict.reason + (f", {_against(current)}" if is_site else "") + assumed,
     )
-
-
-def _assumed(split: Split) -> str:
-    """How many jobs were compared with assumed speeds, in words; empty for none."""
-    if not split.unreported:
-        return ""
-    return f", with assumed speeds of {split.unreported} of {split.jobs} jobs, which report none"
 
 
 def live_review(settings: Settings, registry: Registry, split: Split, *, tell: Tell) -> Trial | None:

@@ -34,7 +34,7 @@ from dl2d.plugins import (
 )
 from dl2d.policies.common.checkpoint import DIGITS, checkpoint_in, read_checkpoint
 from dl2d.store import schema
-from dl2d.tick.policy_start_check import site_start_check
+from dl2d.tick.policy_start_check import nodes_and_requests, start_check
 
 app = typer.Typer(no_args_is_help=True, help="Policies, which decide how many tasks each job gets.")
 
@@ -151,13 +151,19 @@ def _pass_gate(settings: Settings, store: RecordingStore, version: Version) -> s
     what = f"{name} version {version.digest[:DIGITS]}"
     checkpoint = read_version(version)
     policy = load_policy(name, given=given(settings, checkpoint))
-    started = site_start_check(policy, load_placement(settings.placement), store)
+    placement, (nodes, requests) = load_placement(settings.placement), nodes_and_requests(store)
+    started = start_check(policy, placement, nodes, requests)
     if started.error:
         raise PolicyError(f"{what} {started.problem}; it cannot be promoted")
     if started.waiting:
         raise GateRefused(f"{what} {started.problem}")
     if version.state in (VersionState.LIVE, VersionState.RETIRED):
         return ""  # it decides, or did once
+    with progress_bars() as display:
+        replays = trials.replayed(settings, trials.policy_of(settings, checkpoint), nodes, requests,
+                                  tell=show_on_bar(display, "jobs replayed"))  # fmt: skip
+    if replays.problem:
+        raise GateRefused(f"{what} {replays.problem}")
     if (earlier := trials.passed_trial(settings, registry, version)) is not None:
         return earlier.reason
     live = trials.deciding(settings, registry)

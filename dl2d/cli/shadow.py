@@ -140,8 +140,8 @@ def _deciding_checkpoint(settings: Settings, registry: Registry) -> Checkpoint |
 def savings_sentence(found: dict[str, Any]) -> str:
     """What replays of recorded days say dl2d would have saved, in words."""
     better = "surely better: " if found["better"] else ""
-    hours = found["site_seconds"]
-    mean = "" if hours is None else f"; with the site's scheduler a job takes {hours / 3600:.2f} h there on average"
+    seconds, is_compared = found["site_seconds"], found["change"] is not None
+    mean = f"; with the site's scheduler a job takes {seconds / 3600:.2f} h there on average" if is_compared else ""
     return f"saved by dl2d, estimated by replays of recorded days: {better}{found['reason']}{mean}"
 
 

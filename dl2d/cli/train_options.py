@@ -6,14 +6,15 @@ import contextlib
 import enum
 import glob
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.errors import WorkloadError
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 _VALIDATION_SEEDS: Final = 1_000_000
 #: Exit status after Ctrl-C, as shells have it.
 _INTERRUPTED: Final = 130
+#: Seconds between two lines of progress, where bars cannot be drawn.
+_LINE_SECONDS: Final = 10.0
 
 
 class Design(enum.StrEnum):
@@ -94,13 +97,36 @@ def _load(source: str, seed: int, draws: int) -> list[Workload]:
     return [load_source(file, seed=seed).workload for file in files]
 
 
-def progress_bars() -> Progress:
-    """Bars on standard error, where that is a terminal. Each task has a field ``note``."""
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-    )  # fmt: skip
-    return Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
+class ProgressDisplay(Progress):
+    """Progress bars on standard error; where that is no terminal, a line every 10 seconds instead.
+
+    Each task has a field ``note``. ``clock`` gives seconds on a monotonic clock.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        columns = (
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+        )  # fmt: skip
+        super().__init__(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
+        self._clock = clock
+        self._began = self._told = clock()
+
+    def update(self, task_id: TaskID, **changes: Any) -> None:
+        """See ``Progress.update``."""
+        super().update(task_id, **changes)
+        now = self._clock()
+        if not self.disable or now - self._told < _LINE_SECONDS:
+            return
+        self._told, task = now, self.tasks[self.task_ids.index(task_id)]
+        reached = f"{task.completed:g}" + ("" if task.total is None else f" of {task.total:g}")
+        note = f", {task.fields['note']}" if task.fields.get("note") else ""
+        typer.echo(f"{task.description}: {reached} after {now - self._began:.0f} s{note}", err=True)
+
+
+def progress_bars() -> ProgressDisplay:
+    """The display of a command's progress."""
+    return ProgressDisplay(time.monotonic)
 
 
 def show_on_bar(display: Progress, what: str) -> Tell:

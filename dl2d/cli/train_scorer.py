@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from dl2d.cli.gate_trial import Side, on_trial, policy_of
-from dl2d.cli.imitation_report import comparison_lines, finish_imitation, not_better_than, start_problem
+from dl2d.cli.imitation_report import check_before_writing, comparison_lines, finish_imitation, not_better_than
 from dl2d.cli.options import reading
 from dl2d.cli.recorded_slots import RecordedSlots
 from dl2d.cli.train_options import interruptible, progress_bars, show_on_bar
@@ -16,7 +16,8 @@ from dl2d.core.errors import GateRefused
 from dl2d.core.json_codec import as_plain
 from dl2d.core.measured_speeds import TrainingKind
 from dl2d.learning.scorer_imitation import imitate_with_scorer
-from dl2d.policies.dl2.policy import Dl2, with_checkpoint
+from dl2d.policies.common.checkpoint import Checkpoint
+from dl2d.policies.dl2.policy import with_checkpoint
 
 _DL2: Final = "dl2"
 
@@ -50,15 +51,19 @@ def train_scorer(
                 slot_seconds=recorded.slot_seconds, seed=seed, min_jobs=min_jobs,
                 on_round=lambda done, total, loss: show("learning", done, total, f"loss {loss:.3f}"),
             )  # fmt: skip
+
+        def problem_of(checkpoint: Checkpoint) -> str:
+            return check_before_writing(settings, checkpoint, recorded, tell=show).problem
+
         trial = None
-        if days is not None and not (reason := reason or start_problem(Dl2(found.fitted), recordings)):
+        if days is not None and not (reason := reason or problem_of(found.fitted)):
             sides = (Side(each.digest, policy_of(settings, each)) for each in (found.fitted, found.begun_with))
             trial = on_trial(settings, _DL2, days, *sides, tell=show)
             reason = trial.reason
-    is_better = trial is not None and trial.passed
-    checkpoint = recorded.with_days(found.fitted) if is_better else found.begun_with
-    if not is_better and (problem := start_problem(Dl2(checkpoint), recordings)):
-        raise GateRefused(f"policy {_DL2} {problem}; nothing was written")
+        is_better = trial is not None and trial.passed
+        checkpoint = recorded.with_days(found.fitted) if is_better else found.begun_with
+        if not is_better and (problem := problem_of(checkpoint)):
+            raise GateRefused(f"policy {_DL2} {problem}; nothing was written")
     weights = "fitted weights" if is_better else "dl2d's own weights"
     lines = [
         f"{found.states} choices learned from; a right step scores highest in {found.agreement:.1%} of others",

@@ -9,7 +9,14 @@ from typing import Annotated, Final
 
 import typer
 
-from dl2d.cli.imitation_report import comparison_lines, finish_imitation, not_better_than, start_problem
+from dl2d.cli.imitation_report import (
+    check_before_writing,
+    comparison_lines,
+    finish_imitation,
+    imitation_problem,
+    not_better_than,
+    replay_line,
+)
 from dl2d.cli.options import JsonOption
 from dl2d.cli.recorded_slots import recorded_slots
 from dl2d.cli.train_options import (
@@ -17,14 +24,15 @@ from dl2d.cli.train_options import (
     interruptible,
     progress_bars,
     refuse_inapplicable,
+    show_on_bar,
     site_settings,
 )
 from dl2d.core.errors import GateRefused
 from dl2d.learning.dl2_paper.settings import NetworkKind, Settings, SupervisedLoss
-from dl2d.policies.dl2_paper.policy import Dl2Original
+from dl2d.policies.common.input_ranges import range_in_words
 
 #: Options that do not apply to --design jumps.
-_NOT_FOR_DL2: Final = ("loss", "updates", "network", "window")
+_NOT_FOR_DL2: Final = ("loss", "updates", "network", "window", "force", "reason")
 _MAX_UPDATES: Final = 400
 
 
@@ -62,6 +70,11 @@ def supervised(
         int, typer.Option(min=1, max=1000, help="J, jobs of a batch; a shared network may see more of them.")
     ] = 20,
     seed: Annotated[int, typer.Option(min=0, help="Seed; the same seed gives the same weights.")] = 0,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Write a network that is refused for its difference. Needs --reason."),
+    ] = False,
+    reason: Annotated[str, typer.Option(help="Why, with --force; it is recorded in the checkpoint.")] = "",
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of checkpoint and report.")] = Path("dl2-out"),
     as_json: JsonOption = False,
 ) -> None:
@@ -80,38 +93,49 @@ def supervised(
         return
     from dl2d.learning.dl2_paper import supervised as learning  # noqa: PLC0415 - torch takes seconds
 
+    if force != bool(reason.strip()):
+        raise typer.BadParameter("--force and --reason go together: the reason is recorded in the checkpoint")
     began = time.monotonic()
     settings = replace(
         Settings(), supervised_loss=loss, supervised_updates=updates or _MAX_UPDATES, network=network, window=window,
     )  # fmt: skip
     with interruptible(lambda: "nothing was written"), progress_bars() as display:
-        bar = display.add_task("looking on", total=None, note="")
-
-        def show(done: int, total: int, value: float) -> None:
-            display.update(bar, description="learning", completed=done, total=total, note=f"loss {value:.3f}")
-
-        recorded = recorded_slots(site_settings(config, store), slots, policy, seed)
+        show = show_on_bar(display, "looking on")
+        site = site_settings(config, store)
+        recorded = recorded_slots(site, slots, policy, seed)
         with recorded.explained():
             found = learning.imitate_recordings(
                 recorded.learned_from, settings, slot_seconds=recorded.slot_seconds, seed=seed, min_jobs=min_jobs,
-                on_update=show,
+                on_update=lambda done, total, value: show("learning", done, total, f"loss {value:.3f}"),
             )  # fmt: skip
-        found = replace(found, checkpoint=recorded.with_days(found.checkpoint))
-    if problem := start_problem(Dl2Original(found.checkpoint), recorded.slots):
+        checkpoint = recorded.with_days(found.checkpoint)
+        if problem := imitation_problem(found.comparison, found.yardstick):
+            if not force:
+                raise GateRefused(
+                    f"the trained policy {problem}; nothing was written; record longer, or add --force --reason TEXT"
+                )
+            training = {**checkpoint.training, "forced": {"problem": problem, "reason": reason}}
+            checkpoint = replace(checkpoint, training=training)
+        checked = check_before_writing(site, checkpoint, recorded, tell=show)
+    if checked.problem:
         raise GateRefused(
-            f"the trained policy {problem}; nothing was written; train on more slots, on those of another scheduler, "
-            "or with other --updates"
+            f"the trained policy {checked.problem}; nothing was written; train on more slots, on those of another "
+            "scheduler, or with other --updates"
         )
-    acting = "drawn actions" if found.checkpoint.settings["sampled"] else "the best action each time"
+    acting = "drawn actions" if checkpoint.settings["sampled"] else "the best action each time"
     lines = [
         f"{found.demonstrations} decisions learned from; the best action was right in {found.agreement:.1%} of others",
         *comparison_lines(found.comparison, found.yardstick),
         f"a policy from this checkpoint takes {acting}",
+        range_in_words(checkpoint.training),
+        replay_line(checked),
+        *([f"written by force ({reason}) although it {problem}"] if problem else []),
         *([recorded.note] if recorded.note else []),
     ]
     figures = {
+        "replayed": {"jobs": checked.jobs, "ended": checked.ended},
         "not_better_than": not_better_than(found.comparison, found.yardstick), "lessons": found.demonstrations,
         "losses": list(found.losses),
     }  # fmt: skip
     seconds = time.monotonic() - began
-    finish_imitation(out, found.checkpoint, found.losses, lines, seconds, figures if as_json else None)
+    finish_imitation(out, checkpoint, found.losses, lines, seconds, figures if as_json else None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -70,7 +70,7 @@ class Verdict:
     """Result of a comparison.
 
     ``change`` is the candidate's mean completion time divided by the current policy's, minus 1, and ``low`` and
-    ``high`` are the ends of its 95 % interval; None where there are less than two days.
+    ``high`` are the ends of its 95 % interval; None where there is too little to compare on.
     """
 
     passed: bool
@@ -88,6 +88,9 @@ class Compared:
     candidate: Conduct
     current: Conduct
     verdict: Verdict
+    #: Number of jobs compared, and of those of them whose speeds are assumed.
+    jobs: int
+    assumed: int
 
 
 def judge(
@@ -125,9 +128,10 @@ def judge(
         return verdict(f"the guard changed {candidate.share:.1%} of its decisions, {current.share:.1%} of the others")
     compared_on = f"{counted(len(by_day), 'day')} with {counted(jobs, 'job')}"
     if len(by_day) < settings.min_days or jobs < settings.min_jobs or change is None or low is None or high is None:
-        return verdict(
-            f"there is too little to compare on: {compared_on}; at least {settings.min_days} days "
-            f"(learning.gate_min_days) with {settings.min_jobs} jobs (learning.gate_min_jobs) are needed"
+        return Verdict(
+            passed=False,
+            reason=f"there is too little to compare on: {compared_on}; at least {settings.min_days} days "
+            f"(learning.gate_min_days) with {settings.min_jobs} jobs (learning.gate_min_jobs) are needed",
         )
     result = f"mean completion time {change:+.2%} (95 % interval {low:+.2%} to {high:+.2%}) on {compared_on}"
     wanted = f"less than {100 * settings.margin:g} % worse" if settings.margin else "better"
@@ -189,7 +193,7 @@ def compare(
     A candidate that passes is tried on idle nodes. ``current`` is None for the site's own scheduler: each case's
     recorded sizes, in their order, without the guard; cases without any are left out. So is a case in which the current
     policy fails. ``timer`` gives seconds of CPU time; the decisions do not depend on it, except that one that takes
-    longer than ``settings.timeout`` fails the candidate.
+    longer than ``settings.timeout`` fails the candidate. ``progress`` is told how many jobs of all replays have ended.
     """
     played: list[TrialCase] = []
     conducts: dict[str, list[Conduct]] = {"candidate": [], "current": []}
@@ -197,15 +201,19 @@ def compare(
         cases = [case for case in cases if any(case.sizes.values())]
     under_guard = Rules(realism=costs, most_slots=_MOST_SLOTS, guard=rules, floors=True)
     as_recorded = Rules(realism=costs, most_slots=_MOST_SLOTS)
-    for number, case in enumerate(cases):
+    ended, total = 0, 2 * sum(len(case.workload.jobs) for case in cases)
+
+    def show(done: int, _: int) -> None:
         if progress is not None:
-            progress(number, len(cases))
+            progress(ended + done, total)
+
+    for number, case in enumerate(cases):
         times = {}
         incumbent = (RecordedScheduler(case.sizes), as_recorded) if current is None else (current, under_guard)
         for which, (policy, play) in (("current", incumbent), ("candidate", (candidate, under_guard))):
             timed = _Timed(policy, timer)
             try:
-                done = replay(case.workload, timed, placement, rules=play, seed=number, timer=timer)
+                done = replay(case.workload, timed, placement, rules=play, seed=number, timer=timer, progress=show)
             except Dl2dError as error:
                 conduct = Conduct(decisions=0, guarded=0, slowest=timed.slowest, problem=str(error))
             else:
@@ -215,6 +223,7 @@ def compare(
                 )
                 times[which] = case.times_by_day(done)
             conducts[which].append(conduct)
+            ended += len(case.workload.jobs)
             if conduct.problem:
                 times.clear()
                 break
@@ -226,11 +235,15 @@ def compare(
             break  # it cannot pass any more
     own, others = (_together(conducts[which]) for which in ("candidate", "current"))
     compared_days = {case.day for case in played}
-    jobs = sum({day: jobs for case in cases for day, jobs in case.jobs.items() if day in compared_days}.values())
+
+    def counted_by(counts: Callable[[Case], Mapping[str, int]]) -> int:
+        return sum({day: n for case in cases for day, n in counts(case).items() if day in compared_days}.values())
+
+    jobs, assumed = counted_by(lambda case: case.jobs), counted_by(lambda case: case.assumed)
     verdict = judge(played, jobs, own, None if current is None else others, settings)
     if verdict.passed and (started := _started(cases, candidate, placement)):
         verdict = replace(verdict, passed=False, reason=f"the candidate {started}")
-    return Compared(tuple(played), own, others, verdict)
+    return Compared(tuple(played), own, others, verdict, jobs, assumed)
 
 
 def _started(cases: Sequence[Case], candidate: Policy, placement: Placement) -> str:

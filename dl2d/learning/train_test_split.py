@@ -57,6 +57,8 @@ class Case:
     compared: Mapping[str, Sequence[str]] = field(default_factory=dict)
     #: Sizes that jobs were recorded with, by job id; times are in seconds of the workload.
     sizes: Mapping[str, RecordedSizes] = field(default_factory=dict)
+    #: Number of the jobs compared, by day, whose speeds are assumed (``dl2d.learning.assumed_speeds``).
+    assumed: Mapping[str, int] = field(default_factory=dict)
 
     def times_by_day(self, replayed: Replayed) -> dict[str, float]:
         """Mean completion time in slots of the jobs of each day."""
@@ -148,7 +150,7 @@ def split_history(
             workload = workload_of(small, speeds.draw(rng) if number else speeds.means(), slot_seconds)
             if workload is not None:
                 name = f"{day.name}, draw {number}" if number else day.name
-                cases.append(Case(name, workload, {day.name: day.submitted}))
+                cases.append(Case(name, workload, {day.name: day.submitted}, assumed={day.name: day.unreported}))
     if not cases or (for_training and not (training and validation)):
         raise WorkloadError(
             "", "no recorded job has a size at which its speed is known or can be predicted", where="the twin"
@@ -189,8 +191,10 @@ def _period_cases(
             if workload is None or not compared:
                 break
             counts = {name: len(jobs) for name, jobs in compared.items()}
+            unreported = {number for number, job in numbered(whole) if job.unreported}
+            assumed = {name: len(unreported.intersection(jobs)) for name, jobs in compared.items()}
             name = f"draw {number}" if number else "expected speeds"
-            yield Case(name, workload, counts, compared, recorded_sizes(whole))
+            yield Case(name, workload, counts, compared, recorded_sizes(whole), assumed)
 
 
 def _compared_jobs(whole: Day, days: Sequence[Day], present: Container[str]) -> dict[str, list[str]]:

@@ -46,6 +46,15 @@ class SimulationError(Dl2dError):
     """A simulation cannot go on."""
 
 
+class IdleCluster(SimulationError):
+    """The policy leaves all jobs waiting although the cluster is idle."""
+
+    def __init__(self, message: str, waiting: int) -> None:
+        super().__init__(message)
+        #: Number of these jobs.
+        self.waiting = waiting
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
     """How a simulation departs from a real cluster."""
@@ -254,14 +263,15 @@ class _Run:
         self.now += 1
 
     def _give_up_if_idle(self) -> None:
-        """Raise ``SimulationError`` where the policy has left all jobs waiting beside room for them for many slots."""
+        """Raise ``IdleCluster`` where the policy has left all jobs waiting beside room for them for many slots."""
         self._idle_slots = self._idle_slots + 1 if self._idle and not self._store.tasks(live=True) else 0
         if self._idle_slots >= _MOST_IDLE_SLOTS:
             some = ", ".join(key.id for key in self._idle[:5]) + (" ..." if len(self._idle) > 5 else "")
             policy = self._context.deciders.policy
-            raise SimulationError(
+            raise IdleCluster(
                 f"no job can start: for {self._idle_slots} slots policy {policy.name} (version {policy.version}) has "
-                f"given nothing to {len(self._idle)} jobs ({some}) on an idle cluster that has room for them"
+                f"given nothing to {len(self._idle)} jobs ({some}) on an idle cluster that has room for them",
+                len(self._idle),
             )
 
     def _admit(self) -> None:

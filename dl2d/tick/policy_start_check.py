@@ -78,10 +78,9 @@ def start_check(
     requests
         Requests of jobs that the site had.
     """
-    idle = [structs.replace(node, used=NO_RESOURCES) for node in nodes if node.state is NodeState.UP]
-    idle = idle or list(_DEFAULT_NODES)
+    idle = _idle(nodes)
     jobs, waiting = 0, []
-    for workload in _workloads(_different([*_small_requests(idle), *requests], idle, placement)):
+    for workload in _workloads(requests_to_try(placement, idle, requests)):
         jobs += len(workload)
         try:
             waiting += _left_waiting(policy, placement, idle, workload)
@@ -90,8 +89,19 @@ def start_check(
     return StartCheck(jobs=jobs, waiting=tuple(waiting))
 
 
-def site_start_check(policy: Policy, placement: Placement, store: Store) -> StartCheck:
-    """The start check on the nodes of a site's newest slot, with requests of the newest jobs in its store.
+def requests_to_try(
+    placement: Placement, nodes: Sequence[Node], requests: Iterable[JobRequest] = ()
+) -> list[JobRequest]:
+    """Requests of small jobs with and without parameter servers, and the first different ones of ``requests``.
+
+    Jobs whose minimum size the empty nodes do not hold are left out.
+    """
+    idle = _idle(nodes)
+    return _different([*_small_requests(idle), *requests], idle, placement)
+
+
+def nodes_and_requests(store: Store) -> tuple[Sequence[Node], list[JobRequest]]:
+    """The nodes of a site's newest slot, and the requests of the newest jobs in its store, to check a policy with.
 
     Raises
     ------
@@ -100,7 +110,18 @@ def site_start_check(policy: Policy, placement: Placement, store: Store) -> Star
     """
     newest = store.slot(store.last_slot_number())
     requests = [job.request for job in store.jobs(live=False, limit=_MAX_STORED_JOBS)]
-    return start_check(policy, placement, newest.snapshot.nodes if newest is not None else (), requests)
+    return (() if newest is None else newest.snapshot.nodes), requests
+
+
+def site_start_check(policy: Policy, placement: Placement, store: Store) -> StartCheck:
+    """The start check with what ``nodes_and_requests`` returns."""
+    return start_check(policy, placement, *nodes_and_requests(store))
+
+
+def _idle(nodes: Sequence[Node]) -> list[Node]:
+    """Nodes that take tasks, without anything on them; two usual ones if there are none."""
+    idle = [structs.replace(node, used=NO_RESOURCES) for node in nodes if node.state is NodeState.UP]
+    return idle or list(_DEFAULT_NODES)
 
 
 def _small_requests(nodes: Sequence[Node]) -> Iterator[JobRequest]:

@@ -113,6 +113,8 @@ def test_shadow_says_what_dl2d_would_have_saved(dl2d: Dl2d, tmp_path: Path, sour
     assert saved["dl2d_seconds"] < saved["site_seconds"]
     if jobs.startswith("2 days"):
         assert not saved["better"]
+        assert saved["change"] is None
+        assert "on average" not in savings_sentence(saved)
         since_second_day = days - 1 + time.time() % DAY / DAY - 0.01
         shorter = dl2d("shadow", "-c", config, "--days", f"{since_second_day}", "--json").json["saved"]
         assert shorter["days"] == saved["days"][1:]

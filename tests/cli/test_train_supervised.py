@@ -122,6 +122,22 @@ def test_a_scheduler_is_learned_from_that_dl2d_only_looked_on_at(dl2d: Dl2d, tmp
     # No size is told beforehand to the network: 1 to 16 workers would do.
     assert said["held_out"]["started"] >= 5
     assert said["held_out"]["started_same"] > 0.2
+    assert ran.json["replayed"] == {"jobs": 30, "ended": 30}
+    # After one update it is worse than what learns nothing.
+    hardly = ("train", "supervised", "-c", config, "-o", tmp_path / "hardly", "--updates", "1")
+    ran = dl2d(*hardly)
+    assert ran.status == 1
+    assert "more than every job at its size as before (5" in ran.err
+    assert "nothing was written; record longer, or add --force --reason TEXT" in ran.err
+    assert not (tmp_path / "hardly").exists()
+    ran = dl2d(*hardly, "--force", "--reason", "to see it")
+    assert ran.status == 0, ran.err
+    assert "it decides with up to " in ran.out
+    assert "written by force (to see it) although it differs from the recorded scheduler in " in ran.out
+    forced = read_checkpoint(tmp_path / "hardly" / "checkpoint", policy="dl2-original").training["forced"]
+    assert forced["reason"] == "to see it"
+    assert forced["problem"].startswith("differs from the recorded scheduler in ")
+    assert dl2d(*hardly, "--force").status == 2
     ran = dl2d("train", "supervised", "--design", "jumps", "-c", config, "-o", tmp_path / "dl2", "--json")
     assert ran.status == 0, ran.err
     assert (ran.json["weights"], ran.json["supervised"]["policies"]) == ("own", ["observed"])
@@ -180,7 +196,9 @@ def test_fitted_weights_are_taken_if_they_pass_the_gate(
     dl2d: Dl2d, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, passed: bool
 ) -> None:
     verdict = Verdict(passed=passed, reason="as the gate says")
-    monkeypatch.setattr(gate_trial, "compare", lambda *_, **__: SimpleNamespace(cases=(), verdict=verdict))
+    monkeypatch.setattr(
+        gate_trial, "compare", lambda *_, **__: SimpleNamespace(cases=(), verdict=verdict, jobs=60, assumed=0)
+    )
     workload, begin = load_source(BUSY_DAYS, seed=1).workload, time.time() // DAY * DAY - 6 * DAY
     record(store_url(tmp_path), workload, Srtf(), begin=begin)
     config = write_config(tmp_path, schedule={"slot_seconds": 1200.0})

@@ -108,3 +108,8 @@ def test_with_them_a_scheduler_is_as_good_as_its_record(tmp_path: Path) -> None:
     )  # fmt: skip
     assert found.verdict.passed, found.verdict.reason
     assert found.verdict.change == pytest.approx(0.0, abs=0.01)
+    assert found.assumed == found.jobs == len(compared)
+    # Jobs that had not ended in the recorded time are not compared, so their assumed speeds do not count.
+    running = tuple(replace(job, ended_at=None, state=JobState.RUNNING) for job in history.jobs[-5:])
+    fewer = split_history(replace(history, jobs=(*history.jobs[:-5], *running)), SLOT, seed=0, for_training=False)
+    assert sum(fewer.period_cases[0].assumed.values()) == fewer.unreported - 5 == len(compared) - 5

@@ -59,5 +59,15 @@ def out_of_range(snapshot: Snapshot, training: Mapping[str, Any]) -> str:
     return ""
 
 
+def range_in_words(training: Mapping[str, Any]) -> str:
+    """With how many jobs and nodes a policy decides, by the ranges in its training record."""
+    (fewest, most), (least_nodes, most_nodes) = (training[INPUT_RANGES][name] for name in ("jobs", "nodes"))
+    alone = "" if most > 1 else "no two of the recorded jobs were there at the same time: "
+    return (
+        f"{alone}it decides with up to {most * FACTOR:g} jobs at once (recorded: {fewest:g} to {most:g}) on "
+        f"{max(least_nodes / FACTOR, 1):g} to {most_nodes * FACTOR:g} nodes, the fallback with more"
+    )
+
+
 def _jobs_and_nodes(snapshot: Snapshot) -> tuple[int, int]:
     return len(snapshot.jobs), sum(node.state is NodeState.UP for node in snapshot.nodes)

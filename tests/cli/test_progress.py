@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+import pytest
+
+from dl2d.cli.train_options import ProgressDisplay, show_on_bar
+
+
+def test_without_a_terminal_progress_is_a_line_every_ten_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    now = [0.0]
+    with ProgressDisplay(lambda: now[0]) as display:
+        tell = show_on_bar(display, "jobs replayed")
+        for done in range(26):
+            now[0] = float(done)
+            tell("jobs replayed", done, 40, "of two days" if done == 20 else "")
+    assert capsys.readouterr().err.splitlines() == [
+        "jobs replayed: 10 of 40 after 10 s",
+        "jobs replayed: 20 of 40 after 20 s, of two days",
+    ]
