@@ -470,9 +470,43 @@ def split():
     raises(UsageError, "without samples", elastic_split, [])
 
 
+def in_turns():
+    """Networks that train in turns, as the guide says: the others stay; a second Trainer is refused."""
+    kv = mx.kv.create("dl2")
+    nets = [gluon.nn.Dense(2, in_units=2, use_bias=False, prefix=prefix) for prefix in ("first_", "second_")]
+    trainers = []
+    for net in nets:
+        net.initialize(mx.init.One())
+        trainers.append(gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.25}, kvstore=None))
+    parameters = [*nets[0].collect_params().values(), *nets[1].collect_params().values()]
+    for key, parameter in enumerate(parameters):
+        kv.broadcast(key, parameter.data(), out=parameter.list_data())
+    for network, trainer in zip(nets, trainers, strict=True):
+        with autograd.record():
+            loss = nets[1](nets[0](mx.nd.ones((4, 2))))
+        loss.backward()
+        own = set(network.collect_params())
+        for key, parameter in enumerate(parameters):
+            gradient = parameter.grad()
+            if parameter.name not in own:
+                gradient = mx.nd.zeros_like(gradient)
+            kv.pushpull(key, gradient, out=gradient)
+        trainer.step(4 * kv.num_workers)
+    assert kv.version == 2
+    for parameter in parameters:
+        np.testing.assert_allclose(parameter.data().asnumpy(), 0.75, rtol=1e-5)
+    net = gluon.nn.Dense(2, in_units=2)
+    net.initialize()
+    second = gluon.Trainer(net.collect_params(), "sgd", kvstore=kv, update_on_kvstore=False)
+    with autograd.record():
+        loss = net(mx.nd.ones((4, 2)))
+    loss.backward()
+    raises(UsageError, "in turns", second.step, 4)
+
+
 CHECKS = (
     optimizers, lamb, multipliers, undescribed, memory, split, alone, refused, key_after_key, trainer, fixed, resumed,
-    tables, rows, words, usage,
+    tables, rows, words, usage, in_turns,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -37,6 +37,12 @@ from pslite.worker.training_session import OpenSession, SingleSession
 #: folders whose code asks for the number of workers whenever it needs it
 _LIBRARIES = tuple(str(Path(file).parent) for file in (mx.__file__, __file__))
 
+#: what to do in place of a second Trainer or Module
+ONE_TRAINER = (
+    "train all parameters by one Trainer, or as one Module of a grouped symbol (mx.sym.Group); for networks that train "
+    'in turns, such as a GAN\'s, see "Networks that train in turns" in the guide to training scripts'
+)
+
 #: file and number of a line of the script
 _Line = tuple[str, int]
 
@@ -169,7 +175,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
 
     def _init(self, key: Key, value: Any, outs: Sequence[Any]) -> None:
         if key in self._keys:
-            raise UsageError(f"key {key!r} has been given a value already")
+            raise UsageError(f"key {key!r} has been given a value already; if it is another Trainer's, {ONE_TRAINER}")
         if self._started:
             raise UsageError(
                 f"key {key!r} comes too late: the first step has fixed the job's keys; give all keys their values, by "
@@ -460,8 +466,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         """
         if self._started:
             raise UsageError(
-                "the KVStore has an optimizer and its keys already, and a job has one of both: train all parameters by "
-                "one Trainer, or as one Module of a grouped symbol (mx.sym.Group)"
+                f"the KVStore has an optimizer and its keys already, and a job has one of both: {ONE_TRAINER}"
             )
         rule_of(optimizer, next(iter(optimizer.param_dict or optimizer.idx2name or {0: None})))
         self._optimizer = optimizer

@@ -12,7 +12,7 @@ from mxnet.module import base_module, module
 
 from pslite.errors import UsageError
 from pslite.job.job_spec import MAX_STALENESS
-from pslite.mxnet.kvstore import ElasticKVStore
+from pslite.mxnet.kvstore import ONE_TRAINER, ElasticKVStore
 
 NAME = "dl2"
 #: what scripts ask for that were written for MXNet's own servers
@@ -34,8 +34,7 @@ def _maker(kind: type[ElasticKVStore]) -> Callable[[], ElasticKVStore]:
         elif _made.used or type(_made) is not kind:
             raise UsageError(
                 f"this process has a KVStore of type {_made.type!r} already, and a worker of a job has one: give that "
-                "object to the Trainer or Module (kvstore=kv); if there are several, train all parameters by one "
-                "Trainer, or as one Module of a grouped symbol (mx.sym.Group)"
+                f"object to the Trainer or Module (kvstore=kv); if there are several, {ONE_TRAINER}"
             )
         return _made
 
