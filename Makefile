@@ -14,6 +14,7 @@ BIN := $(VENV)/bin
 SPREAD ?= --numprocesses $$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 )) --dist worksteal
 STAMP := $(VENV)/.installed
 DEBIAN_PACKAGES := python3-venv munge slurmctld slurmd slurm-client libslurm-dev postgresql systemd iproute2
+DEBIAN_PACKAGES += mariadb-server slurmdbd slurm-wlm-mysql-plugin
 DEBIAN_PACKAGES += krb5-kdc krb5-admin-server libkrb5-dev python3-dev gcc openssl debootstrap
 
 .PHONY: run test test-all test-deps lint format references deb clean

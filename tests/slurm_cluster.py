@@ -406,7 +406,7 @@ class SlurmCluster:
         key.chmod(0o400)
         for number in range(self.gpus):
             os.mknod(here / "dev" / f"gpu{number}", 0o666 | 0o020000, os.makedev(195, 200 + number))
-        control, *ports = _free_ports(1 + len(self.nodes))
+        control, *ports = free_ports(1 + len(self.nodes))
         gres = f"Gres=gpu:{self.gpus} " if self.gpus else ""
         node_lines = [
             f"NodeName={node} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs={self.cpus} "
@@ -476,7 +476,7 @@ def _slurm_version() -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports that nobody listens on, below the range from which outgoing connections take theirs."""
     with contextlib.ExitStack() as stack:
         found: list[int] = []

@@ -31,6 +31,7 @@ from dl2d.core.resource_manager import (
 from dl2d.core.resources import Resources
 from dl2d_slurm.accounting import Accounting
 from dl2d_slurm.anchor_options import NO_OPTIONS, AnchorOptions, site_options
+from dl2d_slurm.association_limits import AssociationLimits
 from dl2d_slurm.authentication import anchor, proven_uid
 from dl2d_slurm.commands import Commands, TokenBucket, configured, failure
 from dl2d_slurm.eligibility import Eligibility
@@ -134,6 +135,7 @@ class SlurmManager:
         self._control = self._job_control(environment["PATH"])
         self._stopper = Stopper(self._commands, self._control, timer)
         self._accounting = Accounting(self._commands, settings.watch)
+        self._limits = AssociationLimits(self._commands)
         self._submit_rate = TokenBucket(settings.submit_rate_per_second, clock=clock, sleep=sleep)
         self._spelling: Mapping[str, str] = {}
         self._capacities: Mapping[str, Resources] = {}
@@ -230,7 +232,10 @@ class SlurmManager:
             (*with_limits(jobs.jobs, jobs.options, resources), *ended),
             ended_until,
             incomplete,
-            growth_limits=tuple(share_limits(nodes.nodes, anchors, jobs.tasks, nodes.partitions, sharing)),
+            growth_limits=(
+                *share_limits(nodes.nodes, anchors, jobs.tasks, nodes.partitions, sharing),
+                *(self._limits.growth_limits(jobs, resources, now) if running else ()),
+            ),
             claims=(
                 *claims(jobs.waiting, eligibility.of),
                 *reservation_claims(reservations, now),

@@ -1,0 +1,91 @@
+"""Limits of associations and qualities of service, and what they leave to elastic jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from slurm_fakes import Clock, FakeSlurm, job_row
+
+from dl2d_slurm.anchor_options import AnchorOptions
+from dl2d_slurm.association_limits import parse_limits
+from dl2d_slurm.manager import SlurmManager
+
+Managers = Callable[..., SlurmManager]
+#: Answers of real Slurms with two running jobs of root in QOS small.
+RECORDED = Path(__file__).parent / "recorded"
+ASSOCIATION = "ClusterName=c Account={} UserName={} Partition={} ParentAccount={} GrpJobs={} GrpTRES={} MaxJobs={}\n"
+
+
+@pytest.mark.parametrize("release", ["22.05", "26.05"])
+def test_limits_of_real_slurms(release: str) -> None:
+    limits = parse_limits((RECORDED / f"assoc_mgr-{release}.txt").read_text())
+    assert {limit.title: (dict(limit.amounts), dict(limit.used)) for limit in limits} == {
+        "MaxJobs of user root in account root": ({"jobs": 7}, {"jobs": 2}),
+        "GrpTRES of account phys": ({"cpu": 10}, {"cpu": 0}),
+        "MaxJobs of user root in account phys": ({"jobs": 7}, {"jobs": 0}),
+        "GrpTRES of QOS small": ({"cpu": 6, "gpu": 3}, {"cpu": 4, "gpu": 0}),
+        "MaxTRESPerAccount of QOS small for account root": ({"cpu": 5}, {"cpu": 4}),
+        "MaxTRESPerUser of QOS small for user root": ({"cpu": 4}, {"cpu": 4}),
+        "MaxJobsPerUser of QOS small for user root": ({"jobs": 5}, {"jobs": 2}),
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "jobs"),
+    [
+        (ASSOCIATION.format("a", "", "", "root(1)", "N(0)", "cpu=4(0)", "3(0)"), {"alice a p", "bob a p", "bob a q"}),
+        (
+            ASSOCIATION.format("b", "", "", "a(2)", "N(0)", "cpu=N(0)", "")
+            + ASSOCIATION.format("a", "", "", "root(1)", "N(0)", "cpu=4(0)", ""),
+            {"alice a p", "bob a p", "bob a q", "alice b p"},
+        ),
+        (ASSOCIATION.format("a", "bob(7)", "", "", "5(0)", "cpu=N(0)", ""), {"bob a p", "bob a q"}),
+        (ASSOCIATION.format("a", "bob(7)", "q", "", "5(0)", "cpu=N(0)", ""), {"bob a q"}),
+        ("QOS=high(3) GrpTRES=mem=4(1) Account Limits=No Accounts User Limits=No Users\n", {"eve c p"}),
+        ("QOS=high(3) Account Limits= c={MaxTRESPA=cpu=4(1)} User Limits= 8={MaxTRESPU=cpu=N(1)}\n", {"eve c p"}),
+        ("QOS=low(3) GrpTRES=mem=4(1) Account Limits=No Accounts User Limits=No Users\n", set()),
+        ("cpu=4(1)\nAccount=a GrpTRES=cpu=4(1)\nClusterName=c Account=a UserName= Comment= GrpTRES=cpu=x(1)\n", set()),
+    ],
+)
+def test_for_which_jobs_a_limit_holds(text: str, jobs: set[str]) -> None:
+    qos = {"eve": "high"}
+    users = ("alice a p", "bob a p", "bob a q", "alice b p", "eve c p")
+    found = set()
+    for limit in parse_limits(text):
+        for each in users:
+            user, account, partition = each.split()
+            options = AnchorOptions(account=account, partition=partition, qos=qos.get(user, "normal"))
+            found |= {each} if limit.holds_for(options, user) else set()
+    assert found == jobs
+
+
+def test_what_a_limit_leaves_follows_the_tasks_that_run_between_two_answers(
+    slurm: FakeSlurm, manager_on: Managers, clock: Clock
+) -> None:
+    own = {"QOS": "high", "Account": "ml"}
+    task = {**own, "Comment": "dl2:fake.1.9:worker-1", "tres-alloc": "cpu=2,mem=1G"}
+    other = {"QOS": "normal", "Account": "ml", "UserName": "bob"}
+    line = "QOS=high(3) GrpTRES=cpu={},mem=N(9) Account Limits=No Accounts User Limits= 9={{MaxJobsPU={}}}\n"
+    user = ASSOCIATION.format("ml", "alice(9)", "", "", "N(1)", "cpu=N(0)", "")
+    manager = manager_on(poll_floor_seconds=0)
+    seen = []
+    # 10 CPUs, of which 5 are in use: 2 by the task, 3 by others
+    slurm.answer("scontrol", stdout=user + line.format("10(5)", "3(2)"))
+    for rows in ((2,), (2, 3), (2, 3, 4)):
+        slurm.answer("squeue", rows=[job_row(1, **own), job_row(9, **other), *(job_row(each, **task) for each in rows)])
+        limits = manager.listing().growth_limits
+        assert {limit.anchors for limit in limits} == {frozenset({"1"})}
+        seen.append({limit.reason: limit.left for limit in limits})
+        clock.now += 15
+    title = "Slurm's limit GrpTRES of QOS high"
+    jobs = "Slurm's limit MaxJobsPerUser of QOS high for user alice"
+    none = {"cpu": 0.0, "gpu": 0.0, "memory": 0.0}
+    assert seen == [{title: {"cpu": 5.0}}, {title: {"cpu": 3.0}, jobs: none}, {title: {"cpu": 1.0}, jobs: none}]
+    clock.now += 60
+    slurm.answer("scontrol", status=1, stderr="slurm_load_assoc_mgr_info error: Access denied\n")
+    assert {limit.reason: limit.left for limit in manager.listing().growth_limits} == seen[-1]
+    clock.now += 60
+    slurm.answer("scontrol", stdout=user + line.format("N(5)", "N(2)"))
+    assert manager.listing().growth_limits == ()
