@@ -1,24 +1,33 @@
-"""Bad checkpoints of each kind become live in a running daemon: a job that trains goes on, one that comes trains."""
+"""Bad checkpoints become live in a running daemon: a job that trains goes on, one that comes trains.
+
+One of each kind, and random ones as of ``cli.test_random_checkpoints``: a few here, a thousand in the nightly tests.
+"""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from cli.test_random_checkpoints import a_bad_checkpoint, damaged
 from local_cluster import LocalCluster
 from policies.dl2_paper.test_policy import a_checkpoint
 
+from dl2d.core.errors import Dl2dError
 from dl2d.core.jobs import NOTHING, JobKey
 from dl2d.core.policy_registry import Version, VersionState
 from dl2d.daemon.policy_versions.active_version import keep_version
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
+from dl2d.policies.dl2_paper.policy import Dl2Original
 
+#: Random checkpoints that CI tries; all of them; those that one nightly test tries; and one of how many has a job come.
+RANDOM_IN_CI, RANDOM, IN_ONE_TEST, A_JOB_COMES = 4, 1000, 50, 4
 SITE = {"models": ["other"], "resources": ["cpu"], "network": "shared", "slot_seconds": 2.0}
 GOOD = a_checkpoint(0, **SITE)
 
@@ -61,39 +70,97 @@ UNTOLD = {"all void", "all workers", "of another cluster"}
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_none_harms_a_job_and_each_is_told_in_one_sentence(tmp_path: Path) -> None:
-    write_checkpoint(GOOD, tmp_path / "good")
+    with a_site(tmp_path) as (cluster, running):
+        for kind, checkpoint in KINDS.items():
+            sentences = harmless(cluster, running, checkpoint, cut if kind == "cut" else untouched)
+            assert sentences or kind in UNTOLD, kind
+        for seed in range(RANDOM_IN_CI):
+            random_one(cluster, running, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("first", range(RANDOM_IN_CI, RANDOM, IN_ONE_TEST))
+def test_no_random_one_harms_a_job(tmp_path: Path, first: int) -> None:
+    with a_site(tmp_path) as (cluster, running):
+        for seed in range(first, min(first + IN_ONE_TEST, RANDOM)):
+            random_one(cluster, running, seed)
+
+
+@contextmanager
+def a_site(directory: Path) -> Iterator[tuple[LocalCluster, JobKey]]:
+    """A daemon that a good version decides for, and a job that trains until the end."""
+    write_checkpoint(GOOD, directory / "good")
     cluster = LocalCluster(
-        tmp_path,
+        directory,
         {
-            "policy": {"name": "dl2-original", "checkpoint": str(tmp_path / "good"), "idle_seconds": 4},
+            "policy": {"name": "dl2-original", "checkpoint": str(directory / "good"), "idle_seconds": 4},
             "schedule": {"poll_seconds": 0.5, "slot_seconds": 2},
         },
     )
-    gate = tmp_path / "gate"
+    gate = directory / "gate"
     gate.touch()
     with cluster:
         running = cluster.train("running", gate=gate, max_workers=2, max_ps=1)
         cluster.wait_until(lambda: cluster.confirmed(running) != NOTHING, "a job trains")
-        for kind, checkpoint in KINDS.items():
-            version = gone_live(cluster, checkpoint, cut=kind == "cut")
-            coming = cluster.train(kind, epochs=2, max_workers=2, max_ps=1)
-            cluster.wait_until(lambda key=coming: done(cluster, key, running), f"{kind}: a job that comes trains")
-            assert cluster.job(coming).state == "finished", kind
-            sentences = told(cluster, version)
-            assert sentences or kind in UNTOLD, kind
-            assert all(sentence and len(sentence.splitlines()) == 1 for sentence in sentences), sentences
+        yield cluster, running
         gate.unlink()
         assert cluster.ended(running).state == "finished"
         assert cluster.stop() == 0
 
 
-def gone_live(cluster: LocalCluster, checkpoint: Checkpoint, *, cut: bool) -> Version:
-    """A version that is made live past check and gate, and whose file may be cut; the daemon has looked at it then."""
+def random_one(cluster: LocalCluster, running: JobKey, seed: int) -> None:
+    """A random bad checkpoint, of which one file in ten is damaged; one that cannot decide is told."""
+    rng = np.random.default_rng([seed, 2])
+    is_damaged = rng.random() < 0.1
+    checkpoint = a_bad_checkpoint(2 * seed)  # those of the paper's policy
+    sentences = harmless(
+        cluster, running, checkpoint, (lambda folder: damaged(folder, rng)) if is_damaged else untouched,
+        comes=seed % A_JOB_COMES == 0,
+    )  # fmt: skip
+    if not is_damaged:
+        try:
+            Dl2Original(checkpoint)
+        except Dl2dError:
+            assert sentences, seed
+
+
+def harmless(
+    cluster: LocalCluster,
+    running: JobKey,
+    checkpoint: Checkpoint,
+    change: Callable[[Path], None],
+    *,
+    comes: bool = True,
+) -> list[str]:
+    """Have a checkpoint go live, whose files may be changed, and a job come; returns what was said of the version."""
+    version = gone_live(cluster, checkpoint, change)
+    keeps_its_least(cluster, running)
+    if comes:
+        coming = cluster.train("coming", epochs=2, max_workers=2, max_ps=1)
+        cluster.wait_until(lambda: done(cluster, coming, running), f"{version.digest}: a job that comes trains")
+        assert cluster.job(coming).state == "finished", version
+    sentences = told(cluster, version)
+    assert all(sentence and len(sentence.splitlines()) == 1 for sentence in sentences), sentences
+    return sentences
+
+
+def untouched(folder: Path) -> None:
+    """Leave the files as they are."""
+
+
+def cut(folder: Path) -> None:
+    """Cut each file."""
+    for file in folder.iterdir():
+        file.write_bytes(file.read_bytes()[:-20])
+
+
+def gone_live(cluster: LocalCluster, checkpoint: Checkpoint, change: Callable[[Path], None]) -> Version:
+    """A version that is made live past check and gate with changed files; the daemon has looked at it then."""
     registry, at = cluster.store.registry, time.time()
     version = keep_version(checkpoint, cluster.state_dir / "policies", registry, at=at, origin="a test")
-    if cut:
-        for file in Path(version.folder).iterdir():
-            file.write_bytes(file.read_bytes()[:-20])
+    change(Path(version.folder))
     registry.change(version.policy, version.digest, VersionState.LIVE, at=at, by="ann", reason="past the gate")
     slot = cluster.store.last_slot_number()
     cluster.wait_until(lambda: cluster.store.last_slot_number() > slot + 1, "it decides")
@@ -102,10 +169,15 @@ def gone_live(cluster: LocalCluster, checkpoint: Checkpoint, *, cut: bool) -> Ve
 
 def done(cluster: LocalCluster, coming: JobKey, running: JobKey) -> bool:
     """Whether the job has ended; the other one has its minimum size all the time."""
+    keeps_its_least(cluster, running)
+    return cluster.job(coming).state.ended
+
+
+def keeps_its_least(cluster: LocalCluster, running: JobKey) -> None:
+    """The job trains with its minimum size or more."""
     job = cluster.job(running)
     assert job.state == "running"
     assert cluster.confirmed(running) >= job.request.min_size
-    return cluster.job(coming).state.ended
 
 
 def told(cluster: LocalCluster, version: Version) -> list[str]:
