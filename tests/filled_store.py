@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -41,15 +42,25 @@ def cookbook() -> list[tuple[int, str, str]]:
     return [(int(number), title, query) for number, title, query in found]
 
 
-def fill(url: str, *, days: int, jobs_per_day: int, now: float, seed: int = 1) -> None:
-    """Fill a migrated, empty database with ``days`` days that end at ``now``."""
+def on_day(query: str, at: float) -> str:
+    """A question with the day of a time in the place of the day that the page names."""
+    return query.replace("2026-11-20", time.strftime("%Y-%m-%d", time.gmtime(at)))
+
+
+def fill(
+    url: str, *, days: int, jobs_per_day: int, now: float, seed: int = 1, shadow_last: bool = False
+) -> None:  # fmt: skip
+    """Fill a migrated, empty database with ``days`` days that end at ``now``; half of them are of mode shadow."""
     rng = random.Random(seed)
     begin = now - days * 86_400
     slots = int(days * 86_400 / SLOT_SECONDS)
+    half = slots // 2
+    shadow = range(half + 1, slots + 1) if shadow_last else range(1, half + 1)
+    modes = (Mode.LIVE, Mode.SHADOW) if shadow_last else (Mode.SHADOW, Mode.LIVE)
     rows: dict[type[Base], list[dict[str, Any]]] = {
         PolicyVersionRow: [_version(number, begin) for number in (1, 2)],
         PolicyChangeRow: [_policy_change(number, begin) for number in (1, 2)],
-        ModeChangeRow: [_mode(1, begin, "", Mode.SHADOW), _mode(2, begin + days * 43_200, "shadow", Mode.LIVE)],
+        ModeChangeRow: [_mode(1, begin, "", modes[0]), _mode(2, begin + days * 43_200, modes[0].value, modes[1])],
         SpeedRow: [_speed(model, workers, begin) for model in _MODELS for workers in (1, 2, 4, 8)],
     }
     for model in (SlotRow, JobRow, DecisionRow, ShadowAllocationRow, SlotResourceRow, TaskRow, ResizeRow,
@@ -57,15 +68,14 @@ def fill(url: str, *, days: int, jobs_per_day: int, now: float, seed: int = 1) -
         rows[model] = []
     for number in range(1, slots + 1):
         at = begin + number * SLOT_SECONDS
-        shadow = number <= slots // 2
-        rows[SlotRow].append(_slot(number, at, shadow=shadow, fallback=number % 97 == 0))
+        rows[SlotRow].append(_slot(number, at, shadow=number in shadow, fallback=number % 97 == 0))
         for resource, capacity in (("cpu", 512.0), ("gpu", 128.0), ("memory", 4194304.0)):
             used = rng.uniform(0.4, 1.0) * capacity
             rows[SlotResourceRow].append(
                 {"slot": number, "resource": resource, "capacity": capacity, "used": used, "held": 0.9 * used}
             )
     for number in range(1, days * jobs_per_day + 1):
-        _add_job(rows, rng, number, begin + 86_400 * number / jobs_per_day, begin, slots, now)
+        _add_job(rows, rng, number, begin + 86_400 * number / jobs_per_day, begin, slots, shadow, now)
     database = Database(Place.parse(url))
     with database.writing("filling") as connection:
         for model, values in rows.items():
@@ -80,7 +90,7 @@ def _batches(values: list[dict[str, Any]]) -> Iterable[list[dict[str, Any]]]:
 
 def _add_job(
     rows: dict[type[Base], list[dict[str, Any]]], rng: random.Random, number: int, submitted: float, begin: float,
-    slots: int, now: float,
+    slots: int, shadow: range, now: float,
 ) -> None:  # fmt: skip
     waited, trained = rng.expovariate(1 / 1800), rng.expovariate(1 / 9000) + 300
     started, ended = submitted + waited, submitted + waited + trained
@@ -97,7 +107,7 @@ def _add_job(
     for slot in range(first, last + 1):
         size = (workers, ps) if begin + slot * SLOT_SECONDS >= started else (0, 0)
         rows[DecisionRow].append(_decision(slot, number, size, previous, rng))
-        if slot <= slots // 2:
+        if slot in shadow:
             other = (max(size[0] + rng.choice((-1, 0, 0, 1)), 0), size[1])
             rows[ShadowAllocationRow].append(
                 {"slot": slot, "job_number": number, "workers": other[0], "ps": other[1], "guard": "",
