@@ -84,11 +84,11 @@ def test_a_tick_with_a_thousand_jobs_asks_slurm_once_for_jobs_and_once_for_nodes
         timer=lambda: 0.0,
     )
     state = TickState()
-    for more in ({"squeue": 2, "scontrol": 1}, {}, {}):
+    for more in ({"squeue": 2, "scontrol": 2}, {}, {}):
         clock.now += 15
         slurm.forget()
         state, report = tick(context, state)
         assert len(report.snapshot.jobs) == ANCHORS
         assert report.plan.starts == report.plan.stops == ()
-        # At first, excluded nodes are asked for as well; and reservations once a minute.
+        # At first, excluded nodes are asked for as well; reservations and limits are once a minute.
         assert Counter(call.name for call in slurm.calls()) == {"squeue": 1, "sinfo": 1} | more
