@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+# Making the root takes minutes, and so do the tests in it.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 run = partial(subprocess.run, check=False, capture_output=True, text=True)
 
