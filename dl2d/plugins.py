@@ -130,5 +130,5 @@ def _parameters(factory: Callable[..., Any]) -> dict[str, str]:
 def _pick(group: str, name: str, key: str) -> Callable[..., Any]:
     found = available(group)
     if name not in found:
-        raise PluginError(f"{key}: there is no {name!r}; installed are {', '.join(found) or 'none'}")
+        raise PluginError(f"{key}: {name!r} is not installed; installed are {', '.join(found) or 'none'}")
     return cast("Callable[..., Any]", found[name])

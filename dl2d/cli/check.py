@@ -157,7 +157,7 @@ def _of_settings(settings: Settings) -> Iterator[Finding]:
     ):
         installed = sorted(entry_points(group=group).names)
         good = name in installed
-        yield Finding(key, good, name if good else f"there is no {name!r}; installed are {', '.join(installed)}")
+        yield Finding(key, good, name if good else f"{name!r} is not installed; installed are {', '.join(installed)}")
     if settings.policy.name in entry_points(group=POLICIES).names:
         yield from _policy(settings)
     if settings.policy.fallback in entry_points(group=POLICIES).names:
@@ -358,7 +358,9 @@ def _secret(settings: Settings) -> Finding:
             return Finding("secret", True, f"{path} does not exist yet; the first `dl2d run` creates it")
         load_credentials(path, create=False)
     except OSError as error:
-        return Finding("secret", False, f"{path}: {error.strerror}: run this command as the daemon's account")
+        return Finding(
+            "secret", False, f"cannot read {path}: {error.strerror}: run this command as the daemon's account"
+        )
     except Dl2dError as error:
         return Finding("secret", False, str(error))
     return Finding("secret", True, f"{path}, readable by its owner alone")

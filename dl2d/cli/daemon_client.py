@@ -114,7 +114,9 @@ class DaemonClient:
             case 409 | 422:
                 raise RequestError("job", text)
             case 503 if "Retry-After" in answer.headers:
-                raise Unavailable(f"the daemon has just started and took nothing yet ({text}); try again in a minute")
+                raise Unavailable(
+                    f"the daemon has just started and accepts no requests yet ({text}); try again in a minute"
+                )
             case 503:
                 raise Unavailable(text)
             case _:
@@ -150,7 +152,7 @@ def daemon_trust(settings: Settings) -> ssl.SSLContext | bool:
     try:
         context = ssl.create_default_context(cafile=str(certificate))
     except OSError as error:
-        raise ConfigError(f"api.certificate: {certificate}: {error.strerror or error}") from error
+        raise ConfigError(f"api.certificate: cannot read {certificate}: {error.strerror or error}") from error
     context.check_hostname = False
     context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
     return context

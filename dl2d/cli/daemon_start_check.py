@@ -48,7 +48,7 @@ def folder_problem(folder: Path) -> str:
             return problem
         space = os.statvfs(place)
     except OSError as error:
-        return f"{folder}: {error.strerror}; run this command as the daemon's account"
+        return f"cannot read {folder}: {error.strerror}; run this command as the daemon's account"
     free = space.f_bavail * space.f_frsize
     if free < _MIN_FREE_BYTES:
         return f"{place} has {free >> 20} MiB of free space, less than {_MIN_FREE_BYTES >> 20}; free some space"

@@ -160,7 +160,7 @@ def on_trial(
     cases: tuple[TrialCase, ...] = ()
     assumed = ""
     if candidate.digest == current.digest:
-        verdict = Verdict(passed=False, reason="it is what decides already")
+        verdict = Verdict(passed=False, reason="it is the version that decides already")
     else:
         compared = compare(
             split.period_cases if is_site else split.cases,

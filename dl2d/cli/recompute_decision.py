@@ -73,7 +73,7 @@ def recompute(slot: Slot, settings: Settings, registry: Registry) -> Recomputed:
     recorded = _without_fallback(slot.proposed) if fell_back else slot.proposed
     by = f"with {again.policy} version {again.policy_version}, placement {placement.name} and seed {slot.seed}"
     if fell_back:
-        by += f" (the fallback, for {policy.name} had failed)"
+        by += f" (the fallback, because {policy.name} had failed)"
     if encode(again) == encode(recorded):
         return Recomputed(True, f"{by}: the same, bit for bit")
     return Recomputed(False, f"{by}: DIFFERENT: {_differences(recorded, again)}")

@@ -62,7 +62,9 @@ def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o750)
     except OSError as error:
-        raise ConfigError(f"state_dir: {error.filename or folder}: {error.strerror}; {_ADVICE}") from error
+        raise ConfigError(
+            f"state_dir: cannot create {error.filename or folder}: {error.strerror}; {_ADVICE}"
+        ) from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(f"state_dir: {folder} may not be written by uid {os.getuid()}; {_ADVICE}")
     if problem := exposed_folder(folder):

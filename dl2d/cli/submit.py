@@ -188,7 +188,8 @@ def _to_yarn(
         check_private(daemon)
     except UsageError:
         raise ConfigError(
-            f"api.advertise is {daemon}, not an https URL: the daemon would refuse the service's registration"
+            f"the daemon's address is {daemon}, but a service registers over https only: the administrator has to set "
+            "api.advertise to an https URL, and api.certificate"
         ) from None
     # The tickets are the user's, not the daemon's.
     with RestClient.of(yarn, as_caller=True) as client:

@@ -88,7 +88,7 @@ def _checked(cls: Any, given: object) -> object:
     if not known.issuperset(given):
         for key in given:
             if not isinstance(key, str):
-                raise bad("", f"the key {shown(key)} is no text")
+                raise bad("", f"the key {shown(key)} is not text")
         given = {key: value for key, value in given.items() if key in known or key not in cls.ignored_keys}
     if not known.issuperset(given) or not all(key in given for key in required):
         raise bad(*_key_problems(given.keys(), known, required)[0])
@@ -267,7 +267,7 @@ def _resources(value: object) -> Resources:
     if isinstance(value, Mapping):
         for name, amount in value.items():
             if not isinstance(name, str):
-                raise bad("", f"the key {shown(name)} is no text")
+                raise bad("", f"the key {shown(name)} is not text")
             if not isinstance(amount, int | float | str) or isinstance(amount, bool):
                 raise bad(printable(name), f"expected a number, got {shown(amount)}")
     try:

@@ -33,7 +33,7 @@ def load_credentials(path: Path, *, create: bool) -> Credentials:
             f"{path} does not exist: the daemon makes it when it first runs (dl2d run); wait if it just began"
         ) from None
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}: only the account that runs the daemon may read it") from error
+        raise ConfigError(f"cannot read {path}: {error.strerror}: only the account that runs the daemon may") from error
     if mode & 0o077:
         raise ConfigError(f"{path} has mode {mode:04o}: only its owner may read it; run chmod 600 and restart")
     if create and status.st_uid != os.geteuid():

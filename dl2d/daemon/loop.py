@@ -349,17 +349,17 @@ class Daemon(AbstractContextManager["Daemon"]):
         except Waiting as error:
             self._status = f"waiting: {error}"
             self._health.waits(str(error))
-            log.info("tick waits", reason=str(error))
+            log.info("tick skipped until the resource manager may be asked again", reason=str(error))
             return None
         except Dl2dError as error:
             self._status = f"last tick failed: {error}"
             self._health.failed(str(error))
-            log.error("tick failed", error=str(error), kind=type(error).__name__)
+            log.error("tick failed; the next tick tries again", error=str(error), kind=type(error).__name__)
             return None
         except Exception as error:
             self._status = f"last tick failed: {error!r}"
             self._health.failed(repr(error))
-            log.exception("tick failed unexpectedly")
+            log.exception("tick failed unexpectedly; the next tick tries again")
             return None
         finally:
             self._last_done = self._timer()
@@ -483,9 +483,9 @@ class Daemon(AbstractContextManager["Daemon"]):
             context, canary = self._build(settings, active)
             self._enter(settings.mode, "reload")
         except Dl2dError as error:
-            log.error("reload refused", error=str(error))
+            log.error("settings not reloaded; the old ones stay in force", error=str(error))
         except Exception:
-            log.exception("reload failed unexpectedly, the settings stay as they are")
+            log.exception("settings not reloaded, unexpectedly; the old ones stay in force")
         else:
             with self._replacing_context:
                 self._settings, self._context, self._active, self._canary = settings, context, active, canary

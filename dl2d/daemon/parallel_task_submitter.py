@@ -69,7 +69,9 @@ class ParallelTaskSubmitter:
             if call.cancel():
                 return None
             self._hanging.add(call)
-            return Unavailable(f"the resource manager did not answer to the start in {self._answer_seconds:g} s")
+            return Unavailable(
+                f"the resource manager did not answer the request to start it within {self._answer_seconds:g} s"
+            )
         return call.result()
 
     def close(self) -> None:

@@ -78,7 +78,11 @@ def wait_for_lease(
                 seen, since = sign, timer()
             elif timer() - since >= silent_after:
                 store.acquire(holder, silent=sign)
-                log.error("standby takes over", reason=f"no sign of life for {silent_after:g} s", silent=sign.holder)
+                log.error(
+                    "standby takes over",
+                    reason=f"its holder has not renewed the lease for {silent_after:g} s",
+                    silent=sign.holder,
+                )
                 return True
         except AlreadyRunning:
             seen = None  # the holder lives, or another standby was first

@@ -431,7 +431,7 @@ def _mapping(loader: _OnceLoader, node: yaml.MappingNode) -> dict[object, object
     seen: set[object] = set()
     for key, _ in pairs:
         if not isinstance(key, str):
-            raise yaml.YAMLError(f"the key {shown(key)} is no text{node.start_mark}")
+            raise yaml.YAMLError(f"the key {shown(key)} is not text{node.start_mark}")
         if key in seen:
             raise yaml.YAMLError(f"the key {shown(key)} is given twice{node.start_mark}")
         seen.add(key)

@@ -56,7 +56,7 @@ def load_state(file: Path) -> State:
             arrays = dict(opened)
         words = json.loads(arrays.pop("words").tobytes())
     except FileNotFoundError:
-        raise CheckpointError(f"{file.parent}: nothing to resume: there is no {file.name}") from None
+        raise CheckpointError(f"{file.parent}: cannot resume: there is no {file.name}") from None
     except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
         raise CheckpointError(f"{file}: cannot be read: {error}") from error
     return State(words=words, arrays=arrays)

@@ -208,7 +208,7 @@ class LocalManager:
             self._reap(record.supervisor)
             return record
         if record.boot != self._boot:
-            return self._end(record, "lost", "the machine was started anew")
+            return self._end(record, "lost", "the machine was restarted")
         if record.supervisor is None:
             if time.monotonic() - record.begun < START_LIMIT:
                 return record
@@ -294,7 +294,7 @@ class LocalManager:
                 f"not as {task.owner.user} (uid {task.owner.uid})"
             )
         if not _TASK_NAME.fullmatch(task.name):
-            raise Rejected(f"{task.tag}: {task.name!r} cannot be a task's name, for it names its output file")
+            raise Rejected(f"{task.tag}: {task.name!r} cannot be a task's name, because its output file has that name")
         try:
             JobKey.from_slug(task.job.slug)
         except ValueError as error:
@@ -406,7 +406,7 @@ def _verdict(ended: Ending) -> tuple[RmJobState, str]:
         return (RmJobState.DONE if code == 0 else RmJobState.FAILED), how
     why = {
         "stopped": "ended when asked to stop",
-        "killed": "killed, the time to stop was over",
+        "killed": "killed, since it did not end in time",
         "outside": "its supervisor was told to end",
     }
     return RmJobState.CANCELLED, f"{why.get(ended.cause, ended.cause)}: {how}"

@@ -256,7 +256,9 @@ class Database:
                 "daemon and restore a backup"
             ) from None
         except OSError as error:
-            raise StoreUnavailable(f"the store {self.place}: {error.strerror or error}") from error
+            raise StoreUnavailable(
+                f"cannot read the file of the store {self.place}: {error.strerror or error}"
+            ) from error
         found = (status.st_dev, status.st_ino)
         if self._file is None:
             self._file = found
@@ -282,7 +284,9 @@ class Database:
             except FileNotFoundError:
                 found = None
             except OSError as error:
-                raise StoreUnavailable(f"the store {self.place}: {log}: {error.strerror}") from error
+                raise StoreUnavailable(
+                    f"cannot read the log of the store {self.place}: {log}: {error.strerror}"
+                ) from error
             if found == known:
                 continue
             if _has_open(f"{log} (deleted)"):
@@ -318,7 +322,7 @@ def translated(place: Place, doing: str) -> Iterator[None]:
         # Overflow: a number beyond 64 bits. Unicode: half of a surrogate pair inside a record.
         raise StoreError(f"{doing}: a value cannot be kept in or read from {place}: {error}") from error
     except OSError as error:
-        raise StoreUnavailable(f"{doing}: {place}: {error.strerror or error}") from error
+        raise StoreUnavailable(f"{doing} failed: cannot access {place}: {error.strerror or error}") from error
 
 
 # What is wrong and what to do, by SQLite's primary result code and by PostgreSQL's SQLSTATE (longest prefix wins).

@@ -44,7 +44,9 @@ def export(
     """
     known = exportable()
     if missing := sorted(set(tables) - known.keys()):
-        raise RequestError("table", f"there is no {', '.join(missing)}; there are {', '.join(sorted(known))}")
+        raise RequestError(
+            "table", f"there is no table {', '.join(missing)}; the tables are {', '.join(sorted(known))}"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
@@ -55,7 +57,7 @@ def export(
             if not tables or name in tables
         }
     except OSError as error:
-        raise RequestError("folder", f"{error.filename or folder}: {error.strerror}") from error
+        raise RequestError("folder", f"cannot write {error.filename or folder}: {error.strerror}") from error
 
 
 def _export_table(

@@ -95,7 +95,7 @@ class FileLease:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             descriptor = os.open(self._path, flags, 0o600)
         except OSError as error:
-            raise StoreUnavailable(f"locking the store: {self._path}: {error.strerror}") from error
+            raise StoreUnavailable(f"cannot lock the store: {self._path}: {error.strerror}") from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(descriptor, 0)
@@ -108,7 +108,7 @@ class FileLease:
             ) from None
         except OSError as error:
             os.close(descriptor)
-            raise StoreUnavailable(f"locking the store: {self._path}: {error.strerror}") from error
+            raise StoreUnavailable(f"cannot lock the store: {self._path}: {error.strerror}") from error
         self._descriptor = descriptor
 
     def check(self) -> None:

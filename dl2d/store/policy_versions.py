@@ -156,7 +156,9 @@ class SqlRegistry:
             _lock(connection, policy)
             row = _find(connection, policy, digest)
             if row is None:
-                raise RegistryError(f"there is no version {digest[:_DIGITS]} of {policy}; `dl2d policy list` has all")
+                raise RegistryError(
+                    f"there is no version {digest[:_DIGITS]} of {policy}; `dl2d policy list` shows all versions"
+                )
             if live is not None:
                 _check_live(connection, policy, live)
             if row.state == state:

@@ -182,7 +182,8 @@ def check(connection: Connection, place: Place) -> None:
     check_known(found, place)
     if found is None:
         raise SchemaOutdated(f"the store {place} is empty; start the daemon (dl2d run), or run `dl2d db upgrade`")
-    raise SchemaOutdated(f"the store {place} has schema {found}, this dl2d needs {head()}; run `dl2d db upgrade`")
+    raise SchemaOutdated(f"the store {place} has schema {found}, this dl2d needs {head()}; stop the daemon and "
+                         "run `dl2d db upgrade`")  # fmt: skip
 
 
 def check_known(found: str | None, place: Place) -> None:

@@ -55,10 +55,18 @@ def test_a_good_configuration(dl2d: Dl2d, tmp_path: Path):
 @pytest.mark.parametrize(
     ("sections", "item", "says"),
     [
-        ({"policy": {"name": "drff"}}, "policy.name", "there is no 'drff'; installed are dl2, dl2-original, drf, fifo"),
+        (
+            {"policy": {"name": "drff"}},
+            "policy.name",
+            "'drff' is not installed; installed are dl2, dl2-original, drf, fifo",
+        ),
         ({"policy": {"fallback": "none"}}, "policy.fallback", "there is no 'none'"),
-        ({"placement": "random"}, "placement", "there is no 'random'; installed are best_fit, load_balance"),
-        ({"resource_manager": {"name": "yarrn"}}, "resource_manager.name", "there is no 'yarrn'; installed are local"),
+        ({"placement": "random"}, "placement", "'random' is not installed; installed are best_fit, load_balance"),
+        (
+            {"resource_manager": {"name": "yarrn"}},
+            "resource_manager.name",
+            "'yarrn' is not installed; installed are local",
+        ),
         (
             {"resource_manager": {"name": "local", "local": {"nodes": [{"name": "n"}]}}},
             "resource_manager.local",

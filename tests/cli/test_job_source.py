@@ -40,7 +40,7 @@ class VouchedWorld(ApiWorld):
 
     def _authenticate_user(self, credential: str, payload: str) -> int:
         if credential != f"MUNGE:{payload}":
-            raise Denied("the proof was not made for this request to this daemon")
+            raise Denied("the credential was not made for this request to this daemon")
         return self.uid
 
 

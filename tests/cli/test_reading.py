@@ -478,7 +478,7 @@ def test_chosen_tables_are_exported_and_errors_say_what_to_do(dl2d: Dl2d, record
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["jobs.csv", "slots.csv"]
     ran = dl2d("db", "export", tmp_path / "out", "--table", "secrets", "-c", recorded.config)
     assert ran.status == 2
-    assert "there is no secrets; there are " in ran.err
+    assert "there is no table secrets; the tables are " in ran.err
     (tmp_path / "other").mkdir()
     ran = dl2d("db", "export", tmp_path / "out", "-c", write_config(tmp_path / "other"))
     assert ran.status == 1

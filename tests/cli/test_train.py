@@ -50,7 +50,7 @@ def test_wrong_use(dl2d: Dl2d, tmp_path: Path, workload: Path) -> None:
     assert dl2d("train", "-w", tmp_path / "*.nothing", "-o", tmp_path / "out").status == 2
     none = dl2d("train", "-w", workload, "-o", tmp_path / "out", "--resume", "--no-compare")
     assert none.status == 1
-    assert "nothing to resume" in none.err
+    assert "cannot resume" in none.err
     ran = dl2d("simulate", "-w", workload, "-p", "dl2", "--checkpoint", tmp_path)
     assert ran.status == 1
     assert "is not a checkpoint" in ran.err

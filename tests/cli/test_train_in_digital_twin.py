@@ -183,7 +183,7 @@ def test_a_live_version_that_did_worse_than_the_fallback_would_have_is_rolled_ba
         assert withdraw_if_worse(review, registry, at=time.time()) == ""
         # Nor does anything happen where the version is the first.
         first_again = replace(review, current=first.digest)
-        assert "stays live, for none can replace it" in withdraw_if_worse(first_again, registry, at=time.time())
+        assert "stays live, because none can replace it" in withdraw_if_worse(first_again, registry, at=time.time())
 
 
 class Smallest:

@@ -119,7 +119,7 @@ NAME = f"expected {NAME_RULE}, got "
          "unknown key (did you mean colour?); known are colour, share"),
         ({"one": {"share": 1, "colour": "gren"}}, "one.colour",
          "expected one of green, red, got 'gren' (did you mean green?)"),
-        ({"one": {"share": 1, 2: 3}}, "one", "the key 2 is no text"),
+        ({"one": {"share": 1, 2: 3}}, "one", "the key 2 is not text"),
         ({"one": {"share": 1, "a\nb": 3}}, "one.'a\\nb'", "unknown key; known are colour, share"),
         ({"inner": 3}, "inner", "unknown key; known are count, demand, name, one, parts, sure, with"),
         ({"options": {}}, "options", "unknown key; known are count, demand, name, one, parts, sure, with"),

@@ -89,9 +89,9 @@ class TestStart:
         [
             ({"colour": "red"}, "colour: unknown key"),
             ({"schedule": {"poll_seconds": 0}}, "schedule.poll_seconds: "),
-            ({"policy": {"name": "drff"}}, "policy.name: there is no 'drff'; installed are "),
+            ({"policy": {"name": "drff"}}, "policy.name: 'drff' is not installed; installed are "),
             ({"policy": {"fallback": "x"}}, "policy.fallback: there is no 'x'"),
-            ({"placement": "x"}, "placement: there is no 'x'; installed are best_fit, load_balance"),
+            ({"placement": "x"}, "placement: 'x' is not installed; installed are best_fit, load_balance"),
             ({"resource_manager": {"name": "pbs"}}, "resource_manager.name: there is no 'pbs'"),
             ({"resource_manager": {"name": "local", "local": {"nodes": []}}}, "local.nodes: expected a list"),
             (
@@ -435,7 +435,12 @@ def test_a_tick_that_has_to_wait_is_no_failure(tmp_path: Path, ticks: dict[str, 
         until(lambda: ticks["begun"] == 1, "the first tick")
         ticks["error"] = Waiting("containers may not have reported yet")
         running.daemon.wake()
-        until(lambda: any(entry["event"] == "tick waits" for entry in logs), "it is logged")
+        until(
+            lambda: any(
+                entry["event"] == "tick skipped until the resource manager may be asked again" for entry in logs
+            ),
+            "it is logged",
+        )
         assert not [entry for entry in logs if entry["log_level"] in ("warning", "error")]
         ticks["error"] = None
         running.daemon.wake()
@@ -516,7 +521,7 @@ class TestPlugins:
         assert {"drf", "fifo"} <= set(found)
         assert "mine" not in found
         assert [entry["name"] for entry in logs if entry["event"] == "plug-in cannot be loaded"] == ["mine"]
-        with pytest.raises(PluginError, match=r"^policy\.name: there is no 'mine'; installed are .*drf, fifo"):
+        with pytest.raises(PluginError, match=r"^policy\.name: 'mine' is not installed; installed are .*drf, fifo"):
             plugins.load_policy("mine")
 
     def test_one_that_cannot_be_made_says_why(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,7 +177,7 @@ def test_a_call_that_hangs_takes_its_thread_and_nothing_else() -> None:
     pool = ParallelTaskSubmitter(submit, 1, answer_seconds=0.05)
     hanging, left = pool.submit(_specs(2))
     assert isinstance(hanging, Unavailable)
-    assert "did not answer to the start in 0.05 s" in str(hanging)
+    assert "did not answer the request to start it within 0.05 s" in str(hanging)
     assert left is None
     again, *others = pool.submit(_specs(2))
     assert isinstance(again, Unavailable)

@@ -164,7 +164,7 @@ def test_a_job_trains_while_the_resource_manager_is_killed_and_restarted(daemon:
     assert daemon.confirmed(key) == (2, 1)
     daemon.yarn.start("rm")
     daemon.yarn.wait_for_nodes(3)
-    daemon.wait_until(lambda: '"event": "tick failed"' not in daemon.said(3), "ticks are complete again")
+    daemon.wait_until(lambda: '"event": "tick failed' not in daemon.said(3), "ticks are complete again")
     daemon.wait_until(lambda: daemon.service(key).json().get("state") == "STABLE", "YARN knows the service", timeout=90)
     assert {task.id for task in daemon.tasks(key, live=True)} == before, str(daemon.tasks(key))
     gate.unlink()

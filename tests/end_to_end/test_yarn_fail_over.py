@@ -165,7 +165,7 @@ def test_a_job_trains_through_a_fail_over_and_is_resized_after_it(cluster: YarnC
         daemon.wait_until(lambda: unharmed() and role(cluster, standby) == "ACTIVE", "the standby has taken over")
         assert daemon.job(first).progress.epoch > epoch
         daemon.wait_until(
-            lambda: unharmed() and '"event": "tick failed"' not in daemon.said(3), "ticks are complete again"
+            lambda: unharmed() and '"event": "tick failed' not in daemon.said(3), "ticks are complete again"
         )
         second = daemon.train("second", *FAST, epochs=15, gate=gate, worker=worker, max_workers=2, max_ps=1)
         daemon.wait_until(lambda: daemon.confirmed(second).workers >= 1, "the second job trains")

@@ -85,7 +85,7 @@ def test_going_on_leads_where_it_would_have_led(tmp_path: Path) -> None:
         load_state(replace(QUICK, seed=9), "inputs", tmp_path)
     with pytest.raises(CheckpointError, match="other workloads"):
         load_state(QUICK, "others", tmp_path)
-    with pytest.raises(CheckpointError, match="nothing to resume"):
+    with pytest.raises(CheckpointError, match="cannot resume"):
         load_state(QUICK, "inputs", tmp_path / "elsewhere")
 
 

@@ -84,7 +84,7 @@ def test_records_of_an_earlier_boot_are_lost_and_nobody_is_signalled(
     handle = fake_record(local, boot="another", keeper=same, leader=same)
     local.stop(handle, grace=0)
     job = local.job_of(handle)
-    assert (job.state, job.reason) == (RmJobState.LOST, "the machine was started anew")
+    assert (job.state, job.reason) == (RmJobState.LOST, "the machine was restarted")
 
 
 def test_a_supervisor_that_was_killed_takes_its_task_along(

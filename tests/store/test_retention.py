@@ -159,7 +159,7 @@ def test_all_tables_but_secrets_are_exported_page_by_page(
 
 def test_an_export_of_one_table_and_of_one_that_is_not_there(filled: Database, tmp_path: Path) -> None:
     assert list(export(filled, tmp_path / "new", ["jobs"], done=lambda *_: None)) == ["jobs"]
-    with pytest.raises(RequestError, match="there is no job; there are canaries, "):
+    with pytest.raises(RequestError, match="there is no table job; the tables are canaries, "):
         export(filled, tmp_path, ["job"], done=lambda *_: None)
     (tmp_path / "file").touch()
     with pytest.raises(RequestError, match=r"File exists|Not a directory"):

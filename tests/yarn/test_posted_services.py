@@ -209,7 +209,7 @@ def test_it_registers_with_its_secret_and_is_resized_and_removed_as_its_user(
     # As while its master is restarted: the description is incomplete.
     incomplete = httpx2.Response(200, content=b'{"state": "ACCEPTED"}')
     yarn.instead = lambda request: incomplete if request.url.path.endswith("/digits") else None
-    with pytest.raises(Unavailable, match="does not tell the description"):
+    with pytest.raises(Unavailable, match="does not yet show the description"):
         manager.authenticate(application, secret)
     yarn.instead = lambda _request: None
     anchor = manager.authenticate(application, secret)

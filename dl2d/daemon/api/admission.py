@@ -82,8 +82,8 @@ def check_options(anchor: Anchor, seen: Mapping[str, str]) -> None:
     if lost:
         raise RequestError(
             lost[0],
-            "was given to sbatch, but is not in the job's AdminComment: this site's slurmctld needs job_submit.lua; "
-            "until then use #DL2 lines in the batch script",
+            "was given to sbatch, but is not in the job's AdminComment: use #DL2 lines in the batch script, or ask the "
+            "administrator to install job_submit.lua (docs/slurm.md)",
         )
 
 

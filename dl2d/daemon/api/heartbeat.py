@@ -318,7 +318,7 @@ def _end_reason(request: JobRequest, beat: Heartbeat, state: JobState) -> str:
     said = _plain(beat.reason) or (finished if state is JobState.FINISHED else "no reason given")
     if beat.inexact_from is None:
         return said
-    return f"{said}; inexact from version {beat.inexact_from} on, for optimizer state was lost with a server"
+    return f"{said}; inexact from version {beat.inexact_from} on, because optimizer state was lost with a server"
 
 
 def targets(tasks: tuple[Task, ...]) -> list[str]:

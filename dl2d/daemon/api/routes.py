@@ -190,7 +190,7 @@ def heartbeat(
         # Cancelled, or ended as the resource manager says, and the coordinator does not know it yet.
         return {"members": [], "stop": True, "heartbeat_seconds": services.heartbeat_seconds()}
     if not services.taken.take(job.key, beat.sender, beat.number):
-        raise HTTPException(409, "this heartbeat, or a later one of the same process, was taken before")
+        raise HTTPException(409, "this heartbeat, or a later one of the same process, was received before")
     # Tasks of a static job are its coordinator's own affair: the next tick sees which there are.
     tasks = () if job.static else services.store.named_tasks(job.key, {member.task for member in beat.members})
     reception = receive(job, tasks, beat, at, anchor_decides=not services.starts_anchors and not job.static)

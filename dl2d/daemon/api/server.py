@@ -28,8 +28,8 @@ def read_certificate(certificate: Path, key: Path | None) -> str:
         return certificate_text(certificate.read_text(encoding="ascii", errors="replace"))
     except OSError as error:
         raise ConfigError(
-            f"api.certificate={certificate} api.certificate_key={key}: {error.strerror or error}; both are PEM "
-            "files, and the key belongs to the certificate"
+            f"cannot load api.certificate={certificate} api.certificate_key={key}: {error.strerror or error}; both must "
+            "be PEM files, and the key must belong to the certificate"
         ) from error
 
 
@@ -96,7 +96,8 @@ class ApiServer:
         except OSError as error:
             self._socket.close()
             raise ConfigError(
-                f"api.host={host} api.port={port}: {error.strerror}; choose another port, or end what uses it"
+                f"cannot listen on api.host={host} api.port={port}: {error.strerror}; choose another port, or end "
+                "what uses it"
             ) from error
         #: Host and port that it is bound to.
         self.address: tuple[str, int] = self._socket.getsockname()[:2]

@@ -136,7 +136,7 @@ class ActiveVersion:
         except RegistryError as error:
             self._kept = self._digest
             log.error(
-                "failing policy version stays live, for none can replace it: promote another (dl2d policy promote)",
+                "failing policy version stays live, because none can replace it: promote another (dl2d policy promote)",
                 policy=self._name, version=version, reason=reason, error=str(error),
             )  # fmt: skip
             text = f"{reason}; it stays live: {error}"

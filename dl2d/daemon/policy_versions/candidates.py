@@ -101,5 +101,5 @@ def withdraw_if_worse(review: Trial, registry: Registry, *, at: float) -> str:
         return ""
     except RegistryError as error:
         registry.remark(review.policy, live.digest, at=at, by=_BY, text=f"{review.reason}; it stays live: {error}")
-        return f"version {version} stays live, for none can replace it ({error}): {review.reason}"
+        return f"version {version} stays live, because none can replace it ({error}): {review.reason}"
     return f"version {version} withdrawn, {earlier.digest[:DIGITS]} is live again: {review.reason}"

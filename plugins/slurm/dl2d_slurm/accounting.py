@@ -189,7 +189,7 @@ def _parse(text: str, delimiter: str) -> tuple[list[dict[str, str]], dict[str, s
     """
     values = text.split(delimiter)
     if values.pop().strip() or len(values) % len(_FIELDS):
-        raise Unavailable("sacct's answer is cut off", said=text[-200:])
+        raise Unavailable("sacct's output ended within a record; it is read again in the next tick", said=text[-200:])
     jobs: list[dict[str, str]] = []
     tasks: dict[str, str] = {}
     for start in range(0, len(values), len(_FIELDS)):

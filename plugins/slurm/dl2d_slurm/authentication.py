@@ -52,25 +52,27 @@ def proven_uid(
     Raises
     ------
     Denied
-        It is no credential, expired, used before, or made for something else.
+        It is not a credential of munge, has expired, was used before, or was made for something else.
     Unavailable
         munged does not answer.
     """
     if len(proof) > _MAX_PROOF or not proof.isascii():
-        raise Denied(f"the proof for {subject} is not a munge credential")
+        raise Denied(f"the credential for {subject} is not from munge")
     chosen = (f"--socket={socket}",) if socket else ()
     answer = commands.run("unmunge", *chosen, "--numeric", "--keys=STATUS,UID,LENGTH", stdin=proof, seconds=seconds)
     if answer.status in _MUNGE_TROUBLE:
-        raise Unavailable("munge cannot check a proof", said=answer.stderr)
+        raise Unavailable(f"munged did not verify the credential for {subject}", said=answer.stderr)
     if answer.status != 0:
         said = _MUNGE_WORDS.get(answer.status, answer.stderr)
-        raise Denied(f"the proof for {subject} is not a good munge credential", said=said)
+        raise Denied(f"munged rejects the credential for {subject}", said=said)
     head, _, found = answer.stdout.partition("\n\n")
     fields = dict(_FIELD.findall(head))
     if fields.get("STATUS") != "0" or not fields.get("UID", "").isdecimal():
-        raise Unavailable("munge cannot check a proof", said=f"unmunge answered {head[:200]!r}")
+        raise Unavailable(
+            f"munged did not verify the credential for {subject}", said=f"unmunge answered {head[:200]!r}"
+        )
     if found != payload:
-        raise Denied(f"the proof was not made for {subject}", said=hint)
+        raise Denied(f"the credential was not made for {subject}", said=hint)
     return int(fields["UID"])
 
 
@@ -103,7 +105,7 @@ def anchor(commands: Commands, rm_id: str, uid: int, *, cluster: str) -> Anchor:
     if owner is None:
         raise Unavailable(f"squeue shows no numeric user and group id of job {rm_id}", said=str(found)[:300])
     if owner.uid != uid:
-        raise Denied(f"the proof was made by user {uid}, but job {rm_id} belongs to user {owner.uid}")
+        raise Denied(f"the credential was made by user {uid}, but job {rm_id} belongs to user {owner.uid}")
     if job_state(found["State"], placed=True)[0].ended:
         raise NotFound(f"Slurm job {rm_id} has ended ({found['State']})")
     submitted = seconds(found["SubmitTime"])

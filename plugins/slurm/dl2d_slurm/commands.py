@@ -156,7 +156,7 @@ def configured(commands: Commands, name: str) -> str:
 
 def failure(what: str, answer: Answer) -> ResourceManagerError:
     """The typed error for a command that ended badly, with the command's own words."""
-    said = _short(answer.stderr) or f"exit status {answer.status}, without a word"
+    said = _short(answer.stderr) or f"exit status {answer.status}, without a message"
     kind: type[ResourceManagerError] = Rejected
     if _UNAVAILABLE.search(said):
         kind = Unavailable

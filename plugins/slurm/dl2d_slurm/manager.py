@@ -357,7 +357,7 @@ class SlurmManager:
             nearest, short = min(missing.items(), key=lambda item: len(item[1]))
             lacks = "; ".join(map(str, short))
             raise Rejected(
-                f"{task.name} of job {task.job.id} fits on no node it may use: {nearest} has too little {lacks}"
+                f"{task.name} of job {task.job.id} fits on no node it may use: even {nearest} has too little {lacks}"
             )
 
     def stop(self, jobs: Sequence[RmIdentity], grace: float) -> None:

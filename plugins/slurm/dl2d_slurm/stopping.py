@@ -64,7 +64,7 @@ class Stopper:
             if _HANDLE.fullmatch(job.handle):
                 asked.append(job)
             else:
-                log.warning("not a handle of this resource manager; ignored", handle=job.handle[:80])
+                log.warning("cannot stop: not the id of a Slurm job", handle=job.handle[:80])
         if grace <= 0:
             self._cancel(asked)
             self._forget(asked)

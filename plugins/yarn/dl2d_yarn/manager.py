@@ -319,7 +319,7 @@ class YarnManager:
         if task.node and task.node not in self._sizes.names:
             raise NotFound(f"{task.name} of job {task.job.id}: there is no node {task.node!r}")
         if obstacle := self._sizes.obstacle(task.demand):
-            raise Rejected(f"{task.name} of job {task.job.id} fits on no node: {obstacle}")
+            raise Rejected(f"{task.name} of job {task.job.id} fits on no node: even {obstacle}")
 
     def _submit_anchor(self, task: TaskSpec) -> str:
         name = service_name(task.job)
@@ -439,10 +439,10 @@ class YarnManager:
             raise NotFound(f"{rm_id}: YARN knows no such service that has not ended")
         service = read_service(self._service_client, application.name, do_as=application.user)
         if service.use is ServiceUse.WAIT:
-            raise Unavailable(f"{rm_id}: YARN does not tell the description of service {application.name} yet")
+            raise Unavailable(f"{rm_id}: YARN does not yet show the description of service {application.name}")
         secret = service.environment.get(SECRET_VARIABLE, "")
         if service.application_id != rm_id or not secret or not hmac.compare_digest(secret.encode(), proof.encode()):
-            raise Denied(f"{rm_id}: the proof does not match the {SECRET_VARIABLE} in service {application.name}")
+            raise Denied(f"{rm_id}: the credential does not match the {SECRET_VARIABLE} in service {application.name}")
         given = {key: text for key, text in service.properties.items() if key.startswith(PROPERTY_PREFIX)}
         request = {key.removeprefix(PROPERTY_PREFIX): text for key, text in given.items()}
         request |= {role.value: service.demands[role.value] for role in TASK_ROLES if role.value in service.demands}

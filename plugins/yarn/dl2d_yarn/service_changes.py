@@ -221,7 +221,8 @@ class ServiceChanger:
         with self._lock:
             for role, size in wanted.items():
                 self._tasks.component(service.job, role).confirmed_size = size
-        log.info("service resized", name=service.name, **{role.value: size for role, size in wanted.items()})
+        sizes = {role.value: size for role, size in wanted.items()}
+        log.info("service resized", name=service.name, job=service.job.id, **sizes)
 
     def _has_ended(self, service: JobService) -> bool:
         """Whether the service or its coordinator has ended."""

@@ -563,7 +563,7 @@ class TestHeartbeat:
             ({"state": "finished", "result": {"digest": "abc", "versions": 9, "inexact_from": 4}, "inexact_from": 4,
               "epochs": 3.0},
              JobState.FINISHED,
-             "did all epochs; inexact from version 4 on, for optimizer state was lost with a server"),
+             "did all epochs; inexact from version 4 on, because optimizer state was lost with a server"),
             ({"state": "failed", "reason": "worker-1 died: killed by signal 9"}, JobState.FAILED,
              "worker-1 died: killed by signal 9"),
             ({"state": "failed", "reason": "a\x1b[31m\0b\n"}, JobState.FAILED, "a\\x1b[31m\\x00b\n"),

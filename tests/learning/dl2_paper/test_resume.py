@@ -111,7 +111,7 @@ def test_another_training_is_not_gone_on_with(changes: dict[str, Any], seed: int
 
 def test_a_state_that_is_missing_or_damaged_is_told(tmp_path: Path) -> None:
     file = tmp_path / "state.npz"
-    with pytest.raises(CheckpointError, match="nothing to resume"):
+    with pytest.raises(CheckpointError, match="cannot resume"):
         train(TRAINING, VALIDATION, SMALL, seed=0, state=file, resume=True)
     save_state(State(words={"a": 1}, arrays={"b": np.arange(3)}), file)
     found = load_state(file)

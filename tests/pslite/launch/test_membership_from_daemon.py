@@ -176,7 +176,7 @@ def test_under_a_daemon_that_looks_on_a_job_starts_its_own_tasks(daemon, gate, m
     gate.unlink()
     last = daemon.wait(lambda beat: beat["state"] in ("finished", "failed"))
     assert (process.wait(60), last["state"]) == (0, "finished"), last
-    assert "only looks on: 2 workers" in process.stderr.read()
+    assert "only observes this job: 2 workers" in process.stderr.read()
     if servers:
         assert last["result"]["digest"] == static_digest("--epochs", "4")
 

@@ -218,7 +218,10 @@ class ContainerAgent:
         place = self._place
         numbers = re.fullmatch(r"container_(?:e[0-9]+_)?([0-9]+_[0-9]+)_[0-9]+_[0-9]+", place.container)
         if numbers is None:
-            raise UsageError(f"CONTAINER_ID is {place.container!r}, which is not the id of a container")
+            raise UsageError(
+                f"CONTAINER_ID is {place.container!r}: it must be the id of a YARN container, as in "
+                "container_1700000000000_0001_01_000002"
+            )
         body = {
             "rm_id": f"application_{numbers[1]}",
             "proof": place.proof,

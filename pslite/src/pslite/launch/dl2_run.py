@@ -205,8 +205,8 @@ def _finds_daemon(environ: dict[str, str], say: Callable[[str], None]) -> bool:
         path, address = find_address()
     except UsageError as error:
         raise UsageError(
-            f"this batch job has #DL2 lines or options of dl2d, but {error}. `dl2d check --slurm-probe` "
-            "(administrator) says more; `dl2-run --standalone` trains without dl2d, inside this job alone"
+            f"this batch job has #DL2 lines or options of dl2d, but {error}. An administrator can find the cause with "
+            "`dl2d check --slurm-probe`; `dl2-run --standalone` trains without dl2d, inside this job alone"
         ) from None
     say(f"the daemon is at {address.url}, says {path}")
     for name, value in address.variables().items():

@@ -30,8 +30,8 @@ from pslite.net.framing import listen
 #: how long the tasks of a job that are started here may take to come: all of them, and the first of each role
 _GRACE_SECONDS, _START_SECONDS = 60.0, 300.0
 _NOT_AVAILABLE = (
-    "; `dl2d check --slurm-probe` of the administrator says what is missing, and `dl2-run --standalone` trains without "
-    "dl2d, inside this job alone"
+    "; an administrator finds what is missing with `dl2d check --slurm-probe`, and `dl2-run --standalone` trains "
+    "without dl2d, inside this job alone"
 )
 _JOB = re.compile(r"[A-Za-z0-9._-]+")
 
@@ -183,13 +183,15 @@ def _coordinate(
         elif registration is None:
             registration = _register(daemon, tasks.argv(), address, environ, say)
         if not _JOB.fullmatch(registration.job):
-            raise UsageError(f"the job name {registration.job!r} is malformed")
+            raise UsageError(
+                f"the daemon answered with the job id {registration.job!r}, which has characters that are not allowed"
+            )
         settings = replace(_settings(environ), heartbeat=registration.heartbeat_seconds)
         own: LocalTasks | None = None
         if registration.static:
             say(
-                f"the scheduler only looks on: {tasks.workers} workers and {tasks.servers} servers on this node, "
-                "to the end"
+                f"the scheduler only observes this job: {tasks.workers} workers and {tasks.servers} servers run on "
+                "this node until it ends"
             )
             own = tasks.local(environ, location.wanted)
             settings = replace(settings, grace=_GRACE_SECONDS, start=_START_SECONDS)

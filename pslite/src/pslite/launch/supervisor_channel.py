@@ -120,7 +120,7 @@ class SupervisorChannel:
             if self._followed:
                 raise Fenced("dl2-run has died, and may be started again")
             self.ending, self._orphaned = signal.SIGKILL, True
-            raise Cancelled("no word from dl2-run, which has died")
+            raise Cancelled("dl2-run has died")
 
     def close(self, status: Status) -> None:
         """Report how the job has ended, unless the supervisor has died, which the scheduler sees by itself."""
