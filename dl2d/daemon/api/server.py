@@ -28,8 +28,8 @@ def read_certificate(certificate: Path, key: Path | None) -> str:
         return certificate_text(certificate.read_text(encoding="ascii", errors="replace"))
     except OSError as error:
         raise ConfigError(
-            f"cannot load api.certificate={certificate} api.certificate_key={key}: {error.strerror or error}; both must "
-            "be PEM files, and the key must belong to the certificate"
+            f"cannot load api.certificate={certificate} api.certificate_key={key}: {error.strerror or error}; "
+            "both must be PEM files, and the key must belong to the certificate"
         ) from error
 
 
