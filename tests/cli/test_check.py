@@ -60,7 +60,7 @@ def test_a_good_configuration(dl2d: Dl2d, tmp_path: Path):
             "policy.name",
             "'drff' is not installed; installed are dl2, dl2-original, drf, fifo",
         ),
-        ({"policy": {"fallback": "none"}}, "policy.fallback", "there is no 'none'"),
+        ({"policy": {"fallback": "none"}}, "policy.fallback", "'none' is not installed"),
         ({"placement": "random"}, "placement", "'random' is not installed; installed are best_fit, load_balance"),
         (
             {"resource_manager": {"name": "yarrn"}},

@@ -90,9 +90,9 @@ class TestStart:
             ({"colour": "red"}, "colour: unknown key"),
             ({"schedule": {"poll_seconds": 0}}, "schedule.poll_seconds: "),
             ({"policy": {"name": "drff"}}, "policy.name: 'drff' is not installed; installed are "),
-            ({"policy": {"fallback": "x"}}, "policy.fallback: there is no 'x'"),
+            ({"policy": {"fallback": "x"}}, "policy.fallback: 'x' is not installed"),
             ({"placement": "x"}, "placement: 'x' is not installed; installed are best_fit, load_balance"),
-            ({"resource_manager": {"name": "pbs"}}, "resource_manager.name: there is no 'pbs'"),
+            ({"resource_manager": {"name": "pbs"}}, "resource_manager.name: 'pbs' is not installed"),
             ({"resource_manager": {"name": "local", "local": {"nodes": []}}}, "local.nodes: expected a list"),
             (
                 {"mode": "canary", "policy": {"name": "drf", "fallback": "drf"}},
@@ -161,7 +161,7 @@ class TestSignals:
         cluster.settings["policy"] = {"name": "no-such-policy"}
         cluster.write()
         cluster.hang_up()
-        cluster.wait_until(lambda: "policy.name: there is no 'no-such-policy'" in cluster.said(), "it is refused")
+        cluster.wait_until(lambda: "policy.name: 'no-such-policy' is not installed" in cluster.said(), "it is refused")
         cluster.settings["policy"] = {"name": "drf"}
         cluster.settings["store"] = {"progress_seconds": 1}
         cluster.settings["api"]["heartbeat_seconds"] = 1  # type: ignore[index]

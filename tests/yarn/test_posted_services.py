@@ -204,7 +204,7 @@ def test_it_registers_with_its_secret_and_is_resized_and_removed_as_its_user(
     application = yarn.post(service, "alice")
     secret = service["configuration"]["env"]["DL2_PROOF"]
     for proof in ("", "0" * 64):
-        with pytest.raises(Denied, match="the proof does not match the DL2_PROOF"):
+        with pytest.raises(Denied, match="the credential does not match the DL2_PROOF"):
             manager.authenticate(application, proof)
     # As while its master is restarted: the description is incomplete.
     incomplete = httpx2.Response(200, content=b'{"state": "ACCEPTED"}')
