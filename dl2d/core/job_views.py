@@ -13,7 +13,7 @@ from dl2d.core.jobs import Job, JobKey
 from dl2d.core.store import DecisionEntry, Resize, RuntimePlan, SlotSummary, TaskReport, TaskTime
 from dl2d.core.tick_plan import Deferred, Failure
 
-#: Decisions that one request for ``JobViews.why`` may ask the job API for: for each, a whole slot is read.
+#: Decisions that one request for ``JobViews.why`` may ask the job API for: for each, a slot is read.
 MAX_DECISIONS: Final = 5
 
 

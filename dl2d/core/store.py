@@ -13,12 +13,12 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from dl2d.core.cluster import Snapshot, Task, TaskState
+from dl2d.core.cluster import NodeSet, Snapshot, Task, TaskState
 from dl2d.core.decision import Decision, JobDecision
 from dl2d.core.guard_memory import GuardMemory
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobRequest, JobState, Launch, Progress, Role, User
 from dl2d.core.measured_speeds import JobSpeeds, MeasuredLoss, MeasuredSpeeds, TrainingKind
-from dl2d.core.tick_plan import Outcome, Plan, Start
+from dl2d.core.tick_plan import Deferred, Failure, Outcome, Plan, Start
 
 #: Jobs of one name or id that have ended and that ``Store.find_jobs`` finds.
 MAX_NAMESAKES = 100
@@ -239,6 +239,21 @@ class TaskChange(msgspec.Struct, frozen=True, gc=False):
         )
 
 
+class JobSlot(NamedTuple):
+    """What a slot holds about one job."""
+
+    #: Decision on the job as it was carried out; None where there is none.
+    entry: DecisionEntry | None
+    #: As ``Slot.proposed`` and ``Slot.shadow`` have it.
+    proposed: JobDecision | None
+    shadow: DecisionEntry | None
+    deferred: tuple[Deferred, ...]
+    failures: tuple[Failure, ...]
+    #: The only nodes that its new tasks could use, None for all; and how many nodes there were.
+    usable: NodeSet | None
+    nodes: int
+
+
 class JobList(NamedTuple):
     """The newest of some jobs."""
 
@@ -447,6 +462,14 @@ class Store(TickStore, Protocol):
 
     def slot(self, number: int) -> Slot | None:
         """A whole slot, to be recomputed."""
+        ...
+
+    def job_slot(self, number: int, job: JobKey) -> JobSlot | None:
+        """What a slot holds about a job, which takes a small part of the time of reading the whole slot."""
+        ...
+
+    def grown_jobs(self, number: int, owner: User | None = None) -> tuple[JobDecision, ...]:
+        """Decisions of a slot that gave jobs of one owner, or of all, more tasks than they had."""
         ...
 
     def slots(self, *, limit: int = 100) -> tuple[SlotSummary, ...]:

@@ -7,7 +7,6 @@ import math
 from dataclasses import replace
 from typing import Final
 
-from dl2d.core.cluster import NodeSet
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Constraint, JobDecision, Reason
 from dl2d.core.errors import Denied, RequestError
@@ -22,7 +21,7 @@ from dl2d.core.job_views import (
 )
 from dl2d.core.jobs import NOTHING, Job, JobKey, User
 from dl2d.core.policy_registry import SiteStore
-from dl2d.core.store import DecisionEntry, RuntimePlan, Slot
+from dl2d.core.store import DecisionEntry, JobSlot, RuntimePlan
 
 _MOST_COMPARED = 200
 #: Constraints whose reasons are about the job and its owner alone. The texts of the others may name other jobs.
@@ -103,50 +102,42 @@ class StoreViews:
         )
 
     def _decisions(self, key: JobKey, number: int | None, limit: int) -> tuple[DecisionView, ...]:
+        store = self._store
         if number is None:
-            entries = self._store.decisions(key, limit=limit)
-            return tuple(self._decision(self._store.slot(entry.slot), entry) for entry in reversed(entries))
-        slot = self._store.slot(number)
+            entries = store.decisions(key, limit=limit)[::-1]
+            return tuple(self._decision(store.job_slot(entry.slot, key), entry) for entry in entries)
+        slot = store.job_slot(number, key)
         if slot is None:
-            newest = self._store.last_slot_number()
-            raise RequestError("--slot", f"slot {number} is not recorded; the newest is {newest}")
-        for entry in slot.decision.jobs:
-            if entry.job == key:
-                decision = slot.decision
-                name, version = entry.by or (decision.policy, decision.policy_version)
-                found = DecisionEntry(slot.number, slot.at, name, version, slot.inputs_hash, decision.measure, entry)
-                return (self._decision(slot, found),)
-        raise RequestError("--slot", f"slot {number} has no decision on job {key.id}")
+            raise RequestError("--slot", f"slot {number} is not recorded; the newest is {store.last_slot_number()}")
+        if slot.entry is None:
+            raise RequestError("--slot", f"slot {number} has no decision on job {key.id}")
+        return (self._decision(slot, slot.entry),)
 
-    def _decision(self, slot: Slot | None, entry: DecisionEntry) -> DecisionView:
+    def _decision(self, slot: JobSlot | None, entry: DecisionEntry) -> DecisionView:
         if slot is None:
             return DecisionView(self._seen_entry(entry))
-        key = entry.decided.job
-        proposed = next((each for each in slot.proposed.jobs if each.job == key), None)
-        shadow = _shadow(slot, key)
         return DecisionView(
             self._seen_entry(entry),
-            tuple(item for item in slot.plan.deferred if item.job == key),
-            tuple(item for item in slot.outcome.failures if item.job == key),
-            None if proposed is None else self._seen(proposed),
-            None if shadow is None else self._seen_entry(shadow),
-            self._grown(slot, entry.decided),
-            next((self._may_use(slot, each) for each in slot.snapshot.node_sets if key in each.jobs), ""),
+            slot.deferred,
+            slot.failures,
+            None if slot.proposed is None else self._seen(slot.proposed),
+            None if slot.shadow is None else self._seen_entry(slot.shadow),
+            self._grown(entry),
+            self._may_use(slot),
         )
 
-    def _grown(self, slot: Slot, decided: JobDecision) -> tuple[JobDecision, ...]:
+    def _grown(self, entry: DecisionEntry) -> tuple[JobDecision, ...]:
         """Decisions of the slot that gave other jobs more, if this one gave its job less than before, or nothing."""
-        before, after = decided.previous, decided.allocation
+        before, after = entry.decided.previous, entry.decided.allocation
         if after != NOTHING and sum(after) >= sum(before):
             return ()
-        seen = {job.key for job in slot.snapshot.jobs if self._is_shown(job)}
-        others = (each for each in slot.decision.jobs if each.job != decided.job and each.job in seen)
-        return tuple(self._seen(each) for each in others if sum(each.allocation) > sum(each.previous))
+        return tuple(map(self._seen, self._store.grown_jobs(entry.slot, self._user)))
 
-    def _may_use(self, slot: Slot, usable: NodeSet) -> str:
-        nodes = len(slot.snapshot.nodes)
+    def _may_use(self, slot: JobSlot) -> str:
+        if slot.usable is None:
+            return ""
         # Why not the others may name reservations.
-        return usable.text(nodes) if self._user is None else f"{len(usable.nodes)} of {nodes} nodes"
+        return slot.usable.text(slot.nodes) if self._user is None else f"{len(slot.usable.nodes)} of {slot.nodes} nodes"
 
     def history(self, job: str | None, *, limit: int) -> HistoryView:
         """See ``JobViews.history``."""
@@ -214,9 +205,6 @@ class StoreViews:
         several = ", ".join(f"{job.key.slug} ({job.request.name}, {job.state})" for job in found[:8])
         raise RequestError("JOB", f"{len(found)} jobs are called {text!r}; give one of {several}")
 
-    def _is_shown(self, job: Job) -> bool:
-        return self._user is None or (job.owner.uid, job.owner.user) == self._user
-
     def _seen_entry(self, entry: DecisionEntry) -> DecisionEntry:
         return replace(entry, decided=self._seen(entry.decided))
 
@@ -233,12 +221,3 @@ def _own_reason(reason: Reason) -> Reason:
     text = _OTHER_TEXTS.get(reason.constraint, str(reason.constraint))
     missing = "; ".join(map(str, reason.shortfalls))
     return replace(reason, text=f"{text} ({missing})" if missing else text)
-
-
-def _shadow(slot: Slot, key: JobKey) -> DecisionEntry | None:
-    said = slot.shadow
-    decided = None if said is None else next((entry for entry in said.jobs if entry.job == key), None)
-    if said is None or decided is None:
-        return None
-    made = said.policy, said.policy_version
-    return DecisionEntry(slot.number, slot.at, *made, slot.inputs_hash, said.measure, decided)

@@ -265,7 +265,7 @@ def find_jobs(connection: Connection, text: str, owner: User | None) -> tuple[Jo
         return ()
     found: dict[JobKey, Job] = {}
     for named in (JobRow.slug == text, JobRow.id == text, JobRow.name == text):
-        query = _without_launch().where(named, *_of(owner))
+        query = _without_launch().where(named, *owned_by(owner))
         ended = query.where(JobRow.ended_at.is_not(None)).order_by(JobRow.ended_at.desc()).limit(MAX_NAMESAKES)
         for some in (query.where(JobRow.ended_at.is_(None)), ended):
             found |= {job.key: job for job in _listed(connection, some)}
@@ -284,8 +284,8 @@ def jobs(connection: Connection, *, live: bool, limit: int | None) -> tuple[Job,
 
 def list_jobs(connection: Connection, owner: User | None, ended_since: float, limit: int) -> JobList:
     """See ``Store.list_jobs``."""
-    live = (*_of(owner), JobRow.ended_at.is_(None))
-    ended = (*_of(owner), JobRow.ended_at >= ended_since)
+    live = (*owned_by(owner), JobRow.ended_at.is_(None))
+    ended = (*owned_by(owner), JobRow.ended_at >= ended_since)
     counts = (select(func.count()).select_from(JobRow).where(*chosen) for chosen in (live, ended))
     total = sum(connection.execute(count).scalar_one() for count in counts)
     newest = _without_launch().where(*live).order_by(*_newest_first()).limit(limit)
@@ -298,7 +298,8 @@ def _listed(connection: Connection, query: Select[Any]) -> Iterator[Job]:
     return (job_of(row, launch=NO_LAUNCH) for row in connection.execute(query))
 
 
-def _of(owner: User | None) -> tuple[ColumnElement[bool], ...]:
+def owned_by(owner: User | None) -> tuple[ColumnElement[bool], ...]:
+    """Conditions that choose the jobs of one owner, or all."""
     return () if owner is None else (JobRow.uid == owner.uid, JobRow.user_name == owner.name)
 
 

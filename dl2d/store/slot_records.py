@@ -8,19 +8,21 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
-from sqlalchemy import Connection, ForeignKey, Index, Row, Select, func, insert, select
+import msgspec
+from sqlalchemy import Column, Connection, ForeignKey, Index, Row, Select, func, insert, select
 from sqlalchemy.orm import Mapped, mapped_column
 
-from dl2d.core.cluster import NodeState, Snapshot
+from dl2d.core.cluster import NodeSet, NodeState, Snapshot
 from dl2d.core.decision import Alternative, Constraint, Decider, Decision, JobDecision, Reason
 from dl2d.core.errors import StoreError
-from dl2d.core.jobs import Allocation, JobKey
+from dl2d.core.jobs import Allocation, JobKey, User
+from dl2d.core.json_codec import T, decode
 from dl2d.core.resources import Resources, Shortfall
-from dl2d.core.store import DecisionEntry, Slot, SlotSummary
-from dl2d.core.tick_plan import Outcome, Plan
-from dl2d.store.jobs import JobRow, job_numbers
+from dl2d.core.store import DecisionEntry, JobSlot, Slot, SlotSummary
+from dl2d.core.tick_plan import Deferred, Failure, Outcome, Plan
+from dl2d.store.jobs import JobRow, job_numbers, owned_by
 from dl2d.store.mapping import (
     EMPTY,
     Base,
@@ -145,6 +147,30 @@ class SlotResourceRow(Base):
     held: Mapped[float] = mapped_column(comment="held by tasks of jobs that dl2d knows")
 
 
+class _Part(msgspec.Struct):
+    """A large column of a slot, of which only the entries on one job are decoded."""
+
+    policy: str = ""
+    policy_version: str = ""
+    measure: str = ""
+    jobs: list[msgspec.Raw] = []
+    deferred: list[msgspec.Raw] = []
+    failures: list[msgspec.Raw] = []
+    nodes: list[msgspec.Raw] = []
+    node_sets: list[msgspec.Raw] = []
+
+
+class _Subject(msgspec.Struct):
+    """The job or jobs that an entry of a part is about."""
+
+    job: JobKey | None = None
+    jobs: tuple[JobKey, ...] = ()
+
+
+_SUBJECT = msgspec.json.Decoder(_Subject)
+_PARTS: Final[list[Column[Any]]] = [
+    Column(name, CompressedJson(_Part)) for name in ("snapshot", "decision", "proposed", "shadow", "plan", "outcome")
+]
 _SLOT = Mapping(Slot, SlotRow)
 _SUMMARY = Mapping(SlotSummary, SlotRow)
 _NO_DETAIL = DecisionDetail()
@@ -248,6 +274,41 @@ def slot(connection: Connection, number: int) -> Slot | None:
     return found if row.proposed is not None else replace(found, proposed=found.decision)
 
 
+def job_slot(connection: Connection, number: int, job: JobKey) -> JobSlot | None:
+    """See ``Store.job_slot``."""
+    table = table_of(SlotRow).c
+    chosen = (table.number, table.at, table.inputs_hash, *(table[part.name] for part in _PARTS))
+    row = connection.execute(select(*chosen).where(table.number == number)).one_or_none()
+    if row is None:
+        return None
+    what = f"slot {number}"
+    snapshot, decision, proposed, shadow, plan, outcome = (decoded_json(row, part, what) for part in _PARTS)
+    try:
+        return JobSlot(
+            entry=_part_entry(row, decision, job),
+            proposed=next(iter(_about(job, (proposed or decision).jobs, JobDecision)), None),
+            shadow=None if shadow is None else _part_entry(row, shadow, job),
+            deferred=_about(job, plan.deferred, Deferred),
+            failures=_about(job, outcome.failures, Failure),
+            usable=next(iter(_about(job, snapshot.node_sets, NodeSet)), None),
+            nodes=len(snapshot.nodes),
+        )
+    except msgspec.MsgspecError as error:
+        raise StoreError(f"{what} cannot be read: {error}; it is damaged or from another version of dl2d") from error
+
+
+def _part_entry(row: Row[*tuple[Any, ...]], part: _Part, job: JobKey) -> DecisionEntry | None:
+    for decided in _about(job, part.jobs, JobDecision):
+        name, version = decided.by or (part.policy, part.policy_version)
+        return DecisionEntry(row.number, row.at, name, version, row.inputs_hash, part.measure, decided)
+    return None
+
+
+def _about(job: JobKey, entries: list[msgspec.Raw], kind: type[T]) -> tuple[T, ...]:
+    subjects = ((entry, _SUBJECT.decode(entry)) for entry in entries)
+    return tuple(decode(entry, kind) for entry, about in subjects if about.job == job or job in about.jobs)
+
+
 def snapshot(connection: Connection, number: int) -> Snapshot:
     """What the policy was given in a slot that was recorded."""
     row = connection.execute(select(SlotRow.snapshot).where(SlotRow.number == number)).one()
@@ -294,6 +355,18 @@ def last_decisions(connection: Connection, jobs: Collection[JobKey]) -> dict[Job
         for batch in batches(slugs)
         for row in connection.execute(query.where(JobRow.slug.in_(batch)))
     }
+
+
+def grown_jobs(connection: Connection, number: int, owner: User | None) -> tuple[JobDecision, ...]:
+    """See ``Store.grown_jobs``."""
+    more = DecisionRow.workers + DecisionRow.ps > DecisionRow.previous_workers + DecisionRow.previous_ps
+    query: Select[Any] = (
+        select(*columns(DecisionRow), JobRow.cluster, JobRow.id, JobRow.submitted)
+        .join(JobRow, JobRow.number == DecisionRow.job_number)
+        .where(DecisionRow.slot == number, more, *owned_by(owner))
+        .order_by(DecisionRow.job_number)
+    )
+    return tuple(_decided(row, JobKey(row.cluster, row.id, row.submitted)) for row in connection.execute(query))
 
 
 def _entry(row: Row[Any], job: JobKey) -> DecisionEntry:

@@ -25,6 +25,7 @@ from dl2d.core.store import (
     DecisionEntry,
     JobChange,
     JobList,
+    JobSlot,
     Keep,
     LeaseSign,
     Resize,
@@ -328,6 +329,16 @@ class SqlStore:
         """See ``Store.slot``."""
         with self._database.reading(f"reading slot {number}") as connection:
             return slot_queries.slot(connection, number)
+
+    def job_slot(self, number: int, job: JobKey) -> JobSlot | None:
+        """See ``Store.job_slot``."""
+        with self._database.reading(f"reading slot {number}") as connection:
+            return slot_queries.job_slot(connection, number, job)
+
+    def grown_jobs(self, number: int, owner: User | None = None) -> tuple[JobDecision, ...]:
+        """See ``Store.grown_jobs``."""
+        with self._database.reading(f"reading decisions of slot {number}") as connection:
+            return slot_queries.grown_jobs(connection, number, owner)
 
     def slots(self, *, limit: int = 100) -> tuple[SlotSummary, ...]:
         """See ``Store.slots``."""

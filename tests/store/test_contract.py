@@ -405,6 +405,21 @@ class TestSlots:
         (entry,) = store.decisions(jobs[1].key)
         assert entry.decided == slot.decision.jobs[1]
         assert store.last_decisions([jobs[1].key, JobKey("main", "404", 1)]) == {jobs[1].key: entry.decided}
+        for number, job in enumerate(jobs):
+            part = store.job_slot(7, job.key)
+            assert (part.entry,) == store.decisions(job.key)
+            assert (part.proposed, part.shadow) == (slot.proposed.jobs[number], None)
+            assert part.deferred == tuple(each for each in slot.plan.deferred if each.job == job.key)
+            assert part.failures == tuple(each for each in slot.outcome.failures if each.job == job.key)
+            assert (part.usable, part.nodes) == (None, len(slot.snapshot.nodes))
+        assert slot.plan.deferred
+        assert slot.outcome.failures
+        assert store.job_slot(7, JobKey("main", "404", 1)).entry is None
+        assert store.job_slot(8, job.key) is None
+        more = tuple(each for each in slot.decision.jobs if sum(each.allocation) > sum(each.previous))
+        assert more or guarded
+        assert store.grown_jobs(7) == store.grown_jobs(7, User(job.owner.uid, job.owner.user)) == more
+        assert store.grown_jobs(7, User(job.owner.uid, "other")) == ()
         store.record_slot(a_slot(8, jobs[:1], tasks))
         assert store.last_decisions([jobs[1].key]) == store.last_decisions([]) == {}
         assert (entry.slot, entry.at, entry.policy, entry.measure) == (7, slot.at, "drf", "dominant share")

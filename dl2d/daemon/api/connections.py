@@ -24,7 +24,7 @@ log = structlog.get_logger()
 HEARTBEATS_PER_SECOND = 50.0
 #: Requests that each user may send with credentials of their own.
 VIEWS_PER_SECOND = 2.0
-_MAX_AUTHENTICATING, _MAX_VIEWING = 2, 2
+_MAX_AUTHENTICATING, _MAX_VIEWING = 2, 1
 #: Maximum number of connections that are accepted in one turn of the event loop. Connections that are closed to make
 #: room are closed in the next turn, so up to this many more may be open; asyncio alone would accept 2048.
 _MAX_ACCEPTED_IN_TURN = 64

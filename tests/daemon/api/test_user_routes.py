@@ -286,14 +286,13 @@ def test_heartbeats_are_answered_while_users_wait_for_slow_reads(world: UserWorl
     world.user_names |= {uid: f"user-{uid}" for uid in uids}
     each = iter(uids)
     answers = world.at_once(_THREADS, lambda: world.get(next(each), "/v1/status"))
-    slow.wait_for(2)
+    slow.wait_for(1)
     assert world.heartbeat(world.anns).status_code == 200
     answer = world.get(readers[0], "/v1/why", job="another request of the same user")
     assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
-    assert slow.most == 2
     slow.open()
     assert {answer.status_code for answer in answers()} == {200}
-    assert slow.most == 2
+    assert slow.most == 1
 
 
 def test_heartbeats_and_registrations_are_answered_while_the_resource_manager_verifies_nothing(
