@@ -1,0 +1,100 @@
+"""Limits of associations and QOS on a real Slurm with slurmdbd: a job does not try to exceed them."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from daemon_process import BIN, DaemonProcess
+from slurm_accounting import AccountingCluster, why_not
+from slurm_cluster import PATH, User
+
+from dl2d.core.jobs import JobState
+from dl2d_slurm.manager import SlurmManager
+from dl2d_slurm.settings import SlurmSettings
+
+WORKER = Path(__file__).parent.parent / "pslite" / "numpy_worker.py"
+
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(why_not()), reason=why_not() or "all of it is there"),
+]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[AccountingCluster]:
+    with AccountingCluster(nodes=2) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def alice(cluster: AccountingCluster) -> User:
+    user = cluster.add_user("alice")
+    cluster.add_python(user)
+    for file in (WORKER, WORKER.with_name("regression.py")):
+        shutil.copy(file, user.home)
+    return user
+
+
+@pytest.fixture
+def manager(cluster: AccountingCluster) -> Iterator[SlurmManager]:
+    settings = SlurmSettings.parse({"rpcs_per_minute": 1_000_000, "poll_floor_seconds": 0})
+    environ = {"PATH": PATH, "SLURM_CONF": str(cluster.conf)}
+    made = SlurmManager(settings, clock=time.time, environ=environ)
+    yield made
+    made.close()
+
+
+def test_what_limits_of_slurmdbd_leave(cluster: AccountingCluster, alice: User, manager: SlurmManager) -> None:
+    cluster.sacctmgr("add", "qos", "small", "GrpTRES=cpu=9,gres/gpu=3", "MaxTRESPerUser=cpu=6")
+    cluster.sacctmgr("modify", "user", alice.name, "set", "qos+=small", "MaxJobs=3")
+    cluster.sacctmgr("modify", "account", "lab", "set", "GrpTRES=mem=2000")
+    script = "#!/bin/sh\nsleep 600\n"
+    small = cluster.submit_as(alice, script, "--qos=small", "--mem=100")
+    large = cluster.submit_as(alice, script, "--qos=small", "--mem=300", "--cpus-per-task=2", "--gres=gpu:1")
+    cluster.wait_until(lambda: {cluster.job_state(job) for job in (small, large)} == {"RUNNING"}, "both run")
+    listing = manager.listing()
+    found = {limit.reason.removeprefix("Slurm's limit "): limit for limit in listing.growth_limits}
+    assert {title: limit.left for title, limit in found.items()} == {
+        "GrpTRES of QOS small": {"cpu": 6.0, "gpu": 2.0},
+        f"MaxTRESPerUser of QOS small for user {alice.name}": {"cpu": 3.0},
+        "GrpTRES of account lab": {"memory": 1600.0},
+    }
+    assert {limit.anchors for limit in found.values()} == {frozenset({small, large})}
+    cluster.clear()
+    cluster.sacctmgr("modify", "user", alice.name, "set", "MaxJobs=-1")
+
+
+def test_a_job_grows_up_to_a_limit_without_submitting_what_exceeds_it(
+    cluster: AccountingCluster, alice: User, tmp_path: Path
+) -> None:
+    cluster.sacctmgr("add", "qos", "six", "GrpTRES=cpu=6")
+    cluster.sacctmgr("modify", "user", alice.name, "set", "qos+=six")
+    gate = alice.home / "hold-job"
+    gate.touch()
+    slurm = {"slurm_conf": str(cluster.conf), "munge_socket": str(cluster.munge_socket)}
+    with DaemonProcess(tmp_path, {"resource_manager": {"name": "slurm", "slurm": slurm}}) as daemon:
+        job_id = cluster.submit_as(
+            alice,
+            f"""#!/bin/sh
+#SBATCH -c 1 --mem=50 --qos=six
+#DL2 model=other worker=cpu:2,memory:100 ps=cpu:1,memory:100 max_workers=5 max_ps=1
+#DL2 samples_per_epoch=203 batch=20 epochs=60
+export DL2_DAEMON={daemon.url} PSLITE_PACE_FILE={gate}
+exec dl2-run python "$HOME/numpy_worker.py" --epochs 60 --step-seconds 0.01
+""",
+        )
+        daemon.wait_until(lambda: daemon.store.find_jobs(job_id), "the job is registered", timeout=90)
+        (job,) = daemon.store.find_jobs(job_id)
+        daemon.wait_until(lambda: daemon.confirmed(job.key) == (2, 1), "it has what the limit leaves", timeout=90)
+        limit = "Slurm's limit GrpTRES of QOS six"
+        why = (str(BIN / "dl2d"), "why", job_id, "--config", str(daemon.config))
+        daemon.wait_until(lambda: limit in cluster.run(*why).stdout, "the limit is told", timeout=60, every=1.0)
+        gate.unlink()
+        daemon.wait_for_end(job.key, timeout=240)
+        assert daemon.job(job.key).state is JobState.FINISHED
+        assert len(daemon.tasks(job.key)) == 3
