@@ -155,7 +155,9 @@ class Heartbeat(_Message):
     stragglers: Annotated[tuple[Straggler, ...], Field(max_length=MAX_MEMBERS)] = ()
     # Of a script with a loop of its own: by how many batches of one worker the epoch advances with each version.
     batches_per_version: _Count | None = None
-    # Of such a script: epochs that it had done before version 0.
+    # Of a job that no worker can join any more: how many it has.
+    most_workers: _Count | None = None
+    # Of a script with a loop of its own: epochs that it had done before version 0.
     epochs_before: _Count = 0
 
 
@@ -221,6 +223,7 @@ def receive(
         address=beat.address if beat.address != job.address else None,
         end_reason=end_reason if end_reason != job.end_reason else None,
         digest=beat.result.digest if beat.result is not None else None,
+        request=_without_newcomers(job.request, beat.most_workers),
         cause=FailureCause.TRAINING_FAILED if state is JobState.FAILED else None,
     )
     active = [member for member in beat.members if member.state == "active"]
@@ -243,6 +246,14 @@ def receive(
         unknown=tuple(unknown),
         reports=_reports(beat, at, set() if job.static else set(unknown)),
     )
+
+
+def _without_newcomers(request: JobRequest, most: int | None) -> JobRequest | None:
+    """The request of a job that can have at most so many workers; None where it allows no more already."""
+    if not most or most >= request.max_workers:
+        return None
+    allowed = tuple(count for count in request.allowed_workers if count <= most)
+    return replace(request, min_workers=min(request.min_workers, most), max_workers=most, allowed_workers=allowed)
 
 
 def _epoch(request: JobRequest, beat: Heartbeat) -> float:

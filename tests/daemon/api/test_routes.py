@@ -492,6 +492,13 @@ class TestHeartbeat:
         world.heartbeat(job, state="finished", version=55, batches_per_version=1, epochs_before=5)
         assert world.store.job(job).progress.epoch == 10.0
 
+    def test_a_job_that_no_worker_can_join_is_given_no_more(self, world):
+        job = world.submit(min_workers=2, max_workers=8, allowed_workers=[2, 4, 8])
+        for most, bounds in ((9, (2, 8, (2, 4, 8))), (4, (2, 4, (2, 4))), (1, (1, 1, ()))):
+            assert world.heartbeat(job, state="running", most_workers=most).status_code == 200
+            request = world.store.job(job).request
+            assert (request.min_workers, request.max_workers, request.allowed_workers) == bounds
+
     def test_joined_active_draining_left(self, world):
         job = world.submit(max_workers=1, max_ps=1)
         world.heartbeat(job)

@@ -8,6 +8,7 @@ import pytest
 from coordinator.jobs import JOINED, job, spec
 
 from pslite.coordinator import resize_steps, status
+from pslite.job.job_spec import Part, Segment, Sum
 from pslite.job.job_status import PlanReport, Suspension
 from pslite.job.member_measurements import ResizeSteps
 from pslite.job.sample_assignment import SampleAssigner
@@ -89,6 +90,16 @@ def test_a_version_counts_as_a_batch_of_each_worker_that_was_there_when_the_scri
         a_job.state.reports.append(plan_done(1, 0, 2, added=3))
         # asynchronous or not, each worker has taken that step
         assert status.report(a_job).batches_per_version == (2 if described.open else None)
+
+
+def test_a_job_whose_scripts_update_the_weights_can_have_the_workers_that_it_has():
+    tasks = ["worker-0", "worker-1", "worker-2", "ps-0"]
+    part = (Part("weight", (1000,)),)
+    sums = spec(mode="open", epochs=0, segments=(Segment(dtype="float32", optimizer=Sum(), parts=part),))
+    for described, most in ((sums, 1), (spec(mode="open", epochs=0), None)):
+        a_job, _ = job(tasks, plan=["worker-0", "worker-1", "ps-0"], described=described)
+        a_job.state.dead["worker-1"] = 3
+        assert status.report(a_job).most_workers == most
 
 
 def steps(plan, longest, median):

@@ -6,7 +6,7 @@ import time
 
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import ROLES, JobState, MemberState
-from pslite.job.job_spec import JobSpec, Sum, differences
+from pslite.job.job_spec import JobSpec, differences
 from pslite.net.messages import Describe, Finished, Hello, Join, Refused, Seat
 from pslite.net.reliable_channel import ReliableChannel
 from pslite.net.tls import VARIABLE
@@ -83,7 +83,7 @@ def _mismatch(job: Job, spec: JobSpec) -> str:
         return "its script describes another job than the first worker's: " + "; ".join(
             differences(spec, state.spec)[:10]
         )
-    if state.plan is not None and any(isinstance(s.optimizer, Sum) for s in spec.segments):
+    if state.plan is not None and spec.updated_by_scripts:
         return (
             "its script updates the weights in the workers (update_on_kvstore=False), so a new worker cannot get "
             "them from the servers: only servers can be added"

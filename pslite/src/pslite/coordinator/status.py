@@ -6,7 +6,7 @@ import time
 
 from pslite.coordinator import resize_steps
 from pslite.coordinator.coordinator_context import Job
-from pslite.coordinator.job_state import MemberState
+from pslite.coordinator.job_state import JobState, MemberState
 from pslite.job.job_status import Cause, MemberReport, Status, signal_in_words
 from pslite.job.member_measurements import Usage
 from pslite.net.messages import AgentExit, Alive, Beat
@@ -92,6 +92,7 @@ def report(job: Job) -> Status:
         result=state.result if state.state == "finished" else None,
         stragglers=list(job.balance.stragglers),
         batches_per_version=_batches_per_version(job),
+        most_workers=_most_workers(state),
         epochs_before=state.spec.epochs_before if state.spec is not None else 0,
     )
 
@@ -110,6 +111,13 @@ def _batches_per_version(job: Job) -> int | None:
     reports = job.state.reports[::-1]
     began = next((plan.first_version for plan in reports if len(plan.added) == plan.workers + plan.servers), None)
     return next((plan.workers for plan in reports if plan.first_version == began), None)
+
+
+def _most_workers(state: JobState) -> int | None:
+    """Return how many workers the job can have; None if new ones can come."""
+    if state.plan is None or state.spec is None or not state.spec.updated_by_scripts:
+        return None
+    return sum(state.members[task].present for task in state.workers_left(state.plan)) or None
 
 
 def _member(member: MemberState, ended: AgentExit | None, usage: Usage | None) -> MemberReport:

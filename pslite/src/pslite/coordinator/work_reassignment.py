@@ -8,7 +8,6 @@ from collections.abc import Collection
 from pslite.coordinator import checkpoints, members, plans
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import JobState, MemberState, Reassignment
-from pslite.job.job_spec import Sum
 from pslite.job.membership_plan import Plan, reduction
 from pslite.net.messages import Reassign, Reassigned
 
@@ -80,7 +79,7 @@ def set_away(job: Job, tasks: Collection[str]) -> None:
     before = state.away()
     if tasks == before or state.failover is not None or state.over or spec is None:
         return
-    if not spec.open or spec.asynchronous or any(isinstance(each.optimizer, Sum) for each in spec.segments):
+    if not spec.open or spec.asynchronous or spec.updated_by_scripts:
         return
     for member in state.members.values():
         member.away = member.task in tasks

@@ -306,6 +306,11 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return self.mode == "open"
 
     @property
+    def updated_by_scripts(self) -> bool:
+        """Whether scripts update the weights and servers only add gradients: nobody has weights for a new worker."""
+        return any(isinstance(segment.optimizer, Sum) for segment in self.segments)
+
+    @property
     def asynchronous(self) -> bool:
         """Whether a push is applied when it comes; in an open job that is so if workers may be ahead of others."""
         return self.mode == "async" or (self.open and self.staleness > 0)

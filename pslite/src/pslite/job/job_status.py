@@ -116,6 +116,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     stragglers: list[Straggler] = []
     #: of scripts with loops of their own: by how many batches of one worker an epoch advances with each version
     batches_per_version: int | None = None
+    #: of a job that no worker can join: how many it has
+    most_workers: int | None = None
     #: of scripts with loops of their own: epochs done before version 0
     epochs_before: int = 0
 
