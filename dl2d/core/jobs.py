@@ -294,13 +294,21 @@ class Job:
     #: When the job first had a confirmed allocation, and when it ended; seconds since 1970.
     started_at: float | None = None
     ended_at: float | None = None
-    #: Why the job ended as it did; until its coordinator calls, what its anchor waits for; how its coordinator was
-    #: ended, as long as the resource manager has not said what became of the anchor.
+    #: By state: of an ended job why it ended as it did; of a submitted one what its anchor waits for; of a ready or
+    #: running one how its coordinator was ended (see ``coordinator_end``), empty while it runs.
     end_reason: str = ""
     #: SHA-256 of the final weights.
     digest: str = ""
-    #: The scheduler in charge runs it at a size that was fixed when it came: dl2d looks on, whatever its mode.
+    #: The scheduler in charge runs it at a size that was fixed when it came: dl2d only observes it, in any mode.
     static: bool = False
+
+    @property
+    def coordinator_end(self) -> str:
+        """How the coordinator of a live job was ended from outside, by its own last report; empty while it runs.
+
+        The job stays live until the resource manager says what became of the anchor.
+        """
+        return self.end_reason if self.state in (JobState.READY, JobState.RUNNING) else ""
 
     @property
     def unreported(self) -> bool:

@@ -122,7 +122,7 @@ class RmIdentity(NamedTuple):
     #: Seconds since 1970; 0 where the manager does not say.
     submitted: int
     user: str
-    #: dl2d's mark (``RmJob.tag``).
+    #: dl2d's tag (``RmJob.tag``).
     tag: str
 
 

@@ -93,6 +93,10 @@ class Resources(msgspec.Struct, frozen=True, gc=False):
                 scaled[name] = max(0, scaled[name] - amount)
         return Resources._exact(scaled)
 
+    def minimum(self, other: Resources) -> Resources:
+        """The smaller amount of each resource."""
+        return self.minus(self.minus(other))
+
     def fits_in(self, room: Resources) -> bool:
         """Whether ``room`` has at least this much of everything."""
         have = dict(room.thousandths)

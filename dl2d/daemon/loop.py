@@ -394,10 +394,10 @@ class Daemon(AbstractContextManager["Daemon"]):
         failures = report.policy_failures
         with self._replacing_context:
             recent = sum(failures.recent)
-            if not report.decided or not failures.count:
+            if not report.decided or not failures.consecutive:
                 return
-            if failures.count >= self._settings.policy.max_failures:
-                reason = f"{failures.count} consecutive decisions failed, the last one: {failures.cause}"
+            if failures.consecutive >= self._settings.policy.max_failures:
+                reason = f"{failures.consecutive} consecutive decisions failed, the last one: {failures.cause}"
             elif recent >= RECENT_DECISIONS / 2:
                 reason = f"{recent} of the last {RECENT_DECISIONS} decisions failed, the last one: {failures.cause}"
             else:

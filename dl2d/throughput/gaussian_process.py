@@ -48,7 +48,7 @@ inverse of the covariance of all measurements written by the matrix inversion le
 kinds, instead of (K n)^3; n (n + U) for each size that is predicted.
 
 Sources: Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2006: section 2.2 (prediction), 4.2
-(Matern-3/2), 5.4.2 (leave-one-out residuals). Kinds with a shared component: Hensman, Lawrence and Rattray,
+(Matern-3/2), 5.4.2 (leave-one-out detrended). Kinds with a shared component: Hensman, Lawrence and Rattray,
 "Hierarchical Bayesian modelling of gene expression time series across irregularly sampled replicates and clusters",
 2013. Speeds with a bonus for uncertainty: Srinivas et al., "Gaussian process optimization in the bandit setting", ICML
 2010.
@@ -86,10 +86,10 @@ _MIN_NOISE: Final = 0.01
 _MAX_SIZES: Final = 40
 #: Sizes at which the shared component is inferred; where kinds have more, close ones are merged.
 _MAX_SHARED_SIZES: Final = 64
-#: Largest count of one role up to which all counts are predicted.
+#: Maximum number of counts of one role that are predicted.
 _MAX_COUNTS: Final = 40
-#: Beyond that, counts up to this one are predicted, and ``_MAX_COUNTS`` less this many in geometric progression; speeds
-#: at the others are interpolated linearly in log2.
+#: If a role has more counts, all counts up to this one are predicted, and the remaining ``_MAX_COUNTS - _DENSE_COUNTS``
+#: in geometric progression; speeds at the counts between are interpolated linearly in log2.
 _DENSE_COUNTS: Final = 24
 #: Added to the diagonal of the shared covariance for its Cholesky factorisation.
 _JITTER: Final = 1e-9
@@ -121,11 +121,11 @@ class _Measurements:
     #: Prior trend of the logarithm of samples/s, shape (n,).
     trend: Floats
     #: Logarithm of samples/s less the trend, shape (n,).
-    residuals: Floats
-    #: Variance of the noise of the residuals, shape (n,).
+    detrended: Floats
+    #: Variance of the noise of the detrended, shape (n,).
     noise: Floats
     #: Whether so few jobs were measured that all of them may be of another kind, shape (n,).
-    doubtful: Bools
+    few_jobs: Bools
 
     @classmethod
     def of(cls, points: Points, group: Group) -> _Measurements:
@@ -135,14 +135,14 @@ class _Measurements:
         sizes, jobs = sizes_of(points), points["jobs"]
         inputs, trend = inputs_and_trend(sizes, group)
         noise = np.maximum(_NOISE**2 / np.maximum(points["measurements"], 1.0), _MIN_NOISE**2)
-        residuals = np.log(points["speed"]) - trend
-        return cls(sizes, inputs, trend, residuals, noise, (jobs > 0) & (jobs < _TRUSTED_JOBS))
+        detrended = np.log(points["speed"]) - trend
+        return cls(sizes, inputs, trend, detrended, noise, (jobs > 0) & (jobs < _TRUSTED_JOBS))
 
     def take(self, selection: Bools) -> _Measurements:
         """Return the selected measurements."""
         return _Measurements(
-            self.sizes[selection], self.inputs[selection], self.trend[selection], self.residuals[selection],
-            self.noise[selection], self.doubtful[selection],
+            self.sizes[selection], self.inputs[selection], self.trend[selection], self.detrended[selection],
+            self.noise[selection], self.few_jobs[selection],
         )  # fmt: skip
 
     def within(self, bounds: _Bounds, group: Group) -> tuple[Ints, Ints]:
@@ -209,14 +209,14 @@ class _SharedPosterior:
         """Condition on the measurements of all kinds of a group; ``centre`` is c."""
         count = len(inputs)
         factor = np.linalg.cholesky(shared_covariance(inputs, inputs) + _JITTER * np.eye(count))
-        information, weighted_residuals = np.zeros((count, count)), np.zeros(count)
+        information, weighted_detrended = np.zeros((count, count)), np.zeros(count)
         for kind, shared_sizes in members:
             selection = (shared_sizes[:, None] == np.arange(count)).astype(np.float64)  # S_k
             selected_precision = selection.T @ kind.precision
             information += selected_precision @ selection
-            weighted_residuals += selected_precision @ (kind.joint.residuals - centre)
+            weighted_detrended += selected_precision @ (kind.joint.detrended - centre)
         z_root = np.linalg.inv(np.linalg.cholesky(np.eye(count) + factor.T @ information @ factor))
-        z_mean = z_root.T @ (z_root @ (factor.T @ weighted_residuals))
+        z_mean = z_root.T @ (z_root @ (factor.T @ weighted_detrended))
         return cls(inputs, np.linalg.inv(factor), z_mean, z_root, factor @ z_mean, z_root @ factor.T)
 
 
@@ -264,7 +264,7 @@ class GaussianProcess:
             conditioned = conditioned or _conditioned(points, Group.of(kind))
             if conditioned is not None:
                 groups.setdefault(Group.of(kind), {})[kind] = conditioned
-        levels = [conditioned.joint.residuals.mean() for kinds in groups.values() for conditioned in kinds.values()]
+        levels = [conditioned.joint.detrended.mean() for kinds in groups.values() for conditioned in kinds.values()]
         self._centre = float(np.mean(levels)) if levels else 0.0
         self._members: dict[TrainingKind, _GroupMember] = {}
         self._shared: dict[Group, _SharedPosterior] = {}
@@ -330,8 +330,8 @@ class GaussianProcess:
         ----------
         own_measurements
             All measurements of this one job, if its speeds are not those of its kind: then it is predicted from them
-            instead of its kind's, except where no kind of its group was measured: then they are ignored. Sizes with
-            speed 0 are predicted to fail in any case.
+            instead of its kind's. If no kind of its group was measured, there is no posterior that they could be added
+            to, and they are ignored. Sizes with speed 0 are predicted to fail in any case.
 
         Returns
         -------
@@ -421,7 +421,7 @@ class GaussianProcess:
             kind, shared_sizes = member
             covariance = kind_covariance(kind.joint.inputs, sizes.inputs)
             gain = kind.precision @ covariance
-            mean += (kind.joint.residuals - self._centre - shared.g_mean[shared_sizes]) @ gain
+            mean += (kind.joint.detrended - self._centre - shared.g_mean[shared_sizes]) @ gain
             variance -= np.einsum("ij,ij->j", gain, covariance)
             rooted = rooted - shared.g_root[:, shared_sizes] @ gain  # V
         variance += np.einsum("ij,ij->j", rooted, rooted)
@@ -445,7 +445,7 @@ def _split(measurements: _Measurements) -> tuple[_Measurements, _Measurements | 
     """
     if len(measurements.sizes) <= _MAX_SIZES:
         return measurements, None
-    fastest = np.argsort(-(measurements.residuals + measurements.trend), kind="stable")[: _MAX_SIZES // 2]
+    fastest = np.argsort(-(measurements.detrended + measurements.trend), kind="stable")[: _MAX_SIZES // 2]
     joint = np.zeros(len(measurements.sizes), dtype=np.bool_)
     joint[fastest] = True
     inputs = measurements.inputs
@@ -463,13 +463,13 @@ def _with_noise_of_outliers(measurements: _Measurements) -> _Measurements:
     The square of the leave-one-out residual (Rasmussen and Williams, equation 5.12) is added to the noise variance,
     since these jobs may not be of the kind that their users declare.
     """
-    if len(measurements.residuals) < _MIN_COMPARED_SIZES or not measurements.doubtful.any():
+    if len(measurements.detrended) < _MIN_COMPARED_SIZES or not measurements.few_jobs.any():
         return measurements
     inputs, noise = measurements.inputs, measurements.noise
     precision = _precision(shared_covariance(inputs, inputs) + kind_covariance(inputs, inputs), noise)
-    weighted = precision @ (measurements.residuals - measurements.residuals.mean())
+    weighted = precision @ (measurements.detrended - measurements.detrended.mean())
     diagonal = np.diagonal(precision)
-    outlier = measurements.doubtful & (np.abs(weighted) > _OUTLIER * np.sqrt(diagonal))
+    outlier = measurements.few_jobs & (np.abs(weighted) > _OUTLIER * np.sqrt(diagonal))
     return replace(measurements, noise=np.where(outlier, noise + (weighted / diagonal) ** 2, noise))
 
 
@@ -485,7 +485,7 @@ def _update_joint(measurements: _Measurements, bounds: _Bounds, group: Group, me
     indices, targets = measurements.within(bounds, group)
     noise = measurements.noise[indices]
     gain = NUGGET_VARIANCE / (NUGGET_VARIANCE + noise)
-    mean[targets] += gain * ((measurements.residuals + measurements.trend)[indices] - mean[targets])
+    mean[targets] += gain * ((measurements.detrended + measurements.trend)[indices] - mean[targets])
     variance[targets] = (1.0 - gain) ** 2 * (variance[targets] - NUGGET_VARIANCE) + gain * noise
 
 
@@ -501,8 +501,8 @@ def _update_separate(
     """
     indices, targets = measurements.within(bounds, group)
     noise, prior = measurements.noise[indices], variance[targets]
-    residual = (measurements.residuals + measurements.trend)[indices] - mean[targets]
-    outlier = measurements.doubtful[indices] & (residual**2 > _OUTLIER**2 * (prior + noise))
+    residual = (measurements.detrended + measurements.trend)[indices] - mean[targets]
+    outlier = measurements.few_jobs[indices] & (residual**2 > _OUTLIER**2 * (prior + noise))
     gain = prior / (prior + noise + np.where(outlier, residual**2, 0.0))
     mean[targets] += gain * residual
     variance[targets] = prior * (1.0 - gain)

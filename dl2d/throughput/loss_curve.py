@@ -22,8 +22,8 @@ _MIN_POINTS = 3
 _NEIGHBOURS = 2
 #: Number of asymptotes of the grid on which that of the curve is searched for.
 _ASYMPTOTES = 17
-#: Number of grids, each spanning 2/16 of the one before: in the end 1e-8 of the first is left, below which sums of
-#: squares are equal.
+#: Number of refinements of the search for the asymptote. Each searches 1/8 of the range before; after nine the range is
+#: 1e-8 of the first, below which sums of squares are equal.
 _GRIDS = 9
 #: Least distance between the asymptote and the least loss, as a fraction of the latter.
 _MIN_DISTANCE = 1e-9
@@ -44,8 +44,8 @@ class LossFit:
     def settling_epoch(self, threshold: float) -> int:
         """First whole epoch from which on each further epoch lowers the loss by less than ``threshold``.
 
-        ``threshold`` is a fraction of the largest loss. The decrease per epoch falls all the way, so there is exactly
-        one such epoch: 1/x - 1/(x + slope) < threshold with x = slope * epoch + offset.
+        ``threshold`` is a fraction of the largest loss. Each epoch lowers the loss by less than the one before, so
+        there is exactly one such epoch: 1/x - 1/(x + slope) < threshold with x = slope * epoch + offset.
         """
         slope = self.slope
         least_x = (math.sqrt(slope * slope + 4 * slope / threshold) - slope) / 2

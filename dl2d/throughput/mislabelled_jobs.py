@@ -32,8 +32,8 @@ _AGREES: Final = 2.0
 _MAX_CONTRADICTING: Final = 0.2
 #: Standard deviation of the logarithm of speed between jobs of one kind, which is added to the prediction's.
 _BETWEEN_JOBS: Final = 0.1
-#: Difference in logarithms within which a measurement agrees in any case: less than ``SAME_SPEED_LOG_RATIO`` by more
-#: than rounding errors.
+#: Difference in logarithms within which a measurement agrees in any case: just below ``SAME_SPEED_LOG_RATIO`` (a factor
+#: of 1.28), so that rounding errors do not matter.
 _NEAR: Final = 0.999 * SAME_SPEED_LOG_RATIO
 #: Standard deviation of the prediction from which on a kind is too uncertain for jobs to be recognised as of it.
 _MAX_UNCERTAINTY: Final = 0.5
@@ -50,8 +50,8 @@ class Relabelled(NamedTuple):
     of_known_kind: bool = True
 
 
-class _Suspect(NamedTuple):
-    """A job with a measurement that is not near the prediction for its kind."""
+class _Candidate(NamedTuple):
+    """A job that may be relabelled: one of its measurements is not near the prediction for its kind."""
 
     job: Job
     #: Measurements of failed sizes (speed 0).
@@ -81,7 +81,7 @@ class Relabelling:
         self._relabelled: dict[JobKey, Relabelled] = {}
         points_of_jobs = {speeds.job: speeds.points for speeds in snapshot.job_speeds}
         # By group and bounds.
-        suspects: dict[tuple[Group, int, int], list[_Suspect]] = defaultdict(list)
+        suspects: dict[tuple[Group, int, int], list[_Candidate]] = defaultdict(list)
         means: dict[tuple[TrainingKind, int, int], Floats] = {}
         for job in snapshot.jobs:
             request = job.request
@@ -101,7 +101,7 @@ class Relabelling:
             if mean is None:
                 mean = means[key] = model.predict_log_speeds(request)[0]
             if not _all_near(mean, measured):
-                suspect = _Suspect(job, failed, tuple(map(_without_times, measured)))
+                suspect = _Candidate(job, failed, tuple(map(_without_times, measured)))
                 suspects[Group.of(kind), max_workers, max_ps].append(suspect)
         for comparable in suspects.values():
             self._relabel(comparable)
@@ -110,7 +110,7 @@ class Relabelling:
         """Return the request and the measurements by which a job is predicted."""
         return self._relabelled[job.key]
 
-    def _relabel(self, suspects: Sequence[_Suspect]) -> None:
+    def _relabel(self, suspects: Sequence[_Candidate]) -> None:
         """Relabel jobs of one group and equal bounds where their measurements contradict their kind."""
         declared = [TrainingKind.of(suspect.job.request) for suspect in suspects]
         candidates = [kind for kind in self._model.kinds if Group.of(kind) == Group.of(declared[0])]
@@ -134,7 +134,7 @@ class Relabelling:
             )
 
 
-def _misfits(suspects: Sequence[_Suspect], means: Floats, deviations: Floats) -> _Misfits:
+def _misfits(suspects: Sequence[_Candidate], means: Floats, deviations: Floats) -> _Misfits:
     """Compare measurements with predictions.
 
     Parameters

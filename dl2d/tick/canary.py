@@ -1,10 +1,12 @@
 """Mode canary: one decision of two policies, each of which decides on the jobs of its group.
 
-The fallback is asked first, for all jobs. What it gives to the other jobs is theirs; the policy divides the remainder
-of the cluster among the jobs of its group. Then the fallback decides on the other jobs again, on what the policy left.
-So the resources of a group are those that the fallback would give to its jobs, whatever policy decides on them; both
-decisions together never exceed the cluster; what one group does not use is the other's; and no job gets less than the
-fallback would give to it because of the other group.
+1. The fallback decides on all jobs. What it gives to the jobs outside of the policy's group is kept for these jobs.
+2. The policy decides on the jobs of its group, with the remainder of the cluster.
+3. The fallback decides again on the other jobs, with all that the policy has left.
+
+For example, the fallback gives 6 of 10 GPUs to the policy's group and 4 to the others. The policy uses 5 of the 6, so
+the others can get 5. Each group has at least what the fallback alone would give to it, and both together never exceed
+the cluster.
 """
 
 from __future__ import annotations
@@ -104,8 +106,8 @@ def _without(snapshot: Snapshot, jobs: Collection[JobKey], decision: Decision, p
 def _taken(snapshot: Snapshot, jobs: Collection[JobKey], decision: Decision, placement: Placement) -> _Taken:
     """Where the tasks of these jobs would be: those that they keep where they are, new ones where they have room.
 
-    The tasks of all jobs of the decision are placed, and running tasks of jobs that it does not have keep their room as
-    long as there is other room. A new task that has room on no node alone takes its resources from several.
+    The tasks of all jobs of the decision are placed. Running tasks of jobs outside of the decision are displaced last.
+    A new task that has room on no node alone takes its resources from several.
     """
     allocations, by_key = decision.allocations(), {job.key: job for job in snapshot.jobs}
     kept, incumbents, leaving = list[Task](), list[Task](), list[Task]()
@@ -140,7 +142,7 @@ def _scattered(demands: Iterable[Resources], room: Mapping[str, Resources]) -> _
     for demand in demands:
         missing = demand
         for node, there in list(free.items()):
-            part = missing.minus(missing.minus(there))  # the smaller of both
+            part = missing.minimum(there)
             if part.thousandths:
                 free[node], missing = there.minus(part), missing.minus(part)
                 yield node, part

@@ -4,14 +4,15 @@ A rigid job that waits for whole nodes never starts while elastic jobs hold a pa
 elastic jobs give up tasks above their floors to a waiting job of higher priority (``Yields``), on as many nodes as it
 needs. Its room counts as used on these nodes in the snapshot, so that policy, guard and placing all leave it free.
 
-Claims are met by priority, and nodes that the site keeps free for any job (standing claims) last. No job shrinks for a
-claim that cannot be met now even with all elastic jobs at their floors, with one exception: if the resource manager
+Claims get room by priority; nodes that the site keeps free for any job (standing claims) come last. No job shrinks for
+a claim that cannot get room now even with all elastic jobs at their floors, with one exception: if the resource manager
 plans to start the claim's job within ``lead_seconds``, the planned nodes are vacated in time. On nodes that are planned
 for later, running tasks stay and no new ones start, if all elastic jobs that may use them yield to that claim.
 
 If a claim's room has been free for ``MAX_UNUSED_SECONDS`` and its job has not started, it waits for something that the
 resource manager does not show. The claim is given up, with all like it of that user, and tried again after
-``RETRY_SECONDS``. If its job is that late after planned nodes were vacated, no more are vacated until all can be.
+``RETRY_SECONDS``. If the job has not started ``MAX_UNUSED_SECONDS`` after its planned start, its planned nodes are
+released, and nothing is vacated for it until all its nodes can be.
 """
 
 from __future__ import annotations
@@ -28,18 +29,20 @@ from dl2d.core.jobs import NOTHING, JobKey, Role
 from dl2d.core.resource_manager import Claim, RmJob, RmListing, Yields
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.tick.place.make_room import TaskGroup, first_member, leaving_order
-from dl2d.tick.tick_state import ClaimHistory, GivenUpClaim, nodes_of_claims
+from dl2d.tick.tick_state import ClaimHistory, ClaimKey, GivenUpClaim, nodes_of_claims
 
-#: Maximum number of claims that get room at once, of claims that are examined for that, and of those among them for
-#: which nodes are vacated in vain, since floors leave less than their number of nodes.
+#: Maximum number of claims that get room at once.
 MAX_GRANTED: Final = 64
+#: Maximum number of claims that are examined in one tick.
 MAX_EXAMINED: Final = 256
+#: When nodes were searched for this many claims and floors left too few, no further claim is examined in the tick.
 MAX_FAILED: Final = 16
-#: How long a claim's room may be free without its job starting, and after how long it is tried again.
+#: How long a claim's room may be free without its job starting.
 MAX_UNUSED_SECONDS: Final = 300.0
+#: After how long a claim that was given up is tried again.
 RETRY_SECONDS: Final = 3600.0
-#: Number of claims of one user that were given up with which those of lower priority are, too, so that jobs that never
-#: start cannot keep nodes vacated in turn.
+#: When this many claims of one user are given up, the user's claims of lower priority are given up as well; otherwise
+#: jobs that never start could keep nodes empty one after the other.
 MAX_GIVEN_UP: Final = 4
 
 _ROLES = (Role.WORKER, Role.PS)
@@ -64,7 +67,7 @@ def claim_nodes(
     given_up = _GivenUp(each for each in history.given_up if now - each.at < RETRY_SECONDS)
     if not snapshot.jobs or not listing.claims:
         return snapshot, ClaimHistory(given_up=tuple(given_up.claims))
-    rooms = _Rooms(snapshot, listing, silent)
+    rooms = _NodeRoom(snapshot, listing, silent)
     free_now = {node.name: node.capacity.minus(node.used) for node in snapshot.nodes}
     standing = [claim for claim in listing.claims if claim.standing]
     claims = sorted((claim for claim in listing.claims if not claim.standing), key=lambda claim: -claim.priority)
@@ -73,37 +76,36 @@ def claim_nodes(
     previous: dict[str, set[str]] = defaultdict(set)
     for handle, node in history.nodes:
         previous[handle].add(node)
-    #: A task of a job array that starts is one less that waits under the array's id.
     waiting_under = Counter(claim.handle for claim in claims)
     granted: list[ClaimedNodes] = []
-    free_since: dict[tuple[str, int], float] = {}
-    vacated_since: dict[tuple[str, int], float] = {}
+    free_since: dict[ClaimKey, float] = {}
+    vacated_since: dict[ClaimKey, float] = {}
     hopeless: set[tuple[object, ...]] = set()
     for claim in claims:
         if len(granted) >= MAX_GRANTED and not claim.standing:
             continue
         while waiting and rooms.priority(waiting[0]) >= claim.priority:
             rooms.reserve_minimum(waiting.pop(0))
-        shape, key = _shape(claim), (claim.handle, waiting_under[claim.handle])
-        found, unused, as_planned = None, 0.0, False
-        not_met, not_planned = given_up.excludes(claim)
-        if shape not in hopeless and not not_met:
+        shape, key = _shape(claim), ClaimKey(claim.handle, waiting_under[claim.handle])
+        found, unused, partial = None, 0.0, False
+        may_meet, may_vacate_planned = given_up.allows(claim)
+        if may_meet and shape not in hopeless:
             found = rooms.meet(claim, previous[claim.handle])
             if found is None:
                 hopeless.add(shape)
             elif not claim.standing and _is_free(found, free_now):
                 free_since[key] = history.free_since.get(key, now)
                 unused = now - free_since[key]
-        if found is None and claim.planned and not not_planned:
+        if found is None and claim.planned and may_vacate_planned:
             if claim.expected_start - snapshot.at > lead_seconds:
                 found = rooms.hold_planned(claim, free_now)
             else:
-                found, as_planned = rooms.vacate_planned(claim), True
+                found, partial = rooms.vacate_planned(claim), True
                 vacated_since[key] = history.vacated_since.get(key, now)
                 unused = now - vacated_since[key] - lead_seconds
         if unused > MAX_UNUSED_SECONDS:
             rooms.undo_last()
-            given_up.claims.append(GivenUpClaim(claim.user, shape, now, as_planned))
+            given_up.claims.append(GivenUpClaim(claim.user, shape, now, partial))
             continue
         if found is not None and found.nodes:
             granted.append(found)
@@ -144,17 +146,19 @@ class _GivenUp:
         #: Shapes of those that were looked for, by user.
         self._found: dict[str, set[tuple[object, ...]]] = defaultdict(set)
 
-    def excludes(self, claim: Claim) -> tuple[bool, bool]:
-        """Whether a claim is not met, and whether its planned nodes are not vacated either.
+    def allows(self, claim: Claim) -> tuple[bool, bool]:
+        """Whether a claim may get all its room now, and whether its planned nodes may be vacated before that.
 
-        So is one like a claim of its user that was given up, or behind ``MAX_GIVEN_UP`` of these.
+        Neither is allowed to a claim behind ``MAX_GIVEN_UP`` claims of its user that were given up. A claim like one of
+        its user that was given up may not have planned nodes vacated, and gets all its room only if that one was
+        ``partial``.
         """
         shape, found = _shape(claim), self._found[claim.user]
-        kinds = {each.as_planned for each in self.claims if (each.user, each.shape) == (claim.user, shape)}
-        many = len(found) >= MAX_GIVEN_UP
-        if kinds:
+        alike = [each for each in self.claims if (each.user, each.shape) == (claim.user, shape)]
+        is_behind = len(found) >= MAX_GIVEN_UP
+        if alike:
             found.add(shape)
-        return many or False in kinds, many or bool(kinds)
+        return not is_behind and all(each.partial for each in alike), not is_behind and not alike
 
 
 def _claimed(claim: Claim, rooms: Mapping[str, Resources], leaving: Iterable[Task] = ()) -> ClaimedNodes:
@@ -176,7 +180,7 @@ def _share(claim: Claim, nodes: int) -> Resources:
     return Resources(tuple((name, -(-amount // nodes)) for name, amount in claim.demand.thousandths))
 
 
-class _Rooms:
+class _NodeRoom:
     """Room on each node when all draining tasks have left, while claims are met one after the other."""
 
     def __init__(self, snapshot: Snapshot, listing: RmListing, silent: Collection[JobKey]) -> None:
@@ -198,33 +202,33 @@ class _Rooms:
                 here[task.node].append(task)
                 groups[task.job, task.role].append(task)
         #: The worker of rank 0 of each job; it leaves last.
-        self._firsts = {first_member(tasks) for (_, role), tasks in groups.items() if role is Role.WORKER}
+        self._rank0_workers = {first_member(tasks) for (_, role), tasks in groups.items() if role is Role.WORKER}
         #: Tasks on each node that are meant to run.
-        self._here = {name: tuple(sorted(here.get(name, ()), key=self._leaving_order)) for name in self._capacity}
+        self._tasks_on = {name: tuple(sorted(here.get(name, ()), key=self._leaving_order)) for name in self._capacity}
         #: What others use there, with the claims that were met and the tasks that move there.
-        self._others = {node.name: self._used_by_others(node, ours[node.name]) for node in snapshot.nodes}
+        self._used_by_others_on = {node.name: self._used_by_others(node, ours[node.name]) for node in snapshot.nodes}
         floors = dict(snapshot.floors)
         #: How many tasks of a group may leave.
-        self._spare: dict[TaskGroup, int] = {}
+        self._above_floor: dict[TaskGroup, int] = {}
         for key, held in self._held.items():
             floor = floors.get(key, self._jobs[key].request.min_size)
             for role in _ROLES:
-                self._spare[key, role] = max(held.count(role) - floor.count(role), 0)
-        #: Changes that can be undone: mapping, key and former value. ``_mark``: its length before the last claim.
-        self._journal: list[tuple[dict[Any, Any], Any, Any]] = []
-        self._mark = 0
+                self._above_floor[key, role] = max(held.count(role) - floor.count(role), 0)
+        #: Changes that can be undone: mapping, key and former value. ``_undo_point``: its length before the last claim.
+        self._undo_log: list[tuple[dict[Any, Any], Any, Any]] = []
+        self._undo_point = 0
         #: Claims that turned out to exceed what floors leave.
         self._failed = 0
         #: Nodes to which tasks may move for the claim that is met: first those that it cannot use, then those where
         #: other tasks run.
-        self._targets: list[str] = []
+        self._move_targets: list[str] = []
 
     @staticmethod
     def _used_by_others(node: Node, ours: Sequence[Resources]) -> Resources:
         return node.used.minus(Resources.total(ours)) if ours else node.used
 
     def _leaving_order(self, task: Task) -> tuple[bool, bool, int]:
-        return task in self._firsts, *leaving_order(task)
+        return task in self._rank0_workers, *leaving_order(task)
 
     def priority(self, key: JobKey) -> int:
         """Priority of a job's anchor."""
@@ -241,11 +245,11 @@ class _Rooms:
 
     def reserve_minimum(self, key: JobKey) -> None:
         """Take the room of a waiting job's minimum size where it is free or others can spare it, all or nothing."""
-        request, mark = self._jobs[key].request, len(self._journal)
+        request, undo_point = self._jobs[key].request, len(self._undo_log)
         for role in _ROLES:
             for _ in range(request.min_size.count(role)):
                 if not self._take(key, request.demand(role), self._capacity):
-                    self._undo(mark)
+                    self._undo(undo_point)
                     return
 
     def meet(self, claim: Claim, previous: Collection[str]) -> ClaimedNodes | None:
@@ -254,7 +258,7 @@ class _Rooms:
         Nodes that it requires come first, then those that are planned for it, those that no task has to leave (before
         all those that it had in the last tick), and those that the fewest tasks have to leave.
         """
-        self._mark, self._targets = len(self._journal), []
+        self._undo_point, self._move_targets = len(self._undo_log), []
         eligible = [name for name in self._capacity if claim.eligible is None or name in claim.eligible]
         count = self._node_count(claim, eligible)
         if count is None or not claim.required <= set(eligible):
@@ -266,7 +270,7 @@ class _Rooms:
             if leavers is not None:
                 order = (
                     name not in claim.required, name not in claim.planned, bool(leavers), name not in previous,
-                    len(leavers), any(task in self._firsts for task in leavers), self._index[name],
+                    len(leavers), any(task in self._rank0_workers for task in leavers), self._index[name],
                 )  # fmt: skip
                 ranked.append((order, name))
         chosen: dict[str, Resources] = {}
@@ -281,28 +285,28 @@ class _Rooms:
                 chosen[name] = self._capacity[name] if share is None else share
                 leaving += left
         if len(chosen) < count or not claim.required <= chosen.keys():
-            self._undo(self._mark)
+            self._undo(self._undo_point)
             self._failed += 1
             return None
         return _claimed(claim, chosen, leaving)
 
     def undo_last(self) -> None:
         """Take back the claim that was met last, or for which nodes were vacated last."""
-        self._undo(self._mark)
+        self._undo(self._undo_point)
 
     def vacate_planned(self, claim: Claim) -> ClaimedNodes:
         """Vacate the planned nodes of a claim as if the jobs of others had ended there, as far as floors allow."""
         share = None if claim.whole else _share(claim, len(claim.planned))
         chosen: dict[str, Resources] = {}
         leaving: list[Task] = []
-        self._mark, self._targets = len(self._journal), []
+        self._undo_point, self._move_targets = len(self._undo_log), []
         for name in claim.planned:
             if name in self._capacity:
-                before = self._others[name]
-                self._set(self._others, name, NO_RESOURCES)
+                before = self._used_by_others_on[name]
+                self._set(self._used_by_others_on, name, NO_RESOURCES)
                 left = self._vacate(name, share, claim, claim.planned)
                 if left is None:
-                    self._set(self._others, name, before)
+                    self._set(self._used_by_others_on, name, before)
                 else:
                     chosen[name] = self._capacity[name] if share is None else share
                     leaving += left
@@ -317,13 +321,13 @@ class _Rooms:
         if all(_yields(self._anchors[key], claim) for key in others):
             for node in claim.planned:
                 free = free_now.get(node, NO_RESOURCES)
-                held = free if claim.whole else free.minus(free.minus(share))  # the smaller of both
+                held = free if claim.whole else free.minimum(share)
                 if held.thousandths:
                     found[node] = held
         return _claimed(claim, found)
 
     def _node_count(self, claim: Claim, eligible: Sequence[str]) -> int | None:
-        """On how many nodes a claim is met: more than it says where its share fits on none; None if it never fits."""
+        """On how many nodes a claim is met: more than it asks for if its share fits on no node; None if it cannot be."""
         capacities = {self._capacity[name] for name in eligible}
         count = max(claim.nodes, len(claim.required), 1)
         while count <= len(eligible):
@@ -339,8 +343,12 @@ class _Rooms:
         return anchor is not None and key not in self._silent and _yields(anchor, claim)
 
     def _free(self, node: str) -> Resources:
-        here = self._here[node]
-        used = Resources.total((self._others[node], *(task.demand for task in here))) if here else self._others[node]
+        here = self._tasks_on[node]
+        used = (
+            Resources.total((self._used_by_others_on[node], *(task.demand for task in here)))
+            if here
+            else self._used_by_others_on[node]
+        )
         return self._capacity[node].minus(used)
 
     def _leavers(self, node: str, share: Resources | None, claim: Claim | None) -> list[Task] | None:
@@ -348,16 +356,18 @@ class _Rooms:
 
         They are of jobs that yield to a claim, or without one of those that may lose tasks anyway.
         """
-        here = self._here[node]
+        here = self._tasks_on[node]
         if share is None:
-            if self._others[node].thousandths or not all(claim and self._yields(task.job, claim) for task in here):
+            if self._used_by_others_on[node].thousandths or not all(
+                claim and self._yields(task.job, claim) for task in here
+            ):
                 return None
             return list(here)
         free = dict(self._free(node).thousandths)
         short = {name: amount - free.get(name, 0) for name, amount in share.thousandths if amount > free.get(name, 0)}
         leavers: list[Task] = []
         for task in here if short else ():
-            may_leave = self._yields(task.job, claim) if claim else self._spare.get((task.job, task.role), 0) > 0
+            may_leave = self._yields(task.job, claim) if claim else self._above_floor.get((task.job, task.role), 0) > 0
             if may_leave and any(name in short for name, _ in task.demand.thousandths):
                 leavers.append(task)
                 for name, amount in task.demand.thousandths:
@@ -373,7 +383,7 @@ class _Rooms:
 
         ``chosen`` are nodes to which no task moves from there.
         """
-        mark = len(self._journal)
+        undo_point = len(self._undo_log)
         leavers = self._leavers(node, share, claim)
         if leavers is None:
             return None
@@ -381,24 +391,28 @@ class _Rooms:
             self._remove(node, task)
         for task in leavers:
             if not self._leave(task, node, claim, chosen):
-                self._undo(mark)
+                self._undo(undo_point)
                 return None
-        self._set(self._others, node, self._others[node] + (self._capacity[node] if share is None else share))
+        self._set(
+            self._used_by_others_on,
+            node,
+            self._used_by_others_on[node] + (self._capacity[node] if share is None else share),
+        )
         return leavers
 
     def _leave(self, task: Task, node: str, claim: Claim, chosen: Collection[str]) -> bool:
         """Let a task leave that its job can do without, or move to another node; returns whether it can."""
         group = task.job, task.role
-        if self._spare.get(group, 0) > 0:
-            self._set(self._spare, group, self._spare[group] - 1)
+        if self._above_floor.get(group, 0) > 0:
+            self._set(self._above_floor, group, self._above_floor[group] - 1)
             return True
-        if not self._targets:
+        if not self._move_targets:
             eligible = claim.eligible
-            self._targets = sorted(
+            self._move_targets = sorted(
                 (name for name in self._capacity if name not in claim.planned),
-                key=lambda name: (eligible is None or name in eligible, not self._here[name], self._index[name]),
+                key=lambda name: (eligible is None or name in eligible, not self._tasks_on[name], self._index[name]),
             )
-        targets = [name for name in self._targets if name != node and name not in chosen]
+        targets = [name for name in self._move_targets if name != node and name not in chosen]
         return self._take(task.job, task.demand, targets)
 
     def _take(self, key: JobKey, demand: Resources, nodes: Collection[str]) -> bool:
@@ -408,32 +422,32 @@ class _Rooms:
             nodes = [name for name in nodes if name in allowed]
         found = next((name for name in nodes if demand.fits_in(self._free(name))), None)
         if found is None:
-            found = next((name for name in nodes if self._here[name] and self._make_room(name, demand)), None)
+            found = next((name for name in nodes if self._tasks_on[name] and self._make_room(name, demand)), None)
         if found is not None:
-            self._set(self._others, found, self._others[found] + demand)
+            self._set(self._used_by_others_on, found, self._used_by_others_on[found] + demand)
         return found is not None
 
     def _make_room(self, node: str, demand: Resources) -> bool:
         """Let tasks leave a node that their jobs can do without, so that a demand fits there."""
-        mark = len(self._journal)
+        undo_point = len(self._undo_log)
         leavers = self._leavers(node, demand, None)
         for task in leavers or ():
             group = task.job, task.role
-            if self._spare[group] <= 0:
-                self._undo(mark)
+            if self._above_floor[group] <= 0:
+                self._undo(undo_point)
                 return False
-            self._set(self._spare, group, self._spare[group] - 1)
+            self._set(self._above_floor, group, self._above_floor[group] - 1)
             self._remove(node, task)
         return leavers is not None
 
     def _remove(self, node: str, task: Task) -> None:
-        self._set(self._here, node, tuple(other for other in self._here[node] if other is not task))
+        self._set(self._tasks_on, node, tuple(other for other in self._tasks_on[node] if other is not task))
 
     def _set(self, mapping: dict[Any, Any], key: object, value: object) -> None:
-        self._journal.append((mapping, key, mapping[key]))
+        self._undo_log.append((mapping, key, mapping[key]))
         mapping[key] = value
 
-    def _undo(self, mark: int) -> None:
-        while len(self._journal) > mark:
-            mapping, key, value = self._journal.pop()
+    def _undo(self, undo_point: int) -> None:
+        while len(self._undo_log) > undo_point:
+            mapping, key, value = self._undo_log.pop()
             mapping[key] = value

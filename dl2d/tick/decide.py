@@ -113,7 +113,8 @@ def situation_digest(mode: Mode, canary: Canary | None, reconciled: Reconciled, 
     backing_off = sorted(reconciled.backing_off)
     static = {job.key for job in snapshot.jobs if job.static}
     static_tasks = [(task.job, task.id) for task in snapshot.tasks if task.job in static]
-    may_use = [(nodes.jobs, nodes.reason, hash(nodes.nodes)) for nodes in snapshot.node_sets]
+    # ``hash`` differs from process to process, but the state with the digest is not kept beyond the process.
+    may_use = [(each.jobs, each.reason, hash(each.nodes)) for each in snapshot.node_sets]
     limits = may_use, sorted(limit.reason for limit in reconciled.growth_limits)
     return digest(mode, number, jobs, nodes, failures, silent, backing_off, static_tasks, set_aside, limits)
 

@@ -42,7 +42,7 @@ def check_decision(decision: Decision, snapshot: Snapshot) -> None:
                 f"and not less than {floor}"
             )
     for entry in decision.jobs:
-        for problem in _problems(entry):
+        if problem := next(_problems(entry), ""):
             raise PolicyError(f"policy {decision.policy} gave job {entry.job.id} {problem}")
     _check_names(decision, snapshot)
 

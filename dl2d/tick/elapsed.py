@@ -35,7 +35,8 @@ def update_calling_since(
 ) -> dict[JobKey, float]:
     """Since when each job's coordinator has called without a gap of ``silent_seconds``; silent ones are left out.
 
-    Times are seconds on a monotonic clock, where ``now`` is the time ``at``. ``before`` is the result of the last tick.
+    ``at`` and ``now`` are one moment, by the wall clock and by the monotonic clock of the result. ``before`` is the
+    result of the last tick.
     It is empty after a restart of the daemon, so that all coordinators begin anew: which tasks they were told to drain
     before is not known. ``answered_since`` is ``Context.answered_since``: between two ticks, of which some may have
     failed, there may have been a gap.
@@ -50,7 +51,7 @@ def update_state_since(
 ) -> dict[str, tuple[TaskState, float]]:
     """The state of each task, and since when ticks have found it in that state, by tag; as ``update_calling_since``.
 
-    Time limits of tasks are counted from then on, so that a clock that is set neither ends nor extends them.
+    Time limits of tasks are counted from then on, so that setting the wall clock neither ends nor extends them.
     """
     found = {}
     for task in tasks:
@@ -65,8 +66,9 @@ class Elapsed(NamedTuple):
 
     #: Since a tick first found it there.
     in_state: float
-    #: The same, but only while its coordinator called without a gap; None if it does not call.
-    told: float | None
+    #: Since its coordinator can first have been told of the state: since a tick first found it there, and the
+    #: coordinator has called without a gap. None if the coordinator does not call.
+    since_told: float | None
 
 
 def elapsed_times(

@@ -31,7 +31,7 @@ from dl2d.core.resource_manager import GrowthLimit
 from dl2d.core.resources import Resources
 from dl2d.tick.tick_context import GuardRules
 
-#: Claims that a reason names at most.
+#: Maximum number of claims named in a reason.
 _MAX_CLAIMS_SHOWN = 3
 
 
@@ -47,9 +47,9 @@ def guard(
 ) -> Decision:
     """The decision within all rules, where the coordinators of the jobs ``silent`` are silent.
 
-    ``last`` is what was in force in the last slot, as far as that is known: of what a job has, no more than that counts
-    for its cool-downs. A task that is moved has its replacement beside it for a while, which nobody decided to keep.
-    ``decision`` is one that ``check_decision`` accepts.
+    ``last`` is what was in force in the last slot, if that is known. For its cool-downs a job counts as having at most
+    what was decided then: while a task is moved, the job has one task too many. ``decision`` is one that
+    ``check_decision`` accepts.
     """
     floors, at = dict(snapshot.floors), snapshot.at
     jobs = {job.key: job for job in snapshot.jobs}
@@ -59,24 +59,24 @@ def guard(
         job, floor = jobs[entry.job], floors.get(entry.job, NOTHING)
         resized_at = memory.resized_at.get(job.key)
         if job.key in silent:
-            found = _silent(entry, job, at)
+            found = _limits_of_silent(entry, job, at)
         elif (
             (failures := memory.start_failures.get(job.key)) is not None
             and at < failures.retry_at(rules.backoff)
             and _grows(entry.previous, entry.allocation)
         ):
-            found = _backing_off(entry, job, floor, failures, rules)
+            found = _limits_in_backoff(entry, job, floor, failures, rules)
         else:
             most = decided.get(job.key, Allocation(job.request.max_workers, job.request.max_ps))
             held = entry.previous.common(_larger(most, entry.allocation))
-            found = _cooled(entry, job, held, floor, resized_at, at, rules)
+            found = _limits_in_cooldown(entry, job, held, floor, resized_at, at, rules)
         if resized_at is not None and entry.previous != NOTHING:
             found.protected = max(at - resized_at, 0.0) < rules.cooldown_down
         ranges.append(found)
     sums = [*_sums(ranges, snapshot, rules), *_growth_sums(ranges, snapshot, growth_limits)]
     if rules.churn or any(total.exceeded() for total in sums):
         _reserve(ranges)
-        _give(ranges, rules, len(memory.started_at))
+        _grow_in_submit_order(ranges, rules, len(memory.started_at))
         for total in sums:
             _report_excess(total, ranges)
     _explain_claims(ranges, snapshot)
@@ -86,7 +86,7 @@ def guard(
 
 
 @dataclass(slots=True, eq=False)
-class _Range:
+class _JobLimits:
     """Allocations that a job may get."""
 
     entry: JobDecision
@@ -150,27 +150,29 @@ def _larger(one: Allocation, other: Allocation) -> Allocation:
 # Bounds of single jobs
 
 
-def _silent(entry: JobDecision, job: Job, at: float) -> _Range:
+def _limits_of_silent(entry: JobDecision, job: Job, at: float) -> _JobLimits:
     held = entry.previous
-    found = _Range(entry, job, lowest=held, desired=held, reserved=held, silent=True)
+    found = _JobLimits(entry, job, lowest=held, desired=held, reserved=held, silent=True)
     if entry.allocation != held:
-        what = job.end_reason or f"coordinator silent for {at - job.progress.at:.0f} s"
+        what = job.coordinator_end or f"coordinator silent for {at - job.progress.at:.0f} s"
         text = f"{what}: allocation unchanged until it reports again"
         found.reasons.append(Reason(Constraint.SILENT, text))
     return found
 
 
-def _backing_off(entry: JobDecision, job: Job, floor: Allocation, failures: StartFailures, rules: GuardRules) -> _Range:
+def _limits_in_backoff(
+    entry: JobDecision, job: Job, floor: Allocation, failures: StartFailures, rules: GuardRules
+) -> _JobLimits:
     held = entry.previous
     delay = failures.retry_at(rules.backoff) - failures.at
     times = f"{counted(failures.in_a_row, 'attempt')} in a row"
     text = f"{times} to start its tasks failed, the last: {failures.last}; the next one waits {delay:g} s from then on"
     below_floor = held.workers < floor.workers or held.ps < floor.ps
     reason = Reason(Constraint.BACKOFF, text, gave_way=Constraint.FLOOR if below_floor else None)
-    return _Range(entry, job, lowest=held.common(floor), desired=held, reserved=held, reasons=[reason])
+    return _JobLimits(entry, job, lowest=held.common(floor), desired=held, reserved=held, reasons=[reason])
 
 
-def _cooled(
+def _limits_in_cooldown(
     entry: JobDecision,
     job: Job,
     held: Allocation,
@@ -178,13 +180,13 @@ def _cooled(
     resized_at: float | None,
     at: float,
     rules: GuardRules,
-) -> _Range:
-    """The job's range under its cool-downs, which delay neither its first tasks nor those that it lacks of its floor.
+) -> _JobLimits:
+    """The job's limits under its cool-downs, which delay neither its first tasks nor tasks up to its floor.
 
     A resize that adds tasks of one role and removes tasks of the other has to wait for both cool-downs.
     """
     wanted = entry.allocation
-    found = _Range(entry, job, lowest=floor, desired=wanted, reserved=_larger(held.common(wanted), floor))
+    found = _JobLimits(entry, job, lowest=floor, desired=wanted, reserved=_larger(held.common(wanted), floor))
     if resized_at is None or held == NOTHING:
         return found
     elapsed = max(at - resized_at, 0.0)
@@ -224,7 +226,7 @@ def limit_text(kind: str, name: str, limit: Resources) -> str:
     return f"jobs {kind} {name} may hold {limit} together"
 
 
-def _sums(ranges: Iterable[_Range], snapshot: Snapshot, rules: GuardRules) -> list[_Sum]:
+def _sums(ranges: Iterable[_JobLimits], snapshot: Snapshot, rules: GuardRules) -> list[_Sum]:
     """The bounded sums over jobs; gives each job what it desires.
 
     The capacity is no sum if no job grows and nothing is claimed, since tasks that run are always within it.
@@ -249,7 +251,7 @@ def _sums(ranges: Iterable[_Range], snapshot: Snapshot, rules: GuardRules) -> li
     return list(found.values())
 
 
-def _growth_sums(ranges: Sequence[_Range], snapshot: Snapshot, limits: Iterable[GrowthLimit]) -> Iterator[_Sum]:
+def _growth_sums(ranges: Sequence[_JobLimits], snapshot: Snapshot, limits: Iterable[GrowthLimit]) -> Iterator[_Sum]:
     """One sum for each of the resource manager's limits: bounded by what its jobs have and what it leaves them besides.
 
     Tasks that do not run yet count as growth.
@@ -306,7 +308,7 @@ def _capacity(snapshot: Snapshot) -> dict[str, int]:
     return capacity
 
 
-def _reserve(ranges: list[_Range]) -> None:
+def _reserve(ranges: list[_JobLimits]) -> None:
     """Reduce what is reserved until all sums hold or nothing more can be taken; from protected jobs it is taken last.
 
     Gives each job what is reserved for it.
@@ -320,7 +322,7 @@ def _reserve(ranges: list[_Range]) -> None:
                 each.reserved = each.given
 
 
-def _reduce(each: _Range, least: Allocation) -> list[_Sum]:
+def _reduce(each: _JobLimits, least: Allocation) -> list[_Sum]:
     """Take tasks away, not below ``least``, until the job's sums hold; returns the sums that did not hold."""
     binding: list[_Sum] = []
     while True:
@@ -364,7 +366,7 @@ def _needs(demand: Resources, resources: Collection[str]) -> bool:
     return any(name in resources for name, _ in demand.thousandths)
 
 
-def _give(ranges: Iterable[_Range], rules: GuardRules, started: int) -> None:
+def _grow_in_submit_order(ranges: Iterable[_JobLimits], rules: GuardRules, started: int) -> None:
     """Give each job what it desires as far as sums and churn allow, in submit order; at least what is reserved for it.
 
     ``started``: tasks that were started in the last slot.
@@ -390,7 +392,7 @@ def _give(ranges: Iterable[_Range], rules: GuardRules, started: int) -> None:
         starts_left = max(starts_left - starts, 0)
 
 
-def _reduce_starts(each: _Range, least: Allocation, starts: int) -> None:
+def _reduce_starts(each: _JobLimits, least: Allocation, starts: int) -> None:
     """Take new tasks away, not below ``least``, until there are no more than so many."""
     request, held = each.job.request, each.entry.previous
     resources = {name for demand in (request.worker, request.ps) for name, _ in demand.thousandths}
@@ -405,7 +407,7 @@ def _starts(before: Allocation, after: Allocation) -> int:
     return max(after.workers - before.workers, 0) + max(after.ps - before.ps, 0)
 
 
-def _explain_limit(each: _Range, binding: Iterable[_Sum]) -> None:
+def _explain_limit(each: _JobLimits, binding: Iterable[_Sum]) -> None:
     """Add the sums that took tasks away to the job's reasons, and that its cool-down gave way to them."""
     broken = each.protected and _grows(each.given, each.entry.previous)
     gave_way = Constraint.COOLDOWN if broken else None
@@ -414,7 +416,7 @@ def _explain_limit(each: _Range, binding: Iterable[_Sum]) -> None:
         each.reasons.append(Reason(total.constraint, text, gave_way=gave_way))
 
 
-def _explain_claims(ranges: Iterable[_Range], snapshot: Snapshot) -> None:
+def _explain_claims(ranges: Iterable[_JobLimits], snapshot: Snapshot) -> None:
     """Name claims to jobs whose tasks leave for them, or for which too little is left, where no reason does so yet."""
     if not snapshot.claims:
         return
@@ -438,7 +440,7 @@ def _claims_text(claims: Sequence[ClaimedNodes]) -> str:
     return "; ".join(claim.text for claim in claims[:_MAX_CLAIMS_SHOWN]) + (f"; and {more} more" if more > 0 else "")
 
 
-def _report_excess(total: _Sum, ranges: Iterable[_Range]) -> None:
+def _report_excess(total: _Sum, ranges: Iterable[_JobLimits]) -> None:
     """Add to the reasons of its jobs that a sum is exceeded by floors and silent jobs alone."""
     exceeded = total.exceeded()
     if not exceeded:

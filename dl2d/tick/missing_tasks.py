@@ -31,8 +31,8 @@ class Missing:
     def after(self, unlisted: Collection[str], listing: RmListing, now: float) -> Missing:
         """The absences after one more listing, which lacks these tags; ``now`` is in seconds on the monotonic clock.
 
-        An incomplete listing does not count, nor does one that the manager returns a second time. A tag that either of
-        them has is present all the same: its count begins again.
+        An incomplete listing, or one that the manager returns a second time, is not counted. But a tag that it contains
+        is present, and the tag's count starts again.
         """
         counts = not listing.incomplete and listing.at != self.listed_at
         absences = {}

@@ -59,9 +59,12 @@ def startable_waiting_jobs(
 ) -> tuple[JobKey, ...]:
     """Elastic jobs that have nothing and are given nothing although each would fit beside the plan's starts.
 
-    Empty if a job without tasks was given a size and is deferred, or if a waiting job would fit into the empty cluster
-    only: the other jobs may then wait for their turn in a queue. Jobs that are larger than the empty cluster, that the
-    guard holds back or whose coordinator is silent do not count.
+    Empty in two cases, since the other jobs may then wait for their turn in a queue:
+
+    - a job without tasks was given a size and is deferred;
+    - a waiting job does not fit now, but would fit into the empty cluster.
+
+    Jobs that are larger than the empty cluster, that the guard holds back or whose coordinator is silent do not count.
     """
     given_nothing = {entry.job for entry in decision.jobs if entry.allocation == NOTHING and not _is_held_back(entry)}
     if not given_nothing:

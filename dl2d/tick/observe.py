@@ -25,7 +25,8 @@ from dl2d.tick.refusals import node_sets
 REPLACE_SECONDS: Final = 300.0
 #: Time limits are in whole minutes: tasks and anchors whose limits differ by less end together.
 _SAME_END_SECONDS: Final = 120.0
-#: Number of kinds without a live job whose speeds are read too, for policies that compare single jobs with their kind.
+#: Number of kinds without a live job whose speeds are read too, for policies that compare single jobs with their kind:
+#: a job whose user named the wrong model type may be of a kind that has no live job.
 _OTHER_KINDS = 8
 
 
@@ -82,8 +83,8 @@ def take_snapshot(
 ) -> Snapshot:
     """Join the resource manager's listing with the store's jobs and tasks, after they were reconciled.
 
-    ``refused_nodes`` are nodes that were refused to jobs, which do not try them again for a while. A node that none of
-    the jobs may use takes no tasks.
+    ``refused_nodes`` are nodes on which the resource manager refused a task, by job; they are not used for that job
+    until the refusal expires. A node that none of the jobs may use takes no tasks.
 
     Resources of tasks that were asked for but do not run yet count as used, so that they are not given twice.
     Commands and environments are left out: no policy may look at them, and recorded slots must not show them.
@@ -101,7 +102,7 @@ def take_snapshot(
         for node in listing.nodes
     )
     schedulable = tuple(job for job in live.jobs if job.state in (JobState.READY, JobState.RUNNING))
-    just_started = _just_started(schedulable, tasks, listing.at)
+    just_started = _static_jobs_started_now(schedulable, tasks, listing.at)
     jobs = in_submit_order([_as_shown(job, listing.at, just_started=job.key in just_started) for job in schedulable])
     # A running job keeps its minimum size: its weights are in its servers, so it is never shrunk to nothing. It keeps
     # all that it has where the listing may lack nodes.
@@ -109,7 +110,7 @@ def take_snapshot(
     floors = {job.key: job.request.min_size for job in running}
     sets = node_sets(jobs, listing, refused_nodes, listing.at)
     snapshot = Snapshot(
-        at=listing.at, slot=slot, nodes=_without_useless(nodes, jobs, sets), jobs=jobs, tasks=tasks,
+        at=listing.at, slot=slot, nodes=_close_unusable_nodes(nodes, jobs, sets), jobs=jobs, tasks=tasks,
         floors=tuple(floors.items()), node_sets=sets,
         expiring=_expiring(jobs, tasks, listing),
     )  # fmt: skip
@@ -131,15 +132,15 @@ def _expiring(jobs: Iterable[Job], tasks: Iterable[Task], listing: RmListing) ->
         limit = limits.get(task.handle, math.inf)
         # The resource manager's clock may differ from this machine's, on which the task was asked for.
         end = limit + task.asked_at - (task.submitted or task.asked_at)
-        # Not more than a quarter of its time, or it would be replaced at once.
+        # At most a quarter of the task's lifetime; else one with a short limit would be replaced as soon as it starts.
         lead = min(REPLACE_SECONDS, (end - task.asked_at) / 4)
         if task.job in anchors and end - listing.at < lead and anchors[task.job] - limit > _SAME_END_SECONDS:
             expiring.add(task.tag)
     return frozenset(expiring)
 
 
-def _without_useless(nodes: tuple[Node, ...], jobs: Sequence[Job], sets: Sequence[NodeSet]) -> tuple[Node, ...]:
-    """The nodes, of which those that no job may use take no tasks, so that no policy counts on their room."""
+def _close_unusable_nodes(nodes: tuple[Node, ...], jobs: Sequence[Job], sets: Sequence[NodeSet]) -> tuple[Node, ...]:
+    """The nodes; those that no job may use are shown as draining, so that no policy plans with their room."""
     if not sets or sum(len(each.jobs) for each in sets) < len(jobs):
         return nodes
     useful = frozenset[str]().union(*(each.nodes for each in sets))
@@ -158,8 +159,8 @@ def _largest_within(request: JobRequest, held: Allocation) -> Allocation:
     return Allocation(max(workers, smallest.workers), max(ps, smallest.ps))
 
 
-def _just_started(jobs: Iterable[Job], tasks: Iterable[Task], at: float) -> frozenset[JobKey]:
-    """Static jobs whose first tasks appeared in this tick: when the scheduler in charge decided, they had nothing."""
+def _static_jobs_started_now(jobs: Iterable[Job], tasks: Iterable[Task], at: float) -> frozenset[JobKey]:
+    """Static jobs whose first tasks appeared in this tick: they had nothing when their size was decided."""
     static = frozenset(job.key for job in jobs if job.static)
     return static - {task.job for task in tasks if task.asked_at < at} if static else static
 

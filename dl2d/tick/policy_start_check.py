@@ -1,8 +1,8 @@
 """Start check: simulates whether a policy starts jobs on an idle cluster, before it may decide on a real one. Pure.
 
 The policy's decisions are checked and placed as in a tick, on the site's nodes with nothing on them, for jobs that the
-site had and for small jobs with and without parameter servers. Training is not simulated: the gate compares completion
-times.
+site had and for small jobs with and without parameter servers. Training is not simulated: the promotion gate
+(``dl2d.learning.promotion_gate``) compares completion times.
 """
 
 from __future__ import annotations

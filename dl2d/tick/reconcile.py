@@ -38,7 +38,7 @@ from dl2d.tick.observe import LiveJobs, Observed, live_jobs, take_snapshot
 from dl2d.tick.refusals import MAX_REFUSED_SECONDS, learned_growth_limits, remember_withdrawn, why_refused
 from dl2d.tick.start_failures import NO_FAILURES, count_failures
 from dl2d.tick.static_jobs import follow_static_jobs, unlisted_static_jobs
-from dl2d.tick.strays import compare_strays, known_strays
+from dl2d.tick.strays import compare_strays, strays_of_known_jobs
 from dl2d.tick.task_matching import Matches, match_listing, may_stop
 from dl2d.tick.task_specs import ANCHOR
 from dl2d.tick.tick_context import Context, Timeouts
@@ -46,9 +46,9 @@ from dl2d.tick.tick_state import TickState
 
 log = structlog.get_logger()
 
-#: Number of jobs, those that ended last, whose anchor is stopped if it still runs.
+#: Of this many jobs that ended last, anchors that still run are stopped.
 _MAX_ENDED_JOBS = 200
-#: The same if all these ended within ``_RECENT_SECONDS``, as when very many are cancelled at once.
+#: The number instead if all those jobs ended within ``_RECENT_SECONDS``, as when very many are cancelled at once.
 _MAX_RECENT_JOBS = 2_000
 _RECENT_SECONDS = 3600.0
 #: Why a task or anchor that is not listed has ended.
@@ -106,7 +106,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
     )  # fmt: skip
     matches = match(listing)
     unlisted = matches.unlisted - _calling_anchors(before.jobs, listing.at, timeouts.unseen_seconds)
-    unlisted -= _unreported_tasks(before, listing)
+    unlisted -= _tasks_of_unknown_containers(before, listing)
     missing = state.missing.after(unlisted | unlisted_static_jobs(context, observed), listing, now)
     gone = missing.gone(timeouts.unseen_listings, timeouts.unseen_seconds) if not listing.incomplete else frozenset()
     if ended := _final_states(context, before, gone):
@@ -129,7 +129,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         timeouts=timeouts,
         start_failures=memory.start_failures,
         elapsed=elapsed_times(before.tasks, state_since, calling_since, now),
-        strays_asked_for=known_strays(store, matches),
+        strays_asked_for=strays_of_known_jobs(store, matches),
         tasks_as_owner=context.tasks_as_owner,
     )
     if not acts:  # a requeued job registers as one that starts its tasks itself
@@ -159,7 +159,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         jobs={job.key: job for job in elastic.jobs},
         owners={job.key: job.owner for job in (*ended_jobs, *before.jobs, *elastic.jobs)},
         silent=(frozenset(job.key for job in snapshot.jobs if not job.static) - calling_since.keys())
-        | {job.key for job in elastic.jobs if _coordinator_was_ended(job)},
+        | {job.key for job in elastic.jobs if job.coordinator_end},
         backing_off=_backing_off(memory, listing.at, context.guard_rules.backoff),
         growth_limits=learned_growth_limits(memory, elastic.jobs, elastic.tasks, listing.at),
         task_failed=any(change.state is TaskState.FAILED for change in changes.tasks),
@@ -219,8 +219,8 @@ def _with_outputs(context: Context, jobs: Iterable[Job], changes: Changes) -> Ch
 
 def _apply_changes(store: TickStore, before: LiveJobs, changes: Changes, at: float) -> LiveJobs:
     """Write the changes to the store; returns the live elastic jobs after them."""
-    # First, since what it was started with is forgotten when the requeued job ends. It may have registered by itself.
-    for job in changes.new_jobs:
+    # New jobs first: the end of the requeued job deletes the command that they copy.
+    for job in changes.new_jobs:  # one that has registered by itself is known already
         with contextlib.suppress(DuplicateJob):
             store.add_job(job)
     for key, change in changes.jobs:
@@ -264,7 +264,7 @@ def _stop(
 def _ended_jobs(store: TickStore, live: LiveJobs, at: float) -> tuple[Job, ...]:
     """Elastic jobs that have ended but may have left an anchor or tasks running."""
     live_keys = {job.key for job in live.jobs}
-    last = store.last_ended(_MAX_ENDED_JOBS)
+    last = store.last_ended(_MAX_ENDED_JOBS)  # newest first
     if len(last) == _MAX_ENDED_JOBS and at - (last[-1].ended_at or 0.0) < _RECENT_SECONDS:
         last = store.last_ended(_MAX_RECENT_JOBS)
     ended = {job.key: job for job in last}
@@ -279,10 +279,10 @@ def _ended_jobs(store: TickStore, live: LiveJobs, at: float) -> tuple[Job, ...]:
 def _resizes_seen(
     memory: GuardMemory, tasks: Iterable[Task], jobs: Collection[JobKey], at: float, context: Context
 ) -> GuardMemory:
-    """The memory with the resizes and starts that live tasks show. What was decided but did not happen does not count.
+    """The memory with the resizes and starts that live tasks show, without those that were decided but did not happen.
 
-    A remembered time in the future, which means that the clock was set back, becomes now. A task's time in the future
-    counts only where nothing is remembered: it would count as now in each tick until the clock has caught up.
+    A time later than ``at`` means that the clock was set back. A remembered one becomes ``at``. That of a task is taken
+    as ``at`` once only, where nothing is remembered of its job; otherwise each tick would restart the cool-down.
     """
     if not context.guard_rules.need_resizes:
         return replace(memory, resized_at={}, started_at={})
@@ -309,7 +309,7 @@ def _calling_anchors(jobs: Iterable[Job], at: float, seconds: float) -> frozense
     return frozenset(task_tag(job.key, ANCHOR) for job in jobs if has_called(job, at, seconds))
 
 
-def _unreported_tasks(live: LiveJobs, listing: RmListing) -> frozenset[str]:
+def _tasks_of_unknown_containers(live: LiveJobs, listing: RmListing) -> frozenset[str]:
     """Tags of tasks that may run, of jobs whose containers have not all reported to the resource manager."""
     jobs = {job.key for job in live.jobs if job.anchor in listing.unreported}
     return frozenset(task.tag for task in live.tasks if task.job in jobs and task.state is not TaskState.ASKED)
@@ -346,9 +346,10 @@ def compare(
 ) -> Changes:
     """Find the changes after which store and resource manager agree.
 
-    A task that one listing lacks has not ended for that. An incomplete listing stops nothing but tasks and anchors of
-    cancelled jobs: that is an order, and their identity is read again right before. A listed job is stopped only if it
-    has the mark of a job that the store knows, and belongs to the owner of that job.
+    A task is not taken for ended because one listing lacks it. With an incomplete listing only tasks and anchors of
+    cancelled jobs are stopped: that was ordered, and the resource manager's plug-in checks their identity again before
+    it stops them. A listed job is stopped only if it has the tag of a job that the store knows, and belongs to the
+    owner of that job.
 
     Parameters
     ----------
@@ -407,7 +408,7 @@ def compare(
         task_change, stop_reason = _task_change(
             task, listed, elapsed[tag], timeouts,
             absence=_absence(tag, matches, gone),
-            ended_as=ended_states.get(task.job),
+            job_end=ended_states.get(task.job),
         )  # fmt: skip
         if task_change is not None:
             task_changes.append(task_change)
@@ -429,7 +430,7 @@ def compare(
         if owner is not None and may_stop(listed, owner, tasks_as_owner=tasks_as_owner):
             allowed.append((listed, reason))
         else:
-            remarks.append(f"{listed.handle} of user {listed.user} is not stopped ({reason}): it has no mark of dl2d, "
+            remarks.append(f"{listed.handle} of user {listed.user} is not stopped ({reason}): it has no tag of dl2d, "
                            "or belongs to somebody else")  # fmt: skip
     return Changes(
         jobs=tuple(job_changes),
@@ -443,7 +444,7 @@ def compare(
 def _requeued(job: Job, listed: RmJob) -> tuple[Job, JobChange]:
     """The job that goes on where a requeued one was, and the change that ends the latter.
 
-    They are two jobs, so that the tasks, the token and the coordinator of the first count for nothing in the second.
+    They are two jobs, so that the tasks, the token and the coordinator of the first are not used by the second.
     """
     key = job.key._replace(submitted=listed.submitted)
     new = Job(key=key, request=job.request, owner=job.owner, launch=job.launch, anchor=job.anchor)
@@ -459,9 +460,9 @@ def _absence(tag: str, matches: Matches, gone: Collection[str]) -> str:
 def _must_stop_anchor(job: Job, anchor: RmJob, at: float, timeouts: Timeouts) -> bool:
     """Whether the anchor of an ended job is to be stopped.
 
-    If the job was cancelled, at once. If the daemon started the anchor, so that it has a tag, ``end_seconds`` after the
-    end of the job, or if that end is in the future, since the clock was set back then. An anchor that its user
-    submitted is not stopped otherwise: its script may go on after the training.
+    If the job was cancelled, at once. If the daemon started the anchor, so that it has a tag: ``end_seconds`` after the
+    end of the job, or at once if that time is in the future, which means that the clock was set back. An anchor that
+    its user submitted is not stopped otherwise: its script may go on after the training.
     """
     if job.state is JobState.CANCELLED:
         return True
@@ -490,17 +491,13 @@ def _job_change(
                 "or did not reach the daemon; its output says more"
             )
             return JobChange(state=JobState.FAILED, end_reason=reason, cause=FailureCause.FAILED)
-        if anchor.state is RmJobState.DONE and _coordinator_was_ended(job):
+        if anchor.state is RmJobState.DONE and job.coordinator_end:
             # The batch script went on after its coordinator was ended.
             return JobChange(state=JobState.CANCELLED)
         reason, cause = f"its coordinator ended: {end}", FAILURE_CAUSES.get(anchor.state)
         return JobChange(state=JOB_ENDS[anchor.state], end_reason=reason, cause=cause)
-    if (
-        _coordinator_was_ended(job)
-        and anchor.state is RmJobState.RUNNING
-        and at - job.progress.at > timeouts.silent_seconds
-    ):
-        reason = f"{job.end_reason}; its batch script goes on"
+    if job.coordinator_end and anchor.state is RmJobState.RUNNING and at - job.progress.at > timeouts.silent_seconds:
+        reason = f"{job.coordinator_end}; its batch script goes on"
         return JobChange(state=JobState.FAILED, end_reason=reason, cause=FailureCause.CANCELLED)
     if failures.counted >= timeouts.start_failures:
         reason = (
@@ -514,11 +511,6 @@ def _job_change(
     return JobChange(anchor=None if job.anchor else anchor.handle, end_reason=waits_for)
 
 
-def _coordinator_was_ended(job: Job) -> bool:
-    """Whether the coordinator of a job has reported that it was ended from outside."""
-    return bool(job.end_reason) and job.state in (JobState.READY, JobState.RUNNING)
-
-
 def _task_change(
     task: Task,
     listed: RmJob | None,
@@ -526,11 +518,11 @@ def _task_change(
     timeouts: Timeouts,
     *,
     absence: str,
-    ended_as: JobState | None,
+    job_end: JobState | None,
 ) -> tuple[TaskChange | None, str]:
     """The task's change of state (None for no change), and why it has to be stopped ("" if it does not).
 
-    ``absence`` says why it has ended where it is not listed; empty if it may be listed again. ``ended_as`` is the state
+    ``absence`` says why it has ended where it is not listed; empty if it may be listed again. ``job_end`` is the state
     in which its job has ended, or None. The cases are, in this order:
 
     1. The resource manager has not listed it for long enough: it has ended, or was never started.
@@ -543,7 +535,7 @@ def _task_change(
     6. It runs, perhaps on another node than the one it was asked for.
     """
     if listed is None:
-        return _unlisted(task, absence, job_ended=ended_as is not None), ""
+        return _unlisted(task, absence, job_ended=job_end is not None), ""
 
     def change_to(state: TaskState, note: str) -> TaskChange:
         cause = FAILURE_CAUSES.get(listed.state) if state is TaskState.FAILED else None
@@ -554,29 +546,29 @@ def _task_change(
         )  # fmt: skip
 
     if listed.state.ended:
-        failed = task.state.wanted and ended_as is None and listed.state is not RmJobState.DONE
+        failed = task.state.wanted and job_end is None and listed.state is not RmJobState.DONE
         return change_to(TaskState.FAILED if failed else TaskState.RELEASED, listed.reason), ""
-    identified = listed.submitted in (0, task.submitted)
-    if task.state.wanted and ended_as is not None:
-        stop_reason = "its job was cancelled" if ended_as is JobState.CANCELLED else ""
+    submit_time_known = listed.submitted in (0, task.submitted)
+    if task.state.wanted and job_end is not None:
+        stop_reason = "its job was cancelled" if job_end is JobState.CANCELLED else ""
         return change_to(TaskState.DRAINING, stop_reason or "its job has ended"), stop_reason
     if not task.state.wanted:
-        return None, _why_stop_leaving(task, listed, elapsed, timeouts, ended_as=ended_as)
+        return None, _stop_reason_of_leaving_task(task, listed, elapsed, timeouts, job_end=job_end)
     if listed.state is RmJobState.PENDING:
         # Only a task that has never run is given up: a late listing may show one that runs as waiting.
-        refused, most = why_refused(listed), timeouts.start_seconds
-        if refused and math.isfinite(most):
-            most = min(most, MAX_REFUSED_SECONDS)
-        if task.state is TaskState.ASKED and elapsed.in_state > most:
-            note = f"not started in {most:g} s: {refused or listed.reason}"
+        refusal, max_wait = why_refused(listed), timeouts.start_seconds
+        if refusal and math.isfinite(max_wait):
+            max_wait = min(max_wait, MAX_REFUSED_SECONDS)
+        if task.state is TaskState.ASKED and elapsed.in_state > max_wait:
+            note = f"not started in {max_wait:g} s: {refusal or listed.reason}"
             return change_to(TaskState.DRAINING, note), "not started in time"
-        same = listed.reason == task.note and task.handle and identified
-        return None if same else change_to(task.state, listed.reason), ""
+        unchanged = listed.reason == task.note and task.handle and submit_time_known
+        return None if unchanged else change_to(task.state, listed.reason), ""
     if task.state is TaskState.ASKED:
         return change_to(TaskState.GRANTED, ""), ""
     # Its coordinator may have reported it before it was listed as running.
-    same = identified and listed.node in ("", task.node)
-    return (None if same else change_to(task.state, task.note)), ""
+    unchanged = submit_time_known and listed.node in ("", task.node)
+    return (None if unchanged else change_to(task.state, task.note)), ""
 
 
 def _unlisted(task: Task, absence: str, *, job_ended: bool) -> TaskChange | None:
@@ -590,17 +582,17 @@ def _unlisted(task: Task, absence: str, *, job_ended: bool) -> TaskChange | None
     return TaskChange(task.job, task.id, state, note="was never started", cause=FailureCause.NOT_STARTED)
 
 
-def _why_stop_leaving(
-    task: Task, listed: RmJob, elapsed: Elapsed, timeouts: Timeouts, *, ended_as: JobState | None
+def _stop_reason_of_leaving_task(
+    task: Task, listed: RmJob, elapsed: Elapsed, timeouts: Timeouts, *, job_end: JobState | None
 ) -> str:
     """Why a task that leaves has to be stopped; empty while it may take its time."""
     if listed.state is RmJobState.PENDING:
         return "is not wanted any more"
-    if ended_as is JobState.CANCELLED:
+    if job_end is JobState.CANCELLED:
         return "its job was cancelled"
-    if ended_as is not None or task.state is TaskState.DRAINED:
+    if job_end is not None or task.state is TaskState.DRAINED:
         return f"did not end in {timeouts.end_seconds:g} s" if elapsed.in_state > timeouts.end_seconds else ""
     # It may still hold weights of the job, so its coordinator gets the whole time from when it was told to drain it.
-    if elapsed.told is None or elapsed.told <= timeouts.drain_seconds:
+    if elapsed.since_told is None or elapsed.since_told <= timeouts.drain_seconds:
         return ""
     return f"was not drained in {timeouts.drain_seconds:g} s"

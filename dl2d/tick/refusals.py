@@ -22,7 +22,7 @@ from dl2d.core.tick_plan import Outcome
 #: How long a task that the resource manager refuses to start may wait; shorter than for one that waits for room, and
 #: long enough for tasks that leave to make room in a limit.
 MAX_REFUSED_SECONDS: Final = 30.0
-#: How long after it may be tried again a refusal is remembered, so that another one counts as the next in a row.
+#: A refusal is remembered for this long after its retry time; a further one until then doubles the delay.
 _FORGET_SECONDS: Final = 3600.0
 
 
@@ -45,8 +45,8 @@ def remember_withdrawn(
 ) -> GuardMemory:
     """The memory after a tick that makes these changes to these tasks, with the refusals of those that it withdraws.
 
-    ``listed`` are the jobs of the resource manager that the tasks are, by tag. Jobs that are not among ``jobs``, which
-    are live, are forgotten.
+    ``listed`` has the resource manager's job of each task, by tag. What is remembered of jobs that are not among the
+    live ones, ``jobs``, is dropped.
     """
     by_key = {job.key: job for job in jobs}
     before = {(task.job, task.id): task for task in tasks}

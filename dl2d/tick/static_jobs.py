@@ -40,7 +40,7 @@ from dl2d.tick.tick_context import Context
 log = structlog.get_logger()
 
 
-#: Number of jobs that came and went unseen that one tick records at most.
+#: Maximum number of jobs recorded in one tick that started and ended between two ticks.
 MAX_NEW_ENDED = 500
 
 
@@ -123,7 +123,7 @@ def _ended_until(listing: RmListing) -> float:
 def _add_new_jobs(context: Context, observed: Observed) -> tuple[tuple[Job, ...], float]:
     """Add static jobs that the store does not have, and return them; of ended ones the first ``MAX_NEW_ENDED``.
 
-    The second value is the time before which all that ended are in the store then.
+    The second value is the time such that all jobs that ended before it are then in the store.
     """
     store, listing = context.store, observed.listing
     unknown = _unknown_jobs(store, listing, (*observed.static.jobs, *observed.elastic.jobs), context.cluster)
@@ -229,15 +229,15 @@ def find_listed(jobs: Iterable[Job], listing: RmListing) -> dict[JobKey, RmJob]:
     listed_jobs = {}
     for job in jobs:
         listed = by_id.get((job.key.id, job.key.submitted)) or by_handle.get(job.anchor)
-        if listed is not None and _is_run_of(listed, job):
+        if listed is not None and _is_same_or_requeued(listed, job):
             listed_jobs[job.key] = listed
     return listed_jobs
 
 
-def _is_run_of(listed: RmJob, job: Job) -> bool:
-    """Whether a listed job is a static job, or what has become of it when it was requeued."""
+def _is_same_or_requeued(listed: RmJob, job: Job) -> bool:
+    """Whether a listed job is the static job, or the same job after it was requeued."""
     if listed.array_id and job.key.id not in (listed.array_id, listed.handle):
-        return False  # tasks of a job array that wait have one handle
+        return False  # pending tasks of a job array share one handle
     if listed.submitted == job.key.submitted:
         return True
     # The id may have been given to somebody else, or the listing may be older than the job.

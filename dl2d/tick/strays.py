@@ -1,4 +1,4 @@
-"""Strays: listed jobs that have a mark of this cluster and are no task or anchor of the store."""
+"""Strays: listed jobs that have a tag of this cluster and are no task or anchor of the store."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from dl2d.tick.task_matching import Matches
 from dl2d.tick.task_specs import ANCHOR
 
 
-def known_strays(store: TickStore, matches: Matches) -> dict[RmIdentity, Job]:
+def strays_of_known_jobs(store: TickStore, matches: Matches) -> dict[RmIdentity, Job]:
     """The job of each stray that the store has ever asked for. Other strays may not be dl2d's.
 
-    What was submitted before the task whose mark it has is another one: a mark is a text that its user can write.
+    A job that was submitted before the task whose tag it has is not that task: users can write tags themselves.
     """
     found: dict[RmIdentity, Job] = {}
     for key in {key for _, key, _ in matches.strays}:
@@ -36,11 +36,11 @@ def compare_strays(
     stops: list[tuple[RmJob, Job | None, str]] = []
     remarks = []
     for stray, key, name in matches.strays:
-        job, twin = known.get(stray.identity), matches.listed.get(stray.tag)
+        job, other = known.get(stray.identity), matches.listed.get(stray.tag)
         if job is None:
-            remarks.append(f"{stray.handle} has the mark of {name} of {key.slug}, which this store never asked for")
+            remarks.append(f"{stray.handle} has the tag of {name} of {key.slug}, which this store never asked for")
         elif stray.tag not in live_tags:
             stops.append((stray, job, f"{name} of {key.slug} is not wanted"))
-        elif twin is not None and not twin.state.ended:
+        elif other is not None and not other.state.ended:
             stops.append((stray, job, f"{name} of {key.slug} runs twice"))
     return stops, remarks

@@ -1,22 +1,22 @@
 """Matching: which listed job is which task or anchor of the store, by identity. Pure.
 
-A handle alone proves nothing: resource managers give handles again and requeue jobs, and a listing may show a record
-twice, late, or with a mark that its user has written or removed.
+A handle alone proves nothing: resource managers reuse handles and requeue jobs, and a listing may show a record twice,
+late, or with a tag that its user has written or removed.
 
 ====================================================  =====================================================
 a listed job has                                      it is
 ====================================================  =====================================================
 the task's handle, its submit time or none is known,  the task
-and its mark
-the task's handle and submit time, no mark, and the   the task, whose user has removed the mark: it is never
+and its tag
+the task's handle and submit time, no tag, and the   the task, whose user has removed the tag: it is never
 owner of its job                                      stopped
-the task's handle and mark, and a later submit time   another job: the task has ended
-the task's mark and the owner of its job, and the     the task, whose start was not answered
+the task's handle and tag, and a later submit time   another job: the task has ended
+the task's tag and the owner of its job, and the     the task, whose start was not answered
 store has no handle yet
 anything else                                         not the task
 ====================================================  =====================================================
 
-An anchor that its user has submitted has no mark: its submit time and user are those with which it registered. If the
+An anchor that its user has submitted has no tag: its submit time and user are those with which it registered. If the
 resource manager has put it back into its queue, it has a later submit time, and is the anchor of another job, which
 goes on where this one was.
 """
@@ -46,8 +46,8 @@ class Matches:
     requeued: Mapping[JobKey, RmJob] = field(default_factory=lambda: MappingProxyType({}))
     #: Tags of live tasks, and of anchors of live jobs, that are not listed.
     unlisted: frozenset[str] = frozenset()
-    #: Jobs with a mark of this cluster that have not ended and are no task or anchor of the store, with the job
-    #: and the name of the task or anchor that their marks say.
+    #: Jobs with a tag of this cluster that have not ended and are no task or anchor of the store, with the job
+    #: and the name of the task or anchor that their tags say.
     strays: tuple[tuple[RmJob, JobKey, str], ...] = ()
 
 
@@ -63,7 +63,7 @@ def match_listing(
     jobs
         Those jobs, and ended ones whose anchor or tasks may still run.
     cluster
-        Name of this cluster; marks of other clusters are ignored.
+        Name of this cluster; tags of other clusters are ignored.
     tasks_as_owner
         Whether tasks run as the user who owns their job.
     """
@@ -118,9 +118,9 @@ def is_anchor(listed: RmJob, job: Job) -> bool:
 
 
 def may_stop(listed: RmJob, job: Job, *, tasks_as_owner: bool) -> bool:
-    """Whether a listed job carries the mark of a job's task or anchor and belongs to the job's owner.
+    """Whether a listed job carries the tag of a job's task or anchor and belongs to the job's owner.
 
-    An anchor without a mark needs the submit time with which it registered.
+    An anchor without a tag needs the submit time with which it registered.
     """
     if listed.tag:
         parsed = parse_tag(listed.tag)
@@ -138,16 +138,16 @@ def _is_later_anchor(listed: RmJob, job: Job) -> bool:
 
 
 class _Index:
-    """Listed jobs by handle and by mark. A task must belong to the owner of its job, if that is one of ``jobs``."""
+    """Listed jobs by handle and by tag. A task must belong to the owner of its job, if that is one of ``jobs``."""
 
     def __init__(self, listed: Iterable[RmJob], jobs: Mapping[JobKey, Job]) -> None:
         self._owners = {key: job.owner.user for key, job in jobs.items()}
         self.by_handle: dict[str, list[RmJob]] = defaultdict(list)
-        self._marked: dict[str, list[RmJob]] = defaultdict(list)
+        self._by_tag: dict[str, list[RmJob]] = defaultdict(list)
         for job in listed:
             self.by_handle[job.handle].append(job)
             if job.tag:
-                self._marked[job.tag].append(job)
+                self._by_tag[job.tag].append(job)
 
     def is_task(self, listed: RmJob, task: Task, tag: str) -> bool:
         """Whether a job with the task's handle is the task, which has this tag."""
@@ -157,17 +157,17 @@ class _Index:
         return not listed.tag and same_time and bool(task.submitted) and self._is_owner(listed, task.job)
 
     def by_tag(self, tag: str, key: JobKey, known: Collection[str]) -> RmJob | None:
-        """The job with a mark whose handle the store does not know."""
-        return self.best(each for each in self._marked[tag] if each.handle not in known and self._is_owner(each, key))
+        """The job with a tag whose handle the store does not know."""
+        return self.best(each for each in self._by_tag[tag] if each.handle not in known and self._is_owner(each, key))
 
     def best(self, candidates: Iterable[RmJob]) -> RmJob | None:
         """Of records of one task, one that has not ended, if there is one."""
         return min(candidates, key=lambda listed: listed.state.ended, default=None)
 
     def strays(self, cluster: str, matched: Collection[RmIdentity]) -> tuple[tuple[RmJob, JobKey, str], ...]:
-        """Live jobs with a mark of this cluster that are not among ``matched``."""
+        """Live jobs with a tag of this cluster that are not among ``matched``."""
         found = []
-        for listed in (each for marked in self._marked.values() for each in marked):
+        for listed in (each for with_tag in self._by_tag.values() for each in with_tag):
             if listed.state.ended or listed.identity in matched:
                 continue
             parsed = parse_tag(listed.tag)

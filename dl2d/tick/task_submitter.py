@@ -8,7 +8,7 @@ from typing import Protocol
 from dl2d.core.errors import ResourceManagerError, Unavailable
 from dl2d.core.resource_manager import ResourceManager, TaskSpec
 
-#: What came of submitting a task: its handle, an error, or None where it was not submitted.
+#: Result of submitting a task: its handle; an error; None where it was not tried.
 Submitted = str | ResourceManagerError | None
 
 
@@ -19,7 +19,7 @@ class TaskSubmitter(Protocol):
     batch: int
 
     def submit(self, tasks: Sequence[TaskSpec]) -> list[Submitted]:
-        """Submit tasks; what came of each, in their order."""
+        """Submit tasks; returns the result of each, in their order."""
         ...
 
 

@@ -73,7 +73,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
         snapshot = with_evidence(snapshot, deciders.needs, context.store)
         group = canary_jobs(context, snapshot)
         proposed = decide(snapshot, deciders, context.seed, set_aside=set_aside, canary=group)
-        if set_aside is None and group != frozenset():
+        if set_aside is None and (group is None or group):  # the policy was asked
             policy_failures = policy_failures.after(deciders.policy, proposed)
         guarded = guard(
             proposed, snapshot, context.guard_rules, reconciled.memory,
@@ -89,14 +89,14 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
     # Place and apply
     if mode.acts:
         positions = {job.tag: job.position for job in observed.listing.jobs if job.position is not None}
-        # A listing that lacks something resizes nothing: neither as was decided nor to make room.
-        fixed = silent if not incomplete else [job.key for job in snapshot.jobs]
-        plan = place(snapshot, slot_decision.in_force, deciders.placement, silent=fixed, positions=positions)
+        # With an incomplete listing no job is resized, neither by the decision nor to make room.
+        jobs_to_keep = silent if not incomplete else [job.key for job in snapshot.jobs]
+        plan = place(snapshot, slot_decision.in_force, deciders.placement, silent=jobs_to_keep, positions=positions)
         plan = within_limits(plan, snapshot, reconciled.owners, context.guard_rules)
         if context.start_allowance is not None:
             plan = within_allowance(plan, context.start_allowance())
         waiting = startable_waiting_jobs(snapshot, slot_decision.in_force, plan, deciders.placement, silent=silent)
-        if (group := slot_decision.group) is not None:
+        if (group := slot_decision.group) is not None:  # the policy has not decided on the others
             waiting = tuple(key for key in waiting if key in group)
         plan = plan if not incomplete else replace(plan, starts=(), stops=())
         outcome = apply(context, plan, reconciled.jobs, snapshot.at)

@@ -54,7 +54,7 @@ class GuardRules:
     cooldown_up: float = 0.0
     #: Seconds after a job's last resize before it may shrink again.
     cooldown_down: float = 0.0
-    #: Maximum number of tasks that are started within ``slot_seconds``, however many decisions; 0 for no limit.
+    #: Maximum number of tasks that are started within any ``slot_seconds``; 0 for no limit.
     churn: int = 0
     #: Seconds after the first failed attempt to start a job's tasks before the next one; doubled with each further one.
     backoff: float = 10.0
@@ -77,7 +77,7 @@ class Timeouts:
     start_seconds: float = 600.0
     #: How long a draining task may run before it is stopped through the resource manager.
     drain_seconds: float = 60.0
-    #: How long drained tasks, and the anchor and tasks of an ended job, may take to end by themselves.
+    #: How long drained tasks, and the anchor and tasks of an ended job, may take to exit by themselves.
     end_seconds: float = 10.0
     #: How long a coordinator may not call before it counts as silent and its job is not resized.
     silent_seconds: float = 60.0
@@ -116,11 +116,12 @@ class Context:
     idle_seconds: float = math.inf
     #: Seconds between asking a process to end and killing it.
     grace_seconds: float
-    #: Whether tasks run as the user who owns their job (``Capabilities.other_users``).
+    #: Whether tasks run as the user who owns their job, not as the daemon's user (``Capabilities.other_users``).
     tasks_as_owner: bool = True
     #: Where the output of a task is (``Capabilities.output``).
     output: str = ""
-    #: Called in each tick that may act, right after the lease was checked (``ContainerManager.allow_changes``).
+    #: Called in each tick that may act, right after the lease was checked: until the next tick the resource manager's
+    #: plug-in may change services (``ContainerManager.allow_changes``).
     allow_changes: Callable[[], None] = lambda: None
     #: Those of the jobs with these handles that are known to have ended (``AccountingManager.final_states``).
     final_states: Callable[[Collection[str]], Sequence[RmJob]] = lambda handles: ()  # noqa: ARG005

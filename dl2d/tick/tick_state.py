@@ -14,7 +14,7 @@ from dl2d.core.policy import Policy
 from dl2d.tick.missing_tasks import Missing
 from dl2d.tick.needless_wait import NeedlessWait
 
-#: Number of decisions among which failures are counted that are not consecutive.
+#: Failures are counted among this many last decisions, whether consecutive or not.
 RECENT_DECISIONS: Final = 20
 
 
@@ -24,21 +24,24 @@ class PolicyFailures:
 
     version: str = ""
     #: Consecutive ones up to the last decision.
-    count: int = 0
+    consecutive: int = 0
     #: Why the last one failed.
     cause: str = ""
     #: Of the last ``RECENT_DECISIONS``, whether each failed, oldest first.
     recent: tuple[bool, ...] = ()
 
     def after(self, policy: Policy, decision: Decision) -> PolicyFailures:
-        """The failures after one more decision. One without jobs, or without the policy, changes nothing."""
+        """The failures after one more decision.
+
+        A decision without jobs, or one for which the policy was not asked, changes nothing.
+        """
         if not decision.jobs or decision.out_of_range:
             return self
         cause, same = decision.fallback_cause, self.version == policy.version
         recent = ((*self.recent, bool(cause)) if same else (bool(cause),))[-RECENT_DECISIONS:]
         if not cause:
             return PolicyFailures(policy.version, recent=recent)
-        return PolicyFailures(policy.version, (self.count if same else 0) + 1, cause, recent)
+        return PolicyFailures(policy.version, (self.consecutive if same else 0) + 1, cause, recent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,14 @@ class SetAside:
         return (self.policy, self.version) == (policy.name, policy.version)
 
 
+class ClaimKey(NamedTuple):
+    """A waiting claim. Pending tasks of a job array share one handle: when one of them starts, the number changes."""
+
+    handle: str
+    #: Number of claims that wait under the handle.
+    waiting: int
+
+
 class GivenUpClaim(NamedTuple):
     """A claim for which no nodes are vacated for a while, since its job did not start although it had room."""
 
@@ -63,8 +74,9 @@ class GivenUpClaim(NamedTuple):
     shape: tuple[object, ...]
     #: When it was given up, seconds on a monotonic clock.
     at: float
-    #: Whether only some of the nodes that are planned for it were vacated. All that it needs may be, if that can be.
-    as_planned: bool = False
+    #: Whether it was given up after some of its planned nodes were vacated. It is met again as soon as all nodes that
+    #: it needs can be vacated.
+    partial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +86,10 @@ class ClaimHistory:
     #: Handles and nodes of the claims in the last tick, and at the last decision.
     nodes: frozenset[tuple[str, str]] = frozenset()
     decided: frozenset[tuple[str, str]] = frozenset()
-    #: Since when the room of a claim has been free, by its handle and the number of claims that have it.
-    free_since: Mapping[tuple[str, int], float] = field(default_factory=dict)
-    #: The same of those for which planned nodes are vacated before all of them can be.
-    vacated_since: Mapping[tuple[str, int], float] = field(default_factory=dict)
+    #: Since when the room of a claim has been free.
+    free_since: Mapping[ClaimKey, float] = field(default_factory=dict)
+    #: Since when planned nodes have been vacated for a claim that cannot be met yet.
+    vacated_since: Mapping[ClaimKey, float] = field(default_factory=dict)
     given_up: tuple[GivenUpClaim, ...] = ()
 
     def is_undecided(self, claims: Iterable[ClaimedNodes]) -> bool:

@@ -175,7 +175,7 @@ def test_a_policy_that_fails_leaves_all_jobs_to_the_fallback_and_that_is_counted
     failing.add("new")
     failing.add("old")
     report = failing.tick(1.0)
-    assert report.policy_failures.count >= 1
+    assert report.policy_failures.consecutive >= 1
     assert "no weights" in report.policy_failures.cause
     assert report.slot_decision.proposed.policy == "fifo"
     assert all(entry.guarded[0].constraint is Constraint.FALLBACK for entry in report.slot_decision.proposed.jobs)
@@ -184,7 +184,7 @@ def test_a_policy_that_fails_leaves_all_jobs_to_the_fallback_and_that_is_counted
 def test_a_policy_whose_group_is_empty_is_not_asked(failing: CanaryWorld) -> None:
     failing.add("old")
     report = failing.tick(1.0)
-    assert report.policy_failures.count == 0
+    assert report.policy_failures.consecutive == 0
     assert [entry.by and entry.by.name for entry in report.decision.jobs] == ["fifo"]
 
 
@@ -194,7 +194,7 @@ def test_a_withdrawn_policy_is_not_asked_until_the_mode_or_version_changes(faili
     report = failing.tick(1.0)
     (entry,) = report.slot_decision.proposed.jobs
     assert entry.guarded[0].text == "policy fails is set aside: it was withdrawn (canary 1): it is slow"
-    assert report.policy_failures.count == 0
+    assert report.policy_failures.consecutive == 0
     assert failing.state.set_aside is None  # the next context says whether it still is
 
 

@@ -737,9 +737,9 @@ def test_failures_are_counted_in_a_row_and_among_the_last_decisions() -> None:
     policy, failures = Scripted(fails), PolicyFailures()
     for number in range(30):
         failures = failures.after(policy, failed if number % 2 else good)
-    assert (failures.count, sum(failures.recent), len(failures.recent)) == (1, 10, 20)
+    assert (failures.consecutive, sum(failures.recent), len(failures.recent)) == (1, 10, 20)
     assert failures.cause == "policy scripted failed: ZeroDivisionError: division by zero"
     failures = failures.after(policy, replace(good, jobs=()))
-    assert failures.count == 1  # a decision on no job says nothing
+    assert failures.consecutive == 1  # a decision on no job says nothing
     policy.version = "2"
     assert failures.after(policy, failed).recent == (True,)

@@ -592,20 +592,20 @@ def test_consecutive_failures_of_a_version_are_counted_and_shown_until_a_decisio
     world = build(policy=broken)
     health = Health(lambda: world.now)
     world.tick(300.0)
-    assert world.tick(300.0).policy_failures.count == 0  # nothing was asked of it: there are no jobs
+    assert world.tick(300.0).policy_failures.consecutive == 0  # nothing was asked of it: there are no jobs
     world.ready()
     counts = []
     for _ in range(3):
         world.beat()
         health.completed(report := world.tick(300.0))
-        counts.append(report.policy_failures.count)
+        counts.append(report.policy_failures.consecutive)
     assert counts == [1, 2, 3]
     (problem,) = health.status().problems
     assert problem.startswith("the fallback made the last 3 decisions: policy broken failed: ZeroDivisionError: NaN")
     broken.decide = Drf().decide
     world.beat()
     health.completed(report := world.tick(300.0))
-    assert (report.policy_failures.count, health.status().problems) == (0, ())
+    assert (report.policy_failures.consecutive, health.status().problems) == (0, ())
 
 
 @pytest.mark.parametrize(

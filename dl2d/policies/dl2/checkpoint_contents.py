@@ -66,8 +66,10 @@ class Parameters:
                 resize_seconds=float(settings["resize_seconds"]),
                 slot_seconds=float(settings["slot_seconds"]),
             )
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise CheckpointError(f"checkpoint of {NAME}: missing or unsuitable entry {error}") from error
+        except KeyError as error:
+            raise CheckpointError(f"checkpoint of {NAME}: the entry {error} is missing") from error
+        except (TypeError, ValueError, IndexError) as error:
+            raise CheckpointError(f"checkpoint of {NAME}: an entry is unsuitable: {error}") from error
         other_features = settings.get("features", list(FEATURES)) != list(FEATURES)
         shape, count = parameters.weights.shape[1:], weight_count(hidden)
         if settings.get("design") != _DESIGN or other_features or shape != (count,):

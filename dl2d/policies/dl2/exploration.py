@@ -13,7 +13,7 @@ from dl2d.throughput.remaining_work import samples_left
 
 #: Optimism of an exploring job, as a multiple of that of other jobs.
 EXPLORATION_FACTOR: Final = 2.0
-#: Least number of confirmed jobs of a kind for one of them to explore. At least two others then run at sizes that were
+#: Least number of confirmed jobs of a kind for one of them to explore: at least two others run at sizes that were
 #: measured before, so that a change of all speeds is noticed.
 _MIN_JOBS: Final = 3
 

@@ -118,11 +118,9 @@ def _starts(
 class _Addition(NamedTuple):
     """Tasks of one role to place for a job."""
 
-    #: Index of the job.
-    job: int
+    job_index: int
     role: Role
-    #: Number of tasks.
-    tasks: int
+    number: int
 
 
 class HeadOnlyPacking:
@@ -158,7 +156,7 @@ class HeadOnlyPacking:
             self._remove(jobs, placed)
             blocked = self._start(jobs, sizes, weights)
             waiting = {index for index in blocked if self._allocated(jobs[index]) == NOTHING}
-            additions = [added for added in self._additions(jobs, sizes, order) if added.job not in waiting]
+            additions = [added for added in self._additions(jobs, sizes, order) if added.job_index not in waiting]
             placed = self._place(jobs, additions, blocked)
         self._commit(jobs, placed)
         return blocked

@@ -183,7 +183,7 @@ def _fastest_first(grid_of: Ints, speed: Floats, taken: Ints) -> Ints:
 
 
 def _ps_for_worker(worker: Ints, ps: Ints) -> Ints:
-    """Number of PSs that take no more than one worker; shapes (R, G), (R, G) -> (G,)."""
+    """Number of PSs that together need no more of any resource than one worker; shapes (R, G), (R, G) -> (G,)."""
     number: Ints = np.where(ps > 0, worker // np.maximum(ps, 1), np.iinfo(np.int64).max).min(axis=0)
     return number
 
@@ -264,7 +264,7 @@ def _dominated(amounts: NDArray[np.integer[Any]]) -> Bools:
     no_less = np.greater_equal.outer(amounts[0], amounts[0])
     for taken in amounts[1:]:
         no_less &= np.greater_equal.outer(taken, taken)
-    # The first size than which a size takes no less is either itself or dominates it.
+    # The first size in a row is the size itself, unless an earlier (faster) one takes no more: that dominates it.
     dominated: Bools = no_less.argmax(axis=1) < np.arange(len(no_less))
     return dominated
 

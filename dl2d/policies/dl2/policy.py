@@ -225,7 +225,7 @@ class Dl2:
         if blocked:
             unblocked = present.copy()
             unblocked[0, list(blocked)] = False
-            # The features load and relative stay those of all jobs, so that scores do not change between the rounds.
+            # The factors "load" and "relative" keep the values of all jobs, so scores do not change between the rounds.
             others = replace(cluster_jobs, present=unblocked)
             positions = choose_sizes(frontiers, others, positions, cluster.left(packing), weights, only_larger=True)
             # Size 0: blocked jobs get no more tasks.

@@ -91,11 +91,12 @@ class Predictions:
         #: Throughput model that the predictions come from.
         self.model = GaussianProcess(merged_measurements(snapshot, checkpoint_speeds), previous=previous)
         relabelling = Relabelling(snapshot, self.model)
-        relabelled, optimism = map(relabelling.of, snapshot.jobs), job_optimism(snapshot, relabelling, parameters)
+        relabelled = [relabelling.of(job) for job in snapshot.jobs]
+        optimism = job_optimism(snapshot, relabelling, parameters)
         #: Inputs of each job, in the order of the snapshot.
         self.inputs = [
-            PredictionInputs(job.request, job.own_measurements, added)
-            for job, added in zip(relabelled, optimism, strict=True)
+            PredictionInputs(job.request, job.own_measurements, deviations)
+            for job, deviations in zip(relabelled, optimism, strict=True)
         ]
 
     def speeds(self, inputs: PredictionInputs) -> Floats:

@@ -23,7 +23,7 @@ from dl2d.policies.dl2.pareto_frontier import FrontierArrays
 #: Factors of the size, with times in slots and natural logarithms:
 #:
 #: - cost: log of the dominant share that the step takes
-#: - gain: log of ln(new speed / old speed)
+#: - gain: logarithm of the logarithmic speed-up, ln(ln(new speed / old speed))
 #: - left: log of the slots until the job ends at the new size
 #: - left_beyond_slot: the same, at least 0
 #: - speed: log of the new speed over the job's best speed
@@ -36,6 +36,7 @@ from dl2d.policies.dl2.pareto_frontier import FrontierArrays
 #: - start_load, start_relative, relative_load: products of two of these
 #:
 #: Without hidden units, "load" alone adds the same to all steps in a cluster, so its weight changes no choice.
+#: The order is part of the format of checkpoints: weights are stored in it.
 _PRODUCTS: Final = {
     "cost": ("cost", "1"),
     "gain": ("gain", "1"),
@@ -60,10 +61,10 @@ MIN_WORK_LEFT: Final = 0.01
 #: Lower limit on the factor "left": jobs that end within about a thousandth of a slot count alike.
 _MIN_LEFT: Final = -7.0
 #: Added to the sum of dominant shares before its logarithm is taken, so that "load" is finite in an empty cluster.
-_MIN_LOAD: Final = 1e-3
+_LOAD_OFFSET: Final = 1e-3
 #: Added to the slots until a job ends at its best size before their logarithm is taken, so that a job that has almost
 #: ended changes the mean of "relative" little.
-_MIN_SLOTS: Final = 1e-3
+_SLOTS_OFFSET: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,8 +90,8 @@ class ClusterJobs:
         with np.errstate(divide="ignore"):
             log_left = np.log(np.where(present, samples, 1.0) / slot_seconds[:, None])
         share = np.where(present, frontiers.best_share[frontier], 0.0)
-        load = np.log(share.sum(axis=1) + _MIN_LOAD)
-        log_slots = np.logaddexp(log_left - frontiers.log_best_speed[frontier], np.log(_MIN_SLOTS))
+        load = np.log(share.sum(axis=1) + _LOAD_OFFSET)
+        log_slots = np.logaddexp(log_left - frontiers.log_best_speed[frontier], np.log(_SLOTS_OFFSET))
         log_slots = np.where(present, log_slots, 0.0)
         mean = log_slots.sum(axis=1) / np.maximum(present.sum(axis=1), 1)
         return cls(frontier, present, log_left, load, log_slots - mean[:, None])

@@ -71,11 +71,15 @@ class _Steps(NamedTuple):
 class _Search:
     """State of the choice of sizes.
 
-    A step can be made only after the earlier steps of its job. Its turn is therefore decided by the lowest score up to
-    and including its own (``_Steps.least_score``). As long as resources suffice, steps of different jobs do not affect
-    one another. So the steps of all jobs are planned ahead, and made in the order of ``least_score`` up to the first
-    for which resources are lacking; then all jobs whose next step lacks resources plan anew, with the resources that
-    are left.
+    The result is that of making the step with the highest score again and again::
+
+        plan all steps of each job, as if it had all remaining resources
+        while steps are planned:
+            make planned steps, highest least_score first, until one lacks resources
+            plan the steps of the jobs anew whose next step lacks resources
+
+    A step can be made only after the earlier steps of its job, so the order goes by ``_Steps.least_score``: the lowest
+    score up to and including its own.
     """
 
     def __init__(
@@ -100,7 +104,7 @@ class _Search:
         self._planned = _Steps(no_steps, no_steps, no_steps, np.zeros(0))
 
     def plan(self, jobs: Ints) -> None:
-        """Plan the steps of jobs as if the resources that are left now were left to each of them all the way."""
+        """Plan the steps of jobs as if each of them had all remaining resources."""
         position = self.positions[self._clusters[jobs], self._jobs[jobs]]
         least_score, planned = np.full(len(jobs), np.inf), [self._planned]
         while len(jobs):

@@ -104,7 +104,7 @@ def leaving_order(task: Task) -> tuple[bool, int]:
 
 
 def first_member(tasks: Iterable[Task]) -> Task | None:
-    """The worker of rank 0: of the members the longest-standing one, of those the lowest number.
+    """The worker of rank 0: the confirmed task with the earliest ``since``, of several the one of the lowest number.
 
     A training script that writes files does so in this worker.
     """

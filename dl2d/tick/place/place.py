@@ -205,7 +205,7 @@ def _moves(moving: Iterable[tuple[Task, str]], packing: Packing) -> Iterator[tup
     """The moves whose replacement has room on its node now; the next tick tries the others again.
 
     A replacement starts on the chosen node only, since a waiting task may be about to get the room on another one. The
-    next tick finds one task more than was decided, and stops the one in the way of the larger task.
+    next tick finds one task more than was decided, and stops the old task.
     """
     for task, node in moving:
         if packing.place_on(node, task.demand, task.job):

@@ -40,16 +40,16 @@ class TargetNodes:
         self._tasks = tasks
         self._may_use = may_use
         #: Named nodes on which no task of the group runs or starts yet.
-        self._open: dict[TaskGroup, list[str]] = defaultdict(list)
+        self._unfilled: dict[TaskGroup, list[str]] = defaultdict(list)
         for key, role, node in decision.nodes:
-            self._open[key, role].append(node)
+            self._unfilled[key, role].append(node)
         #: Tasks that leave, of the groups whose leaving tasks are chosen here rather than by ``make_room``.
         self.leaving: dict[TaskGroup, list[Task]] = {}
         #: See ``free_later``; None until it is needed.
         self._free_later: dict[str, Resources] | None = None
         for group, group_tasks in groups.items() if decision.nodes else ():
             count = surplus.get(group, 0)
-            if group in self._open or count == len(group_tasks):
+            if group in self._unfilled or count == len(group_tasks):
                 elsewhere = self._match_running(group, group_tasks)
                 ordered = sorted(
                     group_tasks,
@@ -64,14 +64,14 @@ class TargetNodes:
 
     def has_nodes_for(self, job: JobKey) -> bool:
         """Whether the decision names nodes for new tasks of a job."""
-        return any(self._open.get((job, role)) for role in (Role.WORKER, Role.PS))
+        return any(self._unfilled.get((job, role)) for role in (Role.WORKER, Role.PS))
 
     def place(self, group: TaskGroup, demand: Resources) -> str | Blocked | None:
         """Add a new task to the packing on the next named node of its group where it will have room.
 
         Returns the node, or what the task waits for if its room is not free yet, or None if no such node is left.
         """
-        nodes = self._open.get(group)
+        nodes = self._unfilled.get(group)
         while nodes:
             node = nodes.pop(0)
             free_later = self.free_later()
@@ -87,7 +87,7 @@ class TargetNodes:
 
     def reserve(self, node: str, demand: Resources) -> None:
         """Take resources off what will be free on a node, for a task that starts or waits there."""
-        # Before it is computed, nothing needs noting: ``packing.room()`` already counts placed tasks.
+        # If it is not computed yet, there is nothing to change: ``packing.room()`` has the placed tasks.
         if self._free_later is not None and node in self._free_later:
             self._free_later[node] = self._free_later[node].minus(demand)
 
@@ -112,13 +112,13 @@ class TargetNodes:
         return self._free_later
 
     def _match_running(self, group: TaskGroup, tasks: Sequence[Task]) -> set[str]:
-        """Close the named nodes on which tasks of the group run; returns the ids of the tasks that run elsewhere."""
-        named = Counter(self._open.get(group, ()))
+        """Remove the named nodes on which tasks of the group run; returns the ids of the tasks that run elsewhere."""
+        named = Counter(self._unfilled.get(group, ()))
         elsewhere = set()
         for task in sorted(tasks, key=lambda task: task.number):
             if named[task.node] > 0:
                 named[task.node] -= 1
-                self._open[group].remove(task.node)
+                self._unfilled[group].remove(task.node)
             else:
                 elsewhere.add(task.id)
         return elsewhere

@@ -89,8 +89,9 @@ class Header:
     plan: int
     #: number of the block
     block: int
-    #: PUSH: the tree node.  REPLICATE: how many numbers precede the sum.  PARAM in shared memory: offset in pages.
-    #: STATE in asynchronous jobs: how many gradients have been applied
+    #: a number whose meaning depends on `kind`.  PUSH: the tree node of the gradient.  REPLICATE: how many float64
+    #: factors precede the sum.  PARAM in shared memory: offset of the block in pages.  STATE in asynchronous jobs: how
+    #: many gradients have been applied.  Otherwise 0
     node: int
     #: bytes of the payload
     length: int

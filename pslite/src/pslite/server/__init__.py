@@ -15,7 +15,7 @@ completed all members have moved                                                
 
 Only the owner of block 0 receives `Commit` and sends `Announced`; other servers learn the first version from pushes.
 
-Modules, each above those that it uses:
+Modules, in an order in which each uses only those below it:
 
 - `loop` dispatches the coordinator's messages, and gives data frames to `frame_handlers`;
 - `failover` makes this server the owner of blocks whose servers have died;

@@ -43,7 +43,7 @@ class AsynchronousRounds(Rounds):
     def _add(self, link: Link, header: Header, block: BlockState, gradient: Array | Rows) -> None:
         assert not isinstance(gradient, Rows)  # asynchronous jobs have no sparse blocks
         block.progress.received.setdefault(header.version, set()).add(header.node)
-        block.progress.staged.append((link.task, header.version, gradient))
+        block.progress.unapplied.append((link.task, header.version, gradient))
         self.proceed(block)
 
     def not_admitted(self, link: Link, header: Header) -> None:
@@ -53,7 +53,7 @@ class AsynchronousRounds(Rounds):
             super().not_admitted(link, header)
             return
         # The worker has pushed it again because the server that should have answered has died.
-        block.progress.waiting.append((link.task, header.version + 1))
+        block.progress.to_answer.append((link.task, header.version + 1))
         if block.has_state:
             self._answer_waiting(block)
 
@@ -69,15 +69,15 @@ class AsynchronousRounds(Rounds):
         spec, progress = self.server.spec, block.progress
         leaves = self.server.plan_of(block).reduction.leaves
         progress.applied = progress.applied or block.version * leaves
-        for task, version, gradient in progress.staged:
+        for task, version, gradient in progress.unapplied:
             divisor = spec.divisor(block.definition.optimizer, version, leaves)
             # schedules of an open job count each gradient, too, as MXNet's own servers do
             counted = progress.applied if spec.open else version
             self.steps.apply(block, Step(gradient, divisor), counted, progress.applied)
             progress.applied += 1
             self.server.pool.give(gradient)
-            progress.waiting.append((task, version + 1))
-        progress.staged.clear()
+            progress.to_answer.append((task, version + 1))
+        progress.unapplied.clear()
         self._advance(block)
 
     def _advance(self, block: BlockState) -> None:
@@ -93,18 +93,18 @@ class AsynchronousRounds(Rounds):
             plan = block.plan
             self.handoff.activate_due_plan(block)
             if block.plan != plan:
-                progress.waiting += [(task, block.version) for task in self.server.plan_of(block).newcomers]
+                progress.to_answer += [(task, block.version) for task in self.server.plan_of(block).newcomers]
         self._answer_waiting(block)
 
     def _answer_waiting(self, block: BlockState) -> None:
         """Answer the workers that are not too far ahead."""
         spec, progress = self.server.spec, block.progress
-        waiting, progress.waiting = progress.waiting, []
+        waiting, progress.to_answer = progress.to_answer, []
         for task, version in waiting:
             # all workers end with the same last version, so nobody gets it before it is complete
             allowed = spec.staleness if version < spec.total_versions else 0
             if version - block.version > allowed:
-                progress.waiting.append((task, version))
+                progress.to_answer.append((task, version))
             elif task in self.connections.accepted:  # otherwise it asks again when it has reconnected
                 self._answer(block, self.connections.accepted[task], version)
 
@@ -112,14 +112,14 @@ class AsynchronousRounds(Rounds):
         """Send a worker the present weights, as its version `version`."""
         activation, progress = self.server.activation, block.progress
         if block.number == 0 and activation.is_due(block):
-            # A worker may have version `highest` already, without the announcement.  It receives that with version
-            # `highest` + 1, and a plan starts after the version with which a worker receives its announcement.
-            activation.announce(progress.highest + 2)
+            # With h = `highest_sent`: h may have been sent without the announcement, h + 1 is sent with it, and the
+            # plan begins after that, at h + 2.
+            activation.announce(progress.highest_sent + 2)
         # A worker that gets a version after the plan's first one has received the announcement before.
         announced = activation.announced
         if block.number or announced is None or block.plan == announced.plan or version > announced.first:
             announced = NO_ANNOUNCEMENT
-        progress.highest = max(progress.highest, version)
+        progress.highest_sent = max(progress.highest_sent, version)
         header = Header(PARAM, block.plan, block.number, 0, block.definition.nbytes, version, block.first, *announced)
         self.send_weights(link, header, block)
 
@@ -128,7 +128,7 @@ class AsynchronousRounds(Rounds):
         version = block.first if wants_first else header.version
         # If its push has not arrived or is not applied, the answer is still to come.
         if version >= 0 and (wants_first or self._has_pushed(block, link.task, version - 1)):
-            block.progress.waiting.append((link.task, version))
+            block.progress.to_answer.append((link.task, version))
             self._answer_waiting(block)
 
     def _has_pushed(self, block: BlockState, task: str, version: int) -> bool:

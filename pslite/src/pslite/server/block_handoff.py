@@ -35,7 +35,7 @@ class Handoff:
     unacknowledged: dict[int, BlockState] = field(default_factory=dict)
     #: if this server only adds gradients (`sums_only`): blocks that have another owner now, kept until the plan is
     #: completed, since workers may still ask for their last sums
-    released: dict[int, BlockState] = field(default_factory=dict)
+    former_sums: dict[int, BlockState] = field(default_factory=dict)
 
     # --- sending --------------------------------------------------------------------------------------------------
 
@@ -53,7 +53,7 @@ class Handoff:
         else:
             del server.owned[number]
             if server.sums_only:
-                self.released[number] = block
+                self.former_sums[number] = block
             else:
                 self.outgoing.append(block)
                 self.unacknowledged[number] = block
@@ -80,7 +80,7 @@ class Handoff:
             return None
         if any(block.plan != announced.plan for block in self.server.owned.values()) or not self.connections.idle:
             return None
-        # the new owner may keep the same backup, which must have the last step
+        # Wait for the backup's acknowledgement: under the new owner it may be the backup again, and needs this step.
         return None if self.outgoing[0].awaits_backup else self.outgoing[0]
 
     def _next_owner(self, block: BlockState) -> str:
@@ -94,7 +94,7 @@ class Handoff:
         """Send the seeds that are due and one outgoing block, unless answers to workers are still to be sent."""
         while self._can_send_seed():
             self.replica_sender.seed_next()
-            self.report()  # if the backup has died no seed was sent, and none is due any more
+            self.report()  # nothing is left to seed if the backup has died
         block = self._next_outgoing()
         if block is None:
             return
@@ -141,7 +141,7 @@ class Handoff:
             self.server.send(Failed(reason=reason))
             return False
         block.state_arrived(header)
-        block.progress.highest, block.progress.applied = header.version, header.node
+        block.progress.highest_sent, block.progress.applied = header.version, header.node
         self.server.version = max(self.server.version, block.version)
         self.own(block)
         return True
@@ -200,4 +200,4 @@ class Handoff:
 
     def plan_completed(self, plan: int) -> None:
         """Free the released blocks of plans up to `plan`, to which all members have moved."""
-        self.released = {number: block for number, block in self.released.items() if block.plan > plan}
+        self.former_sums = {number: block for number, block in self.former_sums.items() if block.plan > plan}

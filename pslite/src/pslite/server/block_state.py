@@ -79,11 +79,11 @@ class AsyncProgress:
     #: incomplete version -> tree nodes that have been pushed
     received: dict[int, set[int]] = field(default_factory=dict)
     #: gradients that are not applied yet: worker, version, gradient
-    staged: list[tuple[str, int, Array]] = field(default_factory=list)
+    unapplied: list[tuple[str, int, Array]] = field(default_factory=list)
     #: workers that are to be sent weights, each with the version that it expects
-    waiting: list[tuple[str, int]] = field(default_factory=list)
+    to_answer: list[tuple[str, int]] = field(default_factory=list)
     #: highest version that a worker has been sent
-    highest: int = 0
+    highest_sent: int = 0
     #: gradients that have been applied; 0: not known
     applied: int = 0
 

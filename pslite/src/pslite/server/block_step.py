@@ -129,7 +129,7 @@ class Steps:
         """
         self.server.faults.reached(FaultPoint.APPLY, block, step)
         for squares in self._squares.values():
-            # A new coordinator may send a factor again; then the squares were computed again, in vain.
+            # drop squares that were computed a second time after a new coordinator had repeated a factor
             squares.pop(block.number, None)
         optimizer, total = block.definition.optimizer, step.total
         version = block.version if version is None else version

@@ -188,7 +188,7 @@ class Connections:
         needed = self.is_needed(link)
         self.drop(link)
         if needed and link.task not in self.gone:
-            # If the peer has died, the coordinator finds out by itself, with the cause; until then nothing is reported.
+            # Nothing is reported at once: if the peer has died, the coordinator finds out by itself, with the cause.
             self._broken[link.task] = (time.monotonic(), f"{self.server.task}: {reason}")
 
     def note_missing(self, task: str) -> None:

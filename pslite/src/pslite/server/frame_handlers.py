@@ -89,7 +89,7 @@ class FrameHandlers:
     def payload(self, link: Link, header: Header) -> memoryview:
         """Return the memory for the payload of a frame; raise ProtocolError to refuse the peer."""
         if header.kind == RESEND and not self.server.has_spec:
-            return memoryview(b"")  # the worker knows the job's description before this server does: nothing is here
+            return memoryview(b"")  # a worker may ask before this server knows the job: there is nothing to send
         if header.block >= len(self.server.blocks):
             raise ProtocolError(
                 f"{link.task} sent a frame about block {header.block}, but the job has {len(self.server.blocks)} blocks"
@@ -243,7 +243,7 @@ class FrameHandlers:
     # --- replicas -------------------------------------------------------------------------------------------------
 
     def _note_acknowledged(self, link: Link, header: Header) -> None:
-        """Take a seed or step of a block that this server has handed off as the new owner's acknowledgement."""
+        """Count a seed or step from a block's new owner as its acknowledgement: it proves that it has the block."""
         if header.block in self.handoff.unacknowledged and self.server.owns(link, header.block):
             self.handoff.acknowledged(header.block)
 
@@ -266,7 +266,7 @@ class FrameHandlers:
     def _seed_arrived(self, link: Link, header: Header) -> None:
         if self.server.owns(link, header.block) and self.replica_store.find(link, header) is not None:
             self.replica_store.take_seed(link, header)
-            # A former owner's seed that is still arriving would overwrite the replica.
+            # discard a seed from a former owner that is still arriving: it would overwrite the replica
             for other_link in self.connections.except_link(link):
                 late = other_link.coming
                 if late is not None and (late.kind, late.block) == (SEED, header.block):

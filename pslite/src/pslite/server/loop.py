@@ -66,7 +66,7 @@ from pslite.storage.checkpoints import Saver
 
 #: the longest time between two readings of the control connection, in seconds
 _CONTROL_SECONDS = 0.2
-#: how long a server that ends waits for a checkpoint for which the job does not wait, in seconds
+#: when the server is closed without `Exit`, how long it waits for a checkpoint that is being written, in seconds
 _CLOSE_SECONDS = 2.0
 
 #: results of other threads: a prepared plan, why it cannot be prepared, an opened connection, a checkpoint, digests
@@ -164,8 +164,9 @@ class Server:
         self._aborted: set[int] = set()
         #: wakes the selector when another thread queues a result
         self._wake_out, self._wake_in = socket.socketpair()
-        #: whether the server is told to exit; its exit status, None until it has done what has to be done before
+        #: whether `Exit` has arrived
         self._exiting = False
+        #: exit status; None until the last checkpoint is written
         self._status: int | None = None
         self._closed = False
 
@@ -247,10 +248,11 @@ class Server:
         return self._state.has_spec and self._rounds.continue_steps()
 
     def _is_needed(self, link: Link) -> bool:
-        """Return whether a connection is needed: used for training or a move, to a member of a plan in use here.
+        """Return whether a connection is needed: its peer is a member of a plan that is in use here.
 
-        In use are plans that blocks have entered, and the oldest known plan: the completed one or, until there is one,
-        the first plan of this server.
+        A plan is in use if a block has entered it, or if it is the oldest known plan: the completed one or, until there
+        is one, the first plan of this server.  A connection from a server that blocks do not move over is not needed,
+        unless it is the one over which this server sends.
         """
         plans = self._state.plans
         if link.role == "ps" and not self._handoff.moving and self._connections.opened.get(link.task) is not link:
@@ -373,7 +375,7 @@ class Server:
         backups = {block.number: server.task for block in owned if (server := plan.backup(block.number)) is not None}
         for block in self._replica_sender.plan_completed(owned, backups):
             self._rounds.answer_workers(block)
-        # A member that is in no known plan stays connected: it may belong to the next one and have heard of it first.
+        # A member that is in no known plan stays connected: it may belong to the next one, which has not arrived here.
         left = former_members - plan.tasks()
         connections.keep_only(
             opened={task for block in owned for task in block.backups}, accepted=connections.accepted.keys() - left

@@ -25,6 +25,8 @@ class Announcement(NamedTuple):
 
 
 NO_ANNOUNCEMENT = Announcement(0, 0)
+#: first version that is reported of a plan that does not take effect, since the job ends before
+JOB_ENDS_BEFORE = -1
 
 
 @dataclass(eq=False)
@@ -49,7 +51,7 @@ class PlanActivation:
             self._committed = plan
 
     def _repeat_announcement(self, announced: Announcement) -> None:
-        """Tell the coordinator what the former owner of block 0 has announced: it may have died before it did so."""
+        """Tell the coordinator about an announcement that the former owner of block 0 made, perhaps without telling."""
         self.send(Announced(plan=announced.plan, first=announced.first))
 
     def is_due(self, block: BlockState) -> bool:
@@ -60,7 +62,7 @@ class PlanActivation:
         """Announce the committed plan for version `first`, unless the job ends before, and tell the coordinator."""
         plan, self._committed = self._committed, 0
         if first >= self.total_versions:
-            first = -1  # says that the job ends before
+            first = JOB_ENDS_BEFORE
         else:
             self.announced = Announcement(plan, first)
         self.send(Announced(plan=plan, first=first))
@@ -100,10 +102,15 @@ class PlanActivation:
     def for_replica(self, block: BlockState) -> Announcement:
         """Return the announcement that a block's replica has to know with the step that is about to be applied.
 
-        A plan with first version v+2 is announced to workers with version v+1 of block 0, the result of step v: the
-        replica of block 0 gets the announcement with step v.  Workers that push step v+1 have received it, so the
-        replicas of other blocks get it with step v+1.  If a replica had it earlier and the owner died, the replica
-        would act on an announcement that no worker has received.
+        For a plan with first version v + 2:
+
+        ============= =================================================================
+        step v        the replica of block 0 gets the announcement
+        version v + 1 workers get it with the new weights of block 0, the result of step v
+        step v + 1    the replicas of other blocks get it
+        ============= =================================================================
+
+        If a replica had it earlier and the owner died, the replica would act on an announcement that no worker has.
         """
         announced, ahead = self.announced, 2 if block.number == 0 else 1
         return announced if announced is not None and announced.first <= block.version + ahead else NO_ANNOUNCEMENT

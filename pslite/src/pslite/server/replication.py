@@ -160,8 +160,8 @@ class ReplicaSender:
         """
         answerable = []
         for block in owned:
-            # `backup` may also name a server that left with the previous plan, if the receiver of the block's seed died
-            # before it acknowledged the seed.
+            # `backup` may name a server that left with the previous plan: its successor died before it acknowledged
+            # the block's seed.
             if block.backup and block.backup != backups.get(block.number):
                 if block.awaits_backup:
                     answerable.append(block)

@@ -56,7 +56,7 @@ class Rounds(ABC):
     handoff: Handoff
     #: requests of workers that are not answered yet: the last one of each connection, frame kind and block number
     requests: dict[tuple[Link, int, int], Header] = field(default_factory=dict)
-    #: blocks whose steps waited for factors of the coordinator that have come, and the versions these are for
+    #: blocks with steps to continue since the coordinator's factors have arrived, with the version of the factors
     resumed: deque[tuple[BlockState, int]] = field(default_factory=deque)
     #: connection -> numbers of the shared memory regions whose descriptors have been sent over it
     shared_regions: WeakKeyDictionary[Link, set[int]] = field(default_factory=WeakKeyDictionary)
@@ -64,7 +64,7 @@ class Rounds(ABC):
     # --- pushes ---------------------------------------------------------------------------------------------------
 
     def admit(self, link: Link, header: Header) -> bool:
-        """Return whether to add a push; not if it is late, a duplicate, or for a block of another server.
+        """Accept a push, or return False if it is late, a duplicate, or for a block of another server.
 
         The first push for a block whose state has not arrived yet sets the block's version.
 
@@ -182,7 +182,7 @@ class Rounds(ABC):
     def answer_requests(self) -> None:
         """Answer the requests about blocks whose state is here; the others wait until it arrives."""
         for key, header in list(self.requests.items()):
-            link, block = key[0], self.server.owned.get(header.block) or self.handoff.released.get(header.block)
+            link, block = key[0], self.server.owned.get(header.block) or self.handoff.former_sums.get(header.block)
             if not link.open or (block is not None and block.has_state and self._answer_request(link, header, block)):
                 del self.requests[key]
 
@@ -265,8 +265,8 @@ class SynchronousRounds(Rounds):
 
     def _add(self, link: Link, header: Header, block: BlockState, gradient: Array | Rows) -> None:  # noqa: ARG002
         block.received.add(header.node)
-        # Exact mode rounds each partial sum as workers do that push one for several shards.  In fast mode the tree
-        # depends on the number of workers anyway, so partial sums need not be rounded.
+        # In exact mode each partial sum is rounded, because workers also round the partial sum that they push for
+        # several shards.  In fast mode the tree depends on the number of workers anyway, so this is not needed.
         rounding = self.server.encodings[block.number] if self.server.spec.mode == "exact" else None
         root = block.sums.add(header.node, gradient, lambda left, right: self._combine(left, right, rounding))
         if root is not None:
@@ -341,4 +341,4 @@ class SynchronousRounds(Rounds):
     def workers_lost(self, nodes: Mapping[int, Collection[int]]) -> None:
         """Let every worker of a plan push these tree nodes (by plan number); what was pushed counts."""
         for number in nodes.keys() & self.server.plans.keys():
-            self.server.plans[number].let_anybody_push(nodes[number])
+            self.server.plans[number].set_open_nodes(nodes[number])

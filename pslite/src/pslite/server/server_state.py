@@ -49,8 +49,8 @@ class PreparedPlan:
     #: time at which the first block entered the plan (monotonic, seconds); 0: none has
     entered_at: float = 0.0
 
-    def let_anybody_push(self, nodes: Collection[int]) -> None:
-        """Let every worker of the plan push these tree nodes; each of the others is pushed by its own worker."""
+    def set_open_nodes(self, nodes: Collection[int]) -> None:
+        """Set the pushers of all tree nodes: of these every worker of the plan, of the others their own worker."""
         for worker, own in zip(self.plan.workers, self.reduction.nodes, strict=True):
             self.pushers.update({node: ANY_WORKER if node in nodes else worker.task for node in own})
 
@@ -216,13 +216,13 @@ class ServerState:
     def owned_under_plan(self, header: Header) -> bool:
         """Return whether this server owned a frame's block under the frame's plan.
 
-        If it owns the block no more, the step of the frame is complete.
+        If it no longer owns the block, the step in the frame was completed before the block moved.
         """
         prepared = self.plans.get(header.plan)
         return prepared is not None and prepared.plan.owner(header.block).task == self.task
 
     def drop_plan(self, number: int) -> None:
-        """Drop a plan; its connections stay open, as the next plan probably needs them."""
+        """Drop a plan, and unfreeze all blocks with the last one; connections stay open for the next plan."""
         self.plans.pop(number, None)
         if not self.plans:
-            self.frozen.clear()  # this server is in no plan: no `Promote` will come
+            self.frozen.clear()  # no `Promote` comes to a server that is in no plan
