@@ -327,7 +327,7 @@ class _NodeRoom:
         return _claimed(claim, found)
 
     def _node_count(self, claim: Claim, eligible: Sequence[str]) -> int | None:
-        """On how many nodes a claim is met: more than it asks for if its share fits on no node; None if it cannot be."""
+        """On how many nodes a claim is met: more than it asks for if its share fits on no node; None if not at all."""
         capacities = {self._capacity[name] for name in eligible}
         count = max(claim.nodes, len(claim.required), 1)
         while count <= len(eligible):
