@@ -161,7 +161,10 @@ def _learn_dl2_paper(
         ),
         parent,
     )  # fmt: skip
-    how = replace(how, window=int(parent.settings["window"]), first_bundles=bool(parent.settings["first_bundles"]))
+    # A scheduler that serves some jobs whole lets others wait, and so does a network that imitates it. From there no
+    # better policy was found (docs/research/dl2-paper.md), so learning begins with the minimum size for each job.
+    first_bundles = imitated or bool(parent.settings["first_bundles"])
+    how = replace(how, window=int(parent.settings["window"]), first_bundles=first_bundles)
 
     def recorded(sight: Sight) -> Samples | None:
         found = live_samples(live, sight, np.random.default_rng([chosen.seed, _LIVE]))

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from cli.conftest import Dl2d, store_url, write_config
+from policies.dl2_paper.test_policy import a_checkpoint
 from recorded_site import QUIET_DAYS, record
 
 from dl2d.cli import gate_trial
@@ -318,6 +319,25 @@ def test_the_papers_policy_learns_from_its_own_slots_and_the_twin(dl2d: Dl2d, tm
     assert "report.md" in {path.name for path in out.iterdir()}
     with closing(SqlStore(url)) as store:
         assert {each.digest for each in store.registry.versions()} == {policy.checkpoint.digest, done["digest"]}
+
+
+@pytest.mark.parametrize("imitates", [True, False])
+def test_after_the_imitation_of_a_scheduler_that_lets_jobs_wait_each_job_gets_its_minimum_size(
+    dl2d: Dl2d, site: tuple[Path, str], tmp_path: Path, imitates: bool
+) -> None:
+    start = replace(
+        a_checkpoint(0, network="shared", first_bundles=False), training={"supervised": {}} if imitates else {}
+    )
+    write_checkpoint(start, tmp_path / "start")
+    config = write_config(
+        tmp_path, store={"url": site[1]}, schedule={"slot_seconds": 1200.0},
+        policy={"name": "dl2-original", "checkpoint": str(tmp_path / "start")},
+    )  # fmt: skip
+    out = tmp_path / "out"
+    ran = dl2d("train", "--twin", "--design", "original", "--iterations", "1", "-o", out, "--json", "-c", config)
+    assert ran.status == 0, ran.err
+    learned = read_checkpoint(out / "checkpoint", policy="dl2-original")
+    assert learned.training["settings"]["first_bundles"] is imitates
 
 
 def test_what_is_learned_from_a_part_of_the_jobs_and_nodes_decides_on_the_whole_site(
