@@ -30,7 +30,7 @@ from pathlib import Path
 import numpy as np
 from harness import options_of, show
 
-from dl2d.cli.gate_trial import recorded_days
+from dl2d.cli.promotion_trial import recorded_days
 from dl2d.cli.train_from_store import TwinSettings, learn
 from dl2d.config.settings import Settings
 from dl2d.core.cluster import Snapshot
@@ -42,7 +42,7 @@ from dl2d.core.policy import NO_EVIDENCE, Policy
 from dl2d.learning.dl2_paper.settings import Settings as PaperSettings
 from dl2d.learning.dl2_paper.supervised import imitate_recordings
 from dl2d.learning.dl2_paper.trainer import train
-from dl2d.learning.recorded_slots import Recording
+from dl2d.learning.recorded_decisions import Recording
 from dl2d.learning.scorer_imitation import imitate_with_scorer
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint

@@ -57,7 +57,7 @@ from dl2d.placement.dl2_paper import Dl2Paper
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.plugins import load_policy
 from dl2d.policies.common.checkpoint import read_checkpoint
-from dl2d.policies.common.predicted_speeds import DEFAULT_OPTIMISM
+from dl2d.policies.common.speeds_after_resize import DEFAULT_OPTIMISM
 from dl2d.policies.dl2 import policy as dl2
 from dl2d.policies.dl2.checkpoint_contents import as_arrays
 from dl2d.policies.dl2.policy import Dl2

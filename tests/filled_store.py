@@ -20,11 +20,11 @@ from dl2d.core.resources import Resources
 from dl2d.core.tick_plan import Outcome, Plan
 from dl2d.store.database import Database, Place
 from dl2d.store.jobs import JobRow, ProgressRow
+from dl2d.store.kind_speeds import SpeedRow
 from dl2d.store.mapping import Base, table_of
 from dl2d.store.modes import ModeChangeRow
 from dl2d.store.policy_versions import PolicyChangeRow, PolicyVersionRow
-from dl2d.store.slot_records import DecisionRow, ShadowAllocationRow, SlotResourceRow, SlotRow
-from dl2d.store.speeds import SpeedRow
+from dl2d.store.scheduling_slots import DecisionRow, ShadowAllocationRow, SlotResourceRow, SlotRow
 from dl2d.store.tasks import ResizeEventRow, ResizeRow, RuntimePlanRow, TaskReportRow, TaskRow
 
 SLOT_SECONDS = 1200.0

@@ -23,9 +23,9 @@ from dl2d.cli.daemon_start_check import (
     unusable_certificate,
 )
 from dl2d.cli.job_file import JobFile, is_batch_script, read_batch_script
-from dl2d.cli.jobs_reach_check import jobs_find_daemon, probe_findings
 from dl2d.cli.options import ConfigOption, JsonOption, reading
 from dl2d.cli.output import byte_size, print_json, print_text
+from dl2d.cli.reachability_check import jobs_find_daemon, probe_findings
 from dl2d.cli.status import MODE_WORDS
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.canary import CanaryState

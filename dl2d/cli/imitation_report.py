@@ -8,12 +8,12 @@ from typing import Final
 
 import typer
 
-from dl2d.cli.gate_trial import MAX_REPLAY_SECONDS, Tell, policy_of, replayed
 from dl2d.cli.output import print_json
-from dl2d.cli.recorded_slots import RecordedSlots
+from dl2d.cli.promotion_trial import MAX_REPLAY_SECONDS, Tell, policy_of, replayed
+from dl2d.cli.recorded_decisions import RecordedSlots
 from dl2d.config.settings import Settings
 from dl2d.core.errors import CheckpointError
-from dl2d.learning.recorded_slots import SizeComparison, Yardstick
+from dl2d.learning.recorded_decisions import SizeComparison, Yardstick
 from dl2d.learning.replay_check import ReplayCheck
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
 from dl2d.tick.policy_start_check import start_check

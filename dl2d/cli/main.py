@@ -26,7 +26,7 @@ _JOBS, _ADMIN, _RESEARCH = "Jobs", "Administration", "Research"
 COMMANDS: Final = MappingProxyType(
     {
         "submit": ("submit", "submit", _JOBS, "Submit a job to the daemon, or with sbatch on a Slurm cluster."),
-        "pack": ("pack", "pack", _JOBS, "Pack a virtual environment for the containers of a YARN cluster."),
+        "pack": ("pack_environment", "pack", _JOBS, "Pack a virtual environment for the containers of a YARN cluster."),
         "cancel": ("submit", "cancel", _JOBS, "End a job and everything that runs for it."),
         "status": ("status", "status", _JOBS, "Show jobs: allocation, progress, and what each one waits for."),
         "why": ("why", "why", _JOBS, "Say why a job has what it has, and what limits it."),

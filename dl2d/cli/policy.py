@@ -144,7 +144,7 @@ def _pass_gate(settings: Settings, store: RecordingStore, version: Version) -> s
         It cannot decide at all.
     """
     # The simulator, which no other command here waits for.
-    from dl2d.cli import gate_trial as trials  # noqa: PLC0415
+    from dl2d.cli import promotion_trial as trials  # noqa: PLC0415
     from dl2d.cli.train_options import progress_bars, show_on_bar  # noqa: PLC0415
 
     name, registry = version.policy, store.registry

@@ -102,7 +102,7 @@ def _savings(settings: Settings, days: float) -> dict[str, Any]:
     nothing was replayed.
     """
     # The simulator, which --no-saved does not wait for.
-    from dl2d.cli.gate_trial import deciding, on_trial, recorded_days, site_scheduler, slot_seconds  # noqa: PLC0415
+    from dl2d.cli.promotion_trial import deciding, on_trial, recorded_days, site_scheduler, slot_seconds  # noqa: PLC0415
     from dl2d.cli.train_options import interruptible, progress_bars, show_on_bar  # noqa: PLC0415
 
     with interruptible(lambda: "nothing was compared"), progress_bars() as display, reading(settings) as store:

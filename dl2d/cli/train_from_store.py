@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from dl2d import __version__
-from dl2d.cli.gate_trial import Side, Tell, incumbent, learned_days, on_trial, policy_of, recorded_days
+from dl2d.cli.promotion_trial import Side, Tell, incumbent, learned_days, on_trial, policy_of, recorded_days
 from dl2d.config.settings import Settings
 from dl2d.core.errors import CheckpointError, Dl2dError
 from dl2d.core.measured_speeds import MeasuredSpeeds
@@ -25,7 +25,7 @@ from dl2d.daemon.policy_versions.active_version import current_checkpoint, read_
 from dl2d.daemon.policy_versions.candidates import Candidate
 from dl2d.learning.digital_twin import DAY_SECONDS
 from dl2d.learning.evolution_strategy import Step
-from dl2d.learning.recorded_slots import Recording
+from dl2d.learning.recorded_decisions import Recording
 from dl2d.learning.train_test_split import Split
 from dl2d.learning.training import State, Trainer, TrainingSettings
 from dl2d.plugins import load_placement

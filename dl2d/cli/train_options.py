@@ -22,7 +22,7 @@ from dl2d.simulation.workload.format import Workload
 from dl2d.simulation.workload.sources import is_drawn, load_source
 
 if TYPE_CHECKING:
-    from dl2d.cli.gate_trial import Tell
+    from dl2d.cli.promotion_trial import Tell
 
 #: Seeds of what is drawn for validation begin here.
 _VALIDATION_SEEDS: Final = 1_000_000

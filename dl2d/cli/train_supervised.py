@@ -18,7 +18,7 @@ from dl2d.cli.imitation_report import (
     replay_line,
 )
 from dl2d.cli.options import JsonOption
-from dl2d.cli.recorded_slots import recorded_slots
+from dl2d.cli.recorded_decisions import recorded_slots
 from dl2d.cli.train_options import (
     Design,
     interruptible,

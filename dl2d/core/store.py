@@ -15,7 +15,7 @@ import msgspec
 
 from dl2d.core.cluster import NodeSet, Snapshot, Task, TaskState
 from dl2d.core.decision import Decision, JobDecision
-from dl2d.core.guard_memory import GuardMemory
+from dl2d.core.guard_state import GuardState
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobRequest, JobState, Launch, Progress, Role, User
 from dl2d.core.measured_speeds import JobSpeeds, MeasuredLoss, MeasuredSpeeds, TrainingKind
 from dl2d.core.tick_plan import Deferred, Failure, Outcome, Plan, Start
@@ -380,12 +380,12 @@ class TickStore(Protocol):
         """Raise ``AlreadyRunning`` if another daemon has taken the lease; called before each call that acts."""
         ...
 
-    def keep_guard_memory(self, memory: GuardMemory) -> None:
-        """Replace the guard's memory."""
+    def keep_guard_state(self, memory: GuardState) -> None:
+        """Replace the guard's state."""
         ...
 
-    def guard_memory(self) -> GuardMemory:
-        """The guard's memory as it was kept last; empty if it never was."""
+    def guard_state(self) -> GuardState:
+        """The guard's state as it was kept last; empty if it never was."""
         ...
 
     def last_slot_number(self) -> int:

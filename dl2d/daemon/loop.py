@@ -35,7 +35,6 @@ from dl2d.core.resource_manager import (
 )
 from dl2d.daemon.address_file import write_address
 from dl2d.daemon.api.admission import Admission
-from dl2d.daemon.api.answered_heartbeats import AnsweredHeartbeats
 from dl2d.daemon.api.application import create_api
 from dl2d.daemon.api.connections import (
     HEARTBEATS_PER_SECOND,
@@ -46,6 +45,7 @@ from dl2d.daemon.api.connections import (
 )
 from dl2d.daemon.api.dependencies import ManagerAccess, Services
 from dl2d.daemon.api.heartbeat import heartbeat_interval
+from dl2d.daemon.api.heartbeat_continuity import AnsweredHeartbeats
 from dl2d.daemon.api.server import ApiServer, certificate_problem
 from dl2d.daemon.credentials import load_credentials
 from dl2d.daemon.health import Health
@@ -199,7 +199,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             self._state = TickState(
                 slot=store.last_slot_number(),
                 ended_until=None if last is None else last.at - _LOOK_BACK_SECONDS,
-                memory=store.guard_memory(),
+                memory=store.guard_state(),
             )
             self._learner = Learner(store.registry, learner, clock=clock)
             stack.callback(self._learner.close)

@@ -24,7 +24,7 @@ from dl2d.core.errors import TooFewSamples
 from dl2d.core.jobs import NOTHING
 from dl2d.core.measured_speeds import MeasuredSpeeds
 from dl2d.core.packing import Packing
-from dl2d.learning.recorded_slots import (
+from dl2d.learning.recorded_decisions import (
     MIN_JOBS,
     Recording,
     SizeComparison,

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from dl2d.core.cluster import Task, TaskState, in_submit_order
 from dl2d.core.errors import DuplicateJob, StoreError
-from dl2d.core.guard_memory import GuardMemory
+from dl2d.core.guard_state import GuardState
 from dl2d.core.jobs import Allocation, Job, JobKey, Progress, Role
 from dl2d.core.measured_speeds import (
     MAX_MEASUREMENTS,
@@ -51,7 +51,7 @@ class MemoryStore:
         self._losses: dict[JobKey, LossCurve] = {}
         self._numbers = Counter[tuple[JobKey, Role]]()
         self._last_slot = 0
-        self._memory = GuardMemory()
+        self._memory = GuardState()
         #: By canary: whether each job is in its group.
         self._canary_groups: dict[int, dict[JobKey, bool]] = defaultdict(dict)
 
@@ -217,12 +217,12 @@ class MemoryStore:
     def check_lease(self) -> None:
         """Nobody else can take it."""
 
-    def keep_guard_memory(self, memory: GuardMemory) -> None:
-        """Replace the guard's memory."""
+    def keep_guard_state(self, memory: GuardState) -> None:
+        """Replace the guard's state."""
         self._memory = memory
 
-    def guard_memory(self) -> GuardMemory:
-        """The guard's memory as it was kept last; empty if it never was."""
+    def guard_state(self) -> GuardState:
+        """The guard's state as it was kept last; empty if it never was."""
         return self._memory
 
     def _known(self, key: JobKey) -> Job:

@@ -31,7 +31,8 @@ from dl2d.core.jobs import NO_LAUNCH, Allocation, Job, JobKey, JobRequest, JobSt
 from dl2d.core.measured_speeds import JobSpeeds, MeasuredLoss, TrainingKind
 from dl2d.core.resources import Resources
 from dl2d.core.store import MAX_NAMESAKES, JobChange, JobList
-from dl2d.store import job_measurements
+from dl2d.store import job_speeds_and_losses
+from dl2d.store.kind_speeds import count_speed
 from dl2d.store.mapping import (
     EMPTY,
     NUMBER,
@@ -49,7 +50,6 @@ from dl2d.store.mapping import (
     table_of,
     upsert,
 )
-from dl2d.store.speeds import count_speed
 
 _LIVE = [state for state in JobState if not state.ended]
 
@@ -348,7 +348,7 @@ def change_job(connection: Connection, key: JobKey, change: JobChange, at: float
     if after.state.ended and not job.state.ended and row.progress_at > (row.series_at or 0.0):
         _add_to_series(connection, row, job.progress)
     if after.state.ended:
-        job_measurements.forget(connection, row.number)
+        job_speeds_and_losses.forget(connection, row.number)
     return job_of(_locked_job(connection, key))
 
 
@@ -366,7 +366,7 @@ def report_progress(connection: Connection, key: JobKey, progress: Progress, int
 def _add_to_series(connection: Connection, row: Row[Any], progress: Progress) -> None:
     connection.execute(insert(table_of(ProgressRow)), _PROGRESS.values(progress, job_number=row.number))
     if not row.state.ended:
-        job_measurements.count_progress(connection, row.number, progress)
+        job_speeds_and_losses.count_progress(connection, row.number, progress)
     values: Values = {"series_at": progress.at}
     speed, size = progress.finite().samples_per_second, Allocation(progress.workers, progress.ps)
     if speed and size.workers:
@@ -391,12 +391,12 @@ def series(connection: Connection, key: JobKey) -> tuple[Progress, ...]:
 
 def job_speeds(connection: Connection, keys: Collection[JobKey]) -> tuple[JobSpeeds, ...]:
     """See ``Store.job_speeds``."""
-    return job_measurements.speeds(connection, _by_number(connection, keys))
+    return job_speeds_and_losses.speeds(connection, _by_number(connection, keys))
 
 
 def losses(connection: Connection, keys: Collection[JobKey]) -> tuple[MeasuredLoss, ...]:
     """See ``Store.losses``."""
-    return job_measurements.losses(connection, _by_number(connection, keys))
+    return job_speeds_and_losses.losses(connection, _by_number(connection, keys))
 
 
 def _by_number(connection: Connection, keys: Collection[JobKey]) -> dict[int, JobKey]:

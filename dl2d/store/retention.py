@@ -13,10 +13,10 @@ from sqlalchemy import Connection, and_, delete, exists, func, select, text
 
 from dl2d.core.store import Keep
 from dl2d.store.canaries import CanaryJobRow
-from dl2d.store.job_measurements import JobLossRow, JobSpeedRow
+from dl2d.store.job_speeds_and_losses import JobLossRow, JobSpeedRow
 from dl2d.store.jobs import JobRow, ProgressRow
 from dl2d.store.mapping import Base, table_of
-from dl2d.store.slot_records import DecisionRow, ShadowAllocationRow, SlotResourceRow, SlotRow
+from dl2d.store.scheduling_slots import DecisionRow, ShadowAllocationRow, SlotResourceRow, SlotRow
 from dl2d.store.tasks import ResizeEventRow, ResizeRow, RuntimePlanRow, TaskReportRow, TaskRow
 
 #: Maximum number of rows of progress, and of slots, that one step deletes.

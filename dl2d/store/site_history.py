@@ -16,9 +16,9 @@ from dl2d.core.measured_speeds import TrainingKind
 from dl2d.core.resources import Resources
 from dl2d.core.site_history import History, RecordedSizes, Sight
 from dl2d.store.jobs import JobRow, job_of
+from dl2d.store.kind_speeds import speeds
 from dl2d.store.mapping import columns, table_of
-from dl2d.store.slot_records import DecisionRow, SlotRow, snapshot
-from dl2d.store.speeds import speeds
+from dl2d.store.scheduling_slots import DecisionRow, SlotRow, snapshot
 from dl2d.store.tasks import GROW, ResizeEventRow, ResizeRow, RuntimePlanRow, runtime_plan_of
 
 _HOUR: Final = 3600.0

@@ -1,7 +1,7 @@
 """The store in SQL: SQLite in a file on the head node, or PostgreSQL.
 
 This module opens the database, holds the lease and begins transactions; tables and statements are in the modules of
-``jobs``, ``tasks``, ``slot_records``, ``speeds``, ``modes``, ``canaries`` and ``policy_versions``.
+``jobs``, ``tasks``, ``scheduling_slots``, ``kind_speeds``, ``modes``, ``canaries`` and ``policy_versions``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dl2d.core.cluster import Task
 from dl2d.core.daemon_mode import Mode, ModeChange
 from dl2d.core.decision import JobDecision
 from dl2d.core.errors import AlreadyRunning, SchemaOutdated
-from dl2d.core.guard_memory import GuardMemory
+from dl2d.core.guard_state import GuardState
 from dl2d.core.jobs import Job, JobKey, Progress, User
 from dl2d.core.measured_speeds import JobSpeeds, MeasuredLoss, MeasuredSpeeds, TrainingKind
 from dl2d.core.site_history import History
@@ -38,12 +38,12 @@ from dl2d.core.store import (
 )
 from dl2d.core.tick_plan import Start
 from dl2d.store import canaries as canary_queries
-from dl2d.store import guard_memory as guard_memory_queries
+from dl2d.store import guard_state as guard_state_queries
 from dl2d.store import jobs as job_queries
+from dl2d.store import kind_speeds as speed_queries
 from dl2d.store import modes as mode_queries
 from dl2d.store import retention, schema
-from dl2d.store import slot_records as slot_queries
-from dl2d.store import speeds as speed_queries
+from dl2d.store import scheduling_slots as slot_queries
 from dl2d.store import tasks as task_queries
 from dl2d.store.database import Database, Place
 from dl2d.store.lease import LeaseRow, lease_of
@@ -355,15 +355,15 @@ class SqlStore:
         with self._database.reading("reading the last decisions") as connection:
             return slot_queries.last_decisions(connection, jobs)
 
-    def keep_guard_memory(self, memory: GuardMemory) -> None:
-        """See ``TickStore.keep_guard_memory``."""
-        with self._database.writing("keeping the guard's memory") as connection:
-            guard_memory_queries.keep(connection, memory)
+    def keep_guard_state(self, memory: GuardState) -> None:
+        """See ``TickStore.keep_guard_state``."""
+        with self._database.writing("keeping the guard's state") as connection:
+            guard_state_queries.keep(connection, memory)
 
-    def guard_memory(self) -> GuardMemory:
-        """See ``TickStore.guard_memory``."""
-        with self._database.reading("reading the guard's memory") as connection:
-            return guard_memory_queries.kept(connection)
+    def guard_state(self) -> GuardState:
+        """See ``TickStore.guard_state``."""
+        with self._database.reading("reading the guard's state") as connection:
+            return guard_state_queries.kept(connection)
 
     # Canaries
 

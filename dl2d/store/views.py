@@ -15,13 +15,13 @@ from sqlalchemy.exc import ProgrammingError
 
 from dl2d.store import (  # noqa: F401 - their tables
     canaries,
-    guard_memory,
+    guard_state,
     jobs,
+    kind_speeds,
     lease,
     modes,
     policy_versions,
-    slot_records,
-    speeds,
+    scheduling_slots,
     tasks,
 )
 from dl2d.store.mapping import Base

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from dl2d.core.cluster import ClaimedNodes, NodeState, Snapshot, Task, TaskState
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.error_wording import counted
-from dl2d.core.guard_memory import GuardMemory, StartFailures
+from dl2d.core.guard_state import GuardState, StartFailures
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobRequest, Owner
 from dl2d.core.resource_manager import GrowthLimit
 from dl2d.core.resources import Resources
@@ -39,7 +39,7 @@ def guard(
     decision: Decision,
     snapshot: Snapshot,
     rules: GuardRules,
-    memory: GuardMemory,
+    memory: GuardState,
     *,
     silent: Collection[JobKey] = (),
     growth_limits: Iterable[GrowthLimit] = (),

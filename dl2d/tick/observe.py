@@ -12,7 +12,7 @@ from typing import Final
 from msgspec import structs
 
 from dl2d.core.cluster import Node, NodeSet, NodeState, Snapshot, Task, in_submit_order
-from dl2d.core.guard_memory import NodeRefusal
+from dl2d.core.guard_state import NodeRefusal
 from dl2d.core.jobs import NO_LAUNCH, Allocation, Job, JobKey, JobRequest, JobState, Progress
 from dl2d.core.measured_speeds import TrainingKind
 from dl2d.core.policy import Evidence

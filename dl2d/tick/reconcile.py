@@ -20,19 +20,11 @@ from msgspec import structs
 from dl2d.core.cluster import Snapshot, Task, TaskState, task_tag
 from dl2d.core.error_wording import counted
 from dl2d.core.errors import DuplicateJob, ResourceManagerError, Unavailable
-from dl2d.core.guard_memory import GuardMemory, StartFailures
+from dl2d.core.guard_state import GuardState, StartFailures
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobState, Owner
 from dl2d.core.resource_manager import FAILURE_CAUSES, JOB_ENDS, GrowthLimit, RmIdentity, RmJob, RmJobState, RmListing
 from dl2d.core.store import JobChange, TaskChange, TickStore
 from dl2d.tick.apply import start_anchors
-from dl2d.tick.elapsed import (
-    MAX_FUTURE_SECONDS,
-    Elapsed,
-    elapsed_times,
-    has_called,
-    update_calling_since,
-    update_state_since,
-)
 from dl2d.tick.missing_tasks import Missing
 from dl2d.tick.observe import LiveJobs, Observed, live_jobs, take_snapshot
 from dl2d.tick.refusals import MAX_REFUSED_SECONDS, learned_growth_limits, remember_withdrawn, why_refused
@@ -43,6 +35,14 @@ from dl2d.tick.task_matching import Matches, match_listing, may_stop
 from dl2d.tick.task_specs import ANCHOR
 from dl2d.tick.tick_context import Context, Timeouts
 from dl2d.tick.tick_state import TickState
+from dl2d.tick.time_in_state import (
+    MAX_FUTURE_SECONDS,
+    Elapsed,
+    elapsed_times,
+    has_called,
+    update_calling_since,
+    update_state_since,
+)
 
 log = structlog.get_logger()
 
@@ -75,8 +75,8 @@ class Reconciled:
     task_failed: bool
     #: Since when each job's coordinator has called without a gap; jobs whose coordinator is silent are left out.
     calling_since: Mapping[JobKey, float]
-    #: The guard's memory after this tick; it is in the store.
-    memory: GuardMemory
+    #: The guard's state after this tick; it is in the store.
+    memory: GuardState
     #: Jobs of the resource manager that are not stopped, since they may not be dl2d's; one sentence each.
     remarks: tuple[str, ...]
     #: Next values of the fields of ``TickState``.
@@ -152,7 +152,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         stops_asked = _stop(context, changes.stops, state.memory.stops_asked, listing.at)
         memory = replace(memory, stops_asked=stops_asked)
     if memory != state.memory:
-        store.keep_guard_memory(memory)
+        store.keep_guard_state(memory)
     snapshot = take_snapshot(elastic if acts else elastic + static, listing, state.slot + 1, memory.refused_nodes)
     return Reconciled(
         snapshot=snapshot,
@@ -277,8 +277,8 @@ def _ended_jobs(store: TickStore, live: LiveJobs, at: float) -> tuple[Job, ...]:
 
 
 def _resizes_seen(
-    memory: GuardMemory, tasks: Iterable[Task], jobs: Collection[JobKey], at: float, context: Context
-) -> GuardMemory:
+    memory: GuardState, tasks: Iterable[Task], jobs: Collection[JobKey], at: float, context: Context
+) -> GuardState:
     """The memory with the resizes and starts that live tasks show, without those that were decided but did not happen.
 
     A time later than ``at`` means that the clock was set back. A remembered one becomes ``at``. That of a task is taken
@@ -299,7 +299,7 @@ def _resizes_seen(
     return replace(memory, resized_at=resized, started_at=recent)
 
 
-def _backing_off(memory: GuardMemory, at: float, backoff_seconds: float) -> frozenset[JobKey]:
+def _backing_off(memory: GuardState, at: float, backoff_seconds: float) -> frozenset[JobKey]:
     """Jobs whose next attempt to start tasks has to wait."""
     return frozenset(key for key, failed in memory.start_failures.items() if at < failed.retry_at(backoff_seconds))
 

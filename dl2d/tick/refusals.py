@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from dl2d.core.cluster import NodeSet, Task, TaskState
-from dl2d.core.guard_memory import MAX_BACKOFF_SECONDS, GuardMemory, LearnedLimit, NodeRefusal
+from dl2d.core.guard_state import MAX_BACKOFF_SECONDS, GuardState, LearnedLimit, NodeRefusal
 from dl2d.core.jobs import Job, JobKey
 from dl2d.core.resource_manager import EligibleNodes, GrowthLimit, RmJob, RmJobState, RmListing
 from dl2d.core.resources import Resources
@@ -36,13 +36,13 @@ def why_refused(listed: RmJob) -> str:
 
 
 def remember_withdrawn(
-    memory: GuardMemory,
+    memory: GuardState,
     jobs: Iterable[Job],
     tasks: Sequence[Task],
     changes: Iterable[TaskChange],
     listed: Mapping[str, RmJob],
     at: float,
-) -> GuardMemory:
+) -> GuardState:
     """The memory after a tick that makes these changes to these tasks, with the refusals of those that it withdraws.
 
     ``listed`` has the resource manager's job of each task, by tag. What is remembered of jobs that are not among the
@@ -71,7 +71,7 @@ def remember_withdrawn(
     )
 
 
-def remember_refused_starts(memory: GuardMemory, outcome: Outcome, at: float) -> GuardMemory:
+def remember_refused_starts(memory: GuardState, outcome: Outcome, at: float) -> GuardState:
     """The memory after the starts of a tick, of which the resource manager has refused some because of their node."""
     refused: dict[JobKey, dict[str, str]] = defaultdict(dict)
     for failure in outcome.failures:
@@ -133,7 +133,7 @@ def _learned_limits(
 
 
 def learned_growth_limits(
-    memory: GuardMemory, jobs: Iterable[Job], tasks: Iterable[Task], at: float
+    memory: GuardState, jobs: Iterable[Job], tasks: Iterable[Task], at: float
 ) -> tuple[GrowthLimit, ...]:
     """The limits that hold at this time since they were found a short while ago."""
     active = {reason: limit for reason, limit in memory.learned_limits.items() if at < limit.retry_at}

@@ -1,4 +1,4 @@
-"""State that one tick hands to the next. A daemon begins with the guard's memory alone, and asks the policy at once."""
+"""State that one tick hands to the next. A daemon begins with the guard's state alone, and asks the policy at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from dl2d.core.cluster import ClaimedNodes, TaskState
 from dl2d.core.decision import Decision
-from dl2d.core.guard_memory import GuardMemory
+from dl2d.core.guard_state import GuardState
 from dl2d.core.jobs import JobKey
 from dl2d.core.policy import Policy
 from dl2d.tick.missing_tasks import Missing
@@ -141,7 +141,7 @@ class TickState:
     #: Digest of the situation that the decision was made for (see ``decide.situation_digest``).
     situation: str = ""
     #: What the guard remembers; it is in the store as well, and a daemon begins with it.
-    memory: GuardMemory = field(default_factory=GuardMemory)
+    memory: GuardState = field(default_factory=GuardState)
     #: What is remembered of jobs of others that wait for room.
     claim_history: ClaimHistory = field(default_factory=ClaimHistory)
     #: Tasks and anchors that the resource manager does not list.

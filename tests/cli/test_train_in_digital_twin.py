@@ -15,7 +15,7 @@ from cli.conftest import Dl2d, store_url, write_config
 from policies.dl2_paper.test_policy import a_checkpoint
 from recorded_site import QUIET_DAYS, record
 
-from dl2d.cli import gate_trial
+from dl2d.cli import promotion_trial
 from dl2d.config.settings import load_settings
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Constraint, Decision, Reason
@@ -138,7 +138,7 @@ def test_what_the_gate_said_is_said_of_the_policy_in_charge(
 ) -> None:
     verdict = Verdict(passed=passed, reason="it is better" if passed else "it is worse")
     monkeypatch.setattr(
-        gate_trial, "compare", lambda *_, **__: SimpleNamespace(cases=(), verdict=verdict, jobs=60, assumed=0)
+        promotion_trial, "compare", lambda *_, **__: SimpleNamespace(cases=(), verdict=verdict, jobs=60, assumed=0)
     )
     config = write_config(tmp_path, schedule={"slot_seconds": 1200.0}, policy={"name": policy})
     ran = dl2d("train", "--twin", "--gate", "--iterations", "1", "-o", tmp_path / "out", "-c", config)
@@ -160,13 +160,13 @@ def test_a_live_version_that_did_worse_than_the_fallback_would_have_is_rolled_ba
         registry = store.registry
         first, second = (with_checkpoint().checkpoint, with_checkpoint().checkpoint)
         second = replace(second, weights={**second.weights, "scorer": second.weights["scorer"] + 1})
-        split = gate_trial.recorded_days(settings, store, now=time.time(), seed=0)
+        split = promotion_trial.recorded_days(settings, store, now=time.time(), seed=0)
         tell = partial(lambda *_, **__: None)
-        assert gate_trial.live_review(settings, registry, split, tell=tell) is None  # none is live
+        assert promotion_trial.live_review(settings, registry, split, tell=tell) is None  # none is live
         for number, made in enumerate((first, second)):
             keep_version(made, settings.versions_path, registry, at=begin, origin="a test")
             registry.change("dl2", made.digest, VersionState.LIVE, at=begin + number, by="ann", reason="test")
-        review = gate_trial.live_review(settings, registry, split, tell=tell)
+        review = promotion_trial.live_review(settings, registry, split, tell=tell)
         assert review is not None
         assert (review.candidate, review.current, review.passed) == ("drf", second.digest, True)
         assert review.high is not None
@@ -180,7 +180,7 @@ def test_a_live_version_that_did_worse_than_the_fallback_would_have_is_rolled_ba
         assert (change.digest, change.rollback, change.reason) == (first.digest, True, review.reason)
         assert registry.trials("dl2")[0] == review
         # The earlier version was not live on these days: nothing is known of it.
-        assert gate_trial.live_review(settings, registry, split, tell=tell) is None
+        assert promotion_trial.live_review(settings, registry, split, tell=tell) is None
         assert withdraw_if_worse(review, registry, at=time.time()) == ""
         # Nor does anything happen where the version is the first.
         first_again = replace(review, current=first.digest)
@@ -223,9 +223,10 @@ def test_where_dl2d_is_not_in_charge_the_gate_compares_with_the_sites_scheduler(
             given = [entry for entry in store.decisions(key, limit=1000)[::-1] if entry.decided.allocation != NOTHING]
             assert sizes[0] == (given[0].at, given[0].decided.allocation)
             assert sizes[-1][1] == given[-1].decided.allocation
-        split = gate_trial.recorded_days(settings, store, now=time.time(), seed=0)
-        drf = gate_trial.Side(SITE_SCHEDULER, Drf())
-        against_drf = gate_trial.on_trial(settings, "dl2", split, gate_trial.deciding(settings, store.registry), drf,
+        split = promotion_trial.recorded_days(settings, store, now=time.time(), seed=0)
+        drf = promotion_trial.Side(SITE_SCHEDULER, Drf())
+        deciding = promotion_trial.deciding(settings, store.registry)
+        against_drf = promotion_trial.on_trial(settings, "dl2", split, deciding, drf,
                                           tell=lambda *_, **__: None)  # fmt: skip
     for found, real in zip(trial["cases"], against_drf.cases, strict=True):
         # It was drf that decided.
@@ -243,7 +244,7 @@ def test_jobs_that_report_no_speeds_do_not_keep_a_version_from_the_gate_in_shado
         compared.append(settings)
         return SimpleNamespace(cases=(), verdict=Verdict(passed=True, reason="it is better"), jobs=42, assumed=40)
 
-    monkeypatch.setattr(gate_trial, "compare", passes)
+    monkeypatch.setattr(promotion_trial, "compare", passes)
     url, begin = store_url(tmp_path), time.time() // DAY * DAY - 6 * DAY
     record(url, load_source(QUIET_DAYS, seed=1).workload, Fifo(), begin=begin, decided_by="observed", reports=False)
     write_checkpoint(with_checkpoint().checkpoint, tmp_path / "own")
@@ -269,7 +270,7 @@ def test_a_version_that_is_better_than_the_sites_scheduler_takes_the_place_of_an
 ) -> None:
     verdict = Verdict(passed=True, reason="it is better")
     monkeypatch.setattr(
-        gate_trial, "compare", lambda *_, **__: SimpleNamespace(cases=(), verdict=verdict, jobs=60, assumed=0)
+        promotion_trial, "compare", lambda *_, **__: SimpleNamespace(cases=(), verdict=verdict, jobs=60, assumed=0)
     )
     config = write_config(tmp_path, mode="shadow", schedule={"slot_seconds": 1200.0})
     digests = []
@@ -284,9 +285,9 @@ def test_a_version_that_is_better_than_the_sites_scheduler_takes_the_place_of_an
         assert live is not None
         assert live.digest == digests[-1]
         # Compared with the live version it was not.
-        assert gate_trial.passed_trial(load_settings(config), registry, live) is not None
+        assert promotion_trial.passed_trial(load_settings(config), registry, live) is not None
         config = write_config(tmp_path, mode="live", schedule={"slot_seconds": 1200.0})
-        assert gate_trial.passed_trial(load_settings(config), registry, live) is None
+        assert promotion_trial.passed_trial(load_settings(config), registry, live) is None
 
 
 def test_the_papers_policy_learns_from_its_own_slots_and_the_twin(dl2d: Dl2d, tmp_path: Path) -> None:

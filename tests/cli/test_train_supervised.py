@@ -13,7 +13,7 @@ from cli.test_train_in_digital_twin import DAY, DAYS
 from observed_site import observe
 from recorded_site import BUSY_DAYS, record
 
-from dl2d.cli import gate_trial
+from dl2d.cli import promotion_trial
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Decision
 from dl2d.core.jobs import JobState
@@ -197,7 +197,7 @@ def test_fitted_weights_are_taken_if_they_pass_the_gate(
 ) -> None:
     verdict = Verdict(passed=passed, reason="as the gate says")
     monkeypatch.setattr(
-        gate_trial, "compare", lambda *_, **__: SimpleNamespace(cases=(), verdict=verdict, jobs=60, assumed=0)
+        promotion_trial, "compare", lambda *_, **__: SimpleNamespace(cases=(), verdict=verdict, jobs=60, assumed=0)
     )
     workload, begin = load_source(BUSY_DAYS, seed=1).workload, time.time() // DAY * DAY - 6 * DAY
     record(store_url(tmp_path), workload, Srtf(), begin=begin)

@@ -26,7 +26,7 @@ from virtual_network import Network
 from virtual_threads import Kernel, Process, Undivided
 
 from pslite.coordinator import Settings
-from pslite.coordinator.progress_watch import ProgressRule
+from pslite.coordinator.stall_detector import ProgressRule
 from pslite.errors import PsliteError
 from pslite.fault_points import FaultPoint
 from pslite.job.job_spec import JobSpec

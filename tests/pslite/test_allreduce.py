@@ -20,7 +20,7 @@ from rehearsal import QUICK, Event, Fault, Rehearsal, job
 from rehearsal import static_digest as rehearsed_digest
 
 from pslite.checkpoint import latest
-from pslite.coordinator.progress_watch import ProgressRule
+from pslite.coordinator.stall_detector import ProgressRule
 from pslite.errors import SpecError
 from pslite.fault_points import FaultPoint
 from pslite.job.blocks import cut
@@ -29,7 +29,7 @@ from pslite.job.membership_plan import reduction
 from pslite.job.reduction_tree import ROOT, TreeSum
 from pslite.numeric.gradient_sums import Bundle
 from pslite.testing import Resize, run_local
-from pslite.worker.allreduce.work_division import Division, add_slices
+from pslite.worker.allreduce.gradient_slices import Division, add_slices
 from pslite.worker.training_session import SingleSession
 
 TORCH = str(Path(__file__).with_name("torch_worker.py"))

@@ -35,7 +35,7 @@ from rehearsal import (
 )
 from variants import first, nightly
 
-from pslite.coordinator.progress_watch import ProgressRule
+from pslite.coordinator.stall_detector import ProgressRule
 from pslite.errors import PeerLost, Unreachable, UsageError
 from pslite.fault_points import FaultPoint
 from pslite.net.data_frames import INIT, PUSH, REPLICATED, RESTORE, STATE

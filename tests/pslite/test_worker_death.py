@@ -14,7 +14,7 @@ import pytest
 from pslite_jobs import LEASE, PATIENT, KillAt, Kills, Replace, command, schedules, static_digest
 from rehearsal import job
 
-from pslite.coordinator.progress_watch import ProgressRule
+from pslite.coordinator.stall_detector import ProgressRule
 from pslite.job.reduction_tree import cover
 from pslite.job.work_assignment import ranges
 from pslite.testing import Resize, run_local

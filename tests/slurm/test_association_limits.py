@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from slurm_fakes import Clock, FakeSlurm, job_row
 
-from dl2d_slurm.anchor_options import AnchorOptions
 from dl2d_slurm.association_limits import parse_limits
 from dl2d_slurm.manager import SlurmManager
+from dl2d_slurm.sbatch_options import AnchorOptions
 
 Managers = Callable[..., SlurmManager]
 #: Answers of real Slurms with two running jobs of root in QOS small.

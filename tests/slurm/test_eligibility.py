@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dl2d_slurm.anchor_options import AnchorOptions
 from dl2d_slurm.eligibility import Eligibility, has_features
 from dl2d_slurm.reservations import Reservation, parse_reservations, reservation_claims
+from dl2d_slurm.sbatch_options import AnchorOptions
 from dl2d_slurm.states import is_node_refused, site_limit
 
 

@@ -10,7 +10,6 @@ from slurm_fakes import job_row, node_row
 from dl2d.core.cluster import NodeState
 from dl2d.core.resource_manager import RmJobState
 from dl2d.core.resources import Resources
-from dl2d_slurm.anchor_options import AnchorOptions
 from dl2d_slurm.output_fields import count, parse_gres
 from dl2d_slurm.partitions import Partition
 from dl2d_slurm.queue_listing import (
@@ -24,6 +23,7 @@ from dl2d_slurm.queue_listing import (
     watched_fields,
     with_held,
 )
+from dl2d_slurm.sbatch_options import AnchorOptions
 
 WORD = "0f" * 16
 TAG = "dl2:lab.7.1795253000:worker-1"

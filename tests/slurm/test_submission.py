@@ -13,7 +13,7 @@ from slurm_fakes import task
 from dl2d.core.errors import Rejected
 from dl2d.core.jobs import Launch, Owner
 from dl2d.core.resources import Resources
-from dl2d_slurm.anchor_options import AnchorOptions
+from dl2d_slurm.sbatch_options import AnchorOptions
 from dl2d_slurm.settings import SlurmSettings
 from dl2d_slurm.submission import NODE_VARIABLES, options, script
 

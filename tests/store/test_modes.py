@@ -10,7 +10,7 @@ from store.samples import a_job, a_slot, starts
 
 from dl2d.core.cluster import TaskState
 from dl2d.core.daemon_mode import Mode, ModeChange
-from dl2d.core.guard_memory import GuardMemory, StartFailures
+from dl2d.core.guard_state import GuardState, StartFailures
 from dl2d.core.jobs import NO_LAUNCH, JobState, Progress
 from dl2d.core.resources import NO_RESOURCES
 from dl2d.core.store import JobChange, TaskChange
@@ -19,23 +19,23 @@ from dl2d.store.sql_store import SqlStore
 
 def test_the_guards_memory_is_replaced_as_a_whole(store: SqlStore) -> None:
     key = a_job().key
-    assert store.guard_memory() == GuardMemory()
+    assert store.guard_state() == GuardState()
     for memory in (
-        GuardMemory(
+        GuardState(
             resized_at={key: 5.25}, started_at={"dl2:main.1.5:worker-0": 5.0},
             start_failures={key: StartFailures(2, "worker-0: exit status 1", 4.5)}, stops_asked={"17": 3.0},
         ),
-        GuardMemory(),
+        GuardState(),
     ):  # fmt: skip
-        store.keep_guard_memory(memory)
-        assert store.guard_memory() == memory
+        store.keep_guard_state(memory)
+        assert store.guard_state() == memory
 
 
 def test_a_damaged_memory_counts_as_none(store: SqlStore) -> None:
-    store.keep_guard_memory(GuardMemory(stops_asked={"17": 3.0}))
+    store.keep_guard_state(GuardState(stops_asked={"17": 3.0}))
     with store._database.writing("test") as connection:
         connection.execute(text("UPDATE guard_memory SET memory = '{\"stops_asked'"))
-    assert store.guard_memory() == GuardMemory()
+    assert store.guard_state() == GuardState()
 
 
 def test_every_change_of_mode_is_kept_and_no_change_is_none(store: SqlStore) -> None:

@@ -26,7 +26,7 @@ from dl2d.core.resource_manager import Claim, RmIdentity, RmJob, RmJobState, RmL
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, RuntimePlan, TaskChange
 from dl2d.core.tick_plan import Start
-from dl2d.daemon.api.answered_heartbeats import AnsweredHeartbeats
+from dl2d.daemon.api.heartbeat_continuity import AnsweredHeartbeats
 from dl2d.simulation.in_memory_store import MemoryStore
 from dl2d.testing import PromptCoordinator, ScriptedManager
 from dl2d.testing.builders import make_job, make_nodes
@@ -41,7 +41,7 @@ _SLOT_SECONDS = 60.0
 _FORGET_SECONDS = 100.0
 #: Methods of the store that change it: they are refused to a daemon that has lost the lease.
 _FENCED = frozenset(
-    {"change_job", "report_progress", "ask_tasks", "change_tasks", "record_slot", "keep_guard_memory", "check_lease"}
+    {"change_job", "report_progress", "ask_tasks", "change_tasks", "record_slot", "keep_guard_state", "check_lease"}
 )
 _OWNERS = [Owner("ann", 1, 1, "a", "p"), Owner("ann", 1, 1, "b", "p"), Owner("bob", 2, 2, "a", "p")]
 _LIMITS = [Resources(), Resources.of(gpu=3), Resources.of(cpu=12), Resources.of(gpu=4, cpu=15)]
@@ -291,7 +291,7 @@ class Daemon:
         site.leader, self.term = self, site.term
         self.answered = AnsweredHeartbeats(self.timer, lambda: _TIMEOUTS.silent_seconds)
         self.context = replace(self.context, answered_since=self.answered.since)
-        self.state = TickState(slot=site.store.last_slot_number(), memory=site.store.guard_memory())
+        self.state = TickState(slot=site.store.last_slot_number(), memory=site.store.guard_state())
 
     def count_call(self, name: str) -> None:
         """Check that a daemon without the lease writes and asks for nothing."""

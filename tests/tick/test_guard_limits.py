@@ -19,7 +19,7 @@ from policies.snapshots import a_job, a_snapshot, ask, cluster, snapshots
 from dl2d.core.cluster import Node, NodeState, Snapshot
 from dl2d.core.decision import Alternative, Constraint, Decision, JobDecision, Reason
 from dl2d.core.errors import PolicyError
-from dl2d.core.guard_memory import GuardMemory, StartFailures
+from dl2d.core.guard_state import GuardState, StartFailures
 from dl2d.core.jobs import NOTHING, Allocation, Owner, Role
 from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE
@@ -41,7 +41,7 @@ from dl2d.tick.tick_state import PolicyFailures
 
 WHY = Reason(Constraint.SATISFIED, "because")
 BIG = cluster(1, cpu=999, gpu=999, memory=999)
-NO_MEMORY = GuardMemory()
+NO_MEMORY = GuardState()
 
 
 def a_decision(snapshot: Snapshot, *allocations: tuple[int, int]) -> Decision:
@@ -53,7 +53,7 @@ def a_decision(snapshot: Snapshot, *allocations: tuple[int, int]) -> Decision:
     return Decision("test", "1", tuple(jobs))
 
 
-def guarded(snapshot: Snapshot, *allocations: tuple[int, int], memory: GuardMemory = NO_MEMORY, **rules: Any) -> Any:
+def guarded(snapshot: Snapshot, *allocations: tuple[int, int], memory: GuardState = NO_MEMORY, **rules: Any) -> Any:
     """Allocations and constraints after the guard."""
     return outcome(guard(a_decision(snapshot, *allocations), snapshot, GuardRules(**rules), memory))
 
@@ -137,7 +137,7 @@ def test_a_limit_counts_all_jobs_of_a_user_and_nobody_elses() -> None:
     jobs = [a_job(1), a_job(2), replace(a_job(3), owner=Owner("bob", 2, 2))]
     snapshot = a_snapshot(jobs, BIG)
     rules = GuardRules(per_user=Resources.of(gpu=5))
-    decision = guard(a_decision(snapshot, (4, 4), (4, 4), (4, 4)), snapshot, rules, GuardMemory())
+    decision = guard(a_decision(snapshot, (4, 4), (4, 4), (4, 4)), snapshot, rules, GuardState())
     assert outcome(decision) == [((4, 4), []), ((1, 1), [Constraint.LIMIT]), ((4, 4), [])]
     assert decision.jobs[1].guarded[0].text == "jobs of ann may hold gpu=5 together"
 
@@ -167,7 +167,7 @@ def test_jobs_grow_by_no_more_than_the_resource_manager_leaves_them(left: dict[s
 def test_a_limit_that_shrinks_a_job_which_cools_down_says_so_where_starts_failed_too() -> None:
     snapshot = a_snapshot([a_job(1)], BIG, held={0: Allocation(3, 3)})
     key = snapshot.jobs[0].key
-    memory = GuardMemory(resized_at={key: snapshot.at}, start_failures={key: StartFailures(1, "no node", snapshot.at)})
+    memory = GuardState(resized_at={key: snapshot.at}, start_failures={key: StartFailures(1, "no node", snapshot.at)})
     rules = GuardRules(per_user=Resources.of(gpu=2), cooldown_down=100, backoff=10)
     (entry,) = guard(a_decision(snapshot, (4, 4)), snapshot, rules, memory).jobs
     assert entry.allocation == (2, 2)
@@ -231,7 +231,7 @@ def test_a_limit_takes_away_tasks_that_need_what_is_limited(wanted, limit, gets)
 )
 def test_cool_downs(wanted, up, down, expected) -> None:
     snapshot = a_snapshot([a_job(1)], BIG, held={0: Allocation(2, 2)})
-    memory = GuardMemory(resized_at={snapshot.jobs[0].key: snapshot.at - 50})
+    memory = GuardState(resized_at={snapshot.jobs[0].key: snapshot.at - 50})
     assert guarded(snapshot, wanted, memory=memory, cooldown_up=up, cooldown_down=down) == expected
 
 
@@ -246,7 +246,7 @@ def test_cool_downs(wanted, up, down, expected) -> None:
 )
 def test_the_replacement_of_a_task_that_is_moved_may_end_while_the_job_cools_down(has, last, expected) -> None:
     snapshot = a_snapshot([a_job(1)], BIG, held={0: Allocation(*has)})
-    memory = GuardMemory(resized_at={snapshot.jobs[0].key: snapshot.at - 50})
+    memory = GuardState(resized_at={snapshot.jobs[0].key: snapshot.at - 50})
     before = a_decision(snapshot, last) if last else None
     decision = guard(a_decision(snapshot, (2, 2)), snapshot, GuardRules(cooldown_down=100), memory, last=before)
     assert outcome(decision) == [expected]
@@ -274,7 +274,7 @@ def test_a_job_whose_coordinator_is_silent_stays_as_it_is() -> None:
     jobs = [a_job(1), a_job(2)]
     snapshot = a_snapshot(jobs, BIG, held={0: Allocation(3, 2), 1: Allocation(1, 1)})
     decision = guard(
-        a_decision(snapshot, (1, 1), (4, 4)), snapshot, GuardRules(), GuardMemory(), silent={job.key for job in jobs}
+        a_decision(snapshot, (1, 1), (4, 4)), snapshot, GuardRules(), GuardState(), silent={job.key for job in jobs}
     )
     assert outcome(decision) == [((3, 2), [Constraint.SILENT]), ((1, 1), [Constraint.SILENT])]
     assert decision.jobs[0].guarded[0].text == (
@@ -393,7 +393,7 @@ def test_pairs_of_rules(row: dict[str, Any], expected: list[Any]) -> None:
     given.pop("min_workers", None)
     held = {number: Allocation(*size) for number, size in enumerate(has) if size is not None}
     snapshot = a_snapshot(jobs, nodes, held=held)
-    memory = GuardMemory(
+    memory = GuardState(
         resized_at={jobs[number].key: snapshot.at - 50 for number in resized},
         start_failures={jobs[number].key: StartFailures(1, "exit status 1", snapshot.at - 1) for number in failed},
     )
@@ -420,7 +420,7 @@ def test_all_pairs_of_rules_have_a_row() -> None:
 def test_starts_of_earlier_decisions_in_the_slot_count() -> None:
     """Otherwise each job that comes would bring a whole budget of its own."""
     snapshot = a_snapshot([a_job(1), a_job(2)], BIG, held={0: Allocation(1, 1)})
-    memory = GuardMemory(started_at={f"task {number}": snapshot.at - 10 for number in range(3)})
+    memory = GuardState(started_at={f"task {number}": snapshot.at - 10 for number in range(3)})
     assert guarded(snapshot, (2, 2), (1, 1), memory=memory, churn=4) == [
         ((1, 1), [Constraint.CHURN]), (NOTHING, [Constraint.CHURN])
     ]  # fmt: skip
@@ -439,7 +439,7 @@ _RULES = st.builds(
 
 
 @st.composite
-def _situations(draw: st.DrawFn) -> tuple[Snapshot, Decision, GuardMemory, frozenset[Any]]:
+def _situations(draw: st.DrawFn) -> tuple[Snapshot, Decision, GuardState, frozenset[Any]]:
     """Jobs of several owners, some of which run, a valid decision, and what happened before."""
     jobs, held, wanted = [], {}, []
     for number in range(draw(st.integers(1, 6))):
@@ -469,7 +469,7 @@ def _situations(draw: st.DrawFn) -> tuple[Snapshot, Decision, GuardMemory, froze
         snapshot = replace(snapshot, nodes=(first, *snapshot.nodes[1:]))
     keys = [job.key for job in jobs]
     ago = st.sampled_from([0.0, 50.0, 150.0])
-    memory = GuardMemory(
+    memory = GuardState(
         resized_at={key: snapshot.at - draw(ago) for key in keys if draw(st.booleans())},
         started_at={f"task {number}": snapshot.at - 1 for number in range(draw(st.integers(0, 4)))},
         start_failures={
@@ -482,7 +482,7 @@ def _situations(draw: st.DrawFn) -> tuple[Snapshot, Decision, GuardMemory, froze
 
 
 def _broken(
-    snapshot: Snapshot, decision: Decision, rules: GuardRules, memory: GuardMemory, silent: frozenset[Any]
+    snapshot: Snapshot, decision: Decision, rules: GuardRules, memory: GuardState, silent: frozenset[Any]
 ) -> set[tuple[Any, Constraint]]:
     """Rules that a decision breaks, with a job of each: computed anew, in the plainest way."""
     jobs, floors, held = {job.key: job for job in snapshot.jobs}, dict(snapshot.floors), snapshot.held()
@@ -576,8 +576,8 @@ def _starts_of(entry: JobDecision) -> int:
 @given(snapshots, _RULES)
 def test_what_a_policy_packed_stays_valid_and_without_limits_unchanged(snapshot: Snapshot, rules: GuardRules) -> None:
     proposed = ask(Drf(), snapshot)
-    check_decision(guard(proposed, snapshot, rules, GuardMemory()), snapshot)
-    assert guard(proposed, snapshot, GuardRules(), GuardMemory()) == proposed
+    check_decision(guard(proposed, snapshot, rules, GuardState()), snapshot)
+    assert guard(proposed, snapshot, GuardRules(), GuardState()) == proposed
 
 
 # Deciding

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as replace_struct
 
 from dl2d.core.cluster import Task, TaskState, task_tag
-from dl2d.core.guard_memory import StartFailures
+from dl2d.core.guard_state import StartFailures
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobState, Progress, Role
 from dl2d.core.resource_manager import RmJob, RmJobState, RmListing
 from dl2d.core.resources import Resources
@@ -19,12 +19,12 @@ from dl2d.core.store import JobChange
 from dl2d.simulation.in_memory_store import MemoryStore
 from dl2d.testing.builders import make_job
 from dl2d.tick import reconcile
-from dl2d.tick.elapsed import Elapsed, update_calling_since, update_state_since
 from dl2d.tick.observe import LiveJobs
 from dl2d.tick.reconcile import Changes, compare
 from dl2d.tick.task_matching import match_listing
 from dl2d.tick.task_specs import ANCHOR
 from dl2d.tick.tick_context import Timeouts
+from dl2d.tick.time_in_state import Elapsed, update_calling_since, update_state_since
 
 KEY = JobKey("here", "1", 1000)
 NOW = 10_000.0

@@ -120,7 +120,7 @@ def test_a_node_that_refused_a_jobs_task_is_not_tried_again_for_a_while(world: W
         world.tick(20.0)
         world.beat()
         # As after a restart.
-        world.state = TickState(slot=world.state.slot, memory=world.store.guard_memory())
+        world.state = TickState(slot=world.state.slot, memory=world.store.guard_state())
     assert nodes_of(world, key) == {"n3", "n4"}
     failed = [report.node for report in world.store.tasks(live=False, job=key) if report.state is TaskState.FAILED]
     assert sorted(set(failed)) == ["n1", "n2"]
@@ -159,7 +159,7 @@ def test_a_limit_that_tasks_wait_for_keeps_the_job_from_growing_for_a_while(worl
     workers = [task for task in world.store.tasks(live=True, job=key) if task.role is Role.WORKER]
     assert sum(task.state is TaskState.CONFIRMED for task in workers) == 2
     assert reasons == {"QOS high has no more"}
-    assert world.store.guard_memory() == world.state.memory
+    assert world.store.guard_state() == world.state.memory
     assert world.state.memory.learned_limits.keys() == reasons
     # Ten minutes: tried at once, and after one, two and four minutes.
     asked = [spec for spec in manager.submitted if spec.role is Role.WORKER]

@@ -16,7 +16,7 @@ from dl2d.core.cluster import NodeState, Snapshot, TaskState
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Constraint, Decision, Reason
 from dl2d.core.errors import AlreadyRunning, Denied, Rejected, Unavailable
-from dl2d.core.guard_memory import GuardMemory
+from dl2d.core.guard_state import GuardState
 from dl2d.core.jobs import NOTHING, Allocation, Durability, JobState, Progress, Role
 from dl2d.core.json_codec import encode
 from dl2d.core.packing import Packing
@@ -286,7 +286,7 @@ def test_starts_that_the_manager_refuses_are_tried_again_less_and_less_often(bui
     assert gaps == [10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 600.0, 600.0]
     assert why.constraint is Constraint.BACKOFF
     assert "start worker-16 on n1: sbatch: Job violates accounting/QOS policy; the next one waits 600 s" in why.text
-    assert world.store.guard_memory() == world.state.memory
+    assert world.store.guard_state() == world.state.memory
     assert world.job(job).state is JobState.READY
     world.manager.refuse = None
     for _ in range(70):
@@ -793,9 +793,9 @@ def test_cool_downs_failures_and_stops_are_remembered_over_a_restart(build) -> N
     memory = world.state.memory
     assert memory.resized_at[key] > 0
     assert memory.started_at
-    assert world.store.guard_memory() == memory
+    assert world.store.guard_state() == memory
     # The daemon starts again: when the job shrank is known, although the tasks that left are not live any more.
-    world.state = TickState(slot=world.store.last_slot_number(), memory=world.store.guard_memory())
+    world.state = TickState(slot=world.store.last_slot_number(), memory=world.store.guard_state())
     report = world.tick()
     entry = reason(report, key)
     assert (entry.allocation, [why.constraint for why in entry.guarded]) == ((4, 4), [Constraint.COOLDOWN])
@@ -872,7 +872,7 @@ def test_nothing_is_carried_on_of_jobs_that_are_gone(world: World) -> None:
         world.settle(15)
     world.tick(400.0)
     state = world.state
-    assert (state.memory, state.calling_since) == (GuardMemory(), {})
+    assert (state.memory, state.calling_since) == (GuardState(), {})
 
 
 def test_equal_worlds_have_equal_histories(build) -> None:

@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resource_manager import ContainerOrder, ContainerReport, RmJobState
-from dl2d_yarn.component import REMOVAL_SECONDS
 from dl2d_yarn.container_tasks import KEEP_ENDED_SECONDS, MAX_REPORTS_PER_SECOND, ContainerTasks, Task
+from dl2d_yarn.role_containers import REMOVAL_SECONDS
 
 JOB = JobKey("yarn", "1", 1_795_581_700)
 FIRST = "container_1795581702976_0001_01_%06d"

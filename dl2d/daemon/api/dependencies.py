@@ -14,9 +14,9 @@ from dl2d.core.errors import Unavailable
 from dl2d.core.policy_registry import SiteStore
 from dl2d.core.resource_manager import Anchor, Capabilities, ResourceManager, RmIdentity, RmListing, TaskSpec
 from dl2d.daemon.api.admission import Admission
-from dl2d.daemon.api.answered_heartbeats import AnsweredHeartbeats
 from dl2d.daemon.api.connections import RateLimiter, UserTurns
-from dl2d.daemon.api.taken_heartbeats import TakenHeartbeats
+from dl2d.daemon.api.heartbeat_continuity import AnsweredHeartbeats
+from dl2d.daemon.api.heartbeat_deduplication import TakenHeartbeats
 from dl2d.daemon.health import Health
 from dl2d.tick.task_specs import Credentials, TaskSpecs
 

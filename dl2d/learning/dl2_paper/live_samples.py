@@ -21,7 +21,7 @@ from dl2d.learning.dl2_paper.demonstrations import steps_of
 from dl2d.learning.dl2_paper.rollout import MIN_RATE
 from dl2d.learning.dl2_paper.samples import Samples
 from dl2d.learning.dl2_paper.settings import Labels
-from dl2d.learning.recorded_slots import Recording
+from dl2d.learning.recorded_decisions import Recording
 from dl2d.policies.dl2_paper.exploration import correcting_actions, explored
 from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.policies.dl2_paper.policy import Dl2Original

@@ -19,7 +19,7 @@ from dl2d.core.errors import CheckpointError
 from dl2d.core.jobs import Allocation, Architecture, Consistency
 from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.policies.common.checkpoint import Checkpoint, Settings
-from dl2d.policies.common.predicted_speeds import DEFAULT_OPTIMISM
+from dl2d.policies.common.speeds_after_resize import DEFAULT_OPTIMISM
 from dl2d.policies.dl2.scoring import FEATURES, weight_count
 
 NAME: Final = "dl2"

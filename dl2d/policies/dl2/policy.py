@@ -24,7 +24,7 @@ from dl2d.core.policy import Evidence
 from dl2d.core.resources import Shortfall
 from dl2d.policies.common.checkpoint import Checkpoint, checkpoint_in, read_checkpoint, version_of
 from dl2d.policies.common.greedy import GreedyAllocation
-from dl2d.policies.common.predicted_speeds import can_keep, speeds_in_next_slot
+from dl2d.policies.common.speeds_after_resize import can_keep, speeds_in_next_slot
 from dl2d.policies.dl2.checkpoint_contents import NAME, Parameters
 from dl2d.policies.dl2.greedy_packing import GreedyPacking, HeadOnlyPacking
 from dl2d.policies.dl2.pareto_frontier import (

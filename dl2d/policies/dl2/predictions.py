@@ -2,7 +2,7 @@
 
 Measurements are merged (``merged_measurements``), the throughput model is conditioned on them, jobs whose speeds are
 not those of their kind are relabelled, and optimism is added for exploration. If the placement places each job on as
-few nodes as possible, sizes that fit on few nodes are predicted to be faster (``locality``).
+few nodes as possible, sizes that fit on few nodes are predicted to be faster (``node_locality``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dl2d.core.jobs import JobRequest
 from dl2d.core.measured_speeds import SpeedPoint, TrainingKind
 from dl2d.policies.dl2.checkpoint_contents import Parameters
 from dl2d.policies.dl2.exploration import job_optimism
-from dl2d.policies.dl2.locality import Locality, largest_requests, min_worker_seconds
+from dl2d.policies.dl2.node_locality import Locality, largest_requests, min_worker_seconds
 from dl2d.throughput.gaussian_process import GaussianProcess
 from dl2d.throughput.kernel import Group
 from dl2d.throughput.mislabelled_jobs import Relabelling

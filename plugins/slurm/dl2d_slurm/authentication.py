@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dl2d.core.errors import Denied, NotFound, Rejected, Unavailable
 from dl2d.core.jobs import JobKey
 from dl2d.core.resource_manager import Anchor
-from dl2d_slurm.anchor_options import own_options, refuse_options
 from dl2d_slurm.commands import Commands, failure
 from dl2d_slurm.output_fields import has_whole_nodes, owner_of, seconds
 from dl2d_slurm.queue_listing import OWNER_FIELDS, TIMES_AS_SECONDS, array_id, format_option, records
+from dl2d_slurm.sbatch_options import own_options, refuse_options
 from dl2d_slurm.states import job_state
 
 _ID = re.compile(r"[0-9]{1,18}")

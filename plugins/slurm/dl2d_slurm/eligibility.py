@@ -8,10 +8,10 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from dl2d.core.resource_manager import EligibleNodes
-from dl2d_slurm.anchor_options import AnchorOptions
 from dl2d_slurm.observed_jobs import hosts
 from dl2d_slurm.partitions import Partition
 from dl2d_slurm.reservations import Reservation
+from dl2d_slurm.sbatch_options import AnchorOptions
 
 _TOKEN: Final = re.compile(r"\s*([&|,()\[\]]|[^&|,()\[\]\s]+)")
 _MAX_NAMES = 5

@@ -30,12 +30,10 @@ from dl2d.core.resource_manager import (
 )
 from dl2d.core.resources import Resources
 from dl2d_slurm.accounting import Accounting
-from dl2d_slurm.anchor_options import NO_OPTIONS, AnchorOptions, site_options
 from dl2d_slurm.association_limits import AssociationLimits
 from dl2d_slurm.authentication import anchor, proven_uid
 from dl2d_slurm.commands import Commands, TokenBucket, configured, failure
 from dl2d_slurm.eligibility import Eligibility
-from dl2d_slurm.growth_limits import with_limits
 from dl2d_slurm.job_control import Backend, CommandControl, JobControl, chosen_backend
 from dl2d_slurm.observed_jobs import limit_seconds
 from dl2d_slurm.partitions import Partition, partitions_of, task_minutes
@@ -54,11 +52,13 @@ from dl2d_slurm.queue_listing import (
 )
 from dl2d_slurm.reservations import Reservation, parse_reservations, reservation_claims, with_reserved
 from dl2d_slurm.rpc_rate import RpcRate
+from dl2d_slurm.sbatch_options import NO_OPTIONS, AnchorOptions, site_options
 from dl2d_slurm.settings import SlurmSettings
 from dl2d_slurm.slurmrestd import RestControl, job_fields
 from dl2d_slurm.stopping import Stopper
 from dl2d_slurm.submission import options, script
 from dl2d_slurm.waiting_jobs import claims, share_limits, standing_claims
+from dl2d_slurm.waiting_reason_limits import with_limits
 
 log = structlog.get_logger(__name__)
 

@@ -11,10 +11,10 @@ from msgspec import structs
 from dl2d.core.cluster import Node, NodeState
 from dl2d.core.resource_manager import Claim
 from dl2d.core.resources import NO_RESOURCES
-from dl2d_slurm.anchor_options import AnchorOptions
 from dl2d_slurm.observed_jobs import hosts
 from dl2d_slurm.output_fields import count, present, seconds
 from dl2d_slurm.queue_listing import Nodes
+from dl2d_slurm.sbatch_options import AnchorOptions
 
 #: How long before a reservation begins elastic jobs leave its nodes.
 LEAD_SECONDS = 600.0

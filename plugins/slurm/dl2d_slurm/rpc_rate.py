@@ -12,7 +12,7 @@ from typing import Final
 import structlog
 
 from dl2d.core.errors import Waiting
-from dl2d.core.guard_memory import doubled
+from dl2d.core.guard_state import doubled
 from dl2d.core.resource_manager import CallStatistics, StartAllowance
 
 log = structlog.get_logger(__name__)

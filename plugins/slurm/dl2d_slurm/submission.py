@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dl2d.core.errors import Rejected
 from dl2d.core.resource_manager import TaskSpec
 from dl2d.core.resources import Resources
-from dl2d_slurm.anchor_options import NO_OPTIONS, AnchorOptions
+from dl2d_slurm.sbatch_options import NO_OPTIONS, AnchorOptions
 from dl2d_slurm.settings import SlurmSettings
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

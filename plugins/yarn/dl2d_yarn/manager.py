@@ -29,7 +29,7 @@ from dl2d.core.resource_manager import (
 )
 from dl2d.core.resources import Resources
 from dl2d_yarn.container_tasks import ContainerTasks, IdleContainer, Task
-from dl2d_yarn.growth_limits import idle_limits, queue_limits, queue_shares, within_shares
+from dl2d_yarn.job_growth_limits import idle_limits, queue_limits, queue_shares, within_shares
 from dl2d_yarn.listing import (
     SERVICES_PATH,
     Application,

@@ -11,7 +11,7 @@ from dl2d.core.errors import TooFewSamples
 from dl2d.core.jobs import Allocation
 from dl2d.learning.dl2_paper.demonstrations import demonstrations_in, recordings_of
 from dl2d.learning.dl2_paper.settings import Labels
-from dl2d.learning.recorded_slots import Recording
+from dl2d.learning.recorded_decisions import Recording
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.policies.drf import Drf

@@ -20,7 +20,7 @@ from dl2d.learning.dl2_paper.samples import Demonstrations
 from dl2d.learning.dl2_paper.settings import NetworkKind, Settings, SupervisedLoss
 from dl2d.learning.dl2_paper.supervised import fit, imitate_recordings, imitation_loss, serves_whole
 from dl2d.learning.dl2_paper.trainer import train
-from dl2d.learning.recorded_slots import Recording
+from dl2d.learning.recorded_decisions import Recording
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.common.input_ranges import INPUT_RANGES
 from dl2d.policies.dl2_paper.observation import Layout, Sight

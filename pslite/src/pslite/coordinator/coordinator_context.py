@@ -9,8 +9,8 @@ from typing import Literal
 import msgspec
 
 from pslite.coordinator.job_state import JobState, MemberState
-from pslite.coordinator.progress_watch import ProgressWatch
 from pslite.coordinator.settings import Settings
+from pslite.coordinator.stall_detector import ProgressWatch
 from pslite.job.load_balancing import LoadBalancer
 from pslite.job.member_measurements import ResizeSteps, Usage
 from pslite.job.sample_assignment import SampleAssigner

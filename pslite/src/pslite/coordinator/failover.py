@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-from pslite.coordinator import checkpoints, group_repair, job_completion, plans, sample_assignment
+from pslite.coordinator import allreduce_repair, checkpoints, job_completion, plans, sample_assignment
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.failure_detector import examine
 from pslite.coordinator.job_state import Incident, MemberState, ServerFailover
@@ -90,7 +90,7 @@ def lose(job: Job, member: MemberState, how: str, *, fatal: bool = False) -> Non
         elif member.role == "ps":
             lose_server(job, member, text)
         elif state.all_reduce:
-            group_repair.lose_worker(job, member, text)
+            allreduce_repair.lose_worker(job, member, text)
         else:
             lose_worker(job, member, text)
         return

@@ -6,16 +6,16 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from pslite.coordinator import (
+    allreduce_repair,
     barrier,
     checkpoints,
     failover,
     global_norm,
-    group_repair,
     job_completion,
     members,
     plans,
-    progress_deadline,
     sample_assignment,
+    stall_handling,
     status,
     work_reassignment,
 )
@@ -60,7 +60,7 @@ FROM_ANYBODY: Final[dict[type, Callable[[Job, MemberState, Any], None]]] = {
 }
 HANDLERS: Final[dict[type, Callable[[Job, MemberState, Any], None]]] = {
     **FROM_ANYBODY,
-    Broken: group_repair.broke,
+    Broken: allreduce_repair.broke,
     Copies: failover.take_copies,
     Digests: job_completion.take_digests,
     Finished: members.finished,
@@ -70,7 +70,7 @@ HANDLERS: Final[dict[type, Callable[[Job, MemberState, Any], None]]] = {
     Restored: checkpoints.restored,
     Saved: checkpoints.saved,
     Severed: failover.severed,
-    Stacks: progress_deadline.take_stacks,
+    Stacks: stall_handling.take_stacks,
     Reassigned: work_reassignment.taken_over,
     **dict.fromkeys((Ready, Publish, Nack, Announced, Pushed, Drained, Moved), plans.take),
 }
@@ -81,8 +81,8 @@ DUE: Final[tuple[Callable[[Job, float], None], ...]] = (
     checkpoints.check_return,
     members.check_start,
     failover.check_prepared,
-    group_repair.check,
+    allreduce_repair.check,
     members.give_ranks,
     barrier.check,
-    progress_deadline.check,
+    stall_handling.check,
 )

@@ -225,7 +225,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
     checkpoint, checkpoint_files, rollbacks, rollback_reason                      checkpoints
     returning                                                                     checkpoints, loop (joins)
     version                                                                       status, completion, checkpoints
-    stalls                                                                        progress_deadline
+    stalls                                                                        stall_handling
     digests, digests_requested, result                                            completion
     state, reason                                                                 plans (running), completion
                                                                                   (finished), `Job.end`

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pslite.coordinator.progress_watch import ProgressRule
+from pslite.coordinator.stall_detector import ProgressRule
 from pslite.job.load_balancing import Rule
 
 

@@ -197,7 +197,7 @@ def _finds_daemon(environ: dict[str, str], say: Callable[[str], None]) -> bool:
     """
     # of a job's first process only
     from pslite.launch.address_file import find_address  # noqa: PLC0415
-    from pslite.launch.batch_script import asks_for_daemon  # noqa: PLC0415
+    from pslite.launch.slurm_batch_script import asks_for_daemon  # noqa: PLC0415
 
     if not asks_for_daemon(environ):
         return False

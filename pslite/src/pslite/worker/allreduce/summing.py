@@ -10,8 +10,8 @@ from pslite.job.blocks import Block
 from pslite.job.job_spec import JobSpec
 from pslite.net.shared_memory import SharedMemory
 from pslite.numeric.gradient_sums import Bundle, Contribution
+from pslite.worker.allreduce.gradient_slices import Division, add_slices
 from pslite.worker.allreduce.process_group import Bytes, Group, Work
-from pslite.worker.allreduce.work_division import Division, add_slices
 
 
 class Summing:

@@ -1,4 +1,4 @@
-"""Memory of the guard: resizes, starts, refusals and stop requests on which its rules depend."""
+"""State of the guard: resizes, starts, refusals and stop requests on which its rules depend."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class LearnedLimit(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GuardMemory:
+class GuardState:
     """What happened to jobs and tasks, as far as later decisions depend on it. Times are seconds since 1970."""
 
     #: When a task of the job last started, joined, began to leave or left, for live jobs.

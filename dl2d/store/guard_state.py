@@ -1,4 +1,4 @@
-"""The guard's memory: table ``guard_memory``, one row that is replaced when something in it changes."""
+"""The guard's state: table ``guard_memory``, one row that is replaced when something in it changes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sqlalchemy import Connection, select
 from sqlalchemy.orm import Mapped, mapped_column
 
 from dl2d.core.errors import StoreError
-from dl2d.core.guard_memory import GuardMemory, LearnedLimit, NodeRefusal, StartFailures
+from dl2d.core.guard_state import GuardState, LearnedLimit, NodeRefusal, StartFailures
 from dl2d.core.jobs import JobKey
 from dl2d.store.mapping import Base, Json, columns, decoded_json, table_of, upsert
 
@@ -27,7 +27,7 @@ class _Stored(msgspec.Struct, frozen=True):
     learned_limits: dict[str, LearnedLimit] = {}
 
 
-class GuardMemoryRow(Base):
+class GuardStateRow(Base):
     """Resizes, starts, failed starts and stop requests on which the guard's rules depend."""
 
     __tablename__ = "guard_memory"
@@ -38,8 +38,8 @@ class GuardMemoryRow(Base):
     )
 
 
-def keep(connection: Connection, memory: GuardMemory) -> None:
-    """See ``TickStore.keep_guard_memory``."""
+def keep(connection: Connection, memory: GuardState) -> None:
+    """See ``TickStore.keep_guard_state``."""
     stored = _Stored(
         sorted(memory.resized_at.items()),
         dict(memory.started_at),
@@ -48,20 +48,20 @@ def keep(connection: Connection, memory: GuardMemory) -> None:
         [(key, dict(nodes)) for key, nodes in sorted(memory.refused_nodes.items())],
         dict(memory.learned_limits),
     )
-    connection.execute(upsert(connection, GuardMemoryRow, replace=True), {"name": _NAME, "memory": stored})
+    connection.execute(upsert(connection, GuardStateRow, replace=True), {"name": _NAME, "memory": stored})
 
 
-def kept(connection: Connection) -> GuardMemory:
-    """See ``TickStore.guard_memory``. If the row cannot be read, that is logged and the memory is empty."""
-    row = connection.execute(select(*columns(GuardMemoryRow)).where(GuardMemoryRow.name == _NAME)).one_or_none()
+def kept(connection: Connection) -> GuardState:
+    """See ``TickStore.guard_state``. If the row cannot be read, that is logged and the memory is empty."""
+    row = connection.execute(select(*columns(GuardStateRow)).where(GuardStateRow.name == _NAME)).one_or_none()
     if row is None:
-        return GuardMemory()
+        return GuardState()
     try:
-        stored: _Stored = decoded_json(row, table_of(GuardMemoryRow).c.memory, "the guard's memory")
+        stored: _Stored = decoded_json(row, table_of(GuardStateRow).c.memory, "the guard's state")
     except StoreError as error:
-        _log.warning("store.guard_memory_lost", error=str(error))
-        return GuardMemory()
-    return GuardMemory(
+        _log.warning("store.guard_state_lost", error=str(error))
+        return GuardState()
+    return GuardState(
         resized_at=dict(stored.resized_at),
         started_at=stored.started_at,
         start_failures=dict(stored.start_failures),

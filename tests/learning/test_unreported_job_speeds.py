@@ -14,11 +14,11 @@ from dl2d.core.errors import WorkloadError
 from dl2d.core.jobs import NO_LAUNCH, Allocation, Architecture, Job, JobKey, JobState, Owner, Progress
 from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.site_history import History, Sight
-from dl2d.learning.assumed_speeds import with_assumed_speeds
 from dl2d.learning.digital_twin import DAY_SECONDS
 from dl2d.learning.promotion_gate import GateSettings, compare
 from dl2d.learning.recorded_scheduler import RecordedScheduler
 from dl2d.learning.train_test_split import split_history
+from dl2d.learning.unreported_job_speeds import with_assumed_speeds
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.fifo import Fifo
 from dl2d.simulation.replay import Rules, replay

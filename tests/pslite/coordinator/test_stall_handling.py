@@ -12,8 +12,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from jobs import JOINED, job
 
 from pslite.coordinator.job_state import Incident
-from pslite.coordinator.progress_deadline import check, stuck_members, take_stacks
-from pslite.coordinator.progress_watch import ProgressRule, ProgressWatch
+from pslite.coordinator.stall_detector import ProgressRule, ProgressWatch
+from pslite.coordinator.stall_handling import check, stuck_members, take_stacks
 from pslite.coordinator.status import report
 from pslite.job.job_status import Cause
 from pslite.net.messages import Stacks

@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
-from dl2d.cli.gate_trial import recorded_days
 from dl2d.cli.options import reading
+from dl2d.cli.promotion_trial import recorded_days
 from dl2d.config.settings import Settings
 from dl2d.core.errors import RequestError, TooFewSamples, WorkloadError
 from dl2d.learning.digital_twin import day_name
-from dl2d.learning.recorded_slots import Recording
+from dl2d.learning.recorded_decisions import Recording
 from dl2d.learning.train_test_split import Split
 from dl2d.plugins import load_placement
 from dl2d.policies.common.checkpoint import Checkpoint

@@ -20,7 +20,7 @@ from dl2d.core.policy import Policy
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.placement.optimus import Optimus
-from dl2d.policies.dl2.locality import Locality, min_worker_seconds, share_inside
+from dl2d.policies.dl2.node_locality import Locality, min_worker_seconds, share_inside
 
 #: Two workers and two PSs, or one worker and four PSs, fill a node of six CPUs.
 NODE = Resources.of(cpu=6)
