@@ -1,4 +1,4 @@
-"""Trials at the gate: a version of a learned policy beside what decides now, on days that the site recorded."""
+"""Promotion trials: a version of a learned policy is compared with what decides now, on days that the site recorded."""
 
 from __future__ import annotations
 

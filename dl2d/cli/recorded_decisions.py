@@ -1,4 +1,4 @@
-"""Recorded slots of a store that a policy may learn from: those outside the days on which versions are compared."""
+"""Recorded decisions of a store that a policy may learn from: those outside the days on which versions are compared."""
 
 from __future__ import annotations
 

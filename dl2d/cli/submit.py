@@ -22,7 +22,7 @@ from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.cluster import Node
 from dl2d.core.error_wording import did_you_mean
 from dl2d.core.errors import ConfigError, RequestError, ResourceManagerError
-from dl2d.core.jobs import Architecture, JobKey, JobRequest, JobState, Role
+from dl2d.core.jobs import TASK_ROLES, Architecture, JobKey, JobRequest, JobState
 from dl2d.daemon.store_views import StoreViews
 from pslite.errors import UsageError
 from pslite.job.user_environment import remarks, user_environment
@@ -214,7 +214,7 @@ def _to_yarn(
 def _refuse_unknown_resources(job: JobFile, request: JobRequest, nodes: Sequence[Node]) -> None:
     """Raise ``RequestError`` if tasks ask for a resource that no node has: YARN would take the service."""
     known = {name for node in nodes for name in node.capacity.as_dict()}
-    for role in (Role.WORKER, Role.PS):
+    for role in TASK_ROLES:
         for name in sorted(request.demand(role).as_dict().keys() - known) if known else ():
             text = f"no node has the resource {name!r}{did_you_mean(name, known)}; they have {', '.join(sorted(known))}"
             raise RequestError(str(role), text, where=job.where)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from dl2d.core.error_wording import counted, some_of
-from dl2d.core.jobs import Allocation, Job, JobKey, Role
+from dl2d.core.jobs import TASK_ROLES, Allocation, Job, JobKey, Role
 from dl2d.core.measured_speeds import JobSpeeds, MeasuredLoss, MeasuredSpeeds
 from dl2d.core.resources import NO_RESOURCES, Resources
 
@@ -206,7 +206,7 @@ class Snapshot:
         """Allocation that each job is meant to have at present (tasks asked for included, leaving ones not)."""
         workers, ps = (
             Counter([task.job for task in self.tasks if task.role is role and task.state in _WANTED])
-            for role in (Role.WORKER, Role.PS)
+            for role in TASK_ROLES
         )
         return {job.key: Allocation(workers[job.key], ps[job.key]) for job in self.jobs}
 

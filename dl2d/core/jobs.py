@@ -56,6 +56,10 @@ class Role(enum.StrEnum):
     COORDINATOR = "coordinator"
 
 
+#: Roles of the tasks that an allocation counts.
+TASK_ROLES: Final = (Role.WORKER, Role.PS)
+
+
 class Architecture(enum.StrEnum):
     """How the workers of a job combine their gradients."""
 

@@ -15,12 +15,11 @@ from operator import add, attrgetter, sub
 
 from dl2d.core.cluster import Node, NodeSet, NodeState, Task
 from dl2d.core.decision import Constraint
-from dl2d.core.jobs import Allocation, Job, JobKey, JobRequest, Role
+from dl2d.core.jobs import TASK_ROLES, Allocation, Job, JobKey, JobRequest, Role
 from dl2d.core.node_classes import NodeClass, NodeClasses, Vector
 from dl2d.core.placement import Placement
 from dl2d.core.resources import NO_RESOURCES, Resources, Shortfall
 
-_ROLES = (Role.WORKER, Role.PS)
 #: Tasks of one role of a job.
 _Kind = tuple[JobKey, Role]
 #: Equal tasks that are added one after the other.
@@ -187,7 +186,7 @@ class Packing:
         stayed = []
         for job, size in sizes:
             self._steps.clear()
-            stays = all(self._take_up(job, role, size.count(role)) == size.count(role) for role in _ROLES)
+            stays = all(self._take_up(job, role, size.count(role)) == size.count(role) for role in TASK_ROLES)
             if not stays:
                 self._undo()
             stayed.append(stays)
@@ -209,7 +208,7 @@ class Packing:
         request, pairs = job.request, min(delta)
         for _ in range(pairs):
             # Bundles are only for new tasks: those that run may be on two nodes.
-            if self._placement.keeps_bundles and not any((job.key, role) in self._incumbents for role in _ROLES):
+            if self._placement.keeps_bundles and not any((job.key, role) in self._incumbents for role in TASK_ROLES):
                 yield (Role.WORKER, self.bundle(request), 1)
             else:
                 yield (Role.WORKER, request.worker, 1)
@@ -318,7 +317,7 @@ class Packing:
         room for a worker and a PS, one more at a time, until the job's workers and its PSs can both be laid evenly:
         each new one goes to the node with the fewest of its role. None where no number of nodes will do.
         """
-        demands = {role: self._vector(request.demand(role), job) for role in _ROLES if new.count(role)}
+        demands = {role: self._vector(request.demand(role), job) for role in TASK_ROLES if new.count(role)}
         vectors = {role: vector for role, vector in demands.items() if vector is not None}
         if len(vectors) < len(demands):
             return None
@@ -326,8 +325,8 @@ class Packing:
         nodes = [number for name in there if (number := self._number.get(name)) is not None]
         nodes = [number for number in nodes if classes.takes_tasks[number]]
         nodes.sort(key=lambda number: (classes.class_of[number].load, number))
-        has = {role: [there[self._nodes[number].name].count(role) for number in nodes] for role in _ROLES}
-        most = max(sum(has[role]) + new.count(role) for role in _ROLES)
+        has = {role: [there[self._nodes[number].name].count(role) for number in nodes] for role in TASK_ROLES}
+        most = max(sum(has[role]) + new.count(role) for role in TASK_ROLES)
         laid = self._evenly(nodes, has, vectors, new)
         with closing(classes.in_order(self._together(*vectors.values()))) as others:
             while laid is None and len(nodes) < most:

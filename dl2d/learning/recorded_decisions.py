@@ -1,4 +1,4 @@
-"""Recorded slots: what a scheduler decided in them, and how near the sizes of other deciders come to that."""
+"""Recorded decisions of a scheduler, by slot, and how near the sizes of other deciders come to them."""
 
 from __future__ import annotations
 

@@ -14,14 +14,13 @@ from numpy.typing import NDArray
 
 from dl2d.core.cluster import NodeState, Snapshot
 from dl2d.core.decision import Alternative, Constraint, Decision, JobDecision, Reason
-from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, Role
+from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, Job, JobKey, Role
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.core.resources import Resources, Shortfall
 from dl2d.policies.common.greedy import next_bundle
 from dl2d.throughput.remaining_work import measured_or_mean_speeds, samples_left
 
-_ROLES = (Role.WORKER, Role.PS)
 #: Largest amount of remaining work that is told apart, so that sums stay finite.
 _MAX_WORK = 1e100
 
@@ -86,7 +85,7 @@ class Tetris:
         machines = _Machines(snapshot, packing)
         jobs = _jobs(snapshot, machines)
         before, anew = machines.free.copy(), None
-        if any(entry.runs[role] for entry in jobs for role in _ROLES):
+        if any(entry.runs[role] for entry in jobs for role in TASK_ROLES):
             anew = self._filling([entry.afresh() for entry in jobs], machines)
             anew.give_floors()
             anew.fill()
@@ -142,7 +141,7 @@ class _Machines:
             for job, names in snapshot.may_use().items()
         }
         listed = {node.capacity for node in nodes} | {task.demand for task in snapshot.tasks}
-        listed |= {job.request.demand(role) for job in snapshot.jobs for role in _ROLES}
+        listed |= {job.request.demand(role) for job in snapshot.jobs for role in TASK_ROLES}
         self.resources = sorted({name for demand in listed for name, _ in demand.thousandths})
         self._known: dict[Resources, _Amounts] = {}
         self.names = [node.name for node in nodes]
@@ -219,7 +218,7 @@ class _Job:
 
     def afresh(self) -> _Job:
         """The job as if nothing of it ran."""
-        return _Job(self.job, self.order, self.work, self.floor, self.demands, {role: [] for role in _ROLES})
+        return _Job(self.job, self.order, self.work, self.floor, self.demands, {role: [] for role in TASK_ROLES})
 
     def again(self, step: Allocation, role: Role) -> list[_Running]:
         """The tasks of a step that run already."""
@@ -227,9 +226,9 @@ class _Job:
 
     def new(self, step: Allocation, *, pairs: bool) -> list[tuple[Role, ...]]:
         """The new tasks of a step in units: with ``pairs`` a worker and a PS together as long as there are both."""
-        workers, ps = (max(step.count(role) - len(self.runs[role]), 0) for role in _ROLES)
+        workers, ps = (max(step.count(role) - len(self.runs[role]), 0) for role in TASK_ROLES)
         both = min(workers, ps) if pairs else 0
-        units: list[tuple[Role, ...]] = [_ROLES] * both
+        units: list[tuple[Role, ...]] = [TASK_ROLES] * both
         return units + [(Role.WORKER,)] * (workers - both) + [(Role.PS,)] * (ps - both)
 
 
@@ -237,12 +236,12 @@ def _jobs(snapshot: Snapshot, machines: _Machines) -> list[_Job]:
     floors, work = dict(snapshot.floors), _remaining_work(snapshot)
     jobs = {}
     for order, job in enumerate(snapshot.jobs):
-        worker, ps = (machines.amounts(job.request.demand(role)) for role in _ROLES)
-        demands = {(Role.WORKER,): worker, (Role.PS,): ps, _ROLES: worker + ps}
-        runs: dict[Role, list[_Running]] = {role: [] for role in _ROLES}
+        worker, ps = (machines.amounts(job.request.demand(role)) for role in TASK_ROLES)
+        demands = {(Role.WORKER,): worker, (Role.PS,): ps, TASK_ROLES: worker + ps}
+        runs: dict[Role, list[_Running]] = {role: [] for role in TASK_ROLES}
         jobs[job.key] = _Job(job, order, work[job.key], floors.get(job.key, NOTHING), demands, runs)
     for task in sorted(snapshot.tasks, key=attrgetter("number"), reverse=True):
-        if task.state.wanted and task.job in jobs and task.role in _ROLES:
+        if task.state.wanted and task.job in jobs and task.role in TASK_ROLES:
             running = _Running(task.node, machines.places.get(task.node), machines.amounts(task.demand))
             jobs[task.job].runs[task.role].append(running)
     return list(jobs.values())
@@ -323,7 +322,7 @@ class _Filling:
             if entry.floor == NOTHING or self._lay(entry, entry.floor):
                 continue
             begun = len(self.actions)
-            for role in _ROLES:
+            for role in TASK_ROLES:
                 for _ in range(entry.floor.count(role)):
                     self._lay(entry, Allocation(int(role is Role.WORKER), int(role is Role.PS)))
             self.actions[begun:] = [(entry.job.key, entry.floor)]
@@ -393,7 +392,7 @@ class _Filling:
         Tasks that run stay where they are; new units go on the machine, or on the first that has room.
         """
         machines, units = self.machines, entry.new(step, pairs=pairs)
-        again = [(role, running) for role in _ROLES for running in entry.again(step, role)]
+        again = [(role, running) for role in TASK_ROLES for running in entry.again(step, role)]
         taken: list[tuple[int, _Amounts]] = []
 
         def take(at: int | None, demand: _Amounts) -> bool:
@@ -419,7 +418,7 @@ class _Filling:
             if units and not again:
                 self._hopeless.add(self._kind(entry, units))
             return False
-        for role in _ROLES:
+        for role in TASK_ROLES:
             del entry.runs[role][len(entry.runs[role]) - len(entry.again(step, role)) :]
         entry.laid += laid
         entry.has = Allocation(entry.has.workers + step.workers, entry.has.ps + step.ps)
@@ -471,7 +470,7 @@ def _why_not(
     blocked: Callable[[Resources, Role, JobKey | None], Blocked | None],
 ) -> tuple[Constraint, str, tuple[Shortfall, ...]]:
     """What stood in the way of a job's next step."""
-    for role in _ROLES:
+    for role in TASK_ROLES:
         if not step.count(role):
             continue
         if entry.runs[role]:

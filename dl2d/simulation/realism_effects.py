@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from dl2d.core.cluster import Task
-from dl2d.core.jobs import Architecture, Role
+from dl2d.core.jobs import TASK_ROLES, Architecture, Role
 from dl2d.simulation.speeds.realism_options import Realism, SeededRandom
 from dl2d.simulation.speeds.speed_models import AllReduce, Physical, PsAsync, PsSync, SpeedModel
 from dl2d.simulation.workload.format import SimulatedJob, Workload
@@ -55,7 +55,7 @@ def resized(before: Sequence[Task], now: Sequence[Task], *, by_count: bool = Fal
             [task for task in before if task.id not in new],
         )
     change = Resized([], [], [])
-    for role in (Role.WORKER, Role.PS):
+    for role in TASK_ROLES:
         had, has = ([task for task in tasks if task.role is role] for tasks in (before, now))
         change.kept.extend(has[: len(had)])
         change.joined.extend(has[len(had) :])

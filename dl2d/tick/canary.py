@@ -19,13 +19,12 @@ from msgspec import structs
 
 from dl2d.core.cluster import Snapshot, Task
 from dl2d.core.decision import CANARY, Decider, Decision
-from dl2d.core.jobs import JobKey, Role
+from dl2d.core.jobs import TASK_ROLES, JobKey
 from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.tick.tick_context import Context
 
-_ROLES = (Role.WORKER, Role.PS)
 #: Demands of the tasks of one group, with the nodes that they are on.
 _Taken = Iterable[tuple[str, Resources]]
 
@@ -111,7 +110,7 @@ def _taken(snapshot: Snapshot, jobs: Collection[JobKey], decision: Decision, pla
     """
     allocations, by_key = decision.allocations(), {job.key: job for job in snapshot.jobs}
     kept, incumbents, leaving = list[Task](), list[Task](), list[Task]()
-    left = {(key, role): allocation.count(role) for key, allocation in allocations.items() for role in _ROLES}
+    left = {(key, role): allocation.count(role) for key, allocation in allocations.items() for role in TASK_ROLES}
     for task in sorted(snapshot.tasks, key=lambda task: task.number):
         if task.state.wanted and task.job in by_key and task.job not in allocations:
             incumbents.append(task)
@@ -127,7 +126,7 @@ def _taken(snapshot: Snapshot, jobs: Collection[JobKey], decision: Decision, pla
         packing.place_on(task.node, task.demand)
     taken = [(task.node, task.demand) for task in kept if task.job in jobs]
     scattered: list[Resources] = []
-    for key, role in ((key, role) for key in allocations for role in _ROLES):
+    for key, role in ((key, role) for key in allocations for role in TASK_ROLES):
         demand = by_key[key].request.demand(role)
         nodes, _ = packing.place_all(demand, role, left[key, role], key)
         if key in jobs:

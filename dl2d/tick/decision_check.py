@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Decision, JobDecision, Reason
 from dl2d.core.errors import PolicyError
-from dl2d.core.jobs import NOTHING, Allocation, JobKey, Role
+from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, JobKey
 
 
 def check_decision(decision: Decision, snapshot: Snapshot) -> None:
@@ -82,7 +82,7 @@ def _check_names(decision: Decision, snapshot: Snapshot) -> None:
     if decision.nodes:
         known = {node.name for node in snapshot.nodes}
         for key, role, node in decision.nodes:
-            if key not in keys or node not in known or role not in (Role.WORKER, Role.PS):
+            if key not in keys or node not in known or role not in TASK_ROLES:
                 raise PolicyError(
                     f"policy {decision.policy} wants a {role} of job {_name(key)} on {node!r}, and there is no such "
                     f"{'job' if key not in keys else 'node' if node not in known else 'role'}"

@@ -1,4 +1,4 @@
-"""Observed decision: what the scheduler in charge gave each job, recorded where dl2d does not act. Pure."""
+"""Decision made of the present sizes: what the scheduler in charge gave each job; recorded where dl2d does not act."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ _MAX_RECENT_JOBS = 2_000
 _RECENT_SECONDS = 3600.0
 #: Why a task or anchor that is not listed has ended.
 NOT_LISTED: Final = "is not listed any more"
-REPLACED: Final = "was requeued, or its id was given again"
+REPLACED: Final = "was requeued, or its id was reused"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

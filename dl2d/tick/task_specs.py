@@ -8,7 +8,7 @@ import posixpath
 from dataclasses import dataclass, field
 
 from dl2d.core.cluster import Task, task_tag
-from dl2d.core.jobs import Durability, Job, JobKey, Launch, Role
+from dl2d.core.jobs import TASK_ROLES, Durability, Job, JobKey, Launch, Role
 from dl2d.core.resource_manager import TaskSpec
 from dl2d.core.resources import NO_RESOURCES
 
@@ -92,7 +92,7 @@ class TaskSpecs:
             node="",
             owner=job.owner,
             launch=Launch(with_runner(job.launch), job.launch.cwd, environment),
-            member_demands=tuple((role, job.request.demand(role)) for role in (Role.WORKER, Role.PS)),
+            member_demands=tuple((role, job.request.demand(role)) for role in TASK_ROLES),
         )
 
 

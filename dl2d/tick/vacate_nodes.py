@@ -25,7 +25,7 @@ from typing import Any, Final
 from msgspec import structs
 
 from dl2d.core.cluster import ClaimedNodes, Node, NodeState, Snapshot, Task
-from dl2d.core.jobs import NOTHING, JobKey, Role
+from dl2d.core.jobs import NOTHING, TASK_ROLES, JobKey, Role
 from dl2d.core.resource_manager import Claim, RmJob, RmListing, Yields
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.tick.place.make_room import TaskGroup, first_member, leaving_order
@@ -44,8 +44,6 @@ RETRY_SECONDS: Final = 3600.0
 #: When this many claims of one user are given up, the user's claims of lower priority are given up as well; otherwise
 #: jobs that never start could keep nodes empty one after the other.
 MAX_GIVEN_UP: Final = 4
-
-_ROLES = (Role.WORKER, Role.PS)
 
 
 def claim_nodes(
@@ -212,7 +210,7 @@ class _NodeRoom:
         self._above_floor: dict[TaskGroup, int] = {}
         for key, held in self._held.items():
             floor = floors.get(key, self._jobs[key].request.min_size)
-            for role in _ROLES:
+            for role in TASK_ROLES:
                 self._above_floor[key, role] = max(held.count(role) - floor.count(role), 0)
         #: Changes that can be undone: mapping, key and former value. ``_undo_point``: its length before the last claim.
         self._undo_log: list[tuple[dict[Any, Any], Any, Any]] = []
@@ -246,7 +244,7 @@ class _NodeRoom:
     def reserve_minimum(self, key: JobKey) -> None:
         """Take the room of a waiting job's minimum size where it is free or others can spare it, all or nothing."""
         request, undo_point = self._jobs[key].request, len(self._undo_log)
-        for role in _ROLES:
+        for role in TASK_ROLES:
             for _ in range(request.min_size.count(role)):
                 if not self._take(key, request.demand(role), self._capacity):
                     self._undo(undo_point)

@@ -326,7 +326,7 @@ def test_what_a_tick_makes_of_a_listing(cell: Cell, columns: list[str], label: s
     [
         ("not listed, 3 times in 30 s", "is not listed any more", "its anchor is not listed any more"),
         ("its id is another user's", "is not listed any more", "its anchor is not listed any more"),
-        ("requeued", "was requeued, or its id was given again", "its anchor was requeued, or its id was given again"),
+        ("requeued", "was requeued, or its id was reused", "its anchor was requeued, or its id was given again"),
         ("pending", "is pending", ""),
         ("failed", "is failed", "its coordinator ended: is failed"),
         ("lost", "is lost", "its coordinator ended: is lost"),
@@ -374,7 +374,7 @@ def test_a_requeued_job_goes_on_as_another_job_with_what_it_was_started_with() -
     assert (world.job(key).state, world.job(last).state) == (JobState.LOST, JobState.SUBMITTED)
     world.manager.anchor = (structs.replace(again, submitted=SUBMITTED + 1500, requeues=0),)
     played(world, once(), calls=False)
-    assert world.job(last).end_reason == "its anchor was requeued, or its id was given again"
+    assert world.job(last).end_reason == "its anchor was requeued, or its id was reused"
     assert world.store.job(KEY._replace(submitted=SUBMITTED + 1500)) is None
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from dl2d.core.errors import RequestError
 from dl2d.core.job_request import RequestRules, parse_request, read_directives
-from dl2d.core.jobs import NO_LAUNCH, Consistency, Job, JobKey, JobRequest, Launch, Owner, Role
+from dl2d.core.jobs import NO_LAUNCH, TASK_ROLES, Consistency, Job, JobKey, JobRequest, Launch, Owner
 from dl2d.core.resource_manager import Anchor, RmListing
 from pslite.job.user_environment import is_secret
 
@@ -100,7 +100,7 @@ def check_feasible(request: JobRequest, listing: RmListing) -> None:
         None could; names the resource, the demand and what the nearest node has.
     """
     problems = []
-    for role in (Role.WORKER, Role.PS):
+    for role in TASK_ROLES:
         demand = request.demand(role)
         if not listing.nodes or any(demand.fits_in(node.capacity) for node in listing.nodes):
             continue

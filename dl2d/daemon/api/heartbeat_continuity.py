@@ -1,4 +1,4 @@
-"""Heartbeats that were answered: since when each coordinator has known at any time which tasks should be members."""
+"""Continuity of heartbeats: since when each coordinator was answered without a gap, so that it knows its members."""
 
 from __future__ import annotations
 

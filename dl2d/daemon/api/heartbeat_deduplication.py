@@ -1,4 +1,4 @@
-"""Heartbeats that were taken: one that is sent again, or overtaken by a later one of the same process, changes nothing.
+"""Deduplication of heartbeats: one that is repeated, or overtaken by a later one of the same process, is ignored.
 
 A heartbeat that somebody has recorded must neither be counted again nor set a job's address back.
 """

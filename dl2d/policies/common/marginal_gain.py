@@ -13,7 +13,7 @@ import numpy as np
 from dl2d.core.array_types import Floats
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Constraint, Reason
-from dl2d.core.jobs import NOTHING, Allocation, Job, JobRequest, Role
+from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, Job, JobRequest, Role
 from dl2d.core.measured_speeds import KnownSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.resources import Resources
@@ -145,7 +145,7 @@ class GrowingJobs:
         Tasks that run already may stay even on a node that accepts no new ones, so the packing is always tried for
         them.
         """
-        for role in (Role.WORKER, Role.PS):
+        for role in TASK_ROLES:
             if step.count(role) and self._held[index].count(role) <= self.sizes[index].count(role):
                 blocked = self._full.get((role, self.jobs[index].request.demand(role)))
                 if blocked is not None:

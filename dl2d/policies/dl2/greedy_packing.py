@@ -13,11 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from dl2d.core.array_types import Floats, Ints
-from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, Role
+from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, Job, JobKey, Role
 from dl2d.core.packing import Blocked, Packing
 from dl2d.policies.common.greedy import GreedyAllocation
-
-_ROLES = (Role.WORKER, Role.PS)
 
 
 class GreedyPacking:
@@ -49,7 +47,7 @@ class GreedyPacking:
         for role_index, index in _in_order(self._sign * weights):
             if index in blocked and self._allocation.allocations[jobs[index].key] == NOTHING:
                 continue
-            stopped = self._add(jobs[index], _ROLES[role_index], wanted[index][role_index])
+            stopped = self._add(jobs[index], TASK_ROLES[role_index], wanted[index][role_index])
             if stopped is not None:
                 blocked.setdefault(index, stopped)
         return blocked
@@ -165,7 +163,7 @@ class HeadOnlyPacking:
         """Give minimum sizes, each as a whole or not at all; the largest first."""
         blocked: dict[int, Blocked] = {}
         for index, minimum in _starts(self._allocation, jobs, sizes, weights):
-            additions = [_Addition(index, role, minimum.count(role)) for role in _ROLES]
+            additions = [_Addition(index, role, minimum.count(role)) for role in TASK_ROLES]
             placed = self._place(jobs, additions, blocked)
             if index in blocked:
                 self._remove(jobs, placed)
@@ -177,7 +175,7 @@ class HeadOnlyPacking:
         """Tasks by which jobs are smaller than their sizes, in an order of (role, job) indices."""
         additions = []
         for role_index, index in order:
-            role = _ROLES[role_index]
+            role = TASK_ROLES[role_index]
             count = int(sizes[index, role_index]) - self._allocated(jobs[index]).count(role)
             if count > 0:
                 additions.append(_Addition(index, role, count))
@@ -212,7 +210,7 @@ class HeadOnlyPacking:
             return False
         minimum = job.request.min_size
         roles = Counter(role for role, _ in tasks)
-        return any(roles[role] < minimum.count(role) for role in _ROLES)
+        return any(roles[role] < minimum.count(role) for role in TASK_ROLES)
 
     def _remove(self, jobs: Sequence[Job], placed: dict[int, list[tuple[Role, str]]]) -> None:
         for index, tasks in placed.items():

@@ -1,4 +1,4 @@
-"""Limits in use: defers starts for which the site's limits have no room before tasks that leave have ended. Pure.
+"""Deferring starts: those for which the site's limits have no room before tasks that leave have ended. Pure.
 
 The guard limits what is decided. Tasks that leave still hold what they have, and a task that is moved runs beside its
 replacement for a while. Starts for which the resource manager is not to be asked yet are deferred as well.
@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from dl2d.core.cluster import Snapshot
-from dl2d.core.jobs import NOTHING, Allocation, JobKey, Owner, Role
+from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, JobKey, Owner, Role
 from dl2d.core.resource_manager import StartAllowance
 from dl2d.core.resources import Resources, Shortfall
 from dl2d.core.tick_plan import Deferred, Plan, Start
@@ -40,7 +40,7 @@ def within_limits(plan: Plan, snapshot: Snapshot, owners: Mapping[JobKey, Owner]
     for key, numbers in by_job.items():
         has, floor = held[key], floors.get(key, NOTHING)
         first = requests[key].min_size if has == NOTHING else None
-        present = Counter({role: has.count(role) for role in (Role.WORKER, Role.PS)})
+        present = Counter({role: has.count(role) for role in TASK_ROLES})
         for unit in _units(plan.starts, numbers, first):
             role = plan.starts[unit[0]].role
             demand = Resources.total(plan.starts[number].demand for number in unit)
@@ -86,7 +86,7 @@ def _units(starts: Sequence[Start], numbers: Sequence[int], first: Allocation | 
     """The starts of a job that go together: those that make up the size ``first``, if it is given; then single ones."""
     if first is None:
         return [[number] for number in numbers]
-    missing = {role: first.count(role) for role in (Role.WORKER, Role.PS)}
+    missing = {role: first.count(role) for role in TASK_ROLES}
     together: list[int] = []
     others: list[int] = []
     for number in numbers:

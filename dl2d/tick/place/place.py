@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from dl2d.core.cluster import Snapshot, Task
 from dl2d.core.decision import Decision
-from dl2d.core.jobs import NOTHING, Allocation, JobKey, JobRequest, Role
+from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, JobKey, JobRequest, Role
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.placement import Placement
 from dl2d.core.resources import Resources
@@ -19,7 +19,6 @@ from dl2d.core.tick_plan import Deferred, Move, Plan, Start, Stop
 from dl2d.tick.place.make_room import RoomMade, TaskGroup, WaitingTask, first_member, leaving_order, make_room
 from dl2d.tick.place.target_nodes import TargetNodes
 
-_ROLES = (Role.WORKER, Role.PS)
 #: Roles of the new tasks that one action of a decision gives a job, workers and servers alternating.
 RoleSequence = tuple[Role, ...]
 
@@ -63,7 +62,7 @@ def place(
         (job.key, role): max(held[job.key].count(role) - allocations[job.key].count(role), 0)
         for job in snapshot.jobs
         if job.key in allocations
-        for role in _ROLES
+        for role in TASK_ROLES
     }
 
     leaves_last = {
@@ -222,12 +221,12 @@ def _increments(
     """
     allocations = decision.allocations()
     #: Tasks that run and that no increment has accounted for yet.
-    running = {(key, role): allocation.count(role) for key, allocation in held.items() for role in _ROLES}
+    running = {(key, role): allocation.count(role) for key, allocation in held.items() for role in TASK_ROLES}
     missing = {
         (job.key, role): max(allocations[job.key].count(role) - running[job.key, role], 0)
         for job in snapshot.jobs
         if job.key in allocations
-        for role in _ROLES
+        for role in TASK_ROLES
     }
     min_sizes = {job.key: job.request.min_size for job in snapshot.jobs}
     #: Increments of jobs that have nothing and have not reached their minimum size.
@@ -244,7 +243,7 @@ def _increments(
         new: list[Role] = []
         # Workers and servers alternate, so that the tasks that have room make whole bundles.
         for number in range(max(added)):
-            for role in _ROLES:
+            for role in TASK_ROLES:
                 if number >= added.count(role):
                     continue
                 if running[key, role] > 0:
@@ -274,7 +273,7 @@ def _split(
     increments: Sequence[RoleSequence], size: Allocation
 ) -> tuple[Sequence[RoleSequence], Sequence[RoleSequence]]:
     """Split increments into the first tasks that make up a size, and the tasks beyond it."""
-    missing = {role: size.count(role) for role in _ROLES}
+    missing = {role: size.count(role) for role in TASK_ROLES}
     first: list[RoleSequence] = []
     beyond: list[RoleSequence] = []
     for increment in increments:
@@ -299,7 +298,7 @@ def _start_gathered(
     for key, job_increments in increments:
         by_job[key].append(job_increments)
     for key in sorted(by_job, key=lambda key: sum(allocations[key])):  # stable: equal ones in the order of the decision
-        workers, ps = (Counter(task.node for task in groups.get((key, role), ())) for role in _ROLES)
+        workers, ps = (Counter(task.node for task in groups.get((key, role), ())) for role in TASK_ROLES)
         running = {node: Allocation(workers[node], ps[node]) for node in chain(workers, ps)}
         roles = [role for job_increments in by_job[key] for sequence in job_increments for role in sequence]
         if not placer.gather(key, roles, running):

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from dl2d.core.cluster import Task
 from dl2d.core.decision import Constraint, Decision
-from dl2d.core.jobs import JobKey, Role
+from dl2d.core.jobs import TASK_ROLES, JobKey
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.tick.place.make_room import TaskGroup, leaving_order
@@ -64,7 +64,7 @@ class TargetNodes:
 
     def has_nodes_for(self, job: JobKey) -> bool:
         """Whether the decision names nodes for new tasks of a job."""
-        return any(self._unfilled.get((job, role)) for role in (Role.WORKER, Role.PS))
+        return any(self._unfilled.get((job, role)) for role in TASK_ROLES)
 
     def place(self, group: TaskGroup, demand: Resources) -> str | Blocked | None:
         """Add a new task to the packing on the next named node of its group where it will have room.

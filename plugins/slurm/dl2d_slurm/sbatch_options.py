@@ -1,4 +1,4 @@
-"""Options that a user gave to sbatch for an anchor, as squeue shows them: its tasks' too, refused, and dl2d's own."""
+"""Options of sbatch that a user gave for an anchor, from squeue: passed on to tasks, refused, or dl2d's own."""
 
 from __future__ import annotations
 

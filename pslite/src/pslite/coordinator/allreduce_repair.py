@@ -1,4 +1,4 @@
-"""All-reduce: groups of workers that have lost one, or whose members cannot reach each other, are made anew."""
+"""Repair of all-reduce groups: one that has lost a worker, or whose members cannot reach each other, is made again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress watch: since when a job has made no progress, and how long it may make none, learned from its own steps."""
+"""Stall detector: since when a job has made no progress, and how long it may make none, learned from its own steps."""
 
 from __future__ import annotations
 

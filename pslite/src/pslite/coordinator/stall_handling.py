@@ -1,4 +1,4 @@
-"""Progress deadline: what the coordinator does if the version of a job does not change for too long.
+"""Stall handling: what the coordinator does if the version of a job does not change for too long.
 
 The deadline is learned from the job's own steps (`ProgressRule`).  When it has passed, every member writes the stacks
 of its threads to its log, and answers whether its script computes and for which members it waits.  The member for which

@@ -22,7 +22,7 @@ class Registration(msgspec.Struct):
     credential: str
     token: str
     heartbeat_seconds: float = 1.0
-    #: the daemon looks on and starts no tasks: they are ours to start, beside the coordinator
+    #: the daemon only observes the job and starts no tasks: the launcher starts them beside the coordinator
     static: bool = False
 
 

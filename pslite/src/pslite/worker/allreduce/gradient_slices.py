@@ -1,4 +1,4 @@
-"""Who does what in one step of an all-reduce job: which tree nodes each worker computes, and which bytes it adds up."""
+"""Gradient slices of one all-reduce step: which tree nodes each worker computes, and which bytes it adds up."""
 
 from __future__ import annotations
 
