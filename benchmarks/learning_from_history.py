@@ -42,8 +42,8 @@ from dl2d.core.policy import NO_EVIDENCE, Policy
 from dl2d.learning.dl2_paper.settings import Settings as PaperSettings
 from dl2d.learning.dl2_paper.supervised import imitate_recordings
 from dl2d.learning.dl2_paper.trainer import train
+from dl2d.learning.dl2_supervised import imitate_with_scorer
 from dl2d.learning.recorded_decisions import Recording
-from dl2d.learning.scorer_imitation import imitate_with_scorer
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
 from dl2d.policies.common.greedy import GreedyAllocation

@@ -9,7 +9,9 @@ from typing import Annotated, Final
 
 import typer
 
-from dl2d.cli.imitation_report import (
+from dl2d.cli.options import JsonOption
+from dl2d.cli.recorded_decisions import recorded_slots
+from dl2d.cli.supervised_report import (
     check_before_writing,
     comparison_lines,
     finish_imitation,
@@ -17,8 +19,6 @@ from dl2d.cli.imitation_report import (
     not_better_than,
     replay_line,
 )
-from dl2d.cli.options import JsonOption
-from dl2d.cli.recorded_decisions import recorded_slots
 from dl2d.cli.train_options import (
     Design,
     interruptible,
@@ -85,11 +85,11 @@ def supervised(
     """
     if design is Design.JUMPS:
         refuse_inapplicable(context, _NOT_FOR_DL2, "--design jumps")
-        from dl2d.cli.train_scorer import train_scorer  # noqa: PLC0415 - what replays days takes half a second
+        from dl2d.cli.train_dl2_supervised import train_dl2_supervised  # noqa: PLC0415 - what replays days takes half a second
 
         site = site_settings(config, store)
         recorded = recorded_slots(site, slots, policy, seed)
-        train_scorer(site, recorded, out=out, seed=seed, min_jobs=min_jobs, as_json=as_json)
+        train_dl2_supervised(site, recorded, out=out, seed=seed, min_jobs=min_jobs, as_json=as_json)
         return
     from dl2d.learning.dl2_paper import supervised as learning  # noqa: PLC0415 - torch takes seconds
 

@@ -516,7 +516,7 @@ class Daemon(AbstractContextManager["Daemon"]):
                 policy=active.policy,
                 fallback=fallback,
                 placement=load_placement(settings.placement),
-                call=Deadline(settings.policy.timeout_seconds),
+                call_policy=Deadline(settings.policy.timeout_seconds),
                 out_of_range=active.out_of_range,
             ),
             task_specs=self._task_specs,

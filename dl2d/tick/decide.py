@@ -43,7 +43,7 @@ def decide(
 
     With ``canary``, the policy decides on these jobs only, and the fallback on the others (``dl2d.tick.canary``).
 
-    The fallback decides on all jobs if the policy fails, exceeds the time limit of ``deciders.call``, or is
+    The fallback decides on all jobs if the policy fails, exceeds the time limit of ``deciders.call_policy``, or is
     ``set_aside``, and if the snapshot is out of the range of its training.
 
     Raises
@@ -60,7 +60,7 @@ def decide(
         return _by_fallback(decision, cause, Constraint.OUT_OF_RANGE)
 
     def ask_policy(snapshot: Snapshot) -> Decision:
-        return deciders.call(lambda: _ask(deciders.policy, snapshot, deciders.placement, seed))
+        return deciders.call_policy(lambda: _ask(deciders.policy, snapshot, deciders.placement, seed))
 
     def ask_fallback(snapshot: Snapshot) -> Decision:
         try:

@@ -31,7 +31,7 @@ class Deciders:
     fallback: Policy
     placement: Placement
     #: Calls the policy: without a time limit, or with that of a ``Deadline``.
-    call: Callable[[Callable[[], Decision]], Decision] = call_directly
+    call_policy: Callable[[Callable[[], Decision]], Decision] = call_directly
     #: Why a snapshot is out of the range of the policy's training; empty if it is not.
     out_of_range: Callable[[Snapshot], str] = lambda snapshot: ""  # noqa: ARG005
 

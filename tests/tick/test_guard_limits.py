@@ -669,7 +669,7 @@ def test_a_policy_that_returns_late_is_replaced(monkeypatch: pytest.MonkeyPatch)
     snapshot = a_snapshot([a_job(1)], BIG)
     clock = iter([0.0, 5.5])
     monkeypatch.setattr(policy_call, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    decision = decide(snapshot, Deciders(Scripted(Drf().decide), Fifo(), LoadBalance(), call=Deadline(5.0)), 7)
+    decision = decide(snapshot, Deciders(Scripted(Drf().decide), Fifo(), LoadBalance(), call_policy=Deadline(5.0)), 7)
     assert decision.jobs[0].guarded[0].text == (
         "policy scripted failed: PolicyError: the call did not return within 5 s"
     )
@@ -685,7 +685,7 @@ def test_a_policy_that_never_comes_back_is_left_behind() -> None:
         return Drf().decide(*arguments)
 
     def told() -> str:
-        deciders = Deciders(Scripted(hangs), Fifo(), LoadBalance(), call=call)
+        deciders = Deciders(Scripted(hangs), Fifo(), LoadBalance(), call_policy=call)
         entry = decide(snapshot, deciders, 7).jobs[0]
         assert entry.allocation == (4, 4)
         return entry.guarded[0].text if entry.guarded else ""

@@ -49,7 +49,7 @@ def test_a_policy_that_never_comes_back_does_not_keep_it_off() -> None:
             over.wait(30)
             return super().decide(*args, **how)
 
-    deciders = Deciders(Hanging(), Fifo(), LoadBalance(), call=Deadline(0.05))
+    deciders = Deciders(Hanging(), Fifo(), LoadBalance(), call_policy=Deadline(0.05))
     decide(a_snapshot([a_job(1)], cluster(1)), deciders, 0)
     assert begun.wait(30)
     assert gc.isenabled()

@@ -13,8 +13,8 @@ from dl2d.core.errors import TooFewSamples
 from dl2d.core.jobs import NOTHING, Allocation
 from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.policy import Policy
+from dl2d.learning.dl2_supervised import ScorerImitation, imitate_with_scorer
 from dl2d.learning.recorded_decisions import Recording
-from dl2d.learning.scorer_imitation import ScorerImitation, imitate_with_scorer
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.common.input_ranges import INPUT_RANGES
 from dl2d.policies.dl2.policy import Dl2, with_checkpoint

@@ -1,4 +1,4 @@
-"""Imitation with dl2's scorer: weights under which size steps towards the sizes of recorded slots score highest.
+"""Supervised learning of policy dl2: weights with which size steps towards the sizes of recorded slots score highest.
 
 A recorded slot tells which size each job got, not by which steps. From the bases of all jobs on, the steps that lead a
 job to its recorded size, or to a size with no more workers and no more PSs, are the right ones. The one of them that

@@ -1,4 +1,4 @@
-"""``dl2d train supervised --design jumps``: policy dl2's start from a store, its measured speeds and fitted weights."""
+"""``dl2d train supervised --design jumps``: trains policy dl2 from a store: its measured speeds, and fitted weights."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import time
 from pathlib import Path
 from typing import Final
 
-from dl2d.cli.imitation_report import check_before_writing, comparison_lines, finish_imitation, not_better_than
 from dl2d.cli.options import reading
 from dl2d.cli.promotion_trial import Side, on_trial, policy_of
 from dl2d.cli.recorded_decisions import RecordedSlots
+from dl2d.cli.supervised_report import check_before_writing, comparison_lines, finish_imitation, not_better_than
 from dl2d.cli.train_options import interruptible, progress_bars, show_on_bar
 from dl2d.config.settings import Settings
 from dl2d.core.errors import GateRefused
 from dl2d.core.json_codec import as_plain
 from dl2d.core.measured_speeds import TrainingKind
-from dl2d.learning.scorer_imitation import imitate_with_scorer
+from dl2d.learning.dl2_supervised import imitate_with_scorer
 from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.policies.dl2.policy import with_checkpoint
 
 _DL2: Final = "dl2"
 
 
-def train_scorer(
+def train_dl2_supervised(
     settings: Settings,
     recorded: RecordedSlots,
     *,
