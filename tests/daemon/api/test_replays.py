@@ -31,7 +31,7 @@ def test_a_heartbeat_is_taken_once_and_in_order(world: ApiWorld) -> None:
     before = world.store.job(job), world.store.series(job), world.store.tasks(live=True)
     world.now += 100.0
     refused = world.post_beat(job, beat(3))
-    assert (refused.status_code, "taken before" in error(refused)) == (409, True)
+    assert (refused.status_code, "received before" in error(refused)) == (409, True)
     assert send(world, job, beat(1), beat(2, state="failed", reason="forged")) == [409, 409]
     assert (world.store.job(job), world.store.series(job), world.store.tasks(live=True)) == before
     assert send(world, job, beat(4)) == [200]
