@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from slurm_fakes import Clock, FakeSlurm, job_row
 
-from dl2d_slurm.association_limits import parse_limits
+from dl2d.core.errors import Unavailable
+from dl2d.core.resource_manager import RmJob, RmJobState
+from dl2d_slurm.association_limits import AssociationLimits, parse_limits
+from dl2d_slurm.commands import Answer, Commands
 from dl2d_slurm.manager import SlurmManager
+from dl2d_slurm.queue_listing import Jobs
+from dl2d_slurm.rpc_rate import RpcRate
 from dl2d_slurm.sbatch_options import AnchorOptions
 
 Managers = Callable[..., SlurmManager]
@@ -43,6 +49,11 @@ def test_limits_of_real_slurms(release: str) -> None:
         ),
         (ASSOCIATION.format("a", "bob(7)", "", "", "5(0)", "cpu=N(0)", ""), {"bob a p", "bob a q"}),
         (ASSOCIATION.format("a", "bob(7)", "q", "", "5(0)", "cpu=N(0)", ""), {"bob a q"}),
+        (
+            ASSOCIATION.format("a", "bob(7)", "", "", "5(0)", "cpu=N(0)", "")
+            + ASSOCIATION.format("a", "bob(7)", "q", "", "N(0)", "cpu=N(0)", ""),
+            {"bob a p"},  # in the other partition the association for that holds alone
+        ),
         ("QOS=high(3) GrpTRES=mem=4(1) Account Limits=No Accounts User Limits=No Users\n", {"eve c p"}),
         ("QOS=high(3) Account Limits= c={MaxTRESPA=cpu=4(1)} User Limits= 8={MaxTRESPU=cpu=N(1)}\n", {"eve c p"}),
         ("QOS=low(3) GrpTRES=mem=4(1) Account Limits=No Accounts User Limits=No Users\n", set()),
@@ -59,6 +70,36 @@ def test_for_which_jobs_a_limit_holds(text: str, jobs: set[str]) -> None:
             options = AnchorOptions(account=account, partition=partition, qos=qos.get(user, "normal"))
             found |= {each} if limit.holds_for(options, user) else set()
     assert found == jobs
+
+
+def test_limits_of_tasks_of_a_job_array_name_their_handles(slurm: FakeSlurm, manager_on: Managers) -> None:
+    array = [job_row(8 + task, JobArrayID=f"8_{task}", QOS="high") for task in (0, 1)]
+    slurm.answer("squeue", rows=[*array, job_row(20, QOS="high", Comment="dl2:fake.8_1.9:worker-1")])
+    slurm.answer("scontrol", stdout="QOS=high(3) GrpTRES=cpu=9(3) Account Limits=No Accounts User Limits=No Users\n")
+    shares = [{"partition": "gpu", "max_share": 0.5}]
+    for limit in manager_on(sharing=shares).listing().growth_limits:
+        assert limit.anchors == {"8", "9"}, limit
+
+
+def test_limits_stay_as_they_were_where_slurm_does_not_answer() -> None:
+    answers: list[Answer | Exception] = [
+        Answer(0, "QOS=high(3) GrpTRES=cpu=9(3) Account Limits=No Accounts User Limits=No Users\n", ""),
+        Unavailable("scontrol did not answer within 10 s"),
+    ]
+
+    class Silent(Commands):
+        def run(self, *argv: str, **options: Any) -> Answer:
+            answer = answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    limits = AssociationLimits(Silent({}, 10.0, RpcRate(1000, lambda: 0.0)))
+    jobs = Jobs((RmJob(handle="1", state=RmJobState.RUNNING, user="alice"),), options={"1": AnchorOptions(qos="high")})
+    first, second = (list(limits.growth_limits(jobs, ["cpu"], now)) for now in (0.0, 61.0))
+    assert first == second
+    assert [limit.left for limit in first] == [{"cpu": 6.0}]
+    assert answers == []
 
 
 def test_what_a_limit_leaves_follows_the_tasks_that_run_between_two_answers(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 import structlog
 
+from dl2d.core.errors import ResourceManagerError
 from dl2d.core.resource_manager import GrowthLimit
 from dl2d.core.resources import Resources
 from dl2d_slurm.commands import Commands
@@ -22,7 +24,11 @@ log = structlog.get_logger(__name__)
 _ASK: Final = ("scontrol", "--oneliner", "show", "assoc_mgr", "flags=assoc,qos")
 #: At sites with thousands of users the answer has megabytes.
 _ASK_SECONDS: Final = 60.0
+#: How long a listing waits for the answer.
+_ANSWER_SECONDS: Final = 10.0
 
+#: User and his id in the record of an association, both empty in that of an account.
+_USER = re.compile(r"^ClusterName=.*? UserName=([^\s(]*)(?:\((\d+)\))?(?=\s)")
 _FIELD = re.compile(r"(?:^|\s)(ClusterName|Account|UserName|Partition|ParentAccount|QOS|GrpJobs|GrpTRES|MaxJobs)=(\S*)")
 #: Limits of each account or user in a quality of service: ``User Limits= alice(1000)={MaxJobsPU=5(2) ...} ...``.
 _EACH = re.compile(r"(\S+)=\{([^}]*)\}")
@@ -45,6 +51,8 @@ class AssociationLimit:
     accounts: frozenset[str] = frozenset()
     user: str = ""
     partition: str = ""
+    #: Partitions in which the user has an association of its own in the account.
+    other_partitions: frozenset[str] = frozenset()
 
     def holds_for(self, options: AnchorOptions, user: str) -> bool:
         """Whether it limits the tasks of an anchor with these options of this user."""
@@ -53,34 +61,61 @@ class AssociationLimit:
             and (not self.accounts or options.account in self.accounts)
             and self.user in ("", user)
             and self.partition in ("", options.partition)
+            and options.partition not in self.other_partitions
         )
 
 
-def parse_limits(text: str) -> tuple[AssociationLimit, ...]:
-    """Read the answer of ``scontrol show assoc_mgr``; lines that are no record are left out."""
-    # Of a field that a line has twice the first counts: what follows may be a comment.
-    lines = [(dict(reversed(_FIELD.findall(line))), line) for line in text.splitlines()]
-    associations = [fields for fields, _ in lines if fields.keys() >= {"ClusterName", "Account", "UserName"}]
-    users = {uid.rstrip(")"): user for user, _, uid in (each["UserName"].partition("(") for each in associations)}
-    parents = {
-        each["Account"]: each.get("ParentAccount", "").partition("(")[0]
-        for each in associations
-        if not each["UserName"]
-    }
-    found = [limit for fields in associations for limit in _of_association(fields)]
+def parse_limits(text: str, wanted: Collection[str] | None = None) -> tuple[AssociationLimit, ...]:
+    """Read the answer of ``scontrol show assoc_mgr``; lines that are no record are left out.
+
+    Of limits of single users, only those of the ``wanted`` ones are read where these are given: a site may have
+    records of 100,000 users, of whom some have jobs.
+    """
+    lines = text.split("\n")
+    users: dict[str, str] = {}
+    chosen = []
+    for line in lines:
+        if match := _USER.match(line):
+            user, uid = match.groups()
+            if uid:
+                users[uid] = user
+            if not user or wanted is None or user in wanted:
+                chosen.append(_fields(line))
+    associations = [fields for fields in chosen if fields.keys() >= {"Account", "UserName"}]
+    children: defaultdict[str, list[str]] = defaultdict(list)
+    partitions: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+    for fields in associations:
+        if not fields["UserName"]:
+            children[fields.get("ParentAccount", "").partition("(")[0]].append(fields["Account"])
+        elif fields.get("Partition"):
+            partitions[fields["UserName"], fields["Account"]].add(fields["Partition"])
     found = [
-        replace(limit, accounts=limit.accounts if limit.user else _below(limit.accounts, parents)) for limit in found
+        replace(limit, other_partitions=frozenset(partitions[fields["UserName"], fields["Account"]]))
+        if limit.user and not limit.partition
+        else limit
+        if limit.user
+        else replace(limit, accounts=_below(fields["Account"], children))
+        for fields in associations
+        for limit in _of_association(fields)
     ]
-    for fields, line in lines:
-        if "QOS" in fields and "ClusterName" not in fields:
-            found += _of_qos(fields, line, users)
+    for line in lines:
+        if line.startswith("QOS="):
+            found += _of_qos(_fields(line), line, users, wanted)
     return tuple(found)
 
 
-def _below(accounts: frozenset[str], parents: Mapping[str, str]) -> frozenset[str]:
-    """Accounts and all accounts below them."""
-    new = {name for name, parent in parents.items() if parent in accounts} - accounts
-    return _below(accounts | new, parents) if new else accounts
+def _fields(line: str) -> dict[str, str]:
+    # Of a field that a line has twice the first counts: what follows may be a comment.
+    return dict(reversed(_FIELD.findall(line)))
+
+
+def _below(account: str, children: Mapping[str, Sequence[str]]) -> frozenset[str]:
+    """An account and all accounts below it."""
+    found, new = {account}, [account]
+    while new:
+        new = [child for parent in new for child in children.get(parent, ()) if child not in found]
+        found.update(new)
+    return frozenset(found)
 
 
 def _of_association(fields: Mapping[str, str]) -> Iterator[AssociationLimit]:
@@ -94,7 +129,9 @@ def _of_association(fields: Mapping[str, str]) -> Iterator[AssociationLimit]:
         yield from _limits(name, fields.get(name, ""), scope)
 
 
-def _of_qos(fields: Mapping[str, str], line: str, users: Mapping[str, str]) -> Iterator[AssociationLimit]:
+def _of_qos(
+    fields: Mapping[str, str], line: str, users: Mapping[str, str], wanted: Collection[str] | None
+) -> Iterator[AssociationLimit]:
     qos = fields["QOS"].partition("(")[0]
     scope = AssociationLimit(f"QOS {qos}", qos=qos)
     for name in ("GrpTRES", "GrpJobs"):
@@ -102,12 +139,15 @@ def _of_qos(fields: Mapping[str, str], line: str, users: Mapping[str, str]) -> I
     _, _, tail = line.partition(" Account Limits=")
     for whose, limits in _EACH.findall(tail):
         name_or_uid, _, _ = whose.partition("(")
+        # Releases before 23 have the number of a user alone.
+        user = users.get(name_or_uid, name_or_uid)
+        if wanted is not None and "PU=" in limits and user not in wanted:
+            continue
         for kind, each, text in _OF_EACH.findall(limits):
             if each == "A":
                 own = replace(scope, title=f"QOS {qos} for account {whose}", accounts=frozenset((whose,)))
                 yield from _limits(f"{kind}PerAccount", text, own)
-            else:  # releases before 23 have the user's number alone
-                user = users.get(name_or_uid, name_or_uid)
+            else:
                 own = replace(scope, title=f"QOS {qos} for user {user}", user=user)
                 yield from _limits(f"{kind}PerUser", text, own)
 
@@ -134,11 +174,16 @@ def _resource(kind: str) -> str:
 
 
 class AssociationLimits:
-    """The limits that hold for elastic jobs, asked for once a minute."""
+    """The limits that hold for elastic jobs, asked for once a minute.
 
-    def __init__(self, commands: Commands) -> None:
+    ``partition`` is that in which all tasks run, or "" where they run in those of their anchors.
+    """
+
+    def __init__(self, commands: Commands, partition: str = "") -> None:
         self._commands = commands
-        self._limits: tuple[AssociationLimit, ...] = ()
+        self._partition = partition
+        #: By the user for whom they hold; "" for those that hold for several.
+        self._limits: Mapping[str, Sequence[AssociationLimit]] = {}
         self._asked = -math.inf
 
     def growth_limits(self, jobs: Jobs, resources: Collection[str], now: float) -> Iterator[GrowthLimit]:
@@ -146,37 +191,80 @@ class AssociationLimits:
 
         ``resources`` are the names of all there are: where no more jobs may run, nothing is left of any of them.
         """
+        anchors = _Anchors(jobs, self._partition)
         if not 0 <= now - self._asked < _ASK_SECONDS:
             self._asked = now
-            answer = self._commands.run(*_ASK)
-            if answer.status == 0:
-                self._limits = tuple(_used_by_others(limit, jobs) for limit in parse_limits(answer.stdout))
-            else:
-                log.warning("limits of associations and QOS stay as they were", said=answer.stderr.strip()[:200])
-        for limit in self._limits:
-            if anchors := _anchors(limit, jobs):
-                ours = _held(jobs, anchors)
+            self._ask(anchors)
+        for user in ("", *anchors.users):
+            for limit in self._limits.get(user, ()):
+                if not (ids := anchors.of(limit)):
+                    continue
+                ours = anchors.held(ids)
                 left = {name: most - limit.used[name] - ours.get(name, 0.0) for name, most in limit.amounts.items()}
                 if left.pop("jobs", 1.0) <= 0:
                     left = dict.fromkeys(resources, 0.0)
                 if left:
                     least = {name: max(0.0, amount) for name, amount in left.items()}
-                    yield GrowthLimit(frozenset(anchors), least, f"Slurm's limit {limit.title}")
+                    yield GrowthLimit(anchors.handles(ids), least, f"Slurm's limit {limit.title}")
+
+    def _ask(self, anchors: _Anchors) -> None:
+        """Ask for the limits, which stay as they were where Slurm does not tell."""
+        try:
+            answer = self._commands.run(*_ASK, seconds=_ANSWER_SECONDS)
+            said = "" if answer.status == 0 else answer.stderr.strip() or f"exit status {answer.status}"
+        except ResourceManagerError as error:
+            said = str(error)
+        if said:
+            log.warning("limits of associations and QOS stay as they were", said=said[:200])
+            return
+        limits = defaultdict(list)
+        for limit in parse_limits(answer.stdout, anchors.users):
+            # With what others than the tasks of elastic jobs use, by a listing of the same time.
+            ours = anchors.held(anchors.of(limit))
+            used = {name: max(0.0, used - ours.get(name, 0.0)) for name, used in limit.used.items()}
+            limits[limit.user].append(replace(limit, used=used))
+        self._limits = limits
 
 
-def _used_by_others(limit: AssociationLimit, jobs: Jobs) -> AssociationLimit:
-    """The limit with what others than the tasks of elastic jobs use, by a listing of the same time."""
-    ours = _held(jobs, _anchors(limit, jobs))
-    return replace(limit, used={name: max(0.0, used - ours.get(name, 0.0)) for name, used in limit.used.items()})
+class _Anchors:
+    """Jobs of a listing that may be anchors, by user and the options that say which limits hold for them."""
 
+    def __init__(self, jobs: Jobs, partition: str) -> None:
+        self._ids: dict[str, dict[AnchorOptions, list[str]]] = {}
+        self._handles: dict[str, str] = {}
+        for job in jobs.jobs:
+            anchor = job.array_id or job.handle
+            if job.tag or anchor not in jobs.options:
+                continue
+            given = jobs.options[anchor]
+            scope = AnchorOptions(partition=partition or given.partition, account=given.account, qos=given.qos)
+            self._ids.setdefault(job.user, {}).setdefault(scope, []).append(anchor)
+            self._handles[anchor] = job.handle
+        self._rooms: defaultdict[str, list[Resources]] = defaultdict(list)
+        for anchor, room in jobs.tasks:
+            self._rooms[anchor].append(room)
 
-def _anchors(limit: AssociationLimit, jobs: Jobs) -> set[str]:
-    """Ids of the jobs, no tasks, for which a limit holds."""
-    found = ((job.array_id or job.handle, job.user) for job in jobs.jobs if not job.tag)
-    return {job for job, user in found if job in jobs.options and limit.holds_for(jobs.options[job], user)}
+    @property
+    def users(self) -> Collection[str]:
+        """Names of their users."""
+        return self._ids.keys()
 
+    def of(self, limit: AssociationLimit) -> list[str]:
+        """Ids, as users know them, of those for which a limit holds."""
+        users = (limit.user,) if limit.user else self._ids
+        return [
+            anchor
+            for user in users
+            for scope, ids in self._ids.get(user, {}).items()
+            if limit.holds_for(scope, user)
+            for anchor in ids
+        ]
 
-def _held(jobs: Jobs, anchors: Collection[str]) -> dict[str, float]:
-    """What the running tasks of anchors hold together."""
-    rooms = [room for anchor, room in jobs.tasks if anchor in anchors]
-    return {**Resources.total(rooms).as_dict(), "jobs": float(len(rooms))}
+    def handles(self, ids: Iterable[str]) -> frozenset[str]:
+        """Handles of anchors."""
+        return frozenset(self._handles[anchor] for anchor in ids)
+
+    def held(self, ids: Iterable[str]) -> dict[str, float]:
+        """What the running tasks of anchors hold together."""
+        rooms = [room for anchor in ids if anchor in self._rooms for room in self._rooms[anchor]]
+        return {**Resources.total(rooms).as_dict(), "jobs": float(len(rooms))}

@@ -135,7 +135,7 @@ class SlurmManager:
         self._control = self._job_control(environment["PATH"])
         self._stopper = Stopper(self._commands, self._control, timer)
         self._accounting = Accounting(self._commands, settings.watch)
-        self._limits = AssociationLimits(self._commands)
+        self._limits = AssociationLimits(self._commands, settings.partition)
         self._submit_rate = TokenBucket(settings.submit_rate_per_second, clock=clock, sleep=sleep)
         self._spelling: Mapping[str, str] = {}
         self._capacities: Mapping[str, Resources] = {}
@@ -225,7 +225,10 @@ class SlurmManager:
         reservations = self._ask_reservations(now) if running or jobs.waiting else ()
         eligibility = Eligibility(self._capacities, nodes.partitions, nodes.features, reservations, now)
         resources = {name for capacity in set(self._capacities.values()) for name in capacity.as_dict()}
-        anchors = {handle: options.partition for handle, options in jobs.options.items()}
+        # Tasks name the id by which their anchor's user knows it, which in an array is not its handle.
+        handles = {job.array_id or job.handle: job.handle for job in jobs.jobs if not job.tag}
+        anchors = {handles.get(anchor, anchor): options.partition for anchor, options in jobs.options.items()}
+        held = [(handles.get(anchor, anchor), room) for anchor, room in jobs.tasks]
         listing = RmListing(
             now,
             with_held(with_reserved(nodes, reservations, running.values(), now), jobs),
@@ -233,7 +236,7 @@ class SlurmManager:
             ended_until,
             incomplete,
             growth_limits=(
-                *share_limits(nodes.nodes, anchors, jobs.tasks, nodes.partitions, sharing),
+                *share_limits(nodes.nodes, anchors, held, nodes.partitions, sharing),
                 *(self._limits.growth_limits(jobs, resources, now) if running else ()),
             ),
             claims=(
