@@ -54,7 +54,7 @@ def test_without_json_a_table_is_printed(dl2d, workload: Path) -> None:
     [
         (["--policy", "nonsense"], {}, "there is no 'nonsense'"),
         (["--policy", "even", "--preset", "dl2-paper"], {}, "this preset has no 'even'"),
-        (["--placement", "nowhere"], {}, "there is no 'nowhere'"),
+        (["--placement", "nowhere"], {}, "'nowhere' is not installed"),
         (["--preset", "nonsense"], {}, "nonsense"),
         (["--with", "speed_nois=1"], {}, "did you mean speed_noise"),
         (["--with", "speed_nois=1"], {}, "straggler_probability"),

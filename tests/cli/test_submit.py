@@ -442,8 +442,8 @@ def test_what_a_posted_service_has_no_use_for_is_refused(dl2d: Dl2d, folder: Pat
 @pytest.mark.parametrize(
     ("daemon", "said"),
     [
-        ("http://head:8910", "not an https URL"),
-        ("http://127.evil:8910", "not an https URL"),
+        ("http://head:8910", "registers over https only"),
+        ("http://127.evil:8910", "registers over https only"),
         ("http://[::1]:8910", "no ResourceManager answers"),
         ("http://127.0.0.1:8910", "no ResourceManager answers"),
     ],

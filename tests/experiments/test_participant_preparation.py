@@ -202,7 +202,7 @@ def test_participants_are_tried_before_anything_is_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="shortnes: policy 'tetris' has no such setting"):
         check_experiment(experiment(tmp_path, policies=["drf", bad], **plain))
     for changes, words in (
-        ({"policy": "drf", "placement": "nowhere"}, "there is no 'nowhere'"),
+        ({"policy": "drf", "placement": "nowhere"}, "'nowhere' is not installed"),
         (
             {"policy": "optimus-true", "settings": {"sample_sizes": 2}},
             "optimus-true takes no settings under these rules",

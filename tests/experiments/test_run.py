@@ -216,7 +216,7 @@ def test_policies_and_workloads_are_tried_before_anything_is_run(tmp_path: Path)
         check_experiment(experiment(tmp_path, workloads=["sacc:x.csv"]))
     with pytest.raises(WorkloadError, match=r"workload poisson: with\.speed_nois: there is no .* mean speed_noise"):
         check_experiment(experiment(tmp_path, workloads=[{"source": "generator:poisson", "with": {"speed_nois": 0.1}}]))
-    with pytest.raises(PluginError, match="there is no 'nowhere'"):
+    with pytest.raises(PluginError, match="'nowhere' is not installed"):
         check_experiment(experiment(tmp_path, placement="nowhere"))
 
 

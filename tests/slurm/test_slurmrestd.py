@@ -173,6 +173,16 @@ def test_jobs_are_asked_to_end_and_cancelled_at_their_deadlines(
     assert slurm.calls("scancel") == []
 
 
+def test_what_a_proxy_answers_is_no_answer(slurm: FakeSlurm, manager: SlurmManager, slurmrestd: FakeSlurmrestd) -> None:
+    slurm.answer("squeue", rows=[job_row(1)])
+    for status, answer in ((502, {"message": "Bad gateway"}), (500, {}), (401, {})):
+        slurmrestd.answers |= {"POST job/submit": [status, answer], "DELETE jobs/": [status, answer]}
+        with pytest.raises(Unavailable, match=f"answered {status}"):
+            manager.submit(task())
+        with pytest.raises(Unavailable, match=f"answered {status}"):
+            manager.stop([identity(1)], 30.0)
+
+
 def test_the_version_of_the_api_is_found_again_after_slurmrestd_was_upgraded(
     manager: SlurmManager, slurmrestd: FakeSlurmrestd
 ) -> None:

@@ -195,10 +195,14 @@ class RestControl:
             self.check()
         status, text = self._call(method, f"/slurm/{self._version}/{path}", path.strip("/"), body)
         try:
-            return msgspec.json.decode(text, type=_Reply)
+            reply = msgspec.json.decode(text, type=_Reply)
         except (msgspec.DecodeError, UnicodeEncodeError):
+            reply = None
+        # A proxy may answer with JSON, too; slurmrestd says what was wrong.
+        if reply is None or (status != httpx2.codes.OK and not reply.errors):
             self._version = ""  # it may be another slurmrestd by now
-            raise Unavailable(f"slurmrestd at {self._address} answered {status}", said=text[:500]) from None
+            raise Unavailable(f"slurmrestd at {self._address} answered {status}", said=text[:500])
+        return reply
 
     def _call(self, method: str, path: str, what: str, body: object = None) -> tuple[int, str]:
         """Status and text of an answer. ``what`` stands for the call in the statistics."""
