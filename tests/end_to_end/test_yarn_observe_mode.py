@@ -77,8 +77,10 @@ def test_applications_are_recorded_and_not_changed(daemon: YarnDaemon) -> None:
     assert entry.policy_version.startswith("yarn 3.")
 
     second = found(daemon, huge)
+    # The job's row is written before those of its first slot.
+    waits = "gave nothing yet: waits for 3 containers"
     daemon.wait_until(
-        lambda: "gave nothing yet: waits for 3 containers" in daemon.store.decisions(second)[0].decided.reason.text,
+        lambda: any(waits in entry.decided.reason.text for entry in daemon.store.decisions(second, limit=1)),
         "that it waits is recorded",
     )
     assert (daemon.job(second).state, daemon.job(second).request.worker) == (JobState.READY, Resources.of(demand))
