@@ -372,7 +372,7 @@ def test_a_service_that_the_scheduler_only_observes_trains_in_its_coordinators_c
         cwd=scheduler.cwd, stderr=subprocess.PIPE, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert process.returncode == 0, process.stderr
-    assert "2 workers and 1 servers on this node" in process.stderr
+    assert "2 workers and 1 servers run on this node" in process.stderr
     # It reports as a coordinator, and asks for no task: dl2d changes nothing of the service.
     assert {each["path"].rpartition("/")[2] for each in scheduler.reports} == {"register", "heartbeat"}
 
