@@ -1,0 +1,214 @@
+"""What a tick costs on a large Slurm.
+
+    python benchmarks/slurm_tick.py [--nodes 5000] [--jobs 250] [--tasks 8] [--ticks 30]
+
+Fakes of squeue, sinfo and scontrol on PATH answer as Slurm does: --jobs elastic jobs, each with an anchor and --tasks
+running tasks, on --nodes nodes. Whole ticks with the store in a file (SQLite) are measured: most are quiet, every fifth
+one asks the policy (drf) again. Printed are the median and the maximum of wall time, CPU time of the process, and CPU
+time of its children, which with fakes is only that of sed. The budget of a tick is 2 s.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import structlog
+from harness import options_of, show
+
+from dl2d.core.cluster import TaskState
+from dl2d.core.jobs import Job, JobKey, JobRequest, JobState, Launch, Owner, Progress, Role
+from dl2d.core.resources import Resources
+from dl2d.core.store import JobChange, TaskChange
+from dl2d.core.tick_plan import Start
+from dl2d.placement.load_balance import LoadBalance
+from dl2d.policies.drf import Drf
+from dl2d.policies.fifo import Fifo
+from dl2d.store import schema
+from dl2d.store.sql_store import SqlStore
+from dl2d.tick.task_specs import Credentials, TaskSpecs
+from dl2d.tick.tick import tick
+from dl2d.tick.tick_context import Context, Deciders, GuardRules, Timeouts
+from dl2d.tick.tick_state import TickState
+from dl2d_slurm.manager import SlurmManager
+from dl2d_slurm.queue_listing import JOB_FIELDS, NODE_FIELDS, format_option
+from dl2d_slurm.settings import SlurmSettings
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from slurm_fakes import Clock, job_row, node_row
+
+BUDGET_SECONDS = 2.0
+POLL_SECONDS = 15.0
+#: Every fifth tick decides.
+SLOT_SECONDS = 5 * POLL_SECONDS
+DEMAND = Resources.of(cpu=1, memory=50)
+#: In place of the word that ends a record, which is another one in each query.
+WORD = "%WORD%"
+FAKE = """#!/bin/sh
+for last; do :; done
+case $last in --Format=*) exec sed "s/{word}/${{last##*|}}/g" "$0.rows" ;; esac
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a tick took, in seconds."""
+
+    decided: bool
+    wall: float
+    cpu: float
+    children: float
+
+
+class Ticks:
+    """Whole ticks on a manager, one after the other."""
+
+    def __init__(self, manager: SlurmManager, store: SqlStore, cluster: str, timer: Callable[[], float]) -> None:
+        self.store = store
+        #: Nodes that the last tick saw.
+        self.nodes = 0
+        self._state = TickState()
+        self._context = Context(
+            cluster=cluster, manager=manager, store=store, deciders=Deciders(Drf(), Fifo(), LoadBalance()),
+            task_specs=TaskSpecs("http://127.0.0.1:1", Credentials(b"k" * 32)), guard_rules=GuardRules(),
+            timeouts=Timeouts(), slot_seconds=SLOT_SECONDS, seed=0, starts_anchors=False, grace_seconds=1.0,
+            timer=timer,
+        )  # fmt: skip
+
+    def run(self, at: float) -> Cost:
+        """Run a tick at a time, after the coordinators of all jobs have called."""
+        for job in self.store.jobs(live=True):
+            version = job.progress.version + 1
+            self.store.report_progress(job.key, Progress(at=at, version=version, epoch=version / 1000))
+        wall, cpu, children = time.perf_counter(), time.process_time(), children_seconds()
+        self._state, report = tick(self._context, self._state)
+        cost = Cost(
+            report.decided,
+            time.perf_counter() - wall,
+            time.process_time() - cpu,
+            children_seconds() - children,
+        )
+        self.nodes = len(report.snapshot.nodes)
+        return cost
+
+    def confirmed(self) -> int:
+        """Return how many tasks run."""
+        return sum(task.state is TaskState.CONFIRMED for task in self.store.tasks(live=True))
+
+
+def children_seconds() -> float:
+    """CPU time of the children that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def summary(costs: Iterable[Cost]) -> dict[str, dict[str, list[float]]]:
+    """Median and maximum of the costs of ticks, by kind."""
+    costs = list(costs)
+    kinds = {
+        "quiet": [cost for cost in costs if not cost.decided],
+        "deciding": [cost for cost in costs if cost.decided],
+    }
+    return {
+        f"{kind}_median_max_seconds": {
+            name: [median(values), max(values)]
+            for name in ("wall", "cpu", "children")
+            for values in [[getattr(cost, name) for cost in found]]
+        }
+        for kind, found in kinds.items()
+        if found
+    }
+
+
+def add_job(store: SqlStore, key: JobKey, tasks: int, owner: Owner, launch: Launch) -> None:
+    """Add a running elastic job that can have so many tasks."""
+    request = JobRequest(
+        name="job", model="resnet-50", epochs=90, samples_per_epoch=1_281_167, steps_per_epoch=None, batch=256,
+        worker=DEMAND, ps=DEMAND, max_workers=tasks // 2, max_ps=tasks // 2,
+    )  # fmt: skip
+    store.add_job(Job(key=key, request=request, owner=owner, launch=launch, anchor=key.id))
+    store.change_job(key, JobChange(state=JobState.RUNNING), 1.0)
+
+
+def open_store(folder: Path) -> SqlStore:
+    url = f"sqlite:///{folder}/store.sqlite"
+    schema.upgrade(url)
+    return SqlStore(url)
+
+
+def measure_fakes(nodes: int, jobs: int, tasks: int, ticks: int) -> None:
+    """Measure ticks with fakes of Slurm's commands."""
+    with tempfile.TemporaryDirectory(prefix="dl2d-bench-") as name, closing(open_store(Path(name))) as store:
+        folder, clock = Path(name), Clock()
+        keys = [JobKey("fake", str(number), 1_795_253_932) for number in range(1, jobs + 1)]
+        for key in keys:
+            add_job(store, key, tasks, Owner("alice", 1001, 1002), Launch(("train",), "/"))
+        roles = [Role.WORKER, Role.PS] * (tasks // 2)
+        starts = [
+            Start(key, role, f"n{1 + (place * tasks + number) % nodes}", DEMAND)
+            for place, key in enumerate(keys)
+            for number, role in enumerate(roles)
+        ]
+        rows = [job_row(int(key.id)) for key in keys]
+        used: dict[str, int] = {}
+        changes = []
+        for handle, task in enumerate(store.ask_tasks(starts, 1.0), start=jobs + 1):
+            changes.append(TaskChange(task.job, task.id, TaskState.CONFIRMED, handle=str(handle)))
+            allocated = "cpu=1,mem=50M,node=1,billing=1"
+            rows.append(job_row(handle, Comment=task.tag, NodeList=task.node, **{"tres-alloc": allocated}))
+            used[task.node] = used.get(task.node, 0) + 1
+        store.change_tasks(changes, 1.0)
+        node_rows = [
+            node_row(f"n{number}", CPUsState=f"{busy}/{8 - busy}/0/8", AllocMem=str(50 * busy))
+            for number in range(1, nodes + 1)
+            for busy in [used.get(f"n{number}", 0)]
+        ]
+        write_fake(folder / "squeue", JOB_FIELDS, rows)
+        write_fake(folder / "sinfo", NODE_FIELDS, node_rows)
+        write_fake(folder / "scontrol", (), ())
+        environ = {"PATH": f"{folder}:/usr/bin:/bin"}
+        manager = SlurmManager(
+            SlurmSettings.parse({"cluster": "fake"}), clock=clock, timer=clock.timer, environ=environ, uid=0
+        )
+        with closing(manager):
+            measured = Ticks(manager, store, "fake", clock.timer)
+            costs = []
+            for _ in range(1 + ticks):
+                clock.now += POLL_SECONDS
+                costs.append(measured.run(clock.now))
+            calls = manager.call_statistics().calls
+        assert measured.nodes == nodes, f"{measured.nodes} nodes are listed"
+        assert measured.confirmed() == jobs * tasks, "tasks were started or stopped"
+        show(
+            slurm="fakes", nodes=nodes, jobs=jobs, tasks=jobs * tasks, budget_seconds=BUDGET_SECONDS,
+            first_seconds=costs[0].wall, ticks=ticks, **summary(costs[1:]), calls=dict(calls),
+            load_average=os.getloadavg()[0],
+        )  # fmt: skip
+
+
+def write_fake(program: Path, fields: tuple[str, ...], rows: Iterable[Mapping[str, object]]) -> None:
+    """Write a program that prints rows with the fields that it is asked for, and nothing if it is asked otherwise."""
+    columns = [column.partition(":") for column in format_option(fields, WORD).partition("=")[2].split(",")]
+    with program.with_name(f"{program.name}.rows").open("w") as file:
+        file.writelines("".join(f"{row.get(name, '')}{end}" for name, _, end in columns) + "\n" for row in rows)
+    program.write_text(FAKE.format(word=WORD))
+    program.chmod(0o755)
+
+
+def main() -> None:
+    options = options_of(__doc__, nodes=5000, jobs=250, tasks=8, ticks=30)
+    # A line for each task would hide the results.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
+    measure_fakes(options.nodes, options.jobs, options.tasks, options.ticks)
+
+
+if __name__ == "__main__":
+    main()
