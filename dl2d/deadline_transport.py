@@ -114,6 +114,16 @@ class _Backend(httpcore2.SyncBackend):
         left = self._deadline.remaining(httpcore2.ConnectTimeout)
         return _Stream(super().connect_tcp(host, port, left, local_address, socket_options), self._deadline)
 
+    def connect_unix_socket(
+        self,
+        path: str,
+        timeout: float | None = None,
+        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
+    ) -> httpcore2.NetworkStream:
+        del timeout
+        left = self._deadline.remaining(httpcore2.ConnectTimeout)
+        return _Stream(super().connect_unix_socket(path, left, socket_options), self._deadline)
+
 
 class DeadlineTransport(httpx2.HTTPTransport):
     """httpx2's transport over connections that keep to a deadline.
@@ -127,13 +137,22 @@ class DeadlineTransport(httpx2.HTTPTransport):
         Deadline of each thread's call.
     verify
         What certificates are verified with, as httpx2 takes it.
+    uds
+        Path of the Unix socket to connect to in place of the URL's host; None for none.
+    keep_alive
+        Whether a connection may be used again by another call. Without, bytes that a server sends after an answer are
+        never taken for the answer to the next call.
     """
 
-    def __init__(self, deadline: Deadline, *, verify: ssl.SSLContext | bool) -> None:
+    def __init__(
+        self, deadline: Deadline, *, verify: ssl.SSLContext | bool, uds: str | None = None, keep_alive: bool = True
+    ) -> None:
         super().__init__(verify=verify, trust_env=False)
         self._pool = httpcore2.ConnectionPool(
             ssl_context=httpx2.create_ssl_context(verify, trust_env=False),
             max_connections=_MAX_CONNECTIONS,
+            max_keepalive_connections=None if keep_alive else 0,
             keepalive_expiry=_KEEPALIVE_SECONDS,
             network_backend=_Backend(deadline),
+            uds=uds,
         )
