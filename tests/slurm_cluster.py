@@ -232,6 +232,18 @@ class SlurmCluster:
         """Kill slurmctld or, by the name of its node, a slurmd, as a crash would; jobs go on."""
         self._running.end(program, signal.SIGKILL)
 
+    def crash_node(self, node: str) -> None:
+        """Kill the slurmd of a node and all that runs there, as a power failure would; needs ``cgroups``."""
+        self.kill(node)
+        group = _FREEZER / f"slurm_{node}"
+        pids = {int(pid) for file in group.rglob("cgroup.procs") for pid in file.read_text().split()}
+        running = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+        # First those that would tell slurmctld how the others ended.
+        parents = {parent for process in running if (parent := _slurmstepd_of(process)) is not None}
+        for process in (*parents, *running):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
     def add_user(self, name: str) -> User:
         """Make an ordinary account (its real name has a random end, so that test runs don't meet); removed by stop."""
         account = f"dl2{name}{secrets.token_hex(3)}"
@@ -467,6 +479,14 @@ def cgroup_configuration(*, used: bool) -> str:
     """Content of cgroup.conf for tests: 22.05 has no "disabled", and its v2 plug-in refuses hybrid hierarchies."""
     plugin = "disabled" if _slurm_version() >= (23, 11) and not used else "cgroup/v1"
     return f"CgroupPlugin={plugin}\n"
+
+
+def _slurmstepd_of(process: psutil.Process) -> psutil.Process | None:
+    """The slurmstepd that started a process."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        parent = process.parent()
+        return parent if parent is not None and parent.name() == "slurmstepd" else None
+    return None
 
 
 def _slurm_version() -> tuple[int, int]:
