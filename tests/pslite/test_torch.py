@@ -6,6 +6,8 @@ import math
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -193,6 +195,48 @@ def test_a_model_on_another_device_goes_through_copies(monkeypatch):
     copied = network()
     assert run(copied, Adam(lr=0.01)).digest == expected
     assert all(torch.equal(a, b) for a, b in zip(here.parameters(), copied.parameters(), strict=True))
+
+
+class Moving(nn.Linear):
+    """Has its weight in other memory after each forward pass, as an LSTM on a GPU that flattens its parameters."""
+
+    def forward(self, inputs):
+        self.weight.data = self.weight.data.clone()
+        return super().forward(inputs)
+
+
+@pytest.mark.parametrize("staged", [False, True], ids=["cpu", "staged"])
+def test_a_module_that_moves_its_parameters_is_trained_all_the_same(monkeypatch, staged):
+    if staged:
+        monkeypatch.setattr("pslite.torch.parameters.ParameterLayout._staged", property(lambda _: True))
+    plain, moving = nn.Linear(5, 1), Moving(5, 1)
+    moving.load_state_dict(plain.state_dict())
+    assert run(moving, Adam(lr=0.01)).digest == run(plain, Adam(lr=0.01)).digest
+    assert torch.equal(moving.weight, plain.weight)
+
+
+def test_a_model_that_is_converted_after_the_job_was_created_is_refused():
+    model = network()
+    job = ElasticJob(model, optimizer=SGD(lr=0.1), dataset=data(), batch_size=16, epochs=1)
+    model.double()
+    with pytest.raises(
+        UsageError, match=r"as torch\.float32 when ElasticJob was created.*torch\.float64 now: move and"
+    ):
+        next(iter(job))
+
+
+def test_a_loop_that_is_under_autocast_as_a_whole_computes_with_the_newest_weights():
+    autocast = partial(torch.autocast, "cpu", torch.bfloat16)
+    each, whole = network(), network()
+    for model, inside, around in ((each, autocast, nullcontext), (whole, nullcontext, autocast)):
+        job = ElasticJob(model, optimizer=SGD(lr=0.05), dataset=data(), batch_size=16, epochs=3, seed=4)
+        with around():
+            for inputs, targets in job:
+                with inside():
+                    loss = functional.mse_loss(model(inputs), targets)
+                job.backward(loss)
+    for a, b in zip(each.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
 
 
 def test_zero_grad_in_the_loop_does_no_harm():

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.loops.optimization.automatic import ClosureResult
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_only
@@ -33,7 +34,7 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]
     schedule
         of the learning rate, in versions; one of `pslite.torch`.
     device
-        of this worker; a GPU if there is one unless given.
+        of this worker; unless given a GPU, if there is one and the Trainer's accelerator is not "cpu".
     elastic
         more settings of `pslite.torch.ElasticJob` such as seed, mode, shards and checkpoint.
 
@@ -46,6 +47,7 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         self, *, schedule: Schedule | None = None, device: torch.device | str | None = None, **elastic: Any
     ) -> None:
         super().__init__(device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
+        self._device_given = device is not None
         self.job: ElasticJob | None = None
         self._schedule = schedule or Constant()
         self._options = elastic
@@ -53,6 +55,14 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         self._turns: Iterator[Iterable[Any]] = iter(())
         self._turn: Iterable[Any] = ()
         self._part: Any = None
+
+    @property
+    def root_device(self) -> torch.device:
+        """This worker's device."""
+        if isinstance(self.accelerator, CPUAccelerator) and not self._device_given:
+            return torch.device("cpu")
+        found: torch.device = super().root_device
+        return found
 
     def setup_optimizers(self, trainer: Any) -> None:
         """Have the job do what the module's optimizer would."""

@@ -1,16 +1,29 @@
-"""Usage of a task's GPUs, from NVIDIA's driver (through nvidia-ml-py, if it is installed)."""
+"""GPUs of this machine: which there are, and how much a task uses its own (through nvidia-ml-py, if installed)."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from pslite.job.member_measurements import GpuUsage
 
+#: the devices that a process sees, as CUDA has it
+VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 #: variables that say which devices a task has; the first one that is set counts. Slurm and container runtimes set them
-_VISIBLE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
+_VISIBLE = (VISIBLE, "NVIDIA_VISIBLE_DEVICES")
+#: has a folder for each device of the machine
+_DRIVER = Path("/proc/driver/nvidia/gpus")
 _NONE = frozenset({"", "-1", "none", "void", "NoDevFiles"})
+
+
+def visible_gpus(environ: Mapping[str, str], driver: Path = _DRIVER) -> list[str]:
+    """Return the GPUs that a process with that environment sees, as CUDA_VISIBLE_DEVICES names them."""
+    listed = environ.get(VISIBLE)
+    if listed is None:
+        return [str(index) for index in range(len([*driver.iterdir()]))] if driver.is_dir() else []
+    return [] if listed.strip() in _NONE else [name.strip() for name in listed.split(",")]
 
 
 class Gpus:

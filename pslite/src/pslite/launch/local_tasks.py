@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pslite.job.job_status import Reply, Status
+from pslite.launch.gpus import VISIBLE, visible_gpus
 
 #: how long members may take to end by themselves when the job is over, and tasks that have not joined by then
 _END_SECONDS = 15.0
@@ -35,6 +36,8 @@ class Resize:
 
 class LocalTasks:
     """Membership source that starts workers and servers as processes of this machine.
+
+    Where this process sees several GPUs, each worker sees one of them.
 
     Parameters
     ----------
@@ -78,6 +81,10 @@ class LocalTasks:
         self._token = b""
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._oldest = False
+        gpus = visible_gpus(self._environ)
+        self._gpus = gpus if len(gpus) > 1 else []
+        #: which of them each worker has
+        self._given: dict[str, str] = {}
 
     def start(self, address: str, token: bytes, wake: Callable[[], None]) -> None:  # noqa: ARG002
         """Start the first tasks."""
@@ -122,6 +129,9 @@ class LocalTasks:
             "DL2_COORDINATOR": self._address,
             "DL2_TOKEN": self._token.hex(),
         }
+        if role == "worker" and self._gpus:
+            running = [gpu for other, gpu in self._given.items() if self.processes[other].poll() is None]
+            environ[VISIBLE] = self._given[task] = min(self._gpus, key=running.count)
         self.processes[task] = subprocess.Popen(
             [sys.executable, "-m", "pslite.run", *self._command], env=environ, start_new_session=True
         )

@@ -11,6 +11,7 @@ from torch.utils.data import default_collate
 from pslite.errors import UsageError
 from pslite.job.job_spec import Descent
 from pslite.numeric.gradient_sums import Bundle
+from pslite.torch.gpu import repeatable_kernels
 from pslite.torch.memory_reuse import keep_freed_memory
 from pslite.torch.parameters import Group, ParameterLayout
 from pslite.worker.training_loop import Indices, LoopJob, LoopSettings
@@ -75,6 +76,8 @@ class ElasticJob(LoopJob):
         if self.spec.mode == "exact":
             threads = threads or 1
             keep_freed_memory()
+            if self._layout.device.type == "cuda":
+                repeatable_kernels()
         if threads:
             torch.set_num_threads(threads)
 

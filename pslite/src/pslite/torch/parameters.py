@@ -8,11 +8,12 @@ from typing import Literal, get_args
 
 import torch
 
-from pslite.errors import SpecError
+from pslite.errors import SpecError, UsageError
 from pslite.job.blocks import digest_of_fixed
 from pslite.job.job_spec import Descent, Mean, Part, Segment
 from pslite.numeric.gradient_sums import Bundle
 from pslite.numeric.sparse_rows import Rows
+from pslite.torch.gpu import PinnedMemory
 
 _DTYPES: dict[torch.dtype, Literal["float32", "float64"]] = {torch.float32: "float32", torch.float64: "float64"}
 
@@ -91,12 +92,13 @@ class ParameterLayout:
                 Segment(dtype="float64", optimizer=Mean(), parts=tuple(self._buffer_part(n) for n in self._buffers))
             )
         self.segments = tuple(segments)
+        #: on another device: the weights, and where backward writes
         self._values: list[torch.Tensor] = []
-        #: by bundle, the parameters' views of it
-        self._placed: dict[int, list[list[torch.Tensor]]] = {}
-        self._current = 0
         self._staging: list[torch.Tensor] = []
+        #: by bundle (0: on another device), the parameters' views of it
+        self._placed: dict[int, list[list[torch.Tensor]]] = {}
         self._gradients: dict[int, list[list[torch.Tensor]]] = {}
+        self._pinned = PinnedMemory(self._device)
 
     def _buffer_part(self, name: str) -> Part:
         buffer = self._model.get_buffer(name)
@@ -105,24 +107,29 @@ class ParameterLayout:
         return Part(name, tuple(buffer.shape))
 
     @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return self._device
+
+    @property
     def _staged(self) -> bool:
         """Whether the model lives on another device, so that arrays must be copied there and back."""
         return self._device.type != "cpu"
 
     def adopt(self, weights: Bundle) -> None:
         """Move the parameters into the flat arrays; from here on they are views of them."""
-        for parameters, array in zip(self._parameters, weights.arrays, strict=False):
-            host = torch.from_numpy(array)
-            flat = torch.empty_like(host, device=self._device) if self._staged else host
-            for parameter, view in zip(parameters, _views(flat, parameters), strict=True):
+        hosts = [torch.from_numpy(array) for array in weights.arrays[: len(self._parameters)]]
+        if self._staged:
+            self._pin(weights)
+            self._values = [torch.empty_like(host, device=self._device) for host in hosts]
+            self._staging = [torch.zeros_like(flat) for flat in self._values]
+        for parameters, views in zip(self._parameters, self._weights_in(weights), strict=True):
+            for parameter, view in zip(parameters, views, strict=True):
                 view.copy_(parameter.detach())
                 parameter.data = view
                 parameter.grad = None
-            self._current = id(weights)
-            if self._staged:
-                host.copy_(flat)
-                self._staging.append(torch.zeros_like(flat))
-            self._values.append(flat)
+        for host, flat in zip(hosts, self._values, strict=False):
+            host.copy_(flat)
         if self._buffers:
             flat_buffers = torch.from_numpy(weights.arrays[-1])
             for view, buffer in self._buffer_views(flat_buffers):
@@ -131,27 +138,33 @@ class ParameterLayout:
     def load(self, weights: Bundle) -> None:
         """Bring new weights and buffers into the model."""
         if self._staged:
+            self._pin(weights)
             for flat, array in zip(self._values, weights.arrays, strict=False):
                 flat.copy_(torch.from_numpy(array))
-        elif self._current != id(weights):
-            # A session has two bundles, and fills one while the other is in use.
-            self._current = id(weights)
-            if self._current not in self._placed:
-                flats = [torch.from_numpy(array) for array in weights.arrays]
-                self._placed[self._current] = [
-                    _views(flat, parameters) for flat, parameters in zip(flats, self._parameters, strict=False)
-                ]
-            for parameters, views in zip(self._parameters, self._placed[self._current], strict=True):
-                for parameter, view in zip(parameters, views, strict=True):
-                    parameter.data = view
+        # A session has two bundles, and fills one while the other is in use.  Modules move their parameters too, such
+        # as an LSTM in flatten_parameters().
+        for parameters, views in zip(self._parameters, self._weights_in(weights), strict=True):
+            for parameter, view in zip(parameters, views, strict=True):
+                if parameter.device != view.device or parameter.dtype != view.dtype:
+                    raise UsageError(
+                        f"a parameter was on {view.device} as {view.dtype} when ElasticJob was created, and is on "
+                        f"{parameter.device} as {parameter.dtype} now: move and convert the model before"
+                    )
+                parameter.data = view
+        torch.clear_autocast_cache()  # a loop under torch.autocast as a whole would go on with casts of the old weights
         self.load_buffers(weights)
+
+    def _pin(self, bundle: Bundle) -> None:
+        if self._device.type == "cuda":
+            self._pinned.pin(bundle)
 
     def load_buffers(self, weights: Bundle) -> None:
         """Set the model's buffers to the version's values."""
         if not self._buffers:
             return
         with torch.no_grad():
-            for view, buffer in self._buffer_views(torch.from_numpy(weights.arrays[-1])):
+            # one copy to the device: a network has hundreds of small buffers
+            for view, buffer in self._buffer_views(torch.from_numpy(weights.arrays[-1]).to(self._device)):
                 if buffer.dtype == torch.bool:
                     buffer.copy_(view > 0.5)
                 else:
@@ -162,8 +175,11 @@ class ParameterLayout:
         if not self._buffers:
             return
         changes = self._buffer_views(torch.from_numpy(bundle.arrays[-1]))
-        before = self._buffer_views(torch.from_numpy(weights.arrays[-1]))
-        for (change, buffer), (old, _) in zip(changes, before, strict=True):
+        buffers = [buffer.detach() for _, buffer in changes]
+        # one copy from the device
+        after = torch.cat([buffer.reshape(-1).to(self._device, torch.float64) for buffer in buffers]).cpu()
+        before = torch.from_numpy(weights.arrays[-1])
+        for (change, buffer), old, now in zip(changes, _views(before, buffers), _views(after, buffers), strict=True):
             # what the forward pass started from is the value rounded to the buffer's own type
             if buffer.dtype == torch.bool:
                 start = (old > 0.5).double()
@@ -171,7 +187,6 @@ class ParameterLayout:
                 start = old.to(buffer.dtype).double()
             else:
                 start = old.round()
-            now = buffer.detach().double().cpu()
             # an unchanged infinity (a mask, say) has not changed; inf - inf would not say so
             moved = torch.where(now == start, 0.0, now - start).mul_(samples)
             if add:
@@ -186,22 +201,30 @@ class ParameterLayout:
 
     def point_gradients(self, bundle: Bundle, *, add: bool) -> None:
         """Let backward write into the bundle; where its gradients are added to others, into tensors of their own."""
-        for flat in self._staging:
-            flat.zero_()
-        for segment, parameters, grads in zip(self.segments, self._parameters, self._places(bundle), strict=False):
+        for segment, flat in zip(self.segments, self._staging, strict=False):
+            if not segment.sparse:
+                flat.zero_()
+        for segment, parameters, grads in zip(self.segments, self._parameters, self._grads_in(bundle), strict=False):
             alone = segment.sparse or (add and not self._staged)
             for parameter, grad in zip(parameters, grads, strict=True):
                 parameter.grad = None if alone else grad
 
-    def _places(self, bundle: Bundle) -> list[list[torch.Tensor]]:
+    def _weights_in(self, weights: Bundle) -> list[list[torch.Tensor]]:
+        """Return the parameters' views of the arrays in which they lie: the bundle's, or the device's."""
+        return self._views_of(self._placed, weights, self._values)
+
+    def _grads_in(self, bundle: Bundle) -> list[list[torch.Tensor]]:
         """Return the parameters' views of the arrays into which backward writes: the bundle's, or the device's."""
+        return self._views_of(self._gradients, bundle, self._staging)
+
+    def _views_of(
+        self, known: dict[int, list[list[torch.Tensor]]], bundle: Bundle, on_device: list[torch.Tensor]
+    ) -> list[list[torch.Tensor]]:
         key = 0 if self._staged else id(bundle)
-        if key not in self._gradients:
-            flats = self._staging if self._staged else [torch.from_numpy(array) for array in bundle.arrays]
-            self._gradients[key] = [
-                _views(flat, parameters) for flat, parameters in zip(flats, self._parameters, strict=False)
-            ]
-        return self._gradients[key]
+        if key not in known:
+            flats = on_device if self._staged else [torch.from_numpy(array) for array in bundle.arrays]
+            known[key] = [_views(flat, parameters) for flat, parameters in zip(flats, self._parameters, strict=False)]
+        return known[key]
 
     def take_gradients(self, bundle: Bundle, samples: int, *, add: bool) -> bool:
         """Bring mean gradients that the parameters have into the bundle, as sums; returns whether there are any."""
@@ -223,15 +246,16 @@ class ParameterLayout:
 
     def collect_gradients(self, bundle: Bundle, *, add: bool) -> None:
         """Bring into the bundle what backward has not written there: rows of tables, and all that is added."""
+        if self._staged:
+            self._pin(bundle)
         for segment, flat, array in zip(self.segments, self._staging, bundle.arrays, strict=False):
             if not segment.sparse:
                 host = torch.from_numpy(array)
-                if add:
-                    host.add_(flat.cpu())
-                else:
-                    host.copy_(flat)
+                host.copy_(flat.add_(host.to(self._device)) if add else flat)
         if add and not self._staged:
-            for segment, parameters, places in zip(self.segments, self._parameters, self._places(bundle), strict=False):
+            for segment, parameters, places in zip(
+                self.segments, self._parameters, self._grads_in(bundle), strict=False
+            ):
                 for parameter, place in zip(parameters, places, strict=True):
                     if not segment.sparse and parameter.grad is not None:
                         place.add_(parameter.grad)
