@@ -87,6 +87,15 @@ def end_early(options, steps, rank, workers):
         sys.exit(options.exit_status)
 
 
+def go_on(options, net, trainer, kvstore):
+    """Take what another run has saved."""
+    net.load_parameters(options.load + ".params")
+    if not options.weights_only:
+        trainer.load_states(options.load + ".states")
+    if options.begin_epoch >= 0:
+        kvstore.begin_epoch = options.begin_epoch
+
+
 def loop(options):
     """A loop of the script's own, as it is written for MXNet's own servers."""
     kvstore = mx.kv.create(options.kvstore)
@@ -110,11 +119,10 @@ def loop(options):
         net.collect_params(), options.optimizer, rates, kvstore=given, update_on_kvstore=not options.local
     )
     if options.load:
-        net.load_parameters(options.load + ".params")
-        trainer.load_states(options.load + ".states")
+        go_on(options, net, trainer, kvstore)
     loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
     steps = 0
-    for _ in range(options.epochs):
+    for _ in range(max(options.begin_epoch, 0), options.epochs):
         for batch, targets in loader:
             with autograd.record():
                 loss = loss_of(net(batch), targets)
@@ -333,6 +341,7 @@ def main():
     parser.add_argument("--kvstore", default="dist_sync")
     parser.add_argument("--optimizer", default="sgd")
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--begin-epoch", type=int, default=-1)
     parser.add_argument("--batch", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--mode", default="exact")
@@ -343,7 +352,7 @@ def main():
     parser.add_argument("--exit-status", type=int, default=0)
     parser.add_argument("--pace", type=int, default=0)
     parser.add_argument("--devices", type=int, default=1)
-    for flag in ("mean", "local", "schedule", "quietly", "by-name"):
+    for flag in ("mean", "local", "schedule", "quietly", "by-name", "weights-only"):
         parser.add_argument(f"--{flag}", action="store_true")
     for name in ("out", "save", "load", "log"):
         parser.add_argument(f"--{name}", default="")

@@ -390,6 +390,16 @@ def test_states_are_saved_and_loaded(script, tmp_path):
         assert {name.partition("/")[2] for name in states.files} == {"weight", "0", ""}
 
 
+@pytest.mark.parametrize("options", [{"epochs": 1}, {"epochs": 2, "begin_epoch": 1}], ids=["unsaid", "said"])
+def test_a_gluon_script_that_goes_on_says_at_which_epoch(script, tmp_path, capfd, options):
+    static(script("loop", epochs=1, kvstore="local", save=tmp_path / "saved"))
+    command, reported = script("loop", "--weights-only", load=tmp_path / "saved", **options), []
+    result = run(command, servers=1, on_status=lambda status, _: reported.append(status.epochs_before))
+    assert (result.state, result.versions) == ("finished", 20), result.log
+    assert reported[-1] == options.get("begin_epoch", 0)
+    assert ("have it set kvstore.begin_epoch" in capfd.readouterr().err) == ("begin_epoch" not in options)
+
+
 @pytest.mark.slow
 def test_mxnets_launcher_starts_ours(script, tmp_path):
     token = secrets.token_hex(32)

@@ -157,8 +157,9 @@ class Heartbeat(_Message):
     batches_per_version: _Count | None = None
     # Of a job that no worker can join any more: how many it has.
     most_workers: _Count | None = None
-    # Of a script with a loop of its own: epochs that it had done before version 0.
+    # Of a script with a loop of its own: epochs that it had done at version `versions_before`, where it began.
     epochs_before: _Count = 0
+    versions_before: _Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +264,7 @@ def _epoch(request: JobRequest, beat: Heartbeat) -> float:
         return epoch
     if epoch:
         return beat.epochs_before + epoch
-    trained = beat.version * _version_samples(request, beat) / request.epoch_samples
+    trained = max(beat.version - beat.versions_before, 0) * _version_samples(request, beat) / request.epoch_samples
     return min(beat.epochs_before + trained, request.epochs)
 
 

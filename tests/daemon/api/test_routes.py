@@ -489,6 +489,9 @@ class TestHeartbeat:
         job = world.submit(samples_per_epoch=100, batch=10, epochs=10.0)
         world.heartbeat(job, state="running", version=25, batches_per_version=1, epochs_before=5)
         assert world.store.job(job).progress.epoch == 7.5
+        # its versions go on, too: they were those of other numbers of workers
+        world.heartbeat(job, state="running", version=125, batches_per_version=1, epochs_before=5, versions_before=100)
+        assert world.store.job(job).progress.epoch == 7.5
         world.heartbeat(job, state="finished", version=55, batches_per_version=1, epochs_before=5)
         assert world.store.job(job).progress.epoch == 10.0
 

@@ -94,6 +94,7 @@ def report(job: Job) -> Status:
         batches_per_version=_batches_per_version(job),
         most_workers=_most_workers(state),
         epochs_before=state.spec.epochs_before if state.spec is not None else 0,
+        versions_before=state.spec.versions_before if state.spec is not None else 0,
     )
 
 

@@ -213,8 +213,9 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     resume: bool = True
     #: of an open job: what the mean over the workers of their gradients is multiplied by
     scale: float = 1.0
-    #: of an open job: epochs that its script has done in an earlier job, if it says so
+    #: of an open job: epochs that its script has done in an earlier job, if it says so, and at which version
     epochs_before: int = 0
+    versions_before: int = 0
     #: in async mode: by how many versions a worker may be ahead of the slowest
     staleness: int = 0
     #: parameters live on servers, or every worker has all of them and gradients are added up among workers
@@ -224,6 +225,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         _number("epochs", self.epochs, 0 if self.open else 1, 0 if self.open else MAX_EPOCHS)
         _number("scale", self.scale, 0.0, 1e300)
         _number("epochs_before", self.epochs_before, 0, MAX_EPOCHS)
+        _number("versions_before", self.versions_before, 0, MAX_VERSIONS)
         _number("the number of samples in the data set", self.samples, 1, MAX_SAMPLES)
         _number("batch_size", self.batch, 1, MAX_SAMPLES)
         _check(
@@ -293,7 +295,9 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             msgspec.structs.replace(segment, optimizer=SGD(lr=0.0) if segment.sparse else Sum())
             for segment in self.segments
         )
-        return msgspec.structs.replace(self, segments=segments, scale=1.0, clip_value=0.0, epochs_before=0)
+        return msgspec.structs.replace(
+            self, segments=segments, scale=1.0, clip_value=0.0, epochs_before=0, versions_before=0
+        )
 
     @property
     def steps_per_epoch(self) -> int:

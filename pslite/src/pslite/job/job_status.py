@@ -118,8 +118,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     batches_per_version: int | None = None
     #: of a job that no worker can join: how many it has
     most_workers: int | None = None
-    #: of scripts with loops of their own: epochs done before version 0
+    #: of scripts with loops of their own: epochs done at version `versions_before`, where they began
     epochs_before: int = 0
+    versions_before: int = 0
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):

@@ -138,6 +138,7 @@ class KeyTable:
         staleness: int,
         durability: Literal["none", "durable"],
         epochs_before: int = 0,
+        versions_before: int = 0,
     ) -> JobSpec:
         """Return the job that trains these keys, and give each its place in the job's arrays."""
         if staleness and optimizer is None:
@@ -172,6 +173,7 @@ class KeyTable:
             clip_value=0.0 if optimizer is None else float(optimizer.clip_gradient or 0.0),
             scale=1.0 if optimizer is None else float(optimizer.rescale_grad) * workers,
             epochs_before=epochs_before,
+            versions_before=versions_before,
         )
 
     def _kinds(self, optimizer: Any) -> dict[_Kind, list[KeyTensor]]:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
+from weakref import WeakSet
 
 import mxnet as mx
 import numpy as np
@@ -43,6 +44,9 @@ ONE_TRAINER = (
     'in turns, such as a GAN\'s, see "Networks that train in turns" in the guide to training scripts'
 )
 
+#: parameters of Gluon whose values the script has loaded from a file
+LOADED: WeakSet[Any] = WeakSet()
+
 #: file and number of a line of the script
 _Line = tuple[str, int]
 
@@ -70,8 +74,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         self._rank_before = self._session.rank_and_size[0]
         self._expected = 0
         self._started = False
-        #: the epoch from which the script trains
-        self.begin_epoch = 0
+        self._begin_epoch: int | None = None
         #: what the servers keep to, if that is one number
         self._rate: float | None = None
         self._sums: GradientSums
@@ -143,6 +146,19 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
     def used(self) -> bool:
         """Whether it has keys or an optimizer."""
         return len(self._keys) > 0 or self._optimizer is not None
+
+    @property
+    def begin_epoch(self) -> int | None:
+        """The epoch from which the script trains, which it sets before its first step; None if it does not say so.
+
+        The epochs before it count as done.
+        """
+        return self._begin_epoch
+
+    @begin_epoch.setter
+    def begin_epoch(self, epoch: int | None) -> None:
+        self._not_started("begin_epoch")
+        self._begin_epoch = None if epoch is None else operator.index(epoch)
 
     # --- keys -----------------------------------------------------------------------------------------------------
 
@@ -385,6 +401,18 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
             )
             self._rate = None
 
+    def _warn_of_epochs(self) -> None:
+        """Warn that a scheduler counts epochs from 0, where a script seems to go on with what it has saved."""
+        if self.alone or self._session.rank_and_size[0] or self._begin_epoch is not None or self._given is not None:
+            return
+        parameters = self._optimizer.param_dict.values() if self._optimizer is not None else ()
+        if parameters and all(parameter in LOADED for parameter in parameters):
+            warnings.warn(
+                "the script has loaded all its parameters from a file; its epochs are counted from 0 (dl2d status): "
+                "if it goes on at a later epoch, have it set kvstore.begin_epoch to that before the first step",
+                stacklevel=2,
+            )
+
     def _note_changes(self) -> None:
         """Take note of rank and number of workers; warn of lines that have read them once, when they were others."""
         rank, workers = self._session.rank_and_size
@@ -422,13 +450,15 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
             )
         if not self._keys.trained:
             self._keys.choose_trained(self._optimizer, self._firsts, self._pushed)
+        begin = self._begin_epoch
         spec = self._keys.describe(
             self._optimizer,
             workers=self._workers,
             staleness=self._staleness,
             durability=durability_of(os.environ) or "none",
-            # with the states of an earlier job its versions go on, which count its epochs
-            epochs_before=self.begin_epoch if self._given is None else 0,
+            epochs_before=begin or 0,
+            # with the states of an earlier job its versions go on, which count its epochs if the script does not
+            versions_before=0 if begin is None or self._given is None else optimizer_states.version_of(self._given),
         )
         session = self._session
         session.describe(spec)
@@ -444,6 +474,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
             session.start_from(optimizer_states.state_of(self._given, self._keys.moving(), session))
         self._started = True
         session.start()
+        self._warn_of_epochs()
         self._note_changes()  # more workers may have come since the script asked
         self._sums = GradientSums(session.spec, session.supply)
         self._write(self._firsts, just_arrived=True)

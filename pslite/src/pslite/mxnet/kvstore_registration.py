@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import mxnet as mx
-from mxnet.gluon import trainer
+from mxnet.gluon import Parameter, trainer
 from mxnet.kvstore import KVStoreBase
 from mxnet.module import base_module, module
 
 from pslite.errors import UsageError
 from pslite.job.job_spec import MAX_STALENESS
-from pslite.mxnet.kvstore import ONE_TRAINER, ElasticKVStore
+from pslite.mxnet.kvstore import LOADED, ONE_TRAINER, ElasticKVStore
 
 NAME = "dl2"
 #: what scripts ask for that were written for MXNet's own servers
@@ -58,6 +58,14 @@ def register() -> None:
             kvstore = mx.kv.create(NAME)
         return make(kvstore, num_device, arg_params)
 
+    for place in (mx.model, trainer, module):
+        place._create_kvstore = create  # noqa: SLF001
+    _register_with_gluon()
+    _register_with_module(create)
+
+
+def _register_with_gluon() -> None:
+    """Have Gluon's Trainer accept other numbers of workers, and note parameters that are loaded."""
     check = trainer.Trainer._check_and_rescale_grad  # noqa: SLF001
 
     def check_and_rescale(self: Any, scale: float) -> None:
@@ -72,13 +80,24 @@ def register() -> None:
     # It refuses another batch size than the first, even before the first step; and one that has changed with the number
     # of workers is the same.
     trainer.Trainer._check_and_rescale_grad = check_and_rescale  # noqa: SLF001
-    for place in (mx.model, trainer, module):
-        place._create_kvstore = create  # noqa: SLF001
-    train, initialise, begin_epoch = base_module.BaseModule.fit, module.Module.init_optimizer, 0
+    load = Parameter._load_init  # noqa: SLF001
+
+    def load_init(self: Any, *arguments: Any, **named: Any) -> None:
+        load(self, *arguments, **named)
+        LOADED.add(self)
+
+    # Gluon does not say from which epoch a script goes on with what it has loaded.
+    Parameter._load_init = load_init  # noqa: SLF001
+
+
+def _register_with_module(create: Callable[[Any, int, Any], Any]) -> None:
+    """Have Module say which parameters are fixed, at which epoch it begins and which optimizer states it has."""
+    train, initialise = base_module.BaseModule.fit, module.Module.init_optimizer
+    begin_epoch: int | None = None
 
     def fit(self: Any, *arguments: Any, **named: Any) -> None:
         nonlocal begin_epoch
-        begin_epoch = named.get("begin_epoch", 0)
+        begin_epoch = named.get("begin_epoch")
         train(self, *arguments, **named)
 
     base_module.BaseModule.fit = fit
@@ -87,7 +106,8 @@ def register() -> None:
         if isinstance(kvstore, str) and kvstore.lower() in {NAME, *SYNC, *ASYNC}:
             kvstore = mx.kv.create(kvstore)
         if isinstance(kvstore, ElasticKVStore) and not kvstore.started:
-            kvstore.begin_epoch = begin_epoch
+            if begin_epoch is not None:
+                kvstore.begin_epoch = begin_epoch
             group = self._exec_group
             kvstore.freeze(*(name for name in group.param_names if group.grad_req[name] == "null"))
             _, on_kvstore = create(kvstore, len(self._context), self._arg_params)

@@ -70,6 +70,11 @@ def load(path: str) -> dict[str, Array]:
     return given
 
 
+def version_of(given: dict[str, Array]) -> int:
+    """Return the version of a job at which arrays of a file were saved."""
+    return int(json.loads(given["about"].tobytes())["version"])
+
+
 def state_of(given: dict[str, Array], tensors: Iterable[KeyTensor], session: OpenSession) -> StartState:
     """Return the state of a job that arrays of a file stand for, with the weights as they are."""
     whole = [np.zeros((1 + slots(s.optimizer), s.size), dtype=s.dtype) for s in session.spec.segments]
@@ -83,6 +88,5 @@ def state_of(given: dict[str, Array], tensors: Iterable[KeyTensor], session: Ope
                     f"the optimizer states belong to another model: key {tensor.key!r} is missing or has another size"
                 )
             part[row] = array.reshape(-1)
-    version = int(json.loads(given["about"].tobytes())["version"])
     arrays = tuple(whole[b.segment][:, b.offset : b.offset + b.size].copy() for b in session.blocks)
-    return StartState("the optimizer states that the script has loaded", version, arrays, session.blocks)
+    return StartState("the optimizer states that the script has loaded", version_of(given), arrays, session.blocks)
