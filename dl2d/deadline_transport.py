@@ -73,16 +73,8 @@ class _Stream(httpcore2.NetworkStream):
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         del timeout
-        connection: socket.socket = self._inner.get_extra_info("socket")
-        left = memoryview(buffer)
-        while left:  # the stream's own write would begin its time-out again with each part
-            connection.settimeout(self._deadline.remaining(httpcore2.WriteTimeout))
-            try:
-                left = left[connection.send(left) :]
-            except TimeoutError as error:
-                raise httpcore2.WriteTimeout(str(error)) from None
-            except OSError as error:
-                raise httpcore2.WriteError(str(error)) from None
+        # The stream's own write would begin its time-out again with each part.
+        _send(self._inner.get_extra_info("socket"), buffer, self._deadline)
 
     def close(self) -> None:
         self._inner.close()
@@ -96,6 +88,54 @@ class _Stream(httpcore2.NetworkStream):
 
     def get_extra_info(self, info: str) -> Any:
         return self._inner.get_extra_info(info)
+
+
+class _UnixStream(httpcore2.NetworkStream):
+    """A connection to a Unix socket, each read and write of which ends with the deadline at the latest."""
+
+    def __init__(self, path: str, deadline: Deadline) -> None:
+        left = deadline.remaining(httpcore2.ConnectTimeout)
+        self._deadline = deadline
+        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._connection.settimeout(left)
+        try:
+            self._connection.connect(path)
+        except OSError as error:
+            self._connection.close()  # which httpcore2 leaves open
+            kind = httpcore2.ConnectTimeout if isinstance(error, TimeoutError) else httpcore2.ConnectError
+            raise kind(str(error)) from error
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        del timeout
+        self._connection.settimeout(self._deadline.remaining(httpcore2.ReadTimeout))
+        try:
+            return self._connection.recv(max_bytes)
+        except TimeoutError as error:
+            raise httpcore2.ReadTimeout(str(error)) from None
+        except OSError as error:
+            raise httpcore2.ReadError(str(error)) from None
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        del timeout
+        _send(self._connection, buffer, self._deadline)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._connection if info == "socket" else None
+
+
+def _send(connection: socket.socket, buffer: bytes, deadline: Deadline) -> None:
+    left = memoryview(buffer)
+    while left:
+        connection.settimeout(deadline.remaining(httpcore2.WriteTimeout))
+        try:
+            left = left[connection.send(left) :]
+        except TimeoutError as error:
+            raise httpcore2.WriteTimeout(str(error)) from None
+        except OSError as error:
+            raise httpcore2.WriteError(str(error)) from None
 
 
 class _Backend(httpcore2.SyncBackend):
@@ -120,9 +160,8 @@ class _Backend(httpcore2.SyncBackend):
         timeout: float | None = None,
         socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
     ) -> httpcore2.NetworkStream:
-        del timeout
-        left = self._deadline.remaining(httpcore2.ConnectTimeout)
-        return _Stream(super().connect_unix_socket(path, left, socket_options), self._deadline)
+        del timeout, socket_options
+        return _UnixStream(path, self._deadline)
 
 
 class DeadlineTransport(httpx2.HTTPTransport):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,15 @@ from typing import Any
 from slurm_cluster import SlurmCluster, User
 
 from dl2d.core.cluster import task_tag
-from dl2d.core.jobs import JobKey, Launch, Owner, Role
+from dl2d.core.jobs import JobKey, JobRequest, Launch, Owner, Role
 from dl2d.core.resource_manager import RmIdentity, TaskSpec
 from dl2d.core.resources import Resources
+from dl2d.placement.load_balance import LoadBalance
+from dl2d.policies.drf import Drf
+from dl2d.policies.fifo import Fifo
+from dl2d.store.sql_store import SqlStore
+from dl2d.tick.task_specs import Credentials, TaskSpecs
+from dl2d.tick.tick_context import Context, Deciders, GuardRules, Timeouts
 from dl2d_slurm.manager import SlurmManager
 from dl2d_slurm.settings import SlurmSettings
 
@@ -21,7 +28,7 @@ PROGRAM = """\
 import json, os, re, sys, time
 folder = os.path.dirname(os.path.abspath(sys.argv[0]))
 name = os.path.basename(sys.argv[0])
-call = {"argv": [name, *sys.argv[1:]], "stdin": sys.stdin.read(), "env": dict(os.environ)}
+call = {"argv": [name, *sys.argv[1:]], "stdin": sys.stdin.read(), "env": dict(os.environ), "umask": os.umask(0)}
 descriptor = os.open(os.path.join(folder, "calls"), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 os.write(descriptor, (json.dumps(call) + "\\n").encode())
 with open(os.path.join(folder, name + ".json")) as file:
@@ -57,6 +64,7 @@ class Call:
     argv: list[str]
     stdin: str
     env: dict[str, str]
+    umask: int
 
     @property
     def name(self) -> str:
@@ -192,3 +200,36 @@ class Real:
 
     def owner(self, user: User) -> Owner:
         return Owner(user.name, user.uid, user.gid, partition=self.cluster.partition)
+
+
+#: A job of one worker and one PS.
+REQUEST = JobRequest(
+    name="j",
+    model="bert",
+    epochs=1,
+    samples_per_epoch=1,
+    steps_per_epoch=None,
+    batch=1,
+    worker=Resources.of(cpu=1),
+    ps=Resources.of(cpu=1),
+    max_workers=1,
+    max_ps=1,
+)
+
+
+def context_of(manager: SlurmManager, store: SqlStore, timer: Callable[[], float] = lambda: 0.0) -> Context:
+    """What a tick needs with this manager and store."""
+    return Context(
+        cluster="fake",
+        manager=manager,
+        store=store,
+        deciders=Deciders(Drf(), Fifo(), LoadBalance()),
+        task_specs=TaskSpecs("http://127.0.0.1:1", Credentials(b"k" * 32)),
+        guard_rules=GuardRules(),
+        timeouts=Timeouts(),
+        slot_seconds=300,
+        seed=0,
+        starts_anchors=False,
+        grace_seconds=1.0,
+        timer=timer,
+    )

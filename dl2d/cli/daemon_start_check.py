@@ -93,3 +93,8 @@ def manager_answers(settings: Settings) -> Iterator[Finding]:
     nodes = counted(len(listing.nodes), "node")
     text = f"{capabilities.name} {capabilities.version}, cluster {capabilities.cluster}, {nodes}"
     yield Finding(item, True, text)
+    if not capabilities.other_users:
+        text = (
+            f"uid {os.geteuid()} may not submit jobs of other users, which root may, and SlurmUser through slurmrestd"
+        )
+        yield Finding("slurm users", True, text, warning=True)

@@ -149,9 +149,10 @@ def test_a_task_that_waits_for_a_limit_says_whose_and_of_what(
         (-5, {}, 1),
         (1790, {"time_limit": "20"}, 20),
         (1790, {"time_limit": "0-10:00"}, 30),
+        (1790, {"time_limit": "00020"}, 20),
         (7190, {}, 100),
     ],
-    ids=["rounded", "whole", "over", "setting", "longer setting", "partition"],
+    ids=["rounded", "whole", "over", "setting", "longer setting", "long number", "partition"],
 )
 def test_a_task_has_what_is_left_of_its_anchors_time(
     slurm: FakeSlurm, manager_on: Managers, clock: Clock, left: int, settings: dict[str, object], minutes: int

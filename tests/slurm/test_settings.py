@@ -46,6 +46,9 @@ def test_all_keys_are_read() -> None:
         ("backend", "cli"),
         ("slurmrestd", "localhost:6820"),
         ("slurmrestd", "unix:socket"),
+        ("slurmrestd", "https://head:99999"),
+        ("slurmrestd", "https://head/slurm"),
+        ("slurmrestd", "https://root@head"),
         ("command_timeout_seconds", 0),
         ("command_timeout_seconds", "soon"),
         ("command_timeout_seconds", float("nan")),
@@ -63,3 +66,11 @@ def test_all_keys_are_read() -> None:
 def test_what_is_bad_is_refused_with_its_full_name(key: str, value: object) -> None:
     with pytest.raises(ConfigError, match=rf"^resource_manager\.slurm\.{key}: "):
         create({key: value}, clock=lambda: 0.0)
+
+
+@pytest.mark.parametrize("address", ["http://localhost:6820", "HTTP://head"])
+def test_slurmrestd_is_not_called_without_tls(address: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"slurmrestd: http:// would show the daemon's token .*; use https:// or unix:/"
+    ):
+        SlurmSettings.parse({"slurmrestd": address})

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -13,12 +15,18 @@ from socketserver import UnixStreamServer
 from typing import Any
 
 import pytest
-from slurm_fakes import Clock, FakeSlurm, Managers, identity, job_row, task
+from slurm_fakes import REQUEST, Clock, FakeSlurm, Managers, context_of, identity, job_row, task
 
 from dl2d.core.errors import ConfigError, Denied, NotFound, Rejected, ResourceManagerError, Unavailable
+from dl2d.core.jobs import Job, JobKey, JobState, Launch, Owner, Progress
 from dl2d.core.resources import Resources
+from dl2d.core.store import JobChange
+from dl2d.store.sql_store import SqlStore
+from dl2d.tick.tick import tick
+from dl2d.tick.tick_state import TickState
 from dl2d_slurm.job_control import Backend, chosen_backend
 from dl2d_slurm.manager import SlurmManager
+from dl2d_slurm.rest_job import job_description, job_fields
 
 #: Recorded: status and body by release, version of the API, and what was asked.
 ANSWERS = json.loads((Path(__file__).parent / "slurmrestd_answers.json").read_text())
@@ -40,6 +48,8 @@ class FakeSlurmrestd(UnixStreamServer):
         super().__init__(str(socket), _Handler)
         self.address = f"unix:{socket}"
         self.requests: list[Request] = []
+        #: Writes another answer than the one with this status and body, which may be broken.
+        self.write: Callable[[BaseHTTPRequestHandler, int, bytes], None] = write_answer
         self.release(RELEASES[0])
 
     def release(self, release: str, submit: str = "submitted", cancel: str = "cancelled") -> None:
@@ -50,8 +60,17 @@ class FakeSlurmrestd(UnixStreamServer):
         self.answers["DELETE jobs/"] = recorded.get(cancel)
 
 
+def write_answer(handler: BaseHTTPRequestHandler, status: int, text: bytes) -> None:
+    handler.send_response(status)
+    handler.send_header("Content-Length", str(len(text)))
+    handler.end_headers()
+    handler.wfile.write(text)
+
+
 class _Handler(BaseHTTPRequestHandler):
     server: FakeSlurmrestd
+    protocol_version = "HTTP/1.1"  # connections are kept
+    timeout = 30
 
     def _answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -64,10 +83,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.answers[f"{self.command} {found[2]}"] if known else (404, "Unable to find requested")
         )
         text = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
+        try:
+            self.server.write(self, status, text)
+        except BrokenPipeError:
+            self.close_connection = True
 
     def do_GET(self) -> None:
         self._answer()
@@ -114,7 +133,7 @@ def test_a_task_is_submitted_as_its_owner(
         "user_id": "1001",
         "group_id": "1002",
         "current_working_directory": "/home/alice",
-        "environment": [f"PATH={slurm.folder}"],
+        "environment": [f"PATH={slurm.folder}", "SLURM_CONF=/x/slurm.conf", "SLURM_UMASK=0022"],
         "name": "dl2-12-worker-1",
         "comment": "dl2:fake.12.1795000000:worker-1",
         "standard_output": "dl2-12-worker-1.out",
@@ -132,6 +151,115 @@ def test_a_task_is_submitted_as_its_owner(
         "excluded_nodes": ["n7", "n8"],
     }
     assert slurm.calls("sbatch") == []
+
+
+@pytest.mark.parametrize(
+    ("option", "field"),
+    [
+        ("--time=0", {"set": True, "infinite": True}),
+        ("--time=UNLIMITED", {"set": True, "infinite": True}),
+        ("--time=90", {"set": True, "number": 90}),
+        ("--time=20160", {"set": True, "number": 20160}),
+        ("--time=0:30", {"set": True, "number": 1}),
+        ("--time=12:30", {"set": True, "number": 13}),
+        ("--time=1:12:30", {"set": True, "number": 73}),
+        ("--time=1-12", {"set": True, "number": 2160}),
+        ("--time=1-0:1", {"set": True, "number": 1441}),
+        ("--time=400-00:00:00", {"set": True, "number": 576_000}),
+        ("--nice=100", 100),
+        ("--nice=-5", -5),
+        ("--mem=300M", {"set": True, "number": 300}),
+        ("--gres=gpu:A100:2,nvme:1", "gres/gpu:A100:2,gres/nvme:1"),
+        ("--exclude=n[1-2,07]", ("n1", "n2", "n07")),
+        ("--no-requeue", False),
+        ("--chdir=/home/ä b", "/home/ä b"),
+    ],
+)
+def test_an_option_means_what_it_means_to_sbatch(option: str, field: object) -> None:
+    (value,) = job_fields([option]).values()
+    assert value == field
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        *("--nice", "--nice=", "--nice=x", "--nice=1_0", "--nice=٣", "--nice=99999999999", "--time", "--time=soon"),
+        *("--time=1-", "--time=-5", "--time=99999999999999", "--mem=100", "--mem=0M", "--mem=1G", "--cpus-per-task=0"),
+        *("--exclude=/etc/nodes", "--exclude=n1&n2", "--nodelist=", "--no-requeue=1", "--uid=alice"),
+        *("--comment=a\nb", "--chdir=/a\0b", "--chdir=/a\udce9", "--chdir=/a\ud800", "--partition=", "--gres="),
+    ],
+)
+def test_what_cannot_be_sent_as_sbatch_takes_it_is_rejected_by_its_name(option: str) -> None:
+    with pytest.raises(Rejected, match=rf"^{option.partition('=')[0]} cannot be used with backend: rest"):
+        job_fields([option])
+
+
+@pytest.mark.parametrize("text", [b"a\xe9".decode(errors="surrogateescape"), "a\ud800", "a\0"], ids=ascii)
+def test_no_text_of_a_job_ends_in_another_error_than_a_refusal(
+    manager_on: Managers, slurmrestd: FakeSlurmrestd, text: str
+) -> None:
+    launches = [Launch(("x", text), "/"), Launch(("x",), "/", (("A", text),)), Launch(("x",), f"/{text}")]
+    names = r"the script|--chdir|command or environment"
+    for launch in launches:
+        with pytest.raises(Rejected, match=names):
+            manager_on(uid=64030, slurmrestd=slurmrestd.address).submit(task(launch=launch))
+        if text.isascii() or text == "a\ud800":
+            with pytest.raises(Rejected, match=names):
+                manager_on(uid=0).submit(task(launch=launch))
+        else:  # bytes that are no UTF-8 are passed to sbatch as they are
+            manager_on(uid=0).submit(task(launch=launch))
+    assert not [request for request in slurmrestd.requests if request.method == "POST"]
+
+
+@pytest.mark.parametrize("variable", [{"A": "b\nc"}, {"A": "\0"}, {"A": "\udce9"}, {"A=B": "c"}, {"": "c"}])
+def test_a_variable_that_cannot_be_sent_is_rejected_by_its_name(variable: dict[str, str]) -> None:
+    with pytest.raises(Rejected, match=r"the variable .* cannot be used with backend: rest"):
+        job_description([], "", variable)
+
+
+def test_a_job_has_the_environment_mask_folder_and_script_that_sbatch_gives_it(
+    slurm: FakeSlurm, manager_on: Managers, slurmrestd: FakeSlurmrestd
+) -> None:
+    given = {"sbatch_options": ["--licenses=a:2", "--nice=5", "--time=12:30"], "partition": "gpu"}
+    spec = task(owner=Owner("alice", 1001, 1002, account="ml", qos="high"))
+    manager_on(uid=0, **given).submit(spec)
+    manager_on(uid=64030, slurmrestd=slurmrestd.address, **given).submit(spec)
+    (sbatch,) = slurm.calls("sbatch")
+    job = dict(slurmrestd.requests[-1].body["job"])
+    assert job.pop("script") == sbatch.stdin
+    environment = dict(each.split("=", 1) for each in job.pop("environment"))
+    assert int(environment.pop("SLURM_UMASK"), 8) == sbatch.umask
+    # The interpreter of the fake sets a locale.
+    assert environment == {name: value for name, value in sbatch.env.items() if name != "LC_CTYPE"}
+    assert "--export=ALL" in sbatch.argv
+    assert "--propagate=NONE" in sbatch.argv
+    # Each option of sbatch has its field; those about sbatch itself have none.
+    options = dict(option.partition("=")[::2] for option in sbatch.argv[1:])
+    options = {name: value for name, value in options.items() if name not in ("--export", "--parsable", "--propagate")}
+    assert len(options) == len(job) == 18
+    for name, field in (
+        ("--account", "account"),
+        ("--chdir", "current_working_directory"),
+        ("--comment", "comment"),
+        ("--gid", "group_id"),
+        ("--job-name", "name"),
+        ("--licenses", "licenses"),
+        ("--nodes", "nodes"),
+        ("--output", "standard_output"),
+        ("--partition", "partition"),
+        ("--qos", "qos"),
+        ("--uid", "user_id"),
+    ):
+        assert job.pop(field) == options[name]
+    assert job == {
+        "cpus_per_task": 2,
+        "memory_per_node": {"set": True, "number": 100},
+        "nice": 5,
+        "requeue": False,
+        "required_nodes": ["n1"],
+        "tasks": 1,
+        "time_limit": {"set": True, "number": 13},
+    }
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -183,6 +311,118 @@ def test_what_a_proxy_answers_is_no_answer(slurm: FakeSlurm, manager: SlurmManag
             manager.stop([identity(1)], 30.0)
 
 
+@pytest.mark.parametrize("broken", ["head", "body"])
+def test_an_answer_that_drips_ends_with_the_deadline_of_the_call(
+    manager_on: Managers, slurmrestd: FakeSlurmrestd, broken: str
+) -> None:
+    def drip(handler: BaseHTTPRequestHandler, status: int, text: bytes) -> None:
+        if broken == "body":
+            handler.send_response(status)
+            handler.send_header("Content-Length", "1000000")
+            handler.end_headers()
+        while True:
+            handler.wfile.write(b"H")
+            never.wait(0.02)
+
+    never = threading.Event()
+    manager = manager_on(uid=64030, slurmrestd=slurmrestd.address, command_timeout_seconds=1)
+    slurmrestd.write = drip
+    with pytest.raises(Unavailable, match="did not answer in time"):
+        manager.submit(task())
+
+
+def test_an_endless_answer_is_not_read_to_its_end(manager: SlurmManager, slurmrestd: FakeSlurmrestd) -> None:
+    def endless(handler: BaseHTTPRequestHandler, status: int, text: bytes) -> None:
+        handler.send_response(status)
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        while True:
+            handler.wfile.write(b"10000\r\n" + b" " * 0x10000 + b"\r\n")
+
+    slurmrestd.write = endless
+    with pytest.raises(Unavailable, match="answered with over 4194304 bytes"):
+        manager.submit(task())
+
+
+def test_an_answer_that_is_sent_twice_is_not_taken_for_that_to_the_next_call(
+    manager: SlurmManager, slurmrestd: FakeSlurmrestd
+) -> None:
+    def twice(handler: BaseHTTPRequestHandler, status: int, text: bytes) -> None:
+        whole = b"HTTP/1.1 %d OK\r\nContent-Length: %d\r\n\r\n%s" % (status, len(text), text)
+        handler.wfile.write(whole * 2)
+
+    answer = ANSWERS[RELEASES[0]]["submitted"][1]
+    slurmrestd.write = twice
+    assert manager.submit(task()) == str(answer["job_id"])
+    slurmrestd.answers["POST job/submit"] = [200, {**answer, "job_id": 5}]
+    assert manager.submit(task()) == "5"
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "kind", "said"),
+    [
+        (200, "<html>Sign in</html>", Unavailable, "answered 200: <html>Sign in"),
+        (200, {}, Unavailable, "answered 200"),
+        (200, [], Unavailable, "answered 200"),
+        (200, {"meta": {}}, Unavailable, "does not say whether"),
+        (200, {"meta": {}, "job_id": -1}, Unavailable, "does not say whether"),
+        (200, {"meta": {}, "job_id": "7"}, Unavailable, "answered 200"),
+        (500, "Internal error", Unavailable, "answered 500: Internal error"),
+        (500, {"meta": {}, "errors": [{"error": "Unspecified error"}]}, Rejected, "Unspecified error"),
+        (200, {"meta": {}, "errors": [{"error": "Invalid qos specification"}]}, Rejected, "Invalid qos"),
+        (200, "[" * 100_000, Unavailable, "answered 200"),
+    ],
+    ids=["html", "empty", "list", "no id", "bad id", "id as text", "500", "500 errors", "200 errors", "deep"],
+)
+def test_what_does_not_say_that_a_job_was_submitted(
+    manager: SlurmManager, slurmrestd: FakeSlurmrestd, status: int, answer: object, kind: type, said: str
+) -> None:
+    slurmrestd.answers["POST job/submit"] = [status, answer]
+    with pytest.raises(ResourceManagerError, match=said) as caught:
+        manager.submit(task())
+    assert type(caught.value) is kind
+
+
+def test_a_submission_whose_answer_is_lost_is_found_by_its_mark_and_not_repeated(
+    slurm: FakeSlurm, manager: SlurmManager, slurmrestd: FakeSlurmrestd, clock: Clock
+) -> None:
+    def lose(handler: BaseHTTPRequestHandler, status: int, text: bytes) -> None:
+        if handler.command != "POST":
+            write_answer(handler, status, text)
+            return
+        mark = slurmrestd.requests[-1].body["job"]["comment"]
+        rows.append(job_row(100 + len(rows), Comment=mark))
+        slurm.answer("squeue", rows=rows)
+        handler.close_connection = True
+
+    key = JobKey("fake", "12", 1_795_253_932)
+    rows = [job_row(12)]
+    slurm.answer("squeue", rows=rows)
+    slurmrestd.write = lose
+    store = SqlStore("sqlite://")
+    job = Job(key=key, request=REQUEST, owner=Owner("alice", 1001, 1002), launch=Launch(("x",), "/"), anchor="12")
+    store.add_job(job)
+    store.change_job(key, JobChange(state=JobState.READY, address="127.0.0.1:1"), clock.now)
+    context, state = context_of(manager, store, clock.timer), TickState()
+    for _ in range(6):
+        clock.now += 15
+        store.report_progress(key, Progress(at=clock.now))
+        state, _ = tick(context, state)
+    submitted = Counter(each.body["job"]["comment"] for each in slurmrestd.requests if each.method == "POST")
+    # A worker and a PS: the one whose answer was lost has its own handle, and each mark was submitted once.
+    assert set(submitted.values()) == {1}
+    found = {task.tag: task.handle for task in store.tasks(live=True)}
+    assert found == {row["Comment"]: str(row["JobID"]) for row in rows[1:]}
+    assert len(found) == 2
+    store.close()
+
+
+def test_with_an_id_the_job_is_there_whatever_else_is_said(manager: SlurmManager, slurmrestd: FakeSlurmrestd) -> None:
+    answer = {"meta": {}, "job_id": 9, "errors": [{"error": "Requested node configuration is not available"}]}
+    slurmrestd.answers["POST job/submit"] = [200, answer]
+    assert manager.submit(task()) == "9"
+
+
 def test_the_version_of_the_api_is_found_again_after_slurmrestd_was_upgraded(
     manager: SlurmManager, slurmrestd: FakeSlurmrestd
 ) -> None:
@@ -213,20 +453,54 @@ def test_a_token_is_renewed_in_time_and_after_it_was_refused(
     manager.submit(task())
     assert tokens() == 2
     slurmrestd.release(RELEASES[0], submit="bad token")
-    with pytest.raises(Unavailable):
+    with pytest.raises(Unavailable, match="Protocol authentication error; slurmctld does not take the daemon's token"):
         manager.submit(task())
     slurmrestd.release(RELEASES[0])
+    # A quite new one is not replaced: where all are refused, not each call makes another.
+    manager.submit(task())
+    assert tokens() == 2
+    clock.now += 11
     manager.submit(task())
     assert tokens() == 3
 
 
-def test_without_a_token_or_an_answer_slurm_is_unavailable(slurm: FakeSlurm, manager_on: Managers) -> None:
-    manager = manager_on(backend="rest", slurmrestd="http://127.0.0.1:1")
-    with pytest.raises(Unavailable, match=r"slurmrestd at http://127.0.0.1:1 does not answer"):
+def test_without_an_answer_slurm_is_unavailable_and_it_is_said_why(manager_on: Managers, tmp_path: Path) -> None:
+    def said(address: str) -> str:
+        with pytest.raises(Unavailable, match=f"slurmrestd at {re.escape(address)} does not answer") as caught:
+            manager_on(backend="rest", slurmrestd=address).capabilities()
+        return str(caught.value)
+
+    assert "nothing listens there: start slurmrestd" in said("https://127.0.0.1:1")
+    path = tmp_path / "left"
+    assert f"there is no socket {path}: start slurmrestd with unix:{path}" in said(f"unix:{path}")
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    assert f"nothing listens on {path}: start slurmrestd" in said(f"unix:{path}")
+
+
+def test_what_a_refused_token_means_is_said(manager: SlurmManager, slurmrestd: FakeSlurmrestd) -> None:
+    slurmrestd.answers["GET ping/"] = [401, "Authentication failure"]
+    with pytest.raises(Unavailable, match=r"answered 401; .* start it with -a rest_auth/jwt and SLURM_JWT=daemon"):
         manager.capabilities()
+    # As slurmrestd 26.05 answers to a ping with a token that slurmctld does not take.
+    ping = {**ANSWERS[RELEASES[0]]["ping"][1], "pings": [{"hostname": "vm", "pinged": "DOWN", "responding": False}]}
+    slurmrestd.answers["GET ping/"] = [200, ping]
+    with pytest.raises(Unavailable, match=r"no answer of slurmctld, which is down, or .*AuthAltTypes=auth/jwt"):
+        manager.capabilities()
+
+
+def test_no_token_is_no_refusal_of_a_job_and_is_told_at_once_for_some_seconds(
+    slurm: FakeSlurm, manager: SlurmManager, clock: Clock
+) -> None:
     slurm.answer("scontrol", status=1, stderr="scontrol: error: This operation requires auth/jwt\n")
-    with pytest.raises(ResourceManagerError, match=r"makes no token for slurmrestd \(is auth/jwt in AuthAltTypes"):
-        manager_on(backend="rest", slurmrestd="http://127.0.0.1:1").submit(task())
+    reason = r"is auth/jwt in AuthAltTypes of slurm.conf, .*This operation requires auth/jwt"
+    for _ in range(3):
+        with pytest.raises(Unavailable, match=reason):
+            manager.submit(task())
+    assert len(slurm.calls("scontrol")) == 1
+    clock.now += 11
+    slurm.answer("scontrol", token={"stdout": "SLURM_JWT=a.b.c\n"})
+    assert manager.submit(task())
 
 
 def test_slurm_user_submits_for_others(slurm: FakeSlurm, manager_on: Managers, slurmrestd: FakeSlurmrestd) -> None:
@@ -245,7 +519,7 @@ def test_submissions_count_as_rpcs(manager: SlurmManager, slurmrestd: FakeSlurmr
 
 def test_what_slurmrestd_is_not_given_is_refused_at_the_start(manager_on: Managers) -> None:
     with pytest.raises(ConfigError, match=r"resource_manager\.slurm\.sbatch_options: --exclusive cannot be used"):
-        manager_on(backend="rest", slurmrestd="http://head:6820", sbatch_options=["--exclusive"])
+        manager_on(backend="rest", slurmrestd="https://head:6820", sbatch_options=["--exclusive"])
     with pytest.raises(ConfigError, match=r"resource_manager\.slurm\.slurmrestd: backend: rest needs the address"):
         manager_on(backend="rest")
 

@@ -5,36 +5,18 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from slurm_fakes import Clock, FakeSlurm, Managers, job_row, node_row
+from slurm_fakes import REQUEST, Clock, FakeSlurm, Managers, context_of, job_row, node_row
 
 from dl2d.core.cluster import TaskState
-from dl2d.core.jobs import Job, JobKey, JobRequest, JobState, Launch, Owner, Role
-from dl2d.core.resources import Resources
+from dl2d.core.jobs import Job, JobKey, JobState, Launch, Owner, Role
 from dl2d.core.store import JobChange, TaskChange
 from dl2d.core.tick_plan import Start
-from dl2d.placement.load_balance import LoadBalance
-from dl2d.policies.drf import Drf
-from dl2d.policies.fifo import Fifo
 from dl2d.store.sql_store import SqlStore
-from dl2d.tick.task_specs import Credentials, TaskSpecs
 from dl2d.tick.tick import tick
-from dl2d.tick.tick_context import Context, Deciders, GuardRules, Timeouts
 from dl2d.tick.tick_state import TickState
 
 #: Of the thousand jobs in Slurm, this many are anchors and this many tasks; the rest is none of our business.
 ANCHORS, TASKS, OTHERS = 200, 400, 400
-REQUEST = JobRequest(
-    name="j",
-    model="bert",
-    epochs=1,
-    samples_per_epoch=1,
-    steps_per_epoch=None,
-    batch=1,
-    worker=Resources.of(cpu=1),
-    ps=Resources.of(cpu=1),
-    max_workers=1,
-    max_ps=1,
-)
 
 
 @pytest.fixture
@@ -69,20 +51,7 @@ def store(slurm: FakeSlurm):
 def test_a_tick_with_a_thousand_jobs_asks_slurm_once_for_jobs_and_once_for_nodes(
     slurm: FakeSlurm, manager_on: Managers, clock: Clock, store: SqlStore
 ) -> None:
-    context = Context(
-        cluster="fake",
-        manager=manager_on(),
-        store=store,
-        deciders=Deciders(Drf(), Fifo(), LoadBalance()),
-        task_specs=TaskSpecs("http://127.0.0.1:1", Credentials(b"k" * 32)),
-        guard_rules=GuardRules(),
-        timeouts=Timeouts(),
-        slot_seconds=300,
-        seed=0,
-        starts_anchors=False,
-        grace_seconds=1.0,
-        timer=lambda: 0.0,
-    )
+    context = context_of(manager_on(), store)
     state = TickState()
     for more in ({"squeue": 2, "scontrol": 2}, {}, {}):
         clock.now += 15

@@ -7,6 +7,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import structlog
 
@@ -28,6 +29,8 @@ _DENIED = re.compile(r"only permitted by root|permission denied|invalid user id|
 _NOT_FOUND = re.compile(r"invalid node name|invalid job id", re.IGNORECASE)
 _JOB_ID = re.compile(r"^([0-9]+)(?:;\S*)?$", re.MULTILINE)
 _MAX_SHOWN = 2000
+#: File mode mask of commands. sbatch hands it on to the job: the user's files, not the daemon's.
+UMASK: Final = 0o022
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +87,7 @@ class Commands:
                 check=False,
                 env={**self._environment, **(more or {})},
                 cwd="/",
-                # sbatch hands its own mask on to the job: the user's files, not the daemon's.
-                umask=0o022,
+                umask=UMASK,
                 start_new_session=True,
             )
         except FileNotFoundError:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Protocol
 
+from dl2d.core.errors import Rejected
 from dl2d_slurm.commands import Answer, Commands
 
 
@@ -44,7 +46,10 @@ class JobControl(Protocol):
         """Ids of the users who may submit jobs of other users."""
 
     def submit(self, options: Sequence[str], script: str, more: Mapping[str, str] | None = None) -> Answer:
-        """Submit a batch job with options of sbatch and more variables for its environment."""
+        """Submit a batch job with options of sbatch and more variables for its environment.
+
+        Raises ``Rejected`` for what the backend cannot pass on unchanged, by its name.
+        """
 
     def cancel(self, jobs: Sequence[str], *, state: str = "", signal: str = "") -> Answer:
         """Cancel jobs, or only send a signal to their batch scripts; only those in a state where one is given."""
@@ -68,6 +73,8 @@ class CommandControl:
 
     def submit(self, options: Sequence[str], script: str, more: Mapping[str, str] | None = None) -> Answer:
         """See ``JobControl``. One sbatch."""
+        for what, text in [(option.partition("=")[0], option) for option in options] + [("the script", script)]:
+            _check_bytes(what, text)
         return self._commands.run("sbatch", *options, stdin=script, more=more)
 
     def cancel(self, jobs: Sequence[str], *, state: str = "", signal: str = "") -> Answer:
@@ -78,3 +85,13 @@ class CommandControl:
 
     def close(self) -> None:
         """See ``JobControl``; there are none."""
+
+
+def _check_bytes(what: str, text: str) -> None:
+    """Raise ``Rejected`` where no program can be given a text."""
+    try:
+        held = "a zero byte" if b"\0" in os.fsencode(text) else ""
+    except UnicodeEncodeError as error:
+        held = f"a character that is none: {text[error.start]!r}"
+    if held:
+        raise Rejected(f"{what} cannot be passed to sbatch: it holds {held}")

@@ -35,7 +35,6 @@ from dl2d_slurm.authentication import anchor, proven_uid
 from dl2d_slurm.commands import Commands, TokenBucket, configured, failure
 from dl2d_slurm.eligibility import Eligibility
 from dl2d_slurm.job_control import Backend, CommandControl, JobControl, chosen_backend
-from dl2d_slurm.observed_jobs import limit_seconds
 from dl2d_slurm.partitions import Partition, partitions_of, task_minutes
 from dl2d_slurm.probe import probe
 from dl2d_slurm.queue_listing import (
@@ -51,10 +50,11 @@ from dl2d_slurm.queue_listing import (
     with_held,
 )
 from dl2d_slurm.reservations import Reservation, parse_reservations, reservation_claims, with_reserved
+from dl2d_slurm.rest_job import job_fields
 from dl2d_slurm.rpc_rate import RpcRate
-from dl2d_slurm.sbatch_options import NO_OPTIONS, AnchorOptions, site_options
+from dl2d_slurm.sbatch_options import NO_OPTIONS, AnchorOptions, site_options, time_limit_minutes
 from dl2d_slurm.settings import SlurmSettings
-from dl2d_slurm.slurmrestd import RestControl, job_fields
+from dl2d_slurm.slurmrestd import RestControl
 from dl2d_slurm.stopping import Stopper
 from dl2d_slurm.submission import options, script
 from dl2d_slurm.waiting_jobs import claims, share_limits, standing_claims
@@ -132,7 +132,7 @@ class SlurmManager:
         self._timer, self._sleep = timer, sleep
         self._rate = RpcRate(settings.rpcs_per_minute, timer)
         self._commands = Commands(environment, settings.command_timeout_seconds, self._rate)
-        self._control = self._job_control(environment["PATH"])
+        self._control = self._job_control(environment)
         self._stopper = Stopper(self._commands, self._control, timer)
         self._accounting = Accounting(self._commands, settings.watch)
         self._limits = AssociationLimits(self._commands, settings.partition)
@@ -344,7 +344,9 @@ class SlurmManager:
         """Time limit of a task job that is submitted now: what is left of its anchor's; empty if that is not known."""
         if not anchor.ends:
             return ""
-        most = limit_seconds(self._settings.time_limit)
+        given = self._settings.time_limit
+        minutes = time_limit_minutes(given) if given else None
+        most = None if minutes is None else 60.0 * minutes
         return str(task_minutes(anchor.ends, self._clock(), most, partitions, self._partitions))
 
     def _check_fits(self, task: TaskSpec) -> None:
@@ -392,7 +394,7 @@ class SlurmManager:
             self._commands, self._control, self._settings, runner, user, seconds, timer=self._timer, sleep=self._sleep
         )
 
-    def _job_control(self, path: str) -> JobControl:
+    def _job_control(self, environment: Mapping[str, str]) -> JobControl:
         settings = self._settings
         backend, why = chosen_backend(settings.backend, settings.slurmrestd, self._uid)
         log.info("backend of Slurm", backend=backend, why=why)
@@ -406,7 +408,7 @@ class SlurmManager:
             raise ConfigError(f"resource_manager.slurm.sbatch_options: {error}") from None
         return RestControl(
             settings.slurmrestd, self._commands, self._rate,
-            time_limit=settings.command_timeout_seconds, path=path, timer=self._timer,
+            time_limit=settings.command_timeout_seconds, environment=environment, timer=self._timer,
         )  # fmt: skip
 
     def _cluster_name(self) -> str:

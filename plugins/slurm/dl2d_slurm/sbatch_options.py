@@ -28,6 +28,8 @@ _REFUSED: Final = {
 OWN_OPTIONS_FIELD: Final = "admin_comment"
 #: Maximum length of the lines with these options.
 _MAX_OWN_OPTIONS: Final = 4096
+_TIME_LIMIT: Final = re.compile(r"(?:([0-9]+)-)?([0-9]+)(?::([0-9]+))?(?::([0-9]+))?")
+_NO_TIME_LIMIT: Final = frozenset({"UNLIMITED", "INFINITE", "-1"})
 _DIRECTIVE: Final = re.compile(r"#SBATCH\s+(.*)")
 _SHORT: Final = {"-M": "--clusters"}
 
@@ -96,6 +98,23 @@ def site_options(given: Iterable[str]) -> dict[str, str]:
 
 #: Options of an anchor that is not listed.
 NO_OPTIONS: Final = AnchorOptions()
+
+
+def time_limit_minutes(text: str) -> int | None:
+    """Minutes of a ``--time`` of sbatch, rounded up as sbatch does; None for no limit. Raises ``ValueError``."""
+    if text.upper() in _NO_TIME_LIMIT:
+        return None
+    match = _TIME_LIMIT.fullmatch(text)
+    if match is None or len(text) > 40:
+        raise ValueError(f"expected a time such as 90, 1:30:00 or 2-12:00:00, got {text!r}")
+    days, *rest = match.groups()
+    numbers = [int(part) for part in rest if part is not None]
+    # Minutes, minutes and seconds, or all three; after days, hours come first.
+    if days is None and len(numbers) < 3:
+        numbers.insert(0, 0)
+    hours, minutes, seconds = (*numbers, 0, 0)[:3]
+    total = int(days or 0) * 86_400 + hours * 3600 + minutes * 60 + seconds
+    return -(-total // 60) or None
 
 
 def refuse_options(record: Mapping[str, str], script: str, *, exclusive: bool) -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Final
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, TypeAdapter
 
@@ -18,6 +19,7 @@ from dl2d_slurm.waiting_jobs import SharingRule
 _PREFIX = "resource_manager.slurm"
 _PARTITION = r"[A-Za-z0-9_][A-Za-z0-9_.-]*(,[A-Za-z0-9_][A-Za-z0-9_.-]*)*"
 _TIME = r"(?i:UNLIMITED)|[0-9]+(:[0-9]+){0,2}|[0-9]+-[0-9]+(:[0-9]+){0,2}"
+_HOST = r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*)"
 _OPTION = re.compile(r"--[a-z][a-z-]*(=.*)?")
 #: Options of sbatch that are dl2d's own business.
 _RESERVED = frozenset(
@@ -43,6 +45,16 @@ def _options(options: tuple[str, ...]) -> tuple[str, ...]:
     return options
 
 
+def _secure(address: str) -> str:
+    if not address.startswith(("unix:", "https:")):
+        raise bad("", "http:// would show the daemon's token and users' scripts to the network; use https:// or unix:/")
+    try:
+        urlsplit(address).port  # noqa: B018
+    except ValueError as error:
+        raise bad("", f"{address!r} is no URL: {error}") from None
+    return address
+
+
 AbsolutePath = Annotated[str, Text(4096, r"/[^\x00]*", "an absolute path")]
 
 
@@ -63,8 +75,16 @@ class SlurmSettings(Record):
     munge_socket: AbsolutePath = ""
     #: What submits and cancels jobs.
     backend: Backend = Backend.AUTO
-    #: Address of slurmrestd, ``unix:`` and the path of its socket or a URL; "" for none.
-    slurmrestd: Annotated[str, Text(4096, r"unix:/[^\x00]*|https?://[^\s/]+", "unix:/path/of/socket or a URL")] = ""
+    #: Address of slurmrestd, ``unix:`` and the path of its socket or an https URL; "" for none.
+    slurmrestd: Annotated[
+        str,
+        Text(
+            4096,
+            rf"unix:/[^\x00]*|(?i:http)://.*|https://{_HOST}(?::[0-9]+)?",
+            "unix:/path/of/socket or https://host:port",
+        ),
+        AfterValidator(_secure),
+    ] = ""
     #: After this many seconds a command of Slurm counts as unanswered.
     command_timeout_seconds: Annotated[float, Number(600, least=1)] = 30.0
     #: A listing younger than this is given out again, unless a task was started or stopped since; 0 never.

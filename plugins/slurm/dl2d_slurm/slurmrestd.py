@@ -6,26 +6,35 @@ slurmctld lets root and SlurmUser submit jobs of any user this way, so the daemo
 
 from __future__ import annotations
 
+import errno
+import os
 import re
-import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 import httpx2
 import msgspec
 
-from dl2d.core.errors import Rejected, Unavailable
-from dl2d_slurm.commands import Answer, Commands, configured, failure
-from dl2d_slurm.observed_jobs import hosts, limit_seconds
-from dl2d_slurm.output_fields import count
+from dl2d.core.errors import Unavailable
+from dl2d.deadline_transport import Deadline, DeadlineTransport
+from dl2d_slurm.commands import Answer, Commands, configured
+from dl2d_slurm.json_web_token import JsonWebToken
+from dl2d_slurm.rest_job import job_description
 from dl2d_slurm.rpc_rate import RpcRate, is_overloaded
 
 #: Versions of the data parser with the fields used here, of Slurm 24.11 to 26.05; the first that is there is used.
 VERSIONS: Final = ("v0.0.42", "v0.0.43", "v0.0.44", "v0.0.45")
-_TOKEN_SECONDS: Final = 3600
+#: Maximum size of an answer. One about 500 jobs that were not cancelled has some 200 kB.
+_MAX_ANSWER_BYTES: Final = 4 << 20
 _SOCKET: Final = "unix:"
 _USER_ID: Final = re.compile(r"\((\d+)\)")
-_MEBIBYTE: Final = 1024**2
+#: What to do where slurmrestd takes no token, and where slurmctld does not take the daemon's.
+_HINTS: Final[Mapping[int, str]] = {
+    httpx2.codes.UNAUTHORIZED: "slurmrestd takes no token: start it with -a rest_auth/jwt and SLURM_JWT=daemon",
+    httpx2.codes.NETWORK_AUTHENTICATION_REQUIRED: "slurmctld does not take the daemon's token: it needs "
+    "AuthAltTypes=auth/jwt and the jwt_key that made it, and slurmrestd the same slurm.conf",
+}
 
 
 class _Error(msgspec.Struct):
@@ -35,6 +44,7 @@ class _Error(msgspec.Struct):
 
 class _JobError(msgspec.Struct):
     message: str = ""
+    code: int = -1
 
 
 class _JobStatus(msgspec.Struct):
@@ -42,77 +52,25 @@ class _JobStatus(msgspec.Struct):
     error: _JobError = msgspec.field(default_factory=_JobError)
 
 
+class _Ping(msgspec.Struct):
+    responding: bool = True
+
+
 class _Reply(msgspec.Struct):
+    #: About slurmrestd and the call; what has none is not slurmrestd's answer.
+    meta: dict[str, object]
     job_id: int = 0
     errors: tuple[_Error, ...] = ()
     #: What befell each job that was to be cancelled and was not.
     status: tuple[_JobStatus, ...] = ()
-
-
-def _number(value: int | None) -> dict[str, object]:
-    return {"set": True, "number": value} if value is not None else {"set": True, "infinite": True}
-
-
-def _memory(text: str) -> dict[str, object]:
-    return _number((count(text) or 0) // _MEBIBYTE)
-
-
-def _minutes(text: str) -> dict[str, object]:
-    seconds = limit_seconds(text if ":" in text or "-" in text else f"{text}:00")
-    return _number(None if seconds is None else int(seconds // 60))
-
-
-def _gres(text: str) -> str:
-    return ",".join(f"gres/{each}" for each in text.split(","))
-
-
-#: Fields of a job by the options of sbatch, with what makes their values of the options'. Those without a field are
-#: about sbatch itself.
-_FIELDS: Final[Mapping[str, tuple[str, Callable[[str], object]]]] = {
-    "--account": ("account", str),
-    "--chdir": ("current_working_directory", str),
-    "--comment": ("comment", str),
-    "--constraint": ("constraints", str),
-    "--cpus-per-task": ("cpus_per_task", int),
-    "--exclude": ("excluded_nodes", hosts),
-    "--export": ("", str),
-    "--gid": ("group_id", str),
-    "--gres": ("tres_per_node", _gres),
-    "--job-name": ("name", str),
-    "--licenses": ("licenses", str),
-    "--mem": ("memory_per_node", _memory),
-    "--nice": ("nice", int),
-    "--no-requeue": ("requeue", bool),
-    "--nodelist": ("required_nodes", hosts),
-    "--nodes": ("nodes", str),
-    "--ntasks": ("tasks", int),
-    "--output": ("standard_output", str),
-    "--parsable": ("", str),
-    "--partition": ("partition", str),
-    "--propagate": ("", str),
-    "--qos": ("qos", str),
-    "--reservation": ("reservation", str),
-    "--time": ("time_limit", _minutes),
-    "--uid": ("user_id", str),
-    "--wckey": ("wckey", str),
-}
-
-
-def job_fields(options: Sequence[str]) -> dict[str, object]:
-    """Fields of slurmrestd's ``job_desc_msg`` for options of sbatch. Raises ``Rejected`` for one that has none here."""
-    fields: dict[str, object] = {}
-    for option in options:
-        name, _, value = option.partition("=")
-        if name not in _FIELDS:
-            raise Rejected(f"{name} cannot be used with backend: rest, which knows {', '.join(sorted(_FIELDS))}")
-        field, made_of = _FIELDS[name]
-        if field:
-            fields[field] = made_of(value)
-    return fields
+    #: Of each slurmctld.
+    pings: tuple[_Ping, ...] = ()
 
 
 class RestControl:
     """``JobControl`` by calls of slurmrestd. Thread-safe.
+
+    Each call has a connection of its own, so that nothing but the answer to it is read from it.
 
     Parameters
     ----------
@@ -121,9 +79,9 @@ class RestControl:
     commands
         Run scontrol, which makes the tokens.
     time_limit
-        Seconds after which a call counts as unanswered.
-    path
-        PATH of jobs.
+        Seconds after which a call counts as unanswered, from connecting to the last byte of the answer.
+    environment
+        Environment of jobs.
     timer
         Seconds on a monotonic clock.
     """
@@ -135,34 +93,29 @@ class RestControl:
         rate: RpcRate,
         *,
         time_limit: float,
-        path: str,
+        environment: Mapping[str, str],
         timer: Callable[[], float],
     ) -> None:
-        socket = address.removeprefix(_SOCKET) if address.startswith(_SOCKET) else None
+        self._socket = address.removeprefix(_SOCKET) if address.startswith(_SOCKET) else ""
+        # Not by ``timer``, which may stand still in tests: this one limits what the network does.
+        self._deadline = Deadline(time.monotonic)
         self._client = httpx2.Client(
-            transport=httpx2.HTTPTransport(uds=socket),
-            base_url=address if socket is None else "http://localhost",
+            transport=DeadlineTransport(self._deadline, verify=True, uds=self._socket or None, keep_alive=False),
+            base_url="http://localhost" if self._socket else address,
             timeout=time_limit,
             trust_env=False,
         )
-        self._address, self._commands, self._rate, self._timer = address, commands, rate, timer
-        self._path = path
-        self._lock = threading.Lock()
-        self._token, self._renew_at = "", 0.0
+        self._address, self._commands, self._rate = address, commands, rate
+        self._time_limit = time_limit
+        self._environment = dict(environment)
+        self._token = JsonWebToken(commands, timer)
         self._version = ""
 
     def check(self) -> None:
         """See ``JobControl``: finds the version of the API."""
-        for version in VERSIONS:
-            status, text = self._call("GET", f"/slurm/{version}/ping/", "ping")
-            if status == httpx2.codes.OK:
-                self._version = version
-                return
-        raise Unavailable(
-            f"slurmrestd at {self._address} has none of the APIs {VERSIONS[0]} to {VERSIONS[-1]}, those of Slurm 24.11 "
-            "to 26.05; use backend: command",
-            said=text[:500],
-        )
+        token = self._token.get()
+        with self._deadline.within(self._time_limit):
+            self._find_version(token)
 
     def privileged(self) -> Collection[int]:
         """See ``JobControl``: root and SlurmUser."""
@@ -171,68 +124,111 @@ class RestControl:
 
     def submit(self, options: Sequence[str], script: str, more: Mapping[str, str] | None = None) -> Answer:
         """See ``JobControl``. One call."""
-        environment = [f"{name}={value}" for name, value in {"PATH": self._path, **(more or {})}.items()]
-        job = {**job_fields(options), "environment": environment, "script": script}
-        reply = self._ask("POST", "job/submit", {"job": job})
-        said = _complaints(reply.errors)
-        return Answer(1 if said or not reply.job_id else 0, str(reply.job_id or ""), said)
+        job = job_description(options, script, {**self._environment, **(more or {})})
+        reply, said = self._ask("POST", "job/submit", {"job": job})
+        if reply.job_id <= 0 and not said:
+            raise Unavailable(f"slurmrestd at {self._address} does not say whether it has submitted the job")
+        # With an id there is a job, whatever else is said of it.
+        return Answer(0, str(reply.job_id), said) if reply.job_id > 0 else Answer(1, "", said)
 
     def cancel(self, jobs: Sequence[str], *, state: str = "", signal: str = "") -> Answer:
         """See ``JobControl``. One call."""
         body: dict[str, object] = {"jobs": list(jobs)}
         body |= {"job_state": [state]} if state else {}
         body |= {"signal": signal, "flags": ["BATCH_JOB"]} if signal else {}
-        reply = self._ask("DELETE", "jobs/", body)
-        said = _complaints(reply.errors) or "\n".join(f"{each.step_id}: {each.error.message}" for each in reply.status)
+        reply, said = self._ask("DELETE", "jobs/", body)
+        failed = (each for each in reply.status if each.error.code != 0)
+        said = said or "\n".join(f"{each.step_id}: {each.error.message}" for each in failed)
         return Answer(1 if said else 0, "", said)
 
     def close(self) -> None:
         """See ``JobControl``."""
         self._client.close()
 
-    def _ask(self, method: str, path: str, body: object) -> _Reply:
-        if not self._version:
-            self.check()
-        status, text = self._call(method, f"/slurm/{self._version}/{path}", path.strip("/"), body)
+    def _find_version(self, token: str) -> None:
+        for version in VERSIONS:
+            status, body = self._call(token, "GET", f"/slurm/{version}/ping/", "ping")
+            if status == httpx2.codes.NOT_FOUND:
+                continue
+            reply, said = self._read(status, body)
+            if status != httpx2.codes.OK:
+                raise Unavailable(f"slurmrestd at {self._address} answered {status}", said=said)
+            # A ping with a token that slurmctld refuses has status 200, too.
+            if not any(each.responding for each in reply.pings):
+                hint = _HINTS[httpx2.codes.NETWORK_AUTHENTICATION_REQUIRED]
+                self._token.refused(token)
+                raise Unavailable(f"slurmrestd at {self._address} has no answer of slurmctld, which is down, or {hint}")
+            self._version = version
+            return
+        raise Unavailable(
+            f"slurmrestd at {self._address} has none of the APIs {VERSIONS[0]} to {VERSIONS[-1]}, those of Slurm 24.11 "
+            "to 26.05; use backend: command",
+            said=_shown(body),
+        )
+
+    def _ask(self, method: str, path: str, body: object) -> tuple[_Reply, str]:
+        """The answer to a call, and the errors in it."""
+        token = self._token.get()
+        with self._deadline.within(self._time_limit):
+            if not self._version:
+                self._find_version(token)
+            status, text = self._call(token, method, f"/slurm/{self._version}/{path}", path.strip("/"), body)
+        return self._read(status, text)
+
+    def _read(self, status: int, body: bytes) -> tuple[_Reply, str]:
         try:
-            reply = msgspec.json.decode(text, type=_Reply)
-        except (msgspec.DecodeError, UnicodeEncodeError):
+            reply = msgspec.json.decode(body, type=_Reply)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             reply = None
+        hint = f"; {_HINTS[status]}" if status in _HINTS else ""
         # A proxy may answer with JSON, too; slurmrestd says what was wrong.
         if reply is None or (status != httpx2.codes.OK and not reply.errors):
             self._version = ""  # it may be another slurmrestd by now
-            raise Unavailable(f"slurmrestd at {self._address} answered {status}", said=text[:500])
-        return reply
+            raise Unavailable(f"slurmrestd at {self._address} answered {status}{hint}", said=_shown(body))
+        said = "\n".join(f"{each.description}: {each.error}" for each in reply.errors)
+        return reply, f"{said}{hint}"
 
-    def _call(self, method: str, path: str, what: str, body: object = None) -> tuple[int, str]:
-        """Status and text of an answer. ``what`` stands for the call in the statistics."""
-        headers = {"X-SLURM-USER-TOKEN": self._own_token()}
+    def _call(self, token: str, method: str, path: str, what: str, body: object = None) -> tuple[int, bytes]:
+        """Status and body of an answer. ``what`` stands for the call in the statistics."""
+        # Without compression the limit on the size holds for what is read, too.
+        headers = {"X-SLURM-USER-TOKEN": token, "Accept-Encoding": "identity"}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        content = None if body is None else msgspec.json.encode(body)
         begin, overloaded = self._rate.begins((f"slurmrestd {what}",)), False
         try:
-            answer = self._client.request(method, path, headers=headers, json=body)
-            overloaded = not answer.is_success and is_overloaded(answer.text)
+            with self._client.stream(method, path, headers=headers, content=content) as answer:
+                text = bytearray()
+                for chunk in answer.iter_raw():
+                    text += chunk
+                    if len(text) > _MAX_ANSWER_BYTES:
+                        raise Unavailable(f"slurmrestd at {self._address} answered with over {_MAX_ANSWER_BYTES} bytes")
+            overloaded = not answer.is_success and is_overloaded(_shown(text))
         except httpx2.TimeoutException as error:
             overloaded = True
             raise Unavailable(f"slurmrestd at {self._address} did not answer in time", said=str(error)) from None
         except httpx2.TransportError as error:
-            raise Unavailable(f"slurmrestd at {self._address} does not answer", said=str(error)) from None
+            raise Unavailable(f"slurmrestd at {self._address} does not answer", said=self._unreachable(error)) from None
         finally:
             self._rate.ended(f"slurmrestd {what}", begin, overloaded=overloaded)
-        if answer.status_code in (httpx2.codes.UNAUTHORIZED, httpx2.codes.NETWORK_AUTHENTICATION_REQUIRED):
-            self._renew_at = 0.0
-        return answer.status_code, answer.text
+        if answer.status_code in _HINTS:
+            self._token.refused(token)
+        return answer.status_code, bytes(text)
 
-    def _own_token(self) -> str:
-        """A token of the daemon's user, made anew after half of its time."""
-        with self._lock:
-            if not self._token or self._timer() >= self._renew_at:
-                answer = self._commands.run("scontrol", "token", f"lifespan={_TOKEN_SECONDS}")
-                name, _, token = answer.stdout.strip().partition("=")
-                if answer.status != 0 or name != "SLURM_JWT":
-                    raise failure("scontrol makes no token for slurmrestd (is auth/jwt in AuthAltTypes?)", answer)
-                self._token, self._renew_at = token, self._timer() + _TOKEN_SECONDS / 2
-            return self._token
+    def _unreachable(self, error: BaseException) -> str:
+        """Why there is no connection, and what to do about it."""
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__cause__ or cause.__context__
+        place = self._socket or "there"
+        known = {
+            errno.ENOENT: f"there is no socket {place}: start slurmrestd with {self._address} as its address",
+            errno.ECONNREFUSED: f"nothing listens {'on ' if self._socket else ''}{place}: start slurmrestd",
+            errno.EACCES: f"uid {os.geteuid()} may not connect to {place}; it has to be able to write to the socket",
+        }
+        number = cause.errno if cause is not None else None
+        return known.get(number, str(error)) if number is not None else str(error)
 
 
-def _complaints(errors: Sequence[_Error]) -> str:
-    return "\n".join(f"{each.description}: {each.error}" for each in errors)
+def _shown(body: bytes | bytearray) -> str:
+    return bytes(body[:500]).decode(errors="replace")
