@@ -186,6 +186,9 @@ def refused():
     raises(UsageError, "shape (2,)", kv.push, "b", mx.nd.ones(3))
     kv.push("b", mx.nd.ones(2))
     kv.pull("b", mx.nd.ones(2))
+    kv.push("a", mx.nd.ones(2))
+    raises(UsageError, "cannot be frozen (grad_req='null') later", kv.push, "a", mx.nd.ones(2))
+    kv.push("b", mx.nd.ones(2))
     raises(UsageError, "'d' comes too late: the first step has fixed the job's keys", kv.init, "d", mx.nd.ones(2))
     raises(UsageError, "train all parameters by one Trainer", kv.set_optimizer, mx.optimizer.SGD())
     raises(UsageError, "no optimizer states", kv.save_optimizer_states, "x")
@@ -247,7 +250,7 @@ def trainer():
         warnings.simplefilter("always")
         step(4)
         step(4)
-    assert [("lr_scheduler" in str(w.message)) for w in caught] == [True]
+    assert [("lr_scheduler" in str(w.message), w.filename) for w in caught] == [(True, __file__)]
     assert net.weight.data().asnumpy().tolist() == [[-0.5, -0.5]]
     raises(UserWarning, "batch_size", step, 3)
 

@@ -329,6 +329,8 @@ def keys(options):
         for key, weight in weights.items():
             kvstore.pull(key, out=weight)
         mx.nd.waitall()
+        if options.late:
+            kvstore.init("late", mx.nd.ones(2))
     if options.out and kvstore.rank == 0:
         np.savez(options.out, **{str(key): weight.asnumpy() for key, weight in weights.items()})
 
@@ -352,7 +354,7 @@ def main():
     parser.add_argument("--exit-status", type=int, default=0)
     parser.add_argument("--pace", type=int, default=0)
     parser.add_argument("--devices", type=int, default=1)
-    for flag in ("mean", "local", "schedule", "quietly", "by-name", "weights-only"):
+    for flag in ("mean", "local", "schedule", "quietly", "by-name", "weights-only", "late"):
         parser.add_argument(f"--{flag}", action="store_true")
     for name in ("out", "save", "load", "log"):
         parser.add_argument(f"--{name}", default="")

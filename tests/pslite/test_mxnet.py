@@ -148,6 +148,15 @@ def test_keys_that_are_initialised_within_the_first_step(script, tmp_path):
     close(paths[1], paths[2])
 
 
+def test_a_key_after_the_first_step_ends_the_job_in_all_workers(script):
+    result = run(script("keys", "--late"))
+    assert (result.state, result.versions) == ("failed", 1)
+    assert "'late' comes too late: the first step has fixed the job's keys; give all keys their values" in result.reason
+    assert {task: status for task, status in result.exit_codes.items() if "worker" in task} == {
+        "worker-0": 1, "worker-1": 1,
+    }  # fmt: skip
+
+
 @pytest.mark.slow
 def test_a_row_sparse_script_is_resized_in_the_middle(script, tmp_path):
     out = tmp_path / "out"

@@ -13,7 +13,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any, Literal
 from weakref import WeakSet
 
@@ -42,6 +42,13 @@ _LIBRARIES = tuple(str(Path(file).parent) for file in (mx.__file__, __file__))
 ONE_TRAINER = (
     "train all parameters by one Trainer, or as one Module of a grouped symbol (mx.sym.Group); for networks that train "
     'in turns, such as a GAN\'s, see "Networks that train in turns" in the guide to training scripts'
+)
+
+#: what to do about keys that are not pushed: from the first step on, and later
+_NEVER_PUSHED = "name keys that are never pushed by kvstore.freeze(...)"
+_FROZEN_LATER = (
+    "keys that the first step has pushed cannot be frozen (grad_req='null') later in the same job: save the "
+    "parameters, and go on with them in another job"
 )
 
 #: parameters of Gluon whose values the script has loaded from a file
@@ -218,7 +225,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
                 missing = [t.key for t in self._keys.trained if t.key not in self._pushed]
                 raise UsageError(
                     f"key {one!r} is pushed a second time, but {', '.join(map(repr, missing[:5]))} not yet: "
-                    "every step pushes every key once; name keys that are never pushed by kvstore.freeze(...)"
+                    f"every step pushes every key once; {_FROZEN_LATER if self._started else _NEVER_PUSHED}"
                 )
             if tensor.segment < 0 and not any(t is tensor for t in self._keys.trained):
                 raise UsageError(
@@ -394,10 +401,10 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
 
     def _warn_of_rate(self) -> None:
         if self._rate is not None and self._optimizer.lr != self._rate:
-            warnings.warn(
+            _warn(
                 f"the learning rate has been set to {self._optimizer.lr}, but the servers keep to {self._rate}: "
                 "give the optimizer an lr_scheduler instead",
-                stacklevel=4,
+                *_script_line(),
             )
             self._rate = None
 
@@ -407,10 +414,10 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
             return
         parameters = self._optimizer.param_dict.values() if self._optimizer is not None else ()
         if parameters and all(parameter in LOADED for parameter in parameters):
-            warnings.warn(
+            _warn(
                 "the script has loaded all its parameters from a file; its epochs are counted from 0 (dl2d status): "
                 "if it goes on at a later epoch, have it set kvstore.begin_epoch to that before the first step",
-                stacklevel=2,
+                *_script_line(),
             )
 
     def _note_changes(self) -> None:
@@ -434,10 +441,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
     def _warn_of_lines(self, what: Literal["num_workers", "rank"], now: int, text: str) -> None:
         for (file, line), before in self._read_once[what].items():
             if before >= 0:
-                warnings.warn_explicit(
-                    f"this line has read {what} once, when it was {before}; it is {now} now. {text}",
-                    UserWarning, file, line,
-                )  # fmt: skip
+                _warn(f"this line has read {what} once, when it was {before}; it is {now} now. {text}", file, line)
 
     # --- the beginning --------------------------------------------------------------------------------------------
 
@@ -574,3 +578,16 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
     def _send_command_to_servers(self, head: int, body: str) -> None:  # noqa: ARG002
         """Not there."""
         raise UsageError("servers take no commands of the script: for an optimizer call set_optimizer instead")
+
+
+def _script_line() -> _Line:
+    """Return the line of the script that is being run."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
+    while frame is not None and frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+        frame = frame.f_back
+    return (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0)
+
+
+def _warn(text: str, file: str, line: int) -> None:
+    """Warn of a line of the script."""
+    warnings.warn_explicit(text, UserWarning, file, line)
