@@ -4,8 +4,8 @@
 
 The models are a perceptron of 76 MB (a batch of 256, float32) and ResNet-50 (102 MB, a batch of 128, under autocast to
 bfloat16; needs torchvision), with momentum SGD.  The samples are on the GPU already.  `torch` is PyTorch alone, `alone`
-an elastic job in one process, `1,1` one of a worker and a server (0 servers: all-reduce), in fast mode.  With
-`--pageable` gradients and weights are not page-locked in the host's memory.  The first ten steps do not count.
+an elastic job in one process, `1,1` one of a worker and a server (0 servers: all-reduce), in fast mode.  The first ten
+steps do not count.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from torch.utils.data import TensorDataset
 
 from pslite.testing import run_local
 from pslite.torch import SGD, ElasticJob
-from pslite.torch.gpu import PinnedMemory
 
 SKIPPED = 10
 LR, MOMENTUM = 0.01, 0.9
@@ -110,11 +109,9 @@ def run_once(options: Any, name: str, way: str) -> dict[str, float]:
 def main() -> None:
     options = options_of(
         __doc__, models=["perceptron", "resnet50"], sizes=["1,1", "2,1", "2,2", "2,0"], steps=60, repeats=1,
-        pageable=False, out="",
+        out="",
     )  # fmt: skip
     if options.role:
-        if options.pageable:
-            PinnedMemory.pin = lambda *_: None  # type: ignore[method-assign]
         measured = train(options.models[0], options.steps, elastic=options.role == "elastic")
         Path(options.out, os.environ.get("DL2_TASK", "alone")).write_text(json.dumps(measured))
         return

@@ -239,6 +239,24 @@ def test_a_loop_that_is_under_autocast_as_a_whole_computes_with_the_newest_weigh
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
 
 
+@pytest.fixture
+def chosen_kernels(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("chosen_kernels")
+@pytest.mark.parametrize(("mode", "before", "after"), [("fast", 0, 0), ("exact", 0, 1), ("exact", 2, 2)])
+def test_exact_mode_on_a_gpu_asks_for_kernels_that_repeat(monkeypatch, mode, before, after):
+    # no GPU is at hand, nor needed to see what is asked for: 1 is a warning where there is no such kernel, 2 an error
+    monkeypatch.setattr("pslite.torch.parameters.ParameterLayout.device", property(lambda _: torch.device("cuda")))
+    torch.set_deterministic_debug_mode(before)
+    ElasticJob(network(), optimizer=SGD(lr=0.1), dataset=data(), batch_size=16, epochs=1, mode=mode)
+    assert torch.get_deterministic_debug_mode() == after
+
+
 def test_zero_grad_in_the_loop_does_no_harm():
     one, two = network(), network()
     job = ElasticJob(one, optimizer=SGD(lr=0.05), dataset=data(), batch_size=16, epochs=3, seed=4, mode="exact")

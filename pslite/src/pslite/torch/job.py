@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, Unpack
 
@@ -11,7 +12,6 @@ from torch.utils.data import default_collate
 from pslite.errors import UsageError
 from pslite.job.job_spec import Descent
 from pslite.numeric.gradient_sums import Bundle
-from pslite.torch.gpu import repeatable_kernels
 from pslite.torch.memory_reuse import keep_freed_memory
 from pslite.torch.parameters import Group, ParameterLayout
 from pslite.worker.training_loop import Indices, LoopJob, LoopSettings
@@ -77,7 +77,7 @@ class ElasticJob(LoopJob):
             threads = threads or 1
             keep_freed_memory()
             if self._layout.device.type == "cuda":
-                repeatable_kernels()
+                _choose_repeatable_kernels()
         if threads:
             torch.set_num_threads(threads)
 
@@ -133,3 +133,15 @@ class ElasticJob(LoopJob):
         several = getattr(self._dataset, "__getitems__", None)
         places = indices.tolist()
         return self._collate(several(places) if several else [self._dataset[place] for place in places])
+
+
+def _choose_repeatable_kernels() -> None:
+    """Have torch choose GPU kernels that give the same bits each time, and warn where there is none.
+
+    If the script has called `torch.use_deterministic_algorithms(True)`, that stays: errors instead of warnings.
+    """
+    # without a fixed workspace torch says that matrix products may not repeat
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.backends.cudnn.benchmark = False
+    if not torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(True, warn_only=True)

@@ -13,7 +13,6 @@ from pslite.job.blocks import digest_of_fixed
 from pslite.job.job_spec import Descent, Mean, Part, Segment
 from pslite.numeric.gradient_sums import Bundle
 from pslite.numeric.sparse_rows import Rows
-from pslite.torch.gpu import PinnedMemory
 
 _DTYPES: dict[torch.dtype, Literal["float32", "float64"]] = {torch.float32: "float32", torch.float64: "float64"}
 
@@ -98,7 +97,6 @@ class ParameterLayout:
         #: by bundle (0: on another device), the parameters' views of it
         self._placed: dict[int, list[list[torch.Tensor]]] = {}
         self._gradients: dict[int, list[list[torch.Tensor]]] = {}
-        self._pinned = PinnedMemory(self._device)
 
     def _buffer_part(self, name: str) -> Part:
         buffer = self._model.get_buffer(name)
@@ -120,7 +118,6 @@ class ParameterLayout:
         """Move the parameters into the flat arrays; from here on they are views of them."""
         hosts = [torch.from_numpy(array) for array in weights.arrays[: len(self._parameters)]]
         if self._staged:
-            self._pin(weights)
             self._values = [torch.empty_like(host, device=self._device) for host in hosts]
             self._staging = [torch.zeros_like(flat) for flat in self._values]
         for parameters, views in zip(self._parameters, self._weights_in(weights), strict=True):
@@ -138,7 +135,6 @@ class ParameterLayout:
     def load(self, weights: Bundle) -> None:
         """Bring new weights and buffers into the model."""
         if self._staged:
-            self._pin(weights)
             for flat, array in zip(self._values, weights.arrays, strict=False):
                 flat.copy_(torch.from_numpy(array))
         # A session has two bundles, and fills one while the other is in use.  Modules move their parameters too, such
@@ -153,10 +149,6 @@ class ParameterLayout:
                 parameter.data = view
         torch.clear_autocast_cache()  # a loop under torch.autocast as a whole would go on with casts of the old weights
         self.load_buffers(weights)
-
-    def _pin(self, bundle: Bundle) -> None:
-        if self._device.type == "cuda":
-            self._pinned.pin(bundle)
 
     def load_buffers(self, weights: Bundle) -> None:
         """Set the model's buffers to the version's values."""
@@ -246,8 +238,6 @@ class ParameterLayout:
 
     def collect_gradients(self, bundle: Bundle, *, add: bool) -> None:
         """Bring into the bundle what backward has not written there: rows of tables, and all that is added."""
-        if self._staged:
-            self._pin(bundle)
         for segment, flat, array in zip(self.segments, self._staging, bundle.arrays, strict=False):
             if not segment.sparse:
                 host = torch.from_numpy(array)
