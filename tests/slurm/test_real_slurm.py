@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 import subprocess
 import sys
 import time
@@ -221,6 +222,47 @@ def test_the_nodes_that_jobs_may_use_are_those_on_which_slurm_starts_their_tasks
         real.cluster.run("scancel", "-u", real.alice.name)
         real.cluster.wait_until(lambda: not real.cluster.running(), "all jobs are gone")
         real.cluster.run("scontrol", "delete", "reservationname=ml")
+
+
+#: Words of ``scontrol show job`` and variables of batch scripts that differ between any two jobs, ...
+OF_EACH_JOB = (
+    *("JobId", "SLURM_JOBID", "SLURM_JOB_ID", "SLURM_JOB_SLUID", "SLURM_TASK_PID"),
+    *("AllocNode", "SLURM_TOPOLOGY"),
+)
+#: ... and those that only sbatch sets, for its own host, for MPI programs that start others, and for job steps.
+OF_SBATCH = (
+    *("SLURM_SUBMIT_", "SLURM_PRIO_PROCESS", "SLURM_TRES_PER_TASK", "TresPerTask", "OOMKillStep=0"),
+    *("HYDRA_", "I_MPI_", "OMPI_", "PRTE_"),
+)
+
+
+def test_both_backends_submit_the_same_job(private_slurm: Real) -> None:
+    if not private_slurm.cluster.slurmrestd:
+        pytest.skip("needs a slurmrestd that takes a node for a job")
+    options = ["--nice=7", "--time=12:30", "--exclude=n3", "--wckey=w"]
+    script = "umask >out; ulimit -a >>out; pwd >>out; id >>out; env -0 >env"
+    demand, home = Resources.of({"cpu": 2, "memory": 100, "gpu": 1}), private_slurm.alice.home
+    found: list[set[str]] = []
+    for backend in ("command", "rest"):
+        private_slurm.cluster.use_backend(backend)
+        manager = manager_of(private_slurm.cluster, sbatch_options=options)
+        try:
+            job = manager.submit(alices(private_slurm, script, demand=demand))
+            assert wait_for_end(private_slurm, manager, job).state is RmJobState.DONE
+            shown = private_slurm.cluster.run("scontrol", "show", "job", job).stdout
+        finally:
+            manager.close()
+            private_slurm.cluster.use_backend("command")
+        words = (word for line in shown.splitlines() if "SubmitLine" not in line for word in line.split())
+        found.append({*words, *(home / "env").read_text().split("\0"), (home / "out").read_text()})
+        private_slurm.cluster.clear()
+        (home / "env").unlink()
+        (home / "out").unlink()
+    differing = found[0] ^ found[1]
+    at = re.compile(r"\w*(Time|TIME|LastSchedEval|Scheduler)=")
+    assert {
+        word for word in differing if not word.startswith((*OF_EACH_JOB, *OF_SBATCH)) and not at.match(word)
+    } == set()
 
 
 def test_without_a_demand_for_gpus_there_are_none(real: Real, manager: SlurmManager) -> None:

@@ -133,7 +133,12 @@ def test_a_task_is_submitted_as_its_owner(
         "user_id": "1001",
         "group_id": "1002",
         "current_working_directory": "/home/alice",
-        "environment": [f"PATH={slurm.folder}", "SLURM_CONF=/x/slurm.conf", "SLURM_UMASK=0022"],
+        "environment": [
+            f"PATH={slurm.folder}",
+            "SLURM_CONF=/x/slurm.conf",
+            "SLURM_UMASK=0022",
+            "SLURM_CPUS_PER_TASK=2",
+        ],
         "name": "dl2-12-worker-1",
         "comment": "dl2:fake.12.1795000000:worker-1",
         "standard_output": "dl2-12-worker-1.out",
@@ -229,6 +234,7 @@ def test_a_job_has_the_environment_mask_folder_and_script_that_sbatch_gives_it(
     assert job.pop("script") == sbatch.stdin
     environment = dict(each.split("=", 1) for each in job.pop("environment"))
     assert int(environment.pop("SLURM_UMASK"), 8) == sbatch.umask
+    assert environment.pop("SLURM_CPUS_PER_TASK") == "2"  # which a real sbatch sets
     # The interpreter of the fake sets a locale.
     assert environment == {name: value for name, value in sbatch.env.items() if name != "LC_CTYPE"}
     assert "--export=ALL" in sbatch.argv

@@ -151,10 +151,13 @@ def job_description(options: Sequence[str], script: str, environment: Mapping[st
         if not _VARIABLE.fullmatch(name):
             raise Rejected(f"the variable {name!r} cannot be used with backend: rest")
         _check_text(f"the variable {name}", value, _CONTROL)
-    # sbatch tells slurmd its own mask this way.
+    fields = job_fields(options)
+    # sbatch tells slurmd its own mask this way, and the job its option.
     variables = {**environment, "SLURM_UMASK": f"{UMASK:04o}"}
+    if "cpus_per_task" in fields:
+        variables["SLURM_CPUS_PER_TASK"] = str(fields["cpus_per_task"])
     return {
-        **job_fields(options),
+        **fields,
         "environment": [f"{name}={value}" for name, value in variables.items()],
         "script": script,
     }
