@@ -103,6 +103,9 @@ def _register_with_module(create: Callable[[Any, int, Any], Any]) -> None:
     base_module.BaseModule.fit = fit
 
     def init_optimizer(self: Any, kvstore: Any = "local", *arguments: Any, **named: Any) -> None:
+        if self.optimizer_initialized and not named.get("force_init"):
+            initialise(self, kvstore, *arguments, **named)  # fit again: the Module keeps its KVStore
+            return
         if isinstance(kvstore, str) and kvstore.lower() in {NAME, *SYNC, *ASYNC}:
             kvstore = mx.kv.create(kvstore)
         if isinstance(kvstore, ElasticKVStore) and not kvstore.started:
