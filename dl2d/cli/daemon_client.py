@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,8 +19,8 @@ from pslite.launch.daemon_http import CERTIFICATE_VARIABLE, certificate_text
 _SECONDS = 30.0
 #: With what other accounts than the daemon's submit and end jobs, by resource manager.
 _OTHER_ACCOUNTS = {"yarn": "`dl2d submit --rm yarn` and `yarn app -stop NAME`", "slurm": "sbatch and scancel"}
-#: For how long a request is repeated that the daemon refuses because of its own start, and how often.
-_START_SECONDS, _PAUSE_SECONDS = 30.0, 1.0
+#: For how long a request is repeated that the daemon refuses because of its own start.
+_START_SECONDS = 30.0
 
 
 class DaemonClient:
@@ -92,9 +92,7 @@ class DaemonClient:
             ) from error
 
     def _call(self, method: str, path: str, body: object = None) -> dict[str, Any]:
-        end = time.monotonic() + _START_SECONDS
-        while "Retry-After" in (answer := self._send(method, path, body)).headers and time.monotonic() < end:
-            time.sleep(_PAUSE_SECONDS)
+        answer = repeat_refused(lambda: self._send(method, path, body), _START_SECONDS)
         try:
             content = answer.json()
         except ValueError:
@@ -117,10 +115,21 @@ class DaemonClient:
                 raise Unavailable(
                     f"the daemon has just started and accepts no requests yet ({text}); try again in a minute"
                 )
-            case 503:
+            case 429 | 503:
                 raise Unavailable(text)
             case _:
                 raise Dl2dError(f"the daemon failed: {text}; see its log: `journalctl -u dl2d`")
+
+
+def repeat_refused(send: Callable[[], httpx2.Response], seconds: float) -> httpx2.Response:
+    """Send a request again for so long while the daemon says after which time to try again; return the last answer."""
+    end = time.monotonic() + seconds
+    while (said := (answer := send()).headers.get("Retry-After")) is not None:
+        pause = float(said) if said.isdecimal() else 1.0
+        if time.monotonic() + pause > end:
+            break
+        time.sleep(pause)
+    return answer
 
 
 def daemon_url(settings: Settings) -> str:

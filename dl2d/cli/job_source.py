@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from urllib.parse import urlencode
 import httpx2
 import msgspec
 
+from dl2d.cli.daemon_client import repeat_refused
 from dl2d.cli.daemon_health import DaemonHealth, ask_health, daemon_health
 from dl2d.cli.options import reading
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
@@ -30,8 +30,8 @@ from pslite.launch.munge import munge_credential
 _SECONDS = 30.0
 #: Seconds to wait for the daemon to say how it is.
 _HEALTH_SECONDS = 2.0
-#: For how long a request is repeated that the daemon refuses because it answers too many, and how often.
-_BUSY_SECONDS, _PAUSE_SECONDS = 20.0, 1.0
+#: For how long a request is repeated that the daemon refuses because it answers too many.
+_BUSY_SECONDS = 20.0
 _View = TypeVar("_View")
 
 
@@ -152,9 +152,7 @@ class ApiViews:
 
     def _get(self, path: str, kind: type[_View], **query: object) -> _View:
         target = f"{path}?{urlencode({name: value for name, value in query.items() if value is not None})}"
-        end = time.monotonic() + _BUSY_SECONDS
-        while "Retry-After" in (answer := self._send(target)).headers and time.monotonic() < end:
-            time.sleep(_PAUSE_SECONDS)
+        answer = repeat_refused(lambda: self._send(target), _BUSY_SECONDS)
         if answer.is_success:
             try:
                 return decode(answer.content, kind)
@@ -192,7 +190,9 @@ class ApiViews:
             case 422:
                 key, _, problem = text.partition(": ")
                 return RequestError(key, problem)
-            case 429 | 503:
+            case 429:
+                return Unavailable(f"the daemon at {self._url} has refused this for {_BUSY_SECONDS:g} s: {text}")
+            case 503:
                 return Unavailable(text)
             case _:
                 return Dl2dError(f"the daemon at {self._url} failed: {text}; its version may be another one")

@@ -216,6 +216,29 @@ def test_without_munge_it_is_said_what_it_is_for(
     assert "has to know who asks, but munge is not installed on this node" in ran.err
 
 
+def test_a_user_who_asks_too_often_is_asked_to_wait_and_the_command_does(
+    dl2d: Dl2d, hidden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with closing(VouchedWorld(url=store_url(tmp_path), view_burst=1.0)) as world:
+        write_address(tmp_path, world.api_url)
+        assert dl2d("status", "-c", hidden).status == 0
+        with monkeypatch.context() as patched:
+            patched.setattr(job_source, "_BUSY_SECONDS", 0.5)
+            ran = dl2d("status", "-c", hidden)
+        assert ran.status == 1
+        assert "has refused this for 0.5 s: too many requests of this user; try again in a few seconds" in ran.err
+        asked = []
+
+        def authenticate(credential: str, payload: str) -> int:
+            asked.append(payload)
+            world.now += len(asked) - 1
+            return world.uid
+
+        world.manager.authenticate_user = authenticate  # type: ignore[method-assign]
+        assert dl2d("status", "-c", hidden).status == 0
+        assert len(asked) == 2
+
+
 def test_decisions_are_made_again_from_the_store_only(dl2d: Dl2d, world: VouchedWorld, hidden: Path, tmp_path: Path):
     write_address(tmp_path, world.api_url)
     ran = dl2d("why", "first", "--recompute", "-c", hidden)

@@ -148,7 +148,6 @@ def test_a_daemon_that_has_just_started_is_asked_again(dl2d: Dl2d, site: Site, m
         return listing(*arguments)
 
     monkeypatch.setattr(site.world.manager, "listing", refuse_first)
-    monkeypatch.setattr(daemon_client, "_PAUSE_SECONDS", 0.0)
     with monkeypatch.context() as patched:
         patched.setattr(daemon_client, "_START_SECONDS", 0.0)
         ran = dl2d("submit", site.job(), "-c", site.config)

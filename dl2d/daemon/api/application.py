@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 
 import structlog
 from fastapi import FastAPI, Request
@@ -23,6 +24,7 @@ from dl2d.core.errors import (
     Unavailable,
     Waiting,
 )
+from dl2d.daemon.api.authentication import take_turn
 from dl2d.daemon.api.dependencies import Services
 from dl2d.daemon.api.routes import ROUTERS
 
@@ -54,6 +56,7 @@ def create_api(services: Services) -> FastAPI:
 
 
 async def _explain_error(request: Request, error: Dl2dError) -> Response:
+    await _wait_for_turn(request)
     status = next((code for kind, code in _STATUS if isinstance(error, kind)), 500)
     # A store that is away is reported by every tick; the heartbeats of all coordinators would repeat it.
     say = log.debug if isinstance(error, StoreUnavailable) else log.warning
@@ -65,16 +68,22 @@ async def _explain_error(request: Request, error: Dl2dError) -> Response:
 
 
 async def _explain_status(request: Request, error: HTTPException) -> Response:
-    del request
+    await _wait_for_turn(request)
     # The connection stays open: a client that is still sending would not see the answer otherwise. What it sends of a
     # refused body is dropped as it comes, until the request's deadline.
     return _error(error.status_code, str(error.detail), error.headers)
 
 
 async def _explain_body(request: Request, error: RequestValidationError) -> Response:
+    await _wait_for_turn(request)
     problems = "; ".join(f"{'.'.join(map(str, item['loc'][1:]))}: {item['msg']}" for item in error.errors())
     log.warning("malformed request", path=request.url.path, problems=problems)
     return _error(422, f"malformed request: {problems}")
+
+
+async def _wait_for_turn(request: Request) -> None:
+    with suppress(HTTPException):  # the client has gone
+        await take_turn(request)
 
 
 def _error(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:

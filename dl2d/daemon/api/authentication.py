@@ -1,23 +1,25 @@
 """Authentication of requests by bearer credentials, before their bodies are read: one for each job, one for submission.
 
 Each router has a class of routes that says who may call them. Requests without a valid credential count towards the
-rate limit of their address; those with one do not.
+rate limit of their address, and wait for a turn of that address; those with one do not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import Any, ClassVar
 
 import structlog
 from fastapi import Depends, HTTPException, Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
+from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
 from dl2d.core.jobs import Job, JobKey
 from dl2d.daemon.api.admission import MAX_LAUNCH_BYTES
-from dl2d.daemon.api.connections import is_loopback
+from dl2d.daemon.api.connections import Connection, client_group, is_loopback, too_many
 from dl2d.daemon.api.dependencies import Services
 
 log = structlog.get_logger()
@@ -47,10 +49,17 @@ class PublicRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def admitted(request: Request) -> Response:
+            if not self.authenticate(request):
+                await take_turn(request)
             self.admit(request)
             return await self.serve(Request(request.scope, _limited(request, self.max_body)), handle)
 
         return admitted
+
+    def authenticate(self, request: Request) -> bool:
+        """Whether a request shows the credential of this route, which all may call if there is none."""
+        del request
+        return False
 
     def admit(self, request: Request) -> None:
         """Check a request by its head, before its body is read; raises HTTPException."""
@@ -66,18 +75,25 @@ class JobRoute(PublicRoute):
 
     max_body = MAX_BODY_BYTES
 
+    def authenticate(self, request: Request) -> bool:
+        """Whether it shows the credential of the job in its path."""
+        with suppress(ValueError):
+            key = JobKey.from_slug(request.path_params["slug"])
+            connection_of(request).authenticated = _services(request).credentials.is_for_job(key, _bearer(request))
+        return connection_of(request).authenticated
+
     def admit(self, request: Request) -> None:
-        """Refuse a request without the credential of the job in its path."""
+        """Refuse a request without that credential."""
+        if connection_of(request).authenticated:
+            return
+        _take_rate(request)
         slug = request.path_params["slug"]
         try:
-            key = JobKey.from_slug(slug)
+            JobKey.from_slug(slug)
         except ValueError:
-            _take_rate(request)
             raise HTTPException(404, f"{slug!r} is not the name of a job") from None
-        if not _services(request).credentials.is_for_job(key, _bearer(request)):
-            _take_rate(request)
-            log.warning("wrong credential", job=slug)
-            raise HTTPException(403, f"this is not the credential of job {slug}")
+        log.warning("wrong credential", job=slug)
+        raise HTTPException(403, f"this is not the credential of job {slug}")
 
 
 class HeartbeatRoute(JobRoute):
@@ -90,7 +106,17 @@ class HeartbeatRoute(JobRoute):
         chunked = "content-length" not in request.headers
         size = self.max_body if chunked else _declared_length(request, self.max_body)
         if not _services(request).heartbeat_rate.take(request.path_params["slug"], 1 + size // BYTES_PER_HEARTBEAT):
-            raise HTTPException(429, "too many heartbeats of this job, or too large ones; try again later")
+            raise too_many("heartbeats of this job, or too large ones")
+
+    async def serve(self, request: Request, handle: Callable[[Request], Awaitable[Response]]) -> Response:
+        """Answer an admitted request in a turn of its job, once it has arrived whole."""
+        try:
+            await request.body()
+        except ClientDisconnect:
+            return Response(status_code=400)
+        turns = _services(request).heartbeat_turns
+        async with turns.turn(request.path_params["slug"], connection_of(request)):
+            return await handle(request)
 
 
 class ContainerRoute(JobRoute):
@@ -104,9 +130,14 @@ class SubmissionRoute(PublicRoute):
 
     max_body = MAX_BODY_BYTES
 
+    def authenticate(self, request: Request) -> bool:
+        """Whether it shows the submission credential."""
+        connection_of(request).authenticated = shows_submission_credential(request)
+        return connection_of(request).authenticated
+
     def admit(self, request: Request) -> None:
-        """Refuse a request without the submission credential."""
-        if not shows_submission_credential(request):
+        """Refuse a request without that credential."""
+        if not connection_of(request).authenticated:
             _take_rate(request)
             log.warning("wrong submission credential")
             raise HTTPException(403, "this is not the credential of the daemon's account")
@@ -130,10 +161,35 @@ def refuse_clear_text(request: Request) -> None:
         )
 
 
+async def take_turn(request: Request) -> None:
+    """Let a request without a valid credential, or one that is refused, wait for its turn; each waits once.
+
+    Otherwise clients that are refused at once and repeat their requests would take all the time of the event loop.
+    Raises HTTPException where the client has closed the connection meanwhile.
+    """
+    if not getattr(request.state, "had_turn", False):
+        request.state.had_turn = True
+        connection = connection_of(request)
+        client = request.path_params.get("slug", "") if connection.authenticated else address_of(request)
+        async with _services(request).public_turns.turn(client, connection):
+            pass
+
+
+def connection_of(request: Request) -> Connection:
+    """The connection on which a request has come."""
+    connection: Connection = request.state.connection
+    return connection
+
+
+def address_of(request: Request) -> str:
+    """What counts as the address from which a request comes."""
+    return client_group(request.client.host if request.client else "")
+
+
 def _take_rate(request: Request) -> None:
     """Count a request without a credential; refuse it where its address has sent too many."""
-    if not _services(request).rate.take(request.client.host if request.client else ""):
-        raise HTTPException(429, "too many requests without a valid credential from this address; try again later")
+    if not _services(request).rate.take(address_of(request)):
+        raise too_many("requests without a valid credential from this address")
 
 
 def _declared_length(request: Request, limit: int) -> int:

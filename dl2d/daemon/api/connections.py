@@ -1,6 +1,7 @@
-"""Limits of the job API: numbers of connections, time for a request to arrive, rates, and requests of users at once.
+"""Limits of the job API: numbers of connections, time for a request to arrive, rates, and turns of clients.
 
 uvicorn limits only the time between two requests: a client that sends a byte now and then would keep its connection.
+Heartbeats come first: requests without a job's credential begin one after the other, and their connections make way.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,18 +26,27 @@ HEARTBEATS_PER_SECOND = 50.0
 #: Requests that each user may send with credentials of their own.
 VIEWS_PER_SECOND = 2.0
 _MAX_AUTHENTICATING, _MAX_VIEWING = 2, 1
+#: Time from the answer to one user to the beginning of the next one, seconds.
+_VIEW_PAUSE_SECONDS = 0.02
+#: Requests of users of one address that may wait to be authenticated.
+_MAX_WAITING = 64
+#: Time from the beginning of one request without a job's credential, or one refusal, to the next, seconds. Each takes
+#: the event loop one to three milliseconds, in which no heartbeat is read.
+PUBLIC_SECONDS = 0.01
+#: Heartbeats that are served at once, each of another job. The server has 40 threads.
+MAX_HEARTBEATS = 16
 #: Maximum number of connections that are accepted in one turn of the event loop. Connections that are closed to make
 #: room are closed in the next turn, so up to this many more may be open; asyncio alone would accept 2048.
-_MAX_ACCEPTED_IN_TURN = 64
+_MAX_ACCEPTED_IN_TURN = 16
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
     """Limits of the connections of one server."""
 
-    #: Connections of one address at a time.
+    #: Connections of one address at a time; one more closes another one of that address (``ConnectionTable.add``).
     per_address: int = 256
-    #: Connections at a time; one more closes the oldest one on which no request is being answered.
+    #: Connections at a time; one more closes one of the address that has the most.
     total: int = 2048
     #: Seconds for a request to arrive whole, from its first byte on, or on a new connection from its beginning on; and
     #: for a TLS handshake.
@@ -68,31 +78,35 @@ class ConnectionTable:
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
-        self._groups: Counter[str] = Counter()
-        #: Open connections by file descriptor, in order of arrival.
-        self._open: OrderedDict[int, _AcceptedSocket] = OrderedDict()
-        #: Groups whose connections were refused and that still have as many as they may.
-        self._refused: set[str] = set()
+        #: Open connections by group and file descriptor, in order of arrival.
+        self._groups: dict[str, dict[int, _AcceptedSocket]] = {}
+        self._open: dict[int, _AcceptedSocket] = {}
+        #: Groups that had as many as they may, and have not had less than half of it since.
+        self._crowded: set[str] = set()
 
     def protocol(self, **arguments: Any) -> asyncio.Protocol:
         """Handler of a new connection; uvicorn calls this for each, after its TLS handshake."""
-        return _Connection(self, **arguments)
+        return Connection(self, **arguments)
 
     def add(self, accepted: _AcceptedSocket) -> bool:
-        """Count a connection; false where it is to be closed."""
+        """Count a connection; false where it is to be closed, since nothing makes way for it.
+
+        The oldest connection without a whole request makes way, or else the oldest one whose request has shown no
+        credential. A connection whose request has shown one and is being answered never does, so nobody who fills an
+        address with connections keeps the coordinators on it from the daemon.
+        """
         group = accepted.group
-        if self._groups[group] >= self.limits.per_address:
-            if group not in self._refused:
+        own = self._groups.get(group, {})
+        if len(own) >= self.limits.per_address:
+            if group not in self._crowded:
                 log.warning("too many connections of one address", address=group, limit=self.limits.per_address)
-                self._refused.add(group)
-            return False
-        if len(self._open) >= self.limits.total:
-            oldest = next((other for other in self._open.values() if not other.in_work), None)
-            if oldest is None:
+                self._crowded.add(group)
+            if not _make_way(own):
                 return False
-            oldest.abort()
+        elif len(self._open) >= self.limits.total and not _make_way(max(self._groups.values(), key=len)):
+            return False
         self._open[accepted.fileno()] = accepted
-        self._groups[group] += 1
+        self._groups.setdefault(group, {})[accepted.fileno()] = accepted
         return True
 
     def remove(self, accepted: _AcceptedSocket) -> None:
@@ -100,18 +114,33 @@ class ConnectionTable:
         group, descriptor = accepted.group, accepted.fileno()
         if self._open.get(descriptor) is not accepted:
             return
-        del self._open[descriptor]
-        self._refused.discard(group)
-        self._groups[group] -= 1
+        del self._open[descriptor], self._groups[group][descriptor]
+        if len(self._groups[group]) <= self.limits.per_address // 2:
+            self._crowded.discard(group)
         if not self._groups[group]:
             del self._groups[group]
 
-    def attach(self, connection: _Connection, descriptor: int) -> None:
+    def attach(self, connection: Connection, descriptor: int) -> None:
         """Give the accepted connection with this file descriptor its handler, and end its time for a TLS handshake."""
         accepted = self._open.get(descriptor)
         if accepted is not None:
             accepted.connection = connection
             accepted.clear_deadline()
+
+
+def _make_way(connections: dict[int, _AcceptedSocket]) -> bool:
+    """Close the first of some connections that may be closed."""
+    waiting = None
+    for accepted in connections.values():
+        connection = accepted.connection
+        if connection is None or not connection.in_work:
+            accepted.abort()
+            return True
+        if waiting is None and not connection.authenticated:
+            waiting = accepted
+    if waiting is not None:
+        waiting.abort()
+    return waiting is not None
 
 
 class ListeningSocket(socket.socket):
@@ -155,14 +184,9 @@ class _AcceptedSocket(socket.socket):
         self._table = table
         self.group = group
         #: uvicorn's handler; None before it is made.
-        self.connection: _Connection | None = None
+        self.connection: Connection | None = None
         seconds = table.limits.request_seconds
         self._deadline: asyncio.TimerHandle | None = asyncio.get_running_loop().call_later(seconds, self.abort)
-
-    @property
-    def in_work(self) -> bool:
-        """Whether a request has arrived whole and is not answered yet."""
-        return self.connection is not None and self.connection.in_work
 
     def abort(self) -> None:
         """End the connection at once."""
@@ -184,13 +208,18 @@ class _AcceptedSocket(socket.socket):
         super().close()
 
 
-class _Connection(H11Protocol):
-    """uvicorn's handler of a connection, with a deadline for each request."""
+class Connection(H11Protocol):
+    """uvicorn's handler of a connection, with a deadline for each request; requests find it as ``state.connection``."""
 
     def __init__(self, table: ConnectionTable, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._table = table
         self._deadline: asyncio.TimerHandle | None = None
+        self.app_state = {**self.app_state, "connection": self}
+        #: Whether the present request has shown the credential that its route asks for.
+        self.authenticated = False
+        #: The turn that the present request waits for.
+        self.turn: asyncio.Future[None] | None = None
 
     @property
     def in_work(self) -> bool:
@@ -210,6 +239,7 @@ class _Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         self._clear_deadline()
+        self.authenticated = False
         super().on_response_complete()
         # The next request may have arrived together with this one: its handling has begun.
         if not self.cycle.response_complete:
@@ -218,6 +248,8 @@ class _Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._clear_deadline()
         super().connection_lost(exc)
+        if self.turn is not None and not self.turn.done():
+            self.turn.set_exception(_client_gone())
 
     def _set_deadline(self) -> None:
         self._clear_deadline()
@@ -259,11 +291,92 @@ class RateLimiter:
         return allowed
 
 
+class FairTurns:
+    """Turns of clients, so many at once; those who wait take turns, however many requests each of them has.
+
+    For the thread of the event loop.
+
+    Parameters
+    ----------
+    at_once
+        Turns at a time.
+    each
+        Turns of one client at a time.
+    pause
+        Seconds from the end of a turn to the one that takes its place.
+    """
+
+    def __init__(self, at_once: int, *, each: int = 1, pause: float = 0.0) -> None:
+        self._free = at_once
+        self._each = each
+        self._pause = pause
+        self._held: Counter[str] = Counter()
+        #: Those who wait, by client, in order of their turns.
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+
+    def waiting(self, client: str) -> int:
+        """How many requests of a client wait."""
+        return len(self._waiting.get(client, ()))
+
+    @contextlib.asynccontextmanager
+    async def turn(self, client: str, connection: Connection) -> AsyncIterator[None]:
+        """A turn; raises HTTPException where the connection of the request is closed while it waits."""
+        await self.take(client, connection)
+        try:
+            yield
+        finally:
+            self.give_back(client)
+
+    async def take(self, client: str, connection: Connection) -> None:
+        """Wait for a turn, which is to be given back; raises as ``turn``."""
+        if connection.transport.is_closing():
+            raise _client_gone()
+        if self._free and self._held[client] < self._each:
+            self._hold(client)
+            return
+        granted = connection.turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(client, deque()).append(granted)
+        try:
+            await granted
+        except BaseException:
+            if granted.done() and not granted.cancelled() and granted.exception() is None:
+                self.give_back(client)  # granted, and cancelled before it was noticed
+            raise
+
+    def give_back(self, client: str) -> None:
+        """End a turn of a client."""
+        if self._pause:
+            asyncio.get_running_loop().call_later(self._pause, self._end, client)
+        else:
+            self._end(client)
+
+    def _hold(self, client: str) -> None:
+        self._free -= 1
+        self._held[client] += 1
+
+    def _end(self, client: str) -> None:
+        self._free += 1
+        self._held[client] -= 1
+        if not self._held[client]:
+            del self._held[client]
+        while self._free:
+            following = next((each for each in self._waiting if self._held[each] < self._each), None)
+            if following is None:
+                return
+            requests = self._waiting.pop(following)
+            while requests and requests[0].done():  # it waits no more
+                requests.popleft()
+            if requests:
+                self._hold(following)
+                requests.popleft().set_result(None)
+            if requests:
+                self._waiting[following] = requests  # behind the others
+
+
 class UserTurns:
     """Bounds the requests of users that are served at once, so that they leave threads and time for heartbeats.
 
-    Others wait in order of arrival, so that those of one user or address keep nobody else from a turn. For the thread
-    of the event loop.
+    Others wait, those of each address in order of arrival and the addresses in turn. For the thread of the event loop.
 
     Parameters
     ----------
@@ -276,41 +389,52 @@ class UserTurns:
     def __init__(self, rate: RateLimiter, *, seconds: float = 10.0) -> None:
         self._rate = rate
         self._seconds = seconds
-        self._authenticating = asyncio.Semaphore(_MAX_AUTHENTICATING)
-        self._viewing = asyncio.Semaphore(_MAX_VIEWING)
+        self._authenticating = FairTurns(_MAX_AUTHENTICATING, each=_MAX_AUTHENTICATING)
+        self._viewing = FairTurns(_MAX_VIEWING, pause=_VIEW_PAUSE_SECONDS)
         self._users: set[int] = set()
 
     @contextlib.asynccontextmanager
-    async def authenticating(self) -> AsyncIterator[None]:
+    async def authenticating(self, address: str, connection: Connection) -> AsyncIterator[None]:
         """A turn to verify a credential; raises HTTPException, with the time after which to try again."""
-        async with self._turn(self._authenticating):
+        if self._authenticating.waiting(address) >= _MAX_WAITING:
+            raise too_many("requests of users of this address")
+        async with self._turn(self._authenticating, address, connection):
             yield
 
     @contextlib.asynccontextmanager
-    async def viewing(self, uid: int) -> AsyncIterator[None]:
+    async def viewing(self, uid: int, connection: Connection) -> AsyncIterator[None]:
         """A turn to read what a user sees, one at a time for each; raises as ``authenticating``."""
         if uid in self._users:
             raise _later(503, "another request of this user is being answered")
         if not self._rate.take(str(uid)):
-            raise _later(429, "too many requests of this user")
+            raise too_many("requests of this user")
         self._users.add(uid)
         try:
-            async with self._turn(self._viewing):
+            async with self._turn(self._viewing, str(uid), connection):
                 yield
         finally:
             self._users.remove(uid)
 
     @contextlib.asynccontextmanager
-    async def _turn(self, turns: asyncio.Semaphore) -> AsyncIterator[None]:
+    async def _turn(self, turns: FairTurns, client: str, connection: Connection) -> AsyncIterator[None]:
         try:
             async with asyncio.timeout(self._seconds):
-                await turns.acquire()
+                await turns.take(client, connection)
         except TimeoutError:
             raise _later(503, "the daemon answers many users now") from None
         try:
             yield
         finally:
-            turns.release()
+            turns.give_back(client)
+
+
+def too_many(what: str) -> HTTPException:
+    """The refusal of a request that exceeds a rate or a number."""
+    return _later(429, f"too many {what}")
+
+
+def _client_gone() -> HTTPException:
+    return HTTPException(503, "the client has closed its connection")  # nobody reads it
 
 
 def _later(status: int, problem: str) -> HTTPException:

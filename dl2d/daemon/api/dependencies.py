@@ -14,7 +14,7 @@ from dl2d.core.errors import Unavailable
 from dl2d.core.policy_registry import SiteStore
 from dl2d.core.resource_manager import Anchor, Capabilities, ResourceManager, RmIdentity, RmListing, TaskSpec
 from dl2d.daemon.api.admission import Admission
-from dl2d.daemon.api.connections import RateLimiter, UserTurns
+from dl2d.daemon.api.connections import MAX_HEARTBEATS, PUBLIC_SECONDS, FairTurns, RateLimiter, UserTurns
 from dl2d.daemon.api.heartbeat_continuity import AnsweredHeartbeats
 from dl2d.daemon.api.heartbeat_deduplication import TakenHeartbeats
 from dl2d.daemon.health import Health
@@ -164,6 +164,10 @@ class Services:
     #: Asks for a tick soon, because something happened that it should see.
     wake: Callable[[], None]
     user_turns: UserTurns
+    #: Turns of addresses in which requests without a job's credential begin, and of jobs and addresses for refusals.
+    public_turns: FairTurns = field(default_factory=lambda: FairTurns(1, pause=PUBLIC_SECONDS))
+    #: Turns of jobs in which their heartbeats are served.
+    heartbeat_turns: FairTurns = field(default_factory=lambda: FairTurns(MAX_HEARTBEATS))
     #: Names of users who see the jobs of all users, besides root and the daemon's account.
     operators: Callable[[], frozenset[str]] = frozenset
     #: Name of the user with an id; raises ``KeyError`` where there is none.

@@ -31,6 +31,7 @@ from dl2d.daemon.api.authentication import (
     services_of,
     shows_submission_credential,
 )
+from dl2d.daemon.api.connections import too_many
 from dl2d.daemon.api.dependencies import Services
 from dl2d.daemon.api.heartbeat import Heartbeat, receive, targets
 from dl2d.daemon.api.user_routes import users
@@ -251,7 +252,7 @@ def container(
         raise HTTPException(409, "this cluster's resource manager starts each task itself, in a job of its own")
     most = job.request.max_workers + job.request.max_ps
     if not services.heartbeat_rate.take(f"{job.key.slug}/containers", min(1.0, _TASKS_PER_RATE / max(most, 1))):
-        raise HTTPException(429, "too many reports of this job's containers; try again later")
+        raise too_many("reports of this job's containers")
     task = _task_of(body, job, services.store)
     if body.task and task is None and (body.role is not Role.COORDINATOR or body.task != ANCHOR):
         log.warning("unknown task", job=job.key.id, container=body.container, task=body.task)

@@ -19,6 +19,8 @@ from dl2d.daemon.api.connections import DEFAULT_LIMITS, ConnectionLimits, Connec
 from pslite.launch.daemon_http import certificate_text
 
 _BACKLOG = 1024
+#: Seconds after which a connection is closed on which no further request begins.
+IDLE_SECONDS = 5
 
 
 def read_certificate(certificate: Path, key: Path | None) -> str:
@@ -121,6 +123,7 @@ class ApiServer:
             log_config=None,
             access_log=False,
             lifespan="off",
+            timeout_keep_alive=IDLE_SECONDS,
             timeout_graceful_shutdown=5,
             server_header=False,
             ssl_certfile=self._certificate,

@@ -19,7 +19,13 @@ from dl2d.core.job_views import MAX_DECISIONS, request_payload
 from dl2d.core.jobs import User
 from dl2d.core.json_codec import encode
 from dl2d.core.resource_manager import UserAuthenticator
-from dl2d.daemon.api.authentication import PublicRoute, refuse_clear_text, services_of
+from dl2d.daemon.api.authentication import (
+    PublicRoute,
+    address_of,
+    connection_of,
+    refuse_clear_text,
+    services_of,
+)
 from dl2d.daemon.api.dependencies import Services
 from dl2d.daemon.store_views import StoreViews
 
@@ -43,11 +49,10 @@ class _UserRoute(PublicRoute):
     async def serve(self, request: Request, handle: Callable[[Request], Awaitable[Response]]) -> Response:
         """Verify who has sent a request, and answer it in their turn."""
         services = await services_of(request)
-        async with services.user_turns.authenticating():
-            if await request.is_disconnected():
-                return Response(status_code=503)
+        connection = connection_of(request)
+        async with services.user_turns.authenticating(address_of(request), connection):
             uid, request.state.views = await run_in_threadpool(_authenticate, request, services)
-        async with services.user_turns.viewing(uid):
+        async with services.user_turns.viewing(uid, connection):
             try:
                 return await handle(request)
             except StoreError as error:
