@@ -19,7 +19,7 @@ from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
 from dl2d.policies.dl2.policy import with_checkpoint
 from dl2d.store.sql_store import SqlStore
 
-COUNT, IN_ONE_TEST, FAST, SLOW = 1000, 20, 1, 3
+COUNT, IN_ONE_TEST, FAST, SLOW = 1000, 20, 1, 2
 FORCE = ("--force", "--reason", "to try it")
 
 

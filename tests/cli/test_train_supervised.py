@@ -191,7 +191,7 @@ def test_days_on_which_versions_are_compared_are_not_learned_from(dl2d: Dl2d, tm
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("passed", [True, False])
+@pytest.mark.parametrize("passed", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_fitted_weights_are_taken_if_they_pass_the_gate(
     dl2d: Dl2d, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, passed: bool
 ) -> None:

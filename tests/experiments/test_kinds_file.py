@@ -120,6 +120,7 @@ def small(experiment: Experiment) -> Experiment:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(not MEASURED.exists(), reason="DL2's own measurements are not in shared/ beside this checkout")
 def test_on_dl2s_measured_speeds_dl2_is_below_those_that_are_told_them(tmp_path: Path) -> None:
     measured(tmp_path / "mine.json")

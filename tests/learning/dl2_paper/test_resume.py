@@ -49,6 +49,7 @@ def weights(checkpoint: Checkpoint) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_killed_again_and_again_it_reaches_the_same_weights(tmp_path: Path) -> None:
     """In the midst of imitation, of a round, and where a state is just being written."""
     whole = train(TRAINING, VALIDATION, SMALL, seed=3)
