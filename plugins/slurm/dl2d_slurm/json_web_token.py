@@ -90,8 +90,9 @@ class JsonWebToken:
         found = _PRINTED.search(answer.stdout)
         if answer.status == 0 and found is not None:
             return found[1], ""
-        what = "scontrol makes no token for slurmrestd (is auth/jwt in AuthAltTypes of slurm.conf, and slurmctld up?)"
-        return "", str(failure(what, answer))
+        error = failure("scontrol makes no token for slurmrestd", answer)
+        hint = "" if isinstance(error, Unavailable) else "; slurmctld needs AuthAltTypes=auth/jwt and a jwt_key"
+        return "", f"{error}{hint}"
 
     def _note(self, made: str, problem: str) -> None:
         now = self._timer()
@@ -99,4 +100,6 @@ class JsonWebToken:
             self._token = _Token(made, now, now + _SECONDS / 2, now + _SECONDS - _MARGIN_SECONDS)
             return
         self._problem, self._ask_at = problem, now + _PAUSE_SECONDS
-        log.warning("no new token for slurmrestd", problem=problem, seconds=_PAUSE_SECONDS)
+        if self._token.text and now < self._token.valid_until:
+            left = self._token.valid_until - now
+            log.warning("no new token for slurmrestd, the old one is used", problem=problem, seconds_left=round(left))

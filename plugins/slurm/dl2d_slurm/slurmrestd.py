@@ -31,7 +31,8 @@ _SOCKET: Final = "unix:"
 _USER_ID: Final = re.compile(r"\((\d+)\)")
 #: What to do where slurmrestd takes no token, and where slurmctld does not take the daemon's.
 _HINTS: Final[Mapping[int, str]] = {
-    httpx2.codes.UNAUTHORIZED: "slurmrestd takes no token: start it with -a rest_auth/jwt and SLURM_JWT=daemon",
+    httpx2.codes.UNAUTHORIZED: "slurmrestd takes no token (start it with -a rest_auth/jwt and SLURM_JWT=daemon), or is "
+    "older than Slurm 24.11 (use backend: command)",
     httpx2.codes.NETWORK_AUTHENTICATION_REQUIRED: "slurmctld does not take the daemon's token: it needs "
     "AuthAltTypes=auth/jwt and the jwt_key that made it, and slurmrestd the same slurm.conf",
 }
