@@ -18,6 +18,7 @@ from cli.conftest import Dl2d, new_store, write_config
 from daemon.api.api_world import ApiWorld
 from daemon_process import free_port
 from self_signed import self_signed
+from slurm_fakes import FakeSlurm, node_row
 
 from dl2d.cli import check
 from dl2d.daemon.address_file import write_address
@@ -265,6 +266,19 @@ def warned(dl2d: Dl2d, config: Path) -> dict[str, str]:
     """What is warned of, by item."""
     findings = dl2d("check", "--json", "-c", config).json["findings"]
     return {each["item"]: each["text"] for each in findings if each["warning"]}
+
+
+def test_what_slurm_lacks_for_a_daemon_that_is_not_root(dl2d: Dl2d, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    slurm = FakeSlurm(tmp_path / "bin")
+    slurm.answer("sinfo", rows=[node_row("n1")], **{"--version": {"stdout": "slurm 26.05.5\n"}})
+    (tmp_path / "bin" / "munge").symlink_to("unmunge")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    slurmrestd = {"backend": "rest", "slurmrestd": f"unix:{tmp_path / 'rest'}"}
+    config = configured(tmp_path, resource_manager={"name": "slurm", "slurm": slurmrestd})
+    assert f"there is no socket {tmp_path / 'rest'}: start slurmrestd" in wrong(dl2d, config)["slurm"]
+    config = configured(tmp_path, resource_manager={"name": "slurm", "slurm": {"backend": "command"}})
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert warned(dl2d, config)["slurm users"].startswith("uid 1000 may not submit jobs of other users")
 
 
 @pytest.fixture

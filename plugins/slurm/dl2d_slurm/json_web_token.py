@@ -90,9 +90,9 @@ class JsonWebToken:
         found = _PRINTED.search(answer.stdout)
         if answer.status == 0 and found is not None:
             return found[1], ""
-        error = failure("scontrol makes no token for slurmrestd", answer)
-        hint = "" if isinstance(error, Unavailable) else "; slurmctld needs AuthAltTypes=auth/jwt and a jwt_key"
-        return "", f"{error}{hint}"
+        refusal = failure("scontrol makes no token for slurmrestd", answer)
+        hint = "" if isinstance(refusal, Unavailable) else "; slurmctld needs AuthAltTypes=auth/jwt and a jwt_key"
+        return "", f"{refusal}{hint}"
 
     def _note(self, made: str, problem: str) -> None:
         now = self._timer()
