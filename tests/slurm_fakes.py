@@ -39,6 +39,8 @@ rows = answer.get("rows")
 if rows is not None and name == "sacct":
     options = dict(word.partition("=")[::2] for word in sys.argv)
     chosen = options["--jobs"].split(",") if "--jobs" in options else None
+    if chosen is None and "--state" not in options:
+        rows = [row for row in rows if row.get("Eligible") != "Unknown"]
     for row in (row for row in rows if chosen is None or str(row["JobIDRaw"]) in chosen):
         values = (str(row.get(field, "")) + options["--delimiter"] for field in options["--format"].split(","))
         sys.stdout.write("".join(values) + "\\n")

@@ -75,6 +75,11 @@ def test_how_it_ended(
     assert (job.state, job.reason) == (state, reason)
 
 
+def test_a_job_that_was_held_while_it_ran(slurm: FakeSlurm, manager_on: Managers, clock: Clock) -> None:
+    jobs = from_accounting(slurm, manager_on, clock, ended(7, Eligible="Unknown"), ended(8))
+    assert [(job.handle, job.state) for job in jobs] == [("7", RmJobState.DONE), ("8", RmJobState.DONE)]
+
+
 def test_sizes(slurm: FakeSlurm, manager_on: Managers, clock: Clock) -> None:
     # Without steps of its own a job has one task on each node; GPUs are accounted for.
     (job,) = from_accounting(slurm, manager_on, clock, ended(7), step(7, "batch", 1))

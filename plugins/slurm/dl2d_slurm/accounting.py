@@ -29,6 +29,9 @@ _FIELDS: Final = (
 )
 #: Name of a task job of dl2d. sacct shows comments, and so the tags in them, only at sites that store these.
 _TASK_NAME: Final = re.compile(r"dl2-.+-(worker|ps)-[0-9]+")
+#: States of the jobs that are asked for: without any, sacct leaves out those that were held while they ran, which have
+#: no eligible time. The earlier run of a requeued job (RQ) tells nothing of an end.
+_STATES: Final = "BF,CA,CD,DL,F,NF,OOM,PD,PR,R,S,TO"
 _NO_ACCOUNTING: Final = re.compile(r"storage is disabled|sacct is not installed")
 #: The clocks of slurmctld and the daemon may differ by this much.
 _CLOCK_SECONDS: Final = 10.0
@@ -156,7 +159,7 @@ class Accounting:
 
     def _ask(self, since: float, until: float) -> Iterator[RmJob]:
         records, tasks = self._query(
-            f"--partition={self._partitions}",
+            *(f"--partition={self._partitions}", f"--state={_STATES}"),
             *(() if self._steps else ("--allocations",)),
             *(f"--starttime={_utc(since - _CLOCK_SECONDS)}", f"--endtime={_utc(until + _CLOCK_SECONDS)}"),
         )
