@@ -402,7 +402,7 @@ def test_states_are_saved_and_loaded(script, tmp_path):
 @pytest.mark.parametrize("options", [{"epochs": 1}, {"epochs": 2, "begin_epoch": 1}], ids=["unsaid", "said"])
 def test_a_gluon_script_that_goes_on_says_at_which_epoch(script, tmp_path, capfd, options):
     static(script("loop", epochs=1, kvstore="local", save=tmp_path / "saved"))
-    command, reported = script("loop", "--weights-only", load=tmp_path / "saved", **options), []
+    command, reported = script("loop", "--weights-only", "--local", load=tmp_path / "saved", **options), []
     result = run(command, servers=1, on_status=lambda status, _: reported.append(status.epochs_before))
     assert (result.state, result.versions) == ("finished", 20), result.log
     assert reported[-1] == options.get("begin_epoch", 0)

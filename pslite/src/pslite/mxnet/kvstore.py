@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any, Literal
-from weakref import WeakSet
 
 import mxnet as mx
 import numpy as np
@@ -51,9 +50,6 @@ _FROZEN_LATER = (
     "parameters, and go on with them in another job"
 )
 
-#: parameters of Gluon whose values the script has loaded from a file
-LOADED: WeakSet[Any] = WeakSet()
-
 #: file and number of a line of the script
 _Line = tuple[str, int]
 
@@ -82,6 +78,8 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         self._expected = 0
         self._started = False
         self._begin_epoch: int | None = None
+        #: whether a Trainer trains parameters that the script has loaded from a file, all of them
+        self.parameters_loaded = False
         #: what the servers keep to, if that is one number
         self._rate: float | None = None
         self._sums: GradientSums
@@ -410,10 +408,8 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
 
     def _warn_of_epochs(self) -> None:
         """Warn that a scheduler counts epochs from 0, where a script seems to go on with what it has saved."""
-        if self.alone or self._session.rank_and_size[0] or self._begin_epoch is not None or self._given is not None:
-            return
-        parameters = self._optimizer.param_dict.values() if self._optimizer is not None else ()
-        if parameters and all(parameter in LOADED for parameter in parameters):
+        said = self._begin_epoch is not None or self._given is not None
+        if self.parameters_loaded and not (said or self.alone or self._session.rank_and_size[0]):
             _warn(
                 "the script has loaded all its parameters from a file; its epochs are counted from 0 (dl2d status): "
                 "if it goes on at a later epoch, have it set kvstore.begin_epoch to that before the first step",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
 import mxnet as mx
 from mxnet.gluon import Parameter, trainer
@@ -12,7 +13,7 @@ from mxnet.module import base_module, module
 
 from pslite.errors import UsageError
 from pslite.job.job_spec import MAX_STALENESS
-from pslite.mxnet.kvstore import LOADED, ONE_TRAINER, ElasticKVStore
+from pslite.mxnet.kvstore import ONE_TRAINER, ElasticKVStore
 
 NAME = "dl2"
 #: what scripts ask for that were written for MXNet's own servers
@@ -80,14 +81,21 @@ def _register_with_gluon() -> None:
     # It refuses another batch size than the first, even before the first step; and one that has changed with the number
     # of workers is the same.
     trainer.Trainer._check_and_rescale_grad = check_and_rescale  # noqa: SLF001
-    load = Parameter._load_init  # noqa: SLF001
+    load, initialise = Parameter._load_init, trainer.Trainer._init_kvstore  # noqa: SLF001
+    loaded: WeakSet[Any] = WeakSet()
 
     def load_init(self: Any, *arguments: Any, **named: Any) -> None:
         load(self, *arguments, **named)
-        LOADED.add(self)
+        loaded.add(self)
+
+    def init_kvstore(self: Any) -> None:
+        initialise(self)
+        if isinstance(self._kvstore, ElasticKVStore):
+            self._kvstore.parameters_loaded = all(parameter in loaded for parameter in self._params)
 
     # Gluon does not say from which epoch a script goes on with what it has loaded.
     Parameter._load_init = load_init  # noqa: SLF001
+    trainer.Trainer._init_kvstore = init_kvstore  # noqa: SLF001
 
 
 def _register_with_module(create: Callable[[Any, int, Any], Any]) -> None:
