@@ -7,12 +7,15 @@ import math
 import pytest
 from coordinator.jobs import JOINED, job, member, spec
 
-from pslite.coordinator.failover import count_loss, failed, lose, process_ended
+from pslite.coordinator import failover
+from pslite.coordinator.failover import check_members, count_loss, failed, lose, process_ended
+from pslite.coordinator.failure_detector import be_lenient
 from pslite.coordinator.job_state import Incident
 from pslite.coordinator.status import report
 from pslite.job.job_status import Cause
 from pslite.net.messages import AgentExit, Failed
 
+KILLED = AgentExit(pid=7, status=0, signal=9, cause=Cause.KILLED, text="")
 #: seconds within which losses on one host are one
 WINDOW = 12.0
 
@@ -92,15 +95,54 @@ def test_a_job_whose_workers_are_killed_again_and_again_before_they_have_said_wh
     assert a_job.state.state == "failed"
 
 
-def test_a_job_whose_processes_are_killed_again_and_again_before_they_join_fails():
+@pytest.fixture
+def clock(monkeypatch):
+    """Set the seconds since the members joined."""
+
+    def set_to(seconds):
+        monkeypatch.setattr(failover.time, "monotonic", lambda: JOINED + seconds)
+
+    set_to(0.0)
+    return set_to
+
+
+def test_a_job_whose_processes_are_killed_again_and_again_before_they_join_fails(clock):
     a_job, lines = job([], wanted=None, start=None)
     a_job.state.describe(None)
     for number in range(3):
         assert a_job.state.state == "waiting"
-        ended = AgentExit(pid=7, status=0, signal=9, cause=Cause.KILLED, text="")
-        process_ended(a_job, f"worker-{number}", ended)
+        clock(60.0 * number)
+        process_ended(a_job, f"worker-{number}", KILLED)
     assert a_job.state.state == "failed"
     assert lines[-1] == "job failed: worker-2 (pid 7) died: killed by signal 9 (SIGKILL) before it joined"
+
+
+def test_a_job_whose_processes_are_all_preempted_before_they_join_waits_for_others(clock):
+    a_job, _ = job([], wanted=None, start=None)
+    a_job.state.describe(None)
+    for number in range(4):
+        clock(0.5 * number)
+        process_ended(a_job, f"worker-{number}", KILLED)
+    assert a_job.state.state == "waiting"
+
+
+@pytest.mark.parametrize("durability", ["none", "durable"])
+def test_a_job_whose_members_have_ended_by_themselves_while_its_coordinator_was_stopped_waits_for_others(durability):
+    tasks = ["worker-0", "worker-1", "ps-0", "ps-1"]
+    a_job, lines = job(tasks, plan=tasks, described=spec(durability=durability), start=None)
+    for each in a_job.state.members.values():
+        each.lost = JOINED
+    be_lenient(a_job, JOINED + 20)
+    gave_up = AgentExit(pid=7, status=1, signal=0, cause=Cause.FAILED, text="")
+    for task in tasks:
+        # as they arrive: what becomes of the job when the first is known is not over when the last one comes
+        a_job.state.exits[task] = gave_up
+        process_ended(a_job, task, gave_up)
+        check_members(a_job, JOINED + 20)
+    assert a_job.state.state == "waiting", lines
+    # with another task, whose script cannot go on, it fails as ever
+    process_ended(a_job, "worker-2", gave_up)
+    assert a_job.state.state == "failed"
 
 
 @pytest.mark.parametrize(
@@ -117,6 +159,6 @@ def test_a_server_in_no_plan_dies_when_the_job_has_gone_back(returning, ended, s
     a_job.state.begin_again(JOINED, 0, returning, "ps-2 died")
     a_job.state.describe(spec())
     for task in ended:
-        a_job.state.exits[task] = AgentExit(pid=7, status=0, signal=9, cause=Cause.KILLED, text="")
+        a_job.state.exits[task] = KILLED
     lose(a_job, a_job.state.members["ps-1"], "silent for 3 s")
     assert a_job.state.state == state, lines

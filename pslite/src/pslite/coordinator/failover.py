@@ -183,10 +183,13 @@ def process_ended(job: Job, task: str, message: AgentExit) -> None:
         )
     job.say(text)
     if state.plan is None and not state.somebody_waits_described and state.state == "waiting":
+        if job.settings.start is None and task in job.lenient:
+            return  # it had joined, and has ended by itself during a pause of this coordinator
         if job.settings.start is None and message.signal in _SIGNALS_FROM_OUTSIDE:
-            # The script is probably not the cause, and the resource manager starts another process.
-            loss = Incident(time.monotonic(), state.version, task)
-            state.losses, too_many = count_loss(state.losses, loss, loss.at, 0.0)
+            # The script is probably not the cause, and the resource manager starts another process. What kills several
+            # at one time, such as preemption, counts as one loss, whatever their hosts, which are not known.
+            loss = Incident(time.monotonic(), state.version, "")
+            state.losses, too_many = count_loss(state.losses, loss, loss.at, job.settings.lease + job.settings.verdict)
             if not too_many:
                 return
         job.fail(text)
