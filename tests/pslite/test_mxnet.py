@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mxnet_jobs import CHECKS, SCRIPT, Unavailable, environ, launch, make_environment
+from mxnet_jobs import CHECKS, EXAMPLES, SCRIPT, Unavailable, environ, launch, make_environment
 from pslite_jobs import PATIENT, KillAt
 
 from pslite.testing import Resize, run_local
@@ -117,6 +117,21 @@ def test_a_module_script_computes_what_it_does_with_mxnets_own_servers(script, t
     close(f"{ours}.0.npz", f"{theirs}.0.npz")
     same(f"{ours}.0.npz", f"{ours}.1.npz")
     assert float(Path(f"{ours}.0.accuracy").read_text()) > 0.85
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "name",
+    ["tutorial", "accumulation", "clipping", "language_model", "by_hand", "buckets", "numpy_arrays"],
+)
+def test_scripts_in_the_style_of_mxnets_examples_compute_what_they_do_with_its_own_servers(python, tmp_path, name):
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    result = run([python, EXAMPLES, name, str(ours)])
+    assert result.state == "finished", result.log
+    assert launch([python, EXAMPLES, name, str(theirs)], 2, 2) == [0] * 5
+    for rank in range(2):
+        close(f"{ours}.{rank}.npz", f"{theirs}.{rank}.npz")
 
 
 # dense weights with row_sparse gradients are not compared: MXNet's own servers crash on them
