@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +20,9 @@ from dl2d.core.jobs import Allocation, JobKey, JobState
 SCRIPTS = Path(__file__).with_name("mxnet_scripts")
 FOLDER = Path(__file__).parents[2] / "build" / "mxnet"
 EPOCHS = 16
+#: The script of which a step's indices are logged, the samples that it uses, and its batch.
+WORKER = Path(__file__).parents[1] / "pslite" / "mxnet_worker.py"
+SPLIT_SAMPLES, SPLIT_BATCH = 800, 20
 
 pytestmark = pytest.mark.slow
 
@@ -81,10 +86,15 @@ class Site(LocalCluster):
     def kill_task(self, job: JobKey, task: str) -> None:
         """Kill the process of a worker or server, and wait until another one has its place."""
         size = self.confirmed(job)
-        command = SCRIPTS.name if task.startswith("worker") else "pslite.launch.server_process"
+        command = "--epochs" if task.startswith("worker") else "pslite.launch.server_process"
         self.process_of(self.task(job, task), command).kill()
         self.wait_until(lambda: task not in {each.id for each in self.tasks(job, live=True)}, f"{task} is gone")
         self.wait_for_size(job, *size)
+
+    def shown(self, command: str, job: JobKey) -> str:
+        """What ``dl2d`` prints for the job."""
+        arguments = [BIN / "dl2d", *command.split(), job.id, "--config", self.config]
+        return subprocess.run(arguments, check=True, capture_output=True, text=True, timeout=60).stdout
 
     def kill_coordinator(self, job: JobKey) -> None:
         """Kill the coordinator, and wait until the job trains with another one."""
@@ -134,6 +144,10 @@ def test_an_unmodified_script_ends_with_all_its_checkpoints_and_stocks_accuracy(
     # 1,200 samples in parts of two workers are 12 steps of 50 each
     assert progress.epoch == pytest.approx(progress.version / 12)
     assert progress.epoch < EPOCHS
+    (line,) = json.loads(site.shown("status --json", job))["jobs"]
+    assert progress.epoch <= line["epoch"] <= EPOCHS
+    assert (line["allocation"]["workers"], line["allocation"]["ps"]) == (3, 2)
+    assert "3w+2ps" in site.shown("why", job)
     slow.unlink()
     ended = site.ended(job)
     assert ended.state is JobState.FINISHED, ended.end_reason
@@ -150,3 +164,35 @@ def test_an_unmodified_script_ends_with_all_its_checkpoints_and_stocks_accuracy(
         assert launch(command(theirs), 2, 1) == [0] * 4
     accuracy = {out: float(Path(f"{out}.accuracy").read_text()) for out in (ours, theirs)}
     assert abs(accuracy[ours] - accuracy[theirs]) < 0.05, accuracy
+
+
+@pytest.mark.nightly
+def test_with_the_split_of_one_line_each_sample_is_used_once_in_each_epoch(
+    site: Site, python: str, data: Path, tmp_path: Path
+) -> None:
+    log, epochs = tmp_path / "log", 4
+    command = [
+        python, str(WORKER), "split", f"--data={data / 'digits.npz'}", f"--epochs={epochs}", "--sleep=0.4",
+        f"--log={log}",
+    ]  # fmt: skip
+    request = {
+        "name": "split", "model": "other", "epochs": epochs, "samples_per_epoch": SPLIT_SAMPLES, "batch": SPLIT_BATCH,
+        "worker": {"cpu": 1, "places": 1}, "ps": {"cpu": 1, "servers": 1}, "max_workers": 8, "max_ps": 8,
+        "durability": "durable", "min_ps": 1,
+    }  # fmt: skip
+    job = site.submit(request, command, **environ(PATH=f"{BIN}:{os.environ['PATH']}"))
+    site.wait_for_size(job, 2, 1)
+    site.resize(job, 3, 1)
+    site.kill_task(job, "worker-1")
+    site.resize(job, 1, 1)
+    site.resize(job, 3, 2)
+    site.kill_task(job, "ps-1")
+    site.kill_coordinator(job)
+    ended = site.ended(job)
+    assert ended.state is JobState.FINISHED, ended.end_reason
+    assert ended.progress.epoch == epochs
+    used = Counter(int(word) for path in tmp_path.glob("log.*") for word in path.read_text().split())
+    assert set(used) == set(range(SPLIT_SAMPLES))
+    # A worker that is killed between its push and its line of the log has used a batch that it has not written down.
+    assert max(used.values()) == epochs
+    assert epochs * SPLIT_SAMPLES - used.total() in {0, SPLIT_BATCH}

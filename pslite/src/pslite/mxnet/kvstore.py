@@ -423,8 +423,9 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
             self._seen.add(workers)
             self._warn_of_lines(
                 "num_workers", workers,
-                "If the data is split by it, samples are missed or used twice. Read num_workers in each epoch, or use "
-                "DataLoader(..., sampler=pslite.mxnet.elastic_split(dataset)).",
+                "If the data is split by it, samples are missed or used twice: use DataLoader(..., "
+                "sampler=pslite.mxnet.elastic_split(dataset)), or read num_workers in each epoch, after which "
+                "the epochs that the scheduler shows are an estimate.",
             )  # fmt: skip
         if rank == 0 < self._rank_before:
             self._warn_of_lines(
