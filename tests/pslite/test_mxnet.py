@@ -414,7 +414,13 @@ def test_states_are_saved_and_loaded(script, tmp_path):
         assert {name.partition("/")[2] for name in states.files} == {"weight", "0", ""}
 
 
-@pytest.mark.parametrize("options", [{"epochs": 1}, {"epochs": 2, "begin_epoch": 1}], ids=["unsaid", "said"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"epochs": 1}, id="unsaid", marks=(pytest.mark.slow, pytest.mark.nightly)),
+        pytest.param({"epochs": 2, "begin_epoch": 1}, id="said"),
+    ],
+)
 def test_a_gluon_script_that_goes_on_says_at_which_epoch(script, tmp_path, capfd, options):
     static(script("loop", epochs=1, kvstore="local", save=tmp_path / "saved"))
     command, reported = script("loop", "--weights-only", "--local", load=tmp_path / "saved", **options), []
