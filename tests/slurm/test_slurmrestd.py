@@ -6,7 +6,6 @@ import json
 import re
 import socket
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
@@ -30,6 +29,7 @@ from dl2d_slurm.rest_job import job_description, job_fields
 
 #: Recorded: status and body by release, version of the API, and what was asked.
 ANSWERS = json.loads((Path(__file__).parent / "slurmrestd_answers.json").read_text())
+KEY = JobKey("fake", "12", 1_795_253_932)
 RELEASES = ["26.05 v0.0.42", "26.05 v0.0.45"]
 
 
@@ -389,37 +389,52 @@ def test_what_does_not_say_that_a_job_was_submitted(
     assert type(caught.value) is kind
 
 
-def test_a_submission_whose_answer_is_lost_is_found_by_its_mark_and_not_repeated(
-    slurm: FakeSlurm, manager: SlurmManager, slurmrestd: FakeSlurmrestd, clock: Clock
-) -> None:
-    def lose(handler: BaseHTTPRequestHandler, status: int, text: bytes) -> None:
-        if handler.command != "POST":
-            write_answer(handler, status, text)
-            return
-        mark = slurmrestd.requests[-1].body["job"]["comment"]
-        rows.append(job_row(100 + len(rows), Comment=mark))
-        slurm.answer("squeue", rows=rows)
-        handler.close_connection = True
-
-    key = JobKey("fake", "12", 1_795_253_932)
-    rows = [job_row(12)]
-    slurm.answer("squeue", rows=rows)
-    slurmrestd.write = lose
+def site_with_a_job(slurm: FakeSlurm, clock: Clock) -> SqlStore:
+    """A store with a job that waits for a worker and a PS, and its anchor in Slurm."""
+    slurm.answer("squeue", rows=[job_row(12)])
     store = SqlStore("sqlite://")
-    job = Job(key=key, request=REQUEST, owner=Owner("alice", 1001, 1002), launch=Launch(("x",), "/"), anchor="12")
+    job = Job(key=KEY, request=REQUEST, owner=Owner("alice", 1001, 1002), launch=Launch(("x",), "/"), anchor="12")
     store.add_job(job)
-    store.change_job(key, JobChange(state=JobState.READY, address="127.0.0.1:1"), clock.now)
+    store.change_job(KEY, JobChange(state=JobState.READY, address="127.0.0.1:1"), clock.now)
+    return store
+
+
+@pytest.mark.parametrize("answer", ["lost", "of another job"])
+def test_a_submission_without_its_own_answer_is_not_repeated(
+    slurm: FakeSlurm, manager: SlurmManager, slurmrestd: FakeSlurmrestd, clock: Clock, answer: str
+) -> None:
+    """What Slurm has started is found by its mark, or stopped; no task is there twice."""
+
+    def start(handler: BaseHTTPRequestHandler, status: int, text: bytes) -> None:
+        asked = slurmrestd.requests[-1]
+        if handler.command == "POST":
+            rows.append(job_row(100 + len(rows), Comment=asked.body["job"]["comment"]))
+            if answer == "lost":
+                handler.close_connection = True
+            else:
+                write_answer(handler, status, json.dumps({"meta": {}, "job_id": 12}).encode())
+        else:
+            if handler.command == "DELETE":
+                stopped.update(asked.body["jobs"])
+            write_answer(handler, status, text)
+        slurm.answer("squeue", rows=[row for row in rows if str(row["JobID"]) not in stopped])
+
+    rows, stopped = [job_row(12)], set[str]()
+    store = site_with_a_job(slurm, clock)
+    slurmrestd.write = start
     context, state = context_of(manager, store, clock.timer), TickState()
     for _ in range(6):
         clock.now += 15
-        store.report_progress(key, Progress(at=clock.now))
+        store.report_progress(KEY, Progress(at=clock.now))
         state, _ = tick(context, state)
-    submitted = Counter(each.body["job"]["comment"] for each in slurmrestd.requests if each.method == "POST")
-    # A worker and a PS: the one whose answer was lost has its own handle, and each mark was submitted once.
-    assert set(submitted.values()) == {1}
+    marks = [row["Comment"] for row in rows[1:]]
+    assert len(marks) == len(set(marks)) >= 2
     found = {task.tag: task.handle for task in store.tasks(live=True)}
-    assert found == {row["Comment"]: str(row["JobID"]) for row in rows[1:]}
-    assert len(found) == 2
+    if answer == "lost":
+        assert found == {row["Comment"]: str(row["JobID"]) for row in rows[1:]}
+    # Where the answer names another job, that one is left alone: the started ones are stopped, and others come.
+    assert stopped == {str(row["JobID"]) for row in rows[1:] if row["Comment"] not in found}
+    assert bool(stopped) == (answer != "lost")
     store.close()
 
 
