@@ -1,16 +1,23 @@
 """What a tick costs on a large Slurm.
 
     python benchmarks/slurm_tick.py [--nodes 5000] [--jobs 250] [--tasks 8] [--ticks 30]
+    python benchmarks/slurm_tick.py --real --nodes 200 --jobs 125 [--poll 15]
 
 Fakes of squeue, sinfo and scontrol on PATH answer as Slurm does: --jobs elastic jobs, each with an anchor and --tasks
 running tasks, on --nodes nodes. Whole ticks with the store in a file (SQLite) are measured: most are quiet, every fifth
 one asks the policy (drf) again. Printed are the median and the maximum of wall time, CPU time of the process, and CPU
 time of its children, which with fakes is only that of sed. The budget of a tick is 2 s.
+
+With --real, a private slurmctld and --nodes slurmds on this machine (root; see tests/slurm_cluster.py) run an anchor
+for each job and all tasks, which dl2d's own ticks have started; they sleep. Then as many seconds pass without and with
+ticks, every --poll seconds. Printed are also the seconds of each command's calls, and of both periods the RPCs of sdiag
+with their mean time in slurmctld, and the CPU time of slurmctld.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import resource
 import sys
 import tempfile
@@ -21,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+import psutil
 import structlog
 from harness import options_of, show
 
@@ -43,12 +51,13 @@ from dl2d_slurm.queue_listing import JOB_FIELDS, NODE_FIELDS, format_option
 from dl2d_slurm.settings import SlurmSettings
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from slurm_cluster import SlurmCluster
 from slurm_fakes import Clock, job_row, node_row
 
 BUDGET_SECONDS = 2.0
 POLL_SECONDS = 15.0
-#: Every fifth tick decides.
-SLOT_SECONDS = 5 * POLL_SECONDS
+#: Every so manieth tick decides.
+DECIDING = 5
 DEMAND = Resources.of(cpu=1, memory=50)
 #: In place of the word that ends a record, which is another one in each query.
 WORD = "%WORD%"
@@ -71,7 +80,9 @@ class Cost:
 class Ticks:
     """Whole ticks on a manager, one after the other."""
 
-    def __init__(self, manager: SlurmManager, store: SqlStore, cluster: str, timer: Callable[[], float]) -> None:
+    def __init__(
+        self, manager: SlurmManager, store: SqlStore, cluster: str, slot_seconds: float, timer: Callable[[], float]
+    ) -> None:
         self.store = store
         #: Nodes that the last tick saw.
         self.nodes = 0
@@ -79,7 +90,7 @@ class Ticks:
         self._context = Context(
             cluster=cluster, manager=manager, store=store, deciders=Deciders(Drf(), Fifo(), LoadBalance()),
             task_specs=TaskSpecs("http://127.0.0.1:1", Credentials(b"k" * 32)), guard_rules=GuardRules(),
-            timeouts=Timeouts(), slot_seconds=SLOT_SECONDS, seed=0, starts_anchors=False, grace_seconds=1.0,
+            timeouts=Timeouts(), slot_seconds=slot_seconds, seed=0, starts_anchors=False, grace_seconds=1.0,
             timer=timer,
         )  # fmt: skip
 
@@ -135,7 +146,7 @@ def add_job(store: SqlStore, key: JobKey, tasks: int, owner: Owner, launch: Laun
         worker=DEMAND, ps=DEMAND, max_workers=tasks // 2, max_ps=tasks // 2,
     )  # fmt: skip
     store.add_job(Job(key=key, request=request, owner=owner, launch=launch, anchor=key.id))
-    store.change_job(key, JobChange(state=JobState.RUNNING), 1.0)
+    store.change_job(key, JobChange(state=JobState.RUNNING, address="127.0.0.1:1"), 1.0)
 
 
 def open_store(folder: Path) -> SqlStore:
@@ -179,7 +190,7 @@ def measure_fakes(nodes: int, jobs: int, tasks: int, ticks: int) -> None:
             SlurmSettings.parse({"cluster": "fake"}), clock=clock, timer=clock.timer, environ=environ, uid=0
         )
         with closing(manager):
-            measured = Ticks(manager, store, "fake", clock.timer)
+            measured = Ticks(manager, store, "fake", DECIDING * POLL_SECONDS, clock.timer)
             costs = []
             for _ in range(1 + ticks):
                 clock.now += POLL_SECONDS
@@ -194,6 +205,90 @@ def measure_fakes(nodes: int, jobs: int, tasks: int, ticks: int) -> None:
         )  # fmt: skip
 
 
+def measure_slurm(nodes: int, jobs: int, tasks: int, ticks: int, poll: float) -> None:
+    """Measure ticks with a private Slurm, and what slurmctld does without and with them."""
+    began = time.monotonic()
+    cluster = SlurmCluster(nodes=nodes, gpus=0, extra="SlurmdTimeout=3600\nMessageTimeout=60\nMaxJobCount=20000")
+    with cluster, closing(open_store(cluster.directory)) as store:
+        started = time.monotonic() - began
+        settings = SlurmSettings.parse(
+            {"munge_socket": str(cluster.munge_socket), "rpcs_per_minute": 1_000_000, "submit_rate_per_second": 1000}
+        )
+        environ = {"PATH": cluster.manager_path, "SLURM_CONF": str(cluster.conf)}
+        with closing(SlurmManager(settings, clock=time.time, environ=environ, uid=0)) as manager:
+            measured = Ticks(manager, store, cluster.name, DECIDING * poll, time.monotonic)
+            fill(cluster, measured, jobs, tasks)
+            filled = time.monotonic() - began - started
+            without = period(cluster, lambda: time.sleep(ticks * poll))
+            before, costs = manager.call_statistics(), []
+
+            def run_ticks() -> None:
+                first = time.monotonic()
+                for number in range(1, ticks + 1):
+                    costs.append(measured.run(time.time()))
+                    time.sleep(max(0.0, first + number * poll - time.monotonic()))
+
+            with_ticks = period(cluster, run_ticks)
+            after = manager.call_statistics()
+        assert measured.nodes == nodes, f"{measured.nodes} nodes are listed"
+        assert measured.confirmed() == jobs * tasks, "tasks were started or stopped"
+    calls = {name: after.calls[name] - before.calls.get(name, 0) for name in after.calls}
+    show(
+        slurm="real", nodes=nodes, jobs=jobs, tasks=jobs * tasks, budget_seconds=BUDGET_SECONDS,
+        start_seconds=started, fill_seconds=filled, ticks=ticks, poll_seconds=poll, **summary(costs),
+        calls={
+            name: {"calls": count, "mean_seconds": (after.seconds[name] - before.seconds.get(name, 0.0)) / count}
+            for name, count in calls.items() if count
+        },
+        slurmctld={"without": without, "with": with_ticks}, load_average=os.getloadavg()[0],
+    )  # fmt: skip
+
+
+def fill(cluster: SlurmCluster, measured: Ticks, jobs: int, tasks: int) -> None:
+    """Submit the anchors, and tick until all tasks run."""
+    for _ in range(jobs):
+        sleeping = ("--cpus-per-task=1", "--mem=50", "--time=600", "--output=/dev/null", "--wrap=exec sleep 100000")
+        cluster.run("sbatch", *sleeping)
+    times = {**cluster.env(), "SLURM_TIME_FORMAT": "%s"}
+    listed = cluster.run("squeue", "--noheader", "--format=%i %V", env=times).stdout
+    runner = cluster.directory / "tasks" / "dl2-run"
+    runner.parent.mkdir()
+    runner.write_text('#!/bin/sh\nexec "$@"\n')
+    runner.chmod(0o755)
+    launch = Launch(("sleep", "100000"), str(runner.parent), (("PATH", f"{runner.parent}:/usr/bin:/bin"),))
+    for line in listed.splitlines():
+        number, submitted = line.split()
+        key = JobKey(cluster.name, number, int(submitted))
+        add_job(measured.store, key, tasks, Owner("root", 0, 0), launch)
+    deadline = time.monotonic() + 1200
+    while measured.confirmed() < jobs * tasks:
+        assert time.monotonic() < deadline, f"{measured.confirmed()} tasks run after 20 minutes"
+        measured.run(time.time())
+        granted = [task for task in measured.store.tasks(live=True) if task.state is TaskState.GRANTED]
+        joined = [TaskChange(task.job, task.id, TaskState.CONFIRMED) for task in granted]
+        measured.store.change_tasks(joined, time.time())
+        time.sleep(2.0)
+
+
+def period(cluster: SlurmCluster, work: Callable[[], object]) -> dict[str, object]:
+    """What slurmctld does while ``work`` runs."""
+    controller = psutil.Process(int((cluster.directory / "run" / "slurmctld.pid").read_text()))
+    cluster.run("sdiag", "--reset")
+    used = controller.cpu_times()
+    began = time.monotonic()
+    work()
+    now, said = controller.cpu_times(), cluster.run("sdiag").stdout
+    by_type = said.partition("statistics by message type")[2].partition("Remote Procedure Call statistics by user")[0]
+    found = re.findall(r"(\w+)\s*\(\s*\d+\)\s*count:(\d+)\s+ave_time:(\d+)\s+total_time:(\d+)", by_type)
+    # sdiag counts itself.
+    rpcs = {name: [int(count), int(mean) / 1e6] for name, count, mean, _ in found if "STATS" not in name}
+    return {
+        "seconds": time.monotonic() - began,
+        "cpu_seconds": now.user + now.system - used.user - used.system,
+        "rpcs_count_mean_seconds": rpcs,
+    }
+
+
 def write_fake(program: Path, fields: tuple[str, ...], rows: Iterable[Mapping[str, object]]) -> None:
     """Write a program that prints rows with the fields that it is asked for, and nothing if it is asked otherwise."""
     columns = [column.partition(":") for column in format_option(fields, WORD).partition("=")[2].split(",")]
@@ -204,10 +299,13 @@ def write_fake(program: Path, fields: tuple[str, ...], rows: Iterable[Mapping[st
 
 
 def main() -> None:
-    options = options_of(__doc__, nodes=5000, jobs=250, tasks=8, ticks=30)
+    options = options_of(__doc__, real=False, nodes=5000, jobs=250, tasks=8, ticks=30, poll=POLL_SECONDS)
     # A line for each task would hide the results.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
-    measure_fakes(options.nodes, options.jobs, options.tasks, options.ticks)
+    if options.real:
+        measure_slurm(options.nodes, options.jobs, options.tasks, options.ticks, options.poll)
+    else:
+        measure_fakes(options.nodes, options.jobs, options.tasks, options.ticks)
 
 
 if __name__ == "__main__":
