@@ -29,9 +29,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from elastic_jobs import exchange, run_job, started
 from harness import command_of, options_of, show
 from resize_suspension import scaled_resnet50
+from runtime_jobs import exchange, run_job, started
 
 from pslite.testing import Resize, pace
 

@@ -46,7 +46,7 @@ from dl2d.learning.dl2_supervised import imitate_with_scorer
 from dl2d.learning.recorded_decisions import Recording
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
-from dl2d.policies.common.greedy import GreedyAllocation
+from dl2d.policies.common.greedy_allocation import GreedyAllocation
 from dl2d.policies.dl2.policy import Dl2, with_checkpoint
 from dl2d.policies.dl2.scoring import initial_weights
 from dl2d.policies.dl2_paper.policy import Dl2Original

@@ -34,13 +34,13 @@ from typing import Any
 
 import numpy as np
 import psutil
-from elastic_jobs import describe, exchange, run_job, started
 from harness import command_of, options_of, resnet50_shapes, show
+from runtime_jobs import describe, exchange, run_job, started
 
 from pslite.job.blocks import cut
 from pslite.job.job_spec import JobSpec
 from pslite.job.job_status import PlanReport
-from pslite.job.work_assignment import assign
+from pslite.job.shard_and_block_assignment import assign
 from pslite.testing import LocalResult, Resize, pace
 
 WORKERS = 2

@@ -32,7 +32,7 @@ from dl2d.core.store import Keep, TaskChange
 from dl2d.store import schema
 from dl2d.store.database import Database, Place
 from dl2d.store.jobs import JobRow, _job_values
-from dl2d.store.mapping import table_of
+from dl2d.store.row_mapping import table_of
 from dl2d.store.sql_store import SqlStore
 
 _DAY = 86_400

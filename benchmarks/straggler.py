@@ -19,8 +19,8 @@ import time
 from pathlib import Path
 
 import numpy as np
-from elastic_jobs import describe, exchange, run_job, started
 from harness import command_of, options_of, show
+from runtime_jobs import describe, exchange, run_job, started
 
 from pslite.job.load_balancing import Rule
 

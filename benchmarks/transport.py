@@ -23,12 +23,12 @@ from pathlib import Path
 
 import numpy as np
 import psutil
-from elastic_jobs import describe, run_job
 from harness import command_of, options_of, resnet50_shapes, show
+from runtime_jobs import describe, run_job
 
 from pslite.numeric.gradient_encoding import encoding_of
 from pslite.numeric.gradient_sums import Bundle, Contribution
-from pslite.worker.connect import session_for
+from pslite.worker.open_session import session_for
 
 WARM = 4
 #: by name, DL2_TRANSPORT and DL2_ENCRYPT

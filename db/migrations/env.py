@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import context
 
-from dl2d.store.mapping import Base
+from dl2d.store.row_mapping import Base
 from dl2d.store.schema import VERSION_TABLE
 
 connection = context.config.attributes["connection"]

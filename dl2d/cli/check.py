@@ -38,8 +38,8 @@ from dl2d.core.policy import Policy
 from dl2d.core.policy_registry import Version
 from dl2d.core.resource_manager import RmListing
 from dl2d.core.static_job_rule import StaticJobRule
-from dl2d.daemon.api.admission import check_feasible
-from dl2d.daemon.credentials import load_credentials
+from dl2d.daemon.api.job_admission import check_feasible
+from dl2d.daemon.key_file import load_credentials
 from dl2d.daemon.policy_versions.active_version import (
     check_learning,
     configured_checkpoint,
@@ -54,9 +54,9 @@ from dl2d.plugins import MANAGERS, PLACEMENTS, POLICIES, load_placement, load_po
 from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.store import schema
 from dl2d.store.database import Database, Place
-from dl2d.tick.policy_start_check import site_start_check, start_check
-from dl2d_slurm.job_control import chosen_backend
+from dl2d.tick.policy_starts_jobs_check import site_start_check, start_check
 from dl2d_slurm.settings import SlurmSettings
+from dl2d_slurm.submission_backends import chosen_backend
 from dl2d_yarn.cluster_check import check_cluster
 from dl2d_yarn.settings import YarnSettings
 

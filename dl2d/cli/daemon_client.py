@@ -13,7 +13,7 @@ import httpx2
 
 from dl2d.config.settings import Settings
 from dl2d.core.errors import ConfigError, Denied, Dl2dError, NotFound, RequestError, Unavailable
-from dl2d.daemon.credentials import load_credentials
+from dl2d.daemon.key_file import load_credentials
 from pslite.launch.daemon_http import CERTIFICATE_VARIABLE, certificate_text
 
 _SECONDS = 30.0

@@ -12,7 +12,7 @@ from dl2d.cli.daemon_client import daemon_trust, daemon_url
 from dl2d.cli.output import duration
 from dl2d.config.settings import Settings
 from dl2d.core.errors import Dl2dError
-from dl2d.daemon.credentials import load_credentials
+from dl2d.daemon.key_file import load_credentials
 
 
 @dataclass(frozen=True, slots=True)

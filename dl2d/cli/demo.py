@@ -28,7 +28,7 @@ import yaml
 
 from dl2d.cli.daemon_client import DaemonClient
 from dl2d.cli.demo_jobs import FAST, FULL, DemoJob, Played, Script
-from dl2d.cli.job_summary import JobLine
+from dl2d.cli.job_status_line import JobLine
 from dl2d.cli.optional_packages import require_extra
 from dl2d.cli.options import JsonOption
 from dl2d.cli.output import number, print_json, print_tables, table
@@ -38,7 +38,7 @@ from dl2d.config.settings import Settings, load_settings
 from dl2d.core.errors import Dl2dError
 from dl2d.core.jobs import JobKey
 from dl2d.core.resource_manager import RmIdentity
-from dl2d.daemon.store_views import StoreViews
+from dl2d.daemon.job_views_from_store import StoreViews
 from dl2d.daemon.tick_settings import manager_settings
 from dl2d.plugins import load_manager
 from dl2d.store.sql_store import SqlStore
@@ -67,7 +67,7 @@ def demo(
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DemoError(f"--out {out}: {error.strerror}") from error
-    from dl2d.cli.timeline import draw_timeline  # noqa: PLC0415 - matplotlib takes a second
+    from dl2d.cli.demo_timeline import draw_timeline  # noqa: PLC0415 - matplotlib takes a second
 
     began = time.time()
     try:

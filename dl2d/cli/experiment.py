@@ -27,11 +27,11 @@ from dl2d.experiments.definition import (
     write_experiment,
 )
 from dl2d.experiments.executors import Executor, Local, Ray
-from dl2d.experiments.overrides import Scale, at_scale, changed, names_kinds, on_files, on_kinds
+from dl2d.experiments.experiment_variants import Scale, at_scale, changed, names_kinds, on_files, on_kinds
 from dl2d.experiments.report import summary_json, write_report
-from dl2d.experiments.results import summarise
-from dl2d.experiments.run import Run, begin_run, check_experiment, read_run, run_cells
-from dl2d.experiments.simulation_runs import Finished
+from dl2d.experiments.result_statistics import summarise
+from dl2d.experiments.run_experiment import Run, begin_run, check_experiment, read_run, run_cells
+from dl2d.experiments.run_simulation import Finished
 
 app = typer.Typer(no_args_is_help=True, help="Compares policies over workloads and seeds, and writes a report.")
 

@@ -34,7 +34,7 @@ from dl2d.plugins import (
 )
 from dl2d.policies.common.checkpoint import DIGITS, checkpoint_in, read_checkpoint
 from dl2d.store import schema
-from dl2d.tick.policy_start_check import nodes_and_requests, start_check
+from dl2d.tick.policy_starts_jobs_check import nodes_and_requests, start_check
 
 app = typer.Typer(no_args_is_help=True, help="Policies, which decide how many tasks each job gets.")
 

@@ -18,15 +18,15 @@ from dl2d.core.policy_registry import SITE_SCHEDULER, Registry, Trial, TrialCase
 from dl2d.core.site_history import History, RecordingStore
 from dl2d.daemon.policy_versions.active_version import current_checkpoint, given
 from dl2d.daemon.tick_settings import guard_rules
+from dl2d.learning.assumed_speeds import with_assumed_speeds
 from dl2d.learning.digital_twin import DAY_SECONDS
 from dl2d.learning.promotion_gate import GateSettings, Verdict, compare
-from dl2d.learning.replay_check import ReplayCheck, generated_load, replay_check
 from dl2d.learning.train_test_split import Split, split_history
-from dl2d.learning.unreported_job_speeds import with_assumed_speeds
+from dl2d.learning.trained_policy_check import ReplayCheck, generated_load, replay_check
 from dl2d.plugins import POLICIES, Given, available, load_placement, load_policy, takes_checkpoint
 from dl2d.policies.common.checkpoint import DIGITS, Checkpoint
 from dl2d.simulation.workload.format import Workload
-from dl2d.tick.policy_start_check import requests_to_try
+from dl2d.tick.policy_starts_jobs_check import requests_to_try
 
 #: Least length of an interval in a replay of recorded days, in seconds.
 _SHORTEST_SLOT: Final = 300.0
@@ -128,7 +128,7 @@ def replayed(
     speeds: Sequence[MeasuredSpeeds] = (), workloads: Mapping[str, Workload] = MappingProxyType({}),
 ) -> ReplayCheck:  # fmt: skip
     """Replay a policy on a small load, generated from requests of the site's jobs, and on workloads; see
-    ``dl2d.learning.replay_check``.
+    ``dl2d.learning.trained_policy_check``.
     """
     placement = load_placement(settings.placement)
     load = generated_load(requests_to_try(placement, nodes, requests), nodes, speeds, slot_seconds(settings))

@@ -17,7 +17,7 @@ from dl2d.core.resource_manager import ProbeManager
 from dl2d.daemon.tick_settings import manager_settings
 from dl2d.plugins import load_manager
 from pslite.errors import UsageError
-from pslite.launch.address_file import default_file, read_address
+from pslite.launch.daemon_address_file import default_file, read_address
 from pslite.launch.daemon_http import is_loopback
 
 _PROBE_SECONDS = 120.0

@@ -23,9 +23,9 @@ from dl2d.core.cluster import Node
 from dl2d.core.error_wording import did_you_mean
 from dl2d.core.errors import ConfigError, RequestError, ResourceManagerError
 from dl2d.core.jobs import TASK_ROLES, Architecture, JobKey, JobRequest, JobState
-from dl2d.daemon.store_views import StoreViews
+from dl2d.daemon.job_views_from_store import StoreViews
 from pslite.errors import UsageError
-from pslite.job.user_environment import remarks, user_environment
+from pslite.job.environment_allow_list import remarks, user_environment
 from pslite.launch.daemon_http import check_private
 
 RUNNER = "dl2-run"
@@ -157,7 +157,7 @@ def _to_yarn(
 ) -> None:
     """Post the job's service as the calling user; its containers register with the daemon."""
     # What only this way needs.
-    from dl2d_yarn.listing import SERVICES_PATH, read_listing  # noqa: PLC0415
+    from dl2d_yarn.cluster_listing import SERVICES_PATH, read_listing  # noqa: PLC0415
     from dl2d_yarn.rest_client import RestClient  # noqa: PLC0415
     from dl2d_yarn.service_file import PostedJob, posted_description, read_application_id  # noqa: PLC0415
     from dl2d_yarn.settings import YarnSettings  # noqa: PLC0415

@@ -8,15 +8,15 @@ from typing import Final
 
 import typer
 
+from dl2d.cli.decisions_to_learn_from import RecordedSlots
 from dl2d.cli.output import print_json
 from dl2d.cli.promotion_trial import MAX_REPLAY_SECONDS, Tell, policy_of, replayed
-from dl2d.cli.recorded_decisions import RecordedSlots
 from dl2d.config.settings import Settings
 from dl2d.core.errors import CheckpointError
 from dl2d.learning.recorded_decisions import SizeComparison, Yardstick
-from dl2d.learning.replay_check import ReplayCheck
+from dl2d.learning.trained_policy_check import ReplayCheck
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
-from dl2d.tick.policy_start_check import start_check
+from dl2d.tick.policy_starts_jobs_check import start_check
 
 #: Recorded days that are replayed before a checkpoint is written.
 _MAX_DAYS: Final = 3

@@ -13,7 +13,7 @@ import typer
 from dl2d.cli.output import print_json
 from dl2d.cli.train_options import TrainOptions, interruptible, progress_bars, training_workloads
 from dl2d.core.errors import CheckpointError
-from dl2d.learning.dl2_paper.analytical_model import analytical
+from dl2d.learning.dl2_paper.analytical_speed_model import analytical
 from dl2d.learning.dl2_paper.settings import Settings
 from dl2d.learning.dl2_paper.trainer import continuing
 from dl2d.learning.dl2_paper.trainer import train as learn

@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 from typing import Final
 
+from dl2d.cli.decisions_to_learn_from import RecordedSlots
 from dl2d.cli.options import reading
 from dl2d.cli.promotion_trial import Side, on_trial, policy_of
-from dl2d.cli.recorded_decisions import RecordedSlots
 from dl2d.cli.supervised_report import check_before_writing, comparison_lines, finish_imitation, not_better_than
 from dl2d.cli.train_options import interruptible, progress_bars, show_on_bar
 from dl2d.config.settings import Settings

@@ -1,6 +1,6 @@
 """Learning from this site's records: a policy is trained further on the site's twin, and compared at the gate.
 
-``dl2d train --twin`` and the daemon's learner (``dl2d.cli.learner``) run it, for the policies ``dl2`` and
+``dl2d train --twin`` and the daemon's learner (``dl2d.cli.learner_main``) run it, for the policies ``dl2`` and
 ``dl2-original``.
 """
 
@@ -24,13 +24,13 @@ from dl2d.core.site_history import RecordingStore
 from dl2d.daemon.policy_versions.active_version import current_checkpoint, read_version, version_in
 from dl2d.daemon.policy_versions.candidates import Candidate
 from dl2d.learning.digital_twin import DAY_SECONDS
+from dl2d.learning.dl2_training import State, Trainer, TrainingSettings
 from dl2d.learning.evolution_strategy import Step
 from dl2d.learning.recorded_decisions import Recording
 from dl2d.learning.train_test_split import Split
-from dl2d.learning.training import State, Trainer, TrainingSettings
 from dl2d.plugins import load_placement
 from dl2d.policies.common.checkpoint import DIGITS, Checkpoint, settings_in, write_checkpoint
-from dl2d.policies.common.input_ranges import widened
+from dl2d.policies.common.training_input_ranges import widened
 from dl2d.policies.dl2.checkpoint_contents import from_arrays
 from dl2d.policies.dl2_paper.policy import Dl2Original
 from dl2d.throughput.observations import as_measured, by_kind, merged_kinds

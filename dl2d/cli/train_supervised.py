@@ -9,8 +9,8 @@ from typing import Annotated, Final
 
 import typer
 
+from dl2d.cli.decisions_to_learn_from import recorded_slots
 from dl2d.cli.options import JsonOption
-from dl2d.cli.recorded_decisions import recorded_slots
 from dl2d.cli.supervised_report import (
     check_before_writing,
     comparison_lines,
@@ -29,7 +29,7 @@ from dl2d.cli.train_options import (
 )
 from dl2d.core.errors import GateRefused
 from dl2d.learning.dl2_paper.settings import NetworkKind, Settings, SupervisedLoss
-from dl2d.policies.common.input_ranges import range_in_words
+from dl2d.policies.common.training_input_ranges import range_in_words
 
 #: Options that do not apply to --design jumps.
 _NOT_FOR_DL2: Final = ("loss", "updates", "network", "window", "force", "reason")

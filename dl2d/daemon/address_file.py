@@ -1,4 +1,4 @@
-"""Writes the file by which jobs that users submit find the daemon; ``pslite.launch.address_file`` reads it."""
+"""Writes the file by which jobs that users submit find the daemon; ``pslite.launch.daemon_address_file`` reads it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from dl2d.atomic_file import write_atomically
-from pslite.launch.address_file import DaemonAddress
+from pslite.launch.daemon_address_file import DaemonAddress
 
 
 def write_address(path: Path, address: DaemonAddress) -> None:

@@ -34,29 +34,29 @@ from dl2d.core.resource_manager import (
     TaskSpec,
 )
 from dl2d.daemon.address_file import write_address
-from dl2d.daemon.api.admission import Admission
 from dl2d.daemon.api.application import create_api
-from dl2d.daemon.api.connections import (
+from dl2d.daemon.api.dependencies import ManagerAccess, Services
+from dl2d.daemon.api.heartbeat import heartbeat_interval
+from dl2d.daemon.api.heartbeat_gaps import AnsweredHeartbeats
+from dl2d.daemon.api.job_admission import Admission
+from dl2d.daemon.api.request_limits import (
     HEARTBEATS_PER_SECOND,
     VIEWS_PER_SECOND,
     ConnectionLimits,
     RateLimiter,
     UserTurns,
 )
-from dl2d.daemon.api.dependencies import ManagerAccess, Services
-from dl2d.daemon.api.heartbeat import heartbeat_interval
-from dl2d.daemon.api.heartbeat_continuity import AnsweredHeartbeats
 from dl2d.daemon.api.server import ApiServer, certificate_problem
-from dl2d.daemon.credentials import load_credentials
 from dl2d.daemon.health import Health
+from dl2d.daemon.key_file import load_credentials
 from dl2d.daemon.parallel_task_submitter import ParallelTaskSubmitter
 from dl2d.daemon.policy_versions.active_version import ActiveVersion
 from dl2d.daemon.policy_versions.canary_run import CanaryRun
 from dl2d.daemon.policy_versions.learner_process import Learner
-from dl2d.daemon.pruning import PRUNE_SECONDS, prune
+from dl2d.daemon.retention_thread import PRUNE_SECONDS, prune
 from dl2d.daemon.standby import LeaseKeeper, lease_seconds, renewal_seconds
 from dl2d.daemon.systemd import ServiceManager
-from dl2d.daemon.tick_log import TickLog
+from dl2d.daemon.tick_log_lines import TickLog
 from dl2d.daemon.tick_settings import guard_rules, manager_settings, timeouts
 from dl2d.plugins import load_manager, load_placement, load_policy
 from dl2d.tick.policy_call import Deadline
@@ -65,7 +65,7 @@ from dl2d.tick.task_specs import TaskSpecs
 from dl2d.tick.tick import tick
 from dl2d.tick.tick_context import Context, Deciders
 from dl2d.tick.tick_state import RECENT_DECISIONS, TickState
-from pslite.launch.address_file import DaemonAddress, default_file
+from pslite.launch.daemon_address_file import DaemonAddress, default_file
 
 log = structlog.get_logger()
 

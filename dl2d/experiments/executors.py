@@ -13,7 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Protocol
 
-from dl2d.experiments.simulation_runs import Cell, Finished, Runner, attempt, failed
+from dl2d.experiments.run_simulation import Cell, Finished, Runner, attempt, failed
 
 
 class Executor(Protocol):

@@ -19,8 +19,16 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from dl2d.core.array_types import Floats
 from dl2d.experiments.participant_preparation import REFERENCE
-from dl2d.experiments.results import CaseSummary, Curve, PolicySummary, Timelines, by_unit, curves, read_timelines
-from dl2d.experiments.run import Run
+from dl2d.experiments.result_statistics import (
+    CaseSummary,
+    Curve,
+    PolicySummary,
+    Timelines,
+    by_unit,
+    curves,
+    read_timelines,
+)
+from dl2d.experiments.run_experiment import Run
 
 #: Colours that people with any colour vision tell apart: Okabe and Ito, "Color Universal Design" (2008), without its
 #: yellow, which is lost on white. A policy has the same in every report.

@@ -37,9 +37,9 @@ from dl2d.experiments.participants import (
     jumps_settings,
     original_settings,
 )
-from dl2d.learning.dl2_paper.analytical_model import analytical
+from dl2d.learning.dl2_paper.analytical_speed_model import analytical
 from dl2d.learning.dl2_paper.settings import Settings
-from dl2d.learning.training import Trainer
+from dl2d.learning.dl2_training import Trainer
 from dl2d.plugins import Given, load_placement, load_policy
 from dl2d.policies.common.checkpoint import Checkpoint, checkpoint_in, read_checkpoint, write_checkpoint
 from dl2d.simulation.policy_lookup import LEARNED, TOLD, find_policy, replay_by_name

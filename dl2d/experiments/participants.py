@@ -13,7 +13,7 @@ from dl2d.core.error_wording import shown
 from dl2d.core.errors import WorkloadError
 from dl2d.core.input_validation import Flag, Items, Kinds, Record, Text, Whole, bad, read, to_plain
 from dl2d.learning.dl2_paper.settings import PAPER, Settings
-from dl2d.learning.training import TrainingSettings
+from dl2d.learning.dl2_training import TrainingSettings
 from dl2d.simulation.workload.sources import is_drawn
 
 Setting = float | int | bool | str
@@ -77,7 +77,8 @@ class Training(Record):
     draws: Draws = 32
     #: Learn from jobs of so many types alone, the first by name; 0: of all.
     types: Annotated[int, Whole(0, 1000)] = 0
-    #: Learn, and choose checkpoints, on an analytical model of speeds (``dl2d.learning.dl2_paper.analytical_model``).
+    #: Learn, and choose checkpoints, on an analytical model of speeds
+    #: (``dl2d.learning.dl2_paper.analytical_speed_model``).
     offline: Flag = False
     #: What differs from the design's own settings.
     settings: Mapping[str, PlainValue] = field(default_factory=dict)

@@ -35,7 +35,7 @@ from dl2d.learning.recorded_decisions import (
     split_recordings,
 )
 from dl2d.policies.common.checkpoint import Checkpoint
-from dl2d.policies.common.input_ranges import INPUT_RANGES, recorded_ranges
+from dl2d.policies.common.training_input_ranges import INPUT_RANGES, recorded_ranges
 from dl2d.policies.dl2.checkpoint_contents import as_arrays, from_arrays
 from dl2d.policies.dl2.policy import Dl2
 from dl2d.policies.dl2.scoring import FEATURES, describe_steps, feature_values, score

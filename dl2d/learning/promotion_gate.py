@@ -20,12 +20,12 @@ from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.core.policy_registry import TrialCase
-from dl2d.learning.recorded_scheduler import RecordedScheduler
+from dl2d.learning.recorded_sizes_policy import RecordedScheduler
 from dl2d.learning.train_test_split import Case
 from dl2d.simulation.replay import Rules, replay
 from dl2d.simulation.speeds.realism_options import Realism
 from dl2d.simulation.workload.format import to_request
-from dl2d.tick.policy_start_check import start_check
+from dl2d.tick.policy_starts_jobs_check import start_check
 from dl2d.tick.tick_context import GuardRules
 
 #: Slots after which a replay is given up.

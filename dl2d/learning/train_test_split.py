@@ -57,7 +57,7 @@ class Case:
     compared: Mapping[str, Sequence[str]] = field(default_factory=dict)
     #: Sizes that jobs were recorded with, by job id; times are in seconds of the workload.
     sizes: Mapping[str, RecordedSizes] = field(default_factory=dict)
-    #: Number of the jobs compared, by day, whose speeds are assumed (``dl2d.learning.unreported_job_speeds``).
+    #: Number of the jobs compared, by day, whose speeds are assumed (``dl2d.learning.assumed_speeds``).
     assumed: Mapping[str, int] = field(default_factory=dict)
 
     def times_by_day(self, replayed: Replayed) -> dict[str, float]:
@@ -90,7 +90,7 @@ class Split:
 
     @property
     def unreported(self) -> int:
-        """Number of those of them whose speeds are assumed (``dl2d.learning.unreported_job_speeds``)."""
+        """Number of those of them whose speeds are assumed (``dl2d.learning.assumed_speeds``)."""
         return sum(day.unreported for day in self.held_out)
 
 

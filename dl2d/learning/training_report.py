@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from dl2d.core.errors import CheckpointError
-from dl2d.learning.training import State, TrainingSettings
+from dl2d.learning.dl2_training import State, TrainingSettings
 from dl2d.simulation.policy_lookup import replay_by_name
 from dl2d.simulation.simulation_presets import PresetName, preset
 from dl2d.simulation.workload.format import Workload

@@ -14,7 +14,7 @@ from dl2d.core.jobs import Allocation, Job
 from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.core.resources import Resources
-from dl2d.policies.common.greedy import GreedyAllocation
+from dl2d.policies.common.greedy_allocation import GreedyAllocation
 
 
 class Drf:

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from dl2d.core.array_types import Bools, Floats, Ints
 from dl2d.policies.dl2_paper.observation import Observations
 from dl2d.simulation.vectorized.clusters import Clusters, SlotReport
-from dl2d.simulation.vectorized.stepwise_sizing import Windows
+from dl2d.simulation.vectorized.dl2_paper_sizing import Windows
 from dl2d.simulation.vectorized.workload_arrays import Library
 from dl2d.simulation.workload.format import Workload
 from dl2d.simulation.workload.generators import generate

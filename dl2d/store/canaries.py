@@ -12,7 +12,7 @@ from dl2d.core.canary import Canary, CanaryJob, CanaryState
 from dl2d.core.jobs import JobKey, JobRequest, JobState
 from dl2d.core.measured_speeds import TrainingKind
 from dl2d.store.jobs import JobRow, job_numbers
-from dl2d.store.mapping import NUMBER, Base, Choice, FreeText, Mapping, batches, columns, decoded_json, table_of
+from dl2d.store.row_mapping import NUMBER, Base, Choice, FreeText, Mapping, batches, columns, decoded_json, table_of
 
 
 class CanaryRow(Base):

@@ -23,7 +23,7 @@ from dl2d.core.measured_speeds import (
     SpeedPoint,
     mean_point,
 )
-from dl2d.store.mapping import Base, Json, batches, columns, decoded_json, table_of, upsert
+from dl2d.store.row_mapping import Base, Json, batches, columns, decoded_json, table_of, upsert
 
 _Measurements = tuple[tuple[float, float], ...]
 

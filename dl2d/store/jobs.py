@@ -33,7 +33,7 @@ from dl2d.core.resources import Resources
 from dl2d.core.store import MAX_NAMESAKES, JobChange, JobList
 from dl2d.store import job_speeds_and_losses
 from dl2d.store.kind_speeds import count_speed
-from dl2d.store.mapping import (
+from dl2d.store.row_mapping import (
     EMPTY,
     NUMBER,
     ZERO,

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from dl2d.core.jobs import Allocation, Architecture, Consistency
 from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, Tally, TrainingKind, count
-from dl2d.store.mapping import Base, Choice, FreeText, Values, columns, table_of, upsert
+from dl2d.store.row_mapping import Base, Choice, FreeText, Values, columns, table_of, upsert
 
 
 class SpeedRow(Base):

@@ -21,7 +21,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from dl2d.core.errors import AlreadyRunning, StoreUnavailable
 from dl2d.store.database import Database, Place, translated
-from dl2d.store.mapping import ZERO, Base, FreeText
+from dl2d.store.row_mapping import ZERO, Base, FreeText
 
 
 class LeaseRow(Base):

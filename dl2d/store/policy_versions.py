@@ -22,7 +22,7 @@ from dl2d.core.policy_registry import (
     VersionState,
 )
 from dl2d.store.database import Database
-from dl2d.store.mapping import NUMBER, Base, Choice, Finite, FreeText, Json, Mapping, columns, table_of
+from dl2d.store.row_mapping import NUMBER, Base, Choice, Finite, FreeText, Json, Mapping, columns, table_of
 
 #: Digits of a digest in messages.
 _DIGITS = 12

@@ -23,7 +23,8 @@ from dl2d.core.resources import Resources, Shortfall
 from dl2d.core.store import DecisionEntry, JobSlot, Slot, SlotSummary
 from dl2d.core.tick_plan import Deferred, Failure, Outcome, Plan
 from dl2d.store.jobs import JobRow, job_numbers, owned_by
-from dl2d.store.mapping import (
+from dl2d.store.policy_versions import PolicyVersionRow
+from dl2d.store.row_mapping import (
     EMPTY,
     Base,
     Choice,
@@ -37,7 +38,6 @@ from dl2d.store.mapping import (
     decoded_json,
     table_of,
 )
-from dl2d.store.policy_versions import PolicyVersionRow
 
 
 @dataclass(frozen=True, slots=True)

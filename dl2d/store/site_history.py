@@ -17,7 +17,7 @@ from dl2d.core.resources import Resources
 from dl2d.core.site_history import History, RecordedSizes, Sight
 from dl2d.store.jobs import JobRow, job_of
 from dl2d.store.kind_speeds import speeds
-from dl2d.store.mapping import columns, table_of
+from dl2d.store.row_mapping import columns, table_of
 from dl2d.store.scheduling_slots import DecisionRow, SlotRow, snapshot
 from dl2d.store.tasks import GROW, ResizeEventRow, ResizeRow, RuntimePlanRow, runtime_plan_of
 

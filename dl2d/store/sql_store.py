@@ -41,14 +41,14 @@ from dl2d.store import canaries as canary_queries
 from dl2d.store import guard_state as guard_state_queries
 from dl2d.store import jobs as job_queries
 from dl2d.store import kind_speeds as speed_queries
-from dl2d.store import modes as mode_queries
+from dl2d.store import mode_changes as mode_queries
 from dl2d.store import retention, schema
 from dl2d.store import scheduling_slots as slot_queries
 from dl2d.store import tasks as task_queries
 from dl2d.store.database import Database, Place
 from dl2d.store.lease import LeaseRow, lease_of
-from dl2d.store.mapping import upsert
 from dl2d.store.policy_versions import SqlRegistry
+from dl2d.store.row_mapping import upsert
 from dl2d.store.site_history import read_history
 
 _LEASE = "daemon"

@@ -36,7 +36,7 @@ from dl2d.core.resources import Resources
 from dl2d.core.store import Resize, ResizeEvent, RuntimePlan, TaskChange, TaskReport, TaskTime
 from dl2d.core.tick_plan import Start
 from dl2d.store.jobs import JobRow, job_numbers
-from dl2d.store.mapping import (
+from dl2d.store.row_mapping import (
     EMPTY,
     MAX_VALUES,
     ZERO,

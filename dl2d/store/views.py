@@ -19,12 +19,12 @@ from dl2d.store import (  # noqa: F401 - their tables
     jobs,
     kind_speeds,
     lease,
-    modes,
+    mode_changes,
     policy_versions,
     scheduling_slots,
     tasks,
 )
-from dl2d.store.mapping import Base
+from dl2d.store.row_mapping import Base
 
 #: Views of earlier versions that have other names now.
 _FORMER: Final = ("resize_history",)

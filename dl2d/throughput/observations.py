@@ -8,7 +8,7 @@ a policy's checkpoint. Each function of a step below takes the points of one kin
 3. ``informative``: local points near what the model predicts from the reference points alone are left out.
 4. ``merged``: the reference points, calibrated, are joined with the informative local ones, which replace them.
 
-``dl2d.policies.dl2.predictions.merged_measurements`` takes all four steps. ``PredictedSpeeds`` of
+``dl2d.policies.dl2.speed_predictions.merged_measurements`` takes all four steps. ``PredictedSpeeds`` of
 ``dl2d.policies.common`` has no reference points and takes the first step alone.
 """
 

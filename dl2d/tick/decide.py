@@ -19,9 +19,9 @@ from dl2d.core.json_codec import digest
 from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
-from dl2d.tick.canary import decide_in_groups
+from dl2d.tick.canary_decision import decide_in_groups
 from dl2d.tick.decision_check import check_decision
-from dl2d.tick.needless_wait import NeedlessWait
+from dl2d.tick.needlessly_waiting_jobs import NeedlessWait
 from dl2d.tick.policy_call import gc_paused
 from dl2d.tick.reconcile import Reconciled
 from dl2d.tick.tick_context import Deciders
@@ -41,7 +41,8 @@ def decide(
 ) -> Decision:
     """The policy's decision for a snapshot, checked; or the fallback's, with the cause in every job's ``guarded``.
 
-    With ``canary``, the policy decides on these jobs only, and the fallback on the others (``dl2d.tick.canary``).
+    With ``canary``, the policy decides on these jobs only, and the fallback on the others
+    (``dl2d.tick.canary_decision``).
 
     The fallback decides on all jobs if the policy fails, exceeds the time limit of ``deciders.call_policy``, or is
     ``set_aside``, and if the snapshot is out of the range of its training.

@@ -27,7 +27,12 @@ from dl2d.core.store import JobChange, TaskChange, TickStore
 from dl2d.tick.apply import start_anchors
 from dl2d.tick.missing_tasks import Missing
 from dl2d.tick.observe import LiveJobs, Observed, live_jobs, take_snapshot
-from dl2d.tick.refusals import MAX_REFUSED_SECONDS, learned_growth_limits, remember_withdrawn, why_refused
+from dl2d.tick.resource_manager_refusals import (
+    MAX_REFUSED_SECONDS,
+    learned_growth_limits,
+    remember_withdrawn,
+    why_refused,
+)
 from dl2d.tick.start_failures import NO_FAILURES, count_failures
 from dl2d.tick.static_jobs import follow_static_jobs, unlisted_static_jobs
 from dl2d.tick.strays import compare_strays, strays_of_known_jobs

@@ -12,8 +12,8 @@ from dl2d.core.jobs import JobKey
 from dl2d.core.json_codec import digest
 from dl2d.core.store import Slot
 from dl2d.core.tick_plan import Outcome, Plan
-from dl2d.tick.needless_wait import NeedlessWait
-from dl2d.tick.present_sizes_decision import OBSERVED
+from dl2d.tick.needlessly_waiting_jobs import NeedlessWait
+from dl2d.tick.observed_sizes_decision import OBSERVED
 from dl2d.tick.reconcile import Reconciled
 from dl2d.tick.tick_context import Context, Deciders
 from dl2d.tick.tick_state import PolicyFailures, SetAside, SlotDecision, TickState

@@ -12,7 +12,7 @@ from dl2d.core.guard_state import GuardState
 from dl2d.core.jobs import JobKey
 from dl2d.core.policy import Policy
 from dl2d.tick.missing_tasks import Missing
-from dl2d.tick.needless_wait import NeedlessWait
+from dl2d.tick.needlessly_waiting_jobs import NeedlessWait
 
 #: Failures are counted among this many last decisions, whether consecutive or not.
 RECENT_DECISIONS: Final = 20

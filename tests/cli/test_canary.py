@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from cli.conftest import Dl2d, store_url, write_config
-from tick.test_canary import CanaryWorld
+from tick.test_canary_decision import CanaryWorld
 
 from dl2d.core.canary import CanaryState
 from dl2d.core.daemon_mode import Mode

@@ -23,7 +23,7 @@ from slurm_fakes import FakeSlurm, node_row
 from dl2d.cli import check
 from dl2d.daemon.address_file import write_address
 from dl2d.store.sql_store import SqlStore
-from pslite.launch.address_file import DaemonAddress
+from pslite.launch.daemon_address_file import DaemonAddress
 
 NODES = {"name": "local", "local": {"nodes": [{"name": "n", "count": 2, "resources": {"cpu": 4, "gpu": 1}}]}}
 JOB = {"model": "vgg-16", "epochs": 3, "samples_per_epoch": 10, "worker": {"cpu": 2}, "command": "python t.py"}

@@ -28,8 +28,8 @@ from dl2d.daemon.policy_versions.candidates import withdraw_if_worse
 from dl2d.learning import train_test_split, training_report
 from dl2d.learning.promotion_gate import GateSettings, Verdict
 from dl2d.policies.common.checkpoint import read_checkpoint, write_checkpoint
-from dl2d.policies.common.greedy import GreedyAllocation
-from dl2d.policies.common.input_ranges import INPUT_RANGES
+from dl2d.policies.common.greedy_allocation import GreedyAllocation
+from dl2d.policies.common.training_input_ranges import INPUT_RANGES
 from dl2d.policies.dl2.policy import with_checkpoint
 from dl2d.policies.dl2_paper.policy import Dl2Original
 from dl2d.policies.drf import Drf

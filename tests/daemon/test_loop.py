@@ -32,7 +32,7 @@ from dl2d.daemon import loop
 from dl2d.daemon.loop import Daemon
 from dl2d.local.manager import LocalManager
 from dl2d.store.sql_store import SqlStore
-from pslite.launch.address_file import DaemonAddress, find_address, read_address
+from pslite.launch.daemon_address_file import DaemonAddress, find_address, read_address
 
 
 @pytest.fixture

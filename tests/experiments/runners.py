@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dl2d.core.errors import PolicyError
 from dl2d.core.jobs import Allocation
-from dl2d.experiments.simulation_runs import Cell, Finished, Result
+from dl2d.experiments.run_simulation import Cell, Finished, Result
 from dl2d.simulation.result_time_series import SlotSeries
 
 

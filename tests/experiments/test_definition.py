@@ -20,9 +20,9 @@ from dl2d.experiments.definition import (
     read_experiment,
     write_experiment,
 )
-from dl2d.experiments.overrides import Scale, at_scale, changed
+from dl2d.experiments.experiment_variants import Scale, at_scale, changed
 from dl2d.experiments.participants import plain
-from dl2d.experiments.simulation_runs import cells_of
+from dl2d.experiments.run_simulation import cells_of
 from dl2d.simulation.simulation_presets import PresetName
 
 PLAIN = {

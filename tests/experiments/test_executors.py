@@ -15,7 +15,7 @@ from variants import first
 from dl2d.experiments.definition import Case, Experiment
 from dl2d.experiments.executors import Local, Ray
 from dl2d.experiments.participants import plain
-from dl2d.experiments.simulation_runs import Cell, cells_of
+from dl2d.experiments.run_simulation import Cell, cells_of
 
 
 def cells(seeds: int = 3, name: str = "case") -> tuple[Cell, ...]:

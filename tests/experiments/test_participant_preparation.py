@@ -7,15 +7,15 @@ from xml.etree import ElementTree as ET
 
 import pytest
 import yaml
-from experiments.test_run import Here
+from experiments.test_run_experiment import Here
 
 from dl2d.core.errors import ConfigError, PluginError, WorkloadError
 from dl2d.experiments.definition import Experiment, read_experiment
 from dl2d.experiments.participant_preparation import only
 from dl2d.experiments.report import summary_json, write_report
-from dl2d.experiments.results import curves, findings, summarise
-from dl2d.experiments.run import Run, begin_run, check_experiment, run_cells
-from dl2d.experiments.simulation_runs import Cell, Finished, Runner, prepare_cell
+from dl2d.experiments.result_statistics import curves, findings, summarise
+from dl2d.experiments.run_experiment import Run, begin_run, check_experiment, run_cells
+from dl2d.experiments.run_simulation import Cell, Finished, Runner, prepare_cell
 from dl2d.simulation.workload.sources import load_source
 
 SOURCE = "generator:dl2?jobs=4&nodes=3&longest_slots=6"

@@ -19,7 +19,7 @@ from dl2d.experiments.definition import (
     read_experiment,
     write_experiment,
 )
-from dl2d.experiments.overrides import Scale, at_scale, changed, on_files
+from dl2d.experiments.experiment_variants import Scale, at_scale, changed, on_files
 from dl2d.experiments.participant_preparation import combinations, tuned
 from dl2d.experiments.participants import (
     SEEDS_EACH,
@@ -33,7 +33,7 @@ from dl2d.experiments.participants import (
     original_settings,
     plain,
 )
-from dl2d.experiments.simulation_runs import cells_of
+from dl2d.experiments.run_simulation import cells_of
 
 CLAIM = {
     "policy": "paper", "against": "drf", "change": -44.1, "says": "faster\nby far", "source": "a paper", "why": "luck",

@@ -12,13 +12,13 @@ from xml.etree import ElementTree as ET
 import pytest
 import yaml
 from experiments.runners import quick, spoiled
-from experiments.test_run import Here
+from experiments.test_run_experiment import Here
 
 from dl2d.experiments.definition import read_experiment
 from dl2d.experiments.report import command_line, summary_json, write_report
-from dl2d.experiments.results import read_timelines, summarise
-from dl2d.experiments.run import ExperimentError, Run, begin_run, read_run, run_cells
-from dl2d.experiments.simulation_runs import Cell, Finished, Runner
+from dl2d.experiments.result_statistics import read_timelines, summarise
+from dl2d.experiments.run_experiment import ExperimentError, Run, begin_run, read_run, run_cells
+from dl2d.experiments.run_simulation import Cell, Finished, Runner
 
 HOSTILE = "<b>a|b</b> & `c`"
 

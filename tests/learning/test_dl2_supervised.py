@@ -16,7 +16,7 @@ from dl2d.core.policy import Policy
 from dl2d.learning.dl2_supervised import ScorerImitation, imitate_with_scorer
 from dl2d.learning.recorded_decisions import Recording
 from dl2d.placement.load_balance import LoadBalance
-from dl2d.policies.common.input_ranges import INPUT_RANGES
+from dl2d.policies.common.training_input_ranges import INPUT_RANGES
 from dl2d.policies.dl2.policy import Dl2, with_checkpoint
 from dl2d.policies.dl2.scoring import FEATURES
 from dl2d.policies.drf import Drf

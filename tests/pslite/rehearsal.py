@@ -33,8 +33,8 @@ from pslite.job.job_spec import LAMB, SGD, Adam, JobSpec
 from pslite.job.job_status import Reply, Status
 from pslite.job.membership_plan import Plan
 from pslite.net.authentication import TOKEN_BYTES, Identity
-from pslite.net.data_frames import Link
-from pslite.net.framing import cut_off, listen
+from pslite.net.message_framing import cut_off, listen
+from pslite.net.tensor_frames import Link
 from pslite.net.tls import Encryption
 from pslite.server import Server
 from pslite.storage.coordinator_log import CoordinatorLog

@@ -19,7 +19,7 @@ from weather import CutData, rough_weather
 
 from pslite.errors import SpecError
 from pslite.job.job_spec import LAMB, SGD, Segment
-from pslite.storage.checkpoints import Checkpoint, latest
+from pslite.storage.checkpoint_files import Checkpoint, latest
 from pslite.testing import Resize, run_local
 from pslite.worker.training_session import SingleSession
 

@@ -19,7 +19,7 @@ from pslite.job.learning_rates import Constant, Cosine, Milestones, Polynomial, 
 from pslite.job.membership_plan import next_members, reduction
 from pslite.job.reduction_tree import ROOT, TreeSum, cover, held, span, width
 from pslite.job.sample_order import permutation, stream
-from pslite.job.work_assignment import assign, ranges, sample_slice
+from pslite.job.shard_and_block_assignment import assign, ranges, sample_slice
 from pslite.numeric.gradient_sums import GradientSums, Supply
 from pslite.numeric.optimizers import Updater, slots
 

@@ -22,7 +22,7 @@ from pslite.coordinator import Coordinator, Settings
 from pslite.job.job_status import Reply
 from pslite.launch.mxnet_launcher import OpenMembership
 from pslite.net.authentication import Identity, connect
-from pslite.net.data_frames import INIT, PUSH, STATE, STATE_ACK, Header, region_header
+from pslite.net.tensor_frames import INIT, PUSH, STATE, STATE_ACK, Header, region_header
 from pslite.testing import Resize, run_local
 
 SLOW = ("--step-seconds", "0.02", "--epochs", "100")

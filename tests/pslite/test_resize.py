@@ -107,7 +107,7 @@ def test_the_stop_and_notify_way_gives_the_same_weights():
 
 def test_a_job_lives_on_long_after_a_resize(monkeypatch):
     """Connections between servers end with a plan; that must not be taken for a death."""
-    monkeypatch.setattr("pslite.server.connections.BROKEN_SECONDS", 0.1)
+    monkeypatch.setattr("pslite.server.data_connections.BROKEN_SECONDS", 0.1)
     events = [Event(3, servers=3), Event(6, workers=2, servers=1)]
     outcome = Rehearsal(job(), workers=1, servers=1, events=events, step_seconds=0.02).run()
     outcome.check(rehearsed_digest(job()))

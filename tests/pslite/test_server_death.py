@@ -12,7 +12,7 @@ from pslite_jobs import LEASE, KillAt, Kills, Replace, command, schedules, stati
 from rehearsal import job
 
 from pslite.errors import SpecError
-from pslite.storage.checkpoints import latest
+from pslite.storage.checkpoint_files import latest
 from pslite.testing import Resize, run_local
 
 SLOW = ("--step-seconds", "0.02", "--epochs", "20")

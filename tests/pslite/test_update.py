@@ -10,7 +10,7 @@ from rehearsal import static_digest as rehearsed_digest
 
 from pslite.errors import SpecError
 from pslite.job.job_spec import SGD
-from pslite.storage.checkpoints import latest
+from pslite.storage.checkpoint_files import latest
 from pslite.testing import Resize, run_local
 
 

@@ -16,7 +16,7 @@ from rehearsal import job
 
 from pslite.coordinator.stall_detector import ProgressRule
 from pslite.job.reduction_tree import cover
-from pslite.job.work_assignment import ranges
+from pslite.job.shard_and_block_assignment import ranges
 from pslite.testing import Resize, run_local
 from pslite.worker.training_session import Share
 

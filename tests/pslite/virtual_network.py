@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from virtual_threads import Kernel, Process, VirtualThread
 
-from pslite.net import framing
+from pslite.net import message_framing
 
 #: what a connection holds in each direction before its sender has to wait
 _CAPACITY = 64 << 10
@@ -67,7 +67,7 @@ class Network:
                 self.kernel.after(self.kernel.rng.uniform(0.0, 1.0), sock.send_held)
 
     def _silence(self) -> float:
-        return framing._SILENCE * self.kernel.rng.uniform(1.0, 1.2)
+        return message_framing._SILENCE * self.kernel.rng.uniform(1.0, 1.2)
 
     def delay(self, a: Process, b: Process) -> float:
         """How long the next piece takes."""

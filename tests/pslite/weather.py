@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from rehearsal import Fault, Moment
 
 from pslite.fault_points import FaultPoint
-from pslite.net.data_frames import PUSH, Link
-from pslite.net.framing import cut_off
+from pslite.net.message_framing import cut_off
 from pslite.net.messages import Taken
+from pslite.net.tensor_frames import PUSH, Link
 from pslite.net.tls import Sealed
 
 _PIECES = (1, 3, 17, 200, 5000)

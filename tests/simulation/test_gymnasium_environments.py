@@ -43,7 +43,8 @@ def test_it_can_be_made_by_its_name() -> None:
 
 def test_gymnasium_is_loaded_only_where_it_is_wanted() -> None:
     code = (
-        "import sys, dl2d.simulation.vectorized.stepwise_sizing, dl2d.cli.main; assert 'gymnasium' not in sys.modules; "
+        "import sys, dl2d.simulation.vectorized.dl2_paper_sizing, dl2d.cli.main; "
+        "assert 'gymnasium' not in sys.modules; "
         "import gymnasium; print(gymnasium.make('dl2d.simulation.gymnasium_environments:dl2d/Cluster-v0').spec.id)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

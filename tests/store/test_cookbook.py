@@ -15,8 +15,8 @@ from sqlalchemy import Connection, inspect, text
 from dl2d.core.errors import RequestError
 from dl2d.store import schema
 from dl2d.store.database import Database, Place
-from dl2d.store.mapping import Base
 from dl2d.store.read_only_query import ask
+from dl2d.store.row_mapping import Base
 from dl2d.store.views import views
 
 QUESTIONS = cookbook()

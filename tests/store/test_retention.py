@@ -22,11 +22,11 @@ from dl2d.core.cluster import TaskState
 from dl2d.core.errors import RequestError
 from dl2d.core.jobs import JobState, Progress
 from dl2d.core.store import JobChange, Keep, TaskChange
-from dl2d.daemon.pruning import prune
+from dl2d.daemon.retention_thread import prune
 from dl2d.store import retention
 from dl2d.store.database import Database, Place
 from dl2d.store.export import export, exportable
-from dl2d.store.mapping import Base
+from dl2d.store.row_mapping import Base
 from dl2d.store.sql_store import SqlStore
 
 DAY = 86_400.0

@@ -25,7 +25,7 @@ from dl2d.core.policy_registry import Version
 from dl2d.core.store import JobChange, TaskChange
 from dl2d.store import schema
 from dl2d.store.database import Database, Place
-from dl2d.store.mapping import Base
+from dl2d.store.row_mapping import Base
 from dl2d.store.sql_store import SqlStore
 
 

@@ -27,7 +27,7 @@ from dl2d.core.resource_manager import GrowthLimit
 from dl2d.core.resources import Resources, Shortfall
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.common.checkpoint import read_checkpoint
-from dl2d.policies.common.input_ranges import INPUT_RANGES, out_of_range, training_ranges
+from dl2d.policies.common.training_input_ranges import INPUT_RANGES, out_of_range, training_ranges
 from dl2d.policies.dl2.policy import DEFAULT_CHECKPOINT
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo

@@ -26,7 +26,7 @@ from dl2d.core.jobs import JobKey, Launch, Owner, Role
 from dl2d.core.resource_manager import ContainerManager, ContainerReport, RmIdentity, RmJobState, TaskSpec
 from dl2d.core.resources import NO_RESOURCES, Resources, Shortfall
 from dl2d_yarn import manager as manager_module
-from dl2d_yarn import service_changes
+from dl2d_yarn import service_resizing
 from dl2d_yarn.manager import YarnManager, create
 from dl2d_yarn.queue_limits import ACTIVITIES_PATH
 from dl2d_yarn.service_file import posted_description
@@ -341,7 +341,7 @@ def test_a_container_that_yarn_lists_and_that_never_reported_keeps_its_service_u
     yarn: FakeYarn, manager: YarnManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The number of containers alone does not show it: another one has ended since it reported."""
-    monkeypatch.setattr(service_changes, "DETAILS_SECONDS", 0.1)
+    monkeypatch.setattr(service_resizing, "DETAILS_SECONDS", 0.1)
     second = restarted_with_worker_1(yarn, manager, listed=2)
     wait_until(lambda: second.listing().unreported == {yarn.apps[NAME]["id"]})
     second.report_container(report("worker-1", 4))
@@ -353,7 +353,7 @@ def test_a_component_that_is_not_dl2ds_does_not_keep_its_service_unreported(
     yarn: FakeYarn, manager: YarnManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise a task that was lost while the daemon was down would never be missed."""
-    monkeypatch.setattr(service_changes, "DETAILS_SECONDS", 0.1)
+    monkeypatch.setattr(service_resizing, "DETAILS_SECONDS", 0.1)
     started(manager)
     board = {"name": "board", "number_of_containers": 1, "resource": {"cpus": 1, "memory": "64"}}
     yarn.posted[NAME]["components"].append(board)
@@ -396,7 +396,7 @@ def restarted_with_worker_1(yarn: FakeYarn, manager: YarnManager, *, listed: int
 def test_after_a_start_containers_that_have_not_reported_are_not_removed(
     yarn: FakeYarn, manager: YarnManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_changes, "DETAILS_SECONDS", 0.1)
+    monkeypatch.setattr(service_resizing, "DETAILS_SECONDS", 0.1)
     second = restarted_with_worker_1(yarn, manager, listed=3)
     description = f"GET /app/v1/services/{NAME}"
     wait_until(lambda: yarn.calls.count(description) > 2)
@@ -628,7 +628,7 @@ def test_the_description_says_that_a_request_without_an_answer_was_carried_out(
 def test_a_number_of_containers_that_somebody_else_changed_is_corrected(
     yarn: FakeYarn, manager: YarnManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_changes, "DETAILS_SECONDS", 0.1)
+    monkeypatch.setattr(service_resizing, "DETAILS_SECONDS", 0.1)
     started(manager)
     manager.submit(task("worker-1"))
     wait_until(lambda: yarn.flexes == [{"ps": 0, "worker": 1}])
@@ -1083,8 +1083,8 @@ def test_a_container_that_has_not_reported_yet_does_not_count_twice(yarn: FakeYa
 def test_a_container_without_a_task_is_decommissioned_with_the_yarn_command(
     yarn: FakeYarn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_changes, "DETAILS_SECONDS", 0.1)
-    monkeypatch.setattr(service_changes, "IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(service_resizing, "DETAILS_SECONDS", 0.1)
+    monkeypatch.setattr(service_resizing, "IDLE_SECONDS", 0.5)
     manager = yarn.manager(yarn_command=str(yarn.command(tmp_path)))
     manager.listing()
     started(manager)
@@ -1113,8 +1113,8 @@ def test_a_container_without_a_task_is_decommissioned_with_the_yarn_command(
 def test_a_yarn_command_that_fails_is_not_repeated_at_once_and_its_container_goes_on(
     yarn: FakeYarn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_changes, "DETAILS_SECONDS", 0.1)
-    monkeypatch.setattr(service_changes, "IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(service_resizing, "DETAILS_SECONDS", 0.1)
+    monkeypatch.setattr(service_resizing, "IDLE_SECONDS", 0.5)
     called, go_on = tmp_path / "began", tmp_path / "go-on"
     command = yarn.command(tmp_path, f"echo x >>{called}", f"until [ -e {go_on} ]; do sleep 0.05; done", "exit 1")
     manager = yarn.manager(yarn_command=str(command))
@@ -1151,7 +1151,7 @@ def test_a_yarn_command_that_fails_is_not_repeated_at_once_and_its_container_goe
 def test_the_end_of_the_daemon_does_not_wait_for_a_call_for_long(
     yarn: FakeYarn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_changes, "_CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr(service_resizing, "_CLOSE_SECONDS", 0.2)
     manager = yarn.manager()
     manager.listing()
     started(manager)
@@ -1401,7 +1401,7 @@ def test_a_service_whose_removal_had_no_effect_is_removed_again(yarn: FakeYarn) 
     wait_for_rounds(manager)
     assert yarn.calls.count(asked) == 1
     yarn.instead = lambda _request: None
-    now[0] += service_changes.REMOVE_AGAIN_SECONDS
+    now[0] += service_resizing.REMOVE_AGAIN_SECONDS
     wait_until(lambda: NAME not in yarn.posted)
     manager.close()
 
@@ -1444,7 +1444,7 @@ def test_a_coordinator_that_yarn_starts_again_after_it_has_reported_its_end_does
 def test_reads_that_succeed_do_not_reset_the_failures_of_changes_that_hang(
     yarn: FakeYarn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_changes.ServiceChanger, "start", lambda _self: None)  # rounds are done here
+    monkeypatch.setattr(service_resizing.ServiceChanger, "start", lambda _self: None)  # rounds are done here
     now = [1_795_581_800.0]
     manager = yarn.manager(lambda: now[0])
     manager.listing()
@@ -1469,7 +1469,7 @@ def test_reads_that_succeed_do_not_reset_the_failures_of_changes_that_hang(
         lasted.append(now[0] - began)
         now[0] += 0.2
     assert lasted[0] == 600  # none had failed before
-    assert max(lasted[1:]) <= 30 * service_changes.PARALLEL_CHANGES
+    assert max(lasted[1:]) <= 30 * service_resizing.PARALLEL_CHANGES
     manager.close()
 
 

@@ -12,7 +12,7 @@ from yarn.test_manager import wait_until
 from dl2d.core.errors import ConfigError
 from dl2d.core.resource_manager import RmJobState, StaticJob
 from dl2d.core.resources import Resources
-from dl2d_yarn import service_changes
+from dl2d_yarn import service_resizing
 from dl2d_yarn.manager import YarnManager
 from dl2d_yarn.settings import YarnSettings
 
@@ -56,7 +56,7 @@ def yarn() -> FakeYarn:
 
 @pytest.fixture
 def manager(yarn: FakeYarn, monkeypatch: pytest.MonkeyPatch) -> Iterator[YarnManager]:
-    monkeypatch.setattr(service_changes, "DETAILS_SECONDS", 0.1)
+    monkeypatch.setattr(service_resizing, "DETAILS_SECONDS", 0.1)
     manager = yarn.manager(watch=RULES)
     yield manager
     manager.close()

@@ -15,7 +15,7 @@ from yarn.test_posted_services import report as posted_report
 
 from dl2d.core.cluster import Node, NodeState
 from dl2d.core.resources import Resources
-from dl2d_yarn import service_changes
+from dl2d_yarn import service_resizing
 from dl2d_yarn.manager import YarnManager
 from dl2d_yarn.queue_limits import (
     ACTIVITIES_PATH,
@@ -121,7 +121,7 @@ def yarn() -> FakeYarn:
 
 @pytest.fixture
 def manager(yarn: FakeYarn, monkeypatch: pytest.MonkeyPatch) -> Iterator[YarnManager]:
-    monkeypatch.setattr(service_changes, "DETAILS_SECONDS", 0.1)
+    monkeypatch.setattr(service_resizing, "DETAILS_SECONDS", 0.1)
     yarn.more[SCHEDULER_PATH] = scheduler(queue("default", (2048, 4, 0), (1024, 1, 0)))
     manager = yarn.manager()
     manager.capabilities()

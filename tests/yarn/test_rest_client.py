@@ -19,7 +19,7 @@ import pytest
 from yarn.rm_answers import client_of, lists, raw_server
 
 from dl2d.core.errors import ConfigError, Denied, NotFound, Rejected, ResourceManagerError, Unavailable
-from dl2d_yarn.listing import read_version
+from dl2d_yarn.cluster_listing import read_version
 from dl2d_yarn.rest_client import MAX_REDIRECTS, RestClient
 
 TWO = ["http://rm1:8088", "http://rm2:8088"]

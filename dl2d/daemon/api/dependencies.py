@@ -13,10 +13,10 @@ from dl2d.core.daemon_mode import Mode
 from dl2d.core.errors import Unavailable
 from dl2d.core.policy_registry import SiteStore
 from dl2d.core.resource_manager import Anchor, Capabilities, ResourceManager, RmIdentity, RmListing, TaskSpec
-from dl2d.daemon.api.admission import Admission
-from dl2d.daemon.api.connections import MAX_HEARTBEATS, PUBLIC_SECONDS, FairTurns, RateLimiter, UserTurns
-from dl2d.daemon.api.heartbeat_continuity import AnsweredHeartbeats
 from dl2d.daemon.api.heartbeat_deduplication import TakenHeartbeats
+from dl2d.daemon.api.heartbeat_gaps import AnsweredHeartbeats
+from dl2d.daemon.api.job_admission import Admission
+from dl2d.daemon.api.request_limits import MAX_HEARTBEATS, PUBLIC_SECONDS, FairTurns, RateLimiter, UserTurns
 from dl2d.daemon.health import Health
 from dl2d.tick.task_specs import Credentials, TaskSpecs
 

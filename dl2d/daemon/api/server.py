@@ -15,7 +15,7 @@ from fastapi import FastAPI
 
 from dl2d.config.settings import ApiSettings
 from dl2d.core.errors import ConfigError
-from dl2d.daemon.api.connections import DEFAULT_LIMITS, ConnectionLimits, ConnectionTable, ListeningSocket
+from dl2d.daemon.api.request_limits import DEFAULT_LIMITS, ConnectionLimits, ConnectionTable, ListeningSocket
 from pslite.launch.daemon_http import certificate_text
 
 _BACKLOG = 1024

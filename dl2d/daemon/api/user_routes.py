@@ -27,7 +27,7 @@ from dl2d.daemon.api.authentication import (
     services_of,
 )
 from dl2d.daemon.api.dependencies import Services
-from dl2d.daemon.store_views import StoreViews
+from dl2d.daemon.job_views_from_store import StoreViews
 
 log = structlog.get_logger()
 

@@ -17,8 +17,8 @@ from dl2d.core.policy import Policy
 from dl2d.core.policy_registry import Registry, SiteStore, Version, VersionState
 from dl2d.plugins import Given, load_placement, load_policy, takes_checkpoint
 from dl2d.policies.common.checkpoint import DIGITS, Checkpoint, checkpoint_in, read_checkpoint, write_checkpoint
-from dl2d.policies.common.input_ranges import out_of_range
-from dl2d.tick.policy_start_check import site_start_check
+from dl2d.policies.common.training_input_ranges import out_of_range
+from dl2d.tick.policy_starts_jobs_check import site_start_check
 
 log = structlog.get_logger()
 
@@ -33,8 +33,8 @@ class ActiveVersion:
     Of a policy that learns, it is the live version in the registry; where none is live, the one that comes with dl2d,
     which is then registered as live, so that what decided can always be found again. A checkpoint that the
     configuration names and that never was live (``is_candidate``) decides instead in every mode but live, if it passes
-    the start check (``dl2d.tick.policy_start_check``). In mode live it has to be promoted first, unless nothing was
-    ever recorded that it could be compared on.
+    the start check (``dl2d.tick.policy_starts_jobs_check``). In mode live it has to be promoted first, unless nothing
+    was ever recorded that it could be compared on.
 
     Raises
     ------

@@ -36,7 +36,7 @@ _GRACE_SECONDS: Final = 5.0
 
 def learner_command(config: str) -> tuple[str, ...]:
     """How a learner is started."""
-    return (sys.executable, "-m", "dl2d.cli.learner", config)
+    return (sys.executable, "-m", "dl2d.cli.learner_main", config)
 
 
 class Learner:

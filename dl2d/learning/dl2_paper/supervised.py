@@ -35,7 +35,7 @@ from dl2d.learning.recorded_decisions import (
     split_recordings,
 )
 from dl2d.policies.common.checkpoint import Checkpoint
-from dl2d.policies.common.input_ranges import INPUT_RANGES, recorded_ranges
+from dl2d.policies.common.training_input_ranges import INPUT_RANGES, recorded_ranges
 from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.policies.dl2_paper.policy import Dl2Original
 

@@ -42,7 +42,7 @@ from dl2d.learning.dl2_paper.settings import SERVE_WHOLE, Credit, NetworkKind, S
 from dl2d.learning.dl2_paper.supervised import fit
 from dl2d.learning.training_state import State, load_state, save_state
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
-from dl2d.policies.common.input_ranges import INPUT_RANGES, training_ranges
+from dl2d.policies.common.training_input_ranges import INPUT_RANGES, training_ranges
 from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.simulation.vectorized.workload_arrays import Library
 from dl2d.simulation.workload.format import Workload

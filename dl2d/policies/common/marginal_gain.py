@@ -17,7 +17,7 @@ from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, Job, JobRequest, Rol
 from dl2d.core.measured_speeds import KnownSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.resources import Resources
-from dl2d.policies.common.greedy import GreedyAllocation
+from dl2d.policies.common.greedy_allocation import GreedyAllocation
 from dl2d.policies.common.sizes_to_measure import Sampling, candidates
 from dl2d.throughput.optimus_model import SpeedFit, fit_speed, number_of_terms, usable
 

@@ -15,7 +15,7 @@ import numpy as np
 from dl2d.core.array_types import Floats, Ints
 from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, Job, JobKey, Role
 from dl2d.core.packing import Blocked, Packing
-from dl2d.policies.common.greedy import GreedyAllocation
+from dl2d.policies.common.greedy_allocation import GreedyAllocation
 
 
 class GreedyPacking:

@@ -23,7 +23,7 @@ from dl2d.core.packing import Blocked, Packing
 from dl2d.core.policy import Evidence
 from dl2d.core.resources import Shortfall
 from dl2d.policies.common.checkpoint import Checkpoint, checkpoint_in, read_checkpoint, version_of
-from dl2d.policies.common.greedy import GreedyAllocation
+from dl2d.policies.common.greedy_allocation import GreedyAllocation
 from dl2d.policies.common.speeds_after_resize import can_keep, speeds_in_next_slot
 from dl2d.policies.dl2.checkpoint_contents import NAME, Parameters
 from dl2d.policies.dl2.greedy_packing import GreedyPacking, HeadOnlyPacking
@@ -38,9 +38,9 @@ from dl2d.policies.dl2.pareto_frontier import (
     pareto_frontiers,
     task_weight,
 )
-from dl2d.policies.dl2.predictions import CheckpointSpeeds, Predictions
 from dl2d.policies.dl2.scoring import MIN_WORK_LEFT, ClusterJobs, describe_steps, score
 from dl2d.policies.dl2.size_search import choose_sizes
+from dl2d.policies.dl2.speed_predictions import CheckpointSpeeds, Predictions
 from dl2d.throughput.gaussian_process import GaussianProcess
 from dl2d.throughput.remaining_work import declared_samples, samples_left
 

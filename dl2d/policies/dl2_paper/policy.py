@@ -2,7 +2,7 @@
 
 In each interval the jobs, in submit order, are gone through in batches of J. A network that sees the batch answers with
 one of 3J + 1 actions, again and again: a worker, a PS or one of both for one of its jobs, or void, which ends the
-batch. Its observations and actions are those of ``dl2d.simulation.vectorized.stepwise_sizing``, in which it was
+batch. Its observations and actions are those of ``dl2d.simulation.vectorized.dl2_paper_sizing``, in which it was
 trained.
 """
 
@@ -26,7 +26,7 @@ from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.policies.common.checkpoint import Checkpoint, checkpoint_in, read_checkpoint, version_of
 from dl2d.policies.dl2_paper.exploration import correcting_actions
 from dl2d.policies.dl2_paper.observation import Sight
-from dl2d.policies.dl2_paper.sizing import STEPS, Batch, Sizing, grows, usable
+from dl2d.policies.dl2_paper.snapshot_environment import STEPS, Batch, Sizing, grows, usable
 
 Matrix = NDArray[np.float32]
 

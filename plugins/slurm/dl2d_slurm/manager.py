@@ -33,10 +33,10 @@ from dl2d_slurm.accounting import Accounting
 from dl2d_slurm.association_limits import AssociationLimits
 from dl2d_slurm.authentication import anchor, proven_uid
 from dl2d_slurm.commands import Commands, TokenBucket, configured, failure
-from dl2d_slurm.eligibility import Eligibility
-from dl2d_slurm.job_control import Backend, CommandControl, JobControl, chosen_backend
+from dl2d_slurm.eligible_nodes import Eligibility
+from dl2d_slurm.limits_from_waiting_reasons import with_limits
 from dl2d_slurm.partitions import Partition, partitions_of, task_minutes
-from dl2d_slurm.probe import probe
+from dl2d_slurm.probe_job import probe
 from dl2d_slurm.queue_listing import (
     EXCLUDED_FORMAT,
     JOB_FIELDS,
@@ -57,8 +57,8 @@ from dl2d_slurm.settings import SlurmSettings
 from dl2d_slurm.slurmrestd import RestControl
 from dl2d_slurm.stopping import Stopper
 from dl2d_slurm.submission import options, script
+from dl2d_slurm.submission_backends import Backend, CommandControl, JobControl, chosen_backend
 from dl2d_slurm.waiting_jobs import claims, share_limits, standing_claims
-from dl2d_slurm.waiting_reason_limits import with_limits
 
 log = structlog.get_logger(__name__)
 

@@ -12,8 +12,8 @@ from pydantic import AfterValidator, BeforeValidator, TypeAdapter
 
 from dl2d.core.errors import ConfigError
 from dl2d.core.input_validation import Items, Number, Record, Text, Whole, bad, read
-from dl2d_slurm.job_control import Backend
 from dl2d_slurm.observed_jobs import SlurmStaticJobRule
+from dl2d_slurm.submission_backends import Backend
 from dl2d_slurm.waiting_jobs import SharingRule
 
 _PREFIX = "resource_manager.slurm"

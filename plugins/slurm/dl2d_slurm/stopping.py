@@ -18,8 +18,8 @@ import structlog
 from dl2d.core.errors import Denied, ResourceManagerError, Unavailable
 from dl2d.core.resource_manager import RmIdentity
 from dl2d_slurm.commands import Answer, Commands, failure
-from dl2d_slurm.job_control import JobControl
 from dl2d_slurm.queue_listing import IDENTITY_FIELDS, TIMES_AS_SECONDS, format_option, parse_identities
+from dl2d_slurm.submission_backends import JobControl
 
 log = structlog.get_logger(__name__)
 

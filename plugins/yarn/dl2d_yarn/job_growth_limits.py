@@ -10,9 +10,9 @@ from dl2d.core.cluster import Node, NodeState
 from dl2d.core.jobs import JobKey
 from dl2d.core.resource_manager import GrowthLimit
 from dl2d.core.resources import Resources
-from dl2d_yarn.container_tasks import IdleContainer
 from dl2d_yarn.queue_limits import QueueLimits, Queues, sum_of, within_limits
 from dl2d_yarn.services import JobService
+from dl2d_yarn.task_assignment import IdleContainer
 
 
 class QueueShare(NamedTuple):

@@ -28,9 +28,7 @@ from dl2d.core.resource_manager import (
     TaskSpec,
 )
 from dl2d.core.resources import Resources
-from dl2d_yarn.container_tasks import ContainerTasks, IdleContainer, Task
-from dl2d_yarn.job_growth_limits import idle_limits, queue_limits, queue_shares, within_shares
-from dl2d_yarn.listing import (
+from dl2d_yarn.cluster_listing import (
     SERVICES_PATH,
     Application,
     ClusterListing,
@@ -40,11 +38,11 @@ from dl2d_yarn.listing import (
     read_version,
     service_path,
 )
+from dl2d_yarn.job_growth_limits import idle_limits, queue_limits, queue_shares, within_shares
 from dl2d_yarn.node_sizes import NodeSizes
 from dl2d_yarn.observed_jobs import WatchedApplications, owner_of
 from dl2d_yarn.queue_limits import Queues, read_queues
 from dl2d_yarn.rest_client import RestClient
-from dl2d_yarn.service_changes import ServiceChanger
 from dl2d_yarn.service_file import (
     JOB_VARIABLES,
     PROPERTY_PREFIX,
@@ -55,9 +53,11 @@ from dl2d_yarn.service_file import (
     service_description,
     service_name,
 )
+from dl2d_yarn.service_resizing import ServiceChanger
 from dl2d_yarn.services import ANCHOR, JobService, Services
 from dl2d_yarn.settings import YarnSettings
 from dl2d_yarn.states import ServiceUse
+from dl2d_yarn.task_assignment import ContainerTasks, IdleContainer, Task
 
 log = structlog.get_logger(__name__)
 

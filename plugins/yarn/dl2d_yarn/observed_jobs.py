@@ -14,7 +14,7 @@ from dl2d.core.errors import ResourceManagerError
 from dl2d.core.jobs import Owner
 from dl2d.core.resource_manager import RmJob, RmJobState, StaticJob
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d_yarn.listing import APPS_PATH, Application, ClusterListing, Vector, read_vector
+from dl2d_yarn.cluster_listing import APPS_PATH, Application, ClusterListing, Vector, read_vector
 from dl2d_yarn.rest_client import RestClient
 from dl2d_yarn.settings import CONTAINERS, YarnStaticJobRule
 

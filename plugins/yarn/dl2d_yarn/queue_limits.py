@@ -12,7 +12,7 @@ from msgspec import structs
 
 from dl2d.core.cluster import Node, NodeState
 from dl2d.core.resources import Resources
-from dl2d_yarn.listing import Vector, read_vector, resource_name
+from dl2d_yarn.cluster_listing import Vector, read_vector, resource_name
 from dl2d_yarn.rest_client import RestClient
 
 SCHEDULER_PATH: Final = "/ws/v1/cluster/scheduler"

@@ -9,9 +9,9 @@ from typing import Final
 from dl2d.core.cluster import task_tag
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resource_manager import RmIdentity, RmJob, RmJobState
-from dl2d_yarn.container_tasks import ContainerTasks, Task
-from dl2d_yarn.listing import Application, ClusterListing
+from dl2d_yarn.cluster_listing import Application, ClusterListing
 from dl2d_yarn.service_file import job_of_service
+from dl2d_yarn.task_assignment import ContainerTasks, Task
 
 #: Id of a job's anchor, as in its tag.
 ANCHOR: Final = "anchor"

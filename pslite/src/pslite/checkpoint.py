@@ -1,7 +1,7 @@
-"""Public name of `pslite.storage.checkpoints` for training scripts that use the runtime without an adapter."""
+"""Public name of `pslite.storage.checkpoint_files` for training scripts that use the runtime without an adapter."""
 
 from __future__ import annotations
 
-from pslite.storage.checkpoints import Checkpoint, latest
+from pslite.storage.checkpoint_files import Checkpoint, latest
 
 __all__ = ["Checkpoint", "latest"]

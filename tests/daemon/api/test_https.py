@@ -15,7 +15,7 @@ from dl2d.daemon.api.server import ApiServer
 from dl2d.testing.builders import OWNER
 from pslite.errors import UsageError
 from pslite.launch.daemon_http import certificate_text
-from pslite.launch.registration import register
+from pslite.launch.job_registration import register
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_a_job_registers_over_https_and_verifies_the_daemon(world, certificate, 
     monkeypatch.setattr(authentication, "is_loopback", lambda _: False)
     assert register(url, body, print).job == key.slug
     monkeypatch.delenv("DL2_DAEMON_CERTIFICATE")
-    monkeypatch.setattr("pslite.launch.registration._REGISTER_SECONDS", 0.0)
+    monkeypatch.setattr("pslite.launch.job_registration._REGISTER_SECONDS", 0.0)
     with pytest.raises(UsageError, match="CERTIFICATE_VERIFY_FAILED"):
         register(url, body, print)
 
@@ -60,7 +60,7 @@ def test_a_certificate_that_the_daemon_gives_is_trusted_and_one_that_replaces_a_
     assert register(url, body, print).job == key.slug
     other, _ = self_signed(tmp_path)
     monkeypatch.setenv("DL2_DAEMON_CERTIFICATE", str(other))
-    monkeypatch.setattr("pslite.launch.registration._REGISTER_SECONDS", 0.0)
+    monkeypatch.setattr("pslite.launch.job_registration._REGISTER_SECONDS", 0.0)
     with pytest.raises(UsageError, match="CERTIFICATE_VERIFY_FAILED"):
         register(url, body, print)
     other.write_bytes(certificate[0].read_bytes())

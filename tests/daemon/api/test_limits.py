@@ -21,7 +21,7 @@ from self_signed import self_signed
 from dl2d.core.errors import Denied
 from dl2d.core.jobs import JobState
 from dl2d.daemon.api import server as api_server
-from dl2d.daemon.api.connections import (
+from dl2d.daemon.api.request_limits import (
     ConnectionLimits,
     ConnectionTable,
     ListeningSocket,

@@ -16,7 +16,7 @@ from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.policies.drf import Drf
 from dl2d.simulation.vectorized.clusters import Clusters
-from dl2d.simulation.vectorized.stepwise_sizing import Windows
+from dl2d.simulation.vectorized.dl2_paper_sizing import Windows
 from dl2d.simulation.vectorized.workload_arrays import Library
 
 SIGHT = Sight(

@@ -22,7 +22,7 @@ from dl2d.learning.dl2_paper.supervised import fit, imitate_recordings, imitatio
 from dl2d.learning.dl2_paper.trainer import train
 from dl2d.learning.recorded_decisions import Recording
 from dl2d.placement.load_balance import LoadBalance
-from dl2d.policies.common.input_ranges import INPUT_RANGES
+from dl2d.policies.common.training_input_ranges import INPUT_RANGES
 from dl2d.policies.dl2_paper.observation import Layout, Sight
 from dl2d.policies.dl2_paper.policy import Dl2Original
 from dl2d.policies.drf import Drf

@@ -16,7 +16,7 @@ from dl2d.learning.dl2_paper.samples import ReplayBuffer
 from dl2d.learning.dl2_paper.settings import PAPER, Credit, NetworkKind, Reward, Settings, Surrogate
 from dl2d.learning.dl2_paper.trainer import Report, improve, train
 from dl2d.policies.common.checkpoint import read_checkpoint
-from dl2d.policies.common.input_ranges import INPUT_RANGES
+from dl2d.policies.common.training_input_ranges import INPUT_RANGES
 from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.policies.dl2_paper.policy import Dl2Original
 from dl2d.simulation.vectorized.workload_arrays import Library

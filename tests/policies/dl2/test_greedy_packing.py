@@ -13,7 +13,7 @@ from dl2d.core.jobs import NOTHING, Role
 from dl2d.core.packing import Packing
 from dl2d.core.resources import Resources
 from dl2d.placement.dl2_paper import Dl2Paper
-from dl2d.policies.common.greedy import GreedyAllocation
+from dl2d.policies.common.greedy_allocation import GreedyAllocation
 from dl2d.policies.dl2.greedy_packing import HeadOnlyPacking
 from dl2d.tick.place.place import place
 

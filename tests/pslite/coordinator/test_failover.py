@@ -11,7 +11,7 @@ from pslite.coordinator import failover
 from pslite.coordinator.failover import check_members, count_loss, failed, lose, process_ended
 from pslite.coordinator.failure_detector import be_lenient
 from pslite.coordinator.job_state import Incident
-from pslite.coordinator.status import report
+from pslite.coordinator.status_report import report
 from pslite.job.job_status import Cause
 from pslite.net.messages import AgentExit, Failed
 

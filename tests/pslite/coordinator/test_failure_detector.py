@@ -10,7 +10,7 @@ from coordinator.jobs import JOINED, job
 from pslite.coordinator import failover
 from pslite.coordinator.failure_detector import Verdict, be_lenient, examine, heard, take_back
 from pslite.job.job_status import Cause
-from pslite.net.framing import Channel, Inbox
+from pslite.net.message_framing import Channel, Inbox
 from pslite.net.messages import MAX_CONTROL_BYTES, AgentExit, FromMember, Leave
 
 KILLED = AgentExit(pid=7, status=0, signal=9, cause=Cause.KILLED, text="")

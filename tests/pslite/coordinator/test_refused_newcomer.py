@@ -8,7 +8,7 @@ import time
 from rehearsal import Fault, Rehearsal, job, static_digest
 
 from pslite.net.authentication import Identity, connect
-from pslite.net.framing import Inbox, frame, receive_one
+from pslite.net.message_framing import Inbox, frame, receive_one
 from pslite.net.messages import MAX_CONTROL_BYTES, Beat, FromCoordinator, Join, Refused
 
 

@@ -14,7 +14,7 @@ from jobs import JOINED, job
 from pslite.coordinator.job_state import Incident
 from pslite.coordinator.stall_detector import ProgressRule, ProgressWatch
 from pslite.coordinator.stall_handling import check, stuck_members, take_stacks
-from pslite.coordinator.status import report
+from pslite.coordinator.status_report import report
 from pslite.job.job_status import Cause
 from pslite.net.messages import Stacks
 

@@ -17,7 +17,7 @@ from pslite.job.load_balancing import LoadBalancer, Rule, WorkDivision, loads, l
 from pslite.job.member_measurements import StepTimes, Throughput, ThroughputMeter
 from pslite.job.membership_plan import Member, make_plan, reduction
 from pslite.job.reduction_tree import span
-from pslite.job.work_assignment import assign, consecutive_ranges
+from pslite.job.shard_and_block_assignment import assign, consecutive_ranges
 from pslite.launch.task_environment import balance_of
 from pslite.worker.training_session import Share
 

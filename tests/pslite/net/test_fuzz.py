@@ -31,10 +31,10 @@ from pslite.errors import AuthenticationError, PsliteError
 from pslite.job.job_spec import LAMB
 from pslite.job.membership_plan import Member
 from pslite.net.authentication import Identity, connect
-from pslite.net.data_frames import KINDS, Header, Link
-from pslite.net.framing import Channel
-from pslite.net.framing import frame as message_frame
+from pslite.net.message_framing import Channel
+from pslite.net.message_framing import frame as message_frame
 from pslite.net.messages import PROTOCOL, FromMember, Hello, Join
+from pslite.net.tensor_frames import KINDS, Header, Link
 from pslite.worker.allreduce.state_transfer import Giving, Taking
 from pslite.worker.training_session import Session
 

@@ -19,7 +19,7 @@ from pslite.launch.coordinator_supervisor import LogLocation
 from pslite.launch.launcher import _listen_as
 from pslite.net.authentication import Identity, connect
 from pslite.net.data_transport import open_listeners
-from pslite.net.framing import frame, split_address
+from pslite.net.message_framing import frame, split_address
 from pslite.net.messages import MAX_CONTROL_BYTES, PROTOCOL, Accepted, Hello, Promote, Proof
 
 ME = Identity("worker", "worker-0", "i", TOKEN)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pslite.errors import ProtocolError
-from pslite.net.framing import Channel, Inbox
+from pslite.net.message_framing import Channel, Inbox
 from pslite.net.messages import MAX_CONTROL_BYTES, Alive, Exit, FromCoordinator
 from pslite.net.reliable_channel import ReliableChannel
 

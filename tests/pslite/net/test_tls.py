@@ -24,9 +24,9 @@ from rehearsal import static_digest as rehearsed_digest
 from pslite.errors import AuthenticationError, UsageError
 from pslite.launch.task_environment import encryption_of, job_encryption
 from pslite.net.authentication import Identity, connect
-from pslite.net.data_frames import PUSH, Header, Link
-from pslite.net.framing import Channel, Inbox, cut_off, frame, receive_one
+from pslite.net.message_framing import Channel, Inbox, cut_off, frame, receive_one
 from pslite.net.messages import Accepted, Beat, Challenge, FromMember, Handshake
+from pslite.net.tensor_frames import PUSH, Header, Link
 from pslite.net.tls import VARIABLE, contexts
 from pslite.testing import run_local
 

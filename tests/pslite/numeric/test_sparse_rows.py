@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 from pslite.errors import ProtocolError, SpecError
 from pslite.job.blocks import Block, cut
 from pslite.job.job_spec import LAMB, SGD, Adam, Part, Segment
-from pslite.net.data_frames import PARAM, PARAM_ROWS, PUSH, Link
+from pslite.net.tensor_frames import PARAM, PARAM_ROWS, PUSH, Link
 from pslite.numeric.gradient_sums import GradientSums
 from pslite.numeric.sparse_rows import Rows, checked_length, parse
 from pslite.torch import ElasticJob, Group

@@ -13,8 +13,8 @@ from pslite.job.blocks import cut
 from pslite.job.job_spec import SGD, JobSpec, Part, Segment
 from pslite.job.membership_plan import Member, Plan, make_plan
 from pslite.net.authentication import TOKEN_BYTES, Identity
-from pslite.net.data_frames import INIT, PUSH, Header
 from pslite.net.messages import Message, Prepare
+from pslite.net.tensor_frames import INIT, PUSH, Header
 from pslite.server.async_rounds import AsynchronousRounds
 from pslite.server.block_handoff import Handoff
 from pslite.server.block_step import Steps

@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from parts import FakeLink, Parts, a_job, a_plan
 
 from pslite.errors import ProtocolError
-from pslite.net.data_frames import PARAM, STATE, STATE_ACK
 from pslite.net.messages import Announced, Failed, Moved
+from pslite.net.tensor_frames import PARAM, STATE, STATE_ACK
 
 
 def step(parts, version, plan=1):

@@ -11,8 +11,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from parts import Parts, a_job, a_plan
 
 from pslite.errors import ProtocolError
-from pslite.net.data_frames import PARAM, REPLICATE, SEED, SEEDED, Header
 from pslite.net.messages import Census, Copies, Promote, Promoted
+from pslite.net.tensor_frames import PARAM, REPLICATE, SEED, SEEDED, Header
 
 
 def deliver(sender, receiver):

@@ -12,8 +12,8 @@ from parts import Parts, a_job, a_plan
 
 from pslite.errors import ProtocolError
 from pslite.job.job_spec import LAMB, Part, Segment
-from pslite.net.data_frames import FETCH, PARAM, REFUSED, RESEND, WHOLE, Header
 from pslite.net.messages import Clip, Norm, Trust
+from pslite.net.tensor_frames import FETCH, PARAM, REFUSED, RESEND, WHOLE, Header
 
 #: eight weights in two blocks, whose steps need a trust ratio of both
 LAMB_SEGMENT = Segment(dtype="float32", optimizer=LAMB(), parts=(Part("a", (8,)),))

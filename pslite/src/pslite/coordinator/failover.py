@@ -11,11 +11,11 @@ import signal
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-from pslite.coordinator import allreduce_repair, checkpoints, job_completion, plans, sample_assignment
+from pslite.coordinator import allreduce_repair, checkpoint_restore, job_completion, plans, sample_requests
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.failure_detector import examine
 from pslite.coordinator.job_state import Incident, MemberState, ServerFailover
-from pslite.coordinator.status import how_it_ended
+from pslite.coordinator.status_report import how_it_ended
 from pslite.coordinator.work_reassignment import lose_worker, stop_waiting_for
 from pslite.job.membership_plan import Plan, holders_of
 from pslite.net.messages import (
@@ -68,7 +68,7 @@ def lose(job: Job, member: MemberState, how: str, *, fatal: bool = False) -> Non
     state, pending = job.state, job.state.pending
     if not member.present or state.over:
         return
-    sample_assignment.take_back(job, member.task)
+    sample_requests.take_back(job, member.task)
     if member.leaving and not fatal and state.result is None:
         # its script was made to end (status of SIGTERM), and is not done
         member.finished = member.chief = False
@@ -215,9 +215,9 @@ def lose_server(job: Job, member: MemberState, text: str) -> None:
     blocks = sorted({block for plan in in_force for task in gone for block in plan.blocks_of(task)})
     state.failover = None
     if state.spec.durability == "none":
-        checkpoints.go_back(job, text)
+        checkpoint_restore.go_back(job, text)
     elif not _knows_plan(job) or exposed(in_force, blocks, gone):
-        checkpoints.go_back(job, f"{text}, and so did the server with its replicas")
+        checkpoint_restore.go_back(job, f"{text}, and so did the server with its replicas")
     else:
         state.failovers += 1
         servers = set(state.servers_in_force())
@@ -248,7 +248,7 @@ def take_copies(job: Job, member: MemberState, message: Copies) -> None:
     chosen = choose_owners(failover.blocks, failover.copies, newest, state.servers_in_force())
     gone = tuple(state.lost_servers)
     if chosen is None:
-        checkpoints.go_back(job, f"{state.lost_servers[gone[-1]]}, and parts of the model had no replica yet")
+        checkpoint_restore.go_back(job, f"{state.lost_servers[gone[-1]]}, and parts of the model had no replica yet")
         return
     owners = {block: state.members[task].plan_entry() for block, task in chosen.items()}
     state.new_owners.update(owners)

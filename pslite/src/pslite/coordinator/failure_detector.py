@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import MemberState
-from pslite.coordinator.status import how_it_ended
+from pslite.coordinator.status_report import how_it_ended
 from pslite.job.job_status import TERMINATED
 from pslite.net.messages import AgentExit
 

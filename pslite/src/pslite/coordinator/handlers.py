@@ -8,15 +8,15 @@ from typing import Any, Final
 from pslite.coordinator import (
     allreduce_repair,
     barrier,
-    checkpoints,
+    checkpoint_restore,
     failover,
     global_norm,
     job_completion,
     members,
     plans,
-    sample_assignment,
+    sample_requests,
     stall_handling,
-    status,
+    status_report,
     work_reassignment,
 )
 from pslite.coordinator.coordinator_context import Job
@@ -51,9 +51,9 @@ from pslite.net.messages import (
 
 #: by kind, what takes a member's message; only the first ones are taken of members that are in no plan
 FROM_ANYBODY: Final[dict[type, Callable[[Job, MemberState, Any], None]]] = {
-    AskSamples: sample_assignment.assign,
+    AskSamples: sample_requests.assign,
     AtBarrier: barrier.arrive,
-    Beat: status.heartbeat,
+    Beat: status_report.heartbeat,
     Describe: members.describe,
     Failed: failover.failed,
     Leave: failover.leave,
@@ -65,10 +65,10 @@ HANDLERS: Final[dict[type, Callable[[Job, MemberState, Any], None]]] = {
     Digests: job_completion.take_digests,
     Finished: members.finished,
     Norm: global_norm.add,
-    NotSaved: checkpoints.not_saved,
+    NotSaved: checkpoint_restore.not_saved,
     Promoted: failover.promoted,
-    Restored: checkpoints.restored,
-    Saved: checkpoints.saved,
+    Restored: checkpoint_restore.restored,
+    Saved: checkpoint_restore.saved,
     Severed: failover.severed,
     Stacks: stall_handling.take_stacks,
     Reassigned: work_reassignment.taken_over,
@@ -78,7 +78,7 @@ HANDLERS: Final[dict[type, Callable[[Job, MemberState, Any], None]]] = {
 #: what is looked at in each turn of the loop, in that order, as long as the job has not ended
 DUE: Final[tuple[Callable[[Job, float], None], ...]] = (
     failover.check_members,
-    checkpoints.check_return,
+    checkpoint_restore.check_return,
     members.check_start,
     failover.check_prepared,
     allreduce_repair.check,

@@ -15,7 +15,7 @@ from pslite.job.member_measurements import StepTimes
 from pslite.job.membership_plan import Member, Plan
 from pslite.net.messages import AgentExit, Exit, Moved
 from pslite.net.reliable_channel import ReliableChannel
-from pslite.storage.checkpoints import SavedFile
+from pslite.storage.checkpoint_files import SavedFile
 
 Role = Literal["worker", "ps"]
 #: what users call the roles
@@ -212,7 +212,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
     ============================================================================  ===================================
     fields                                                                        written by
     ============================================================================  ===================================
-    clock                                                                         log_writer
+    clock                                                                         state_log_entries
     address, reply, target_changed, once_wanted, exits                            loop
     members                                                                       loop (joins, leaves), and each module
                                                                                   the state of its members
@@ -222,9 +222,10 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
     plan                                                                          plans, failover, completion
     dead, losses, reassigned, reassignment, reassignments, failover, failovers,   failover
     lost_servers, new_owners, broken, breaks
-    checkpoint, checkpoint_files, rollbacks, rollback_reason                      checkpoints
-    returning                                                                     checkpoints, loop (joins)
-    version                                                                       status, completion, checkpoints
+    checkpoint, checkpoint_files, rollbacks, rollback_reason                      checkpoint_restore
+    returning                                                                     checkpoint_restore, loop (joins)
+    version                                                                       status_report, completion,
+                                                                              checkpoint_restore
     stalls                                                                        stall_handling
     digests, digests_requested, result                                            completion
     state, reason                                                                 plans (running), completion

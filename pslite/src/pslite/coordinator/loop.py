@@ -13,27 +13,27 @@ from dataclasses import dataclass
 from functools import partial
 
 from pslite.coordinator import (
-    checkpoints,
+    checkpoint_restore,
     failover,
     failure_detector,
     job_completion,
     members,
     plans,
-    status,
+    status_report,
     work_reassignment,
 )
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.handlers import DUE, FROM_ANYBODY, HANDLERS
 from pslite.coordinator.job_state import JobState, MemberState
-from pslite.coordinator.log_writer import LogWriter
 from pslite.coordinator.settings import Settings
+from pslite.coordinator.state_log_entries import LogWriter
 from pslite.errors import Cancelled, Fenced, ProtocolError
 from pslite.fault_points import FaultHook, FaultPoint, FaultPoints
 from pslite.job.job_status import MembershipSource, Status
 from pslite.job.load_balancing import LoadBalancer
 from pslite.net.authentication import Acceptor
-from pslite.net.framing import Channel, Inbox, cut_off, listen
 from pslite.net.handshake_listener import HandshakeListener
+from pslite.net.message_framing import Channel, Inbox, cut_off, listen
 from pslite.net.messages import (
     MAX_CONTROL_BYTES,
     AgentExit,
@@ -171,7 +171,7 @@ class Coordinator:
             failure_detector.be_lenient(self._job, now)
             if state.plan is not None:
                 balance.begin(now, state.plan)
-            checkpoints.complete_again(self._job)
+            checkpoint_restore.complete_again(self._job)
             number = state.plan.number if state.plan is not None else 0
             say(
                 f"coordinator of {job} goes on from its log: plan {number}, {len(state.present())} members, "
@@ -232,13 +232,13 @@ class Coordinator:
             self._goodbye(0.5)
             # before the scheduler is told, who may not answer: whoever ends us may not wait for that
             self._log.forget()
-            self._director.close(status.report(self._job))
+            self._director.close(status_report.report(self._job))
             raise
         else:
             self._goodbye(_GOODBYE_SECONDS)
-            checkpoints.tidy(self._job)
+            checkpoint_restore.tidy(self._job)
             self._job.disk.close(_GOODBYE_SECONDS)
-            report = status.report(self._job)
+            report = status_report.report(self._job)
             self._director.close(report)
             self._log.forget()
             return report
@@ -313,7 +313,7 @@ class Coordinator:
         self._log.changed |= urgent
         self._end_given_up()
         self._write_and_send()
-        reply = self._director.exchange(status.report(job), urgent=urgent)
+        reply = self._director.exchange(status_report.report(job), urgent=urgent)
         if reply is not None:
             if state.reply is None or reply.members != state.reply.members:
                 state.target_changed = now

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from pslite.coordinator import checkpoints
+from pslite.coordinator import checkpoint_restore
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.failover import lose
 from pslite.coordinator.job_state import Incident, JobState, MemberState
@@ -105,7 +105,7 @@ def _act(job: Job, now: float, limit: float) -> None:
         state.broken = state.broken or (now, state.plan.number if state.plan is not None else 0, text)
     elif everybody or not found:
         # nobody would be left, or nobody is known to hang: all processes begin again
-        checkpoints.go_back(job, text)
+        checkpoint_restore.go_back(job, text)
     else:
         for each in found:
             member = state.members[each.task]

@@ -9,7 +9,7 @@ import msgspec
 from pslite.job.blocks import Block
 from pslite.job.job_spec import JobSpec
 from pslite.job.reduction_tree import cover
-from pslite.job.work_assignment import assign, consecutive_ranges, ranges
+from pslite.job.shard_and_block_assignment import assign, consecutive_ranges, ranges
 
 
 class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -7,7 +7,7 @@ import time
 
 from pslite.errors import PsliteError
 from pslite.net.authentication import Identity, connect
-from pslite.net.framing import Channel, Inbox
+from pslite.net.message_framing import Channel, Inbox
 from pslite.net.messages import MAX_CONTROL_BYTES, AgentExit, FromCoordinator, JobEnded, Message, Noted
 
 _PAUSE_SECONDS = 0.01

@@ -31,7 +31,7 @@ import psutil
 
 from pslite.errors import UsageError
 from pslite.launch.daemon_http import error_text, fetch
-from pslite.launch.registration import Registration, register
+from pslite.launch.job_registration import Registration, register
 from pslite.launch.resource_usage import family
 from pslite.launch.signals import ENDING, handled
 from pslite.launch.task_environment import DURABILITY_VARIABLE, PROGRESS_VARIABLE, need

@@ -24,7 +24,7 @@ from typing import NoReturn
 import msgspec
 
 from pslite.coordinator import Coordinator
-from pslite.coordinator.log_writer import decode
+from pslite.coordinator.state_log_entries import decode
 from pslite.errors import Cancelled, PsliteError, UsageError
 from pslite.job.job_status import MembershipSource
 from pslite.job.printable_text import indented
@@ -40,7 +40,7 @@ from pslite.launch.supervisor_channel import (
     SupervisorChannel,
     Terminate,
 )
-from pslite.net.framing import Channel, Inbox
+from pslite.net.message_framing import Channel, Inbox
 from pslite.rate_limit import RateLimit
 from pslite.storage.coordinator_log import CoordinatorLog, read_state
 

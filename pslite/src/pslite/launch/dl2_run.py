@@ -26,7 +26,7 @@ from pslite.launch.task_environment import (
 from pslite.net.tls import VARIABLE, Encryption
 
 if TYPE_CHECKING:
-    from pslite.launch.registration import Registration
+    from pslite.launch.job_registration import Registration
 
 _EPILOG = """\
 In a Slurm batch job with #DL2 lines or --dl2 options of sbatch, dl2-run registers the job with the daemon, whose
@@ -149,7 +149,7 @@ def _run(options: argparse.Namespace, environ: dict[str, str], say: Callable[[st
             return launcher.launched(environ, say)
         environ.update(task_variables(environ))
     if options.check_daemon:
-        from pslite.launch.daemon_check import print_check  # noqa: PLC0415  (of this option only)
+        from pslite.launch.daemon_reachability import print_check  # noqa: PLC0415  (of this option only)
 
         return print_check(environ)
     role = role_of(environ)
@@ -196,7 +196,7 @@ def _finds_daemon(environ: dict[str, str], say: Callable[[str], None]) -> bool:
 
     """
     # of a job's first process only
-    from pslite.launch.address_file import find_address  # noqa: PLC0415
+    from pslite.launch.daemon_address_file import find_address  # noqa: PLC0415
     from pslite.launch.slurm_batch_script import asks_for_daemon  # noqa: PLC0415
 
     if not asks_for_daemon(environ):

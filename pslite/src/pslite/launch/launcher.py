@@ -15,17 +15,17 @@ from functools import partial
 from pslite.coordinator import Coordinator, Settings
 from pslite.coordinator.stall_detector import ProgressRule
 from pslite.errors import PsliteError, UsageError
-from pslite.job.user_environment import remarks, user_environment
+from pslite.job.environment_allow_list import remarks, user_environment
 from pslite.launch.coordinator_supervisor import LogLocation, Supervisor, locate_log
+from pslite.launch.job_registration import Registration, register
 from pslite.launch.local_tasks import LocalTasks
 from pslite.launch.membership_from_daemon import DaemonClient, report_failure
 from pslite.launch.munge import munge_credential, registration_payload
 from pslite.launch.mxnet_launcher import OpenMembership, launched_listener
-from pslite.launch.registration import Registration, register
 from pslite.launch.slurm_batch_script import submission_options
 from pslite.launch.task_environment import balance_of, encryption_of, job_encryption, need, progress_deadline
 from pslite.net.authentication import TOKEN_BYTES, parse_token
-from pslite.net.framing import listen
+from pslite.net.message_framing import listen
 
 #: how long the tasks of a job that are started here may take to come: all of them, and the first of each role
 _GRACE_SECONDS, _START_SECONDS = 60.0, 300.0

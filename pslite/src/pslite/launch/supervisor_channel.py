@@ -11,7 +11,7 @@ import msgspec
 
 from pslite.errors import Cancelled, Fenced
 from pslite.job.job_status import MembershipSource, Reply, Status
-from pslite.net.framing import Channel, Inbox
+from pslite.net.message_framing import Channel, Inbox
 
 #: the shortest time between two statuses that are not urgent, in seconds
 _STATUS_SECONDS = 0.1

@@ -29,8 +29,8 @@ from pslite.mxnet.elastic_split import give_again, session_for_kvstore
 from pslite.mxnet.keys import Array, Key, KeyTable, KeyTensor, listed, pairs
 from pslite.mxnet.optimizer_states import part_of, whole_state
 from pslite.mxnet.optimizer_translation import rule_of
+from pslite.mxnet.push_pull import StepExchange
 from pslite.mxnet.sparse import STYPE, dense, lazy, numbers_of, put, same_dense
-from pslite.mxnet.step_exchange import StepExchange
 from pslite.numeric.gradient_sums import Contribution, GradientSums
 from pslite.worker.training_session import OpenSession, SingleSession
 

@@ -20,7 +20,7 @@ from typing import Literal, TypeVar, cast
 import msgspec
 
 from pslite.errors import AuthenticationError, ConnectError, PeerLost, ProtocolError, Rejected
-from pslite.net.framing import Inbox, frame, receive_one, split_address, watch_peer
+from pslite.net.message_framing import Inbox, frame, receive_one, split_address, watch_peer
 from pslite.net.messages import (
     MAX_HANDSHAKE_BYTES,
     PROTOCOL,

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from pslite.errors import AuthenticationError, ConnectError, JobFailed, ProtocolError, PsliteError, Rejected
 from pslite.net.authentication import Identity, connect
-from pslite.net.framing import Channel, Inbox, cut_off, frame, receive_one
+from pslite.net.message_framing import Channel, Inbox, cut_off, frame, receive_one
 from pslite.net.messages import (
     MAX_CONTROL_BYTES,
     Alive,

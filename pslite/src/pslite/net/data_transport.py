@@ -15,7 +15,7 @@ from pathlib import Path
 from pslite.errors import ConnectError, PsliteError, Unreachable
 from pslite.job.membership_plan import Member
 from pslite.net.authentication import Identity, connect
-from pslite.net.framing import listen
+from pslite.net.message_framing import listen
 from pslite.net.shared_memory import VARIABLE
 
 #: how long another member may take to accept a connection

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from pslite.errors import ProtocolError
 from pslite.net.authentication import Acceptor
-from pslite.net.framing import watch_peer
+from pslite.net.message_framing import watch_peer
 from pslite.net.messages import Hello
 from pslite.net.tls import VARIABLE, Sealed, begins_tls, why
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from pslite.errors import ProtocolError
-from pslite.net.framing import Channel
+from pslite.net.message_framing import Channel
 from pslite.net.messages import UNCOUNTED, Message
 
 

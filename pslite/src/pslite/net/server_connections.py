@@ -14,8 +14,8 @@ from pslite.errors import PsliteError
 from pslite.fault_points import FaultPoint, FaultPoints
 from pslite.job.membership_plan import Member
 from pslite.net.authentication import Identity
-from pslite.net.data_frames import Link
 from pslite.net.data_transport import reach
+from pslite.net.tensor_frames import Link
 
 #: seconds between two tries to open a connection again, the first and the longest
 _MIN_PAUSE, _MAX_PAUSE = 0.02, 0.5

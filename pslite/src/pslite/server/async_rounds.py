@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from pslite.errors import ProtocolError
-from pslite.net.data_frames import PARAM, Header, Link
+from pslite.net.tensor_frames import PARAM, Header, Link
 from pslite.numeric.sparse_rows import Rows
 from pslite.server.block_state import Array, BlockState
 from pslite.server.block_step import Step

@@ -13,10 +13,10 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from pslite.job.membership_plan import holders_of
-from pslite.net.data_frames import STATE, Header
 from pslite.net.messages import Failed, Moved
+from pslite.net.tensor_frames import STATE, Header
 from pslite.server.block_state import BlockState
-from pslite.server.connections import Connections
+from pslite.server.data_connections import Connections
 from pslite.server.replication import ReplicaSender, ReplicaStore
 from pslite.server.server_state import ServerState
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pslite.job.reduction_tree import ROOT, TreeSum
-from pslite.net.data_frames import Header
+from pslite.net.tensor_frames import Header
 from pslite.numeric.optimizers import slots
 from pslite.numeric.sparse_rows import Numbers, Rows
 

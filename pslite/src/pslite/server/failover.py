@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pslite.errors import PeerLost, ProtocolError
 from pslite.fault_points import FaultPoint
 from pslite.job.membership_plan import Member
-from pslite.net.data_frames import Receiver
 from pslite.net.messages import Census, Copies, Promote, Promoted
+from pslite.net.tensor_frames import Receiver
 from pslite.server.block_handoff import Handoff
 from pslite.server.block_state import BlockState
-from pslite.server.connections import Connections
+from pslite.server.data_connections import Connections
 from pslite.server.plan_activation import Announcement
 from pslite.server.replication import ReplicaSender, ReplicaStore
 from pslite.server.rounds import Rounds

@@ -13,7 +13,9 @@ import numpy as np
 from pslite.errors import ProtocolError
 from pslite.fault_points import FaultPoint
 from pslite.job.blocks import Block
-from pslite.net.data_frames import (
+from pslite.net.messages import Failed
+from pslite.net.shared_memory import MappedMemory
+from pslite.net.tensor_frames import (
     FETCH,
     FIRST_STATE,
     INIT,
@@ -31,12 +33,10 @@ from pslite.net.data_frames import (
     Header,
     Link,
 )
-from pslite.net.messages import Failed
-from pslite.net.shared_memory import MappedMemory
 from pslite.numeric.sparse_rows import checked_length
 from pslite.server.block_handoff import Handoff
 from pslite.server.block_state import Array, BlockState, state_bytes
-from pslite.server.connections import Connections
+from pslite.server.data_connections import Connections
 from pslite.server.replication import ReplicaSender, ReplicaStore
 from pslite.server.rounds import Rounds
 from pslite.server.server_state import ServerState

@@ -22,7 +22,6 @@ from pslite.job.job_spec import JobSpec
 from pslite.job.stack_dump import dump_stacks
 from pslite.net.authentication import Identity
 from pslite.net.coordinator_client import CoordinatorClient
-from pslite.net.data_frames import Link
 from pslite.net.data_transport import machine
 from pslite.net.messages import (
     Abort,
@@ -52,17 +51,18 @@ from pslite.net.messages import (
     Stacks,
     Trust,
 )
+from pslite.net.tensor_frames import Link
 from pslite.server.async_rounds import AsynchronousRounds
 from pslite.server.block_handoff import Handoff
 from pslite.server.block_step import Steps
-from pslite.server.connections import Connections
+from pslite.server.data_connections import Connections
 from pslite.server.failover import Failover
 from pslite.server.frame_handlers import FrameHandlers
 from pslite.server.plan_preparation import prepare
 from pslite.server.replication import ReplicaSender, ReplicaStore
 from pslite.server.rounds import Rounds, SynchronousRounds
 from pslite.server.server_state import PreparedPlan, ServerState
-from pslite.storage.checkpoints import Saver
+from pslite.storage.checkpoint_files import Saver
 
 #: the longest time between two readings of the control connection, in seconds
 _CONTROL_SECONDS = 0.2

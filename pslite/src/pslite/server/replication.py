@@ -17,7 +17,7 @@ import numpy as np
 from pslite.errors import ProtocolError
 from pslite.fault_points import FaultPoint, FaultPoints
 from pslite.job.blocks import Block
-from pslite.net.data_frames import REPLICATE, REPLICATED, SEED, SEEDED, Header, Link
+from pslite.net.tensor_frames import REPLICATE, REPLICATED, SEED, SEEDED, Header, Link
 from pslite.numeric.sparse_rows import Rows, checked_length
 from pslite.server.block_state import Array, BlockState, BufferPool
 from pslite.server.block_step import Step

@@ -19,7 +19,9 @@ import numpy as np
 
 from pslite.errors import ProtocolError
 from pslite.fault_points import FaultPoint
-from pslite.net.data_frames import (
+from pslite.net.messages import Clip, Trust
+from pslite.net.shared_memory import Arena
+from pslite.net.tensor_frames import (
     MAX_REGIONS,
     NEED_FIRST_STATE,
     NEWEST,
@@ -32,14 +34,12 @@ from pslite.net.data_frames import (
     Link,
     region_header,
 )
-from pslite.net.messages import Clip, Trust
-from pslite.net.shared_memory import Arena
 from pslite.numeric.gradient_encoding import Encoding
 from pslite.numeric.sparse_rows import Rows, parse
 from pslite.server.block_handoff import Handoff
 from pslite.server.block_state import Array, BlockState
 from pslite.server.block_step import Steps
-from pslite.server.connections import Connections
+from pslite.server.data_connections import Connections
 from pslite.server.server_state import ANY_WORKER, ServerState
 
 #: how long steps are continued before the loop handles other events, in seconds

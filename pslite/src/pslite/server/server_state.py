@@ -12,14 +12,14 @@ from pslite.job.blocks import Block, cut
 from pslite.job.job_spec import JobSpec
 from pslite.job.member_measurements import ThroughputMeter
 from pslite.job.membership_plan import Plan, Reduction
-from pslite.net.data_frames import STATE, Header, Link
 from pslite.net.messages import Message
 from pslite.net.shared_memory import Layout
+from pslite.net.tensor_frames import STATE, Header, Link
 from pslite.numeric.gradient_encoding import Encoding, encoding_of, narrow, wire_bytes
 from pslite.numeric.norms import Tensors
 from pslite.server.block_state import BlockState, BufferPool
 from pslite.server.plan_activation import PlanActivation
-from pslite.storage.checkpoints import Saver
+from pslite.storage.checkpoint_files import Saver
 
 #: in `PreparedPlan.pushers`, for a tree node whose worker has died: every worker of the plan may push it
 ANY_WORKER = ""

@@ -12,7 +12,7 @@ from torch.utils.data import default_collate
 from pslite.errors import UsageError
 from pslite.job.job_spec import Descent
 from pslite.numeric.gradient_sums import Bundle
-from pslite.torch.memory_reuse import keep_freed_memory
+from pslite.torch.malloc_settings import keep_freed_memory
 from pslite.torch.parameters import Group, ParameterLayout
 from pslite.worker.training_loop import Indices, LoopJob, LoopSettings
 

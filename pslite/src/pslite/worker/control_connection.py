@@ -33,9 +33,9 @@ from pslite.net.messages import (
     RollBack,
     Stacks,
 )
-from pslite.worker.script_process import Host, ScriptProcess
+from pslite.worker.script_exit import Host, ScriptProcess
+from pslite.worker.step_progress import Progress
 from pslite.worker.training_session import Drained
-from pslite.worker.weights_version import Progress
 
 #: the least time between two progress reports of a fast loop
 _PROGRESS_SECONDS = 0.1

@@ -18,7 +18,7 @@ from pslite.job.membership_plan import reduction
 from pslite.job.reduction_tree import span
 from pslite.job.sample_assignment import SampleAssigner, SampleRange, Seen
 from pslite.numeric.gradient_sums import Array, Bundle, Contribution, Supply
-from pslite.storage.checkpoints import complete, to_resume, write_blocks
+from pslite.storage.checkpoint_files import complete, to_resume, write_blocks
 from pslite.worker.model_replica import ModelReplica
 
 

@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 from pslite.errors import PeerLost, ProtocolError, PsliteError
 from pslite.job.membership_plan import Member
 from pslite.net.authentication import Acceptor, Identity
-from pslite.net.data_frames import STATE, Header, Link
 from pslite.net.data_transport import machine, open_listeners, reach, tune
 from pslite.net.handshake_listener import HandshakeListener
 from pslite.net.messages import Hello
+from pslite.net.tensor_frames import STATE, Header, Link
 from pslite.numeric.gradient_sums import Array
 
 #: how long the giver may take to connect; it does so at once

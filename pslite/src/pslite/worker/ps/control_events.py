@@ -10,7 +10,6 @@ from typing import Any
 
 from pslite.errors import ProtocolError, PsliteError, Unreachable, UsageError
 from pslite.fault_points import FaultPoint, FaultPoints
-from pslite.net.data_frames import Link
 from pslite.net.messages import (
     Abort,
     AssignSamples,
@@ -28,7 +27,8 @@ from pslite.net.messages import (
     Resume,
     Seat,
 )
-from pslite.worker.ps.data_plane import DataPlane
+from pslite.net.tensor_frames import Link
+from pslite.worker.ps.data_connections import DataPlane
 from pslite.worker.ps.initial_state import InitialState
 from pslite.worker.ps.known_plans import PlanTable, PreparedPlan
 from pslite.worker.ps.model_buffers import ModelBuffers

@@ -12,7 +12,8 @@ import numpy as np
 
 from pslite.errors import ProtocolError
 from pslite.fault_points import FaultPoint, FaultPoints
-from pslite.net.data_frames import (
+from pslite.net.shared_memory import MappedMemory
+from pslite.net.tensor_frames import (
     FIRST_STATE,
     MAX_REGIONS,
     NEED_FIRST_STATE,
@@ -24,15 +25,14 @@ from pslite.net.data_frames import (
     Header,
     Link,
 )
-from pslite.net.shared_memory import MappedMemory
 from pslite.numeric.optimizers import slots
 from pslite.numeric.sparse_rows import checked_length, parse
-from pslite.worker.ps.data_plane import DataPlane
+from pslite.worker.ps.data_connections import DataPlane
 from pslite.worker.ps.initial_state import InitialState
 from pslite.worker.ps.known_plans import PlanTable
 from pslite.worker.ps.model_buffers import ModelBuffers
 from pslite.worker.ps.state_fetch import StateFetch
-from pslite.worker.weights_version import Progress
+from pslite.worker.step_progress import Progress
 
 
 class FrameReceiver:

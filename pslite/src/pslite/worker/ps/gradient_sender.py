@@ -7,13 +7,13 @@ from weakref import WeakKeyDictionary
 
 from pslite.job.blocks import Block
 from pslite.job.membership_plan import Plan
-from pslite.net.data_frames import MAX_REGIONS, PUSH, Header, Link, region_header
+from pslite.net.tensor_frames import MAX_REGIONS, PUSH, Header, Link, region_header
 from pslite.numeric.gradient_encoding import wire_bytes
 from pslite.numeric.gradient_sums import Bundle, Contribution
-from pslite.worker.ps.data_plane import DataPlane
+from pslite.worker.ps.data_connections import DataPlane
 from pslite.worker.ps.known_plans import PlanTable
 from pslite.worker.ps.model_buffers import ModelBuffers
-from pslite.worker.weights_version import Progress
+from pslite.worker.step_progress import Progress
 
 
 class GradientSender:

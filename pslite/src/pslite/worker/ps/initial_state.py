@@ -6,15 +6,15 @@ import zlib
 from collections.abc import Callable, Collection
 
 from pslite.job.membership_plan import Plan
-from pslite.net.data_frames import FIRST_STATE, INIT, RESTORE, Header
 from pslite.net.messages import Message, Restored
-from pslite.storage.checkpoints import Checkpoint, to_resume
+from pslite.net.tensor_frames import FIRST_STATE, INIT, RESTORE, Header
+from pslite.storage.checkpoint_files import Checkpoint, to_resume
 from pslite.worker.model_replica import ModelReplica
-from pslite.worker.ps.data_plane import DataPlane
+from pslite.worker.ps.data_connections import DataPlane
 from pslite.worker.ps.known_plans import PlanTable
 from pslite.worker.ps.model_buffers import ModelBuffers
+from pslite.worker.step_progress import Progress
 from pslite.worker.training_session import StartState
-from pslite.worker.weights_version import Progress
 
 
 class InitialState:

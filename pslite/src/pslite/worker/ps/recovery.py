@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pslite.fault_points import FaultPoint, FaultPoints
-from pslite.net.data_frames import NEWEST, RESEND, Header
 from pslite.net.messages import Promote
-from pslite.worker.ps.data_plane import DataPlane
+from pslite.net.tensor_frames import NEWEST, RESEND, Header
+from pslite.worker.ps.data_connections import DataPlane
 from pslite.worker.ps.gradient_sender import GradientSender
 from pslite.worker.ps.initial_state import InitialState
 from pslite.worker.ps.known_plans import PlanTable
 from pslite.worker.ps.state_fetch import StateFetch
-from pslite.worker.weights_version import Progress
+from pslite.worker.step_progress import Progress
 
 
 class Recovery:

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from pslite.net.data_frames import FETCH, Header
+from pslite.net.tensor_frames import FETCH, Header
 from pslite.numeric.gradient_sums import Array
 from pslite.numeric.optimizers import slots
-from pslite.worker.ps.data_plane import DataPlane
+from pslite.worker.ps.data_connections import DataPlane
 from pslite.worker.ps.known_plans import PlanTable
 from pslite.worker.ps.model_buffers import ModelBuffers
-from pslite.worker.weights_version import Progress
+from pslite.worker.step_progress import Progress
 
 
 class StateFetch:

@@ -32,10 +32,10 @@ from pslite.net.messages import (
     Severed,
 )
 from pslite.numeric.gradient_sums import Array, Bundle, Contribution, Supply
-from pslite.storage.checkpoints import Saver
+from pslite.storage.checkpoint_files import Saver
 from pslite.worker.control_connection import MemberOptions, Membership
 from pslite.worker.ps.control_events import ControlEvents
-from pslite.worker.ps.data_plane import DataPlane
+from pslite.worker.ps.data_connections import DataPlane
 from pslite.worker.ps.frame_receiver import FrameReceiver
 from pslite.worker.ps.gradient_sender import GradientSender
 from pslite.worker.ps.initial_state import InitialState

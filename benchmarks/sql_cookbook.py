@@ -1,0 +1,79 @@
+"""CPU time of each question of the SQL cookbook on a filled store, in milliseconds.
+
+    python benchmarks/sql_cookbook.py [--databases sqlite postgresql] [--days 30] [--jobs 500] [--repeats 3]
+
+The store has --days days with --jobs jobs a day and a slot every 20 minutes (`tests/filled_store.py`), in the newer
+half in mode shadow. Least of --repeats runs: of this process for SQLite, of the server's process for PostgreSQL, which
+is asked without parallel workers. The elapsed time is the least, too; other programs on the machine change it.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from harness import options_of, show
+from sqlalchemy import Connection, text
+
+from dl2d.store.database import Database, Place
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from filled_store import cookbook, fill, on_day
+from migrated import sqlite_store
+from postgres_server import PostgresServer
+
+
+@contextmanager
+def empty_store(database: str) -> Iterator[str]:
+    """URL of a new store."""
+    if database == "sqlite":
+        with tempfile.TemporaryDirectory() as folder:
+            yield sqlite_store(Path(folder) / "dl2d.sqlite")
+        return
+    server = PostgresServer()
+    server.start()
+    try:
+        yield server.emptied()
+    finally:
+        server.stop()
+
+
+def cpu_clock(connection: Connection) -> Callable[[], float]:
+    """Seconds of CPU time of the process that answers."""
+    if connection.dialect.name == "sqlite":
+        return time.process_time
+    connection.execute(text("SET max_parallel_workers_per_gather = 0"))
+    schedule = Path(f"/proc/{connection.execute(text('SELECT pg_backend_pid()')).scalar_one()}/schedstat")
+    return lambda: int(schedule.read_text(encoding="ascii").split()[0]) / 1e9
+
+
+def main() -> None:
+    options = options_of(__doc__, databases=["sqlite", "postgresql"], days=30, jobs=500, repeats=3)
+    for kind in options.databases:
+        with empty_store(kind) as url:
+            now = time.time()
+            fill(url, days=options.days, jobs_per_day=options.jobs, now=now, shadow_last=True)
+            database = Database(Place.parse(url))
+            if kind == "postgresql":  # as autovacuum does
+                with database.writing("statistics") as connection:
+                    connection.execute(text("ANALYZE"))
+            with database.reading("asking") as connection:
+                clock = cpu_clock(connection)
+                for number, title, query in cookbook():
+                    cpu, elapsed, rows = [], [], 0
+                    for _ in range(options.repeats):
+                        begin, from_clock = time.perf_counter(), clock()
+                        rows = len(connection.execute(text(on_day(query, now - 86_400))).all())
+                        cpu.append(clock() - from_clock)
+                        elapsed.append(time.perf_counter() - begin)
+                    show(database=kind, number=number, title=title, rows=rows, cpu_ms=1e3 * min(cpu),
+                         elapsed_ms=1e3 * min(elapsed))  # fmt: skip
+            database.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""Admission: checks the request of a job that is submitted, or that registers itself, before anything is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from dl2d.core.errors import RequestError
+from dl2d.core.job_request import RequestRules, parse_request, read_directives
+from dl2d.core.jobs import NO_LAUNCH, TASK_ROLES, Consistency, Job, JobKey, JobRequest, Launch, Owner
+from dl2d.core.resource_manager import Anchor, RmListing
+from pslite.job.environment_allow_list import is_secret
+
+#: Maximum size of command and environment together, in bytes.
+MAX_LAUNCH_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Checks what a job asks for before anything is kept."""
+
+    rules: RequestRules
+
+    def submitted(
+        self, key: JobKey, request: Mapping[str, object], launch: Launch, owner: Owner, listing: RmListing
+    ) -> Job:
+        """A job from ``dl2d submit``.
+
+        Raises
+        ------
+        RequestError
+            A key of the request is unknown, missing or bad, or no node could ever run one of its tasks.
+        """
+        job = Job(key=key, request=parse_request(request, rules=self.rules), owner=owner, launch=launch)
+        self._check(job, listing)
+        return job
+
+    def registered(self, anchor: Anchor, launch: Launch, listing: RmListing) -> Job:
+        """A job whose anchor the resource manager authenticates; its request is in its options and its batch script.
+
+        Raises
+        ------
+        RequestError
+            As for ``submitted``; names the line of the script.
+        """
+        directives = {**read_directives(anchor.script), **_options(anchor)}
+        if not directives:
+            raise RequestError("#DL2", "the batch script has no #DL2 lines: dl2d does not know what this job needs")
+        request = parse_request({"name": anchor.name, **directives}, rules=self.rules, where=anchor.source)
+        job = Job(
+            key=anchor.key, request=request, owner=anchor.owner, launch=launch, anchor=anchor.handle or anchor.key.id
+        )
+        self._check(job, listing)
+        return job
+
+    def registered_static(self, anchor: Anchor, launch: Launch, listing: RmListing, address: str) -> Job:
+        """The same where dl2d does not act: its coordinator, at ``address``, starts the tasks itself.
+
+        Command and environment are not kept.
+        """
+        job = self.registered(anchor, launch, listing)
+        return replace(job, launch=NO_LAUNCH, static=True, address=address or "not told")
+
+    def _check(self, job: Job, listing: RmListing) -> None:
+        request = job.request
+        if request.consistency is not Consistency.SYNC:
+            raise RequestError("consistency", "this version trains with consistency=sync only")
+        check_feasible(request, listing)
+        check_launch(job.launch)
+
+
+def check_options(anchor: Anchor, seen: Mapping[str, str]) -> None:
+    """Check that the resource manager has kept the options that the job sees in its environment.
+
+    Raises
+    ------
+    RequestError
+        One of them is not kept, or with another value.
+    """
+    kept = _options(anchor)
+    lost = sorted(key for key, value in seen.items() if kept.get(key) != value)
+    if lost:
+        raise RequestError(
+            lost[0],
+            "was given to sbatch, but is not in the job's AdminComment: use #DL2 lines in the batch script, or ask the "
+            "administrator to install job_submit.lua (docs/slurm.md)",
+        )
+
+
+def _options(anchor: Anchor) -> dict[str, object]:
+    return read_directives(anchor.options, where="options at submission")
+
+
+def check_feasible(request: JobRequest, listing: RmListing) -> None:
+    """Check that an empty node could run a worker, and one a PS.
+
+    Raises
+    ------
+    RequestError
+        None could; names the resource, the demand and what the nearest node has.
+    """
+    problems = []
+    for role in TASK_ROLES:
+        demand = request.demand(role)
+        if not listing.nodes or any(demand.fits_in(node.capacity) for node in listing.nodes):
+            continue
+        nearest = min(listing.nodes, key=lambda node: (len(demand.shortfalls(node.capacity)), node.name))
+        missing = "; ".join(map(str, demand.shortfalls(nearest.capacity)))
+        problems.append((role.value, f"no node is large enough for one ({missing} on {nearest.name})"))
+    if problems:
+        raise RequestError(*problems[0], others=problems[1:])
+
+
+def check_launch(launch: Launch) -> None:
+    """Check that a command can be started.
+
+    Raises
+    ------
+    RequestError
+        The command is empty, command and environment are too large or hold NUL bytes, or a variable looks like a
+        secret.
+    """
+    if not launch.argv or not launch.argv[0]:
+        raise RequestError("command", "is empty")
+    texts = [*launch.argv, launch.cwd, *(part for pair in launch.env for part in pair)]
+    if any("\0" in text for text in texts):
+        raise RequestError("command", "command or environment holds a NUL byte")
+    try:
+        size = sum(len(text.encode()) for text in texts)
+    except UnicodeEncodeError:
+        raise RequestError("command", "command or environment is not UTF-8") from None
+    if size > MAX_LAUNCH_BYTES:
+        raise RequestError("command", f"command and environment together are larger than {MAX_LAUNCH_BYTES} bytes")
+    secrets = [name for name, value in launch.env if is_secret(name, value)]
+    if secrets:
+        raise RequestError(
+            f"env.{secrets[0]}",
+            f"looks like a secret, which dl2d does not keep ({', '.join(secrets)}): let the script read it from a file "
+            "that only its user can read",
+        )
+    if not launch.cwd.startswith("/"):
+        raise RequestError("cwd", f"must be an absolute path, got {launch.cwd!r}")

@@ -1,0 +1,249 @@
+"""Observations and actions of DL2's network on a snapshot: those of ``dl2d.simulation.vectorized.dl2_paper_sizing``.
+
+Jobs are gone through in submit order, in batches of J. In each, tasks are given one step at a time: a worker, a PS or
+one of both for one of the jobs, until enough. To a job that has less than its minimum size each of them gives what it
+lacks of that, as a whole: below it, no job can run. A learned policy takes the steps that its network says; a lesson,
+those that led to a decision that was recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dl2d.core.array_types import Floats, Ints
+from dl2d.core.cluster import Snapshot
+from dl2d.core.decision import Constraint, Reason
+from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey
+from dl2d.core.packing import Blocked, Packing
+from dl2d.core.resources import Resources
+from dl2d.policies.common.greedy_allocation import GreedyAllocation
+from dl2d.policies.dl2_paper.observation import (
+    Sight,
+    dominant_share,
+    job_features,
+    size_features,
+)
+
+#: What the actions of a job give it.
+STEPS: Final = (Allocation(1, 0), Allocation(0, 1), Allocation(1, 1))
+_BUNDLE: Final = 2
+
+
+class Sizing:
+    """A snapshot whose jobs are being sized; floors, and first bundles where the sight has them, are given at once.
+
+    Parameters
+    ----------
+    packing
+        Made for the snapshot's decision; is filled.
+    """
+
+    def __init__(self, snapshot: Snapshot, packing: Packing, sight: Sight) -> None:
+        self.filling = GreedyAllocation(snapshot, packing)
+        self.sight = sight
+        self._snapshot = snapshot
+        self._packing = packing
+        self._floors = dict(snapshot.floors)
+        self._held = snapshot.held()
+        self._least = {job.key: job.request.min_size for job in snapshot.jobs}
+        #: Why a job's last step had no room.
+        self.reasons: dict[JobKey, Reason] = {}
+        self._demands: dict[Resources, Ints] = {}
+        #: Capacity of the cluster in the order of the sight's resources, shape (R,); what it has nothing of counts 1.
+        self.capacity = np.maximum(self.amounts(snapshot.capacity), 1)
+        self._used = self.amounts(snapshot.capacity) - self.amounts(packing.left())
+        #: Numbers of kinds of steps, and which kinds are known to have no room; see ``kinds``.
+        self._kinds: dict[tuple[Resources, Resources, Allocation, JobKey | None], int] = {}
+        self.closed: set[int] = set()
+        #: Why there is no room for the minimum size of jobs that have none, by kind.
+        self._starts: dict[int, Reason | None] = {}
+        self._types = {model: place for place, model in enumerate(sight.models)}
+        if sight.first_bundles:
+            self._give_first_bundles()
+
+    def batches(self) -> Iterator[Batch]:
+        """One after the other; each is to be over when the next is asked for."""
+        jobs, size = self._snapshot.jobs, self.sight.window
+        for start in range(0, len(jobs), size):
+            yield Batch(self, jobs[start : start + size], self._snapshot.at)
+
+    def floor(self, job: Job) -> Allocation:
+        """What the job keeps whatever is decided."""
+        return self._floors.get(job.key, NOTHING)
+
+    def type_of(self, job: Job) -> int:
+        """Place of its one-hot; -1 for a type that the network does not know."""
+        return self._types.get(job.request.model, -1)
+
+    def free(self) -> Floats:
+        """Free share of each resource, shape (R,)."""
+        free: Floats = 1.0 - self._used / self.capacity
+        return free
+
+    def steps(self, job: Job) -> Sequence[Allocation]:
+        """What each of a job's three actions gives it now: what it lacks of its minimum size, or else ``STEPS``."""
+        has, least = self.filling.allocations[job.key], self._least[job.key]
+        if has.workers >= least.workers and has.ps >= least.ps:
+            return STEPS
+        return (Allocation(max(least.workers - has.workers, 0), max(least.ps - has.ps, 0)),) * len(STEPS)
+
+    def kinds(self, job: Job) -> list[int]:
+        """Kinds of a job's three steps: steps of one kind have room alike.
+
+        They are of one kind where both tasks ask for the same and as many are added; but a job whose own tasks run,
+        and may be taken up again, has kinds of its own.
+        """
+        own = job.key if self._held.get(job.key, NOTHING) != NOTHING else None
+        asked = [(job.request.worker, job.request.ps, step, own) for step in self.steps(job)]
+        return [self._kinds.setdefault(kind, len(self._kinds)) for kind in asked]
+
+    def look(self, jobs: Sequence[Job]) -> None:
+        """Find out which steps of these jobs have no room, so that ``closed`` has them."""
+        seen: set[int] = set()
+        for job in jobs:
+            has, steps = self.filling.allocations[job.key], self.steps(job)
+            for number, kind in enumerate(self.kinds(job)):
+                if grows(job, has, STEPS[number]) and kind not in seen and kind not in self.closed:
+                    seen.add(kind)
+                    if not self._packing.fits(job, steps[number]):
+                        self.closed.add(kind)
+
+    def add(self, job: Job, number: int) -> bool:
+        """Give a job a step; returns whether there was room."""
+        step = self.steps(job)[number]
+        blocked = self.filling.add(job, step)
+        if blocked is not None:
+            self.closed.add(self.kinds(job)[number])
+            self.reasons[job.key] = _refused(step, blocked)
+            return False
+        self._used += step.workers * self.amounts(job.request.worker) + step.ps * self.amounts(job.request.ps)
+        if self._packing.head_only:
+            # Another node may be the one that is tried now.
+            self.closed.clear()
+        return True
+
+    def no_room(self, job: Job) -> Reason | None:
+        """Why there is no room for a job's minimum size where it has nothing, else for any further step.
+
+        None where there is room, or no step is left to take. To be asked when all is given.
+        """
+        has, kinds = self.filling.allocations[job.key], self.kinds(job)
+        if has != NOTHING:
+            left = [kind for step, kind in zip(STEPS, kinds, strict=True) if grows(job, has, step)]
+            return self.reasons.get(job.key) if left and self.closed.issuperset(left) else None
+        kind = kinds[_BUNDLE]
+        if kind not in self._starts:
+            least = self._least[job.key]
+            blocked = None if self._packing.fits(job, least) else self.filling.add(job, least)
+            self._starts[kind] = None if blocked is None else _refused(least, blocked)
+        return self._starts[kind]
+
+    def amounts(self, demand: Resources) -> Ints:
+        """Thousandths of a demand in the order of the sight's resources, shape (R,)."""
+        if demand not in self._demands:
+            given = dict(demand.thousandths)
+            self._demands[demand] = np.array([given.get(name, 0) for name in self.sight.resources], dtype=np.int64)
+        return self._demands[demand]
+
+    def _give_first_bundles(self) -> None:
+        """Give each elastic job in turn its minimum size, until one has no room.
+
+        A job that runs at a fixed size waits for room for all of that.
+        """
+        for job in self._snapshot.jobs:
+            if job.static:
+                continue
+            if self.steps(job) is STEPS:
+                continue
+            if not self.add(job, _BUNDLE) and self.reasons[job.key].constraint is not Constraint.INFEASIBLE:
+                return
+
+
+class Batch:
+    """Up to J jobs of a ``Sizing``, with the observation of them and the actions that are left; both follow each step.
+
+    Action 3i + k gives job i the step ``STEPS[k]``; action 3J, void, ends the batch.
+    """
+
+    def __init__(self, sizing: Sizing, jobs: Sequence[Job], now: float) -> None:
+        self.jobs = jobs
+        self._sizing = sizing
+        sight = sizing.sight
+        self._layout = layout = sight.layout
+        #: Shape (1, length).
+        self.observation = np.zeros((1, layout.length), dtype=np.float32)
+        self._features = layout.jobs_of(self.observation)[0, : len(jobs)]
+        self._free = layout.free_of(self.observation)[0]
+        self._of_sizes = np.array(layout.size_features)
+        #: Workers and PSs, at present and at most, shape (jobs, 2).
+        self._sizes = np.array([sizing.filling.allocations[job.key] for job in jobs], dtype=np.int64)
+        self._most = np.array([(job.request.max_workers, job.request.max_ps) for job in jobs], dtype=np.int64)
+        self._demand = np.array([(sizing.amounts(job.request.worker), sizing.amounts(job.request.ps)) for job in jobs])
+        #: Kinds of each job's steps, shape (jobs, 3); see ``Sizing.kinds``.
+        self._kinds = np.array([sizing.kinds(job) for job in jobs], dtype=np.int64)
+        declared = np.array([job.request.epochs for job in jobs])
+        done = np.array([job.progress.epoch for job in jobs])
+        self._features[:] = job_features(
+            layout,
+            types=np.array([sizing.type_of(job) for job in jobs]),
+            ages=np.array([max(int((now - job.key.submitted) // sight.slot_seconds), 0) for job in jobs]),
+            remaining=np.maximum(declared - np.where(np.isfinite(done), done, 0.0), 0.0),
+            declared=declared,
+            places=np.arange(len(jobs)),
+        )
+        self._show(np.arange(len(jobs)))
+
+    def sizes(self) -> Ints:
+        """Workers and PSs of each job of the window, shape (J, 2); 0 where there is no job."""
+        sizes = np.zeros((self._layout.window, 2), dtype=np.int64)
+        sizes[: len(self.jobs)] = self._sizes
+        return sizes
+
+    def mask(self) -> NDArray[np.bool_]:
+        """Which actions are allowed and not known to have no room, shape (3J + 1,); void always is."""
+        mask = np.zeros(self._sizing.sight.void + 1, dtype=np.bool_)
+        mask[-1] = True
+        steps = mask[: self._kinds.size].reshape(self._kinds.shape)
+        steps[:, :_BUNDLE] = self._sizes < self._most
+        steps[:, _BUNDLE] = steps[:, 0] & steps[:, 1]
+        if self._sizing.closed:
+            steps &= ~np.isin(self._kinds, list(self._sizing.closed))
+        return mask
+
+    def act(self, action: int) -> bool:
+        """Take a step (not void); returns whether there was room."""
+        place, number = divmod(action, len(STEPS))
+        job = self.jobs[place]
+        if not self._sizing.add(job, number):
+            return False
+        self._sizes[place] = self._sizing.filling.allocations[job.key]
+        self._kinds[place] = self._sizing.kinds(job)
+        self._show(np.array([place]))
+        return True
+
+    def _show(self, places: Ints) -> None:
+        """Bring the observation up to date where these jobs have other sizes."""
+        sizes = self._sizes[places]
+        shares = dominant_share(sizes, self._demand[places], self._sizing.capacity)
+        self._features[places[:, None], self._of_sizes] = size_features(self._layout, sizes, shares)
+        self._free[:] = self._sizing.free()
+
+
+def grows(job: Job, has: Allocation, step: Allocation) -> bool:
+    """Whether a step stays within a job's most."""
+    return has.workers + step.workers <= job.request.max_workers and has.ps + step.ps <= job.request.max_ps
+
+
+def usable(job: Job, has: Allocation, floor: Allocation) -> Allocation:
+    """What of an allocation the job can run with: not less than its floor, or nothing."""
+    workers = max(job.request.largest_allowed(has.workers), floor.workers)
+    enough = workers and has.ps >= job.request.min_ps and workers >= job.request.min_workers
+    return Allocation(workers, has.ps) if enough else floor
+
+
+def _refused(step: Allocation, blocked: Blocked) -> Reason:
+    return Reason(blocked.constraint, f"next step of {step}: {blocked}", blocked.shortfalls)

@@ -1,0 +1,49 @@
+"""Changes of the daemon's mode: table ``mode_changes``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection, Select, insert, select
+from sqlalchemy.orm import Mapped, mapped_column
+
+from dl2d.core.daemon_mode import Mode, ModeChange
+from dl2d.store.row_mapping import NUMBER, Base, Choice, FreeText, Mapping, columns, table_of
+
+
+class ModeChangeRow(Base):
+    """A change of the daemon's mode."""
+
+    __tablename__ = "mode_changes"
+
+    number: Mapped[int] = mapped_column(NUMBER, primary_key=True, comment="in the order in which they were made")
+    at: Mapped[float] = mapped_column(comment="seconds since 1970")
+    before: Mapped[str] = mapped_column(comment="empty for the first")
+    after: Mapped[Mode] = mapped_column(Choice(Mode), comment="observe shadow canary live")
+    by: Mapped[str] = mapped_column(FreeText(), comment="the daemon's process and machine")
+    reason: Mapped[str] = mapped_column(FreeText(), comment="start or reload")
+
+
+_MAPPING = Mapping(ModeChange, ModeChangeRow)
+
+
+def enter(connection: Connection, mode: Mode, *, at: float, by: str, reason: str) -> ModeChange | None:
+    """See ``SiteStore.enter_mode``."""
+    last = connection.execute(_newest(1)).one_or_none()
+    change = ModeChange(at, None if last is None else last.after, mode, by, reason)
+    if change.before is mode:
+        return None
+    connection.execute(insert(table_of(ModeChangeRow)), _MAPPING.values(change, before=change.before or ""))
+    return change
+
+
+def changes(connection: Connection, limit: int) -> tuple[ModeChange, ...]:
+    """See ``SiteStore.mode_changes``."""
+    return tuple(
+        _MAPPING.record(row, f"change of mode {row.number}", before=Mode(row.before) if row.before else None)
+        for row in connection.execute(_newest(limit))
+    )
+
+
+def _newest(limit: int) -> Select[Any]:
+    return select(*columns(ModeChangeRow)).order_by(ModeChangeRow.number.desc()).limit(limit)

@@ -1,0 +1,218 @@
+"""Data connections of a worker to the servers, and the event loop that moves frames over them."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import time
+from collections.abc import Callable, Collection, Iterable
+
+from pslite.errors import PeerLost
+from pslite.fault_points import FaultPoint, FaultPoints
+from pslite.job.membership_plan import Member
+from pslite.net.authentication import Identity
+from pslite.net.message_framing import cut_off
+from pslite.net.server_connections import ServerConnections
+from pslite.net.tensor_frames import Link, Receiver
+from pslite.worker.ps.known_plans import PlanTable
+
+#: seconds between two looks at the control connection's news while nothing comes; shorter where a server is in doubt
+_WAIT_SECONDS = 1.0
+_DOUBT_WAIT_SECONDS = 0.2
+
+
+class DataPlane:
+    """One connection to each server of the plans in force and to come; a broken one is opened again.
+
+    Parameters
+    ----------
+    identity
+        the worker's, with the job's token.
+    plans
+        say which servers are needed.
+    opened
+        takes a new connection, in the thread that has opened it.
+    faults
+        the worker's fault points.
+
+    """
+
+    #: takes frames; set before there is a connection
+    receiver: Receiver
+
+    def __init__(
+        self, identity: Identity, plans: PlanTable, opened: Callable[[Link], None], faults: FaultPoints
+    ) -> None:
+        self.identity = identity
+        self.links: dict[str, Link] = {}
+        #: set when the worker leaves the job: a broken connection is then no reason to doubt its server
+        self.leaving = False
+        self._plans = plans
+        self._faults = faults
+        self._opener = ServerConnections(opened, faults)
+        self._selector = selectors.DefaultSelector()
+        self._writing: set[Link] = set()
+        #: servers whose connections have ended and are opened again
+        self._reopening: set[str] = set()
+        #: servers in doubt: since when and why, until they answer again or the coordinator has said what is so
+        self._doubted: dict[str, tuple[float, str]] = {}
+        self._wake_out, self._wake_in = socket.socketpair()
+        self._wake_out.setblocking(False)
+        self._wake_in.setblocking(False)
+        self._selector.register(self._wake_out, selectors.EVENT_READ, None)
+
+    # --- the event loop -------------------------------------------------------------------------------------------
+
+    def pump(self, done: Callable[[], bool], check: Callable[[], None]) -> None:
+        """Move bytes in both directions until `done`; `check` looks at what other threads have to say."""
+        while True:
+            check()
+            self.flush_all()
+            if done():
+                return
+            self._faults.reached(FaultPoint.WAIT)
+            ready = self._selector.select(_DOUBT_WAIT_SECONDS if self._doubted else _WAIT_SECONDS)
+            if any(key.data is None for key, _ in ready):
+                # before any frame: it may be of the plan that has just been prepared
+                with contextlib.suppress(BlockingIOError):
+                    self._wake_out.recv(256)
+                check()
+            for key, mask in ready:
+                link = key.data
+                if link is not None and mask & selectors.EVENT_READ and link.open:
+                    self._receive(link)
+
+    def wake(self) -> None:
+        """Have `pump` call `check`; from any thread."""
+        with contextlib.suppress(BlockingIOError, OSError):
+            self._wake_in.send(b"x")
+
+    def _receive(self, link: Link) -> None:
+        try:
+            link.receive(self.receiver)
+        except PeerLost as error:
+            self._lost(link, str(error))
+
+    def flush_all(self) -> None:
+        """Send what the sockets take."""
+        for link in list(self.links.values()):
+            self.flush(link)
+
+    def flush(self, link: Link) -> None:
+        """Send what one socket takes."""
+        try:
+            link.flush()
+        except PeerLost as error:
+            self._lost(link, str(error))
+            return
+        if link.unsent != (link in self._writing):
+            self._selector.modify(link.sock, selectors.EVENT_READ | (selectors.EVENT_WRITE if link.unsent else 0), link)
+            (self._writing.add if link.unsent else self._writing.discard)(link)
+
+    @property
+    def unsent(self) -> bool:
+        """Whether bytes wait to be sent."""
+        return any(link.unsent for link in self.links.values())
+
+    # --- connections open and end ---------------------------------------------------------------------------------
+
+    def reach(self, members: Iterable[Member]) -> None:
+        """Open a connection to each server that has none; from any thread.  Raises Unreachable."""
+        for member in members:
+            self._opener.reach(member, self.identity)
+
+    def adopt(self, link: Link) -> bool:
+        """Take up a connection; returns whether something may have been lost with the one before."""
+        if link.task in self._plans.gone:
+            # others own its blocks: nothing more may come from it, should it live
+            self._opener.lost(link)
+            link.close()
+            return False
+        old = self.links.get(link.task)
+        if old is not None:
+            self._unlink(old)
+        self.links[link.task] = link
+        self._faults.reached(FaultPoint.CONNECTION_OPENED, link)
+        self._selector.register(link.sock, selectors.EVENT_READ, link)
+        plan = self._plans.current
+        if link.task not in self._reopening and (plan is None or link.task not in plan.tasks()):
+            return False
+        self._trust(link.task)
+        return True
+
+    def reopen_missing(self) -> None:
+        """Open connections again that ended before their plan was known here."""
+        for task in self._plans.servers().keys() - self.links.keys() - self._reopening:
+            self._reopen(task, f"the connection to {task} ended before its plan had begun")
+
+    def doubt(self, server: str, reason: str) -> None:
+        """Note that a server does not behave as it should; the coordinator may know why."""
+        self._doubted[server] = time.monotonic(), reason
+
+    def overdue(self, late: Callable[[float], bool]) -> list[tuple[str, str]]:
+        """Take out the servers that have been in doubt for too long by `late`, with the reasons."""
+        found = [(server, reason) for server, (since, reason) in self._doubted.items() if late(since)]
+        for server, _ in found:
+            del self._doubted[server]
+        return found
+
+    def clear_doubts(self) -> None:
+        """Forget all doubts: the coordinator has said which servers are gone."""
+        self._doubted.clear()
+
+    def forget(self, gone: Iterable[str]) -> None:
+        """Take nothing more from servers that are gone."""
+        for task in gone:
+            self._trust(task)
+            if task in self.links:
+                self._unlink(self.links[task])
+
+    def close_unused(self, tasks: Collection[str]) -> None:
+        """Close connections to servers that no plan needs any more."""
+        for link in [link for task, link in self.links.items() if task in tasks]:
+            self._unlink(link)
+        for task in self._reopening - self._plans.servers().keys():
+            self._trust(task)
+
+    def stop_reopening(self) -> None:
+        """Open no broken connection again: the job is done."""
+        self._reopening.clear()
+
+    def sever(self) -> None:
+        """Cut every connection at once, as the death of this process would (for tests; from any thread)."""
+        self._opener.close()
+        cut_off([link.sock for link in list(self.links.values())])
+
+    def close(self) -> None:
+        """Close everything."""
+        self._opener.close()
+        for link in list(self.links.values()):
+            link.close()
+        for closable in (self._selector, self._wake_in, self._wake_out):
+            closable.close()
+
+    def _lost(self, link: Link, reason: str) -> None:
+        """Handle the end of a connection: its server has left, has died, or is connected to again."""
+        self._unlink(link)
+        if link.task in self._plans.servers():
+            self._reopen(link.task, reason)
+
+    def _reopen(self, server: str, reason: str) -> None:
+        if not self.leaving:
+            self.doubt(server, reason)
+        self._reopening.add(server)
+        self._opener.again(self._plans.servers()[server], self.identity, lambda: server in self._reopening)
+
+    def _trust(self, server: str) -> None:
+        self._reopening.discard(server)
+        self._doubted.pop(server, None)
+
+    def _unlink(self, link: Link) -> None:
+        if self.links.get(link.task) is link:
+            del self.links[link.task]
+            self._opener.lost(link)
+        self._writing.discard(link)
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(link.sock)
+        link.close()

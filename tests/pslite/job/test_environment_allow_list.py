@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import pytest
+
+from pslite.job.environment_allow_list import is_secret, remarks, user_environment
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "secret"),
+    [
+        ("WANDB_API_KEY", "1", True),
+        ("HF_TOKEN", "hf_1", True),
+        ("AWS_SECRET_ACCESS_KEY", "1", True),
+        ("AWS_ACCESS_KEY_ID", "1", True),
+        ("PGPASSWORD", "1", True),
+        ("DB_PASSWORD", "1", True),
+        ("db_pwd", "1", True),
+        ("GOOGLE_APPLICATION_CREDENTIALS", "/home/a/key.json", True),
+        ("SECRET_SALT", "1", True),
+        ("https_proxy", "http://ann:hunter2@proxy:3128", True),
+        ("https_proxy", "http://proxy:3128", False),
+        ("TORCH_EXTRA", "-----BEGIN RSA PRIVATE KEY-----", True),
+        ("TOKENIZERS_PARALLELISM", "false", False),
+        ("MAX_TOKENS", "512", False),
+        ("PATH", "/a:/b", False),
+        ("KEYBOARD", "de", False),
+    ],
+)
+def test_what_looks_like_a_secret(name, value, secret):
+    assert is_secret(name, value) is secret
+
+
+def test_a_scheduler_gets_what_is_on_the_list_and_what_the_user_names_and_no_secret():
+    chosen = user_environment(
+        {
+            "PATH": "/usr/bin", "LC_ALL": "C", "OMP_NUM_THREADS": "4", "NCCL_DEBUG": "INFO", "HF_TOKEN": "x",
+            "MY_DATA": "/data", "MY_PASSWORD": "x", "OTHER": "y", "SLURM_JOB_ID": "7", "DL2_TOKEN": "x",
+            "DL2_ENV": "MY_DATA, MY_PASSWORD  X_*", "X_1": "1",
+        }
+    )  # fmt: skip
+    assert chosen.variables == {
+        "PATH": "/usr/bin", "LC_ALL": "C", "OMP_NUM_THREADS": "4", "NCCL_DEBUG": "INFO", "MY_DATA": "/data", "X_1": "1"
+    }  # fmt: skip
+    assert (chosen.secrets, chosen.dropped) == (("HF_TOKEN", "MY_PASSWORD"), ("OTHER",))
+    secret, dropped = remarks(chosen)
+    assert "HF_TOKEN, MY_PASSWORD" in secret
+    assert "OTHER; if the script needs some of them, set DL2_ENV=" in dropped
+    many = user_environment({f"V{number:03}": "" for number in range(100)})
+    assert "V011 and 88 more;" in remarks(many)[0]
+    assert remarks(user_environment({"PATH": ""})) == ()

@@ -1,0 +1,111 @@
+"""Which nodes a job may use, by its constraint and by reservations."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dl2d_slurm.eligible_nodes import Eligibility, has_features
+from dl2d_slurm.reservations import Reservation, parse_reservations, reservation_claims
+from dl2d_slurm.sbatch_options import AnchorOptions
+from dl2d_slurm.states import is_node_refused, site_limit
+
+
+@pytest.mark.parametrize(
+    ("features", "expression", "met"),
+    [
+        ({"a100"}, "a100", True),
+        ({"a100"}, "v100", False),
+        ({"a100", "ib"}, "a100&ib", True),
+        ({"a100"}, "a100&ib", False),
+        ({"a100"}, "a100,ib", False),
+        ({"ib"}, "a100|ib", True),
+        ({"x"}, "[rack1|rack2]", False),
+        ({"rack2"}, "[rack1|rack2]", True),
+        ({"rack2"}, "[rack1*2&rack2*4]", False),
+        ({"rack1", "rack2"}, "[rack1*2&rack2*4]", True),
+        ({"ib", "b"}, "ib&(a|b)", True),
+        ({"ib"}, "ib&(a|b)", False),
+        ({"ib"}, "(ib", True),
+        ({"ib"}, "x&", True),
+        (set(), "", True),
+    ],
+)
+def test_constraints(features: set[str], expression: str, met: bool) -> None:
+    assert has_features(features, expression) is met
+
+
+@given(st.text("ab&|,()[]* 2", max_size=20))
+def test_any_constraint_is_read(expression: str) -> None:
+    has_features({"a"}, expression)
+
+
+CPUS = {"n1": 8.0, "n2": 8.0, "n3": 8.0}
+
+
+@pytest.mark.parametrize(
+    ("line", "nodes"),
+    [
+        (
+            "ReservationName=r StartTime=100 EndTime=200 Nodes=n[1-2] CoreCnt=16 Flags=SPEC_NODES TRES=cpu=16",
+            {"n1", "n2"},
+        ),
+        ("ReservationName=r StartTime=100 EndTime=200 Nodes=n[1-2] CoreCnt=2 Flags=SPEC_NODES TRES=cpu=2", None),
+        ("ReservationName=r StartTime=100 EndTime=200 Nodes=(null) Licenses=x:1 Flags= TRES=(null)", None),
+        ("ReservationName=r StartTime=100 EndTime=200 Nodes=n1 Flags=MAGNETIC TRES=cpu=8", None),
+        ("No reservations in the system", None),
+        ("", None),
+    ],
+)
+def test_reservations(line: str, nodes: set[str] | None) -> None:
+    expected = () if nodes is None else (Reservation("r", frozenset(nodes), 100, 200),)
+    assert parse_reservations(f"{line}\n", CPUS) == expected
+
+
+@pytest.mark.parametrize(
+    ("job", "nodes", "reason"),
+    [
+        (AnchorOptions(ends=90), None, ""),
+        (AnchorOptions(ends=150), {"n2", "n3"}, "not those of reservation later"),
+        (AnchorOptions(), {"n2", "n3"}, "not those of reservation later"),
+        (AnchorOptions(ends=90, reservation="later"), set(), "reservation later"),
+        (AnchorOptions(ends=90, reservation="now,later"), {"n2"}, "reservation now,later"),
+        (AnchorOptions(ends=150, reservation="flexible"), {"n2", "n3"}, "not those of reservation later"),
+    ],
+)
+def test_a_job_keeps_out_of_reservations_that_begin_before_its_end(
+    job: AnchorOptions, nodes: set[str] | None, reason: str
+) -> None:
+    later = Reservation("later", frozenset({"n1"}), 100, 200)
+    own = (Reservation(name, frozenset({"n2"}), 10, 60, name == "flexible") for name in ("now", "flexible"))
+    reservations = (later, *(each for each in own if each.name in job.reservations))
+    found = Eligibility(CPUS, {}, {}, reservations, 50.0).of(job)
+    assert (None if found is None else (found.nodes, found.reason)) == (None if nodes is None else (nodes, reason))
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "ReqNodeNotAvail, UnavailableNodes:n3",
+        "ReqNodeNotAvail, May be reserved for other job",
+        "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
+        "PartitionTimeLimit",
+    ],
+)
+def test_reasons_that_are_about_the_node(reason: str) -> None:
+    assert is_node_refused(reason)
+    assert site_limit(reason) is None
+
+
+@pytest.mark.parametrize("reason", ["Resources", "Priority", "None", "", "QOSGrpGRES", "BeginTime", "JobHeldAdmin"])
+def test_reasons_that_are_not_about_the_node(reason: str) -> None:
+    assert not is_node_refused(reason)
+
+
+def test_nodes_of_a_reservation_are_claimed_ten_minutes_before_it_begins() -> None:
+    maintenance = Reservation("maintenance", frozenset({"n1", "n2"}), 1000, 2000)
+    for at, nodes in ((399.0, []), (400.0, ["n1", "n2"]), (999.0, ["n1", "n2"]), (1000.0, [])):
+        found = list(reservation_claims([maintenance], at))
+        assert [claim.eligible for claim in found] == [frozenset({node}) for node in nodes]
+        assert all(claim.standing and claim.whole and claim.nodes == 1 for claim in found)
