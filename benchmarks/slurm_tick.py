@@ -9,9 +9,9 @@ one asks the policy (drf) again. Printed are the median and the maximum of wall 
 time of its children, which with fakes is only that of sed. The budget of a tick is 2 s.
 
 With --real, a private slurmctld and --nodes slurmds on this machine (root; see tests/slurm_cluster.py) run an anchor
-for each job and all tasks, which dl2d's own ticks have started; they sleep. Then as many seconds pass without and with
-ticks, every --poll seconds. Printed are also the seconds of each command's calls, and of both periods the RPCs of sdiag
-with their mean time in slurmctld, and the CPU time of slurmctld.
+for each job and all tasks, which dl2d's own ticks have started; they sleep. Then follow two periods of --ticks times
+--poll seconds, one without ticks and one with a tick every --poll seconds. Printed are also the seconds of each
+command's calls, and of both periods the RPCs of sdiag with their mean time in slurmctld, and the CPU time of slurmctld.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from slurm_fakes import Clock, job_row, node_row
 
 BUDGET_SECONDS = 2.0
 POLL_SECONDS = 15.0
-#: Every so manieth tick decides.
+#: In every fifth tick the policy is asked.
 DECIDING = 5
 DEMAND = Resources.of(cpu=1, memory=50)
 #: In place of the word that ends a record, which is another one in each query.

@@ -19,7 +19,8 @@ from pslite.launch.daemon_http import CERTIFICATE_VARIABLE, certificate_text
 _SECONDS = 30.0
 #: With what other accounts than the daemon's submit and end jobs, by resource manager.
 _OTHER_ACCOUNTS = {"yarn": "`dl2d submit --rm yarn` and `yarn app -stop NAME`", "slurm": "sbatch and scancel"}
-#: For how long a request is repeated that the daemon refuses because of its own start.
+#: For how long a request is repeated while the daemon answers with Retry-After: it has just started, or is asked too
+#: often.
 _START_SECONDS = 30.0
 
 
@@ -122,7 +123,7 @@ class DaemonClient:
 
 
 def repeat_refused(send: Callable[[], httpx2.Response], seconds: float) -> httpx2.Response:
-    """Send a request again for so long while the daemon says after which time to try again; return the last answer."""
+    """Send a request, repeat it for up to ``seconds`` while answers have Retry-After, and return the last answer."""
     end = time.monotonic() + seconds
     while (said := (answer := send()).headers.get("Retry-After")) is not None:
         pause = float(said) if said.isdecimal() else 1.0

@@ -95,6 +95,7 @@ def manager_answers(settings: Settings) -> Iterator[Finding]:
     yield Finding(item, True, text)
     if not capabilities.other_users:
         text = (
-            f"uid {os.geteuid()} may not submit jobs of other users, which root may, and SlurmUser through slurmrestd"
+            f"uid {os.geteuid()} may not submit jobs of other users, so only its own jobs get tasks: run the daemon as "
+            "root, or as SlurmUser with resource_manager.slurm.slurmrestd"
         )
         yield Finding("slurm users", True, text, warning=True)

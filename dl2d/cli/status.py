@@ -15,6 +15,7 @@ from rich.text import Text
 from dl2d.cli.canary_summary import canary_in_force, canary_json, canary_sentence
 from dl2d.cli.daemon_health import DaemonHealth
 from dl2d.cli.job_status_line import JobLine
+from dl2d.cli.job_views_source import job_source
 from dl2d.cli.options import ConfigOption, JsonOption
 from dl2d.cli.output import (
     byte_size,
@@ -27,7 +28,6 @@ from dl2d.cli.output import (
     print_text,
     table,
 )
-from dl2d.cli.store_or_api import job_source
 from dl2d.config.settings import DEFAULT_PATH
 from dl2d.core.cluster import Task
 from dl2d.core.daemon_mode import Mode

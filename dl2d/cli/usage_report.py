@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from dl2d.cli.job_views_source import job_source
 from dl2d.cli.options import ConfigOption, JobArgument, JsonOption
 from dl2d.cli.output import moment, print_json, print_tables, print_text, table
-from dl2d.cli.store_or_api import job_source
 from dl2d.config.settings import DEFAULT_PATH
 from dl2d.core.jobs import Role
 from dl2d.core.store import TaskTime

@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 
 from dl2d.cli.job_status_line import JobLine, allocation_json, as_of_now
+from dl2d.cli.job_views_source import job_source
 from dl2d.cli.options import ConfigOption, JobArgument, JsonOption
 from dl2d.cli.output import duration, moment, print_json, print_text
 from dl2d.cli.recompute_decision import Recomputed, recompute
-from dl2d.cli.store_or_api import job_source
 from dl2d.config.settings import DEFAULT_PATH, Settings
 from dl2d.core.cluster import Task
 from dl2d.core.decision import Constraint, JobDecision, Reason

@@ -34,10 +34,10 @@ from dl2d.core.resource_manager import (
     TaskSpec,
 )
 from dl2d.daemon.address_file import write_address
+from dl2d.daemon.api.answered_heartbeats import AnsweredHeartbeats
 from dl2d.daemon.api.application import create_api
 from dl2d.daemon.api.dependencies import ManagerAccess, Services
 from dl2d.daemon.api.heartbeat import heartbeat_interval
-from dl2d.daemon.api.heartbeat_gaps import AnsweredHeartbeats
 from dl2d.daemon.api.job_admission import Admission
 from dl2d.daemon.api.request_limits import (
     HEARTBEATS_PER_SECOND,

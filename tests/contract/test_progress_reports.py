@@ -1,7 +1,7 @@
 """Contract of all policies: scripts with a loop of their own (MXNet's KVStore) are decided on as any job is.
 
-Such a script reports versions of its weights and how many batches one of them stands for; a job whose loop the runtime
-has (``ElasticJob``) reports epochs and samples per second.
+Such a script reports versions of its weights and how many batches one of them stands for; a job whose loop
+pslite runs (``ElasticJob``) reports epochs and samples per second.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from dl2d.testing.builders import make_nodes
 from dl2d.tick.record import Report
 
 BATCH, SAMPLES, WORKERS = 32, 6400, 2
-#: By job: its model, epochs, versions so far, and versions per second. If each version were one batch, and not one of
-#: each worker, the last job and not the first would have less left.
+#: By job: its model, epochs, versions so far, and versions per second. The order of the jobs by remaining work would
+#: change if a version were counted as one batch instead of one batch of each worker.
 JOBS = (
     ("resnet-50", 50.0, 3000, 1.5),
     ("vgg-16", 8.0, 500, 1.0),

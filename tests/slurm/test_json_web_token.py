@@ -84,7 +84,7 @@ def test_all_who_wait_are_told_of_a_failure_and_scontrol_is_not_asked_by_each(
     assert scontrol.asked.acquire(timeout=60)
     scontrol.fail()
     for each in waiting:
-        with pytest.raises(Unavailable, match=r"Unable to contact slurm controller: asked again in 10 s"):
+        with pytest.raises(Unavailable, match=r"Unable to contact slurm controller: scontrol is asked again in 10 s"):
             each.result()
     assert not scontrol.asked.acquire(blocking=False)
     clock.now += 10

@@ -502,7 +502,7 @@ def test_what_a_refused_token_means_is_said(manager: SlurmManager, slurmrestd: F
     # As slurmrestd 26.05 answers to a ping with a token that slurmctld does not take.
     ping = {**ANSWERS[RELEASES[0]]["ping"][1], "pings": [{"hostname": "vm", "pinged": "DOWN", "responding": False}]}
     slurmrestd.answers["GET ping/"] = [200, ping]
-    with pytest.raises(Unavailable, match=r"no answer of slurmctld, which is down, or .*AuthAltTypes=auth/jwt"):
+    with pytest.raises(Unavailable, match=r"no answer from slurmctld: either that is down, or .*AuthAltTypes=auth/jwt"):
         manager.capabilities()
 
 

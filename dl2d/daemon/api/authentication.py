@@ -57,7 +57,7 @@ class PublicRoute(APIRoute):
         return admitted
 
     def authenticate(self, request: Request) -> bool:
-        """Whether a request shows the credential of this route, which all may call if there is none."""
+        """Whether a request shows the credential of this route; False on a route that needs no credential."""
         del request
         return False
 
@@ -97,7 +97,7 @@ class JobRoute(PublicRoute):
 
 
 class HeartbeatRoute(JobRoute):
-    """The same for heartbeats, of which a job may send so many: its credential is its user's, who may flood with it."""
+    """Route for heartbeats. Their rate is limited for each job, since the job's user can read its credential."""
 
     def admit(self, request: Request) -> None:
         """Refuse a request without the job's credential, and one too many."""

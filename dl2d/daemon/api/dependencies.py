@@ -13,8 +13,8 @@ from dl2d.core.daemon_mode import Mode
 from dl2d.core.errors import Unavailable
 from dl2d.core.policy_registry import SiteStore
 from dl2d.core.resource_manager import Anchor, Capabilities, ResourceManager, RmIdentity, RmListing, TaskSpec
+from dl2d.daemon.api.answered_heartbeats import AnsweredHeartbeats
 from dl2d.daemon.api.heartbeat_deduplication import TakenHeartbeats
-from dl2d.daemon.api.heartbeat_gaps import AnsweredHeartbeats
 from dl2d.daemon.api.job_admission import Admission
 from dl2d.daemon.api.request_limits import MAX_HEARTBEATS, PUBLIC_SECONDS, FairTurns, RateLimiter, UserTurns
 from dl2d.daemon.health import Health
@@ -164,7 +164,8 @@ class Services:
     #: Asks for a tick soon, because something happened that it should see.
     wake: Callable[[], None]
     user_turns: UserTurns
-    #: Turns of addresses in which requests without a job's credential begin, and of jobs and addresses for refusals.
+    #: Turns of requests without a valid credential, and of all refusals: by job if its credential was shown,
+    #: otherwise by address.
     public_turns: FairTurns = field(default_factory=lambda: FairTurns(1, pause=PUBLIC_SECONDS))
     #: Turns of jobs in which their heartbeats are served.
     heartbeat_turns: FairTurns = field(default_factory=lambda: FairTurns(MAX_HEARTBEATS))

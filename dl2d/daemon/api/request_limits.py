@@ -91,9 +91,9 @@ class ConnectionTable:
     def add(self, accepted: _AcceptedSocket) -> bool:
         """Count a connection; false where it is to be closed, since nothing makes way for it.
 
-        The oldest connection without a whole request makes way, or else the oldest one whose request has shown no
-        credential. A connection whose request has shown one and is being answered never does, so nobody who fills an
-        address with connections keeps the coordinators on it from the daemon.
+        The oldest connection on which no request is being answered is closed first, or else the oldest whose request
+        has shown no credential. A connection whose request has shown one and is being answered is never closed, so
+        clients without a credential cannot keep the coordinators of their address from the daemon.
         """
         group = accepted.group
         own = self._groups.get(group, {})
@@ -292,7 +292,9 @@ class RateLimiter:
 
 
 class FairTurns:
-    """Turns of clients, so many at once; those who wait take turns, however many requests each of them has.
+    """Limit on the number of requests that are served at a time, which is fair between clients.
+
+    Clients that wait are served in turn, one request each, however many requests each of them has.
 
     For the thread of the event loop.
 

@@ -18,7 +18,7 @@ log = structlog.get_logger(__name__)
 _SECONDS: Final = 3600
 #: A token is not used any more so long before its end: a call with it takes time, and clocks differ.
 _MARGIN_SECONDS: Final = 120.0
-#: After a failure of scontrol, and after a token that was refused was made, no other is asked for so long.
+#: Shortest time between two requests for a token: after a failure of scontrol, and after a token that is then refused.
 _PAUSE_SECONDS: Final = 10.0
 _PRINTED: Final = re.compile(r"^SLURM_JWT=([!-~]+)$", re.MULTILINE)
 
@@ -62,7 +62,7 @@ class JsonWebToken:
                 if valid:
                     return self._token.text
                 if not self._making:
-                    raise Unavailable(self._problem, said=f"asked again in {self._ask_at - now:.0f} s")
+                    raise Unavailable(self._problem, said=f"scontrol is asked again in {self._ask_at - now:.0f} s")
                 self._changed.wait()
         made, problem = "", "scontrol could not be run"
         try:
@@ -75,7 +75,7 @@ class JsonWebToken:
         return self.get()
 
     def refused(self, token: str) -> None:
-        """Note that slurmrestd or slurmctld refused this token: it is replaced, if it is not quite new."""
+        """Note that slurmrestd or slurmctld refused this token: it is replaced once it is ``_PAUSE_SECONDS`` old."""
         with self._changed:
             if token == self._token.text:
                 end = self._token.made + _PAUSE_SECONDS

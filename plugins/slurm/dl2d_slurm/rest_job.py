@@ -1,6 +1,7 @@
 """A batch job as slurmrestd takes it: fields of ``job_desc_msg`` for options of sbatch, script and environment.
 
-The job is the one that sbatch would submit, or it is refused by the name of what slurmrestd cannot be given.
+The job is the same as sbatch would submit. If that is impossible it is refused, and the message names the option or
+variable that slurmrestd cannot be given.
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ def _no_requeue(value: str) -> bool:
     return False
 
 
-#: Fields of a job by the options of sbatch, with what makes their values of the options'. Those without a field are
-#: about sbatch itself.
+#: By option of sbatch: the field of the job, and the function that converts the option's value. Options without a field
+#: concern sbatch alone.
 _FIELDS: Final[Mapping[str, tuple[str, Callable[[str], object]]]] = {
     "--account": ("account", _text),
     "--chdir": ("current_working_directory", _text),
@@ -149,10 +150,13 @@ def job_description(options: Sequence[str], script: str, environment: Mapping[st
     _check_text("the script", script, re.compile("\0"))
     for name, value in environment.items():
         if not _VARIABLE.fullmatch(name):
-            raise Rejected(f"the variable {name!r} cannot be used with backend: rest")
+            raise Rejected(
+                f"the variable {name!r} cannot be used with backend: rest, where names have letters, digits and _ "
+                "only: unset it, or use backend: command"
+            )
         _check_text(f"the variable {name}", value, _CONTROL)
     fields = job_fields(options)
-    # sbatch tells slurmd its own mask this way, and the job its option.
+    # Set by sbatch, too: the first tells slurmd the mask, the second tells the job its --cpus-per-task.
     variables = {**environment, "SLURM_UMASK": f"{UMASK:04o}"}
     if "cpus_per_task" in fields:
         variables["SLURM_CPUS_PER_TASK"] = str(fields["cpus_per_task"])

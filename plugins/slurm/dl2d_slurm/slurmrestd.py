@@ -62,7 +62,7 @@ class _Reply(msgspec.Struct):
     meta: dict[str, object]
     job_id: int = 0
     errors: tuple[_Error, ...] = ()
-    #: What befell each job that was to be cancelled and was not.
+    #: Errors of the jobs that could not be cancelled.
     status: tuple[_JobStatus, ...] = ()
     #: Of each slurmctld.
     pings: tuple[_Ping, ...] = ()
@@ -71,12 +71,12 @@ class _Reply(msgspec.Struct):
 class RestControl:
     """``JobControl`` by calls of slurmrestd. Thread-safe.
 
-    Each call has a connection of its own, so that nothing but the answer to it is read from it.
+    Each call opens its own connection, so that what is left of another answer is never read.
 
     Parameters
     ----------
     address
-        ``unix:`` and the path of a socket, or a URL.
+        ``unix:`` and the path of a socket, or a URL with ``https:``.
     commands
         Run scontrol, which makes the tokens.
     time_limit
@@ -158,7 +158,9 @@ class RestControl:
             if not any(each.responding for each in reply.pings):
                 hint = _HINTS[httpx2.codes.NETWORK_AUTHENTICATION_REQUIRED]
                 self._token.refused(token)
-                raise Unavailable(f"slurmrestd at {self._address} has no answer of slurmctld, which is down, or {hint}")
+                raise Unavailable(
+                    f"slurmrestd at {self._address} got no answer from slurmctld: either that is down, or {hint}"
+                )
             self._version = version
             return
         raise Unavailable(

@@ -92,6 +92,6 @@ def _check_bytes(what: str, text: str) -> None:
     try:
         held = "a zero byte" if b"\0" in os.fsencode(text) else ""
     except UnicodeEncodeError as error:
-        held = f"a character that is none: {text[error.start]!r}"
+        held = f"an unpaired surrogate, which is no valid character: {text[error.start]!r}"
     if held:
         raise Rejected(f"{what} cannot be passed to sbatch: it holds {held}")

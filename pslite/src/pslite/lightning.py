@@ -34,7 +34,7 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]
     schedule
         of the learning rate, in versions; one of `pslite.torch`.
     device
-        of this worker; unless given a GPU, if there is one and the Trainer's accelerator is not "cpu".
+        of this worker. Default: the first GPU; the CPU if there is none or the Trainer's accelerator is "cpu".
     elastic
         more settings of `pslite.torch.ElasticJob` such as seed, mode, shards and checkpoint.
 

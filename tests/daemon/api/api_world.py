@@ -15,9 +15,9 @@ from tick.world import World
 from dl2d.core.job_request import RequestRules
 from dl2d.core.jobs import JobKey
 from dl2d.core.resource_manager import Anchor
+from dl2d.daemon.api.answered_heartbeats import AnsweredHeartbeats
 from dl2d.daemon.api.application import create_api
 from dl2d.daemon.api.dependencies import ManagerAccess, Services
-from dl2d.daemon.api.heartbeat_gaps import AnsweredHeartbeats
 from dl2d.daemon.api.job_admission import Admission
 from dl2d.daemon.api.request_limits import DEFAULT_LIMITS, ConnectionLimits, RateLimiter, UserTurns
 from dl2d.daemon.api.server import ApiServer

@@ -40,7 +40,7 @@ def examine(job: Job, member: MemberState, now: float) -> Verdict | None:
     if ended is not None and (member.lost or member.channel.channel is None):
         if _ended_well(member, ended):
             return Verdict("its process has ended", well=True)
-        # one that has not come back after a pause of this coordinator has ended by itself, since it was alone
+        # while this coordinator is paused, members end since they cannot reach it: that is no failure of the script
         accident = ended.signal or ended.status == TERMINATED or member.task in job.lenient
         return Verdict(how_it_ended(ended), fatal=not accident)
     if not member.lost:

@@ -218,17 +218,17 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
                                                                                   the state of its members
     spec, began, waiting_reported                                                 members (spec: failover, plans too)
     plan_number, pending, given_up, retry_at, spare, doubted, reports, begun,     plans; failover where members are
-    suspensions                                                                   lost; completion at the end
-    plan                                                                          plans, failover, completion
+    suspensions                                                                   lost; job_completion at the end
+    plan                                                                          plans, failover, job_completion
     dead, losses, reassigned, reassignment, reassignments, failover, failovers,   failover
     lost_servers, new_owners, broken, breaks
     checkpoint, checkpoint_files, rollbacks, rollback_reason                      checkpoint_restore
     returning                                                                     checkpoint_restore, loop (joins)
-    version                                                                       status_report, completion,
-                                                                              checkpoint_restore
+    version                                                                       status_report, job_completion,
+                                                                                  checkpoint_restore
     stalls                                                                        stall_handling
-    digests, digests_requested, result                                            completion
-    state, reason                                                                 plans (running), completion
+    digests, digests_requested, result                                            job_completion
+    state, reason                                                                 plans (running), job_completion
                                                                                   (finished), `Job.end`
     ============================================================================  ===================================
     """

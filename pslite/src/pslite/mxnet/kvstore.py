@@ -44,7 +44,7 @@ ONE_TRAINER = (
 )
 
 #: what to do about keys that are not pushed: from the first step on, and later
-_NEVER_PUSHED = "name keys that are never pushed by kvstore.freeze(...)"
+_NEVER_PUSHED = "pass the keys that are never pushed to kvstore.freeze(...) before the first step"
 _FROZEN_LATER = (
     "keys that the first step has pushed cannot be frozen (grad_req='null') later in the same job: save the "
     "parameters, and go on with them in another job"
@@ -206,7 +206,9 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
 
     def _not_started(self, what: str) -> None:
         if self._started:
-            raise UsageError(f"{what} is too late: the first step has fixed the job's keys; give it before that")
+            raise UsageError(
+                f"{what} comes too late: the first step has fixed the job's description; do it before that step"
+            )
 
     # --- steps ----------------------------------------------------------------------------------------------------
 

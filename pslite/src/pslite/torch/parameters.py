@@ -144,7 +144,7 @@ class ParameterLayout:
                 if parameter.device != view.device or parameter.dtype != view.dtype:
                     raise UsageError(
                         f"a parameter was on {view.device} as {view.dtype} when ElasticJob was created, and is on "
-                        f"{parameter.device} as {parameter.dtype} now: move and convert the model before"
+                        f"{parameter.device} as {parameter.dtype} now: move and convert the model before that"
                     )
                 parameter.data = view
         torch.clear_autocast_cache()  # a loop under torch.autocast as a whole would go on with casts of the old weights

@@ -1,4 +1,4 @@
-"""Continuity of heartbeats: since when each coordinator was answered without a gap, so that it knows its members."""
+"""Answered heartbeats: since when each coordinator was answered without a gap, so that it knows its members."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ class ApiViews:
                 key, _, problem = text.partition(": ")
                 return RequestError(key, problem)
             case 429:
-                return Unavailable(f"the daemon at {self._url} has refused this for {_BUSY_SECONDS:g} s: {text}")
+                return Unavailable(f"the daemon at {self._url} refused this, repeated for {_BUSY_SECONDS:g} s: {text}")
             case 503:
                 return Unavailable(text)
             case _:
