@@ -44,7 +44,11 @@ _STATUS: tuple[tuple[type[Dl2dError], int], ...] = (
 
 def create_api(services: Services) -> FastAPI:
     """Build the application."""
-    api = FastAPI(title="dl2d job API", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    # No redirects: the router would answer them at once, without a turn.
+    api = FastAPI(
+        title="dl2d job API", version=__version__, docs_url=None, redoc_url=None, openapi_url=None,
+        redirect_slashes=False,
+    )  # fmt: skip
     api.state.services = services
     api.state.submitting = threading.Lock()
     for router in ROUTERS:

@@ -171,6 +171,7 @@ async def take_turn(request: Request) -> None:
         request.state.had_turn = True
         connection = connection_of(request)
         client = request.path_params.get("slug", "") if connection.authenticated else address_of(request)
+        connection.authenticated = False  # it is refused: a connection that waits for that may be closed
         async with _services(request).public_turns.turn(client, connection):
             pass
 

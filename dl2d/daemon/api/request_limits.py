@@ -91,8 +91,7 @@ class ConnectionTable:
     def add(self, accepted: _AcceptedSocket) -> bool:
         """Count a connection; false where it is to be closed, since nothing makes way for it.
 
-        The oldest connection on which no request is being answered is closed first, or else the oldest whose request
-        has shown no credential. A connection whose request has shown one and is being answered is never closed, so
+        The oldest connection is closed on which no request that has shown a valid credential is being served. So
         clients without a credential cannot keep the coordinators of their address from the daemon.
         """
         group = accepted.group
@@ -130,17 +129,14 @@ class ConnectionTable:
 
 def _make_way(connections: dict[int, _AcceptedSocket]) -> bool:
     """Close the first of some connections that may be closed."""
-    waiting = None
+    # By age alone: if those came first on which nothing is served yet, clients whose requests wait could have the
+    # connection of a coordinator closed that has just been opened.
     for accepted in connections.values():
         connection = accepted.connection
-        if connection is None or not connection.in_work:
+        if connection is None or not (connection.in_work and connection.authenticated):
             accepted.abort()
             return True
-        if waiting is None and not connection.authenticated:
-            waiting = accepted
-    if waiting is not None:
-        waiting.abort()
-    return waiting is not None
+    return False
 
 
 class ListeningSocket(socket.socket):
@@ -318,7 +314,7 @@ class FairTurns:
 
     def waiting(self, client: str) -> int:
         """How many requests of a client wait."""
-        return len(self._waiting.get(client, ()))
+        return sum(not each.done() for each in self._waiting.get(client, ()))
 
     @contextlib.asynccontextmanager
     async def turn(self, client: str, connection: Connection) -> AsyncIterator[None]:

@@ -31,7 +31,7 @@ _FIELDS: Final = (
 _TASK_NAME: Final = re.compile(r"dl2-.+-(worker|ps)-[0-9]+")
 #: States of the jobs that are asked for: without any, sacct leaves out those that were held while they ran, which have
 #: no eligible time. The earlier run of a requeued job (RQ) tells nothing of an end.
-_STATES: Final = "BF,CA,CD,DL,F,NF,OOM,PD,PR,R,S,TO"
+_STATES: Final = "BF,CA,CD,DL,F,NF,OOM,PD,PR,R,RV,S,TO"
 _NO_ACCOUNTING: Final = re.compile(r"storage is disabled|sacct is not installed")
 #: The clocks of slurmctld and the daemon may differ by this much.
 _CLOCK_SECONDS: Final = 10.0

@@ -146,7 +146,7 @@ class RestControl:
         """See ``JobControl``."""
         self._client.close()
 
-    def _find_version(self, token: str) -> None:
+    def _find_version(self, token: str) -> str:
         for version in VERSIONS:
             status, body = self._call(token, "GET", f"/slurm/{version}/ping/", "ping")
             if status == httpx2.codes.NOT_FOUND:
@@ -162,7 +162,7 @@ class RestControl:
                     f"slurmrestd at {self._address} got no answer from slurmctld: either that is down, or {hint}"
                 )
             self._version = version
-            return
+            return version
         raise Unavailable(
             f"slurmrestd at {self._address} has none of the APIs {VERSIONS[0]} to {VERSIONS[-1]}, those of Slurm 24.11 "
             "to 26.05; use backend: command",
@@ -173,9 +173,8 @@ class RestControl:
         """The answer to a call, and the errors in it."""
         token = self._token.get()
         with self._deadline.within(self._time_limit):
-            if not self._version:
-                self._find_version(token)
-            status, text = self._call(token, method, f"/slurm/{self._version}/{path}", path.strip("/"), body)
+            version = self._version or self._find_version(token)
+            status, text = self._call(token, method, f"/slurm/{version}/{path}", path.strip("/"), body)
         return self._read(status, text)
 
     def _read(self, status: int, body: bytes) -> tuple[_Reply, str]:

@@ -188,6 +188,52 @@ def test_heartbeats_are_answered_where_one_address_holds_all_its_connections(mak
         opened.set()
 
 
+def test_a_heartbeat_that_is_still_arriving_does_not_make_way_for_requests_that_wait(make_world):
+    world = make_world(limits=ConnectionLimits(per_address=4))
+    job = world.submit()
+    opened = threading.Event()
+    world.manager.authenticate_user = lambda *_: opened.wait(60) and 0
+    body = b'{"address": "host:1", "state": "waiting"}'
+    head = f"POST /v1/jobs/{job.slug}/heartbeat HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head += f"Authorization: Bearer {world.credentials.for_job(job)}\r\nContent-Length: {len(body)}\r\n\r\n"
+    world.client.close()
+    with ExitStack() as clients:
+        waiting = [clients.enter_context(socket.create_connection(world.server.address)) for _ in range(3)]
+        for channel in waiting:
+            channel.sendall(b"GET /v1/status HTTP/1.1\r\nHost: x\r\nAuthorization: Munge x\r\n\r\n")
+        coordinator = clients.enter_context(socket.create_connection(world.server.address))
+        coordinator.sendall(head.encode())
+        clients.enter_context(socket.create_connection(world.server.address))
+        assert ended(waiting[0])
+        coordinator.sendall(body)
+        assert coordinator.recv(100).startswith(b"HTTP/1.1 200")
+        opened.set()
+
+
+def test_heartbeats_that_are_refused_make_way(make_world, monkeypatch):
+    """A job may hold no connections of its address by sending more heartbeats than it may."""
+    monkeypatch.setattr("dl2d.daemon.api.dependencies.PUBLIC_SECONDS", 60.0)
+    world = make_world(limits=ConnectionLimits(per_address=3), beat_burst=1)
+    job, other = world.submit(), world.submit()
+    assert world.heartbeat(job).status_code == 200
+    assert world.heartbeat(job).status_code == 429  # has its turn; the next ones wait for theirs
+    world.client.close()
+    body = b'{"address": "host:1", "state": "waiting"}'
+    head = f"POST /v1/jobs/{job.slug}/heartbeat HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head += f"Authorization: Bearer {world.credentials.for_job(job)}\r\nContent-Length: {len(body)}\r\n\r\n"
+    with ExitStack() as clients:
+        refused = [clients.enter_context(socket.create_connection(world.server.address)) for _ in range(3)]
+        for channel in refused:
+            channel.sendall(head.encode() + body)
+        world.client = httpx2.Client(base_url=world.api_url, timeout=30, trust_env=False)
+        assert world.heartbeat(other).status_code == 200
+        assert ended(refused[0])
+
+
+def test_no_path_is_answered_with_a_redirect(make_world):
+    assert make_world().client.get("/v1/health/").status_code == 404
+
+
 def test_a_heartbeat_that_is_being_answered_never_makes_way(make_world, monkeypatch):
     world = make_world(limits=ConnectionLimits(per_address=3))
     job = world.submit()

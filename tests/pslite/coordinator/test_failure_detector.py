@@ -104,6 +104,16 @@ def test_members_have_a_lease_to_come_back_after_a_pause_of_the_coordinator():
     assert examine(a_job, member, LATER + 9.9) == UNSEEN
 
 
+def test_a_member_whose_connection_has_lasted_through_a_pause_is_judged_as_before_when_the_lease_is_over(monkeypatch):
+    a_job, _ = job(["worker-0", "ps-0"], plan=("worker-0", "ps-0"))
+    member = a_job.state.members["worker-0"]
+    be_lenient(a_job, LATER)
+    for seconds, lenient in ((9.9, True), (10.1, False)):
+        monkeypatch.setattr("time.monotonic", lambda now=LATER + seconds: now)
+        heard(a_job, member)
+        assert (member.task in a_job.lenient) is lenient
+
+
 def test_only_the_first_silence_of_a_plan_member_changes_the_job_and_others_do_its_work():
     a_job, lines = job(["worker-0", "worker-1", "ps-0"], plan=("worker-0", "worker-1", "ps-0"))
     state = a_job.state

@@ -57,3 +57,5 @@ def test_without_a_list_the_gpus_are_those_of_the_driver(tmp_path):
         (tmp_path / address).mkdir()
     assert visible_gpus({}, tmp_path) == ["0", "1"]
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": "1"}, tmp_path) == ["1"]
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "1,0,"}, tmp_path) == ["1", "0"]
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "1,-1,0"}, tmp_path) == ["1"]

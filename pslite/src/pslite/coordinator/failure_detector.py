@@ -79,6 +79,7 @@ def take_back(job: Job, member: MemberState) -> None:
 def heard(job: Job, member: MemberState) -> None:
     """A member has sent a message: one that was taken back knows so, and has died when it is lost once more."""
     member.heard = time.monotonic()
-    if member.task in job.reconnected:
+    # one whose connection has lasted through the pause does not connect again
+    if member.task in job.reconnected or member.heard >= job.lenient_until:
         job.reconnected.discard(member.task)
         job.lenient -= {member.task}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +24,9 @@ def visible_gpus(environ: Mapping[str, str], driver: Path = _DRIVER) -> list[str
     listed = environ.get(VISIBLE)
     if listed is None:
         return [str(index) for index in range(len([*driver.iterdir()]))] if driver.is_dir() else []
-    return [] if listed.strip() in _NONE else [name.strip() for name in listed.split(",")]
+    names = [] if listed.strip() in _NONE else [name.strip() for name in listed.split(",")]
+    # CUDA ignores what follows a name that is no device
+    return list(itertools.takewhile(lambda name: name and not name.startswith("-"), names))
 
 
 class Gpus:
