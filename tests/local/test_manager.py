@@ -21,7 +21,7 @@ from structlog.testing import capture_logs
 from dl2d.core.cluster import NodeState
 from dl2d.core.errors import AlreadyRunning, ConfigError, Denied, Rejected, Unavailable
 from dl2d.core.jobs import JobKey, Launch, Role
-from dl2d.core.resource_manager import RmJobState, TaskSpec
+from dl2d.core.resource_manager import RmJob, RmJobState, TaskSpec
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.local import task_supervisor
 from dl2d.local.manager import create
@@ -475,10 +475,12 @@ def test_a_daemon_killed_at_any_moment_of_a_start_loses_and_doubles_nothing(loca
             finally:
                 daemon.kill()
         local.manager = local.open()
-        local.wait_until(lambda: settled(local), "an answer for each record")
-        running = [job for job in local.manager.listing().jobs if job.state is RmJobState.RUNNING]
-        # One supervisor and one program each, as soon as the last has run its exec.
-        wait_for_programs(local, len(running))
+        # One supervisor and one program each, as soon as the last has run its exec: also of a child of the daemon that
+        # had not become a supervisor yet when the daemon was killed.
+        local.wait_until(
+            lambda: settled(local) and has_programs(local, len(running_jobs(local))), "an answer for each record"
+        )
+        running = running_jobs(local)
         local.manager.stop([job.identity for job in running], 0)
         for job in running:
             local.wait_for_end(job.handle)
@@ -503,10 +505,13 @@ def settled(local: LocalHarness) -> bool:
     return not pending & living
 
 
-def wait_for_programs(local: LocalHarness, count: int) -> None:
-    local.wait_until(
-        lambda: len(local.supervisors()) == len(mains(local)) == count, "one supervisor and one program per task"
-    )
+def running_jobs(local: LocalHarness) -> list[RmJob]:
+    return [job for job in local.manager.listing().jobs if job.state is RmJobState.RUNNING]
+
+
+def has_programs(local: LocalHarness, count: int) -> bool:
+    """Whether there are so many supervisors, each with one program."""
+    return len(local.supervisors()) == len(mains(local)) == count
 
 
 def mains(local: LocalHarness) -> list[int]:
