@@ -124,6 +124,7 @@ def yarn(directory: Path) -> Iterator[Site]:
             yarn,
             marks=[
                 pytest.mark.yarn,
+                pytest.mark.nightly,
                 pytest.mark.skipif(bool(yarn_cluster.why_not()), reason=yarn_cluster.why_not() or "YARN is there"),
             ],
         ),

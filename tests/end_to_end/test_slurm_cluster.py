@@ -301,6 +301,7 @@ def test_a_job_trains_where_its_partition_and_reservations_allow_it_as_long_as_i
         cluster.run("scontrol", "delete", "reservationname=root-only")
 
 
+@pytest.mark.nightly
 def test_an_elastic_job_leaves_the_nodes_of_a_reservation_before_it_begins(
     cluster: SlurmCluster, alice: User, daemon: DaemonProcess, gate: Path
 ) -> None:

@@ -154,6 +154,7 @@ def test_a_service_that_its_user_posts_with_a_packed_environment(
     daemon.wait_until_gone(job.key, "posted")
 
 
+@pytest.mark.nightly
 def test_a_job_trains_while_the_resource_manager_is_killed_and_restarted(daemon: YarnDaemon, gate: Path) -> None:
     key = daemon.train("through", *FAST, epochs=12, gate=gate, max_workers=2, max_ps=1)
     daemon.wait_until(lambda: daemon.confirmed(key) == (2, 1), "the job trains")

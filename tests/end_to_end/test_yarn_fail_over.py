@@ -163,7 +163,7 @@ def test_a_job_trains_through_a_fail_over_and_is_resized_after_it(cluster: YarnC
         daemon.wait_until(lambda: unharmed() and "no ResourceManager answers" in daemon.said(), "a tick fails")
         epoch = daemon.job(first).progress.epoch
         daemon.wait_until(lambda: unharmed() and role(cluster, standby) == "ACTIVE", "the standby has taken over")
-        assert daemon.job(first).progress.epoch > epoch
+        daemon.wait_until(lambda: unharmed() and daemon.job(first).progress.epoch > epoch, "the first job trains on")
         daemon.wait_until(
             lambda: unharmed() and '"event": "tick failed' not in daemon.said(3), "ticks are complete again"
         )

@@ -47,6 +47,7 @@ def app(daemon: YarnDaemon, job: str) -> dict[str, Any]:
     return next(app for app in daemon.apps() if app["id"] == f"application_{job}")
 
 
+@pytest.mark.nightly
 def test_applications_are_recorded_and_not_changed(daemon: YarnDaemon) -> None:
     # A node has room for one of these containers.
     demand = {"cpu": 2, "memory": 5120, "gpu": 1}

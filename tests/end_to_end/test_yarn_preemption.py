@@ -55,6 +55,7 @@ def app(daemon: YarnDaemon, part: str) -> dict[str, Any]:
     return next(app for app in daemon.apps() if part in (app["id"].removeprefix("application_"), app["name"]))
 
 
+@pytest.mark.nightly
 def test_preempted_workers_are_an_ordinary_resize(daemon: YarnDaemon, tmp_path: Path) -> None:
     gate = tmp_path / "hold-job"
     gate.touch()
