@@ -59,7 +59,8 @@ def test_two_jobs_share_the_nodes_and_end_with_the_weights_of_a_static_run(clust
     cluster.wait_for_end(second)
     cluster.wait_until(lambda: cluster.confirmed(first) == (4, 4), "the first job has grown again")
     gate.unlink()
-    cluster.ended(first)
+    for key in (first, second):
+        cluster.ended(key)
     want = cluster.static_digest("--optimizer", "momentum", epochs=30)
     for key in (first, second):
         job = cluster.job(key)
