@@ -15,7 +15,7 @@ from dl2d.core.input_validation import Text
 from dl2d.core.resource_manager import StaticJob
 from dl2d.core.resources import Resources
 from dl2d.core.static_job_rule import SIZE, StaticJobRule, Words
-from dl2d_slurm.output_fields import owner_of, present
+from dl2d_slurm.output_fields import owner_of, present, time_span
 
 #: What is asked of squeue beside the rest where there are rules.
 WATCH_FIELDS: Final = (
@@ -79,13 +79,7 @@ def limit_seconds(text: str) -> float | None:
     match = _LIMIT.fullmatch(text)
     if match is None:
         return None
-    days, *rest = match.groups()
-    numbers = [int(part) for part in rest if part is not None]
-    if days is None and len(numbers) < 3:
-        numbers = [0, *numbers] if len(numbers) == 2 else [0, numbers[0], 0]
-    numbers += [0] * (3 - len(numbers))
-    hours, minutes, seconds = numbers
-    total = 86_400.0 * int(days or 0) + 3600.0 * hours + 60.0 * minutes + seconds
+    total = float(time_span(*match.groups()))
     return total if 0 < total < _YEAR else None
 
 

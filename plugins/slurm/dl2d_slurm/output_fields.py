@@ -33,6 +33,18 @@ def owner_of(record: Mapping[str, str]) -> Owner | None:
     )
 
 
+def time_span(days: str | None, *parts: str | None) -> int:
+    """Seconds of a time span as Slurm reads and writes it, from its numbers; those that it does not have are None.
+
+    ``parts`` are minutes, minutes and seconds, or hours, minutes and seconds; after days hours come first.
+    """
+    numbers = [int(part) for part in parts if part is not None]
+    if days is None and len(numbers) < 3:
+        numbers.insert(0, 0)
+    hours, minutes, seconds = (*numbers, 0, 0)[:3]
+    return int(days or 0) * 86_400 + hours * 3600 + minutes * 60 + seconds
+
+
 def has_whole_nodes(record: Mapping[str, str]) -> bool:
     """Whether a job gets whole nodes, by a record of squeue with ``WHOLE_NODE_FIELDS``."""
     if record["Exclusive"]:

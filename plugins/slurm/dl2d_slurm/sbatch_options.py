@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from dl2d.core.errors import Rejected
-from dl2d_slurm.output_fields import WHOLE_NODE_FIELDS, present, seconds
+from dl2d_slurm.output_fields import WHOLE_NODE_FIELDS, present, seconds, time_span
 
 #: Fields of squeue with these options, beside ``EndTime``; the last two are free text.
 ANCHOR_FIELDS: Final = ("Partition", "Nice", "Reservation", "Account", "QOS", "Feature", "WCKey")
@@ -107,14 +107,7 @@ def time_limit_minutes(text: str) -> int | None:
     match = _TIME_LIMIT.fullmatch(text)
     if match is None or len(text) > 40:
         raise ValueError(f"expected a time such as 90, 1:30:00 or 2-12:00:00, got {text!r}")
-    days, *rest = match.groups()
-    numbers = [int(part) for part in rest if part is not None]
-    # Minutes, minutes and seconds, or all three; after days, hours come first.
-    if days is None and len(numbers) < 3:
-        numbers.insert(0, 0)
-    hours, minutes, seconds = (*numbers, 0, 0)[:3]
-    total = int(days or 0) * 86_400 + hours * 3600 + minutes * 60 + seconds
-    return -(-total // 60) or None
+    return -(-time_span(*match.groups()) // 60) or None
 
 
 def refuse_options(record: Mapping[str, str], script: str, *, exclusive: bool) -> None:
