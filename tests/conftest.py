@@ -46,16 +46,13 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         reporter.write_line("Debian's packages for these tests: sudo make test-deps")
 
 
-#: Time limit of a test that names none, seconds: that of pyproject.toml.
-USUAL_LIMIT = 900
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the tests that may take longer than others: else one of them may run alone at the end."""
+    usual = float(config.getini("timeout"))
 
     def limit(item: pytest.Item) -> float:
         mark = item.get_closest_marker("timeout")
-        return max(mark.args[0], USUAL_LIMIT) if mark is not None and mark.args else USUAL_LIMIT
+        return usual if mark is None else max(mark.args[0], usual)
 
     items.sort(key=limit, reverse=True)
 

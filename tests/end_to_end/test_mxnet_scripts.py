@@ -23,6 +23,11 @@ EPOCHS = 16
 #: The script of which a step's indices are logged, the samples that it uses, and its batch.
 WORKER = Path(__file__).parents[1] / "pslite" / "mxnet_worker.py"
 SPLIT_SAMPLES, SPLIT_BATCH = 800, 20
+#: What both jobs ask for.
+PLACES = {
+    "worker": {"cpu": 1, "places": 1}, "ps": {"cpu": 1, "servers": 1}, "max_workers": 8, "max_ps": 8, "min_ps": 1,
+    "durability": "durable",
+}  # fmt: skip
 
 pytestmark = pytest.mark.slow
 
@@ -91,6 +96,16 @@ class Site(LocalCluster):
         self.wait_until(lambda: task not in {each.id for each in self.tasks(job, live=True)}, f"{task} is gone")
         self.wait_for_size(job, *size)
 
+    def resize_and_kill(self, job: JobKey) -> None:
+        """Resize the job from 2 workers and a server to 3 and 2, and kill one task of each role and the coordinator."""
+        self.wait_for_size(job, 2, 1)
+        self.resize(job, 3, 1)
+        self.kill_task(job, "worker-1")
+        self.resize(job, 1, 1)
+        self.resize(job, 3, 2)
+        self.kill_task(job, "ps-1")
+        self.kill_coordinator(job)
+
     def shown(self, command: str, job: JobKey) -> str:
         """What ``dl2d`` prints for the job."""
         arguments = [BIN / "dl2d", *command.split(), job.id, "--config", self.config]
@@ -127,19 +142,16 @@ def test_an_unmodified_script_ends_with_all_its_checkpoints_and_stocks_accuracy(
         return [python, str(SCRIPTS / f"{name}.py"), f"--data={file}", f"--out={out}", f"--epochs={EPOCHS}"]
 
     request = {
-        "name": name, "model": "other", "epochs": EPOCHS, "samples_per_epoch": 1200, "batch": 50,
-        "worker": {"cpu": 1, "places": 1}, "ps": {"cpu": 1, "servers": 1}, "max_workers": 8, "max_ps": 8,
-        "durability": "durable", "min_ps": 1,
-    }  # fmt: skip
+        "name": name,
+        "model": "other",
+        "epochs": EPOCHS,
+        "samples_per_epoch": 1200,
+        "batch": 50,
+        **PLACES,
+    }
     ours = tmp_path / "ours"
     job = site.submit(request, [*command(ours), f"--slow={slow}"], **environ(PATH=f"{BIN}:{os.environ['PATH']}"))
-    site.wait_for_size(job, 2, 1)
-    site.resize(job, 3, 1)
-    site.kill_task(job, "worker-1")
-    site.resize(job, 1, 1)
-    site.resize(job, 3, 2)
-    site.kill_task(job, "ps-1")
-    site.kill_coordinator(job)
+    site.resize_and_kill(job)
     progress = site.job(job).progress
     # 1,200 samples in parts of two workers are 12 steps of 50 each
     assert progress.epoch == pytest.approx(progress.version / 12)
@@ -176,18 +188,15 @@ def test_with_the_split_of_one_line_each_sample_is_used_once_in_each_epoch(
         f"--log={log}",
     ]  # fmt: skip
     request = {
-        "name": "split", "model": "other", "epochs": epochs, "samples_per_epoch": SPLIT_SAMPLES, "batch": SPLIT_BATCH,
-        "worker": {"cpu": 1, "places": 1}, "ps": {"cpu": 1, "servers": 1}, "max_workers": 8, "max_ps": 8,
-        "durability": "durable", "min_ps": 1,
-    }  # fmt: skip
+        "name": "split",
+        "model": "other",
+        "epochs": epochs,
+        "samples_per_epoch": SPLIT_SAMPLES,
+        "batch": SPLIT_BATCH,
+        **PLACES,
+    }
     job = site.submit(request, command, **environ(PATH=f"{BIN}:{os.environ['PATH']}"))
-    site.wait_for_size(job, 2, 1)
-    site.resize(job, 3, 1)
-    site.kill_task(job, "worker-1")
-    site.resize(job, 1, 1)
-    site.resize(job, 3, 2)
-    site.kill_task(job, "ps-1")
-    site.kill_coordinator(job)
+    site.resize_and_kill(job)
     ended = site.ended(job)
     assert ended.state is JobState.FINISHED, ended.end_reason
     assert ended.progress.epoch == epochs

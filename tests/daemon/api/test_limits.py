@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from self_signed import self_signed
 
 from dl2d.core.errors import Denied
-from dl2d.core.jobs import JobState
+from dl2d.core.jobs import JobKey, JobState
 from dl2d.daemon.api import server as api_server
 from dl2d.daemon.api.request_limits import (
     ConnectionLimits,
@@ -53,11 +53,23 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return self_signed(tmp_path_factory.mktemp("certificate"))
 
 
+def head_of(path: str, *headers: str) -> bytes:
+    return "\r\n".join(
+        [f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", *headers, "", ""]
+    ).encode()
+
+
+def beat_of(world: ApiWorld, job: JobKey) -> tuple[bytes, bytes]:
+    """Head and body of a heartbeat, as they are sent."""
+    body = b'{"address": "host:1", "state": "waiting"}'
+    credential = f"Authorization: Bearer {world.credentials.for_job(job)}"
+    return head_of(f"/v1/jobs/{job.slug}/heartbeat", credential, f"Content-Length: {len(body)}"), body
+
+
 def send(world: ApiWorld, path: str, *headers: str, body: bytes = b"") -> bytes:
     """The answer to a request whose head and body are sent as they are; the connection is left open after them."""
     with socket.create_connection(world.server.address, timeout=20) as channel:
-        head = [f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", *headers]
-        channel.sendall(("\r\n".join(head) + "\r\n\r\n").encode() + body)
+        channel.sendall(head_of(path, *headers) + body)
         answer = b""
         while b"}" not in answer and (more := channel.recv(65536)):
             answer += more
@@ -193,16 +205,14 @@ def test_a_heartbeat_that_is_still_arriving_does_not_make_way_for_requests_that_
     job = world.submit()
     opened = threading.Event()
     world.manager.authenticate_user = lambda *_: opened.wait(60) and 0
-    body = b'{"address": "host:1", "state": "waiting"}'
-    head = f"POST /v1/jobs/{job.slug}/heartbeat HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-    head += f"Authorization: Bearer {world.credentials.for_job(job)}\r\nContent-Length: {len(body)}\r\n\r\n"
+    head, body = beat_of(world, job)
     world.client.close()
     with ExitStack() as clients:
         waiting = [clients.enter_context(socket.create_connection(world.server.address)) for _ in range(3)]
         for channel in waiting:
             channel.sendall(b"GET /v1/status HTTP/1.1\r\nHost: x\r\nAuthorization: Munge x\r\n\r\n")
         coordinator = clients.enter_context(socket.create_connection(world.server.address))
-        coordinator.sendall(head.encode())
+        coordinator.sendall(head)
         clients.enter_context(socket.create_connection(world.server.address))
         assert ended(waiting[0])
         coordinator.sendall(body)
@@ -218,13 +228,11 @@ def test_heartbeats_that_are_refused_make_way(make_world, monkeypatch):
     assert world.heartbeat(job).status_code == 200
     assert world.heartbeat(job).status_code == 429  # has its turn; the next ones wait for theirs
     world.client.close()
-    body = b'{"address": "host:1", "state": "waiting"}'
-    head = f"POST /v1/jobs/{job.slug}/heartbeat HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-    head += f"Authorization: Bearer {world.credentials.for_job(job)}\r\nContent-Length: {len(body)}\r\n\r\n"
+    head, body = beat_of(world, job)
     with ExitStack() as clients:
         refused = [clients.enter_context(socket.create_connection(world.server.address)) for _ in range(3)]
         for channel in refused:
-            channel.sendall(head.encode() + body)
+            channel.sendall(head + body)
         world.client = httpx2.Client(base_url=world.api_url, timeout=30, trust_env=False)
         assert world.heartbeat(other).status_code == 200
         assert ended(refused[0])
