@@ -169,10 +169,12 @@ async def take_turn(request: Request) -> None:
     """
     if not getattr(request.state, "had_turn", False):
         request.state.had_turn = True
-        connection = connection_of(request)
-        client = request.path_params.get("slug", "") if connection.authenticated else address_of(request)
+        connection, services = connection_of(request), _services(request)
+        turns, client = services.public_turns, address_of(request)
+        if connection.authenticated:
+            turns, client = services.refusal_turns, request.path_params.get("slug", "")
         connection.authenticated = False  # it is refused: a connection that waits for that may be closed
-        async with _services(request).public_turns.turn(client, connection):
+        async with turns.turn(client, connection):
             pass
 
 

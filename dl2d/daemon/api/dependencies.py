@@ -164,9 +164,11 @@ class Services:
     #: Asks for a tick soon, because something happened that it should see.
     wake: Callable[[], None]
     user_turns: UserTurns
-    #: Turns of requests without a valid credential, and of all refusals: by job if its credential was shown,
-    #: otherwise by address.
+    #: Turns of requests without a valid credential, by address.
     public_turns: FairTurns = field(default_factory=lambda: FairTurns(1, pause=PUBLIC_SECONDS))
+    #: Turns of refusals of requests with one, by job. While the store is away, the heartbeats of all jobs are refused:
+    #: whoever asks for the daemon's health is not to wait for them.
+    refusal_turns: FairTurns = field(default_factory=lambda: FairTurns(1, pause=PUBLIC_SECONDS))
     #: Turns of jobs in which their heartbeats are served.
     heartbeat_turns: FairTurns = field(default_factory=lambda: FairTurns(MAX_HEARTBEATS))
     #: Names of users who see the jobs of all users, besides root and the daemon's account.

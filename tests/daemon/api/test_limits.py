@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from self_signed import self_signed
 
-from dl2d.core.errors import Denied
+from dl2d.core.errors import Denied, StoreUnavailable
 from dl2d.core.jobs import JobKey, JobState
 from dl2d.daemon.api import server as api_server
 from dl2d.daemon.api.request_limits import (
@@ -236,6 +236,24 @@ def test_heartbeats_that_are_refused_make_way(make_world, monkeypatch):
         world.client = httpx2.Client(base_url=world.api_url, timeout=30, trust_env=False)
         assert world.heartbeat(other).status_code == 200
         assert ended(refused[0])
+
+
+def test_health_does_not_wait_for_refusals_of_jobs_while_the_store_is_away(make_world, monkeypatch):
+    monkeypatch.setattr("dl2d.daemon.api.dependencies.PUBLIC_SECONDS", 60.0)
+    world = make_world()
+    first, *others = [world.submit() for _ in range(4)]
+
+    def away(*_: object) -> None:
+        raise StoreUnavailable("the database does not answer")
+
+    monkeypatch.setattr(world.store, "job", away)
+    monkeypatch.setattr(world.store, "last_slot_number", away)
+    assert world.heartbeat(first).status_code == 503
+    with ExitStack() as clients:
+        for job in others:  # the turn of each comes a minute after the one before
+            clients.enter_context(socket.create_connection(world.server.address)).sendall(b"".join(beat_of(world, job)))
+        answer = world.client.get("/v1/health")
+        assert (answer.status_code, answer.json()["slot"]) == (200, None)
 
 
 def test_no_path_is_answered_with_a_redirect(make_world):
