@@ -42,6 +42,7 @@ from statistics import median, quantiles
 import structlog
 from harness import options_of, show
 
+from dl2d.core.credentials import Credentials
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.errors import Denied
 from dl2d.core.job_request import RequestRules
@@ -57,7 +58,7 @@ from dl2d.store import schema
 from dl2d.store.sql_store import SqlStore
 from dl2d.testing import MemoryManager
 from dl2d.testing.builders import make_job
-from dl2d.tick.task_specs import Credentials, TaskSpecs
+from dl2d.tick.task_specs import TaskSpecs
 
 LOADS = ["status", "one-user", "forged", "health", "unknown", "wrong-credential", "reconnect", "flood"]
 CREDENTIALS = Credentials(b"k" * 32)

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from harness import options_of, show
 
 from dl2d.core.cluster import Node
+from dl2d.core.credentials import Credentials
 from dl2d.core.jobs import Architecture, Job, JobKey, JobRequest, JobState, Launch, Owner, Progress
 from dl2d.core.resource_manager import Claim, RmJob, RmJobState, RmListing, Yields
 from dl2d.core.resources import Resources
@@ -30,7 +31,7 @@ from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
 from dl2d.simulation.in_memory_manager import MemoryManager
 from dl2d.simulation.in_memory_store import MemoryStore
-from dl2d.tick.task_specs import Credentials, TaskSpecs
+from dl2d.tick.task_specs import TaskSpecs
 from dl2d.tick.tick import tick
 from dl2d.tick.tick_context import Context, Deciders, GuardRules, Timeouts
 from dl2d.tick.tick_state import TickState

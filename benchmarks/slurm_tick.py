@@ -33,6 +33,7 @@ import structlog
 from harness import options_of, show
 
 from dl2d.core.cluster import TaskState
+from dl2d.core.credentials import Credentials
 from dl2d.core.jobs import Job, JobKey, JobRequest, JobState, Launch, Owner, Progress, Role
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, TaskChange
@@ -42,7 +43,7 @@ from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.store import schema
 from dl2d.store.sql_store import SqlStore
-from dl2d.tick.task_specs import Credentials, TaskSpecs
+from dl2d.tick.task_specs import TaskSpecs
 from dl2d.tick.tick import tick
 from dl2d.tick.tick_context import Context, Deciders, GuardRules, Timeouts
 from dl2d.tick.tick_state import TickState

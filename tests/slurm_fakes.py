@@ -12,6 +12,7 @@ from typing import Any
 from slurm_cluster import SlurmCluster, User
 
 from dl2d.core.cluster import task_tag
+from dl2d.core.credentials import Credentials
 from dl2d.core.jobs import JobKey, JobRequest, Launch, Owner, Role
 from dl2d.core.resource_manager import RmIdentity, TaskSpec
 from dl2d.core.resources import Resources
@@ -19,7 +20,7 @@ from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.store.sql_store import SqlStore
-from dl2d.tick.task_specs import Credentials, TaskSpecs
+from dl2d.tick.task_specs import TaskSpecs
 from dl2d.tick.tick_context import Context, Deciders, GuardRules, Timeouts
 from dl2d_slurm.manager import SlurmManager
 from dl2d_slurm.settings import SlurmSettings

@@ -7,8 +7,8 @@ import secrets
 import stat
 from pathlib import Path
 
+from dl2d.core.credentials import Credentials
 from dl2d.core.errors import ConfigError
-from dl2d.tick.task_specs import Credentials
 
 _KEY_BYTES = 32
 

@@ -60,11 +60,12 @@ from dl2d.daemon.tick_log_lines import TickLog
 from dl2d.daemon.tick_settings import guard_rules, manager_settings, timeouts
 from dl2d.plugins import load_manager, load_placement, load_policy
 from dl2d.tick.policy_call import Deadline
+from dl2d.tick.policy_failures import RECENT_DECISIONS
 from dl2d.tick.record import Report
 from dl2d.tick.task_specs import TaskSpecs
 from dl2d.tick.tick import tick
 from dl2d.tick.tick_context import Context, Deciders
-from dl2d.tick.tick_state import RECENT_DECISIONS, TickState
+from dl2d.tick.tick_state import TickState
 from pslite.launch.daemon_address_file import DaemonAddress, default_file
 
 log = structlog.get_logger()

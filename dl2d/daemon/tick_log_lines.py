@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import structlog
 
+from dl2d.tick.policy_failures import SetAside
 from dl2d.tick.record import Report
-from dl2d.tick.tick_state import SetAside
 
 log = structlog.get_logger()
 

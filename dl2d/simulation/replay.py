@@ -16,6 +16,7 @@ from typing import NamedTuple
 from msgspec import structs
 
 from dl2d.core.cluster import NodeState, Task
+from dl2d.core.credentials import Credentials
 from dl2d.core.errors import Dl2dError
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobState, Launch, Owner, Progress, Role
 from dl2d.core.placement import Placement
@@ -28,7 +29,7 @@ from dl2d.simulation.realism_effects import Effects, reported_epoch, resized
 from dl2d.simulation.result_time_series import SlotRecorder, SlotSeries
 from dl2d.simulation.speeds.realism_options import Realism, SeededRandom
 from dl2d.simulation.workload.format import SimulatedJob, Workload, to_request
-from dl2d.tick.task_specs import Credentials, TaskSpecs
+from dl2d.tick.task_specs import TaskSpecs
 from dl2d.tick.tick import tick
 from dl2d.tick.tick_context import Context, Deciders, GuardRules, Timeouts
 from dl2d.tick.tick_state import TickState

@@ -12,7 +12,6 @@ from dl2d.core.canary import Canary
 from dl2d.core.cluster import Snapshot
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Constraint, Decision, Reason
-from dl2d.core.error_wording import counted
 from dl2d.core.errors import PolicyError
 from dl2d.core.jobs import JobKey
 from dl2d.core.json_codec import digest
@@ -21,11 +20,11 @@ from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.tick.canary_decision import decide_in_groups
 from dl2d.tick.decision_check import check_decision
-from dl2d.tick.needlessly_waiting_jobs import NeedlessWait
 from dl2d.tick.policy_call import gc_paused
+from dl2d.tick.policy_failures import SetAside
 from dl2d.tick.reconcile import Reconciled
 from dl2d.tick.tick_context import Deciders
-from dl2d.tick.tick_state import SetAside
+from dl2d.tick.tick_state import SlotDecision, TickState
 
 log = structlog.get_logger()
 
@@ -99,6 +98,16 @@ def _by_fallback(decision: Decision, cause: str, constraint: Constraint = Constr
     return replace(decision, jobs=tuple(entry.changed_by(entry.allocation, reason) for entry in decision.jobs))
 
 
+def decision_in_force(state: TickState, situation: str, at: float, slot_seconds: float) -> SlotDecision | None:
+    """The last slot's decision, or None where it is older than a slot or was made for another situation.
+
+    A decision from the future, which means that the clock was set back, does not hold either: it would stay in force
+    until the clock has caught up.
+    """
+    in_slot = 0 <= at - state.decided_at < slot_seconds
+    return state.slot_decision if in_slot and situation == state.situation else None
+
+
 def situation_digest(mode: Mode, canary: Canary | None, reconciled: Reconciled, set_aside: SetAside | None) -> str:
     """Digest of the situation that a decision is made for; when it changes, a decision is due before the slot ends.
 
@@ -118,14 +127,3 @@ def situation_digest(mode: Mode, canary: Canary | None, reconciled: Reconciled, 
     may_use = [(each.jobs, each.reason, hash(each.nodes)) for each in snapshot.node_sets]
     limits = may_use, sorted(limit.reason for limit in reconciled.growth_limits)
     return digest(mode, number, jobs, nodes, failures, silent, backing_off, static_tasks, set_aside, limits)
-
-
-def set_aside_after_wait(deciders: Deciders, wait: NeedlessWait, max_seconds: float) -> SetAside | None:
-    """The policy, to be set aside since jobs have waited for ``max_seconds`` although they fit; else None."""
-    policy = deciders.policy
-    if not wait.jobs or wait.seconds < max_seconds or policy is deciders.fallback:
-        return None
-    reason = (
-        f"left {counted(len(wait.jobs), 'job')} waiting for {wait.seconds:.0f} s although they fit into free resources"
-    )
-    return SetAside(policy.name, policy.version, reason)

@@ -14,9 +14,10 @@ from dl2d.core.store import Slot
 from dl2d.core.tick_plan import Outcome, Plan
 from dl2d.tick.needlessly_waiting_jobs import NeedlessWait
 from dl2d.tick.observed_sizes_decision import OBSERVED
+from dl2d.tick.policy_failures import PolicyFailures, SetAside
 from dl2d.tick.reconcile import Reconciled
 from dl2d.tick.tick_context import Context, Deciders
-from dl2d.tick.tick_state import PolicyFailures, SetAside, SlotDecision, TickState
+from dl2d.tick.tick_state import SlotDecision, TickState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

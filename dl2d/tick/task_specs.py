@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import posixpath
 from dataclasses import dataclass, field
 
 from dl2d.core.cluster import Task, task_tag
-from dl2d.core.jobs import TASK_ROLES, Durability, Job, JobKey, Launch, Role
+from dl2d.core.credentials import Credentials
+from dl2d.core.jobs import TASK_ROLES, Durability, Job, Launch, Role
 from dl2d.core.resource_manager import TaskSpec
 from dl2d.core.resources import NO_RESOURCES
 
@@ -16,36 +15,6 @@ from dl2d.core.resources import NO_RESOURCES
 RUNNER = "dl2-run"
 #: Id of a job's anchor in its tag, where tasks have theirs.
 ANCHOR = "anchor"
-
-
-@dataclass(frozen=True, slots=True)
-class Credentials:
-    """Secrets, derived from the daemon's key with HMAC-SHA256; a restarted daemon derives the same ones again."""
-
-    key: bytes = field(repr=False)
-
-    def for_job(self, job: JobKey) -> str:
-        """Bearer credential of a job's coordinator in the job API."""
-        return self._derive("coordinator", job.slug)
-
-    def token(self, job: JobKey) -> str:
-        """Token by which the members of a job authenticate to one another."""
-        return self._derive("members", job.slug)
-
-    def for_submission(self) -> str:
-        """Bearer credential of the command line, to submit and cancel jobs."""
-        return self._derive("submission", "")
-
-    def is_for_job(self, job: JobKey, credential: str) -> bool:
-        """Whether a credential is the job's, compared in constant time."""
-        return hmac.compare_digest(self.for_job(job).encode(), credential.encode())
-
-    def is_for_submission(self, credential: str) -> bool:
-        """Whether a credential is that of the command line, compared in constant time."""
-        return hmac.compare_digest(self.for_submission().encode(), credential.encode())
-
-    def _derive(self, purpose: str, subject: str) -> str:
-        return hmac.new(self.key, f"dl2d/{purpose}/{subject}".encode(), hashlib.sha256).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,14 @@ from dl2d.core.daemon_mode import Mode
 from dl2d.core.tick_plan import Outcome, Plan
 from dl2d.tick.apply import apply
 from dl2d.tick.canary_decision import canary_jobs
-from dl2d.tick.decide import decide, set_aside_after_wait, situation_digest
+from dl2d.tick.decide import decide, decision_in_force, situation_digest
 from dl2d.tick.guard_limits import guard
 from dl2d.tick.needlessly_waiting_jobs import NeedlessWait, startable_waiting_jobs
 from dl2d.tick.observe import observe, with_evidence
 from dl2d.tick.observed_sizes_decision import observed_decision
 from dl2d.tick.place.defer_starts import within_allowance, within_limits
 from dl2d.tick.place.place import place
+from dl2d.tick.policy_failures import set_aside_after_wait
 from dl2d.tick.reconcile import reconcile
 from dl2d.tick.record import Report, record
 from dl2d.tick.resource_manager_refusals import remember_refused_starts
@@ -62,7 +63,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
 
     # Decide and guard, unless the last decision is still in force
     situation = situation_digest(mode, context.canary, reconciled, set_aside)
-    slot_decision = state.decision_for(situation, snapshot.at, context.slot_seconds)
+    slot_decision = decision_in_force(state, situation, snapshot.at, context.slot_seconds)
     if reconciled.task_failed or claim_history.is_undecided(snapshot.claims):
         slot_decision = None
     decided = slot_decision is None
@@ -106,7 +107,8 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
             reconciled = replace(reconciled, memory=remember_refused_starts(memory, outcome, snapshot.at))
             context.store.keep_guard_state(reconciled.memory)
         needless_wait = state.needless_wait.after(waiting, begin)
-        set_aside = set_aside or set_aside_after_wait(deciders, needless_wait, context.idle_seconds)
+        if set_aside is None and deciders.policy is not deciders.fallback:
+            set_aside = set_aside_after_wait(deciders.policy, needless_wait, context.idle_seconds)
 
     # Record
     report = Report(

@@ -18,9 +18,9 @@ from dl2d.core.resource_manager import ResourceManager, RmJob, StartAllowance
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.core.store import TickStore
 from dl2d.tick.policy_call import call_directly
+from dl2d.tick.policy_failures import SetAside
 from dl2d.tick.task_specs import TaskSpecs
 from dl2d.tick.task_submitter import TaskSubmitter
-from dl2d.tick.tick_state import SetAside
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,108 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from dl2d.core.cluster import ClaimedNodes, TaskState
+from dl2d.core.cluster import TaskState
 from dl2d.core.decision import Decision
 from dl2d.core.guard_state import GuardState
 from dl2d.core.jobs import JobKey
-from dl2d.core.policy import Policy
+from dl2d.tick.claim_history import ClaimHistory
 from dl2d.tick.missing_tasks import Missing
 from dl2d.tick.needlessly_waiting_jobs import NeedlessWait
-
-#: Failures are counted among this many last decisions, whether consecutive or not.
-RECENT_DECISIONS: Final = 20
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyFailures:
-    """Decisions of one policy version that failed, so that the fallback decided."""
-
-    version: str = ""
-    #: Consecutive ones up to the last decision.
-    consecutive: int = 0
-    #: Why the last one failed.
-    cause: str = ""
-    #: Of the last ``RECENT_DECISIONS``, whether each failed, oldest first.
-    recent: tuple[bool, ...] = ()
-
-    def after(self, policy: Policy, decision: Decision) -> PolicyFailures:
-        """The failures after one more decision.
-
-        A decision without jobs, or one for which the policy was not asked, changes nothing.
-        """
-        if not decision.jobs or decision.out_of_range:
-            return self
-        cause, same = decision.fallback_cause, self.version == policy.version
-        recent = ((*self.recent, bool(cause)) if same else (bool(cause),))[-RECENT_DECISIONS:]
-        if not cause:
-            return PolicyFailures(policy.version, recent=recent)
-        return PolicyFailures(policy.version, (self.consecutive if same else 0) + 1, cause, recent)
-
-
-@dataclass(frozen=True, slots=True)
-class SetAside:
-    """A policy version that is not asked any more; the fallback decides until another version is configured."""
-
-    policy: str
-    version: str
-    #: Why, in words that follow the policy's name.
-    reason: str
-
-    def is_for(self, policy: Policy) -> bool:
-        """Whether ``policy`` is the one that was set aside, in the same version."""
-        return (self.policy, self.version) == (policy.name, policy.version)
-
-
-class ClaimKey(NamedTuple):
-    """A waiting claim. Pending tasks of a job array share one handle: when one of them starts, the number changes."""
-
-    handle: str
-    #: Number of claims that wait under the handle.
-    waiting: int
-
-
-class GivenUpClaim(NamedTuple):
-    """A claim for which no nodes are vacated for a while, since its job did not start although it had room."""
-
-    user: str
-    #: Its number of nodes, its demand, and which nodes it may use.
-    shape: tuple[object, ...]
-    #: When it was given up, seconds on a monotonic clock.
-    at: float
-    #: Whether it was given up after some of its planned nodes were vacated. It is met again as soon as all nodes that
-    #: it needs can be vacated.
-    partial: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimHistory:
-    """What ticks remember of claims. Times are seconds on a monotonic clock."""
-
-    #: Handles and nodes of the claims in the last tick, and at the last decision.
-    nodes: frozenset[tuple[str, str]] = frozenset()
-    decided: frozenset[tuple[str, str]] = frozenset()
-    #: Since when the room of a claim has been free.
-    free_since: Mapping[ClaimKey, float] = field(default_factory=dict)
-    #: Since when planned nodes have been vacated for a claim that cannot be met yet.
-    vacated_since: Mapping[ClaimKey, float] = field(default_factory=dict)
-    given_up: tuple[GivenUpClaim, ...] = ()
-
-    def is_undecided(self, claims: Iterable[ClaimedNodes]) -> bool:
-        """Whether tasks have to leave a node for a claim that was not there at the last decision."""
-        return any(claim.leaving and not nodes_of_claims((claim,)) <= self.decided for claim in claims)
-
-    def after_decision(self) -> ClaimHistory:
-        """The history after the claims of the last tick were decided on."""
-        return replace(self, decided=self.nodes)
-
-
-def nodes_of_claims(claims: Iterable[ClaimedNodes]) -> frozenset[tuple[str, str]]:
-    """The handle and each node of each claim."""
-    return frozenset((claim.handle, node) for claim in claims for node in claim.nodes)
+from dl2d.tick.policy_failures import PolicyFailures, SetAside
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,13 +63,4 @@ class TickState:
     needless_wait: NeedlessWait = field(default_factory=NeedlessWait)
     #: The policy version that is set aside, or None.
     set_aside: SetAside | None = None
-    policy_failures: PolicyFailures = PolicyFailures()
-
-    def decision_for(self, situation: str, at: float, slot_seconds: float) -> SlotDecision | None:
-        """The last slot's decision, or None where it is older than a slot or was made for another situation.
-
-        A decision from the future, which means that the clock was set back, does not hold either: it would stay in
-        force until the clock has caught up.
-        """
-        in_slot = 0 <= at - self.decided_at < slot_seconds
-        return self.slot_decision if in_slot and situation == self.situation else None
+    policy_failures: PolicyFailures = field(default_factory=PolicyFailures)

@@ -28,8 +28,8 @@ from dl2d.policies.srtf import Srtf
 from dl2d.policies.tetris import Tetris
 from dl2d.testing.builders import make_job, make_nodes
 from dl2d.tick.decide import decide
+from dl2d.tick.policy_failures import SetAside
 from dl2d.tick.tick_context import Context, Deciders
-from dl2d.tick.tick_state import SetAside
 
 POLICIES: list[Policy] = [Drf(), Fifo(), Srtf(), Tetris()]
 

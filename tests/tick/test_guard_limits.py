@@ -36,8 +36,8 @@ from dl2d.tick.decide import decide
 from dl2d.tick.decision_check import check_decision
 from dl2d.tick.guard_limits import guard
 from dl2d.tick.policy_call import Deadline
+from dl2d.tick.policy_failures import PolicyFailures
 from dl2d.tick.tick_context import Deciders, GuardRules
-from dl2d.tick.tick_state import PolicyFailures
 
 WHY = Reason(Constraint.SATISFIED, "because")
 BIG = cluster(1, cpu=999, gpu=999, memory=999)

@@ -11,6 +11,7 @@ import numpy as np
 from migrated import sqlite_store
 
 from dl2d.core.cluster import Node, Snapshot, TaskState
+from dl2d.core.credentials import Credentials
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.errors import ResourceManagerError
@@ -25,7 +26,7 @@ from dl2d.store.sql_store import SqlStore
 from dl2d.testing import PromptCoordinator, ScriptedManager
 from dl2d.testing.builders import make_job, make_nodes
 from dl2d.tick.record import Report
-from dl2d.tick.task_specs import Credentials, TaskSpecs
+from dl2d.tick.task_specs import TaskSpecs
 from dl2d.tick.tick import tick
 from dl2d.tick.tick_context import Context, Deciders, GuardRules, Timeouts
 from dl2d.tick.tick_state import TickState

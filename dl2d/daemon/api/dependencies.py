@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Final
 
+from dl2d.core.credentials import Credentials
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.errors import Unavailable
 from dl2d.core.policy_registry import SiteStore
@@ -18,7 +19,7 @@ from dl2d.daemon.api.heartbeat_deduplication import TakenHeartbeats
 from dl2d.daemon.api.job_admission import Admission
 from dl2d.daemon.api.request_limits import MAX_HEARTBEATS, PUBLIC_SECONDS, FairTurns, RateLimiter, UserTurns
 from dl2d.daemon.health import Health
-from dl2d.tick.task_specs import Credentials, TaskSpecs
+from dl2d.tick.task_specs import TaskSpecs
 
 _BUSY: Final = "the daemon is busy with the resource manager; try again in a few seconds"
 

@@ -12,6 +12,7 @@ from typing import Any
 import httpx2
 from tick.world import World
 
+from dl2d.core.credentials import Credentials
 from dl2d.core.job_request import RequestRules
 from dl2d.core.jobs import JobKey
 from dl2d.core.resource_manager import Anchor
@@ -24,7 +25,7 @@ from dl2d.daemon.api.server import ApiServer
 from dl2d.daemon.health import Health
 from dl2d.daemon.parallel_task_submitter import ParallelTaskSubmitter
 from dl2d.testing.builders import OWNER
-from dl2d.tick.task_specs import Credentials, TaskSpecs
+from dl2d.tick.task_specs import TaskSpecs
 from dl2d.tick.tick_context import Context
 
 JSON = {"Content-Type": "application/json"}

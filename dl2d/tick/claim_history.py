@@ -1,0 +1,57 @@
+"""What ticks remember of claims: their nodes, since when room is free or vacated for them, which were given up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from dl2d.core.cluster import ClaimedNodes
+
+
+class ClaimKey(NamedTuple):
+    """A waiting claim. Pending tasks of a job array share one handle: when one of them starts, the number changes."""
+
+    handle: str
+    #: Number of claims that wait under the handle.
+    waiting: int
+
+
+class GivenUpClaim(NamedTuple):
+    """A claim for which no nodes are vacated for a while, since its job did not start although it had room."""
+
+    user: str
+    #: Its number of nodes, its demand, and which nodes it may use.
+    shape: tuple[object, ...]
+    #: When it was given up, seconds on a monotonic clock.
+    at: float
+    #: Whether it was given up after some of its planned nodes were vacated. It is met again as soon as all nodes that
+    #: it needs can be vacated.
+    partial: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimHistory:
+    """What ticks remember of claims. Times are seconds on a monotonic clock."""
+
+    #: Handles and nodes of the claims in the last tick, and at the last decision.
+    nodes: frozenset[tuple[str, str]] = frozenset()
+    decided: frozenset[tuple[str, str]] = frozenset()
+    #: Since when the room of a claim has been free.
+    free_since: Mapping[ClaimKey, float] = field(default_factory=dict)
+    #: Since when planned nodes have been vacated for a claim that cannot be met yet.
+    vacated_since: Mapping[ClaimKey, float] = field(default_factory=dict)
+    given_up: tuple[GivenUpClaim, ...] = ()
+
+    def is_undecided(self, claims: Iterable[ClaimedNodes]) -> bool:
+        """Whether tasks have to leave a node for a claim that was not there at the last decision."""
+        return any(claim.leaving and not nodes_of_claims((claim,)) <= self.decided for claim in claims)
+
+    def after_decision(self) -> ClaimHistory:
+        """The history after the claims of the last tick were decided on."""
+        return replace(self, decided=self.nodes)
+
+
+def nodes_of_claims(claims: Iterable[ClaimedNodes]) -> frozenset[tuple[str, str]]:
+    """The handle and each node of each claim."""
+    return frozenset((claim.handle, node) for claim in claims for node in claim.nodes)
