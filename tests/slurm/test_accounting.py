@@ -239,7 +239,10 @@ def test_the_documented_query_sums_what_all_tasks_of_a_job_used(tmp_path: Path) 
         "47|dl2-47111-worker-0|999|999|cpu=1",
     )
     sacct = tmp_path / "sacct"
-    sacct.write_text("#!/bin/sh\n" + "".join(f"echo '{row}'\n" for row in rows))
+    # As the real one: with states and without an end it finds nothing, without states not what was held while it ran.
+    lines = ["for each; do", "  case $each in --state=*,R,*) states=1 ;; --endtime=now) end=1 ;; esac", "done",
+             '[ "$states$end" = 11 ] || exit', *(f"echo '{row}'" for row in rows)]  # fmt: skip
+    sacct.write_text("\n".join(["#!/bin/sh", *lines, ""]))
     sacct.chmod(0o755)
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     done = subprocess.run(
