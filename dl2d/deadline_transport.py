@@ -1,16 +1,19 @@
-"""HTTP transport with a deadline for a whole call: connecting, TLS, request, headers and body of the answer.
+"""HTTP transport with a deadline for a whole call: name lookup, connecting, TLS, request, and the whole answer.
 
 The time-outs of httpx2 hold for each read and write alone, so a server that sends a byte now and then could hold a call
-for ever.
+for ever. The lookup of a host's name has none at all.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 import httpcore2
@@ -138,9 +141,51 @@ def _send(connection: socket.socket, buffer: bytes, deadline: Deadline) -> None:
             raise httpcore2.WriteError(str(error)) from None
 
 
+class _Resolver:
+    """Looks up the addresses of hosts in threads, since a lookup cannot be ended: one that hangs is left behind.
+
+    While a host is being looked up, no second lookup of it begins; all calls wait for the same one.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lookups: dict[str, Future[list[str]]] = {}
+
+    def addresses(self, host: str, deadline: Deadline) -> Sequence[str]:
+        """Addresses of a host, in the order in which they are to be tried."""
+        try:
+            return [str(ipaddress.ip_address(host))]
+        except ValueError:
+            pass  # a name
+        with self._lock:
+            lookup = self._lookups.get(host)
+            if lookup is None:
+                lookup = self._lookups[host] = Future()
+                # A daemon thread: the end of this process does not wait for it.
+                threading.Thread(target=self._look_up, args=(host, lookup), name="name lookup", daemon=True).start()
+        try:
+            return lookup.result(deadline.remaining(httpcore2.ConnectTimeout))
+        except TimeoutError:
+            raise httpcore2.ConnectTimeout(f"the addresses of {host} were not found in time") from None
+        except OSError as error:
+            raise httpcore2.ConnectError(str(error)) from error
+
+    def _look_up(self, host: str, lookup: Future[list[str]]) -> None:
+        try:
+            found = [str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+        except (OSError, UnicodeError) as error:
+            outcome = partial(lookup.set_exception, OSError(f"cannot find the addresses of {host}: {error}"))
+        else:
+            outcome = partial(lookup.set_result, found)
+        with self._lock:
+            del self._lookups[host]
+        outcome()
+
+
 class _Backend(httpcore2.SyncBackend):
     def __init__(self, deadline: Deadline) -> None:
         self._deadline = deadline
+        self._resolver = _Resolver()
 
     def connect_tcp(
         self,
@@ -151,8 +196,19 @@ class _Backend(httpcore2.SyncBackend):
         socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
     ) -> httpcore2.NetworkStream:
         del timeout
-        left = self._deadline.remaining(httpcore2.ConnectTimeout)
-        return _Stream(super().connect_tcp(host, port, left, local_address, socket_options), self._deadline)
+        addresses = [*self._resolver.addresses(host, self._deadline)]
+        while True:
+            address = addresses.pop(0)
+            left = self._deadline.remaining(httpcore2.ConnectTimeout)
+            # One that does not answer leaves time for the others.
+            share = None if left is None else left / (1 + len(addresses))
+            try:
+                made = super().connect_tcp(address, port, share, local_address, socket_options)
+            except (httpcore2.ConnectError, httpcore2.ConnectTimeout):
+                if not addresses:
+                    raise
+            else:
+                return _Stream(made, self._deadline)
 
     def connect_unix_socket(
         self,
