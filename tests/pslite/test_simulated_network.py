@@ -20,7 +20,7 @@ from pslite.net import authentication
 
 #: how many seeds the long test goes through, from the first after those of the short one
 SEEDS = int(os.environ.get("PSLITE_SIMULATION_SEEDS", "200"))
-FEW, SLOW = 3, 20
+FEW, SLOW = 3, 10
 
 
 @pytest.mark.parametrize("seed", range(FEW))

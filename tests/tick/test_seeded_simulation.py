@@ -41,28 +41,28 @@ def test_what_was_found_once(seed: int, found: str) -> None:
 
 
 def test_faults_of_any_kind_break_no_rule_and_forget_nothing() -> None:
-    happened = sum((run(seed) for seed in range(80)), Counter())
+    happened = sum((run(seed) for seed in range(40)), Counter())
     for kind in ("crashes", "incomplete listings", "stops", "takeovers", "forged marks"):
-        assert happened[kind] > 40, f"too few {kind}"
+        assert happened[kind] > 20, f"too few {kind}"
     assert happened["requests after the lease was lost"], "no daemon lost the lease between check and call"
 
 
 def test_outages_of_the_store_break_no_rule_and_forget_nothing() -> None:
-    happened = sum((run(seed, outages=True) for seed in range(40)), Counter())
+    happened = sum((run(seed, outages=True) for seed in range(20)), Counter())
     for kind in ("outages", "failed calls of the store"):
-        assert happened[kind] > 100, f"too few {kind}"
+        assert happened[kind] > 50, f"too few {kind}"
 
 
 def test_jobs_of_others_that_wait_for_room_break_no_rule_either() -> None:
-    happened = sum((run(seed, claims=True) for seed in range(40)), Counter())
-    assert happened["claims started"] > 40
+    happened = sum((run(seed, claims=True) for seed in range(20)), Counter())
+    assert happened["claims started"] > 20
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("begin", first(1, range(80, _SEEDS, 400)))
+@pytest.mark.parametrize("begin", first(1, range(40, _SEEDS, 120)))
 def test_faults_of_any_kind_in_many_runs(begin: int) -> None:
     """``DL2D_SIMULATION_SEEDS=10000`` tries so many."""
-    for seed in range(begin, min(begin + 400, _SEEDS)):
+    for seed in range(begin, min(begin + 120, _SEEDS)):
         run(seed)
         run(seed, outages=True)
         run(seed, claims=True)
