@@ -17,6 +17,7 @@ from dl2d.core.jobs import NOTHING, JobState
 from dl2d.daemon.policy_versions.active_version import ActiveVersion
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
 from dl2d.policies.dl2.policy import with_checkpoint
+from dl2d.policies.drf import Drf
 from dl2d.store.sql_store import SqlStore
 
 COUNT, IN_ONE_TEST, FAST, SLOW = 1000, 20, 1, 2
@@ -124,7 +125,7 @@ def test_no_checkpoint_harms_a_job(dl2d: Dl2d, tmp_path: Path, first: int) -> No
 def harmless(world: World, seed: int) -> None:
     """A version that an administrator forced into a cluster with a running job and with one that comes."""
     with closing(world):
-        forced, world.policy = world.policy, World().policy
+        forced, world.policy = world.policy, Drf()
         running = world.ready()
         world.settle()
         assert world.has(running) > NOTHING

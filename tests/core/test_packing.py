@@ -452,5 +452,5 @@ class AsSpecified(RuleBasedStateMachine):
             self.patch.stop()
 
 
-AsSpecified.TestCase.settings = settings(max_examples=150, stateful_step_count=20, deadline=None)
+AsSpecified.TestCase.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
 test_a_packing_does_what_one_that_places_task_after_task_does = AsSpecified.TestCase

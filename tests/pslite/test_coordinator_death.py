@@ -20,8 +20,10 @@ import pytest
 from fake_daemon import Daemon
 from pslite_jobs import command, environment, schedules, static_digest
 
-JOB = ("--epochs", "20")
+JOB = ("--epochs", "10")
 PACED = (*JOB, "--step-seconds", "0.02")
+#: of random schedules, which go on up to version 150
+LONG = ("--epochs", "20")
 COORDINATOR = """
 import socket, sys
 from pathlib import Path
@@ -218,7 +220,7 @@ class Storm:
 def test_deaths_of_all_kinds_in_the_middle_of_resizes_under_the_daemon(tmp_path, gate, seed):
     rng = random.Random(seed)
     servers = rng.choice((0, 3, 4))
-    options = (*JOB, *(("--durability", "durable") if servers else ()))
+    options = (*LONG, *(("--durability", "durable") if servers else ()))
     events, version = [], 0
     for _ in range(rng.randint(1, 3)):
         version += rng.randint(5, 50)
@@ -252,7 +254,7 @@ def test_deaths_of_all_kinds_in_the_middle_of_resizes_under_the_daemon(tmp_path,
         reader.join()
         story = "".join([f"{servers} servers, {sorted(events)}\n", *said])
         assert (last["state"], code) == ("finished", 0), story
-        assert last["result"] == {"digest": static_digest(*JOB), "versions": 220}, story
+        assert last["result"] == {"digest": static_digest(*LONG), "versions": 220}, story
         assert len({beat["incarnation"] for beat in daemon.beats}) == 1
         assert sum("another one takes its place" in line for line in said) == len(storm.coordinators)
     finally:
@@ -263,7 +265,7 @@ def test_deaths_of_all_kinds_in_the_middle_of_resizes_under_the_daemon(tmp_path,
 def test_a_second_dl2_run_on_a_log_is_refused_and_one_after_the_first_goes_on(tmp_path, gate):
     environ = {"DL2_STATE": str(tmp_path / "state"), "DL2_TOKEN": secrets.token_hex(32)}
     with told(dl2_run(*PACED), **environ) as first:
-        first.wait_for("epoch 2 of 20")
+        first.wait_for("epoch 2 of 10")
         with told(dl2_run(*PACED), **environ) as second:
             assert second.end() == 2
             # whichever it comes to first: somebody listens at the port, or holds the log
@@ -281,7 +283,7 @@ def test_a_second_dl2_run_on_a_log_is_refused_and_one_after_the_first_goes_on(tm
 @pytest.mark.usefixtures("gate")
 def test_without_a_log_members_end_with_their_coordinator():
     with told(dl2_run(*PACED), DL2_STATE="none") as job:
-        job.wait_for("epoch 1 of 20")
+        job.wait_for("epoch 1 of 10")
         children = Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children").read_text().split()
         names = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children}
         own = Path(f"/proc/{job.process.pid}/cmdline").read_bytes()
@@ -295,7 +297,7 @@ def test_without_a_log_members_end_with_their_coordinator():
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_dl2_run_ends_the_job_when_asked(tmp_path, number):
     with told(dl2_run(*PACED), DL2_STATE=str(tmp_path / "state")) as job:
-        job.wait_for("epoch 1 of 20")
+        job.wait_for("epoch 1 of 10")
         job.process.send_signal(number)
         assert job.end() == 128 + number
         assert any(f"job cancelled: its coordinator got {number.name}" in line for line in job.lines)

@@ -20,7 +20,7 @@ from pslite.job.shard_and_block_assignment import ranges
 from pslite.testing import Resize, run_local
 from pslite.worker.training_session import Share
 
-SLOW = ("--step-seconds", "0.02", "--epochs", "20")
+SLOW = ("--step-seconds", "0.02", "--epochs", "10")
 
 
 def test_the_others_do_the_part_of_a_killed_worker(tmp_path):

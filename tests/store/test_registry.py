@@ -172,7 +172,7 @@ def shared() -> Iterator[tuple[SqlStore, Iterator[int]]]:
         yield store, itertools.count()
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(st.lists(st.sampled_from(["a", "b", "c", "d", "reject", "back"]), max_size=15))
 def test_whatever_is_done_one_version_is_live_and_every_change_is_kept(
     shared: tuple[SqlStore, Iterator[int]], done: list[str]

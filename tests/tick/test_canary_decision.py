@@ -273,7 +273,7 @@ def test_one_policy_decides_on_each_job_and_both_stay_within_the_cluster(
     st.lists(st.tuples(st.booleans(), st.integers(1, 8), st.integers(1, 3)), min_size=1, max_size=5),
     st.sampled_from(POLICIES),
 )
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 def test_every_job_runs_in_the_end(jobs: list[tuple[bool, int, int]], policy: Policy) -> None:
     with closing(CanaryWorld(policy=policy, mode=Mode.CANARY, cluster_nodes=make_nodes(2))) as made:
         made.begin()

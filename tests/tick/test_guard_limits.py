@@ -539,7 +539,7 @@ def _broken(
     return found
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(_situations(), _RULES)
 def test_all_rules_hold_or_the_reason_names_which_gave_way(situation: Any, rules: GuardRules) -> None:
     snapshot, proposed, memory, silent = situation

@@ -642,7 +642,7 @@ def test_cool_down_holds_a_job_at_its_size(build) -> None:
     assert world.has(first) == (4, 4)
 
 
-@settings(max_examples=12)
+@settings(max_examples=5)
 @given(
     st.lists(
         st.tuples(

@@ -85,7 +85,7 @@ def test_a_job_whose_tasks_are_large_gets_in_among_small_ones() -> None:
         world.close()
 
 
-@settings(max_examples=12)
+@settings(max_examples=5)
 @given(
     st.lists(
         st.tuples(st.integers(1, 6), st.integers(0, 2), st.integers(1, 3), st.integers(1, 6)), min_size=2, max_size=4
