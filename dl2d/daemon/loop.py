@@ -49,6 +49,7 @@ from dl2d.daemon.api.request_limits import (
 from dl2d.daemon.api.server import ApiServer, certificate_problem
 from dl2d.daemon.health import Health
 from dl2d.daemon.key_file import load_credentials
+from dl2d.daemon.log_messages import TickLog
 from dl2d.daemon.parallel_task_submitter import ParallelTaskSubmitter
 from dl2d.daemon.policy_versions.active_version import ActiveVersion
 from dl2d.daemon.policy_versions.canary_run import CanaryRun
@@ -56,7 +57,6 @@ from dl2d.daemon.policy_versions.learner_process import Learner
 from dl2d.daemon.retention_thread import PRUNE_SECONDS, prune
 from dl2d.daemon.standby import LeaseKeeper, lease_seconds, renewal_seconds
 from dl2d.daemon.systemd import ServiceManager
-from dl2d.daemon.tick_log_lines import TickLog
 from dl2d.daemon.tick_settings import guard_rules, manager_settings, timeouts
 from dl2d.plugins import load_manager, load_placement, load_policy
 from dl2d.tick.policy_call import Deadline

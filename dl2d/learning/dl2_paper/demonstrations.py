@@ -21,7 +21,7 @@ from dl2d.learning.dl2_paper.samples import Demonstrations
 from dl2d.learning.dl2_paper.settings import Labels
 from dl2d.learning.recorded_decisions import Recording
 from dl2d.policies.dl2_paper.observation import Sight
-from dl2d.policies.dl2_paper.snapshot_sizing import Sizing
+from dl2d.policies.dl2_paper.sizing_state import Sizing
 from dl2d.simulation.policy_lookup import find_policy
 from dl2d.simulation.replay import replay
 from dl2d.simulation.simulation_presets import PresetName, preset

@@ -26,7 +26,7 @@ from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.policies.common.checkpoint import Checkpoint, checkpoint_in, read_checkpoint, version_of
 from dl2d.policies.dl2_paper.exploration import correcting_actions
 from dl2d.policies.dl2_paper.observation import Sight
-from dl2d.policies.dl2_paper.snapshot_sizing import STEPS, Batch, Sizing, grows, usable
+from dl2d.policies.dl2_paper.sizing_state import STEPS, Batch, Sizing, grows, usable
 
 Matrix = NDArray[np.float32]
 

@@ -23,7 +23,7 @@ from dl2d.placement.dl2_paper import Dl2Paper
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
 from dl2d.policies.dl2_paper.policy import Dense, Dl2Original, Network, SharedJobs, chosen, from_checkpoint
-from dl2d.policies.dl2_paper.snapshot_sizing import STEPS
+from dl2d.policies.dl2_paper.sizing_state import STEPS
 from dl2d.simulation.replay import Rules, SimulationError, replay
 from dl2d.simulation.vectorized.clusters import Clusters
 from dl2d.simulation.vectorized.dl2_paper_sizing import Windows
