@@ -1,10 +1,10 @@
-"""Mean of a sample with Student's confidence interval."""
+"""Mean of a sample, or of differences or changes of paired values, with Student's confidence interval."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -48,3 +48,23 @@ def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimat
     deviation = statistics.stdev(values, mean)
     t = float(stdtrit(count - 1, (1 + confidence) / 2))
     return Estimate(count, mean, deviation, t * deviation / math.sqrt(count))
+
+
+def paired_difference(values: Mapping[int, float], baseline: Mapping[int, float]) -> Estimate | None:
+    """Mean of value - baseline over the seeds that both have; None where they share none.
+
+    Both ran the very same workload for a seed, so what makes one seed's workload harder than another's cancels out:
+    the interval is that of one sample of differences, as in Student's paired test.
+    """
+    shared = sorted(values.keys() & baseline.keys())
+    return estimate([values[seed] - baseline[seed] for seed in shared]) if shared else None
+
+
+def paired_change(values: Mapping[int, float], baseline: Mapping[int, float]) -> Estimate | None:
+    """Mean over shared seeds of (value - baseline) / baseline, a fraction; None where they share none.
+
+    The mean of each seed's ratio, not the ratio of means: a seed with long jobs counts no more than another.
+    Seeds whose baseline is not above 0 are left out.
+    """
+    shared = sorted(seed for seed in values.keys() & baseline.keys() if baseline[seed] > 0)
+    return estimate([(values[seed] - baseline[seed]) / baseline[seed] for seed in shared]) if shared else None

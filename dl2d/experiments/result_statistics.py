@@ -12,8 +12,7 @@ from typing import Final
 import numpy as np
 
 from dl2d.core.array_types import Floats
-from dl2d.core.confidence_interval import Estimate, estimate
-from dl2d.core.paired_difference import paired_change, paired_difference
+from dl2d.core.confidence_interval import Estimate, estimate, paired_change, paired_difference
 from dl2d.experiments.definition import Case, Claim
 from dl2d.experiments.participant_preparation import Preparation, Prepared, is_ideal
 from dl2d.experiments.run_experiment import Run, read_series

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dl2d.core.confidence_interval import estimate
-from dl2d.core.paired_difference import paired_change, paired_difference
+from dl2d.core.confidence_interval import estimate, paired_change, paired_difference
 
 VALUES = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=20)
 

@@ -1,4 +1,4 @@
-"""Policy and value networks for learning (torch); ``dl2d.policies.dl2_paper.policy`` has them for acting (numpy)."""
+"""Policy and value networks for learning (torch); their counterparts in ``inference_network`` decide (numpy)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from dl2d.core.errors import CheckpointError, Diverged
 from dl2d.learning.dl2_paper.settings import NetworkKind
 from dl2d.policies.common.checkpoint import Checkpoint
+from dl2d.policies.dl2_paper.inference_network import Dense, Network, SharedJobs
 from dl2d.policies.dl2_paper.observation import EXTRAS, Layout, Sight
-from dl2d.policies.dl2_paper.policy import Dense, Network, SharedJobs
 
 #: Standard deviation of weights of a fresh output layer: all actions are about equally likely.
 _OUTPUT_DEVIATION: Final = 0.01

@@ -14,7 +14,7 @@ from dl2d.core.errors import TooFewSamples
 from dl2d.learning.dl2_paper.samples import Samples
 from dl2d.learning.dl2_paper.settings import Credit, Reward, Settings
 from dl2d.policies.dl2_paper.exploration import correcting_actions, explored
-from dl2d.policies.dl2_paper.policy import Network, chosen
+from dl2d.policies.dl2_paper.inference_network import Network, chosen
 from dl2d.simulation.vectorized.clusters import Clusters, SlotReport
 from dl2d.simulation.vectorized.dl2_paper_sizing import Windows
 from dl2d.simulation.vectorized.workload_arrays import Library

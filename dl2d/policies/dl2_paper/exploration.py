@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dl2d.core.array_types import Floats, Ints
+from dl2d.policies.dl2_paper.sizing_state import Batch
 
 #: Ratio of workers to PSs, or of PSs to workers, beyond which a state is poor: the paper's.
 _MAX_RATIO: Final = 10.0
@@ -60,3 +61,9 @@ def explored(actions: Ints, chances: Floats, corrections: Ints, epsilon: float, 
     own: Floats = chances[np.arange(len(taken)), taken].astype(np.float64)
     mixed: Floats = np.where(poor, (1.0 - epsilon) * own + epsilon * (taken == corrections), own)
     return taken, mixed
+
+
+def correcting_action(batch: Batch) -> int:
+    """The action that corrects a poor state of a batch; -1 where none is poor, or nothing can be done about it."""
+    sizes, mask = batch.sizes(), batch.mask()
+    return int(correcting_actions(sizes[None, :, 0], sizes[None, :, 1], mask[None])[0])

@@ -1,4 +1,6 @@
-"""Observations and actions of DL2's network on a snapshot: those of ``dl2d.simulation.vectorized.dl2_paper_sizing``.
+"""State of a snapshot's jobs while the paper's policy sizes them: sizes, room, observations, allowed actions.
+
+Observations and actions are those of ``dl2d.simulation.vectorized.dl2_paper_sizing``.
 
 Jobs are gone through in submit order, in batches of J. In each, tasks are given one step at a time: a worker, a PS or
 one of both for one of the jobs, until enough. To a job that has less than its minimum size each of them gives what it

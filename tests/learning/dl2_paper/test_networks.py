@@ -18,8 +18,8 @@ from dl2d.learning.dl2_paper.networks import (
     weights_of,
 )
 from dl2d.learning.dl2_paper.settings import NetworkKind
+from dl2d.policies.dl2_paper.inference_network import network_of
 from dl2d.policies.dl2_paper.observation import Layout
-from dl2d.policies.dl2_paper.policy import network_of
 
 SETTINGS = {
     "window": 3,

@@ -22,7 +22,8 @@ from dl2d.core.resources import Resources
 from dl2d.placement.dl2_paper import Dl2Paper
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
-from dl2d.policies.dl2_paper.policy import Dense, Dl2Original, Network, SharedJobs, chosen, from_checkpoint
+from dl2d.policies.dl2_paper.inference_network import Dense, Network, SharedJobs, chosen
+from dl2d.policies.dl2_paper.policy import Dl2Original, from_checkpoint
 from dl2d.policies.dl2_paper.sizing_state import STEPS
 from dl2d.simulation.replay import Rules, SimulationError, replay
 from dl2d.simulation.vectorized.clusters import Clusters
