@@ -9,7 +9,7 @@ from dl2d.config.settings import Settings
 from dl2d.core.canary import Canary, CanaryState
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.json_codec import as_plain
-from dl2d.core.policy_registry import SiteStore
+from dl2d.core.site_store import SiteStore
 from dl2d.daemon.policy_versions.canary_comparison import CanaryComparison, compare_groups
 
 

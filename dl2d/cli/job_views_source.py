@@ -20,7 +20,7 @@ from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.errors import ConfigError, Denied, Dl2dError, RequestError, StoreError, Unavailable
 from dl2d.core.job_views import MAX_DECISIONS, HistoryView, JobViews, StatusView, UsageView, WhyView, request_payload
 from dl2d.core.json_codec import decode
-from dl2d.core.policy_registry import SiteStore
+from dl2d.core.site_store import SiteStore
 from dl2d.daemon.job_views_from_store import StoreViews
 from pslite.errors import UsageError
 from pslite.launch.daemon_address_file import DAEMON_VARIABLE, DaemonAddress, find_address

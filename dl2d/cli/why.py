@@ -20,7 +20,7 @@ from dl2d.core.decision import Constraint, JobDecision, Reason
 from dl2d.core.errors import ConfigError, RequestError
 from dl2d.core.job_views import DecisionView, WhyView
 from dl2d.core.json_codec import as_plain
-from dl2d.core.policy_registry import SiteStore
+from dl2d.core.site_store import SiteStore
 from dl2d.core.store import DecisionEntry
 
 #: Decisions that are shown at most.

@@ -9,7 +9,7 @@ from typing import Protocol
 from dl2d.core.cluster import Node
 from dl2d.core.jobs import Allocation, Job, JobKey
 from dl2d.core.measured_speeds import MeasuredSpeeds
-from dl2d.core.policy_registry import SiteStore
+from dl2d.core.site_store import SiteStore
 from dl2d.core.store import RuntimePlan
 
 #: Sizes that a job came to have and when, oldest first, from its start on; ``NOTHING`` where it was paused.

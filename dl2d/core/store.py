@@ -17,7 +17,8 @@ from dl2d.core.cluster import NodeSet, Snapshot, Task, TaskState
 from dl2d.core.decision import Decision, JobDecision
 from dl2d.core.guard_state import GuardState
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobRequest, JobState, Launch, Progress, Role, User
-from dl2d.core.measured_speeds import JobSpeeds, MeasuredLoss, MeasuredSpeeds, TrainingKind
+from dl2d.core.measured_losses import MeasuredLoss
+from dl2d.core.measured_speeds import JobSpeeds, MeasuredSpeeds, TrainingKind
 from dl2d.core.tick_plan import Deferred, Failure, Outcome, Plan, Start
 
 #: Jobs of one name or id that have ended and that ``Store.find_jobs`` finds.

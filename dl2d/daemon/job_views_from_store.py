@@ -20,7 +20,7 @@ from dl2d.core.job_views import (
     WhyView,
 )
 from dl2d.core.jobs import NOTHING, Job, JobKey, User
-from dl2d.core.policy_registry import SiteStore
+from dl2d.core.site_store import SiteStore
 from dl2d.core.store import DecisionEntry, JobSlot, RuntimePlan
 
 _MOST_COMPARED = 200

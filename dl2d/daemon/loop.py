@@ -24,7 +24,6 @@ from dl2d.config.settings import Settings
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.error_wording import counted
 from dl2d.core.errors import AlreadyRunning, ConfigError, Dl2dError, Waiting
-from dl2d.core.policy_registry import SiteStore
 from dl2d.core.resource_manager import (
     AccountingManager,
     ContainerManager,
@@ -33,6 +32,7 @@ from dl2d.core.resource_manager import (
     RmJob,
     TaskSpec,
 )
+from dl2d.core.site_store import SiteStore
 from dl2d.daemon.address_file import write_address
 from dl2d.daemon.api.answered_heartbeats import AnsweredHeartbeats
 from dl2d.daemon.api.application import create_api

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import structlog
 
 from dl2d.core.errors import Dl2dError
-from dl2d.core.policy_registry import SiteStore
+from dl2d.core.site_store import SiteStore
 from dl2d.core.store import Keep
 
 log = structlog.get_logger()

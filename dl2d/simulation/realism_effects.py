@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from dl2d.core.cluster import Task
 from dl2d.core.jobs import TASK_ROLES, Architecture, Role
-from dl2d.simulation.speeds.realism_options import Realism, SeededRandom
+from dl2d.simulation.seeded_random import SeededRandom
+from dl2d.simulation.speeds.realism_options import Realism
 from dl2d.simulation.speeds.speed_models import AllReduce, Physical, PsAsync, PsSync, SpeedModel
 from dl2d.simulation.workload.format import SimulatedJob, Workload
 

@@ -27,7 +27,8 @@ from dl2d.simulation.in_memory_store import MemoryStore
 from dl2d.simulation.outages import NodeEvent, Outages
 from dl2d.simulation.realism_effects import Effects, reported_epoch, resized
 from dl2d.simulation.result_time_series import SlotRecorder, SlotSeries
-from dl2d.simulation.speeds.realism_options import Realism, SeededRandom
+from dl2d.simulation.seeded_random import SeededRandom
+from dl2d.simulation.speeds.realism_options import Realism
 from dl2d.simulation.workload.format import SimulatedJob, Workload, to_request
 from dl2d.tick.task_specs import TaskSpecs
 from dl2d.tick.tick import tick

@@ -19,7 +19,8 @@ from dl2d.core.decision import JobDecision
 from dl2d.core.errors import AlreadyRunning, SchemaOutdated
 from dl2d.core.guard_state import GuardState
 from dl2d.core.jobs import Job, JobKey, Progress, User
-from dl2d.core.measured_speeds import JobSpeeds, MeasuredLoss, MeasuredSpeeds, TrainingKind
+from dl2d.core.measured_losses import MeasuredLoss
+from dl2d.core.measured_speeds import JobSpeeds, MeasuredSpeeds, TrainingKind
 from dl2d.core.site_history import History
 from dl2d.core.store import (
     DecisionEntry,

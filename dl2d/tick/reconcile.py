@@ -33,6 +33,7 @@ from dl2d.tick.resource_manager_refusals import (
     remember_withdrawn,
     why_refused,
 )
+from dl2d.tick.silent_coordinators import MAX_FUTURE_SECONDS, has_called, update_calling_since
 from dl2d.tick.start_failures import NO_FAILURES, count_failures
 from dl2d.tick.static_jobs import follow_static_jobs, unlisted_static_jobs
 from dl2d.tick.strays import compare_strays, strays_of_known_jobs
@@ -40,14 +41,7 @@ from dl2d.tick.task_matching import Matches, match_listing, may_stop
 from dl2d.tick.task_specs import ANCHOR
 from dl2d.tick.tick_context import Context, Timeouts
 from dl2d.tick.tick_state import TickState
-from dl2d.tick.time_in_state import (
-    MAX_FUTURE_SECONDS,
-    Elapsed,
-    elapsed_times,
-    has_called,
-    update_calling_since,
-    update_state_since,
-)
+from dl2d.tick.time_in_state import Elapsed, elapsed_times, update_state_since
 
 log = structlog.get_logger()
 

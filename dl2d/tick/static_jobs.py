@@ -33,9 +33,9 @@ from dl2d.core.resources import NO_RESOURCES
 from dl2d.core.store import JobChange, TaskChange, TickStore
 from dl2d.core.tick_plan import Start
 from dl2d.tick.observe import LiveJobs, Observed, live_jobs
+from dl2d.tick.silent_coordinators import has_called
 from dl2d.tick.task_specs import ANCHOR
 from dl2d.tick.tick_context import Context
-from dl2d.tick.time_in_state import has_called
 
 log = structlog.get_logger()
 

@@ -21,10 +21,11 @@ from dl2d.testing.builders import make_job
 from dl2d.tick import reconcile
 from dl2d.tick.observe import LiveJobs
 from dl2d.tick.reconcile import Changes, compare
+from dl2d.tick.silent_coordinators import update_calling_since
 from dl2d.tick.task_matching import match_listing
 from dl2d.tick.task_specs import ANCHOR
 from dl2d.tick.tick_context import Timeouts
-from dl2d.tick.time_in_state import Elapsed, update_calling_since, update_state_since
+from dl2d.tick.time_in_state import Elapsed, update_state_since
 
 KEY = JobKey("here", "1", 1000)
 NOW = 10_000.0

@@ -12,8 +12,8 @@ from typing import Final
 from dl2d.core.credentials import Credentials
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.errors import Unavailable
-from dl2d.core.policy_registry import SiteStore
 from dl2d.core.resource_manager import Anchor, Capabilities, ResourceManager, RmIdentity, RmListing, TaskSpec
+from dl2d.core.site_store import SiteStore
 from dl2d.daemon.api.answered_heartbeats import AnsweredHeartbeats
 from dl2d.daemon.api.heartbeat_deduplication import TakenHeartbeats
 from dl2d.daemon.api.job_admission import Admission

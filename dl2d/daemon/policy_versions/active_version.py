@@ -14,7 +14,8 @@ from dl2d.core.cluster import Snapshot
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.errors import CheckpointError, ConfigError, Dl2dError, LiveVersionChanged, RegistryError
 from dl2d.core.policy import Policy
-from dl2d.core.policy_registry import Registry, SiteStore, Version, VersionState
+from dl2d.core.policy_registry import Registry, Version, VersionState
+from dl2d.core.site_store import SiteStore
 from dl2d.plugins import Given, load_placement, load_policy, takes_checkpoint
 from dl2d.policies.common.checkpoint import DIGITS, Checkpoint, checkpoint_in, read_checkpoint, write_checkpoint
 from dl2d.policies.common.training_input_ranges import out_of_range

@@ -12,7 +12,7 @@ from dl2d.core.canary import Canary, CanaryState
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.errors import Dl2dError
 from dl2d.core.policy import Policy
-from dl2d.core.policy_registry import SiteStore
+from dl2d.core.site_store import SiteStore
 from dl2d.daemon.policy_versions.active_version import ActiveVersion
 from dl2d.daemon.policy_versions.canary_comparison import CanaryComparison, CanaryRule, compare_groups, judge_canary
 from dl2d.tick.policy_failures import SetAside

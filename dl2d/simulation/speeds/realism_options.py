@@ -1,14 +1,11 @@
-"""Options for the imperfections of real clusters (noise, costs, failures), all off by default; seeded random numbers.
+"""Options for the imperfections of real clusters (noise, costs, failures), all off by default.
 
 docs/simulator.md has the table of options with units, the values of the preset ``realistic`` and where they come from.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from hashlib import blake2b
-from statistics import NormalDist
 from typing import Final
 
 from dl2d.simulation.options import Options, within
@@ -84,32 +81,3 @@ REALISTIC: Final = Realism(
     node_repair_hours=4.0,
     failure_seconds=10.0,
 )
-
-
-_UNIT = 2.0**-53
-_STANDARD = NormalDist()
-
-
-class SeededRandom:
-    """Random numbers of one seed. ``names`` say what a number is for: ``random.uniform("noise", job.id, slot)``."""
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-
-    def uniform(self, *names: str | int) -> float:
-        """Uniform in (0, 1), the middles of 2^53 equal parts."""
-        # Ids and node names hold no slash but as part of a name, which stands last but for numbers.
-        key = "/".join(map(str, (self._seed, *names))).encode()
-        return (int.from_bytes(blake2b(key, digest_size=8).digest()[:7], "big") >> 3) * _UNIT + _UNIT / 2
-
-    def between(self, low: float, high: float, *names: str | int) -> float:
-        """Uniform between two bounds."""
-        return low + (high - low) * self.uniform(*names)
-
-    def normal(self, *names: str | int) -> float:
-        """Standard normal."""
-        return _STANDARD.inv_cdf(self.uniform(*names))
-
-    def exponential(self, mean: float, *names: str | int) -> float:
-        """Exponential."""
-        return -mean * math.log(self.uniform(*names))

@@ -19,8 +19,9 @@ from dl2d.policies.fifo import Fifo
 from dl2d.simulation.outages import Outages
 from dl2d.simulation.realism_effects import communication, loss_curve
 from dl2d.simulation.replay import Rules, SlotProgress
+from dl2d.simulation.seeded_random import SeededRandom
 from dl2d.simulation.simulation_presets import PresetName, preset
-from dl2d.simulation.speeds.realism_options import REALISTIC, Realism, SeededRandom
+from dl2d.simulation.speeds.realism_options import REALISTIC, Realism
 from dl2d.simulation.speeds.speed_models import parse_speed
 from dl2d.simulation.workload.format import CapacityChange, read_workload, write_workload
 
