@@ -15,9 +15,11 @@ from dl2d.core.store import Keep
 from dl2d.store.canaries import CanaryJobRow
 from dl2d.store.job_speeds_and_losses import JobLossRow, JobSpeedRow
 from dl2d.store.jobs import JobRow, ProgressRow
+from dl2d.store.resizes import ResizeEventRow, ResizeRow
 from dl2d.store.row_mapping import Base, table_of
+from dl2d.store.runtime_plans import RuntimePlanRow
 from dl2d.store.scheduling_slots import DecisionRow, ShadowAllocationRow, SlotResourceRow, SlotRow
-from dl2d.store.tasks import ResizeEventRow, ResizeRow, RuntimePlanRow, TaskReportRow, TaskRow
+from dl2d.store.tasks import TaskReportRow, TaskRow
 
 #: Maximum number of rows of progress, and of slots, that one step deletes.
 _ROWS, _SLOTS = 2000, 5

@@ -43,7 +43,9 @@ from dl2d.store import guard_state as guard_state_queries
 from dl2d.store import jobs as job_queries
 from dl2d.store import kind_speeds as speed_queries
 from dl2d.store import mode_changes as mode_queries
+from dl2d.store import resizes as resize_queries
 from dl2d.store import retention, schema
+from dl2d.store import runtime_plans as plan_queries
 from dl2d.store import scheduling_slots as slot_queries
 from dl2d.store import tasks as task_queries
 from dl2d.store.database import Database, Place
@@ -290,7 +292,7 @@ class SqlStore:
     def resizes(self, job: JobKey | None = None, *, limit: int = 1000) -> tuple[Resize, ...]:
         """See ``Store.resizes``."""
         with self._database.reading("listing resizes") as connection:
-            return task_queries.resizes(connection, job, limit)
+            return resize_queries.resizes(connection, job, limit)
 
     def task_times(self, job: JobKey) -> tuple[TaskTime, ...]:
         """See ``Store.task_times``."""
@@ -307,12 +309,12 @@ class SqlStore:
         if not plans:
             return
         with self._database.writing(f"keeping plans of job {job.slug}") as connection:
-            task_queries.add_runtime_plans(connection, job, plans)
+            plan_queries.add_runtime_plans(connection, job, plans)
 
     def runtime_plans(self, job: JobKey, *, limit: int | None = None) -> tuple[RuntimePlan, ...]:
         """See ``Store.runtime_plans``."""
         with self._database.reading(f"reading plans of job {job.slug}") as connection:
-            return task_queries.runtime_plans(connection, job, limit)
+            return plan_queries.runtime_plans(connection, job, limit)
 
     # Slots and decisions
 

@@ -1,24 +1,18 @@
-"""Tasks, their resizes, and the reports of coordinators on them.
-
-Tables ``tasks``, ``resizes``, ``resize_events``, ``task_reports`` and ``runtime_plans``.
-"""
+"""Tasks, and the last reports of coordinators on them: tables ``tasks`` and ``task_reports``."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import (
     Connection,
     ForeignKey,
-    ForeignKeyConstraint,
     Index,
     Row,
     Select,
     Update,
-    and_,
     bindparam,
     func,
     insert,
@@ -33,9 +27,10 @@ from dl2d.core.cluster import Task, TaskState, submit_order
 from dl2d.core.errors import StoreError
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resources import Resources
-from dl2d.core.store import Resize, ResizeEvent, RuntimePlan, TaskChange, TaskReport, TaskTime
+from dl2d.core.store import ResizeEvent, TaskChange, TaskReport, TaskTime
 from dl2d.core.tick_plan import Start
 from dl2d.store.jobs import JobRow, job_numbers
+from dl2d.store.resizes import GROW, Step, keep_steps, runs, step_of
 from dl2d.store.row_mapping import (
     EMPTY,
     MAX_VALUES,
@@ -44,7 +39,6 @@ from dl2d.store.row_mapping import (
     Choice,
     Demand,
     FreeText,
-    Json,
     Mapping,
     Values,
     batches,
@@ -53,8 +47,6 @@ from dl2d.store.row_mapping import (
     upsert,
 )
 
-GROW = "grow"
-SHRINK = "shrink"
 #: Condition of the partial index on tasks that have not ended; queries of live tasks use the same one.
 _IS_LIVE = "ended_at IS NULL"
 _ROLES = list(Role)
@@ -93,51 +85,6 @@ class TaskRow(Base):
     note: Mapped[str] = mapped_column(FreeText(), comment="why it failed, or what the resource manager waits for")
 
 
-class ResizeRow(Base):
-    """A resize of one task."""
-
-    __tablename__ = "resizes"
-    __table_args__ = (
-        ForeignKeyConstraint(["job_number", "task"], ["tasks.job_number", "tasks.id"]),
-        Index(None, "began_at"),
-        Index(None, "job_number", "began_at"),
-    )
-
-    job_number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, comment="jobs.number")
-    task: Mapped[str] = mapped_column(primary_key=True, comment="tasks.id")
-    direction: Mapped[str] = mapped_column(primary_key=True, comment="grow or shrink")
-    role: Mapped[Role] = mapped_column(Choice(Role), comment="worker or ps")
-    node: Mapped[str] = mapped_column(comment="node of the task")
-    began_at: Mapped[float] = mapped_column(comment="seconds since 1970")
-    granted_at: Mapped[float | None] = mapped_column(
-        comment="when the resource manager ran the task, seconds since 1970; NULL if it has not"
-    )
-    ended_at: Mapped[float | None] = mapped_column(
-        comment="when the task took part, was released or had failed, seconds since 1970; NULL while in progress"
-    )
-
-
-class ResizeEventRow(Base):
-    """A state that a resize entered. A task enters a state once at most."""
-
-    __tablename__ = "resize_events"
-    __table_args__ = (
-        ForeignKeyConstraint(
-            ["job_number", "task", "direction"], ["resizes.job_number", "resizes.task", "resizes.direction"]
-        ),
-    )
-
-    job_number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, comment="jobs.number")
-    task: Mapped[str] = mapped_column(primary_key=True, comment="tasks.id")
-    direction: Mapped[str] = mapped_column(primary_key=True, comment="grow or shrink")
-    state: Mapped[TaskState] = mapped_column(
-        Choice(TaskState), primary_key=True, comment="state of the task that it entered"
-    )
-    step: Mapped[int] = mapped_column(comment="position of the state in its machine, to sort by")
-    at: Mapped[float] = mapped_column(comment="seconds since 1970")
-    note: Mapped[str] = mapped_column(FreeText(), comment="reason, if there is one")
-
-
 class TaskReportRow(Base):
     """Last report on a task, also of static jobs."""
 
@@ -161,34 +108,8 @@ class TaskReportRow(Base):
     slowdown_reason: Mapped[str] = mapped_column(FreeText(), comment="why it is slow, in words")
 
 
-class RuntimePlanRow(Base):
-    """A membership change as the job's coordinator reported it."""
-
-    __tablename__ = "runtime_plans"
-    __table_args__ = (Index(None, "at"),)
-
-    job_number: Mapped[int] = mapped_column(ForeignKey("jobs.number"), primary_key=True, comment="jobs.number")
-    number: Mapped[int] = mapped_column(
-        primary_key=True, autoincrement=False, comment="the coordinator's number of the plan"
-    )
-    at: Mapped[float] = mapped_column(comment="when the report came, seconds since 1970")
-    first_version: Mapped[int] = mapped_column(comment="first version trained under the plan")
-    workers: Mapped[int] = mapped_column(comment="workers under the plan")
-    servers: Mapped[int] = mapped_column(comment="parameter servers under the plan")
-    added: Mapped[tuple[str, ...]] = mapped_column(Json(tuple[str, ...]), comment="task ids, JSON")
-    removed: Mapped[tuple[str, ...]] = mapped_column(Json(tuple[str, ...]), comment="task ids, JSON")
-    moved_bytes: Mapped[int] = mapped_column(comment="bytes of parameters that were moved")
-    prepare_ms: Mapped[float] = mapped_column(comment="time to prepare it, ms")
-    move_ms: Mapped[float] = mapped_column(comment="time to move parameters, ms")
-    suspension_p50_ms: Mapped[float] = mapped_column(comment="time that workers were suspended, median, ms")
-    suspension_max_ms: Mapped[float] = mapped_column(comment="longest time that a worker was suspended, ms")
-    longest_step_ms: Mapped[float | None] = mapped_column(comment="longest step around the resize, ms")
-    median_step_ms: Mapped[float | None] = mapped_column(comment="median step before the resize, ms")
-
-
 _TASK = Mapping(Task, TaskRow)
 _TASK_REPORT = Mapping(TaskReport, TaskReportRow)
-_RUNTIME_PLAN = Mapping(RuntimePlan, RuntimePlanRow)
 
 
 def _task_of(row: Row[Any]) -> Task:
@@ -221,8 +142,8 @@ def ask_tasks(connection: Connection, starts: Sequence[Start], at: float) -> tup
         )
     values = [_TASK.values(task, job_number=numbers[task.job], ordinal=task.number) for task in tasks]
     connection.execute(insert(table_of(TaskRow)), values)
-    asked = [_Step(task, numbers[task.job], GROW, ResizeEvent(TaskState.ASKED, at), new=True) for task in tasks]
-    _keep_steps(connection, asked)
+    asked = [Step(task, numbers[task.job], GROW, ResizeEvent(TaskState.ASKED, at), new=True) for task in tasks]
+    keep_steps(connection, asked)
     return tuple(tasks)
 
 
@@ -270,14 +191,14 @@ def change_tasks(connection: Connection, changes: Sequence[TaskChange], at: floa
     numbers = job_numbers(connection, {change.job for change in changes})
     before = _locked_tasks(connection, {(numbers[change.job], change.task) for change in changes})
     after = dict(before)
-    steps: list[_Step] = []
+    steps: list[Step] = []
     for change in changes:
         named = (numbers[change.job], change.task)
         if named not in after:
             raise StoreError(f"job {change.job.slug} has no task {change.task}")
         task = change.applied(after[named], at)
         if task.state is not after[named].state:
-            steps.append(_step(after[named].state, task, change, numbers[change.job]))
+            steps.append(step_of(after[named].state, task, change, numbers[change.job]))
         after[named] = task
     causes = {(numbers[change.job], change.task): str(change.cause) for change in changes if change.cause}
     changed = [
@@ -285,7 +206,7 @@ def change_tasks(connection: Connection, changes: Sequence[TaskChange], at: floa
             "of_job": named[0],
             "of_task": task.id,
             **{name: getattr(task, name) for name in _CHANGING},
-            "granted_at": task.since if _runs(task) else None,
+            "granted_at": task.since if runs(task) else None,
             "ended_at": task.since if task.state.ended else None,
             "cause": causes.get(named, "") if task.state is TaskState.FAILED else "",
         }
@@ -294,13 +215,8 @@ def change_tasks(connection: Connection, changes: Sequence[TaskChange], at: floa
     ]
     if changed:
         connection.execute(_update_task(), changed)
-    _keep_steps(connection, steps)
+    keep_steps(connection, steps)
     return tuple(task for named, task in after.items() if task.state is not before[named].state)
-
-
-def _runs(task: Task) -> bool:
-    """Whether the resource manager is known to run the task."""
-    return TaskState.GRANTED.rank <= task.state.rank <= TaskState.CONFIRMED.rank
 
 
 def _locked_tasks(connection: Connection, named: set[tuple[int, str]]) -> dict[tuple[int, str], Task]:
@@ -317,89 +233,6 @@ def _locked_tasks(connection: Connection, named: set[tuple[int, str]]) -> dict[t
 
 
 # Resizes
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A state that a task entered. ``new`` where the resize begins with it."""
-
-    task: Task
-    job_number: int
-    direction: str
-    event: ResizeEvent
-    new: bool
-
-
-def _step(left: TaskState, task: Task, change: TaskChange, job_number: int) -> _Step:
-    """The step of a task that left a state for its present one.
-
-    A task that fails on its way in ends its growing; one that fails as a member begins and ends its shrinking.
-    """
-    coming = task.state.wanted or (task.state is TaskState.FAILED and left.wanted and left is not TaskState.CONFIRMED)
-    event = ResizeEvent(task.state, task.since, change.note or "")
-    return _Step(task, job_number, GROW if coming else SHRINK, event, new=left.wanted and not coming)
-
-
-def _keep_steps(connection: Connection, steps: Sequence[_Step]) -> None:
-    """Add steps to the history, in at most two statements."""
-    keys = [{"job_number": step.job_number, "task": step.task.id, "direction": step.direction} for step in steps]
-    begun = [
-        {**key, "role": step.task.role, "node": step.task.node, "began_at": step.event.at}
-        for key, step in zip(keys, steps, strict=True)
-        if step.new
-    ]
-    if begun:
-        connection.execute(insert(table_of(ResizeRow)), begun)
-    reached: dict[str, list[Values]] = {"granted_at": [], "ended_at": []}
-    for key, step in zip(keys, steps, strict=True):
-        for column in _reached(step):
-            named = {f"of_{name}": value for name, value in key.items()}
-            reached[column].append({**named, "reached_at": step.event.at, "on_node": step.task.node})
-    for column, values in reached.items():
-        if values:
-            connection.execute(_update_resize(column), values)
-    if steps:
-        events = [
-            {**key, "state": event.state, "step": event.state.rank, "at": event.at, "note": event.note}
-            for key, event in zip(keys, (step.event for step in steps), strict=True)
-        ]
-        connection.execute(insert(table_of(ResizeEventRow)), events)
-
-
-def _reached(step: _Step) -> Iterable[str]:
-    """Columns of ``resizes`` that have the time of this step."""
-    if _runs(step.task):
-        yield "granted_at"
-    if step.task.state is TaskState.CONFIRMED or step.task.state.ended:
-        yield "ended_at"
-
-
-def resizes(connection: Connection, job: JobKey | None, limit: int) -> tuple[Resize, ...]:
-    """See ``Store.resizes``. Tasks of static jobs come and go with their job, which is no resize."""
-    newest = select(ResizeRow, JobRow.cluster, JobRow.id.label("job_id"), JobRow.submitted).join(
-        JobRow, and_(JobRow.number == ResizeRow.job_number, JobRow.static.is_(False))
-    )
-    if job is not None:
-        newest = newest.where(JobRow.slug == job.slug)
-    key = ("job_number", "task", "direction")
-    order = ("began_at", *key)
-    chosen = newest.order_by(*(table_of(ResizeRow).c[name].desc() for name in order)).limit(limit).subquery()
-    events = table_of(ResizeEventRow).c
-    query = (
-        select(chosen, events.state, events.at, events.note)
-        .join(ResizeEventRow, and_(*(events[name] == chosen.c[name] for name in key)))
-        .order_by(*(chosen.c[name].desc() for name in order), events.step)
-    )
-    found: dict[tuple[int, str, str], tuple[Row[Any], list[ResizeEvent]]] = {}
-    for row in connection.execute(query):
-        _, passed = found.setdefault((row.job_number, row.task, row.direction), (row, []))
-        passed.append(ResizeEvent(row.state, row.at, row.note))
-    return tuple(
-        Resize(
-            JobKey(row.cluster, row.job_id, row.submitted), row.task, row.role, row.node, row.direction, tuple(passed)
-        )
-        for row, passed in found.values()
-    )
 
 
 # What coordinators reported
@@ -422,30 +255,6 @@ def task_reports(connection: Connection, key: JobKey) -> tuple[TaskReport, ...]:
     return tuple(sorted(found, key=lambda report: not report.task.startswith("worker")))
 
 
-def add_runtime_plans(connection: Connection, job: JobKey, plans: Sequence[RuntimePlan]) -> None:
-    """See ``Store.add_runtime_plans``. Raises ``StoreError`` if the job is not known."""
-    number = job_numbers(connection, {job})[job]
-    values = [_RUNTIME_PLAN.values(plan, job_number=number) for plan in plans]
-    connection.execute(upsert(connection, RuntimePlanRow, replace=False), values)
-
-
-def runtime_plan_of(row: Row[Any]) -> RuntimePlan:
-    """A membership change from a row of ``runtime_plans``."""
-    return _RUNTIME_PLAN.record(row, f"runtime plan {row.number}")
-
-
-def runtime_plans(connection: Connection, job: JobKey, limit: int | None) -> tuple[RuntimePlan, ...]:
-    """See ``Store.runtime_plans``."""
-    query = (
-        select(*columns(RuntimePlanRow))
-        .join(JobRow, JobRow.number == RuntimePlanRow.job_number)
-        .where(JobRow.slug == job.slug)
-        .order_by(RuntimePlanRow.number.desc())
-        .limit(limit)
-    )
-    return tuple(map(runtime_plan_of, connection.execute(query)))[::-1]
-
-
 # Statements are built once: that takes longer than SQLite takes to run them.
 
 _CHANGING = ("state", "handle", "submitted", "node", "since", "note")
@@ -461,15 +270,6 @@ def _tasks() -> Select[Any]:
 def _highest_ordinals() -> Select[Any]:
     of_job = select(func.max(TaskRow.ordinal)).where(TaskRow.job_number == JobRow.number)
     return select(JobRow.number, *(of_job.where(TaskRow.role == role).scalar_subquery().label(role) for role in Role))
-
-
-@functools.cache
-def _update_resize(column: str) -> Update:
-    table = table_of(ResizeRow)
-    named = (table.c[name] == bindparam(f"of_{name}") for name in ("job_number", "task", "direction"))
-    first = func.coalesce(table.c[column], bindparam("reached_at"))
-    # the resource manager may run the task on another node than it was asked for
-    return update(table).where(*named).values({column: first, "node": bindparam("on_node")})
 
 
 @functools.cache

@@ -1,0 +1,66 @@
+"""Membership changes as coordinators report them: table ``runtime_plans``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, ForeignKey, Index, Row, select
+from sqlalchemy.orm import Mapped, mapped_column
+
+from dl2d.core.jobs import JobKey
+from dl2d.core.store import RuntimePlan
+from dl2d.store.jobs import JobRow, job_numbers
+from dl2d.store.row_mapping import Base, Json, Mapping, columns, upsert
+
+
+class RuntimePlanRow(Base):
+    """A membership change as the job's coordinator reported it."""
+
+    __tablename__ = "runtime_plans"
+    __table_args__ = (Index(None, "at"),)
+
+    job_number: Mapped[int] = mapped_column(ForeignKey("jobs.number"), primary_key=True, comment="jobs.number")
+    number: Mapped[int] = mapped_column(
+        primary_key=True, autoincrement=False, comment="the coordinator's number of the plan"
+    )
+    at: Mapped[float] = mapped_column(comment="when the report came, seconds since 1970")
+    first_version: Mapped[int] = mapped_column(comment="first version trained under the plan")
+    workers: Mapped[int] = mapped_column(comment="workers under the plan")
+    servers: Mapped[int] = mapped_column(comment="parameter servers under the plan")
+    added: Mapped[tuple[str, ...]] = mapped_column(Json(tuple[str, ...]), comment="task ids, JSON")
+    removed: Mapped[tuple[str, ...]] = mapped_column(Json(tuple[str, ...]), comment="task ids, JSON")
+    moved_bytes: Mapped[int] = mapped_column(comment="bytes of parameters that were moved")
+    prepare_ms: Mapped[float] = mapped_column(comment="time to prepare it, ms")
+    move_ms: Mapped[float] = mapped_column(comment="time to move parameters, ms")
+    suspension_p50_ms: Mapped[float] = mapped_column(comment="time that workers were suspended, median, ms")
+    suspension_max_ms: Mapped[float] = mapped_column(comment="longest time that a worker was suspended, ms")
+    longest_step_ms: Mapped[float | None] = mapped_column(comment="longest step around the resize, ms")
+    median_step_ms: Mapped[float | None] = mapped_column(comment="median step before the resize, ms")
+
+
+_RUNTIME_PLAN = Mapping(RuntimePlan, RuntimePlanRow)
+
+
+def add_runtime_plans(connection: Connection, job: JobKey, plans: Sequence[RuntimePlan]) -> None:
+    """See ``Store.add_runtime_plans``. Raises ``StoreError`` if the job is not known."""
+    number = job_numbers(connection, {job})[job]
+    values = [_RUNTIME_PLAN.values(plan, job_number=number) for plan in plans]
+    connection.execute(upsert(connection, RuntimePlanRow, replace=False), values)
+
+
+def runtime_plan_of(row: Row[Any]) -> RuntimePlan:
+    """A membership change from a row of ``runtime_plans``."""
+    return _RUNTIME_PLAN.record(row, f"runtime plan {row.number}")
+
+
+def runtime_plans(connection: Connection, job: JobKey, limit: int | None) -> tuple[RuntimePlan, ...]:
+    """See ``Store.runtime_plans``."""
+    query = (
+        select(*columns(RuntimePlanRow))
+        .join(JobRow, JobRow.number == RuntimePlanRow.job_number)
+        .where(JobRow.slug == job.slug)
+        .order_by(RuntimePlanRow.number.desc())
+        .limit(limit)
+    )
+    return tuple(map(runtime_plan_of, connection.execute(query)))[::-1]
