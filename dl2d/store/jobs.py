@@ -32,7 +32,8 @@ from dl2d.core.measured_losses import MeasuredLoss
 from dl2d.core.measured_speeds import JobSpeeds, TrainingKind
 from dl2d.core.resources import Resources
 from dl2d.core.store import MAX_NAMESAKES, JobChange, JobList
-from dl2d.store import job_speeds_and_losses
+from dl2d.store import job_losses
+from dl2d.store import job_speeds as speeds_of_jobs
 from dl2d.store.kind_speeds import count_speed
 from dl2d.store.row_mapping import (
     EMPTY,
@@ -349,7 +350,8 @@ def change_job(connection: Connection, key: JobKey, change: JobChange, at: float
     if after.state.ended and not job.state.ended and row.progress_at > (row.series_at or 0.0):
         _add_to_series(connection, row, job.progress)
     if after.state.ended:
-        job_speeds_and_losses.forget(connection, row.number)
+        speeds_of_jobs.forget(connection, row.number)
+        job_losses.forget(connection, row.number)
     return job_of(_locked_job(connection, key))
 
 
@@ -366,10 +368,12 @@ def report_progress(connection: Connection, key: JobKey, progress: Progress, int
 
 def _add_to_series(connection: Connection, row: Row[Any], progress: Progress) -> None:
     connection.execute(insert(table_of(ProgressRow)), _PROGRESS.values(progress, job_number=row.number))
+    finite = progress.finite()
     if not row.state.ended:
-        job_speeds_and_losses.count_progress(connection, row.number, progress)
+        speeds_of_jobs.count(connection, row.number, finite)
+        job_losses.count(connection, row.number, finite)
     values: Values = {"series_at": progress.at}
-    speed, size = progress.finite().samples_per_second, Allocation(progress.workers, progress.ps)
+    speed, size = finite.samples_per_second, Allocation(progress.workers, progress.ps)
     if speed and size.workers:
         before = None if row.quarantined_workers is None else Allocation(row.quarantined_workers, row.quarantined_ps)
         kind = TrainingKind.of(job_of(row).request)
@@ -392,12 +396,12 @@ def series(connection: Connection, key: JobKey) -> tuple[Progress, ...]:
 
 def job_speeds(connection: Connection, keys: Collection[JobKey]) -> tuple[JobSpeeds, ...]:
     """See ``Store.job_speeds``."""
-    return job_speeds_and_losses.speeds(connection, _by_number(connection, keys))
+    return speeds_of_jobs.speeds(connection, _by_number(connection, keys))
 
 
 def losses(connection: Connection, keys: Collection[JobKey]) -> tuple[MeasuredLoss, ...]:
     """See ``Store.losses``."""
-    return job_speeds_and_losses.losses(connection, _by_number(connection, keys))
+    return job_losses.losses(connection, _by_number(connection, keys))
 
 
 def _by_number(connection: Connection, keys: Collection[JobKey]) -> dict[int, JobKey]:

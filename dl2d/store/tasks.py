@@ -118,9 +118,6 @@ def _task_of(row: Row[Any]) -> Task:
     return _TASK.record(row, f"task {row.id} of job {key.slug}", job=key)
 
 
-# Tasks
-
-
 def ask_tasks(connection: Connection, starts: Sequence[Start], at: float) -> tuple[Task, ...]:
     """See ``Store.ask_tasks``. Raises ``StoreError`` if a job is not known."""
     numbers = job_numbers(connection, {start.job for start in starts}, lock=True)
@@ -230,12 +227,6 @@ def _locked_tasks(connection: Connection, named: set[tuple[int, str]]) -> dict[t
         )
         found |= {(row.job_number, row.id): _task_of(row) for row in connection.execute(query)}
     return found
-
-
-# Resizes
-
-
-# What coordinators reported
 
 
 def keep_task_reports(connection: Connection, job_number: int, reports: Sequence[TaskReport]) -> None:
