@@ -29,8 +29,8 @@ from dl2d.core.cluster import TaskState
 from dl2d.core.jobs import JobKey, JobState, Progress, Role
 from dl2d.core.measured_speeds import TrainingKind
 from dl2d.core.store import Keep, TaskChange
-from dl2d.store import schema
-from dl2d.store.database import Database, Place
+from dl2d.store import schema, sqlite_file
+from dl2d.store.database import LOCK_SECONDS, Database, Place
 from dl2d.store.jobs import JobRow, _job_values
 from dl2d.store.row_mapping import table_of
 from dl2d.store.sql_store import SqlStore
@@ -138,7 +138,7 @@ def main() -> None:
     options = options_of(__doc__, jobs=20, days=30, ended=-1, prune=False)
     with tempfile.TemporaryDirectory(prefix="dl2d-bench-") as folder:
         url = f"sqlite:///{folder}/store.sqlite"
-        schema._create_file(Place.parse(url), Path(folder, "store.sqlite"))  # noqa: SLF001
+        sqlite_file.create(Path(folder, "store.sqlite"), LOCK_SECONDS)
         fill(url, options.jobs, options.days, options.jobs if options.ended < 0 else options.ended)
         upgraded = _milliseconds(lambda: schema.upgrade(url)) / 1000
         with closing(SqlStore(url)) as store:

@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoes
 
 from dl2d.core.confidence_interval import Estimate
 from dl2d.experiments.figures import Picture, draw_plots
-from dl2d.experiments.participant_preparation import Prepared, is_ideal, settings_line
+from dl2d.experiments.participant_preparation import Prepared, settings_line
 from dl2d.experiments.result_statistics import (
     CaseSummary,
     Curve,
@@ -25,6 +25,7 @@ from dl2d.experiments.result_statistics import (
     summarise,
 )
 from dl2d.experiments.run_experiment import DEFINITION, ENVIRONMENT, RESULTS, ExperimentError, Run
+from dl2d.experiments.simulation_setup import is_ideal
 
 MARKDOWN, HTML, PLOTS = "report.md", "report.html", "plots"
 _TEMPLATES = Path(__file__).parent / "templates"

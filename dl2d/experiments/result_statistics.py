@@ -14,9 +14,10 @@ import numpy as np
 from dl2d.core.array_types import Floats
 from dl2d.core.confidence_interval import Estimate, estimate, paired_change, paired_difference
 from dl2d.experiments.definition import Case, Claim
-from dl2d.experiments.participant_preparation import Preparation, Prepared, is_ideal
+from dl2d.experiments.participant_preparation import Preparation, Prepared
 from dl2d.experiments.run_experiment import Run, read_series
 from dl2d.experiments.run_simulation import Result, Timings
+from dl2d.experiments.simulation_setup import is_ideal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

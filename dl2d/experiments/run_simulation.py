@@ -12,16 +12,9 @@ import numpy as np
 
 from dl2d.core.errors import Dl2dError
 from dl2d.experiments.definition import Case, Experiment
-from dl2d.experiments.participant_preparation import (
-    Preparation,
-    combinations,
-    placement_for,
-    policy_for,
-    rules_for,
-    to_prepare,
-    tuned,
-)
+from dl2d.experiments.participant_preparation import Preparation, combinations, to_prepare
 from dl2d.experiments.participants import Participant
+from dl2d.experiments.simulation_setup import placement_for, policy_for, rules_for, tuned
 from dl2d.simulation.lower_bound import lower_bound
 from dl2d.simulation.replay import replay
 from dl2d.simulation.result_time_series import SlotSeries

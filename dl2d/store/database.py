@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 
 from dl2d.core.errors import SchemaOutdated, StoreError, StoreUnavailable
+from dl2d.store.sqlite_file import SqliteFile
 
 # Another process (a backup, an admin's shell, `db upgrade`) may hold the write lock this long before we give up.
 LOCK_SECONDS = 10.0
@@ -28,17 +28,6 @@ _LOST_SERVER = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_cou
 _POSTGRESQL = "postgresql+psycopg"
 _EXAMPLES = "write sqlite:////var/lib/dl2d/dl2d.sqlite or postgresql://user@host/database"
 _END_IDLE = f"SET LOCAL idle_in_transaction_session_timeout = '{int(LOCK_SECONDS * 1000)}ms'"
-#: What to do where SQLite's write-ahead log or its index was removed.
-_REMOVED = {
-    "-wal": (
-        "and what was written since is in no file: stop the daemon with SIGTERM (systemctl stop dl2d), which writes it "
-        "into the database; do not kill it"
-    ),
-    "-shm": (
-        "and it must not write to the database any more: kill it (systemctl kill --signal=SIGKILL dl2d) and start it "
-        "again; all changes are in the write-ahead log"
-    ),
-}
 _WRITE = "dl2d_write"
 _DURABLE = "dl2d_durable"
 _NO_ACCESS = (
@@ -186,10 +175,7 @@ class Database:
         self.engine = open_engine(place)
         self.fence: Fence | None = None
         self._closed = False
-        #: Device and inode of SQLite's file, and of its write-ahead log and the log's index, by their suffixes; None
-        #: before they are opened.
-        self._file: tuple[int, int] | None = None
-        self._log: dict[str, tuple[int, int] | None] = {"-wal": None, "-shm": None}
+        self._file = None if place.file is None else SqliteFile(place.file)
         # SQLite has one writer at a time. Waiting for a lock of ours is fair and wakes at once; waiting for
         # SQLite's polls. In memory there is one connection, so readers queue too.
         self._writers = threading.Lock()
@@ -238,69 +224,9 @@ class Database:
     def _open(self) -> Engine:
         if self._closed:
             raise StoreError(f"the store {self.place} is closed")
-        self._check_file()
-        self._check_log()
+        if self._file is not None:
+            self._file.check()
         return self.engine
-
-    def _check_file(self) -> None:
-        """Raise ``StoreUnavailable`` if the file was removed or replaced since it was opened: data would be lost."""
-        if self.place.file is None:
-            return
-        try:
-            status = self.place.file.stat()
-        except FileNotFoundError:
-            if self._file is None:  # SQLite makes it
-                return
-            raise StoreUnavailable(
-                f"the store {self.place} was removed while this process had it open; put the file back, or stop the "
-                "daemon and restore a backup"
-            ) from None
-        except OSError as error:
-            raise StoreUnavailable(
-                f"cannot read the file of the store {self.place}: {error.strerror or error}"
-            ) from error
-        found = (status.st_dev, status.st_ino)
-        if self._file is None:
-            self._file = found
-        elif found != self._file:
-            raise StoreUnavailable(
-                f"the store {self.place} was replaced by another file while this process had it open; restart the "
-                "daemon to use that one"
-            )
-
-    def _check_log(self) -> None:
-        """Raise ``StoreUnavailable`` if the write-ahead log or its index was removed or replaced since it was opened.
-
-        SQLite itself removes them only when the last connection is closed. It would go on writing into the removed log;
-        without the index, this process and others would overwrite each other's changes.
-        """
-        if self.place.file is None:
-            return
-        for suffix, known in self._log.items():
-            log = Path(f"{os.path.realpath(self.place.file)}{suffix}")
-            try:
-                status = log.stat()
-                found = (status.st_dev, status.st_ino)
-            except FileNotFoundError:
-                found = None
-            except OSError as error:
-                raise StoreUnavailable(
-                    f"cannot read the log of the store {self.place}: {log}: {error.strerror}"
-                ) from error
-            if found == known:
-                continue
-            if _has_open(f"{log} (deleted)"):
-                raise StoreUnavailable(f"{log} was removed while this process had it open, {_REMOVED[suffix]}")
-            self._log[suffix] = found
-
-
-def _has_open(file: str) -> bool:
-    """Whether this process has a file open, by its name in ``/proc``."""
-    for descriptor in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # closed meanwhile
-            if str(descriptor.readlink()) == file:
-                return True
-    return False
 
 
 @contextlib.contextmanager

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import sqlite3
 import threading
-import time
 from pathlib import Path
 from typing import cast
 
@@ -22,7 +20,8 @@ from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import Connection, Engine, text, update
 
-from dl2d.core.errors import AlreadyRunning, SchemaOutdated, StoreError, StoreUnavailable
+from dl2d.core.errors import AlreadyRunning, SchemaOutdated, StoreError
+from dl2d.store import sqlite_file
 from dl2d.store.database import LOCK_SECONDS, Database, Place, translated
 from dl2d.store.lease import LeaseRow, lease_of
 from dl2d.store.views import create_views, describe, readable
@@ -89,7 +88,8 @@ def upgrade(url: str) -> None:
     if place.in_memory:
         return
     if place.file is not None:
-        _create_file(place, place.file)
+        with translated(place, "setting up the write-ahead log"):
+            sqlite_file.create(place.file, LOCK_SECONDS)
     database = Database(place)
     try:
         with database.writing("upgrading the schema") as connection:
@@ -218,36 +218,3 @@ def _config() -> Config:
     # The parser of the options expands per cent signs.
     config.set_main_option("script_location", str(migrations()).replace("%", "%%"))
     return config
-
-
-def _create_file(place: Place, file: Path) -> None:
-    """Make the file, readable by its owner alone (jobs' environments may hold secrets), and set it to WAL.
-
-    With a write-ahead log readers never wait for the writer. The mode is kept in the file, so it is set once.
-    """
-    try:
-        os.close(os.open(file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
-    except OSError as error:
-        raise StoreUnavailable(
-            f"creating {place}: {error.strerror}; check that its folder exists and may be written"
-        ) from error
-    deadline = time.monotonic() + LOCK_SECONDS
-    with translated(place, "setting up the write-ahead log"):
-        connection = sqlite3.connect(file, timeout=LOCK_SECONDS)
-        try:
-            while True:
-                try:
-                    # Of a file that has tables already, only VACUUM would change it.
-                    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-                    (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
-                except sqlite3.OperationalError as error:
-                    # The change of mode does not wait for a lock by itself when two upgrades meet.
-                    if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
-                        raise
-                    time.sleep(0.02)
-                    continue
-                break
-        finally:
-            connection.close()
-    if mode != "wal":
-        raise StoreUnavailable(f"{place}: this file system cannot keep a write-ahead log; put the file on a local disk")

@@ -14,13 +14,14 @@ from dl2d.experiments.definition import (
     Experiment,
     Quick,
     builtin_names,
+    changed,
     digest,
     find_experiment,
     read_experiment,
     write_experiment,
 )
-from dl2d.experiments.experiment_variants import Scale, at_scale, changed, on_files
-from dl2d.experiments.participant_preparation import combinations, tuned
+from dl2d.experiments.own_workload_files import on_files
+from dl2d.experiments.participant_preparation import combinations
 from dl2d.experiments.participants import (
     SEEDS_EACH,
     TRAINING_SEEDS,
@@ -33,7 +34,9 @@ from dl2d.experiments.participants import (
     original_settings,
     plain,
 )
+from dl2d.experiments.quick_scale import Scale, at_scale
 from dl2d.experiments.run_simulation import cells_of
+from dl2d.experiments.simulation_setup import tuned
 
 CLAIM = {
     "policy": "paper", "against": "drf", "change": -44.1, "says": "faster\nby far", "source": "a paper", "why": "luck",
