@@ -1,10 +1,11 @@
 """How fast heartbeats are answered while users load the job API.
 
     python benchmarks/api_load.py [--loads status ...] [--connections 200] [--seconds 5] [--repeats 3] [--jobs 100]
+                                  [--source 127.0.0.1]
 
 A daemon's API with a store in a file (SQLite) serves --jobs running jobs. One client sends heartbeats one after the
 other, each on a connection of its own, as coordinators do. Meanwhile --connections closed-loop connections from one
-address send requests without a pause, whatever they are answered:
+address (--source; heartbeats come from 127.0.0.1) send requests without a pause, whatever they are answered:
 
 - status: `GET /v1/status`, each connection with credentials of a user of its own
 - one-user: the same, all with credentials of one user
@@ -14,6 +15,13 @@ address send requests without a pause, whatever they are answered:
 - wrong-credential: heartbeats with the credential of another job
 - reconnect: `GET /v1/health`, each on a new connection
 - flood: heartbeats of one job with its credential
+
+Of these three the server, with the heartbeats and the load, speaks TLS:
+
+- tls-reconnect: `GET /v1/health`, each on a new connection
+- hello: TLS handshakes that the client never completes, each on a new connection: it sends its first message, which
+  costs it nothing, reads the beginning of the server's answer and closes the connection
+- silent: connections on which nothing is sent, each closed at once
 
 Periods with and without load take turns. Printed are the median, the 95th percentile and the maximum of the times of
 heartbeats in milliseconds without and with load, the ratio of the medians, the heartbeats that were refused, and the
@@ -30,6 +38,7 @@ import json
 import multiprocessing
 import os
 import signal
+import ssl
 import subprocess
 import tempfile
 import time
@@ -51,7 +60,13 @@ from dl2d.core.store import JobChange
 from dl2d.daemon.api.application import create_api
 from dl2d.daemon.api.dependencies import ManagerAccess, Services
 from dl2d.daemon.api.job_admission import Admission
-from dl2d.daemon.api.request_limits import HEARTBEATS_PER_SECOND, VIEWS_PER_SECOND, RateLimiter, UserTurns
+from dl2d.daemon.api.request_limits import (
+    DEFAULT_LIMITS,
+    HEARTBEATS_PER_SECOND,
+    VIEWS_PER_SECOND,
+    RateLimiter,
+    UserTurns,
+)
 from dl2d.daemon.api.server import ApiServer
 from dl2d.daemon.health import Health
 from dl2d.store import schema
@@ -60,12 +75,15 @@ from dl2d.testing import MemoryManager
 from dl2d.testing.builders import make_job
 from dl2d.tick.task_specs import TaskSpecs
 
-LOADS = ["status", "one-user", "forged", "health", "unknown", "wrong-credential", "reconnect", "flood"]
+TLS_LOADS = ["tls-reconnect", "hello", "silent"]
+LOADS = ["status", "one-user", "forged", "health", "unknown", "wrong-credential", "reconnect", "flood", *TLS_LOADS]
 CREDENTIALS = Credentials(b"k" * 32)
 #: As dl2d.yaml has it: api.requests_per_second.
 REQUESTS_PER_SECOND, BURST = 20.0, 5
 FIRST_UID = 7000
 FORK = multiprocessing.get_context("fork")
+UNVERIFIED = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+UNVERIFIED.check_hostname, UNVERIFIED.verify_mode = False, ssl.CERT_NONE
 
 
 class UserManager(MemoryManager):
@@ -80,7 +98,15 @@ class UserManager(MemoryManager):
         return int(credential)
 
 
-def serve(jobs: int, ports: SimpleQueue[int]) -> None:
+def certificate_in(folder: Path) -> tuple[Path, Path]:
+    """A certificate and its key, made as docs/slurm.md says."""
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    command = ("openssl", "req", "-x509", "-newkey", "ed25519", "-nodes", "-subj", "/CN=dl2d")
+    subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    return certificate, key
+
+
+def serve(jobs: int, ports: SimpleQueue[int], *, tls: bool) -> None:
     """Serve until this process is ended; puts the port when it does."""
     with tempfile.TemporaryDirectory(prefix="dl2d-bench-") as folder, (Path(folder) / "log").open("w") as log:
         structlog.configure(
@@ -94,7 +120,7 @@ def serve(jobs: int, ports: SimpleQueue[int]) -> None:
             uid = FIRST_UID + number
             store.add_job(replace(job, key=key, owner=Owner(f"user-{uid}", uid, uid)))
             store.change_job(key, JobChange(state=JobState.RUNNING), 1.0)
-        server = ApiServer("127.0.0.1", 0)
+        server = ApiServer("127.0.0.1", 0, DEFAULT_LIMITS, *(certificate_in(Path(folder)) if tls else ()))
         host, port = server.address
         timer = time.monotonic
         services = Services(
@@ -120,8 +146,9 @@ def job_keys(jobs: int) -> list[JobKey]:
 class Heartbeats:
     """A client that sends heartbeats of jobs in turn, each on a connection of its own."""
 
-    def __init__(self, port: int, jobs: int) -> None:
+    def __init__(self, port: int, jobs: int, *, tls: bool) -> None:
         self._port = port
+        self._tls = tls
         self._keys = itertools.cycle(job_keys(jobs)[1:])
         self._numbers = itertools.count(1)
 
@@ -140,7 +167,9 @@ class Heartbeats:
         key, number = next(self._keys), next(self._numbers)
         body = {"address": "host:1", "state": "running", "sender": "bench", "number": number, "version": number}
         head = {"Authorization": f"Bearer {CREDENTIALS.for_job(key)}", "Content-Type": "application/json"}
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
+        plain = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
+        secure = http.client.HTTPSConnection("127.0.0.1", self._port, timeout=30, context=UNVERIFIED)
+        connection = secure if self._tls else plain
         try:
             connection.request("POST", f"/v1/jobs/{key.slug}/heartbeat", json.dumps(body), head)
             return connection.getresponse().status
@@ -165,20 +194,29 @@ def request_of(load: str, connection: int) -> bytes:
             body = b'{"address": "host:1", "state": "running"}'
     lines = [f"{method} {path} HTTP/1.1", "Host: x", "Content-Type: application/json", f"Content-Length: {len(body)}"]
     lines += [f"Authorization: {shown}"] if shown else []
-    lines += ["Connection: close"] if load == "reconnect" else []
+    lines += ["Connection: close"] if load.endswith("reconnect") else []
     return ("\r\n".join(lines) + "\r\n\r\n").encode() + body
 
 
-async def load_api(load: str, port: int, connections: int, answers: Counter[str]) -> None:
+def client_hello() -> bytes:
+    """The first message of a TLS handshake."""
+    received, sent = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        UNVERIFIED.wrap_bio(received, sent).do_handshake()
+    return sent.read()
+
+
+async def load_api(load: str, port: int, source: str, connections: int, answers: Counter[str]) -> None:
     """Send requests on so many connections, until cancelled."""
+    hello, tls = client_hello(), UNVERIFIED if load == "tls-reconnect" else None
 
     async def client(number: int) -> None:
         request = request_of(load, number)
         while True:
             try:
-                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls, local_addr=(source, 0))
                 try:
-                    while True:
+                    while load not in ("hello", "silent"):
                         writer.write(request)
                         head = await reader.readuntil(b"\r\n\r\n")
                         answers[head[9:12].decode()] += 1
@@ -186,6 +224,11 @@ async def load_api(load: str, port: int, connections: int, answers: Counter[str]
                         await reader.readexactly(int(length or 0))
                         if b"connection: close" in head.lower():
                             break
+                    if load == "silent":
+                        answers["connected"] += 1
+                    if load == "hello":
+                        writer.write(hello)
+                        answers["hello" if await reader.read(4096) else "closed"] += 1
                 finally:
                     writer.close()
             except (OSError, asyncio.IncompleteReadError):
@@ -197,35 +240,38 @@ async def load_api(load: str, port: int, connections: int, answers: Counter[str]
             group.create_task(client(number))
 
 
-def load_for(load: str, port: int, connections: int, seconds: float, results: SimpleQueue[Counter[str]]) -> None:
+def load_for(
+    load: str, port: int, source: str, connections: int, seconds: float, results: SimpleQueue[Counter[str]]
+) -> None:
     """Load the API for so long; puts an empty result when it begins, and the answers by status at the end."""
     answers: Counter[str] = Counter()
 
     async def limited() -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await load_api(load, port, connections, answers)
+                await load_api(load, port, source, connections, answers)
 
     results.put(Counter())
     asyncio.run(limited())
     results.put(answers)
 
 
-def measure(load: str, connections: int, seconds: float, repeats: int, jobs: int) -> None:
+def measure(load: str, source: str, connections: int, seconds: float, repeats: int, jobs: int) -> None:
     """Measure heartbeats without and with one kind of load."""
     quiet: list[float] = []
     loaded: list[float] = []
     refused, answers = 0, Counter[str]()
     ports: SimpleQueue[int] = FORK.SimpleQueue()
-    server = FORK.Process(target=serve, args=(jobs, ports), daemon=True)
+    tls = load in TLS_LOADS
+    server = FORK.Process(target=serve, args=(jobs, ports), kwargs={"tls": tls}, daemon=True)
     server.start()
     port = ports.get()
-    heartbeats = Heartbeats(port, jobs)
+    heartbeats = Heartbeats(port, jobs, tls=tls)
     heartbeats.run(1.0)
     for _ in range(repeats):
         quiet += heartbeats.run(seconds)[0]
         results: SimpleQueue[Counter[str]] = FORK.SimpleQueue()
-        client = FORK.Process(target=load_for, args=(load, port, connections, seconds + 1.0, results))
+        client = FORK.Process(target=load_for, args=(load, port, source, connections, seconds + 1.0, results))
         client.start()
         results.get()
         times, failed = heartbeats.run(seconds)
@@ -235,7 +281,7 @@ def measure(load: str, connections: int, seconds: float, repeats: int, jobs: int
     server.terminate()
     server.join()
     show(
-        load=load, connections=connections, quiet_ms=spread(quiet), loaded_ms=spread(loaded),
+        load=load, source=source, connections=connections, quiet_ms=spread(quiet), loaded_ms=spread(loaded),
         ratio=median(loaded) / median(quiet), heartbeats=len(loaded), refused=refused,
         answers_per_second={status: count / (repeats * (seconds + 1.0)) for status, count in sorted(answers.items())},
         load_average=os.getloadavg()[0],
@@ -248,9 +294,9 @@ def spread(times: list[float]) -> list[float]:
 
 
 def main() -> None:
-    options = options_of(__doc__, loads=LOADS, connections=200, seconds=5.0, repeats=3, jobs=100)
+    options = options_of(__doc__, loads=LOADS, source="127.0.0.1", connections=200, seconds=5.0, repeats=3, jobs=100)
     for load in options.loads:
-        measure(load, options.connections, options.seconds, options.repeats, options.jobs)
+        measure(load, options.source, options.connections, options.seconds, options.repeats, options.jobs)
 
 
 if __name__ == "__main__":

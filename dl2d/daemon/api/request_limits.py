@@ -13,7 +13,7 @@ import socket
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 from starlette.exceptions import HTTPException
@@ -35,9 +35,6 @@ _MAX_WAITING = 64
 PUBLIC_SECONDS = 0.01
 #: Heartbeats that are served at once, each of another job. The server has 40 threads.
 MAX_HEARTBEATS = 16
-#: Maximum number of connections that are accepted in one turn of the event loop. Connections that are closed to make
-#: room are closed in the next turn, so up to this many more may be open; asyncio alone would accept 2048.
-_MAX_ACCEPTED_IN_TURN = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +76,8 @@ class ConnectionTable:
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
         #: Open connections by group and file descriptor, in order of arrival.
-        self._groups: dict[str, dict[int, _AcceptedSocket]] = {}
-        self._open: dict[int, _AcceptedSocket] = {}
+        self._groups: dict[str, dict[int, AcceptedSocket]] = {}
+        self._open: dict[int, AcceptedSocket] = {}
         #: Groups that had as many as they may, and have not had less than half of it since.
         self._crowded: set[str] = set()
 
@@ -88,7 +85,7 @@ class ConnectionTable:
         """Handler of a new connection; uvicorn calls this for each, after its TLS handshake."""
         return Connection(self, **arguments)
 
-    def add(self, accepted: _AcceptedSocket) -> bool:
+    def add(self, accepted: AcceptedSocket) -> bool:
         """Count a connection; false where it is to be closed, since nothing makes way for it.
 
         The oldest connection is closed on which no request that has shown a valid credential is being served. So
@@ -108,7 +105,7 @@ class ConnectionTable:
         self._groups.setdefault(group, {})[accepted.fileno()] = accepted
         return True
 
-    def remove(self, accepted: _AcceptedSocket) -> None:
+    def remove(self, accepted: AcceptedSocket) -> None:
         """Forget a connection; doing it again changes nothing."""
         group, descriptor = accepted.group, accepted.fileno()
         if self._open.get(descriptor) is not accepted:
@@ -127,7 +124,7 @@ class ConnectionTable:
             accepted.clear_deadline()
 
 
-def _make_way(connections: dict[int, _AcceptedSocket]) -> bool:
+def _make_way(connections: dict[int, AcceptedSocket]) -> bool:
     """Close the first of some connections that may be closed."""
     # By age alone: if those came first on which nothing is served yet, clients whose requests wait could have the
     # connection of a coordinator closed that has just been opened.
@@ -139,40 +136,19 @@ def _make_way(connections: dict[int, _AcceptedSocket]) -> bool:
     return False
 
 
-class ListeningSocket(socket.socket):
-    """A listening socket that counts the connections it accepts in ``table``."""
+class Waiting(Protocol):
+    """What waits for a turn."""
 
-    table: ConnectionTable
-    _accepted_in_turn = 0
+    #: Granted when the turn comes; fails where the client has gone.
+    turn: asyncio.Future[None] | None
 
-    def accept(self) -> tuple[socket.socket, Any]:
-        """Accept a connection.
-
-        Raises
-        ------
-        ConnectionAbortedError
-            The connection exceeded the limits and was closed.
-        BlockingIOError
-            No connection waits, or ``_MAX_ACCEPTED_IN_TURN`` were accepted in this turn of the event loop.
-        """
-        if self._accepted_in_turn >= _MAX_ACCEPTED_IN_TURN:
-            raise BlockingIOError
-        if not self._accepted_in_turn:
-            asyncio.get_running_loop().call_soon(self._end_turn)
-        self._accepted_in_turn += 1
-        plain, address = super().accept()
-        accepted = _AcceptedSocket(plain.family, plain.type, plain.proto, fileno=plain.detach())
-        accepted.begin(self.table, client_group(str(address[0])))
-        if not self.table.add(accepted):
-            accepted.close()
-            raise ConnectionAbortedError
-        return accepted, address
-
-    def _end_turn(self) -> None:
-        self._accepted_in_turn = 0
+    @property
+    def closing(self) -> bool:
+        """Whether the connection is closed or being closed."""
+        ...
 
 
-class _AcceptedSocket(socket.socket):
+class AcceptedSocket(socket.socket):
     """Socket of an accepted connection. A TLS handshake has as long as a request, ``request_seconds``."""
 
     def begin(self, table: ConnectionTable, group: str) -> None:
@@ -181,6 +157,8 @@ class _AcceptedSocket(socket.socket):
         self.group = group
         #: uvicorn's handler; None before it is made.
         self.connection: Connection | None = None
+        #: The turn that its TLS handshake waits for.
+        self.turn: asyncio.Future[None] | None = None
         seconds = table.limits.request_seconds
         self._deadline: asyncio.TimerHandle | None = asyncio.get_running_loop().call_later(seconds, self.abort)
 
@@ -189,9 +167,16 @@ class _AcceptedSocket(socket.socket):
         self._table.remove(self)
         if self.connection is not None:
             self.connection.transport.abort()
+        elif self.turn is not None and not self.turn.done():
+            self.turn.set_exception(_client_gone())
         else:
             with contextlib.suppress(OSError):
                 self.shutdown(socket.SHUT_RDWR)  # the TLS handshake ends
+
+    @property
+    def closing(self) -> bool:
+        """See ``Waiting``."""
+        return self.fileno() < 0
 
     def clear_deadline(self) -> None:
         if self._deadline is not None:
@@ -216,6 +201,11 @@ class Connection(H11Protocol):
         self.authenticated = False
         #: The turn that the present request waits for.
         self.turn: asyncio.Future[None] | None = None
+
+    @property
+    def closing(self) -> bool:
+        """See ``Waiting``."""
+        return self.transport.is_closing()
 
     @property
     def in_work(self) -> bool:
@@ -288,7 +278,7 @@ class RateLimiter:
 
 
 class FairTurns:
-    """Limit on the number of requests that are served at a time, which is fair between clients.
+    """Limit on the number of requests or connections that are served at a time, which is fair between clients.
 
     Clients that wait are served in turn, one request each, however many requests each of them has.
 
@@ -302,22 +292,26 @@ class FairTurns:
         Turns of one client at a time.
     pause
         Seconds from the end of a turn to the one that takes its place.
+    newest_first
+        Whether of the requests of one client the newest is served first: one whose client sends more than can be
+        served then still serves some soon, where otherwise each would wait for all before it.
     """
 
-    def __init__(self, at_once: int, *, each: int = 1, pause: float = 0.0) -> None:
+    def __init__(self, at_once: int, *, each: int = 1, pause: float = 0.0, newest_first: bool = False) -> None:
         self._free = at_once
         self._each = each
         self._pause = pause
+        self._newest_first = newest_first
         self._held: Counter[str] = Counter()
         #: Those who wait, by client, in order of their turns.
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
     def waiting(self, client: str) -> int:
         """How many requests of a client wait."""
-        return sum(not each.done() for each in self._waiting.get(client, ()))
+        return len(self._waiting.get(client, ()))
 
     @contextlib.asynccontextmanager
-    async def turn(self, client: str, connection: Connection) -> AsyncIterator[None]:
+    async def turn(self, client: str, connection: Waiting) -> AsyncIterator[None]:
         """A turn; raises HTTPException where the connection of the request is closed while it waits."""
         await self.take(client, connection)
         try:
@@ -325,9 +319,9 @@ class FairTurns:
         finally:
             self.give_back(client)
 
-    async def take(self, client: str, connection: Connection) -> None:
+    async def take(self, client: str, connection: Waiting) -> None:
         """Wait for a turn, which is to be given back; raises as ``turn``."""
-        if connection.transport.is_closing():
+        if connection.closing:
             raise _client_gone()
         if self._free and self._held[client] < self._each:
             self._hold(client)
@@ -339,6 +333,8 @@ class FairTurns:
         except BaseException:
             if granted.done() and not granted.cancelled() and granted.exception() is None:
                 self.give_back(client)  # granted, and cancelled before it was noticed
+            else:
+                self._forget(client, granted)
             raise
 
     def give_back(self, client: str) -> None:
@@ -362,13 +358,20 @@ class FairTurns:
             if following is None:
                 return
             requests = self._waiting.pop(following)
-            while requests and requests[0].done():  # it waits no more
-                requests.popleft()
-            if requests:
+            granted = requests.pop() if self._newest_first else requests.popleft()
+            if not granted.done():  # it waits still
                 self._hold(following)
-                requests.popleft().set_result(None)
+                granted.set_result(None)
             if requests:
                 self._waiting[following] = requests  # behind the others
+
+    def _forget(self, client: str, granted: asyncio.Future[None]) -> None:
+        requests = self._waiting.get(client)
+        if requests is None or granted not in requests:
+            return
+        requests.remove(granted)
+        if not requests:
+            del self._waiting[client]
 
 
 class UserTurns:

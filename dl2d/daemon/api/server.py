@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import socket
 import ssl
@@ -15,7 +16,8 @@ from fastapi import FastAPI
 
 from dl2d.config.settings import ApiSettings
 from dl2d.core.errors import ConfigError
-from dl2d.daemon.api.request_limits import DEFAULT_LIMITS, ConnectionLimits, ConnectionTable, ListeningSocket
+from dl2d.daemon.api.connection_acceptor import Acceptor
+from dl2d.daemon.api.request_limits import DEFAULT_LIMITS, AcceptedSocket, ConnectionLimits, ConnectionTable
 from pslite.launch.daemon_http import certificate_text
 
 _BACKLOG = 1024
@@ -72,6 +74,31 @@ def _refusal(certificate: Path, key: Path, host: str) -> str:
     return ""
 
 
+class _Server(uvicorn.Server):
+    """uvicorn's server, which gets its connections from an acceptor."""
+
+    def __init__(self, config: uvicorn.Config, acceptor: Acceptor) -> None:
+        super().__init__(config)
+        self._acceptor = acceptor
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets or [])
+        self._acceptor.start(self._begin)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._acceptor.stop()
+        await super().shutdown(sockets=sockets)
+
+    async def _begin(self, accepted: AcceptedSocket) -> None:
+        loop, tls = asyncio.get_running_loop(), self.config.ssl
+        await loop.connect_accepted_socket(self._handler, accepted, ssl=tls)
+
+    def _handler(self) -> asyncio.Protocol:
+        return self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+
+
 class ApiServer:
     """Serves an application until ``stop``; the socket is bound at once, so that a port in use fails at the start."""
 
@@ -88,8 +115,8 @@ class ApiServer:
         self.certificates = "" if certificate is None else read_certificate(certificate, certificate_key)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         # With the protocol named, asyncio sets TCP_NODELAY: else each answer on a connection that is kept waits 40 ms.
-        self._socket = ListeningSocket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        self._socket.table = ConnectionTable(limits.within(resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
+        self._socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        self._table = ConnectionTable(limits.within(resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             self._socket.bind((host, port))
@@ -115,9 +142,9 @@ class ApiServer:
         """Begin to serve."""
         config = uvicorn.Config(
             api,
-            http=self._socket.table.protocol,  # type: ignore[arg-type]  # it is called as a class is
+            http=self._table.protocol,  # type: ignore[arg-type]  # it is called as a class is
             ws="none",
-            loop="asyncio",  # whose loop calls ListeningSocket.accept
+            loop="asyncio",
             # X-Forwarded-For is not read: a client could evade the limits of its address with it, or use up another's.
             proxy_headers=False,
             log_config=None,
@@ -129,10 +156,8 @@ class ApiServer:
             ssl_certfile=self._certificate,
             ssl_keyfile=self._certificate_key,
         )
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(
-            target=self._server.run, kwargs={"sockets": [self._socket]}, name="job-api", daemon=True
-        )
+        self._server = _Server(config, Acceptor(self._socket, self._table))
+        self._thread = threading.Thread(target=self._server.run, name="job-api", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 import ssl
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -21,10 +22,11 @@ from self_signed import self_signed
 from dl2d.core.errors import Denied, StoreUnavailable
 from dl2d.core.jobs import JobKey, JobState
 from dl2d.daemon.api import server as api_server
+from dl2d.daemon.api.connection_acceptor import Acceptor
 from dl2d.daemon.api.request_limits import (
+    AcceptedSocket,
     ConnectionLimits,
     ConnectionTable,
-    ListeningSocket,
     RateLimiter,
     client_group,
     is_loopback,
@@ -322,11 +324,14 @@ def test_of_one_address_so_many_requests_wait_to_be_authenticated(make_world):
     world.manager.authenticate_user = hang
     head = b"GET /v1/status HTTP/1.1\r\nHost: x\r\nAuthorization: Munge x\r\n\r\n"
     with ExitStack() as clients:
-        for _ in range(66):
-            clients.enter_context(socket.create_connection(world.server.address)).sendall(head)
-        answer = world.client.get("/v1/status", headers={"Authorization": "Munge x"})
-        assert (answer.status_code, answer.headers["Retry-After"]) == (429, "1")
-        assert "too many requests of users of this address" in error(answer)
+        channels = [clients.enter_context(socket.create_connection(world.server.address)) for _ in range(67)]
+        for channel in channels:
+            channel.sendall(head)
+        refused = select.select(channels, [], [], 30)[0]  # two are being authenticated, 64 wait
+        answer = refused[0].recv(65536)
+        assert answer.startswith(b"HTTP/1.1 429 ")
+        assert b"retry-after: 1" in answer.lower()
+        assert b"too many requests of users of this address" in answer
         with socket.create_connection(world.server.address, timeout=30, source_address=("127.0.0.2", 0)) as other:
             other.sendall(head)
             opened.set()
@@ -344,29 +349,52 @@ def test_a_connection_on_which_no_further_request_begins_is_closed(make_world, m
 
 
 def test_a_flood_is_accepted_in_parts_so_that_what_makes_way_is_closed_in_between():
-    async def accept_all(listener: ListeningSocket) -> tuple[int, ...]:
-        parts = []
-        while not parts or parts[-1]:
-            part = []
-            with suppress(BlockingIOError):
-                while True:
-                    part.append(listener.accept()[0])
-            parts.append(len(part))
-            for accepted in part:
-                accepted.close()
-            await asyncio.sleep(0)  # the next turn of the event loop
-        return tuple(parts)
+    by_turn: Counter[int] = Counter()
 
-    with ListeningSocket(socket.AF_INET, socket.SOCK_STREAM) as listener, ExitStack() as clients:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(200)
-        listener.setblocking(False)
-        listener.table = ConnectionTable(ConnectionLimits())
+    class CountingTable(ConnectionTable):
+        def add(self, accepted: AcceptedSocket) -> bool:
+            by_turn[turn] += 1
+            return super().add(accepted)
+
+    turn = 0
+
+    async def accept_all(listener: socket.socket) -> None:
+        nonlocal turn
+        acceptor = Acceptor(listener, CountingTable(ConnectionLimits()))
+        acceptor.start(lambda accepted: asyncio.sleep(60))
+        while by_turn.total() < 150:
+            await asyncio.sleep(0)  # the next turn of the event loop
+            turn += 1
+        acceptor.stop()
+
+    with socket.create_server(("127.0.0.1", 0), backlog=200) as listener, ExitStack() as clients:
         for _ in range(150):
             clients.enter_context(socket.create_connection(listener.getsockname()))
-        parts = asyncio.run(accept_all(listener))
-    assert sum(parts) == 150
-    assert max(parts) <= 16
+        asyncio.run(accept_all(listener))
+    assert max(by_turn.values()) <= 16
+
+
+def test_tls_handshakes_of_addresses_take_turns(make_world, certificate, monkeypatch):
+    monkeypatch.setattr("dl2d.daemon.api.connection_acceptor.CONNECTION_SECONDS", 0.2)
+    world = make_world(certificate=certificate)
+    trusted = ssl.create_default_context(cafile=str(certificate[0]))
+    received, hello = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with suppress(ssl.SSLWantReadError):
+        trusted.wrap_bio(received, hello, server_hostname="127.0.0.1").do_handshake()
+    first = hello.read()
+    with ExitStack() as clients:
+        flood = [
+            clients.enter_context(socket.create_connection(world.server.address, source_address=("127.0.0.2", 0)))
+            for _ in range(60)
+        ]
+        for channel in flood:
+            channel.sendall(first)
+        for source in ("127.0.0.1", "127.0.0.2"):  # of one address, the newest begins first
+            plain = socket.create_connection(world.server.address, source_address=(source, 0))
+            with trusted.wrap_socket(plain, server_hostname="127.0.0.1") as other:
+                other.sendall(b"GET /v1/health HTTP/1.1\r\nHost: x\r\n\r\n")
+                assert other.recv(100).startswith(b"HTTP/1.1 200")
+        assert len(select.select(flood, [], [], 0)[0]) < 30  # so many have got an answer before
 
 
 def test_the_oldest_idle_connection_makes_way(make_world):
