@@ -170,6 +170,14 @@ def refused():
     kv = mx.kv.create("dist_async")
     kv.init("a", mx.nd.ones(2))
     raises(UsageError, "call set_optimizer before the first push", kv.pushpull, "a", mx.nd.ones(2))
+    kv.set_optimizer(mx.optimizer.SGD())
+    kv.pushpull("a", mx.nd.ones(2))
+    raises(UsageError, "in asynchronous training key 'b' comes too late", kv.init, "b", mx.nd.ones(2))
+    kv = mx.kv.create("dl2")
+    kv.set_optimizer(mx.optimizer.LAMB())
+    kv.init("a", mx.nd.ones(2))
+    kv.pushpull("a", mx.nd.ones(2))
+    raises(UsageError, "with LAMB key 'b' comes too late", kv.init, "b", mx.nd.ones(2))
     kv = mx.kv.create("dl2")
     kv.init("a", mx.nd.ones(2))
     kv.init("b", mx.nd.ones(2))
@@ -189,7 +197,6 @@ def refused():
     kv.push("a", mx.nd.ones(2))
     raises(UsageError, "cannot be frozen (grad_req='null') later", kv.push, "a", mx.nd.ones(2))
     kv.push("b", mx.nd.ones(2))
-    raises(UsageError, "'d' comes too late: the first step has fixed the job's keys", kv.init, "d", mx.nd.ones(2))
     raises(UsageError, "train all parameters by one Trainer", kv.set_optimizer, mx.optimizer.SGD())
     raises(UsageError, "no optimizer states", kv.save_optimizer_states, "x")
     raises(CheckpointError, "cannot read", mx.kv.create("dl2").load_optimizer_states, "/nowhere/at/all")
@@ -228,6 +235,54 @@ def key_after_key():
     kv.push("b", mx.nd.ones(2))
     kv.pull("b", out=mx.nd.ones(2))
     assert (kv.version, out.asnumpy().tolist()) == (1, [0.5, 0.5])
+
+
+def keys_that_come_late():
+    """They are pushed in steps of their own, in which the others stay as they are; each optimizer counts its own."""
+    kv = mx.kv.create("dl2")
+    kv.set_optimizer(mx.optimizer.Adam(learning_rate=0.5))
+    kv.init("a", mx.nd.ones(2))
+    kv.freeze("never")
+    a, late = mx.nd.zeros(2), [mx.nd.zeros((2, 3)), mx.nd.zeros(80000)]
+
+    def step(keys, outs):
+        kv.push(keys, [mx.nd.ones(out.shape) for out in outs])
+        kv.pull(keys, out=outs)
+        return [round(float(out.asnumpy().min()), 2) for out in outs]
+
+    assert step(["a"], [a]) == [0.5]
+    assert step(["a"], [a]) == [0.0]
+    kv.push("a", mx.nd.ones(2))  # its step is done when something is asked for
+    kv.init(["b", "c"], [mx.nd.ones((2, 3)), mx.nd.ones(80000) * 2])
+    kv.pull(["b", "c"], out=late)
+    assert [float(out.asnumpy().max()) for out in late] == [1.0, 2.0]
+    kv.pull("a", out=a)
+    assert np.allclose(a.asnumpy(), -0.5), a.asnumpy()
+    version = kv.version
+    # the first update is as large as the rate
+    assert step(["b", "c"], late) == [0.5, 1.5]
+    assert step(["b", "c"], late) == [0.0, 1.0]
+    found = step(["a", "b", "c"], [a, *late])
+    assert found == [-1.0, -0.5, 0.5], found
+    assert kv.version == version + 4
+    raises(UsageError, "'b' is pushed a second time, but 'c' not yet", kv.push, ["b", "b"], [mx.nd.ones((2, 3))] * 2)
+    kv.pushpull("c", mx.nd.ones(80000), out=late[1])
+    raises(UsageError, "'b' has been given a value already", kv.init, "b", mx.nd.ones(2))
+    # tables, and what is never pushed
+    kv.init("table", mx.nd.ones((9, 2)).tostype("row_sparse"))
+    outs = mx.nd.zeros((2, 2))
+    kv.broadcast("never", mx.nd.ones((2, 2)) * 3, outs)
+    kv.broadcast("d", mx.nd.ones((2, 2)) * 4, outs)
+    assert outs.asnumpy().tolist() == [[4, 4], [4, 4]]
+    rows = mx.nd.sparse.row_sparse_array((mx.nd.ones((1, 2)), [4]), shape=(9, 2))
+    kv.push("table", rows)
+    kv.push("d", mx.nd.ones((2, 2)))
+    asked = mx.nd.sparse.zeros("row_sparse", (9, 2))
+    kv.row_sparse_pull("table", out=asked, row_ids=mx.nd.array([0, 4]))
+    assert np.allclose(asked.data.asnumpy(), [[1, 1], [0.5, 0.5]])
+    kv.pull("never", out=outs)
+    assert outs.asnumpy().tolist() == [[3, 3], [3, 3]]
+    raises(UsageError, "kvstore.freeze(...) was told", kv.push, "never", mx.nd.ones((2, 2)))
 
 
 def trainer():
@@ -509,7 +564,8 @@ def in_turns():
 
 
 CHECKS = (
-    optimizers, lamb, multipliers, undescribed, memory, split, alone, refused, key_after_key, trainer, fixed, resumed,
+    optimizers, lamb, multipliers, undescribed, memory, split, alone, refused, key_after_key, keys_that_come_late,
+    trainer, fixed, resumed,
     tables, rows, words, usage, in_turns,
 )  # fmt: skip
 

@@ -48,20 +48,47 @@ def pass_both(net, samples, labels):
 
 
 def tutorial(kv):
-    """The KVStore's tutorial: lists of keys, each with one array or one for each device; no optimizer."""
+    """The KVStore's tutorial: one key, then a list of further ones, with one array or one for each device."""
     keys, shape = ["5", "7", "9"], (2, 3)
     kv.init("3", mx.nd.ones(shape) * 2)
-    kv.init(keys, [mx.nd.ones(shape)] * len(keys))
     out = mx.nd.zeros(shape)
     kv.pull("3", out=out)
     assert (out.asnumpy() == 2).all()
+    kv.push("3", mx.nd.ones(shape) * 8)
+    kv.pull("3", out=out)
+    assert (out.asnumpy() == 8 * kv.num_workers).all()
+    kv.init(keys, [mx.nd.ones(shape) * (1 + kv.rank)] * len(keys))
+    first = [mx.nd.zeros(shape) for _ in keys]
+    kv.pull(keys, out=first)
+    assert all((array.asnumpy() == 1).all() for array in first)
+    kv.push(keys, [mx.nd.ones(shape)] * len(keys))
+    kv.pull(keys, out=first)
+    assert all((array.asnumpy() == kv.num_workers).all() for array in first)
     for step in range(3):
-        kv.push("3", [mx.nd.ones(shape, device) for device in DEVICES])
+        if step < 2:
+            kv.push("3", [mx.nd.ones(shape, device) * (step + 3) for device in DEVICES])
         kv.push(keys, [[mx.nd.ones(shape, device) * (step + int(key)) for device in DEVICES] for key in keys])
         outs = [[mx.nd.zeros(shape, device) for device in DEVICES] for _ in keys]
         kv.pull("3", out=out)
         kv.pull(keys, out=outs)
     return {"3": out.asnumpy(), **{key: arrays[1].asnumpy() for key, arrays in zip(keys, outs, strict=True)}}
+
+
+def growing(kv):
+    """Layers that are added when the first ones are trained; their optimizer counts its own updates (Adam)."""
+    kv.set_optimizer(mx.optimizer.Adam(learning_rate=0.05, rescale_grad=1 / kv.num_workers))
+    weights = {0: mx.nd.ones((3, 4)), 1: mx.nd.ones(300000) * 2}
+    kv.init(list(weights), list(weights.values()))
+    for step in range(30):
+        if step in (10, 20):
+            more = {step: mx.nd.ones((step, 2)) * (1 + kv.rank), step + 1: mx.nd.ones(70000) * 3}
+            kv.init(list(more), list(more.values()))
+            kv.pull(list(more), out=list(more.values()))
+            weights |= more
+        keys = [key for key in weights if key >= 10] if step in (12, 13) else list(weights)
+        kv.push(keys, [weights[key] * (0.3 + 0.1 * kv.rank) for key in keys])
+        kv.pull(keys, out=[weights[key] for key in keys])
+    return {str(key): weight.asnumpy() for key, weight in weights.items()}
 
 
 def accumulation(kv):
@@ -211,7 +238,7 @@ def numpy_arrays(kv):
 
 EXAMPLES = {
     each.__name__: each
-    for each in (tutorial, accumulation, clipping, language_model, by_hand, buckets, numpy_arrays)
+    for each in (tutorial, growing, accumulation, clipping, language_model, by_hand, buckets, numpy_arrays)
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -331,8 +331,12 @@ def keys(options):
         for key, weight in weights.items():
             kvstore.pull(key, out=weight)
         mx.nd.waitall()
-        if options.late:
-            kvstore.init("late", mx.nd.ones(2))
+        if options.late and step == 10:
+            late = {key: mx.nd.ones((2, key)) * (key + kvstore.rank) for key in (10, 50000)}
+            kvstore.init(list(late), list(late.values()))
+            for key, weight in late.items():
+                kvstore.pull(key, out=weight)  # the first worker's
+            weights |= late
     if options.out and kvstore.rank == 0:
         np.savez(options.out, **{str(key): weight.asnumpy() for key, weight in weights.items()})
 

@@ -44,7 +44,7 @@ class MemberState:
     lost_how: str = ""
     #: it is a server, or a worker whose job specification is known
     described: bool = True
-    #: the job specification that it has sent after it had joined
+    #: the last job specification that it has sent after it had joined
     spec: JobSpec | None = None
     #: a plan was sent to it, for which it may have opened connections
     prepared: bool = False
@@ -314,6 +314,15 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
         self.__dict__.pop("blocks", None)
 
     @property
+    def extended(self) -> JobSpec | None:
+        """The job's specification with the segments that its first worker has added; None if it has added none."""
+        chief = next((self.members[task] for task in self.workers_left(self.plan)), None)
+        theirs, ours = chief.spec if chief is not None else None, self.spec
+        if theirs is None or ours is None or len(theirs.segments) <= len(ours.segments) or not theirs.extends(ours):
+            return None
+        return theirs
+
+    @property
     def over(self) -> bool:
         """Whether the job has ended in one way or another."""
         return self.state not in ("waiting", "running")
@@ -430,6 +439,8 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
         }  # fmt: skip
         for name in set(self.__struct_fields__) - kept:
             setattr(self, name, getattr(fresh, name))
+        if self.spec is not None:
+            self.describe(self.spec.without_late())
         self.version, self.returning, self.rollback_reason = version, returning, why
 
     # --- time -----------------------------------------------------------------------------------------------------

@@ -54,7 +54,11 @@ def join(job: Job, hello: Hello, message: Join, line: ReliableChannel) -> Member
 
 
 def describe(job: Job, member: MemberState, message: Describe) -> None:
-    """Take the job specification of a worker that has joined without one."""
+    """Take the job specification of a worker that has joined without one, or that adds to it."""
+    if member.described:
+        # the next plan has what the first worker adds (`plans`); others find out themselves if they add something else
+        member.spec = message.spec
+        return
     reason = _mismatch(job, message.spec)
     if reason:
         job.say(f"refused {member.task}: {reason}")
@@ -79,10 +83,8 @@ def _mismatch(job: Job, spec: JobSpec) -> str:
             f"{VARIABLE} is all, which is not possible in an all-reduce job: torch (gloo) sends the gradients over "
             f"connections that are not encrypted; train with servers, or set {VARIABLE}=control"
         )
-    if state.spec is not None and not spec.agrees(state.spec):
-        return "its script describes another job than the first worker's: " + "; ".join(
-            differences(spec, state.spec)[:10]
-        )
+    if state.spec is not None and not spec.agrees(first := state.spec.without_late()):
+        return "its script describes another job than the first worker's: " + "; ".join(differences(spec, first)[:10])
     if state.plan is not None and spec.updated_by_scripts:
         return (
             "its script updates the weights in the workers (update_on_kvstore=False), so a new worker cannot get "

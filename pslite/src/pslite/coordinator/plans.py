@@ -82,12 +82,20 @@ def choose_members(state: JobState) -> Choice:
     )
     if not workers or not (servers or state.all_reduce):
         return Choice(unwanted=unwanted, objection="there is not a member for each role")
-    servers_lack_weights = state.all_reduce or spec.update == "worker"
+    # of blocks that are added only workers have the weights
+    servers_lack_weights = state.all_reduce or spec.update == "worker" or adds_blocks(state)
     if servers_lack_weights and having_weights and not set(workers) & set(having_weights):
         # one that has the weights stays until the newcomers have them
         workers = (having_weights[0], *workers)[: None if state.all_reduce else spec.shards]
     spare = {t for t in joined if t not in unwanted and (target is None or t in target)} - {*workers, *servers}
     return Choice(workers, servers, unwanted, spare)
+
+
+def adds_blocks(state: JobState) -> bool:
+    """Whether the next plan has blocks that the plan in force does not have: keys of a script that come late."""
+    if state.plan is None or state.all_reduce:
+        return False
+    return state.extended is not None or not state.plan.has(len(state.blocks) - 1)
 
 
 def reason_to_wait(state: JobState, settings: Settings, now: float) -> str:
@@ -121,11 +129,13 @@ def consider(job: Job, now: float) -> str:
     # of blocks whose server has died there is one copy, until a plan gives them another
     exposed = plan is not None and len(choice.servers) > 1 and -1 in plan.backups
     same = plan is not None and plan.tasks() == {*choice.workers, *choice.servers}
-    if same and not exposed and not _rebalance(job, now):
+    adds = adds_blocks(state)
+    if same and not adds and not exposed and not _rebalance(job, now):
         return "members and their work stay as they are"
     if now < state.retry_at:
         return "a plan was given up a moment ago"
-    reason = reason_to_wait(state, job.settings, now)
+    # workers that add blocks wait for them
+    reason = "" if adds else reason_to_wait(state, job.settings, now)
     if not reason:
         _begin(job, now, choice)
     return reason
@@ -170,6 +180,8 @@ def _begin(job: Job, now: float, choice: Choice) -> None:
     if state.plan is None and first is not None:
         # open jobs: the others' may say another optimizer, made of their rank, say
         state.describe(first)
+    if state.extended is not None:
+        state.describe(state.extended)
     assert state.spec is not None
     state.plan_number += 1
     plan = make_plan(

@@ -136,6 +136,8 @@ class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sparse: bool = False
     #: of a sparse one: rows that a step does not touch stay as they are whatever the optimizer (MXNet's lazy_update)
     lazy: bool = False
+    #: whether it was added after the first step (open jobs)
+    late: bool = False
 
     def __post_init__(self) -> None:
         if not self.sparse:
@@ -289,6 +291,17 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         if not (self.open and other.open):
             return self == other
         return self._shape() == other._shape()
+
+    def extends(self, other: JobSpec) -> bool:
+        """Whether workers that say that train what this says, perhaps without segments that are added late."""
+        count = len(other.segments)
+        if not all(segment.late for segment in self.segments[count:]):
+            return False
+        return msgspec.structs.replace(self, segments=self.segments[:count]).agrees(other)
+
+    def without_late(self) -> JobSpec:
+        """Return the job as it was at its first step."""
+        return msgspec.structs.replace(self, segments=tuple(s for s in self.segments if not s.late))
 
     def _shape(self) -> JobSpec:
         segments = tuple(

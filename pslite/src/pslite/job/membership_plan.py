@@ -41,6 +41,10 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     #: comparison setting: workers stop at the clock until everything has moved, as the DL2 paper does it
     stop: bool = False
 
+    def has(self, block: int) -> bool:
+        """Whether `block` is there under this plan: those of keys that come late are not under earlier ones."""
+        return block < len(self.owners)
+
     def owner(self, block: int) -> Member:
         """Return the server that owns `block`."""
         return self.servers[self.owners[block]]
@@ -153,7 +157,7 @@ def make_plan(
 
     `shares` are the workers' numbers of shards, `speeds` the servers', where they are not alike.
     """
-    before = {b: previous.owner(b).task for b in range(len(blocks))} if previous else {}
+    before = {b: previous.owner(b).task for b in range(len(previous.owners))} if previous else {}
     owners = (
         assign([block.nbytes for block in blocks], before, [member.task for member in servers], speeds)
         if servers
@@ -198,7 +202,7 @@ def choose_backups(
 
 def holders_of(plan: Plan | None, block: int) -> frozenset[str]:
     """Return the servers that have a whole copy of a block once a plan is done: its owner and its backup."""
-    if plan is None:
+    if plan is None or not plan.has(block):
         return frozenset()
     backup = plan.backup(block)
     return frozenset((plan.owner(block).task,)) | (frozenset() if backup is None else frozenset((backup.task,)))

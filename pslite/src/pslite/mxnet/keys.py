@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import msgspec
+import numpy as np
 from numpy.typing import NDArray
 
 from pslite.errors import UsageError
@@ -45,6 +47,10 @@ class KeyTensor:
     home: Any = None
     #: arrays that can be pushed
     checked: list[Any] = field(default_factory=list)
+    #: it was given its value after the first step
+    late: bool = False
+    #: number of its group in `KeyTable.groups`; -1 for none yet
+    group: int = 0
 
     @property
     def size(self) -> int:
@@ -62,8 +68,8 @@ class KeyTable:
     def __init__(self) -> None:
         self._tensors: dict[Key, KeyTensor] = {}
         self._frozen: set[Key] = set()
-        #: keys that are pushed in every step
-        self.trained: list[KeyTensor] = []
+        #: keys that are pushed in the same steps: those of the first step, then those that came late, as they came
+        self.groups: list[list[KeyTensor]] = [[]]
         #: keys that are never pushed, but change as the worker computes (BatchNorm's running statistics), and where
         self.running: list[tuple[KeyTensor, list[Any]]] = []
 
@@ -84,9 +90,18 @@ class KeyTable:
         """Give all tensors."""
         return self._tensors.values()
 
+    @property
+    def trained(self) -> list[KeyTensor]:
+        """Keys that the first step has pushed; none as long as they are not chosen."""
+        return self.groups[0]
+
+    def pushed(self) -> list[KeyTensor]:
+        """Return the keys of all groups."""
+        return [tensor for group in self.groups for tensor in group]
+
     def moving(self) -> list[KeyTensor]:
         """Return the tensors that have a place in the job's arrays."""
-        return [*self.trained, *(tensor for tensor, _ in self.running)]
+        return [tensor for tensor in self._tensors.values() if tensor.segment >= 0]
 
     def freeze(self, keys: Iterable[Key]) -> None:
         """Say that some keys are never pushed."""
@@ -107,8 +122,87 @@ class KeyTable:
         else:
             whole = value.copyto(home)
         kind = trainable(f"key {key!r}", whole)
-        self.trained = []
+        self.groups[0] = []
         self._tensors[key] = KeyTensor(key, whole, kind, value.grad is not None, sparse=is_sparse(value), home=home)
+
+    def add_late(self, key: Key, value: Any) -> None:
+        """Give a key its initial value after the first step; `extend` and `place` have it take part."""
+        (whole,) = dense([value.copy()])
+        kind = trainable(f"key {key!r}", whole)
+        marked = value.grad is not None
+        self._tensors[key] = KeyTensor(key, whole, kind, marked, sparse=is_sparse(value), late=True, group=-1)
+
+    def homeless(self) -> list[KeyTensor]:
+        """Return the keys that came late and have no place in the job's arrays."""
+        return [tensor for tensor in self._tensors.values() if tensor.late and tensor.segment < 0]
+
+    def place(self, spec: JobSpec) -> list[KeyTensor]:
+        """Give keys that came late their places in the job's description; return those that have none there.
+
+        Raises
+        ------
+        UsageError
+            one is another tensor there.
+
+        """
+        places: dict[str, tuple[int, int, Segment, Part]] = {}
+        for number, segment in enumerate(spec.segments):
+            offset = 0
+            for part in segment.parts if segment.late else ():
+                places[part.name] = number, offset, segment, part
+                offset += part.size
+        homeless = self.homeless()
+        for tensor in [tensor for tensor in homeless if str(tensor.key) in places]:
+            number, offset, segment, part = places[str(tensor.key)]
+            tensor.by_rows = segment.sparse
+            if part != _part(tensor) or segment.dtype != tensor.dtype:
+                raise UsageError(
+                    f"key {tensor.key!r} is given a {tensor.dtype} array of shape {tensor.value.shape} here, but a "
+                    f"{segment.dtype} array of shape {part.shape} by the first worker: give it the same in all workers"
+                )
+            tensor.segment, tensor.offset = number, offset
+            tensor.alone = len(segment.parts) == 1 and part.size >= _LARGE and not segment.sparse
+            homeless.remove(tensor)
+        return homeless
+
+    def extend(self, spec: JobSpec, tensors: Iterable[KeyTensor], optimizer: Any) -> tuple[JobSpec, dict[int, Array]]:
+        """Return the job's description with further keys, and their values by the number of the added segment."""
+        candidates = self._candidates()
+        kinds: dict[_Kind, list[KeyTensor]] = {}
+        for tensor in tensors:
+            kind = self._kind(tensor, optimizer)
+            # one that is never pushed is not among those that are
+            kinds.setdefault(kind if tensor in candidates else (*kind[:2], tensor.key), []).append(tensor)
+        added = [_segment(*kind[:2], members, late=True) for kind, members in kinds.items()]
+        values = [
+            np.concatenate([reading(tensor.value).reshape(-1) for tensor in members]) for members in kinds.values()
+        ]
+        number = len(spec.segments)
+        return msgspec.structs.replace(spec, segments=(*spec.segments, *added)), dict(enumerate(values, number))
+
+    def _candidates(self) -> list[KeyTensor]:
+        """Return the keys that came late and are to be pushed, and are in no group."""
+        left = [tensor for tensor in self._tensors.values() if tensor.group < 0 and tensor.key not in self._frozen]
+        marked = any(tensor.marked for tensor in left)
+        return [tensor for tensor in left if tensor.marked or not marked]
+
+    def begin_group(self, pushed: KeyTensor) -> None:
+        """Have a key that came late, and others that came since the last group began, be pushed in the same steps.
+
+        Raises
+        ------
+        UsageError
+            it is frozen.
+
+        """
+        if pushed.key in self._frozen:
+            raise UsageError(f"key {pushed.key!r} is pushed, but kvstore.freeze(...) was told that it never is")
+        candidates = self._candidates()
+        if pushed not in candidates:
+            candidates = [pushed]
+        for tensor in candidates:
+            tensor.group = len(self.groups)
+        self.groups.append(candidates)
 
     def choose_trained(
         self, optimizer: Any, asked: Iterable[tuple[KeyTensor, list[Any]]], pushed: Collection[Key] = ()
@@ -120,7 +214,7 @@ class KeyTable:
         """
         tensors = [tensor for tensor in self._tensors.values() if tensor.key not in self._frozen]
         marked = any(tensor.marked for tensor in tensors)
-        self.trained = [tensor for tensor in tensors if not marked or tensor.marked or tensor.key in pushed]
+        self.groups[0] = [tensor for tensor in tensors if not marked or tensor.marked or tensor.key in pushed]
         trained = {tensor.key for tensor in self.trained}
         held = {tensor.key: arrays for tensor, arrays in asked}
         parameters = {} if optimizer is None else optimizer.param_dict
@@ -151,13 +245,7 @@ class KeyTable:
             for tensor in members:
                 tensor.segment, tensor.offset = number, offset
                 offset += tensor.size
-            by_rows = members[0].by_rows
-            parts: tuple[Part, ...]
-            if by_rows:
-                parts = (table_part(str(members[0].key), tuple(members[0].value.shape)),)
-            else:
-                parts = tuple(Part(str(tensor.key), tuple(tensor.value.shape) or (1,)) for tensor in members)
-            segments.append(Segment(dtype=dtype, optimizer=rule, parts=parts, sparse=by_rows, lazy=by_rows))
+            segments.append(_segment(dtype, rule, members))
         return JobSpec(
             segments=tuple(segments),
             samples=1,
@@ -180,19 +268,21 @@ class KeyTable:
         """Return the tensors of each segment."""
         kinds: dict[_Kind, list[KeyTensor]] = {}
         for tensor in self.trained:
-            if tensor.sparse and optimizer is None:
-                raise UsageError(
-                    f"key {tensor.key!r} is row_sparse, so the servers update it: call set_optimizer before the "
-                    "first push"
-                )
-            rule: Optimizer = Sum() if optimizer is None else rule_of(optimizer, tensor.key)
-            tensor.by_rows = tensor.sparse and lazy(optimizer)
-            tensor.alone = tensor.size >= _LARGE and not tensor.by_rows
-            own = tensor.key if tensor.alone or tensor.by_rows else None
-            kinds.setdefault((tensor.dtype, rule, own), []).append(tensor)
+            kinds.setdefault(self._kind(tensor, optimizer), []).append(tensor)
         for tensor, _ in self.running:
             kinds.setdefault((tensor.dtype, Mean(), None), []).append(tensor)
         return kinds
+
+    @staticmethod
+    def _kind(tensor: KeyTensor, optimizer: Any) -> _Kind:
+        if tensor.sparse and optimizer is None:
+            raise UsageError(
+                f"key {tensor.key!r} is row_sparse, so the servers update it: call set_optimizer before the first push"
+            )
+        rule: Optimizer = Sum() if optimizer is None else rule_of(optimizer, tensor.key)
+        tensor.by_rows = tensor.sparse and lazy(optimizer)
+        tensor.alone = tensor.size >= _LARGE and not tensor.by_rows
+        return tensor.dtype, rule, tensor.key if tensor.alone or tensor.by_rows else None
 
     def _digest_of_fixed(self) -> str:
         """Return the digest of the values that are not trained, "" if all are."""
@@ -205,6 +295,19 @@ class KeyTable:
 
 #: what tensors of one segment have in common: type, update rule, and the key of one that is alone in its segment
 _Kind = tuple[Literal["float32", "float64"], Optimizer, Key | None]
+
+
+def _part(tensor: KeyTensor) -> Part:
+    shape = tuple(tensor.value.shape)
+    return table_part(str(tensor.key), shape) if tensor.by_rows else Part(str(tensor.key), shape or (1,))
+
+
+def _segment(
+    dtype: Literal["float32", "float64"], rule: Optimizer, members: Sequence[KeyTensor], *, late: bool = False
+) -> Segment:
+    by_rows = members[0].by_rows
+    parts = tuple(map(_part, members))
+    return Segment(dtype=dtype, optimizer=rule, parts=parts, sparse=by_rows, lazy=by_rows, late=late)
 
 
 def _can_be_home(array: Any, value: Any) -> bool:

@@ -1,7 +1,8 @@
 """The KVStore: scripts with a loop of their own, written for `dist_sync`, become workers of an elastic job.
 
 A step is one push of every trained key by every worker.  MXNet asks for it key after key and reads nothing in between,
-so the exchange takes place with the last key, all at once, and what was to be pulled is written then.
+so the exchange takes place with the last key, all at once, and what was to be pulled is written then.  Keys that are
+given their values after the first step have steps of their own, in which the others stay as they are.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import math
 import operator
 import os
 import sys
+import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any, Literal
@@ -50,6 +52,11 @@ _FROZEN_LATER = (
     "parameters, and go on with them in another job"
 )
 
+#: how long a worker waits between two steps of no key, while servers make ready for keys that came late, in seconds
+_IDLE_SECONDS = 0.005
+#: after which it says what it waits for, in seconds
+_WARN_SECONDS = 60.0
+
 #: file and number of a line of the script
 _Line = tuple[str, int]
 
@@ -84,14 +91,14 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         self._rate: float | None = None
         self._sums: GradientSums
         self._given: dict[str, Array] | None = None
-        #: of the present step
-        self._pushed: dict[Key, list[Any]] = {}
+        #: of the present step of each group of keys
+        self._pushed: dict[int, dict[Key, list[Any]]] = {}
         self._outs: list[tuple[KeyTensor, list[Any]]] = []
-        #: where the weights of the last step were written
-        self._last_outs: list[tuple[KeyTensor, list[Any]]] = []
+        #: where the weights of the last step of each group were written
+        self._last_outs: dict[int, list[tuple[KeyTensor, list[Any]]]] = {}
         #: rows that are asked for of keys that are pushed in it
         self._rows: list[tuple[KeyTensor, Any, Any]] = []
-        #: what was asked for before the first step
+        #: what was asked for before the job had the keys
         self._firsts: list[tuple[KeyTensor, list[Any]]] = []
 
     def __del__(self) -> None:
@@ -170,15 +177,19 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
     def init(self, key: Any, value: Any) -> None:
         """Give a key its initial value; the first worker's is used.
 
+        After the first step all workers must do so at the same place of their scripts, and wait for each other.  Then
+        keys that are given their values in one call, or without a push in between, are pushed in the same steps.
+
         Raises
         ------
         UsageError
-            the key has one already, or the first step is done, which fixes the job's keys.
+            the key has one already, or the first step is done and the job cannot have further keys.
 
         """
         with autograd.pause():
             for one, values in pairs(key, value):
                 self._init(one, values[0], ())
+            self._take_up()
         self._go_on()
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
@@ -187,7 +198,10 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         with autograd.pause():
             for (one, values), (_, outs) in zip(pairs(key, value), pairs(key, out), strict=True):
                 self._init(one, values[0], outs)
-                self.pull(one, outs, priority)
+                if self._started:
+                    self._ask_first(self._keys[one], outs)
+                else:
+                    self.pull(one, outs, priority)
 
     def freeze(self, *keys: Key) -> None:
         """Say that some keys are never pushed, where the KVStore cannot know (Module with fixed_param_names)."""
@@ -197,18 +211,61 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
     def _init(self, key: Key, value: Any, outs: Sequence[Any]) -> None:
         if key in self._keys:
             raise UsageError(f"key {key!r} has been given a value already; if it is another Trainer's, {ONE_TRAINER}")
-        if self._started:
-            raise UsageError(
-                f"key {key!r} comes too late: the first step has fixed the job's keys; give all keys their values, by "
-                "init or broadcast, before anything is pulled that has been pushed"
-            )
-        self._keys.add(key, value, outs)
+        if not self._started:
+            self._keys.add(key, value, outs)
+            return
+        if self._staleness:
+            self._not_started(f"in asynchronous training key {key!r}")
+        if isinstance(self._optimizer, mx.optimizer.LAMB):
+            self._not_started(f"with LAMB key {key!r}")
+        self._keys.add_late(key, value)
 
     def _not_started(self, what: str) -> None:
         if self._started:
             raise UsageError(
                 f"{what} comes too late: the first step has fixed the job's description; do it before that step"
             )
+
+    def _take_up(self) -> None:
+        """Have the job take up keys that came late, if there are any: with steps of no key until all servers have them.
+
+        A worker that has come to the job later finds them there.
+        """
+        if not self._keys.homeless():
+            return
+        session = self._session
+        left = self._keys.place(session.spec)
+        if left:
+            spec, values = self._keys.extend(session.spec, left, self._optimizer)
+            mx.nd.waitall()
+            session.extend(spec, values)
+            warned_at = time.monotonic() + _WARN_SECONDS
+            while len(session.spec.segments) < len(spec.segments):
+                self._exchange((), {}, [], [])
+                time.sleep(_IDLE_SECONDS)
+                if time.monotonic() > warned_at:
+                    warned_at = math.inf
+                    _warn(
+                        f"key {left[0].key!r} waits for the first worker to give it its value: all workers must do so "
+                        "at the same place of their scripts",
+                        *_script_line(),
+                    )
+            left = self._keys.place(session.spec)
+        if left:
+            raise UsageError(
+                f"key {left[0].key!r} is given its value here, but the first worker gives others theirs: all workers "
+                "must give the same keys their values at the same place of their scripts"
+            )
+        self._sums = GradientSums(session.spec, session.supply)
+        self._write(self._firsts)
+        self._keep_shapes()
+
+    def _ask_first(self, tensor: KeyTensor, outs: list[Any]) -> None:
+        """Write a key's own value, and the first worker's as soon as the job has the key."""
+        self._firsts.append((tensor, outs))
+        for array in outs:
+            if array is not tensor.value:
+                array[:] = tensor.value
 
     # --- steps ----------------------------------------------------------------------------------------------------
 
@@ -217,12 +274,16 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         for one, values in pairs(key, value):
             tensor = self._keys[one]
             self._check(tensor, values)
+            if tensor.late:
+                self._take_up()
+                if tensor.group < 0:
+                    self._keys.begin_group(tensor)
             if not self._keys.trained:
-                self._keys.choose_trained(self._optimizer, self._firsts, {one, *self._pushed})
-            if len(self._pushed) == len(self._keys.trained):
-                self._step()
-            if one in self._pushed:
-                missing = [t.key for t in self._keys.trained if t.key not in self._pushed]
+                self._keys.choose_trained(self._optimizer, self._firsts, {one, *self._pushed.get(0, ())})
+            self._complete()
+            if self._is_pushed(tensor):
+                pushed = self._pushed[tensor.group]
+                missing = [t.key for t in self._keys.groups[tensor.group] if t.key not in pushed]
                 raise UsageError(
                     f"key {one!r} is pushed a second time, but {', '.join(map(repr, missing[:5]))} not yet: "
                     f"every step pushes every key once; {_FROZEN_LATER if self._started else _NEVER_PUSHED}"
@@ -232,9 +293,20 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
                     f"key {one!r} is pushed, although it was frozen (grad_req='null') at the first step, which fixes "
                     "a job's keys: have it trained from that step on, or go on with saved parameters in another job"
                 )
-            self._pushed[one] = values
-            if values[0].stype == STYPE and len(self._pushed) == len(self._keys.trained):
-                self._step()  # of row_sparse weights nothing is asked for in a step
+            self._pushed.setdefault(tensor.group, {})[one] = values
+            if values[0].stype == STYPE:
+                self._complete()  # of row_sparse weights nothing is asked for in a step
+
+    def _is_pushed(self, tensor: KeyTensor) -> bool:
+        return tensor.key in self._pushed.get(tensor.group, ())
+
+    def _complete(self) -> bool:
+        """Do the step of a group of keys that are all pushed; return whether there was one."""
+        for group, pushed in self._pushed.items():
+            if len(pushed) == len(self._keys.groups[group]):
+                self._step(group)
+                return True
+        return False
 
     def _check(self, tensor: KeyTensor, values: list[Any]) -> None:
         """Check the arrays that are pushed; mostly they are those of the step before."""
@@ -267,13 +339,12 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
                 if not ignore_sparse:
                     raise UsageError(f"key {one!r} cannot be pulled into a {outs[0].stype} array: use row_sparse_pull")
                 continue  # as MXNet's own does it: rows are asked for by row_sparse_pull
-            if self._started or one in self._pushed:
+            if tensor.late:
+                self._take_up()
+            if self._started or self._is_pushed(tensor):
                 self._outs.append((tensor, outs))
-                continue
-            self._firsts.append((tensor, outs))
-            for array in outs:
-                if array is not tensor.value:
-                    array[:] = tensor.value
+            else:
+                self._ask_first(tensor, outs)
         self._go_on()
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
@@ -305,11 +376,13 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
             raise UsageError(f"key {key!r} cannot be pulled into a {outs[0].stype} array by row_sparse_pull: use pull")
         if not self._started and len(self._keys) == len(getattr(self._optimizer, "param_dict", ())):
             self._start()  # Gluon asks for rows before its first step: they are the first worker's
+        if tensor.late:
+            self._take_up()
         self._go_on()
         with autograd.pause():
             for array, asked in zip(outs, numbers * len(outs) if len(numbers) == 1 else numbers, strict=True):
                 rows = numbers_of(key, asked, tensor.value.shape[0])
-                if key in self._pushed:
+                if self._is_pushed(tensor):
                     self._rows.append((tensor, array, rows))
                 else:
                     self._put(tensor, array, rows)
@@ -333,16 +406,18 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
 
     def _go_on(self) -> None:
         """Do what can be done now."""
-        if self._pushed:
-            if len(self._pushed) == len(self._keys.trained):
-                self._step()
-        elif self._started:
-            self._write(self._outs)
-        elif self._expected and len(self._keys) == self._expected:
+        done = self._complete()
+        if self._started and (done or not self._pushed or len(self._keys.groups) > 1):
+            # those whose keys are being pushed wait
+            now = [each for each in self._outs if each[0].group not in self._pushed]
+            self._outs = [each for each in self._outs if each[0].group in self._pushed]
+            self._write(now)
+        elif not self._pushed and self._expected and len(self._keys) == self._expected:
             # Module reads the weights before its first step
             self._start()
 
-    def _step(self) -> None:
+    def _step(self, group: int) -> None:
+        """Exchange gradients and weights of a group of keys that are all pushed."""
         if not self._started:
             # Gluon initialises with the first step, when its gradients are there already
             self._start()
@@ -354,14 +429,31 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
                 self._put_rows()
                 return
         self._warn_of_rate()
-        for key, pushed in self._pushed.items():
-            if self._keys[key].sparse and not self._keys[key].by_rows:
-                self._pushed[key] = dense(pushed)
+        pushed = {
+            key: dense(arrays) if self._keys[key].sparse and not self._keys[key].by_rows else arrays
+            for key, arrays in self._pushed.pop(group).items()
+        }
+        outs = [each for each in self._outs if each[0].group == group]
+        self._outs = [each for each in self._outs if each[0].group != group]
+        # the workers' own passes change the statistics that came with the first step
+        self._exchange(self._keys.groups[group], pushed, [] if group else self._keys.running, outs)
+        self._last_outs[group] = outs
+        self._put_rows()
+        self._note_changes()
+
+    def _exchange(
+        self,
+        tensors: Iterable[KeyTensor],
+        pushed: dict[Key, list[Any]],
+        running: list[tuple[KeyTensor, list[Any]]],
+        outs: list[tuple[KeyTensor, list[Any]]],
+    ) -> None:
+        """Do a step of some keys, of which all are pushed or running; all others stay as they are."""
         session = self._session
         share = session.share
         self._sums.begin(share.leaves, share.nodes[:1])
         bundle = self._sums.take(zero=False)
-        step = StepExchange(self._keys.all(), self._pushed, self._keys.running, self._outs, session)
+        step = StepExchange(tensors, pushed, running, outs, session)
         step.prepare(bundle)
         self._sums.add(share.index, bundle)
         contributions = [*self._sums.contributions, *(Contribution(node, bundle) for node in share.nodes[1:])]
@@ -372,15 +464,13 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
             # counts in its place, so that the mean is one of the right size.
             left = session.exchange([Contribution(node, bundle) for node in left], 0.0, 0)
         step.finish()
-        self._pushed.clear()
-        self._last_outs, self._outs = self._outs, []
-        self._put_rows()
-        self._note_changes()
 
     def _put_rows(self) -> None:
+        """Write the rows that were asked for of keys that are not being pushed."""
         for tensor, out, rows in self._rows:
-            self._put(tensor, out, rows)
-        self._rows.clear()
+            if not self._is_pushed(tensor):
+                self._put(tensor, out, rows)
+        self._rows = [each for each in self._rows if self._is_pushed(each[0])]
 
     def accepts(self, rescale: float) -> bool:
         """Whether a script's new rescale_grad says the same as its first: it divides by the number of workers too."""
@@ -452,7 +542,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
                 "train with it: make the KVStore in the process that trains"
             )
         if not self._keys.trained:
-            self._keys.choose_trained(self._optimizer, self._firsts, self._pushed)
+            self._keys.choose_trained(self._optimizer, self._firsts, self._pushed.get(0, ()))
         begin = self._begin_epoch
         spec = self._keys.describe(
             self._optimizer,
@@ -483,8 +573,11 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         self._write(self._firsts, just_arrived=True)
         if self._optimizer is not None and self._optimizer.lr_scheduler is None:
             self._rate = self._optimizer.lr
+        self._keep_shapes()
+
+    def _keep_shapes(self) -> None:
+        """Forget the initial values: of those the shape is all that is looked at from here on."""
         for tensor in self._keys.all():
-            # the shape is all that is looked at from here on
             tensor.value = SimpleNamespace(shape=tensor.value.shape, size=tensor.value.size)
 
     # --- the optimizer --------------------------------------------------------------------------------------------
@@ -526,7 +619,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
             )
         if not self._started:
             raise UsageError("there are no optimizer states yet: they can be saved after the first step")
-        optimizer_states.save(fname, self._keys.trained, self._session)
+        optimizer_states.save(fname, self._keys.pushed(), self._session)
 
     def load_optimizer_states(self, fname: str) -> None:
         """Have the job begin with the optimizer states of a file, and the weights that the script has loaded.
@@ -560,7 +653,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
                     self._session.weights.point(tensor.segment, memory(tensor.home, tensor.of(self._session.weights)))
         self._session.barrier()
         if self._session.version != before:
-            self._write(list(self._last_outs), just_arrived=True)
+            self._write([each for outs in self._last_outs.values() for each in outs], just_arrived=True)
 
     _barrier = barrier
 

@@ -20,6 +20,7 @@ from pslite.worker.training_session import OpenSession
 class StepExchange:
     """One exchange: gradients on their way to the servers, and weights from there to where they were asked for.
 
+    `tensors` are those that take part; of all others there is no gradient in this step.
     What is copied is so just before it is sent, and as soon as it has come back, so that servers need not wait for all.
     Weights of large keys arrive in the script's arrays.  Their gradients are sent from there, or copied once into
     shared memory if servers look into that.
@@ -40,9 +41,8 @@ class StepExchange:
         for tensor, arrays in [*outs, *running]:
             self._outs.setdefault(tensor.key, []).extend(arrays)
         self._members: list[list[KeyTensor]] = [[] for _ in session.spec.segments]
-        for tensor in tensors:
-            if tensor.segment >= 0:
-                self._members[tensor.segment].append(tensor)
+        for tensor in [*tensors, *(tensor for tensor, _ in running)]:
+            self._members[tensor.segment].append(tensor)
         self._missing = Counter(block.segment for block in session.blocks)
         self._coming = session.next_weights
         #: numbers of the blocks that are ready to be sent
@@ -57,10 +57,11 @@ class StepExchange:
         mx.nd.waitall()
         self._bundle = bundle
         bundle.fill = self._fill
+        bundle.idle = frozenset(segment for segment, members in enumerate(self._members) if not members)
         if self._coming is None:
             return
         self._coming.take = self._take
-        for members in self._members:
+        for members in filter(None, self._members):
             tensor = members[0]
             if tensor.alone:
                 tensor.home = self._home(tensor)
@@ -78,7 +79,7 @@ class StepExchange:
         if self._coming is not None:
             self._coming.take = None
         for segment, missing in self._missing.items():
-            if missing:
+            if missing > 0:
                 self._write(segment, self._session.weights)
 
     def _fill(self, block: Block) -> None:

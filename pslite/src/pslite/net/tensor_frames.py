@@ -46,6 +46,10 @@ REPLICATED = 11
 SEED = 12
 #: backup -> owner: the seed has arrived undamaged
 SEEDED = 13
+#: worker -> server: that tree node has no gradient in step `version`, which is one of other keys
+SKIP = 14
+#: server -> worker: step `version` - 1 has left the weights as they were
+SAME = 15
 #: worker -> server: send me the state at `version`
 FETCH = 20
 #: server -> worker: the state that FETCH asked for
@@ -62,7 +66,7 @@ NEED_FIRST_STATE = 25
 KINDS = frozenset(
     (
         PUSH, PARAM, STATE, STATE_ACK, INIT, REFUSED, RESTORE, REGION, PARAM_ROWS, FETCH, WHOLE, REPLICATE,
-        REPLICATED, SEED, SEEDED, FIRST_STATE, RESEND, NEED_FIRST_STATE,
+        REPLICATED, SEED, SEEDED, SKIP, SAME, FIRST_STATE, RESEND, NEED_FIRST_STATE,
     )
 )  # fmt: skip
 
@@ -89,9 +93,10 @@ class Header:
     plan: int
     #: number of the block
     block: int
-    #: a number whose meaning depends on `kind`.  PUSH: the tree node of the gradient.  REPLICATE: how many float64
-    #: factors precede the sum.  PARAM in shared memory: offset of the block in pages.  STATE in asynchronous jobs: how
-    #: many gradients have been applied.  Otherwise 0
+    #: a number whose meaning depends on `kind`.  PUSH, SKIP: the tree node of the gradient.  REPLICATE: how many
+    #: float64 factors precede the sum; 0: the step has no gradient.  PARAM in shared memory: offset of the block in
+    #: pages.  STATE, SEED: how many steps had no gradient; in asynchronous jobs, how many gradients have been applied.
+    #: Otherwise 0
     node: int
     #: bytes of the payload
     length: int

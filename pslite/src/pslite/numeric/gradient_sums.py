@@ -48,6 +48,8 @@ class Bundle:
         self.rows: dict[int, Rows] = {}
         self._sparse = [(i, segment.row, segment.dtype) for i, segment in enumerate(spec.segments) if segment.sparse]
         self._clear_rows()
+        #: of a gradient: segments of which there is none in this step, nor in the bundle
+        self.idle: frozenset[int] = frozenset()
         if not spec.open:
             # Its pages are there before a step needs them.  Most arrays of an open job lie elsewhere (`point`), so that
             # the pages here are never needed.
@@ -59,6 +61,14 @@ class Bundle:
         self._blocks = blocks
         self._own = list(self.arrays)
         self.views = [self.part(block).data.cast("B") for block in blocks]
+
+    def extend(self, spec: JobSpec, blocks: Sequence[Block]) -> None:
+        """Have the further segments and blocks of a description that begins with the present one, full of zeros."""
+        for segment in spec.segments[len(self.arrays) :]:
+            self.arrays.append(np.zeros(segment.size, dtype=segment.dtype))
+            self._own.append(self.arrays[-1])
+        self._blocks = blocks
+        self.views += [self.part(block).data.cast("B") for block in blocks[len(self.views) :]]
 
     def part(self, block: Block) -> Array:
         """Return the elements of a block."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from pslite.job.membership_plan import holders_of
 from pslite.net.messages import Failed, Moved
-from pslite.net.tensor_frames import STATE, Header
+from pslite.net.tensor_frames import INIT, STATE, Header
 from pslite.server.block_state import BlockState
 from pslite.server.data_connections import Connections
 from pslite.server.replication import ReplicaSender, ReplicaStore
@@ -106,7 +106,8 @@ class Handoff:
         elif not link.unsent:
             self.outgoing.popleft()
             whole = block.whole
-            header = block.header(STATE, whole.nbytes, node=block.progress.applied, crc=zlib.crc32(whole))
+            count = block.progress.applied if self.server.spec.asynchronous else block.idle
+            header = block.header(STATE, whole.nbytes, node=count, crc=zlib.crc32(whole))
             link.send(header, whole)
             self.server.plan_of(block).moved_bytes += whole.nbytes
 
@@ -141,7 +142,12 @@ class Handoff:
             self.server.send(Failed(reason=reason))
             return False
         block.state_arrived(header)
-        block.progress.highest_sent, block.progress.applied = header.version, header.node
+        block.progress.highest_sent = header.version
+        if self.server.spec.asynchronous:
+            block.progress.applied = header.node
+        else:
+            # the optimizer counts the steps of a block from its beginning
+            block.idle = header.version if header.kind == INIT else header.node
         self.server.version = max(self.server.version, block.version)
         self.own(block)
         return True

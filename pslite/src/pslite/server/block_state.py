@@ -47,13 +47,13 @@ class BufferPool:
         free = self._free.get(key)
         return free.pop() if free else np.zeros(key[1], dtype=key[0])
 
-    def give(self, buffer: Array | Rows) -> None:
+    def give(self, buffer: Array | Rows | Idle) -> None:
         """Take a buffer back for reuse.
 
         Not kept are rows and the bytes in which rows arrived (uint8), as their sizes differ, and a worker's shared
         memory, which is read-only.
         """
-        if isinstance(buffer, Rows) or not buffer.flags.writeable or buffer.dtype == np.uint8:
+        if isinstance(buffer, Rows | Idle) or not buffer.flags.writeable or buffer.dtype == np.uint8:
             return
         self._free.setdefault((buffer.dtype.name, buffer.size), []).append(buffer)
 
@@ -70,6 +70,15 @@ class BufferPool:
             counts[definition.dtype, definition.size] += copies
         for key, free in self._free.items():
             del free[counts[key] :]
+
+
+class Idle:
+    """The sum of a step in which no worker has a gradient of a block: it stays as it is."""
+
+    __slots__ = ()
+
+
+IDLE = Idle()
 
 
 @dataclass(eq=False, slots=True)
@@ -121,9 +130,12 @@ class BlockState:
     #: synchronous jobs: tree nodes of the present step that have been pushed
     received: set[int] = field(default_factory=set)
     #: synchronous jobs: partial sums of the present step
-    sums: TreeSum[Array | Rows] = field(init=False)
+    sums: TreeSum[Array | Rows | Idle] = field(init=False)
     #: synchronous jobs: the sum of the present step, when it is complete
-    total: Array | Rows | None = None
+    total: Array | Rows | Idle | None = None
+    #: synchronous jobs: steps without a gradient, which the optimizer does not count; whether the last was one
+    idle: int = 0
+    unchanged: bool = False
     #: asynchronous jobs only
     progress: AsyncProgress = field(default_factory=AsyncProgress)
     #: of a sparse block: numbers of the rows that the last step but one (None: not known) and the last one changed

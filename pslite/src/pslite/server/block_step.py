@@ -15,7 +15,7 @@ from pslite.net.messages import Clip, Norm, Trust
 from pslite.numeric.norms import Squares
 from pslite.numeric.optimizers import Updater, square_norm
 from pslite.numeric.sparse_rows import Rows, parse
-from pslite.server.block_state import Array, BlockState
+from pslite.server.block_state import IDLE, Array, BlockState, Idle
 from pslite.server.server_state import ServerState
 
 #: the vectors of which sums of squares are reported: the mean gradient (for clipping), or LAMB's update and weights
@@ -27,7 +27,7 @@ class Step:
     """Everything that the optimizer needs to turn a version of a block into the next one."""
 
     #: sum of the gradients
-    total: Array | Rows
+    total: Array | Rows | Idle
     #: number of samples in the sum, which makes it a mean
     divisor: float
     #: factor of the mean gradient by clipping; 1 if the norm of all gradients is within the limit
@@ -37,13 +37,15 @@ class Step:
 
     def views(self) -> tuple[memoryview, ...]:
         """Return the payload that a replica is sent: divisor, clip and factors as float64, then the sum."""
+        if isinstance(self.total, Idle):
+            return ()
         total = self.total.views() if isinstance(self.total, Rows) else (self.total.data.cast("B"),)
         numbers = np.array((self.divisor, self.clip, *self.factors))
         return numbers.data.cast("B"), *total
 
     @classmethod
     def parse(cls, definition: Block, payload: Array, count: int) -> Step:
-        """Return the step in a payload that begins with `count` float64 numbers.
+        """Return the step in a payload that begins with `count` float64 numbers; without any it has no gradient.
 
         Raises
         ------
@@ -51,6 +53,8 @@ class Step:
             its rows (of a sparse block) are not rows of the block in ascending order.
 
         """
+        if not count:
+            return cls(IDLE, 1.0)
         divisor, clip, *factors = np.frombuffer(payload, dtype=np.float64, count=count).tolist()
         sum_bytes = payload[8 * count :]
         total = parse(definition, sum_bytes.data) if definition.row else sum_bytes.view(definition.dtype)
@@ -79,13 +83,15 @@ class Steps:
     def _updater(self) -> Updater:
         return Updater(self.server.spec.clip_value)
 
-    def make(self, block: BlockState, total: Array | Rows) -> Step | None:
+    def make(self, block: BlockState, total: Array | Rows | Idle) -> Step | None:
         """Return the step of a block whose gradient sum is complete.
 
         If a factor has not come from the coordinator yet, return None and keep the sums of squares that the
         coordinator needs for it; `report` sends them.
         """
         spec, number, version = self.server.spec, block.number, block.version
+        if isinstance(total, Idle):
+            return Step(total, 1.0)
         optimizer = block.definition.optimizer
         divisor = spec.divisor(optimizer, version, self.server.plan_of(block).reduction.leaves)
         if self.server.sums_only:
@@ -122,7 +128,7 @@ class Steps:
         step
             the sum and its factors.
         version
-            the version that schedules go by; None for the block's own.
+            the version that schedules go by; None for the block's own, without steps that had no gradient of it.
         updates
             how many steps were applied to the block before; None for the version.
 
@@ -132,7 +138,11 @@ class Steps:
             # drop squares that were computed a second time after a new coordinator had repeated a factor
             squares.pop(block.number, None)
         optimizer, total = block.definition.optimizer, step.total
-        version = block.version if version is None else version
+        block.unchanged = isinstance(total, Idle)
+        if isinstance(total, Idle):
+            block.idle += 1
+            return
+        version = block.version - block.idle if version is None else version
         self.server.meter.add(block.definition.nbytes)
         if isinstance(total, Rows):
             self._updater.apply_rows(optimizer, block.state, total, step.divisor, version, step.clip)

@@ -70,7 +70,7 @@ class Failover:
         """Give blocks new owners under every plan; own those that this server is given."""
         server, new_owners = self.server, message.owners
         for number in new_owners:
-            owners = {plan.owner(number).task for plan in server.known_plans()}
+            owners = {plan.owner(number).task for plan in server.known_plans() if plan.has(number)}
             server.former_owners.setdefault(number, set()).update(owners)
         for prepared in server.plans.values():
             prepared.plan = prepared.plan.without(message.gone, new_owners)
@@ -105,7 +105,8 @@ class Failover:
         plan, first = block.announced
         if activation.announced is None and plan > server.completed_plan and plan in server.plans:
             activation.announced = Announcement(plan, first)
-        block.step_rows = None  # workers need all rows, since they may have missed answers of the former owner
+        # workers need all weights, since they may have missed answers of the former owner
+        block.step_rows, block.unchanged = None, False
         prepared = server.plan_of(block)
         if block.plan > server.completed_plan:
             prepared.note_entered()

@@ -28,6 +28,7 @@ from pslite.net.tensor_frames import (
     RESTORE,
     SEED,
     SEEDED,
+    SKIP,
     STATE,
     STATE_ACK,
     Header,
@@ -71,6 +72,7 @@ class FrameHandlers:
         request = _Handler(_no_payload, self._request_arrived)
         self._handlers = {
             PUSH: _Handler(self._push_payload, self._push_arrived),
+            SKIP: _Handler(_no_payload, self._skip_arrived),
             INIT: weights,
             RESTORE: weights,
             FIRST_STATE: _Handler(self._first_state_payload, self._first_state_arrived),
@@ -129,7 +131,7 @@ class FrameHandlers:
                 f"gradients (kind {PUSH}) of the job's blocks"
             )
         definition = server.blocks[header.block]
-        if header.length != definition.nbytes or definition.row or region.nbytes != server.layout.nbytes:
+        if header.length != definition.nbytes or definition.row or region.nbytes not in server.region_sizes:
             raise ProtocolError(
                 f"{link.task} sent a gradient of {header.length} bytes of block {header.block} in shared memory of "
                 f"{region.nbytes} bytes; {definition.nbytes} and {server.layout.nbytes} bytes are right, "
@@ -161,6 +163,9 @@ class FrameHandlers:
         else:
             self.rounds.push(link, header, buffer)
 
+    def _skip_arrived(self, link: Link, header: Header) -> None:
+        self.rounds.skip(link, header)
+
     def _request_arrived(self, link: Link, header: Header) -> None:
         if self.server.has_spec:
             self.rounds.take_request(link, header)
@@ -168,20 +173,21 @@ class FrameHandlers:
     # --- initial weights of the job, first weights of a worker ----------------------------------------------------
 
     def _weights_payload(self, link: Link, header: Header, definition: Block) -> memoryview:
-        if header.block in self.server.owned and self.server.is_first_worker(link, header.plan):
-            # They have arrived before: the worker sends them again because its connection broke.
+        if header.block in self.server.owned and self.server.may_begin(link, header):
+            # They have arrived before: sent again because the worker's connection broke, or by another worker.
             return self._new_buffer(link, definition.nbytes if header.kind == INIT else state_bytes(definition))
         block = self.server.block_for_state(link, header)
         return block.weights if header.kind == INIT else block.whole
 
     def _weights_arrived(self, link: Link, header: Header) -> None:
-        if self._buffers.pop(link, None) is not None:
+        if self._buffers.pop(link, None) is not None or header.block in self.server.owned:
             return
         block = self.server.block_for_state(link, header)
         if not self.handoff.receive(block, header):
             return
         self.rounds.answer_requests()
-        self.handoff.assign_backup(block, moved=False)
+        # of a block that comes late the replica is seeded at once
+        self.handoff.assign_backup(block, moved=self.server.plan_of(block).previous is not None)
         self.rounds.answer_workers(block)
         self.handoff.report()
 

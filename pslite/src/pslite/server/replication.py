@@ -19,7 +19,7 @@ from pslite.fault_points import FaultPoint, FaultPoints
 from pslite.job.blocks import Block
 from pslite.net.tensor_frames import REPLICATE, REPLICATED, SEED, SEEDED, Header, Link
 from pslite.numeric.sparse_rows import Rows, checked_length
-from pslite.server.block_state import Array, BlockState, BufferPool
+from pslite.server.block_state import Array, BlockState, BufferPool, Idle
 from pslite.server.block_step import Step
 
 #: the most seeds that are sent at a time, as answers to workers go first
@@ -32,7 +32,7 @@ class _UnacknowledgedStep:
 
     block: BlockState
     version: int
-    total: Array | Rows
+    total: Array | Rows | Idle
     #: backups that have not acknowledged it
     waits_for: set[str]
 
@@ -74,7 +74,8 @@ class ReplicaSender:
             return
         views = step.views()
         nbytes = sum(view.nbytes for view in views)
-        header = block.header(REPLICATE, nbytes, node=2 + len(step.factors), announced=announced)
+        factors = 2 + len(step.factors) if views else 0
+        header = block.header(REPLICATE, nbytes, node=factors, announced=announced)
         for task in tasks:
             link = self.links.get(task)
             if link is not None:
@@ -128,7 +129,7 @@ class ReplicaSender:
             return  # the server has died; the next plan names another backup
         # copied, because the next step may change the block before all of it is sent
         payload = np.array(block.state).reshape(-1).data.cast("B")
-        link.send(block.header(SEED, payload.nbytes, crc=zlib.crc32(payload)), payload)
+        link.send(block.header(SEED, payload.nbytes, node=block.idle, crc=zlib.crc32(payload)), payload)
         self._sent_seeds[block.number] = task
         if block.backup:
             block.next_backup = task
@@ -275,7 +276,7 @@ class ReplicaStore:
                 f"the seed of block {header.block} was damaged on its way from {link.task}: "
                 f"its checksum is {crc:08x}, not {header.crc:08x}"
             )
-        block.plan = header.plan
+        block.plan, block.idle = header.plan, header.node
         block.state_arrived(header)
         self.kept[header.block] = block
         link.send(header.reply(SEEDED))
@@ -300,7 +301,7 @@ class ReplicaStore:
         """
         count, sum_bytes = header.node, header.length - 8 * header.node
         fits = checked_length(definition, sum_bytes) >= 0 if definition.row else sum_bytes == definition.nbytes
-        if count not in (2, 2 + pieces) or not fits:
+        if not (count == header.length == 0 or (count in (2, 2 + pieces) and fits)):
             raise ProtocolError(
                 f"a step of block {definition.number} cannot have {header.length} bytes with {count} factors"
             )

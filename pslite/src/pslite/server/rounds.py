@@ -29,6 +29,7 @@ from pslite.net.tensor_frames import (
     PARAM_ROWS,
     REFUSED,
     RESEND,
+    SAME,
     WHOLE,
     Header,
     Link,
@@ -37,7 +38,7 @@ from pslite.net.tensor_frames import (
 from pslite.numeric.gradient_encoding import Encoding
 from pslite.numeric.sparse_rows import Rows, parse
 from pslite.server.block_handoff import Handoff
-from pslite.server.block_state import Array, BlockState
+from pslite.server.block_state import IDLE, Array, BlockState, Idle
 from pslite.server.block_step import Steps
 from pslite.server.data_connections import Connections
 from pslite.server.server_state import ANY_WORKER, ServerState
@@ -107,12 +108,23 @@ class Rounds(ABC):
             self.server.pool.give(buffer)
         self._add(link, header, block, gradient)
 
+    def skip(self, link: Link, header: Header) -> None:
+        """Take a push without a gradient, in a step of other keys."""
+        if not self.admit(link, header):
+            self.not_admitted(link, header)
+            return
+        plan = header.next_plan
+        self.server.activation.learn(plan, header.next_first, prepared=plan in self.server.plans)
+        block = self.server.find(header)
+        assert block is not None
+        self._add(link, header, block, IDLE)
+
     @abstractmethod
     def _is_still_awaited(self, link: Link, header: Header) -> bool:
         """Return whether to add a push that was admitted before its gradient arrived."""
 
     @abstractmethod
-    def _add(self, link: Link, header: Header, block: BlockState, gradient: Array | Rows) -> None:
+    def _add(self, link: Link, header: Header, block: BlockState, gradient: Array | Rows | Idle) -> None:
         """Add a gradient, whose memory is the callee's from now on."""
 
     def not_admitted(self, link: Link, header: Header) -> None:
@@ -138,6 +150,8 @@ class Rounds(ABC):
         """Send a block's weights to every worker of the plan that the block is under."""
         header = self.answer_header(block)
         rows = block.changed_rows()
+        # workers that the plan adds have no weights of the version before its first one
+        same = block.unchanged and block.version > block.first
         prepared = self.server.plan_of(block)
         for worker in prepared.plan.workers:
             if self.server.sums_only and block.version == block.first and worker.task in prepared.newcomers:
@@ -147,7 +161,10 @@ class Rounds(ABC):
             link = self.connections.accepted.get(worker.task)
             if link is None or link.incarnation != worker.incarnation:
                 continue
-            self.send_weights(link, header, block, rows)
+            if same:
+                link.send(replace(header, kind=SAME, length=0))
+            else:
+                self.send_weights(link, header, block, rows)
 
     def send_weights(self, link: Link, header: Header, block: BlockState, rows: Rows | None = None) -> None:
         """Send a worker a block's weights, or only the rows that have changed if `rows` is given."""
@@ -263,7 +280,7 @@ class SynchronousRounds(Rounds):
     def _is_still_awaited(self, link: Link, header: Header) -> bool:
         return self.admit(link, header)
 
-    def _add(self, link: Link, header: Header, block: BlockState, gradient: Array | Rows) -> None:  # noqa: ARG002
+    def _add(self, link: Link, header: Header, block: BlockState, gradient: Array | Rows | Idle) -> None:  # noqa: ARG002
         block.received.add(header.node)
         # In exact mode each partial sum is rounded, because workers also round the partial sum that they push for
         # several shards.  In fast mode the tree depends on the number of workers anyway, so this is not needed.
@@ -273,8 +290,14 @@ class SynchronousRounds(Rounds):
             block.total = root[1]
             self.proceed(block)
 
-    def _combine(self, left: Array | Rows, right: Array | Rows, encoding: Encoding | None) -> Array | Rows:
+    def _combine(
+        self, left: Array | Rows | Idle, right: Array | Rows | Idle, encoding: Encoding | None
+    ) -> Array | Rows | Idle:
         """Return the sum of two tree nodes, in the memory of one of them if that is writable."""
+        if isinstance(left, Idle):
+            return right
+        if isinstance(right, Idle):
+            return left
         if isinstance(left, Rows) or isinstance(right, Rows):
             assert isinstance(left, Rows)
             assert isinstance(right, Rows)

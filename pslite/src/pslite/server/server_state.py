@@ -90,8 +90,9 @@ class ServerState:
     say: Callable[[str], None]
     faults: FaultPoints
     spec: JobSpec = field(init=False)
-    #: where blocks lie in a worker's shared memory
+    #: where blocks lie in a worker's shared memory, and which sizes that may have: smaller before keys came late
     layout: Layout = field(init=False)
+    region_sizes: set[int] = field(default_factory=set)
     #: the pieces of tensors in each block
     tensors: Tensors = field(init=False)
     activation: PlanActivation = field(init=False)
@@ -125,11 +126,12 @@ class ServerState:
         self.activation = PlanActivation(self.send, self.faults)
 
     def set_spec(self, spec: JobSpec) -> None:
-        """Set everything that follows from the job's description."""
+        """Set everything that follows from the job's description, which keys that come late are added to."""
         self.spec = spec
         self.activation.total_versions = spec.total_versions
         self.blocks = cut(spec)
         self.layout = Layout(spec, self.blocks)
+        self.region_sizes.add(self.layout.nbytes)
         self.tensors = Tensors(spec, self.blocks)
         self.sums_only = spec.update == "worker"
         self.replicated = spec.durability == "durable"
@@ -182,22 +184,31 @@ class ServerState:
             )
         if header.kind == STATE:
             self.check_owner(link, header.block)
-        elif not self.is_first_worker(link, header.plan):
+        elif not self.may_begin(link, header):
             raise ProtocolError(
-                f"{link.task} sent initial weights of block {header.block}: only the first worker of the first plan may"
+                f"{link.task} sent initial weights of block {header.block}: only the first worker of the first plan "
+                "may, or a worker of a plan that adds the block"
             )
         return block
 
-    def is_first_worker(self, link: Link, plan: int) -> bool:
-        """Return whether a peer is the first worker of the job's first plan, and that plan is not completed."""
-        prepared = self.plans.get(plan)
-        if prepared is None or prepared.previous is not None or self.completed_plan:
+    def may_begin(self, link: Link, header: Header) -> bool:
+        """Return whether a peer may send a block's initial weights.
+
+        The first worker of the job's first plan may until that plan is completed, and of blocks that a later plan
+        adds any of its workers, since the first may have died.
+        """
+        prepared = self.plans.get(header.plan)
+        if prepared is None:
             return False
-        return prepared.plan.workers[0].task == link.task
+        if prepared.previous is not None:
+            return not prepared.previous.has(header.block) and prepared.plan.worker_index(link.task) >= 0
+        return not self.completed_plan and prepared.plan.workers[0].task == link.task
 
     def owns(self, link: Link, number: int) -> bool:
         """Return whether a peer is a server that owns a block under one of the known plans."""
-        return link.role == "ps" and any(plan.owner(number).task == link.task for plan in self.known_plans())
+        return link.role == "ps" and any(
+            plan.has(number) and plan.owner(number).task == link.task for plan in self.known_plans()
+        )
 
     def check_owner(self, link: Link, number: int) -> bool:
         """Return whether a peer owns a block; False if it did before a failover, of which it may not have heard.
@@ -219,7 +230,11 @@ class ServerState:
         If it no longer owns the block, the step in the frame was completed before the block moved.
         """
         prepared = self.plans.get(header.plan)
-        return prepared is not None and prepared.plan.owner(header.block).task == self.task
+        return (
+            prepared is not None
+            and prepared.plan.has(header.block)
+            and prepared.plan.owner(header.block).task == self.task
+        )
 
     def drop_plan(self, number: int) -> None:
         """Drop a plan, and unfreeze all blocks with the last one; connections stay open for the next plan."""

@@ -44,10 +44,24 @@ class ModelReplica:
         self._tensors = Tensors(spec, blocks)
         #: by block, shape (1 + slots, elements): weights, then the optimizer's arrays
         self.states: list[Array] = []
-        for block in blocks:
+        #: by block, steps without a gradient, which its optimizer does not count
+        self._idle: list[int] = []
+        self._allocate(0)
+
+    def _allocate(self, version: int) -> None:
+        for block in self._blocks[len(self.states) :]:
             state = np.empty((1 + slots(block.optimizer), block.size), dtype=block.dtype)
             state.fill(0)  # touched now, not in a step
             self.states.append(state)
+            self._idle.append(version)
+
+    def extend(self, spec: JobSpec, blocks: tuple[Block, ...], version: int) -> None:
+        """Have further blocks from a version on, with the weights that are there."""
+        before = len(self._blocks)
+        self._spec, self._blocks, self._tensors = spec, blocks, Tensors(spec, blocks)
+        self._allocate(version)
+        for block in blocks[before:]:
+            self.states[block.number][0] = self._weights.part(block)
 
     def begin(self, found: States | None) -> None:
         """Start from a checkpoint or the like, or without one from the weights that are there."""
@@ -69,7 +83,12 @@ class ModelReplica:
 
         `before` is called with the number of each block, in their order, before it changes.
         """
-        spec, blocks = self._spec, self._blocks
+        spec = self._spec
+        blocks = [block for block in self._blocks if block.segment not in gradient.idle]
+        states = [self.states[block.number] for block in blocks]
+        if len(blocks) < len(self._blocks):
+            for block in self._blocks:
+                self._idle[block.number] += block.segment in gradient.idle
         counts = [spec.divisor(block.optimizer, version, 1) for block in blocks]
         rows = [gradient.rows[b.segment].within(b) if b.row else None for b in blocks]
         parts = [
@@ -86,17 +105,18 @@ class ModelReplica:
                 block.optimizer, state, part, count, version, clip,
                 [piece.size for piece in self._tensors.pieces[block.number]],
             )
-            for block, state, part, count in zip(blocks, self.states, parts, counts, strict=True)
+            for block, state, part, count in zip(blocks, states, parts, counts, strict=True)
             if isinstance(block.optimizer, LAMB)
         }  # fmt: skip
         trust = self._tensors.trust(lengths)
-        for block, state, part, some, count in zip(blocks, self.states, parts, rows, counts, strict=True):
+        for block, state, part, some, count in zip(blocks, states, parts, rows, counts, strict=True):
             before(block.number)
+            updates = version - self._idle[block.number]
             factors = self._tensors.factors(block.number, trust) if block.number in lengths else ()
             if some is None:
-                self._updater.apply(block.optimizer, state, part, count, version, clip, factors)
+                self._updater.apply(block.optimizer, state, part, count, updates, clip, factors)
             else:
-                self._updater.apply_rows(block.optimizer, state, some, count, version, clip)
+                self._updater.apply_rows(block.optimizer, state, some, count, updates, clip)
             self._weights.part(block)[:] = state[0]
 
     def digests(self) -> dict[int, bytes]:

@@ -7,7 +7,7 @@ without any network, which gives the same bits as `exact` mode does at any size 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -133,6 +133,13 @@ class OpenSession(Session, Protocol):
     def describe(self, spec: JobSpec) -> None:
         """Say what is trained; `spec`, `blocks` and `weights` are there afterwards."""
 
+    def extend(self, spec: JobSpec, weights: Mapping[int, Array]) -> None:
+        """Ask for further segments after the first step: `spec` begins with the present one.
+
+        `weights` has the added segments' weights by their numbers, shape (size,); the first worker's are used.  All
+        workers go on with steps until `spec` and `blocks` have the segments; `supply` is another one then.
+        """
+
     def start_from(self, given: StartState) -> None:
         """Have the job begin with that state instead of the first worker's weights; call it before `start`."""
 
@@ -193,6 +200,15 @@ class SingleSession:
         self.share = Share(spec, 1, 0)
         self._replica = ModelReplica(spec, self.blocks, self.weights)
 
+    def extend(self, spec: JobSpec, weights: Mapping[int, Array]) -> None:
+        """Have further segments at once."""
+        self.spec, self.blocks = spec, cut(spec)
+        self.weights.extend(spec, self.blocks)
+        for segment, values in weights.items():
+            self.weights.arrays[segment][:] = values
+        self.supply = Supply(spec, self.blocks)
+        self._replica.extend(spec, self.blocks, self.version)
+
     def attach(self) -> None:
         """Return at once: there is no other worker."""
 
@@ -229,7 +245,8 @@ class SingleSession:
         (contribution,) = contributions
         if contribution.bundle.fill is not None:
             for block in self.blocks:
-                contribution.bundle.fill(block)
+                if block.segment not in contribution.bundle.idle:
+                    contribution.bundle.fill(block)
         self._replica.apply(contribution.bundle, self.version)
         self.version += 1
         if self.spec.checkpoint and self.spec.checkpoint_every and self.version % self.spec.checkpoint_every == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from own_loop import own_loop
 
 from pslite.job.membership_plan import Member, Plan
 from pslite.worker.ps.known_plans import PlanTable, PreparedPlan
@@ -18,6 +19,7 @@ def plan(number, workers, servers, owners):
     )
 
 
+SPEC = own_loop()
 FIRST = plan(1, ["w0", "w1"], ["s0", "s1"], [0, 0, 1])
 SECOND = plan(2, ["w0", "w1", "w2"], ["s1", "s2"], [0, 1, 0])
 
@@ -26,7 +28,7 @@ SECOND = plan(2, ["w0", "w1", "w2"], ["s1", "s2"], [0, 1, 0])
 def table():
     """Of w1, which works under the first plan from version 0 on."""
     known = PlanTable("w1")
-    known.add(PreparedPlan(FIRST, None))
+    known.add(PreparedPlan(FIRST, None, SPEC))
     prepared = known.begin(1)
     known.enter(prepared, 0)
     return known
@@ -34,13 +36,13 @@ def table():
 
 def test_a_plan_that_was_given_up_while_it_was_prepared_is_not_taken_up(table):
     table.give_up(2)
-    assert not table.add(PreparedPlan(SECOND, FIRST))
+    assert not table.add(PreparedPlan(SECOND, FIRST, SPEC))
     assert table.begin(2) is None
     assert table.current == FIRST
 
 
 def test_servers_of_both_plans_are_needed_until_all_have_moved(table):
-    second = PreparedPlan(SECOND, FIRST)
+    second = PreparedPlan(SECOND, FIRST, SPEC)
     assert table.add(second)
     assert table.servers().keys() == {"s0", "s1", "s2"}
     assert table.may_own(1) == {"s0", "s2"}
@@ -53,12 +55,12 @@ def test_servers_of_both_plans_are_needed_until_all_have_moved(table):
 
 def test_a_worker_that_comes_with_a_plan_was_no_member_of_the_one_before():
     known = PlanTable("w2")
-    known.add(PreparedPlan(SECOND, FIRST))
+    known.add(PreparedPlan(SECOND, FIRST, SPEC))
     assert not known.enter(known.begin(2), 7)
 
 
 def test_the_next_plan_takes_effect_at_the_version_that_is_announced(table):
-    second = PreparedPlan(SECOND, FIRST)
+    second = PreparedPlan(SECOND, FIRST, SPEC)
     table.add(second)
     table.next = 2, 9
     assert table.following(8) is None
@@ -66,7 +68,7 @@ def test_the_next_plan_takes_effect_at_the_version_that_is_announced(table):
 
 
 def test_blocks_of_a_dead_server_have_other_owners_in_all_plans(table):
-    table.add(PreparedPlan(SECOND, FIRST))
+    table.add(PreparedPlan(SECOND, FIRST, SPEC))
     table.replace_owners(["s1"], {0: member("s2"), 2: member("s2")})
     assert table.gone == {"s1"}
     assert table.current.owner(2).task == "s2"
@@ -75,7 +77,7 @@ def test_blocks_of_a_dead_server_have_other_owners_in_all_plans(table):
 
 
 def test_nobody_helps_where_nobody_comes(table):
-    same = PreparedPlan(plan(2, ["w0", "w1"], ["s0"], [0, 0, 0]), FIRST)
+    same = PreparedPlan(plan(2, ["w0", "w1"], ["s0"], [0, 0, 0]), FIRST, SPEC)
     table.add(same)
     table.enter(same, 7)
     assert table.newcomers_helper() == ""
@@ -83,7 +85,7 @@ def test_nobody_helps_where_nobody_comes(table):
 
 def test_the_first_worker_alive_of_the_plan_before_helps_those_that_come(table):
     assert table.newcomers_helper() == "w0"  # with which the job begins
-    second = PreparedPlan(SECOND, FIRST)
+    second = PreparedPlan(SECOND, FIRST, SPEC)
     table.add(second)
     table.enter(second, 7)
     assert table.newcomers_helper() == "w0"

@@ -119,10 +119,8 @@ class ControlEvents:
         plan, previous = message.plan, message.previous
         try:
             self._faults.reached(FaultPoint.PREPARE, plan)
-            if not message.spec.agrees(self.model.spec):
+            if not message.spec.extends(self.model.spec):
                 raise UsageError("the plan's job description differs from that of this worker's script")
-            if message.spec != self.model.spec:
-                self.model.respecify(message.spec)
             self.plane.reach({m.task: m for p in (plan, previous) if p is not None for m in p.servers}.values())
             self._faults.reached(FaultPoint.PREPARED, plan)
         except (PsliteError, ValueError) as error:
@@ -130,7 +128,7 @@ class ControlEvents:
             about = error.task if isinstance(error, Unreachable) else ""
             self._send(Nack(plan=plan.number, reason=str(error) or type(error).__name__, about=about))
             return
-        self.put(PreparedPlan(plan, previous))
+        self.put(PreparedPlan(plan, previous, message.spec))
         self._send(Ready(plan=plan.number))
 
     # --- the script's thread --------------------------------------------------------------------------------------
@@ -161,6 +159,8 @@ class ControlEvents:
     # --- handlers -------------------------------------------------------------------------------------------------
 
     def _prepared(self, prepared: PreparedPlan) -> None:
+        if prepared.spec != self.model.known_spec:
+            self.initial.expect(self.model.prepare(prepared.spec))
         if self._plans.add(prepared):
             self._faults.reached(FaultPoint.PLAN_KNOWN, prepared.plan)
             self.plane.reopen_missing()

@@ -21,6 +21,7 @@ from pslite.net.tensor_frames import (
     PARAM_ROWS,
     REFUSED,
     REGION,
+    SAME,
     WHOLE,
     Header,
     Link,
@@ -69,7 +70,7 @@ class FrameReceiver:
         """Return the memory for the payload of a frame."""
         self._faults.reached(FaultPoint.PAYLOAD, link, header)
         handler = _HANDLERS.get(header.kind)
-        if handler is None or (handler.of_block and header.block >= len(self._model.blocks)):
+        if handler is None or (handler.of_block and header.block >= len(self._model.known_blocks)):
             raise _misplaced(link, header)
         return handler.payload(self, link, header)
 
@@ -96,7 +97,7 @@ class FrameReceiver:
         if header.kind != PARAM or region is None:
             raise _misplaced(link, header)
         view = self.payload(link, header)
-        block = self._model.blocks[header.block]
+        block = self._model.known_blocks[header.block]
         if not header.length == view.nbytes == block.nbytes:
             raise ProtocolError(
                 f"{link.task} announced {header.length} bytes for block {header.block}, which has {block.nbytes}"
@@ -120,7 +121,7 @@ class FrameReceiver:
                     f"{link.task} sent weights under plan {header.plan}, which this worker has not prepared"
                 )
             progress.awaited = header.first
-        block = self._model.blocks[header.block]
+        block = self._model.known_blocks[header.block]
         if not progress.wants(header.block, header.version):
             if header.version <= progress.awaited:
                 # from a server that has taken another one's place; the same bytes as before
@@ -170,7 +171,7 @@ class FrameReceiver:
         progress, number = self._progress, header.block
         if not progress.wants(number, header.version):
             return
-        block = self._model.blocks[number]
+        block = self._model.known_blocks[number]
         if header.kind == PARAM_ROWS:
             rows = parse(block, memoryview(self._rows.pop(link)))
             self._model.arriving(header.version).part(block).reshape(-1, block.row)[rows.numbers] = rows.values
@@ -237,6 +238,7 @@ _WEIGHTS = _Handler(FrameReceiver._weights_place, FrameReceiver._weights_arrived
 _HANDLERS = {
     PARAM: _WEIGHTS,
     PARAM_ROWS: _WEIGHTS,
+    SAME: _Handler(FrameReceiver._nothing, FrameReceiver._weights_arrived),  # noqa: SLF001
     WHOLE: _Handler(FrameReceiver._fetched_place, FrameReceiver._fetched_arrived),  # noqa: SLF001
     FIRST_STATE: _Handler(FrameReceiver._first_state_place, FrameReceiver._first_state_arrived),  # noqa: SLF001
     REFUSED: _Handler(FrameReceiver._nothing, FrameReceiver._refused, of_block=False),  # noqa: SLF001

@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 from pslite.job.blocks import Block
 from pslite.job.membership_plan import Plan
-from pslite.net.tensor_frames import MAX_REGIONS, PUSH, Header, Link, region_header
+from pslite.net.tensor_frames import MAX_REGIONS, PUSH, SKIP, Header, Link, region_header
 from pslite.numeric.gradient_encoding import wire_bytes
 from pslite.numeric.gradient_sums import Bundle, Contribution
 from pslite.worker.ps.data_connections import DataPlane
@@ -53,15 +53,20 @@ class GradientSender:
         assert plan is not None
         bundles = [contribution.bundle for contribution in contributions]
         regions = [self._region(bundle) for bundle in bundles]
-        fillers = {fill for fill in (bundle.fill for bundle in bundles) if fill is not None}
+        fillers = {bundle.fill: bundle.idle for bundle in bundles if bundle.fill is not None}
         for block in blocks:
             link = self._plane.links.get(plan.owner(block.number).task)
             if link is None:
                 continue  # its server is gone; the one that takes its place is sent everything
-            for fill in fillers:
-                fill(block)
+            for fill, idle in fillers.items():
+                if block.segment not in idle:
+                    fill(block)
             for contribution, region in zip(contributions, regions, strict=True):
-                looked_into = link.local and not block.row and contribution.bundle.is_own(block.segment)
+                bundle = contribution.bundle
+                if block.segment in bundle.idle:
+                    link.send(self._header(SKIP, plan, block, contribution.node, 0))
+                    continue
+                looked_into = link.local and not block.row and bundle.is_own(block.segment)
                 self._send_block(link, plan, block, contribution, region if looked_into else 0)
             if fillers:
                 self._plane.flush(link)
@@ -71,11 +76,7 @@ class GradientSender:
         rows = bundle.rows[block.segment].within(block) if block.row else None
         length = wire_bytes(self._model.spec, block) if rows is None else rows.nbytes
         narrow = encoding if length != block.nbytes else None
-        next_plan, next_first = self._plans.next or (0, 0)
-        header = Header(
-            PUSH, plan.number, block.number, contribution.node, block.nbytes if region else length,
-            self._progress.version, self._plans.first, next_plan, next_first, place=region,
-        )  # fmt: skip
+        header = self._header(PUSH, plan, block, contribution.node, block.nbytes if region else length, region)
         if region:
             self._announce(link, region, bundle)
             link.send(header)
@@ -86,6 +87,10 @@ class GradientSender:
         else:
             link.send(header, bundle.packed(block, narrow))
             self._plane.flush(link)  # it travels while the next ones are packed
+
+    def _header(self, kind: int, plan: Plan, block: Block, node: int, length: int, region: int = 0) -> Header:
+        version, first, coming = self._progress.version, self._plans.first, self._plans.next or (0, 0)
+        return Header(kind, plan.number, block.number, node, length, version, first, *coming, place=region)
 
     def _region(self, bundle: Bundle) -> int:
         """Return the number of a bundle's shared memory, 0 if it has none."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
+from pslite.errors import UsageError
+from pslite.job.job_spec import JobSpec, differences
 from pslite.job.membership_plan import Plan
 from pslite.net.messages import Message, Restored
 from pslite.net.tensor_frames import FIRST_STATE, INIT, RESTORE, Header
+from pslite.numeric.gradient_sums import Array
 from pslite.storage.checkpoint_files import Checkpoint, to_resume
 from pslite.worker.model_replica import ModelReplica
 from pslite.worker.ps.data_connections import DataPlane
-from pslite.worker.ps.known_plans import PlanTable
+from pslite.worker.ps.known_plans import PlanTable, PreparedPlan
 from pslite.worker.ps.model_buffers import ModelBuffers
 from pslite.worker.step_progress import Progress
 from pslite.worker.training_session import StartState
@@ -53,6 +56,10 @@ class InitialState:
         self.given: StartState | Checkpoint | None = None
         #: the last plan whose newcomers were sent this worker's state
         self._helped = 0
+        #: the last description that this worker has asked for, and the weights of the segments that it adds
+        self.asked: tuple[JobSpec, Mapping[int, Array]] | None = None
+        #: the last plan to whose added blocks this worker has sent weights
+        self._began_added = 0
 
     def begin(self, plan: int, checkpoint: int) -> None:
         """Begin the job as its chief: with this worker's weights, or with those of a checkpoint."""
@@ -91,6 +98,41 @@ class InitialState:
             if link is not None:
                 whole = state.reshape(-1).data.cast("B")
                 link.send(Header(RESTORE, plan.number, block.number, 0, whole.nbytes, version, version), whole)
+
+    def expect(self, added: Collection[int]) -> None:
+        """Wait for these blocks too, if this worker is about to begin under the plan that adds them."""
+        if not self._progress.entered:
+            self._progress.missing |= set(added)
+
+    def begin_added(self, coming: PreparedPlan, again: Collection[int] = ()) -> None:
+        """Send servers the weights of blocks that the coming plan adds, if this is the worker to do so.
+
+        It has the next version of all other blocks then, so that every worker waits for these.  `again` are blocks
+        whose server may not have got them.
+        """
+        plan, missing = coming.plan, self._progress.missing
+        done = self._began_added == plan.number
+        if (done and not again) or not missing <= set(coming.added):
+            return
+        if not missing or coming.first_stayer(self._plans.gone) != self._task:
+            return
+        self._began_added = plan.number
+        model, version = self._model, self._progress.awaited
+        spec, weights = self.asked or (model.spec, {})
+        if not (spec.extends(model.known_spec) and model.known_spec.extends(spec)):
+            raise UsageError(
+                "the first worker has left the job while it gave further keys their values, and the next one does not "
+                "give the same keys theirs: start the job again ("
+                + "; ".join(differences(model.known_spec, spec)[:10])
+                + ")"
+            )
+        for number in missing.intersection(again) if done else sorted(missing):
+            block = model.known_blocks[number]
+            link = self._plane.links.get(plan.owner(number).task)
+            view = weights[block.segment][block.offset : block.offset + block.size].data.cast("B")
+            if link is not None:
+                link.send(Header(INIT, plan.number, number, 0, view.nbytes, version, version), view)
+                self._plane.flush(link)
 
     def send_to_newcomers(self, again: Collection[int] = ()) -> None:
         """Send the state of the plan's first version to workers that the plan adds, if this worker is to do so.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from pslite.job.job_spec import JobSpec
 from pslite.job.membership_plan import Member, Plan
 
 
@@ -14,6 +15,17 @@ class PreparedPlan:
 
     plan: Plan
     previous: Plan | None
+    spec: JobSpec
+
+    @property
+    def added(self) -> range:
+        """Numbers of the blocks that the plan adds to a job that has begun."""
+        return range(len(self.previous.owners), len(self.plan.owners)) if self.previous is not None else range(0)
+
+    def first_stayer(self, gone: Collection[str]) -> str:
+        """Return the first worker that is alive and was in the plan before; "" if there is none."""
+        before = {member.task for member in self.previous.workers} if self.previous is not None else set()
+        return next((m.task for m in self.plan.workers if m.task in before and m.task not in gone), "")
 
 
 class PlanTable:
@@ -137,7 +149,7 @@ class PlanTable:
 
     def may_own(self, block: int) -> set[str]:
         """Return the servers that own a block under one of these plans."""
-        return {plan.owner(block).task for plan in self.unsettled()}
+        return {plan.owner(block).task for plan in self.unsettled() if plan.has(block)}
 
     def newcomers_helper(self) -> str:
         """Return the worker that sends its state to those that the current plan adds; "" if it adds none."""

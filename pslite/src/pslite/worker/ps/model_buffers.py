@@ -18,8 +18,11 @@ class ModelBuffers:
     """
 
     def __init__(self, spec: JobSpec) -> None:
+        #: by the plan in force
         self.spec = spec
         self.blocks = cut(spec)
+        #: with what a plan adds that has been prepared
+        self.known_spec, self.known_blocks = self.spec, self.blocks
         self.weights = Bundle(spec, self.blocks)
         self.supply = Supply(spec, self.blocks)
         self.encoding = encoding_of(spec)
@@ -28,9 +31,24 @@ class ModelBuffers:
         self._bundles = (self.weights if on_servers else second, second)
         self.replica = None if on_servers else ModelReplica(spec, self.blocks, self.weights)
 
-    def respecify(self, spec: JobSpec) -> None:
-        """Go on with the job's description, where that of this worker's script agrees with it and is not the same."""
-        self.spec, self.blocks = spec, cut(spec)
+    def prepare(self, spec: JobSpec) -> range:
+        """Take the job's description, which is this worker's or extends it; return the numbers of blocks that it adds.
+
+        There is memory for their weights then; the plan that adds them is not in force yet.
+        """
+        before = len(self.known_blocks)
+        self.known_spec, self.known_blocks = spec, cut(spec)
+        added = range(before, len(self.known_blocks))
+        if added:
+            self.weights.extend(spec, self.known_blocks)  # of an open job, all of whose versions arrive there
+        return added
+
+    def enter(self, blocks: int) -> None:
+        """Go on with the description of a prepared plan that has so many blocks."""
+        assert blocks == len(self.known_blocks)
+        if blocks > len(self.blocks):
+            self.supply = Supply(self.known_spec, self.known_blocks)
+        self.spec, self.blocks = self.known_spec, self.known_blocks
 
     def arriving(self, version: int) -> Bundle:
         """Return where the blocks of a version arrive."""

@@ -46,6 +46,9 @@ class Recovery:
             self._initial.send_to_newcomers(numbers)
             self._sender.push_again(progress.unanswered(numbers))
             self._fetch.ask(numbers)
+            coming = self._plans.following(progress.awaited) if progress.entered else None
+            if coming is not None and coming.added:
+                self._initial.begin_added(coming, coming.plan.blocks_of(server))
         self._ask_again(progress.missing)
         self._faults.reached(FaultPoint.RESUMED, server)
 

@@ -10,7 +10,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Unpack
 
 from pslite.errors import UsageError
@@ -203,6 +203,11 @@ class Worker(Membership):
         self._plane.identity = self._identity
         self._join(Join(host=socket.gethostname(), pid=os.getpid(), spec=spec))
 
+    def extend(self, spec: JobSpec, weights: Mapping[int, Array]) -> None:
+        """Ask for further segments, with the first worker's weights; steps go on until `spec` has them."""
+        self._initial.asked = spec, weights
+        self._send(Describe(spec=spec))
+
     def start_from(self, given: StartState) -> None:
         """Have the job begin with that state, if this is its first worker; call it before `start`."""
         self._initial.given = given
@@ -283,6 +288,11 @@ class Worker(Membership):
         progress.expect_newest(len(self.blocks))
         self._events.recovery.ask_for_missing()
         self._await(lambda: not progress.missing)
+        later = self._plans.later(min(progress.arrived.values())[1])
+        if later is not None and len(later.plan.owners) > len(self.blocks):
+            progress.missing = set(range(len(self.blocks), len(later.plan.owners)))
+            self._events.recovery.ask_for_missing()
+            self._await(lambda: not progress.missing)
         progress.any_version = False
         version, number = min(progress.arrived.values())
         progress.version = progress.awaited = version
@@ -341,7 +351,10 @@ class Worker(Membership):
     def _waits_for(self) -> tuple[str, ...]:
         plan = self._plans.current
         with contextlib.suppress(RuntimeError):  # they are coming in
-            return tuple({plan.owner(number).task for number in self._progress.missing}) if plan is not None else ()
+            missing = self._progress.missing if plan is not None else ()
+            return (
+                tuple({plan.owner(number).task for number in missing if plan.has(number)}) if plan is not None else ()
+            )
         return ()
 
     def _check(self) -> None:
@@ -400,14 +413,22 @@ class Worker(Membership):
         self._sender.push(contributions)
         self._note_progress(loss, samples)
         self._events.take_all()
-        if first:
-            self._progress.expect(self.version + 1, len(self.blocks))
         following = self._plans.following(self.version + 1)
+        added = following.added if following is not None else ()
+        if first:
+            self._progress.expect(self.version + 1, len(self.blocks) + len(added))
         if following is not None and not self._left_undone():
             self._leave_unless_member(following)
         missing = self._progress.missing
-        # What was queued is sent before its arrays are used for something else.
-        self._pump(lambda: not missing or bool(self._left_undone() and not self._plane.unsent))
+
+        def done() -> bool:
+            coming = self._plans.following(self.version + 1) if added else None
+            if coming is not None:
+                self._initial.begin_added(coming)
+            # What was queued is sent before its arrays are used for something else.
+            return not missing or bool(self._left_undone() and not self._plane.unsent)
+
+        self._pump(done)
         if missing:
             self._due = self._left_undone()
         else:
@@ -450,6 +471,7 @@ class Worker(Membership):
         plan = prepared.plan
         self._faults.reached(FaultPoint.ENTER_PLAN, plan)
         self._progress.entered = True
+        self._model.enter(len(plan.owners))
         self._was_member = self._plans.enter(prepared, version)
         self._progress.version = version
         self._set_share()
