@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from typing import Any, Self
 
 import httpx2
 import yaml
+from free_ports import free_port
 
 from dl2d.cli.daemon_client import daemon_trust
 from dl2d.config.settings import load_settings
@@ -25,12 +25,6 @@ from dl2d.daemon.key_file import load_credentials
 from dl2d.store.sql_store import SqlStore
 
 BIN = Path(sys.executable).parent
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class DaemonProcess:

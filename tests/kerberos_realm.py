@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self
 
 import pytest
-from daemon_process import free_port
+from free_ports import free_port
 
 REALM = "DL2D.TEST"
 _PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"

@@ -6,7 +6,8 @@ import shutil
 import subprocess
 from typing import Any
 
-from slurm_cluster import PATH, SlurmCluster, User, free_ports
+from free_ports import free_ports
+from slurm_cluster import PATH, SlurmCluster, User
 from slurm_cluster import why_not as why_no_slurm
 
 PROGRAMS = ("slurmdbd", "mariadbd", "mariadb-install-db", "mariadb", "sacctmgr")

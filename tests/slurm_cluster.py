@@ -19,13 +19,11 @@ import grp
 import json
 import os
 import pwd
-import random
 import re
 import secrets
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -37,6 +35,7 @@ from types import TracebackType
 from typing import Self
 
 import psutil
+from free_ports import free_ports
 
 PROGRAMS = (
     *("munged", "munge", "unmunge", "slurmctld", "slurmd"),
@@ -494,21 +493,6 @@ def _slurm_version() -> tuple[int, int]:
     match = re.search(r"(\d+)\.(\d+)", said)
     assert match, said
     return int(match[1]), int(match[2])
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, below the range from which outgoing connections take theirs."""
-    with contextlib.ExitStack() as stack:
-        found: list[int] = []
-        while len(found) < count:
-            port = random.randrange(20_000, 32_000)
-            probe = stack.enter_context(socket.socket())
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            found.append(port)
-        return found
 
 
 class _Keeper:

@@ -6,9 +6,7 @@ The jars come from the folder that ``DL2D_HADOOP_LIB`` names. Services are store
 from __future__ import annotations
 
 import os
-import random
 import shutil
-import socket
 import subprocess
 import tarfile
 import tempfile
@@ -21,6 +19,7 @@ from typing import Self
 
 import httpx2
 import psutil
+from free_ports import free_ports
 
 _DEFAULT_LIB = Path(__file__).parents[2] / "shared" / "hadoop" / "lib"
 #: Java 17 closes packages into which Hadoop 3.4 reaches by reflection.
@@ -106,7 +105,7 @@ class YarnCluster:
         self.auth: httpx2.Auth | None = None
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._masters = ("rm", "rm2") if fail_over else ("rm",)
-        ports = _free_ports(11 + _NODE_PORTS * nodes)
+        ports = free_ports(11 + _NODE_PORTS * nodes)
         self._rm_ports, self._rm2_ports, self._node_ports = ports[:6], ports[6:11], ports[11:]
         #: Web addresses of the ResourceManagers, by name.
         self.addresses = {
@@ -402,17 +401,3 @@ def _write(folder: Path, files: Mapping[str, Mapping[str, str]]) -> None:
             for key, value in properties.items()
         ]
         (folder / f"{name}.xml").write_text("\n".join(["<configuration>", *lines, "</configuration>"]))
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports on which nothing listens now, below those that the kernel gives to connections meanwhile."""
-    found: list[int] = []
-    for port in random.sample(range(10_000, 32_000), 1000):
-        try:
-            socket.create_server(("127.0.0.1", port)).close()
-        except OSError:
-            continue
-        found.append(port)
-        if len(found) == count:
-            return found
-    raise AssertionError(f"fewer than {count} ports are free")

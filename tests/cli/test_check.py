@@ -16,7 +16,7 @@ import pytest
 import yaml
 from cli.conftest import Dl2d, new_store, write_config
 from daemon.api.api_world import ApiWorld
-from daemon_process import free_port
+from free_ports import free_port
 from self_signed import self_signed
 from slurm_fakes import FakeSlurm, node_row
 

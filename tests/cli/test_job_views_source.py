@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cli.conftest import Dl2d, store_url, write_config
 from daemon.api.api_world import ApiWorld
-from daemon_process import free_port
+from free_ports import free_port
 from self_signed import self_signed
 
 from dl2d.cli import job_views_source

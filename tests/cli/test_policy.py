@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cli.conftest import Dl2d, new_store, write_config
-from daemon_process import free_port
+from free_ports import free_port
 
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
 from dl2d.policies.dl2.policy import with_checkpoint

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from cli.conftest import Dl2d, store_url, write_config
 from daemon.api.api_world import ApiWorld
-from daemon_process import free_port
+from free_ports import free_port
 from self_signed import self_signed
 from yarn.fake_yarn import FakeYarn
 from yarn.rm_answers import client_of

@@ -16,7 +16,8 @@ import debian_package
 import pytest
 import systemd_machine
 import yarn_cluster
-from daemon_process import DaemonProcess, free_port
+from daemon_process import DaemonProcess
+from free_ports import free_port
 from slurm_cluster import SlurmCluster, User, cgroup_configuration, why_not
 from systemd_machine import SystemdMachine
 

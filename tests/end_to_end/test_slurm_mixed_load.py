@@ -91,9 +91,9 @@ MEDIUM = Size(
             "cancel": 4, "cancel_task": 8, "requeue": 6, "suspend": 10, "update": 6, "hold": 4},
 )  # fmt: skip
 FULL = Size(
-    nodes=64, elastic=40, rigid=60, seconds=3600, poll_seconds=5, step_seconds=1.0, rigid_seconds=(60, 600),
-    user_cpus=60, cpus=160,
-    events={"kill_daemon": 24, "restart_controller": 2, "crash_node": 6, "lose_slurmd": 6, "submit_urgent": 10,
+    nodes=64, elastic=40, rigid=60, seconds=3600, poll_seconds=5, step_seconds=2.0, rigid_seconds=(60, 600),
+    user_cpus=48, cpus=120,
+    events={"kill_daemon": 60, "restart_controller": 2, "crash_node": 6, "lose_slurmd": 6, "submit_urgent": 10,
             "cancel": 10, "cancel_task": 20, "requeue": 15, "suspend": 30, "update": 20, "hold": 10},
 )  # fmt: skip
 

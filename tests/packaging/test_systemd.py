@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from daemon_process import free_port
+from free_ports import free_port
 from systemd_machine import SystemdMachine, why_not
 
 CHECKOUT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from daemon_process import free_port
+from free_ports import free_port
 
 CHECKOUT = Path(__file__).parents[2]
 
