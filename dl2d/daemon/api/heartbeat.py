@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import FailureCause, Job, JobRequest, JobState, Progress
 from dl2d.core.store import JobChange, RuntimePlan, TaskChange, TaskReport
+from pslite.job.job_status import Cause
 from pslite.job.printable_text import printable
 
 # Bounds of what one report may hold.
@@ -208,12 +209,14 @@ def receive(
             unknown.append(member.task)
             continue
         reached = _TASK_STATES.get(member.state)
-        # A task that left without being asked to has ended with its job; the resource manager tells how.
-        asked_to_leave = not task.state.wanted
-        if reached is None or (reached is TaskState.DRAINED and not asked_to_leave):
+        # A task that left without being asked to has ended, perhaps with its job; the resource manager tells how. One
+        # that is lost may be listed as running for minutes, if its machine has crashed. It can never join again.
+        lost = member.state == "left" and member.cause == Cause.LOST
+        if reached is None or (reached is TaskState.DRAINED and task.state.wanted and not lost):
             continue
         if reached.rank > task.state.rank:
-            changes.append(TaskChange(job.key, task.id, reached))
+            note = f"its coordinator gave it up: {_plain(member.how)}" if lost and task.state.wanted else None
+            changes.append(TaskChange(job.key, task.id, reached, note=note))
     state = _JOB_STATES[beat.state]
     moved = job.state is not state and not (state is JobState.READY and job.state is JobState.RUNNING)
     if state is JobState.CANCELLED and anchor_decides:
@@ -297,13 +300,14 @@ def _reports(beat: Heartbeat, at: float, unknown: set[str]) -> tuple[TaskReport,
 
 def _report(member: Member, straggler: Straggler | None, at: float) -> TaskReport:
     usage, steps = member.usage, member.steps
+    ended = member.cause is not None and member.cause != Cause.LOST  # of a lost one the resource manager says how
     report = TaskReport(
         task=member.task,
         at=at,
         step_ms=_finite(steps.mean_ms) if steps is not None else None,
         step_p95_ms=_finite(steps.p95_ms) if steps is not None else None,
-        cause=member.cause or "",
-        how=_plain(member.how),
+        cause=(member.cause or "") if ended else "",
+        how=_plain(member.how) if ended else "",
         slowdown=_finite(straggler.factor) if straggler is not None else None,
         slowdown_reason=_plain(straggler.reason) if straggler is not None else "",
     )

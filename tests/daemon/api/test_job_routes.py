@@ -522,6 +522,22 @@ class TestHeartbeat:
         assert say("active") is TaskState.DRAINING
         assert say("left") is TaskState.DRAINED
 
+    def test_a_task_whose_coordinator_has_lost_it_is_replaced_and_ended(self, world):
+        """Its node has crashed and is back: Slurm lists the task as running for some minutes more."""
+        job = running(world)
+        members = [{"task": "worker-0", "role": "worker", "state": "left", "cause": None}]
+        for cause, state in (("killed", TaskState.CONFIRMED), ("lost", TaskState.DRAINED)):
+            members[0]["cause"], members[0]["how"] = cause, "silent for 31 s"
+            assert world.heartbeat(job, state="running", members=members).status_code == 200
+            lost = next(task for task in world.store.tasks(live=True, job=job) if task.id == "worker-0")
+            assert lost.state is state
+        assert lost.note == "its coordinator gave it up: silent for 31 s"
+        report = world.tick(1.0)
+        assert [start.role for start in report.plan.starts] == [Role.WORKER]
+        assert world.manager.stopped == []
+        world.tick(world.timeouts.end_seconds + 1.0)
+        assert world.manager.stopped == [lost.handle]
+
     def test_members_that_no_task_accounts_for_are_logged_and_change_nothing(self, world):
         job = running(world)
         before = world.store.tasks(live=False)

@@ -1,4 +1,4 @@
-"""What a coordinator reports of a job's speed."""
+"""What a coordinator reports of a job's speed, and of members that it has given up."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from coordinator.jobs import JOINED, job, spec
 
 from pslite.coordinator import resize_steps, status_report
 from pslite.job.job_spec import Part, Segment, Sum
-from pslite.job.job_status import PlanReport, Suspension
+from pslite.job.job_status import Cause, PlanReport, Suspension
 from pslite.job.member_measurements import ResizeSteps
 from pslite.job.sample_assignment import SampleAssigner
-from pslite.net.messages import Beat
+from pslite.net.messages import AgentExit, Beat
 
 
 @pytest.fixture
@@ -64,6 +64,26 @@ def test_heartbeats_of_several_members_at_one_moment_give_no_speed(clock):
         status_report.heartbeat(a_job, a_job.state.members[task], Beat(version=version))
         speeds.append(status_report.report(a_job).steps_per_second)
     assert speeds == [None, None, pytest.approx(3.0)]
+
+
+@pytest.mark.parametrize(
+    ("given_up", "ended", "silent", "cause"),
+    [
+        (False, None, 100.0, None),  # its script has ended, and something goes on after it
+        (True, None, 30.0, None),
+        (True, None, 30.1, Cause.LOST),
+        (True, Cause.KILLED, 30.1, Cause.KILLED),
+    ],
+)
+def test_a_member_that_was_given_up_is_lost_when_nothing_is_heard_of_it(clock, given_up, ended, silent, cause):
+    a_job, _ = job(["worker-0", "ps-0"], plan=("worker-0", "ps-0"), lease=10.0)
+    member = a_job.state.members["worker-0"]
+    member.state, member.given_up = "left", given_up
+    if ended is not None:
+        a_job.state.exits["worker-0"] = AgentExit(pid=7, status=0, signal=9, cause=ended, text="")
+    clock(silent)
+    reported = next(each for each in status_report.report(a_job).members if each.task == "worker-0")
+    assert reported.cause is cause
 
 
 def plan_done(number, first_version, workers, added=0):

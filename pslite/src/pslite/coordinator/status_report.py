@@ -8,7 +8,6 @@ from pslite.coordinator import resize_steps
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import JobState, MemberState
 from pslite.job.job_status import Cause, MemberReport, Status, signal_in_words
-from pslite.job.member_measurements import Usage
 from pslite.net.messages import AgentExit, Alive, Beat
 
 #: the window over which speed is measured; it has two versions at least
@@ -17,6 +16,8 @@ _SPEED_SECONDS = 10.0
 _SPEED_HEARTBEATS = 2
 #: without a step for longer than the window and than so many steps, a job stands still
 _MISSING_STEPS = 10
+#: a member that was given up is lost when nothing was heard of it for so many leases
+_LOST_LEASES = 3
 #: characters of a task's error output that a report repeats
 _MAX_OUTPUT = 3000
 
@@ -68,7 +69,8 @@ def steps_per_second(job: Job, now: float) -> float | None:
 
 def report(job: Job) -> Status:
     """Return the state of a job for its membership source."""
-    state, rate = job.state, steps_per_second(job, time.monotonic())
+    now = time.monotonic()
+    state, rate = job.state, steps_per_second(job, now)
     spec = state.spec if state.spec is not None and not state.spec.open else None
     assigned = max((assigner.epochs for assigner in job.step_record.assigners.values()), default=0.0)
     return Status(
@@ -84,7 +86,7 @@ def report(job: Job) -> Status:
         steps_per_second=rate,
         samples_per_second=rate * spec.samples / spec.steps_per_epoch if rate and spec else None,
         members=[
-            *(_member(member, state.exits.get(task), job.usage.get(task)) for task, member in state.members.items()),
+            *(_member(job, member, now) for member in state.members.values()),
             *(_never_joined(task, ended) for task, ended in state.exits.items() if task not in state.members),
         ],
         plan=state.plan.number if state.plan else 0,
@@ -121,12 +123,15 @@ def _most_workers(state: JobState) -> int | None:
     return sum(state.members[task].present for task in state.workers_left(state.plan)) or None
 
 
-def _member(member: MemberState, ended: AgentExit | None, usage: Usage | None) -> MemberReport:
+def _member(job: Job, member: MemberState, now: float) -> MemberReport:
+    ended, silent = job.state.exits.get(member.task), now - member.heard
     cause, how = None, ""
     if ended is not None:
         cause, how = ended.cause, "" if ended.cause is Cause.DONE else how_it_ended(ended)
     elif member.failure:
         cause, how = Cause.FAILED, member.failure
+    elif member.given_up and silent > _LOST_LEASES * job.settings.lease:
+        cause, how = Cause.LOST, f"silent for {silent:.0f} s, and no dl2-run reported how its process ended"
     if cause is Cause.DONE and member.drained:
         cause = Cause.DRAINED  # whether a process was asked to end is known here, not to its dl2-run
     if member.hung:
@@ -137,7 +142,7 @@ def _member(member: MemberState, ended: AgentExit | None, usage: Usage | None) -
         state=member.state,
         host=member.host,
         pid=member.pid,
-        usage=usage,
+        usage=job.usage.get(member.task),
         steps=member.steps,
         cause=cause,
         how=how,

@@ -33,6 +33,8 @@ class Cause(enum.StrEnum):
     HUNG = "hung"
     #: there never was a process
     NOT_STARTED = "not-started"
+    #: it was given up, nothing is heard of it, and nobody has reported how its process ended: its machine may be gone
+    LOST = "lost"
 
 
 def signal_in_words(number: int) -> str:
