@@ -38,7 +38,7 @@ from dl2d_yarn.cluster_listing import (
     read_version,
     service_path,
 )
-from dl2d_yarn.job_growth_limits import idle_limits, queue_limits, queue_shares, within_shares
+from dl2d_yarn.idle_container_limits import idle_limits, queue_limits, queue_shares, within_shares
 from dl2d_yarn.node_sizes import NodeSizes
 from dl2d_yarn.observed_jobs import WatchedApplications, owner_of
 from dl2d_yarn.queue_limits import Queues, read_queues

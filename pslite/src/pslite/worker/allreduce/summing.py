@@ -10,7 +10,7 @@ from pslite.job.blocks import Block
 from pslite.job.job_spec import JobSpec
 from pslite.net.shared_memory import SharedMemory
 from pslite.numeric.gradient_sums import Bundle, Contribution
-from pslite.worker.allreduce.gradient_slices import Division, add_slices
+from pslite.worker.allreduce.gradient_summing import Division, add_slices
 from pslite.worker.allreduce.process_group import Bytes, Group, Work
 
 
