@@ -20,11 +20,10 @@ from dl2d_yarn.manager import YarnManager
 from dl2d_yarn.queue_limits import (
     ACTIVITIES_PATH,
     SCHEDULER_PATH,
-    QueueLimits,
     Queues,
     read_pending_reason,
     read_queues,
-    within_limits,
+    within_headroom,
 )
 from dl2d_yarn.service_file import posted_description
 
@@ -83,20 +82,19 @@ NODES = (
 
 
 def test_what_the_queue_may_not_have_counts_as_used_on_the_fullest_nodes() -> None:
-    within = within_limits(NODES, QueueLimits({"cpu": 5}, Resources.of(cpu=4)), leave_pending=False)
+    within = within_headroom(NODES, {"cpu": 5}, Resources())
     assert [node.used.get("cpu") for node in within] == [3, 8, 0]
     assert [node.used.get("gpu") for node in within] == [0, 1, 0]
     # Seven are free, of which others wait for four.
-    left = within_limits(NODES, QueueLimits({"cpu": 5}, Resources.of(cpu=4)), leave_pending=True)
+    left = within_headroom(NODES, {"cpu": 5}, Resources.of(cpu=4))
     assert [node.used.get("cpu") for node in left] == [5, 8, 0]
 
 
-@given(st.integers(0, 30), st.integers(0, 30), st.booleans())
-def test_no_more_is_free_than_allowed_and_nothing_more_is_withheld(headroom: int, pending: int, leave: bool) -> None:
-    limits = QueueLimits({"cpu": headroom}, Resources.of(cpu=pending))
-    within = within_limits(NODES, limits, leave_pending=leave)
+@given(st.integers(0, 30), st.integers(0, 30))
+def test_no_more_is_free_than_allowed_and_nothing_more_is_withheld(headroom: int, pending: int) -> None:
+    within = within_headroom(NODES, {"cpu": headroom}, Resources.of(cpu=pending))
     free = sum(node.capacity.get("cpu") - node.used.get("cpu") for node in within[:2])
-    assert free == min(7, headroom, max(0, 7 - pending) if leave else 7)
+    assert free == min(7, headroom, max(0, 7 - pending))
     assert all(node.used.fits_in(node.capacity) for node in within)
 
 

@@ -1,19 +1,23 @@
-"""Headroom of queues and users in the capacity scheduler, and why a service's containers wait."""
+"""What queues leave to jobs: headroom of queues and users, limits that follow, and why a service's containers wait."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import structs
 
 from dl2d.core.cluster import Node, NodeState
+from dl2d.core.resource_manager import GrowthLimit
 from dl2d.core.resources import Resources
 from dl2d_yarn.cluster_listing import Vector, read_vector, resource_name
 from dl2d_yarn.rest_client import RestClient
+from dl2d_yarn.services import JobService
+from dl2d_yarn.task_assignment import IdleContainer
 
 SCHEDULER_PATH: Final = "/ws/v1/cluster/scheduler"
 ACTIVITIES_PATH: Final = "/ws/v1/cluster/scheduler/app-activities"
@@ -76,15 +80,6 @@ class _Info(msgspec.Struct, rename="camel"):
 
 class _Scheduler(msgspec.Struct):
     scheduler: _Info
-
-
-@dataclass(frozen=True, slots=True)
-class QueueLimits:
-    """Headroom of some queues together, and what the applications of the other queues wait for."""
-
-    #: Amounts by dl2d's name of the resource (memory in MiB); resources without a limit are absent.
-    headroom: Mapping[str, float]
-    pending_elsewhere: Resources
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,19 +177,17 @@ def _leaves(queue: _Queue, above: str = "") -> Iterator[tuple[str, _Queue]]:
         yield from _leaves(child, f"{path}.")
 
 
-def within_limits(nodes: Sequence[Node], limits: QueueLimits, *, leave_pending: bool) -> tuple[Node, ...]:
+def within_headroom(nodes: Sequence[Node], headroom: Mapping[str, float], kept_free: Resources) -> tuple[Node, ...]:
     """Nodes whose free resources are reduced to the headroom: the rest counts as used, on the fullest nodes first.
 
-    With ``leave_pending``, what applications in other queues wait for counts as used too.
+    ``kept_free`` of all nodes counts as used too.
     """
     up = [node for node in nodes if node.state is NodeState.UP]
     withheld: dict[str, dict[str, float]] = {node.name: {} for node in up}
     for resource in {name for node in up for name in node.capacity.as_dict()}:
         free = {node.name: max(0.0, node.capacity.get(resource) - node.used.get(resource)) for node in up}
-        allowed = limits.headroom.get(resource, float("inf"))
-        if leave_pending:
-            allowed = min(allowed, max(0.0, sum(free.values()) - limits.pending_elsewhere.get(resource)))
-        excess = sum(free.values()) - allowed
+        all_free = sum(free.values())
+        excess = all_free - min(headroom.get(resource, math.inf), max(0.0, all_free - kept_free.get(resource)))
         for name in sorted(free, key=lambda name: (free[name], name)):
             part = min(free[name], excess)
             if part > 0:
@@ -206,10 +199,61 @@ def within_limits(nodes: Sequence[Node], limits: QueueLimits, *, leave_pending: 
     )
 
 
-def sum_of(headrooms: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
-    """Sum of headrooms; a resource that one of them does not limit is not limited."""
-    names = set.intersection(*map(set, headrooms)) if headrooms else set()
-    return {name: sum(headroom[name] for headroom in headrooms) for name in names}
+class QueueShare(NamedTuple):
+    """Headroom of a user in a queue, and the user's live services in it."""
+
+    queue: str
+    user: str
+    headroom: Mapping[str, float]
+    services: Sequence[JobService]
+
+
+def queue_shares(
+    queues: Queues | None, services: Iterable[JobService], *, queue: str, user: str, warn: Callable[[str], None]
+) -> list[QueueShare]:
+    """Share of each user with live services in a queue; where there are none, of ``user`` in ``queue``.
+
+    Empty if the queues are unknown (None).
+    """
+    if queues is None:
+        return []
+    live: dict[tuple[str, str], list[JobService]] = defaultdict(list)
+    for service in services:
+        if service.is_live and service.application_id:
+            live[service.queue, service.user].append(service)
+    shares = []
+    for (name, of_user), members in (live or {(queue, user): []}).items():
+        headroom = queues.headroom(name, of_user)
+        if headroom is not None:
+            shares.append(QueueShare(name, of_user, headroom, members))
+        else:
+            warn(f"queue {name} is not among the scheduler's queues: its limits are not known")
+    return shares
+
+
+def within_shares(
+    nodes: tuple[Node, ...], queues: Queues | None, shares: Sequence[QueueShare], *, leave_pending: bool
+) -> tuple[Node, ...]:
+    """The nodes, with their free resources reduced to the headroom of all shares together.
+
+    With ``leave_pending``, what applications in other queues wait for is kept free.
+    """
+    if queues is None or not shares:
+        return nodes
+    limited = set.intersection(*(set(share.headroom) for share in shares))
+    headroom = {name: sum(share.headroom[name] for share in shares) for name in limited}
+    pending = queues.pending_outside({share.queue for share in shares}) if leave_pending else Resources()
+    return within_headroom(nodes, headroom, pending)
+
+
+def queue_limits(shares: Sequence[QueueShare], idle: Collection[IdleContainer]) -> Iterator[GrowthLimit]:
+    """Limit of each share where there are several: the free resources of the nodes show only the sum of all shares."""
+    for share in shares if len(shares) > 1 else ():
+        jobs = {service.job for service in share.services}
+        own_idle = Resources.total(demand for job, _, demand in idle if job in jobs)
+        left = {resource: amount + own_idle.get(resource) for resource, amount in share.headroom.items()}
+        applications = frozenset(service.application_id for service in share.services)
+        yield GrowthLimit(applications, left, f"queue {share.queue} leaves no more to {share.user}")
 
 
 def read_pending_reason(client: RestClient, application: str) -> str:

@@ -57,10 +57,9 @@ from pslite.net.messages import (
 )
 from pslite.numeric.gradient_sums import Bundle, Contribution, Supply
 from pslite.storage.checkpoint_files import Saver, to_resume
-from pslite.worker.allreduce.gradient_summing import Division
+from pslite.worker.allreduce.gradient_summing import Division, Summing, room
 from pslite.worker.allreduce.process_group import Bytes, Group, RelayStore, Work
 from pslite.worker.allreduce.state_transfer import Giving, Taking
-from pslite.worker.allreduce.summing import Summing, room
 from pslite.worker.control_connection import MemberOptions, Membership
 from pslite.worker.model_replica import ModelReplica
 from pslite.worker.training_session import Share, Stopwatch
