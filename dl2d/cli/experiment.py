@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import glob
 import os
 import sys
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from dl2d.cli.options import JsonOption
 from dl2d.cli.output import print_json, print_tables, table
-from dl2d.core.errors import RequestError, WorkloadError
+from dl2d.core.errors import RequestError
 from dl2d.experiments.definition import (
     Experiment,
     builtin_names,
@@ -34,6 +33,7 @@ from dl2d.experiments.report import summary_json, write_report
 from dl2d.experiments.result_statistics import summarise
 from dl2d.experiments.run_experiment import Run, begin_run, check_experiment, read_run, run_cells
 from dl2d.experiments.run_simulation import Finished
+from dl2d.simulation.workload.sources import matching_files
 
 app = typer.Typer(no_args_is_help=True, help="Compares policies over workloads and seeds, and writes a report.")
 
@@ -171,13 +171,7 @@ def _head(experiment: Experiment) -> dict[str, object]:
 
 
 def _files(given: Sequence[str]) -> list[str]:
-    files: list[str] = []
-    for pattern in given:
-        # Patterns may be absolute, which those of pathlib may not.
-        matching = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]  # noqa: PTH207
-        if not matching:
-            raise WorkloadError("", "no file matches", where=pattern)
-        files += [str(Path(file).resolve()) for file in matching]
+    files = [str(Path(file).resolve()) for pattern in given for file in matching_files(pattern)]
     return list(dict.fromkeys(files))
 
 

@@ -11,6 +11,7 @@ import typer
 
 from dl2d.cli.options import ConfigOption, JsonOption, reading
 from dl2d.cli.output import moment, print_json, print_tables, print_text, table
+from dl2d.cli.progress_display import progress_bars, show_on_bar
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.errors import Dl2dError, GateRefused, PolicyError, RegistryError, RequestError, WorkloadError
 from dl2d.core.json_codec import as_plain
@@ -145,7 +146,6 @@ def _pass_gate(settings: Settings, store: RecordingStore, version: Version) -> s
     """
     # The simulator, which no other command here waits for.
     from dl2d.cli import promotion_trial as trials  # noqa: PLC0415
-    from dl2d.cli.train_options import progress_bars, show_on_bar  # noqa: PLC0415
 
     name, registry = version.policy, store.registry
     what = f"{name} version {version.digest[:DIGITS]}"

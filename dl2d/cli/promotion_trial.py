@@ -6,8 +6,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final
 
+from dl2d.cli.progress_display import Tell
 from dl2d.config.settings import Settings
 from dl2d.core.cluster import Node
 from dl2d.core.errors import Dl2dError, WorkloadError
@@ -32,14 +33,6 @@ from dl2d.tick.policy_starts_jobs_check import requests_to_try
 _SHORTEST_SLOT: Final = 300.0
 #: Longest that the replays of a replay check take together.
 MAX_REPLAY_SECONDS: Final = 120.0
-
-
-class Tell(Protocol):
-    """Is told what is being done, how far it is, how far it goes, and a word on how it stands."""
-
-    def __call__(self, what: str, done: int, total: int, note: str = "") -> None:
-        """Tell."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import typer
 from dl2d.cli.canary_summary import canary_json, canary_sentence, newest_canary
 from dl2d.cli.options import ConfigOption, JsonOption, reading
 from dl2d.cli.output import print_json, print_tables, print_text, table
+from dl2d.cli.progress_display import interruptible, progress_bars, show_on_bar
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.errors import Dl2dError, WorkloadError
 from dl2d.core.policy_registry import Registry
@@ -103,7 +104,6 @@ def _savings(settings: Settings, days: float) -> dict[str, Any]:
     """
     # The simulator, which --no-saved does not wait for.
     from dl2d.cli.promotion_trial import deciding, on_trial, recorded_days, site_scheduler, slot_seconds  # noqa: PLC0415
-    from dl2d.cli.train_options import interruptible, progress_bars, show_on_bar  # noqa: PLC0415
 
     with interruptible(lambda: "nothing was compared"), progress_bars() as display, reading(settings) as store:
         try:

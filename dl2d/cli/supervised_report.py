@@ -10,7 +10,8 @@ import typer
 
 from dl2d.cli.decisions_to_learn_from import RecordedSlots
 from dl2d.cli.output import print_json
-from dl2d.cli.promotion_trial import MAX_REPLAY_SECONDS, Tell, policy_of, replayed
+from dl2d.cli.progress_display import Tell
+from dl2d.cli.promotion_trial import MAX_REPLAY_SECONDS, policy_of, replayed
 from dl2d.config.settings import Settings
 from dl2d.core.errors import CheckpointError
 from dl2d.learning.recorded_decisions import SizeComparison, Yardstick

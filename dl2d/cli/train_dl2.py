@@ -13,7 +13,8 @@ from rich.progress import Progress
 
 from dl2d import __version__
 from dl2d.cli.output import print_json, print_tables, table
-from dl2d.cli.train_options import TrainOptions, interruptible, progress_bars, training_workloads
+from dl2d.cli.progress_display import interruptible, progress_bars
+from dl2d.cli.train_options import TrainOptions, training_workloads
 from dl2d.learning.dl2_training import State, Trainer, TrainingSettings, load_state, save_state
 from dl2d.learning.training_report import baselines, write_report
 from dl2d.policies.common.checkpoint import write_checkpoint

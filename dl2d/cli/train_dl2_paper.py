@@ -11,7 +11,8 @@ from typing import Any, Final
 import typer
 
 from dl2d.cli.output import print_json
-from dl2d.cli.train_options import TrainOptions, interruptible, progress_bars, training_workloads
+from dl2d.cli.progress_display import interruptible, progress_bars
+from dl2d.cli.train_options import TrainOptions, training_workloads
 from dl2d.core.errors import CheckpointError
 from dl2d.learning.dl2_paper.analytical_speed_model import analytical
 from dl2d.learning.dl2_paper.settings import Settings

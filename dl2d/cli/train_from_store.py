@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from dl2d import __version__
-from dl2d.cli.promotion_trial import Side, Tell, incumbent, learned_days, on_trial, policy_of, recorded_days
+from dl2d.cli.progress_display import Tell
+from dl2d.cli.promotion_trial import Side, incumbent, learned_days, on_trial, policy_of, recorded_days
 from dl2d.config.settings import Settings
 from dl2d.core.errors import CheckpointError, Dl2dError
 from dl2d.core.measured_speeds import MeasuredSpeeds

@@ -10,8 +10,9 @@ import typer
 
 from dl2d.cli.options import reading
 from dl2d.cli.output import print_json, print_tables, table
+from dl2d.cli.progress_display import interruptible, progress_bars
 from dl2d.cli.train_from_store import DL2, DL2_PAPER, Learned, TwinSettings, judged, learn
-from dl2d.cli.train_options import TrainOptions, interruptible, progress_bars
+from dl2d.cli.train_options import TrainOptions
 from dl2d.config.settings import Settings
 from dl2d.core.errors import CheckpointError
 from dl2d.core.json_codec import as_plain

@@ -1,35 +1,21 @@
-"""What the ways of ``dl2d train`` share: their options, the workloads that are named, progress bars, Ctrl-C."""
+"""What the ways of ``dl2d train`` share: their options, and the workloads that are named."""
 
 from __future__ import annotations
 
-import contextlib
 import enum
-import glob
-import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
-from dl2d.core.errors import WorkloadError
 from dl2d.simulation.workload.format import Workload
-from dl2d.simulation.workload.sources import is_drawn, load_source
-
-if TYPE_CHECKING:
-    from dl2d.cli.promotion_trial import Tell
+from dl2d.simulation.workload.sources import is_drawn, load_source, matching_files
 
 #: Seeds of what is drawn for validation begin here.
 _VALIDATION_SEEDS: Final = 1_000_000
-#: Exit status after Ctrl-C, as shells have it.
-_INTERRUPTED: Final = 130
-#: Seconds between two lines of progress, where bars cannot be drawn.
-_LINE_SECONDS: Final = 10.0
 
 
 class Design(enum.StrEnum):
@@ -91,62 +77,7 @@ def training_workloads(
 def _load(source: str, seed: int, draws: int) -> list[Workload]:
     if is_drawn(source):
         return [load_source(source, seed=seed + number).workload for number in range(draws)]
-    files = sorted(glob.glob(source)) if glob.has_magic(source) else [source]  # noqa: PTH207 - patterns may be absolute
-    if not files:
-        raise WorkloadError("", "no file matches", where=source)
-    return [load_source(file, seed=seed).workload for file in files]
-
-
-class ProgressDisplay(Progress):
-    """Progress bars on standard error; where that is no terminal, a line every 10 seconds instead.
-
-    Each task has a field ``note``. ``clock`` gives seconds on a monotonic clock.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        columns = (
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"),
-        )  # fmt: skip
-        super().__init__(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
-        self._clock = clock
-        self._began = self._told = clock()
-
-    def update(self, task_id: TaskID, **changes: Any) -> None:
-        """See ``Progress.update``."""
-        super().update(task_id, **changes)
-        now = self._clock()
-        if not self.disable or now - self._told < _LINE_SECONDS:
-            return
-        self._told, task = now, self.tasks[self.task_ids.index(task_id)]
-        reached = f"{task.completed:g}" + ("" if task.total is None else f" of {task.total:g}")
-        note = f", {task.fields['note']}" if task.fields.get("note") else ""
-        typer.echo(f"{task.description}: {reached} after {now - self._began:.0f} s{note}", err=True)
-
-
-def progress_bars() -> ProgressDisplay:
-    """The display of a command's progress."""
-    return ProgressDisplay(time.monotonic)
-
-
-def show_on_bar(display: Progress, what: str) -> Tell:
-    """Add one bar that begins with ``what``, and return the function that shows progress on it."""
-    bar = display.add_task(what, total=None, note="")
-
-    def tell(what: str, done: int, total: int, note: str = "") -> None:
-        display.update(bar, description=what, completed=done, total=total, note=note)
-
-    return tell
-
-
-@contextlib.contextmanager
-def interruptible(remark: Callable[[], str]) -> Iterator[None]:
-    """End with exit status 130 after Ctrl-C, and print what ``remark`` says of what is left."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        typer.echo(f"stopped: {remark()}", err=True)
-        raise typer.Exit(_INTERRUPTED) from None
+    return [load_source(file, seed=seed).workload for file in matching_files(source)]
 
 
 def refuse_inapplicable(context: typer.Context, names: Iterable[str], way: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +83,15 @@ def named_file(source: str) -> tuple[str, str, str] | None:
     if kind == "generator" or lacks_file(source):
         return None
     return kind and f"{kind}:", name, query and f"?{query}"
+
+
+def matching_files(pattern: str) -> list[str]:
+    """The files that match a shell pattern, in order; a text that is no pattern is a file's name."""
+    # Patterns may be absolute, which those of pathlib may not.
+    files = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]  # noqa: PTH207
+    if not files:
+        raise WorkloadError("", "no file matches", where=pattern)
+    return files
 
 
 def is_drawn(source: str) -> bool:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dl2d.cli.train_options import ProgressDisplay, show_on_bar
+from dl2d.cli.progress_display import ProgressDisplay, show_on_bar
 
 
 def test_without_a_terminal_progress_is_a_line_every_ten_seconds(capsys: pytest.CaptureFixture[str]) -> None:
