@@ -442,8 +442,7 @@ class Packing:
 
     def _amounts(self, resources: Resources) -> Vector:
         """Amounts in the order of the names; of further resources there is no node."""
-        given = dict(resources.thousandths)
-        return tuple([given.get(name, 0) for name in self._names])
+        return tuple(resources.in_order(self._names))
 
     def _resources(self, amounts: Iterable[int]) -> Resources:
         return Resources(tuple([entry for entry in zip(self._names, amounts, strict=False) if entry[1]]))

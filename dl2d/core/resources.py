@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -130,6 +130,11 @@ class Resources(msgspec.Struct, frozen=True, gc=False):
     def get(self, name: str) -> float:
         """Amount of one resource; 0 where it is not listed."""
         return dict(self.thousandths).get(name, 0) / _SCALE
+
+    def in_order(self, names: Sequence[str]) -> list[int]:
+        """Thousandths of the named resources, in the order of ``names``; 0 for those that are not listed."""
+        amounts = dict(self.thousandths)
+        return [amounts.get(name, 0) for name in names]
 
     def as_dict(self) -> dict[str, float]:
         """Amounts by name as plain numbers, whole ones as int."""

@@ -20,7 +20,6 @@ from dl2d.policies.dl2.pareto_frontier import (
     ParetoFrontier,
     SizeGrid,
     allowed_sizes,
-    amounts_of,
     frontier_key,
     pareto_frontiers,
     task_weight,
@@ -84,7 +83,7 @@ class Ground:
         self._groups: list[_Like] = []
         places: dict[tuple[object, ...], int] = {}
         for number, workload in enumerate(workloads):
-            capacity = tuple(amounts_of(workload.capacity, names))
+            capacity = tuple(workload.capacity.in_order(names))
             for place, job in enumerate(workload.jobs):
                 request = to_request(job, workload)
                 kind = TrainingKind.of(request)
@@ -102,8 +101,8 @@ class Ground:
         grids = [
             SizeGrid(
                 belief.predict_speeds(like.request, optimism),
-                worker=amounts_of(like.request.worker, like.names),
-                ps=amounts_of(like.request.ps, like.names),
+                worker=like.request.worker.in_order(like.names),
+                ps=like.request.ps.in_order(like.names),
                 capacity=like.capacity,
                 allowed=allowed_sizes(like.request),
             )

@@ -154,8 +154,7 @@ class _Machines:
     def amounts(self, demand: Resources) -> _Amounts:
         """A demand as a row."""
         if demand not in self._known:
-            given = dict(demand.thousandths)
-            self._known[demand] = np.array([given.get(name, 0) for name in self.resources], dtype=np.int64)
+            self._known[demand] = np.array(demand.in_order(self.resources), dtype=np.int64)
         return self._known[demand]
 
     def resources_of(self, amounts: _Amounts) -> Resources:

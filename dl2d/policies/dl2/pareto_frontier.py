@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from dl2d.core.array_types import Bools, Floats, Ints
 from dl2d.core.jobs import Architecture, JobRequest
 from dl2d.core.measured_speeds import TrainingKind
-from dl2d.core.resources import Resources
 
 #: Least speed-up of a step.
 MIN_SPEED_UP: Final = 1.01
@@ -336,12 +335,6 @@ def frontier_key(request: JobRequest) -> tuple[object, ...]:
         TrainingKind.of(request), request.min_workers, request.max_workers, request.min_ps, request.max_ps,
         request.allowed_workers, request.worker, request.ps,
     )  # fmt: skip
-
-
-def amounts_of(resources: Resources, names: Sequence[str]) -> list[int]:
-    """Amounts in thousandths, in the order of names; 0 for resources that are not given."""
-    amounts = dict(resources.thousandths)
-    return [amounts.get(name, 0) for name in names]
 
 
 def task_weight(demand: Ints, capacity: Ints) -> Floats:

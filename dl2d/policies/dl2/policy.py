@@ -33,7 +33,6 @@ from dl2d.policies.dl2.pareto_frontier import (
     ParetoFrontier,
     SizeGrid,
     allowed_sizes,
-    amounts_of,
     frontier_key,
     pareto_frontiers,
     task_weight,
@@ -199,8 +198,8 @@ class Dl2:
         speeds = speeds_in_next_slot(speeds, held, parameters.resize_seconds / parameters.slot_seconds)
         return SizeGrid(
             speeds,
-            worker=amounts_of(request.worker, cluster.names),
-            ps=amounts_of(request.ps, cluster.names),
+            worker=request.worker.in_order(cluster.names),
+            ps=request.ps.in_order(cluster.names),
             capacity=cluster.capacity.tolist(),
             allowed=allowed_sizes(request),
             base=floor,
@@ -269,16 +268,16 @@ class _Cluster(NamedTuple):
         for request in {id(job.request): job.request for job in snapshot.jobs}.values():
             names |= {name for demand in (request.worker, request.ps) for name, _ in demand.thousandths}
         order = sorted(names) or ["cpu"]
-        return cls(order, np.array(amounts_of(capacity, order), dtype=np.int64))
+        return cls(order, np.array(capacity.in_order(order), dtype=np.int64))
 
     def left(self, packing: Packing) -> Ints:
         """Free resources of all nodes that accept tasks, shape (1, R)."""
-        return np.array([amounts_of(packing.left(), self.names)], dtype=np.int64)
+        return np.array([packing.left().in_order(self.names)], dtype=np.int64)
 
     def task_weights(self, jobs: Sequence[Job]) -> Floats:
         """Weight of a worker and of a PS of each job, by which tasks are sorted, shape (jobs, 2)."""
         demands = [(job.request.worker, job.request.ps) for job in jobs]
-        amounts = {demand: amounts_of(demand, self.names) for roles in demands for demand in roles}
+        amounts = {demand: demand.in_order(self.names) for roles in demands for demand in roles}
         demand = np.array([[amounts[worker], amounts[ps]] for worker, ps in demands], dtype=np.int64)
         return task_weight(demand, self.capacity)
 

@@ -147,8 +147,7 @@ class Sizing:
     def amounts(self, demand: Resources) -> Ints:
         """Thousandths of a demand in the order of the sight's resources, shape (R,)."""
         if demand not in self._demands:
-            given = dict(demand.thousandths)
-            self._demands[demand] = np.array([given.get(name, 0) for name in self.sight.resources], dtype=np.int64)
+            self._demands[demand] = np.array(demand.in_order(self.sight.resources), dtype=np.int64)
         return self._demands[demand]
 
     def _give_first_bundles(self) -> None:

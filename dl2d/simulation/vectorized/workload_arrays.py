@@ -112,7 +112,7 @@ class Library:
         )
         for place, workload in enumerate(given):
             for number, node in enumerate(nodes[place]):
-                capacity[place, number] = _amounts(node.capacity, names)
+                capacity[place, number] = node.capacity.in_order(names)
             own = which[place]
             for number, job in enumerate(workload.jobs):
                 has_ps = job.architecture is Architecture.PS
@@ -125,7 +125,7 @@ class Library:
                 made.speed[at] = own[job.model]
                 made.least[at] = max(1, job.min_workers), max(1, job.min_ps) if has_ps else 0
                 made.most[at] = job.max_workers, job.max_ps if has_ps else 0
-                made.demand[at] = _amounts(job.worker, names), _amounts(job.ps, names)
+                made.demand[at] = job.worker.in_order(names), job.ps.in_order(names)
         for entry in fields(made):
             value = getattr(made, entry.name)
             if isinstance(value, np.ndarray):
@@ -138,11 +138,6 @@ def _resources(workload: Workload) -> Iterable[Resources]:
     for job in workload.jobs:
         yield job.worker
         yield job.ps
-
-
-def _amounts(resources: Resources, names: Sequence[str]) -> list[int]:
-    given = dict(resources.thousandths)
-    return [given.get(name, 0) for name in names]
 
 
 def _speeds(workloads: Sequence[Workload]) -> tuple[Floats, list[dict[str, int]]]:
