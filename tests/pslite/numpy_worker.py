@@ -16,7 +16,7 @@ from pslite.job.job_spec import LAMB, SGD, Adam, JobSpec
 from pslite.job.learning_rates import Cosine
 from pslite.launch.task_environment import architecture_of
 from pslite.testing import pace
-from pslite.worker.open_session import session_for
+from pslite.worker.session_from_environment import session_for
 from pslite.worker.training_session import SingleSession
 
 
