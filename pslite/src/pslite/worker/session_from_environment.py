@@ -11,7 +11,8 @@ from pslite.job.job_spec import JobSpec
 from pslite.job.printable_text import indented
 from pslite.launch.task_environment import TaskEnvironment, role_of, task_environment
 from pslite.worker.ps.worker import Worker
-from pslite.worker.training_session import OpenSession, Session, SingleSession
+from pslite.worker.single_session import SingleSession
+from pslite.worker.training_session import OpenSession, Session
 
 
 def session_for(spec: JobSpec, environ: Mapping[str, str] | None = None) -> Session:
