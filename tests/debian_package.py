@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import io
 import re
 import shutil
@@ -11,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _CHECKOUT = Path(__file__).parents[1]
+#: Holds the package that was built last, in a folder that is named after its source.
+_KEPT = _CHECKOUT / "build" / "deb"
 _CAN_BUILD = "import ensurepip, sys; sys.exit(sys.version_info < (3, 11))"
 
 
@@ -25,11 +29,43 @@ def why_not() -> str:
 
 
 def build(folder: Path) -> Path:
-    """Build it as ``make deb`` does."""
+    """Build it as ``make deb`` does, or take the one that an earlier test built of the same files."""
+    source = _digest_of_checkout()
+    if not source:
+        return _build(folder)
+    _KEPT.mkdir(parents=True, exist_ok=True)
+    with (_KEPT / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests in several processes ask for it at the same time
+        kept = _KEPT / source
+        if not kept.exists():
+            built = _build(folder)
+            for old in _KEPT.glob("*/"):
+                shutil.rmtree(old)
+            kept.with_suffix(".new").mkdir()
+            shutil.copy(built, kept.with_suffix(".new"))
+            kept.with_suffix(".new").rename(kept)
+    return next(kept.glob("*.deb"))
+
+
+def _build(folder: Path) -> Path:
     command = [_CHECKOUT / "packaging" / "deb" / "build", folder]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return next(folder.glob("*.deb"))
+
+
+def _digest_of_checkout() -> str:
+    """Digest of all files of the checkout, or "" where Git does not say which they are."""
+    command = ["git", "-C", _CHECKOUT, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=False) if shutil.which("git") else None
+    if listed is None or listed.returncode != 0:
+        return ""
+    found = hashlib.sha256()
+    for name in sorted(listed.stdout.split("\0")[:-1]):
+        path = _CHECKOUT / name
+        content = path.read_bytes() if path.is_file() else b"gone"
+        found.update(f"{name} {len(content)}\0".encode() + content)
+    return found.hexdigest()
 
 
 def with_version(package: Path, version: str, built: Path) -> None:
