@@ -49,7 +49,7 @@ def waiting(tmp_path: Path) -> Iterator[LocalCluster]:
     cluster.__exit__(None, None, None)
 
 
-SMALL: dict[str, Any] = {"epochs": 30, "max_workers": 2, "max_ps": 1}
+SMALL: dict[str, Any] = {"epochs": 10, "max_workers": 2, "max_ps": 1}
 
 
 def refused(cluster: LocalCluster) -> tuple[int, str]:
@@ -180,8 +180,12 @@ class TestSignals:
         cluster.wait_until(lambda: cluster.store.last_slot_number() > slot, "it goes on deciding")
         assert decided_by() == "fifo"
 
-    def test_a_reload_changes_the_mode_and_jobs_train_on_as_they_are(self, cluster: LocalCluster) -> None:
-        job = cluster.train("observed", "--step-seconds", "0.05", **SMALL)
+    def test_a_reload_changes_the_mode_and_jobs_train_on_as_they_are(
+        self, cluster: LocalCluster, tmp_path: Path
+    ) -> None:
+        gate = tmp_path / "hold-job"
+        gate.touch()
+        job = cluster.train("observed", "--step-seconds", "0.02", gate=gate, **SMALL)
         cluster.wait_until(lambda: cluster.confirmed(job).workers == 2, "it trains")
         cluster.settings["mode"] = "observe"
         cluster.write()
@@ -194,8 +198,9 @@ class TestSignals:
         cluster.settings["mode"] = "live"
         cluster.write()
         cluster.hang_up()
-        cluster.wait_for_end(job)
         cluster.wait_until(lambda: len(cluster.store.mode_changes()) == 3, "it is in charge again")
+        gate.unlink()
+        cluster.wait_for_end(job)
         changes = [(each.before, each.after, each.reason) for each in cluster.store.mode_changes()[::-1]]
         assert changes == [(None, "live", "start"), ("live", "observe", "reload"), ("observe", "live", "reload")]
         assert cluster.job(job).state is JobState.FINISHED
@@ -265,8 +270,9 @@ def test_the_service_manager_hears_ready_alive_reloading_stopping(waiting: Local
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small file system")
 def test_a_full_disk_stops_decisions_but_no_job_and_passes(waiting: LocalCluster, tmp_path: Path) -> None:
-    disk = tmp_path / "state"
+    disk, gate = tmp_path / "state", tmp_path / "hold-job"
     disk.mkdir()
+    gate.touch()
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=16m,mode=700", "dl2d-test", str(disk)],
         capture_output=True, check=False, text=True,
@@ -275,9 +281,7 @@ def test_a_full_disk_stops_decisions_but_no_job_and_passes(waiting: LocalCluster
         pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
     try:
         waiting.start()
-        job = waiting.train(
-            "mine", "--optimizer", "momentum", "--step-seconds", "0.02", epochs=30, max_workers=2, max_ps=1
-        )
+        job = waiting.train("mine", "--optimizer", "momentum", "--step-seconds", "0.02", gate=gate, **SMALL)
         waiting.wait_until(lambda: waiting.confirmed(job) == (2, 1), "the job trains")
         ballast = disk / "ballast"
         fill(ballast)
@@ -294,10 +298,11 @@ def test_a_full_disk_stops_decisions_but_no_job_and_passes(waiting: LocalCluster
             lambda: waiting.job(job).progress.version > version or waiting.job(job).state.ended,
             "its word is kept again",
         )
+        gate.unlink()
         ended = waiting.ended(job)
         assert (ended.state, ended.digest) == (
             JobState.FINISHED,
-            waiting.static_digest("--optimizer", "momentum", epochs=30),
+            waiting.static_digest("--optimizer", "momentum", epochs=10),
         )
         assert [found.request.name for found in waiting.store.jobs(live=False)] == ["mine"]
         assert waiting.stop() == 0

@@ -129,7 +129,7 @@ def test_a_scheduler_is_as_good_as_its_own_record_of_some_days(policy: Policy, s
         days = int((store.slots(limit=1)[0].at - MONDAY) // DAY_SECONDS)
         # The record ends at a time when jobs run and wait.
         history = store.history(MONDAY, MONDAY + (days - 0.9) * DAY_SECONDS)
-    split = split_history(history, 1200.0, seed=0, min_days=4)
+    split = split_history(history, 1200.0, seed=0, min_days=4, draws=1)
     assert len(split.held_out) >= 3
     (expected, *drawn) = split.period_cases
     assert {each.name for each in drawn} == {f"draw {number}" for number in range(1, len(drawn) + 1)} != set()
