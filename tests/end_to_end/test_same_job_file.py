@@ -112,7 +112,7 @@ def yarn(directory: Path) -> Iterator[Site]:
 @pytest.mark.parametrize(
     "site_of",
     [
-        local,
+        pytest.param(local, marks=pytest.mark.nightly),
         pytest.param(
             slurm,
             marks=[

@@ -216,7 +216,7 @@ class Storm:
         kill_coordinator(self.state, self.coordinators)
 
 
-@pytest.mark.parametrize("seed", schedules(9, landing=4))
+@pytest.mark.parametrize("seed", schedules(9, landing=2))
 def test_deaths_of_all_kinds_in_the_middle_of_resizes_under_the_daemon(tmp_path, gate, seed):
     rng = random.Random(seed)
     servers = rng.choice((0, 3, 4))

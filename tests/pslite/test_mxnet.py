@@ -216,6 +216,7 @@ def test_a_script_is_resized_in_the_middle(script, tmp_path):
     assert float(Path(f"{out}.0.accuracy").read_text()) > 0.85
 
 
+@pytest.mark.slow
 def test_a_script_that_ends_with_a_barrier_is_resized_and_all_have_the_same_weights(script, tmp_path):
     """Workers come to it at different steps, as a part of the data is smaller or a worker came later."""
     out = tmp_path / "out"
@@ -244,11 +245,12 @@ def used(log):
     return Counter(int(word) for path in log.parent.glob(f"{log.name}.*") for word in path.read_text().split())
 
 
+@pytest.mark.slow
 def test_each_sample_is_used_once_in_each_epoch_by_whatever_workers_there_are(script, tmp_path, capfd):
     log = tmp_path / "log"
     schedule = [Resize(5, workers=3, servers=1), Resize(20, workers=1, servers=2), Resize(30, workers=3, servers=1)]
     epochs = []
-    command = script("split", epochs=6, pace=110, sleep=0.1, log=log)
+    command = script("split", epochs=6, pace=110, sleep=0.03, log=log)
     result = run(command, servers=1, schedule=schedule, on_status=lambda status, _: epochs.append(status.epoch))
     assert result.state == "finished", result.log
     assert set(result.exit_codes.values()) == {0}, result.log
@@ -350,7 +352,7 @@ DURABLE = {"DL2_DURABILITY": "durable"}
     ("name", "options", "resizes"),
     [
         ("loop", ("--schedule", "--epochs=4"), ()),
-        pytest.param("loop", ("--epochs=4",), (2, 4), marks=pytest.mark.slow),
+        pytest.param("loop", ("--epochs=4",), (2, 4), marks=(pytest.mark.slow, pytest.mark.nightly)),
         pytest.param("loop", ("--optimizer=adam", "--epochs=4"), (), marks=(pytest.mark.slow, pytest.mark.nightly)),
         pytest.param("loop", ("--local", "--epochs=4"), (), marks=(pytest.mark.slow, pytest.mark.nightly)),
         pytest.param("embedding", ("--optimizer=adam", "--epochs=4"), (), marks=pytest.mark.slow),
@@ -387,7 +389,7 @@ LARGE_BYTES = 32_000_000
         # gradients in memory that servers read
         pytest.param("", 1, 1, id="shared memory"),
         pytest.param("", 2, 1, id="shared memory, two devices", marks=pytest.mark.slow),
-        pytest.param("tcp", 2, 1, id="tcp, two devices", marks=pytest.mark.nightly),
+        pytest.param("tcp", 2, 1, id="tcp, two devices", marks=(pytest.mark.slow, pytest.mark.nightly)),
     ],
 )
 def test_a_worker_has_no_more_copies_of_a_large_key_than_needed(script, tmp_path, transport, devices, copies):

@@ -101,7 +101,7 @@ def test_the_job_goes_back_to_its_newest_checkpoint(tmp_path):
     assert result.digest == static_digest(*SLOW, "--optimizer", "momentum")
 
 
-@pytest.mark.parametrize("seed", schedules(12, landing=4))
+@pytest.mark.parametrize("seed", schedules(12, landing=2))
 def test_deaths_in_the_middle_of_resizes(seed):
     rng = random.Random(seed)
     schedule, version = [], 0

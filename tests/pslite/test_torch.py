@@ -310,11 +310,19 @@ def environ():
     return {k: v for k, v in os.environ.items() if not k.startswith("DL2_")}
 
 
+@pytest.fixture(scope="module")
+def static(tmp_path_factory):
+    """File of the weights of a run in one process, and their digest."""
+    out = tmp_path_factory.mktemp("static") / "model.pt"
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "--out", str(out)],
+        env=environ(), capture_output=True, text=True, timeout=200, check=True,
+    )  # fmt: skip
+    return out, done.stdout.strip()
+
+
 @pytest.mark.slow
-def test_a_convolutional_network_resized_has_the_bits_of_a_static_run(tmp_path):
-    static = subprocess.run(
-        [sys.executable, SCRIPT], env=environ(), capture_output=True, text=True, timeout=200, check=True
-    )
+def test_a_convolutional_network_resized_has_the_bits_of_a_static_run(static, tmp_path):
     out = tmp_path / "model.pt"
     result = run_local(
         [sys.executable, SCRIPT, "--out", str(out)],
@@ -325,19 +333,15 @@ def test_a_convolutional_network_resized_has_the_bits_of_a_static_run(tmp_path):
     )
     assert result.state == "finished", result.log
     assert [(p.workers, p.servers) for p in result.plans] == [(2, 1), (3, 3), (1, 2)]
-    assert result.digest == static.stdout.strip()
+    assert result.digest == static[1]
     saved = torch.load(out, weights_only=True)
     assert int(saved["norm.num_batches_tracked"]) == 36
     assert saved["mask"][0] == float("-inf")
 
 
 @pytest.mark.slow
-def test_a_convolutional_network_whose_first_worker_is_killed_has_the_bits_of_a_static_run(tmp_path):
-    alone, out = tmp_path / "alone.pt", tmp_path / "model.pt"
-    static = subprocess.run(
-        [sys.executable, SCRIPT, "--out", str(alone)],
-        env=environ(), capture_output=True, text=True, timeout=200, check=True,
-    )  # fmt: skip
+def test_a_convolutional_network_whose_first_worker_is_killed_has_the_bits_of_a_static_run(static, tmp_path):
+    (alone, digest), out = static, tmp_path / "model.pt"
     kill = KillAt("worker-0", 4)
     result = run_local(
         [sys.executable, SCRIPT, "--out", str(out)],
@@ -345,7 +349,7 @@ def test_a_convolutional_network_whose_first_worker_is_killed_has_the_bits_of_a_
     )  # fmt: skip
     assert result.state == "finished", result.log
     assert any(f"(pid {kill.pid}) died: killed by signal 9 (SIGKILL)" in line for line in result.log)
-    assert result.digest == static.stdout.strip()
+    assert result.digest == digest
     # what the worker after it has saved is what the digest says
     saved, expected = torch.load(out, weights_only=True), torch.load(alone, weights_only=True)
     assert all(torch.equal(saved[name], expected[name]) for name in expected)

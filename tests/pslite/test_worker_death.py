@@ -152,7 +152,7 @@ def test_shares_cover_every_shard_once(mode, workers):
         assert [share.nodes for share in shares] == [cover(low, high, 16) for low, high in ranges(16, workers)]
 
 
-@pytest.mark.parametrize("seed", schedules(20, landing=5, fast=1))
+@pytest.mark.parametrize("seed", schedules(20, landing=3, fast=1))
 def test_deaths_in_the_middle_of_resizes(seed):
     rng = random.Random(seed)
     schedule, version = [], 0
