@@ -97,6 +97,14 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     since: float = 0.0
     #: Why it failed, or what the manager waits for.
     note: str = ""
+    #: What the resource manager has given it, if that is more than its demand: memory that it did not ask for, whole
+    #: cores. Only in snapshots.
+    held: Resources = NO_RESOURCES
+
+    @property
+    def room(self) -> Resources:
+        """What its node has free when it has left."""
+        return self.held if self.held.thousandths else self.demand
 
     @property
     def tag(self) -> str:

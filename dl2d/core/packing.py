@@ -79,7 +79,7 @@ class Packing:
         self._number = {node.name: number for number, node in enumerate(self._nodes)}
         incumbents, leaving = tuple(incumbents), tuple(leaving)
         # Most nodes and most demands are equal: each is looked at once.
-        demands = {task.demand for task in incumbents} | {task.demand for task in leaving}
+        demands = {task.room for task in incumbents} | {task.room for task in leaving}
         listed = {node.capacity for node in self._nodes} | demands
         self._names = sorted({name for resources in listed for name, _ in resources.thousandths})
         self._node_sets = tuple(node_sets)
@@ -125,12 +125,12 @@ class Packing:
         amounts = {demand: self._amounts(demand) for demand in demands}
         for task in sorted(incumbents, key=attrgetter("number"), reverse=True):
             if (number := self._number.get(task.node)) is not None:
-                demand = amounts[task.demand]
+                demand = amounts[task.room]
                 self._incumbents[task.job, task.role].append((number, demand))
                 held[number].append(demand)
         for task in leaving:
             if (number := self._number.get(task.node)) is not None:
-                gone[number].append(amounts[task.demand])
+                gone[number].append(amounts[task.room])
         nothing = (0,) * len(self._names)
         members, in_none = self._members(), (0,) * len(self._node_sets)
         known: dict[tuple[object, ...], NodeClass] = {}

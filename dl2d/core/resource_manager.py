@@ -14,7 +14,7 @@ import msgspec
 
 from dl2d.core.cluster import Node
 from dl2d.core.jobs import FailureCause, JobKey, JobState, Launch, Owner, Role
-from dl2d.core.resources import Resources
+from dl2d.core.resources import NO_RESOURCES, Resources
 
 
 class RmJobState(enum.StrEnum):
@@ -156,6 +156,8 @@ class RmJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     requeues: int = 0
     #: When it ended, seconds since 1970; 0 if it has not, or where the manager does not say.
     ended: float = 0.0
+    #: Of a task that runs: what it holds, where the manager may give more than is asked for.
+    held: Resources = NO_RESOURCES
     #: When it reaches its time limit and the manager ends it, seconds since 1970; 0 where there is none or it has not
     #: begun to run.
     time_limit_at: float = 0.0

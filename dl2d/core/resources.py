@@ -97,6 +97,10 @@ class Resources(msgspec.Struct, frozen=True, gc=False):
         """The smaller amount of each resource."""
         return self.minus(self.minus(other))
 
+    def maximum(self, other: Resources) -> Resources:
+        """The larger amount of each resource."""
+        return self + other.minus(self)
+
     def fits_in(self, room: Resources) -> bool:
         """Whether ``room`` has at least this much of everything."""
         have = dict(room.thousandths)

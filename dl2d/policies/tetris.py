@@ -133,14 +133,14 @@ class _Machines:
         for task in snapshot.tasks:
             # Who is not to be decided on stays where it is.
             if task.state.wanted and task.job not in known and task.node in room:
-                room[task.node] = room[task.node].minus(task.demand)
+                room[task.node] = room[task.node].minus(task.room)
         nodes = [node for node in snapshot.nodes if node.name in room]
         #: Which of the machines a job may use, for jobs that may not use all.
         self.may_use = {
             job: np.array([node.name in names for node in nodes], dtype=np.bool_)
             for job, names in snapshot.may_use().items()
         }
-        listed = {node.capacity for node in nodes} | {task.demand for task in snapshot.tasks}
+        listed = {node.capacity for node in nodes} | {task.room for task in snapshot.tasks}
         listed |= {job.request.demand(role) for job in snapshot.jobs for role in TASK_ROLES}
         self.resources = sorted({name for demand in listed for name, _ in demand.thousandths})
         self._known: dict[Resources, _Amounts] = {}
@@ -241,7 +241,7 @@ def _jobs(snapshot: Snapshot, machines: _Machines) -> list[_Job]:
         jobs[job.key] = _Job(job, order, work[job.key], floors.get(job.key, NOTHING), demands, runs)
     for task in sorted(snapshot.tasks, key=attrgetter("number"), reverse=True):
         if task.state.wanted and task.job in jobs and task.role in TASK_ROLES:
-            running = _Running(task.node, machines.places.get(task.node), machines.amounts(task.demand))
+            running = _Running(task.node, machines.places.get(task.node), machines.amounts(task.room))
             jobs[task.job].runs[task.role].append(running)
     return list(jobs.values())
 

@@ -216,7 +216,7 @@ def resource_use(snapshot: Snapshot) -> list[Values]:
     up = [node for node in snapshot.nodes if node.state is NodeState.UP]
     capacity = snapshot.capacity.as_dict()
     used = Resources.total(node.used for node in up).as_dict()
-    held = Resources.total(task.demand for task in snapshot.tasks).as_dict()
+    held = Resources.total(task.room for task in snapshot.tasks).as_dict()
     return [
         {"resource": name, "capacity": amount, "used": used.get(name, 0.0), "held": held.get(name, 0.0)}
         for name, amount in capacity.items()

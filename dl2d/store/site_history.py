@@ -97,7 +97,7 @@ def _sight(seen: Snapshot, policy: str, *, unreported: bool) -> Sight:
     ours: dict[str, list[Resources]] = defaultdict(list)
     for task in seen.tasks:
         if task.job not in others:
-            ours[task.node].append(task.demand)
+            ours[task.node].append(task.room)
     nodes = tuple(
         Node(node.name, node.capacity, node.used.minus(Resources.total(ours[node.name])), node.state, node.remark)
         for node in seen.nodes

@@ -86,7 +86,7 @@ def _without(snapshot: Snapshot, jobs: Collection[JobKey], decision: Decision, p
         used[node].append(demand)
     held: dict[str, list[Resources]] = defaultdict(list)
     for task in theirs:
-        held[task.node].append(task.demand)
+        held[task.node].append(task.room)
 
     def seen(before: Resources, node: str) -> Resources:
         return Resources.total((before.minus(Resources.total(held.get(node, (NO_RESOURCES,)))), *used.get(node, ())))
@@ -123,8 +123,8 @@ def _taken(snapshot: Snapshot, jobs: Collection[JobKey], decision: Decision, pla
         snapshot.nodes, placement, incumbents=incumbents, leaving=leaving, counted=True, node_sets=snapshot.node_sets,
     )  # fmt: skip
     for task in kept:
-        packing.place_on(task.node, task.demand)
-    taken = [(task.node, task.demand) for task in kept if task.job in jobs]
+        packing.place_on(task.node, task.room)
+    taken = [(task.node, task.room) for task in kept if task.job in jobs]
     scattered: list[Resources] = []
     for key, role in ((key, role) for key in allocations for role in TASK_ROLES):
         demand = by_key[key].request.demand(role)

@@ -285,9 +285,9 @@ def _capacity(snapshot: Snapshot) -> dict[str, int]:
     ours: dict[str, list[Resources]] = defaultdict(list)
     kept: dict[str, list[Resources]] = defaultdict(list)
     for task in snapshot.tasks:
-        ours[task.node].append(task.demand)
+        ours[task.node].append(task.room)
         if task.state.wanted and not (leaving and task.tag in leaving):
-            kept[task.node].append(task.demand)
+            kept[task.node].append(task.room)
     capacity: dict[str, int] = defaultdict(int)
     for node in snapshot.nodes:
         here = Resources.total(kept[node.name]) if node.name in kept else Resources()

@@ -17,7 +17,7 @@ from dl2d.core.jobs import NO_LAUNCH, Allocation, Job, JobKey, JobRequest, JobSt
 from dl2d.core.measured_speeds import TrainingKind
 from dl2d.core.policy import Evidence
 from dl2d.core.resource_manager import ResourceManager, RmListing
-from dl2d.core.resources import Resources
+from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.core.store import TickStore
 from dl2d.tick.resource_manager_refusals import node_sets
 
@@ -86,11 +86,18 @@ def take_snapshot(
     ``refused_nodes`` are nodes on which the resource manager refused a task, by job; they are not used for that job
     until the refusal expires. A node that none of the jobs may use takes no tasks.
 
+    What tasks hold beyond their demands is shown with them: their nodes have it free when they have left.
+
     Resources of tasks that were asked for but do not run yet count as used, so that they are not given twice.
     Commands and environments are left out: no policy may look at them, and recorded slots must not show them.
     """
-    tasks = live.tasks
-    holding = {job.handle for job in listing.jobs if job.state.holds_resources}
+    holding = {job.handle: job.held for job in listing.jobs if job.state.holds_resources}
+    tasks = tuple(
+        structs.replace(task, held=task.demand.maximum(held))
+        if (held := holding.get(task.handle, NO_RESOURCES)).thousandths and not held.fits_in(task.demand)
+        else task
+        for task in live.tasks
+    )
     promised: dict[str, list[Resources]] = defaultdict(list)
     for task in tasks:
         if task.handle not in holding:

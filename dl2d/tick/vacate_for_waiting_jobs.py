@@ -195,7 +195,7 @@ class _NodeRoom:
         here: dict[str, list[Task]] = defaultdict(list)
         groups: dict[TaskGroup, list[Task]] = defaultdict(list)
         for task in snapshot.tasks:
-            ours[task.node].append(task.demand)
+            ours[task.node].append(task.room)
             if task.state.wanted:
                 here[task.node].append(task)
                 groups[task.job, task.role].append(task)
@@ -343,7 +343,7 @@ class _NodeRoom:
     def _free(self, node: str) -> Resources:
         here = self._tasks_on[node]
         used = (
-            Resources.total((self._used_by_others_on[node], *(task.demand for task in here)))
+            Resources.total((self._used_by_others_on[node], *(task.room for task in here)))
             if here
             else self._used_by_others_on[node]
         )
@@ -366,9 +366,9 @@ class _NodeRoom:
         leavers: list[Task] = []
         for task in here if short else ():
             may_leave = self._yields(task.job, claim) if claim else self._above_floor.get((task.job, task.role), 0) > 0
-            if may_leave and any(name in short for name, _ in task.demand.thousandths):
+            if may_leave and any(name in short for name, _ in task.room.thousandths):
                 leavers.append(task)
-                for name, amount in task.demand.thousandths:
+                for name, amount in task.room.thousandths:
                     if name in short:
                         short[name] -= amount
                 short = {name: amount for name, amount in short.items() if amount > 0}
@@ -411,7 +411,7 @@ class _NodeRoom:
                 key=lambda name: (eligible is None or name in eligible, not self._tasks_on[name], self._index[name]),
             )
         targets = [name for name in self._move_targets if name != node and name not in chosen]
-        return self._take(task.job, task.demand, targets)
+        return self._take(task.job, task.room, targets)
 
     def _take(self, key: JobKey, demand: Resources, nodes: Collection[str]) -> bool:
         """Take a demand of a job on the first node where it is free, or else where jobs can spare tasks for it."""

@@ -102,7 +102,7 @@ class TargetNodes:
             freed: dict[str, list[Resources]] = defaultdict(list)
             draining = (task for task in self._tasks if not task.state.wanted)
             for task in {*draining, *self._vacating, *chain(*self.leaving.values())}:
-                freed[task.node].append(task.demand)
+                freed[task.node].append(task.room)
             self._free_later = {
                 node: Resources.total((free, *freed.get(node, (NO_RESOURCES,)))).minus(
                     self._overused.get(node, NO_RESOURCES)

@@ -174,7 +174,7 @@ class _Cluster:
         for task in tasks:
             self._surplus[task.job, task.role] -= 1
             self._drop(task)
-            self._free[node] += task.demand
+            self._free[node] += task.room
         self._changed(node)
 
     def reserve(self, node: str, demand: Resources) -> None:
@@ -185,9 +185,9 @@ class _Cluster:
     def move(self, task: Task, target: str) -> None:
         """Take a task off its node and reserve its resources on another one."""
         self._drop(task)
-        self._free[task.node] += task.demand
+        self._free[task.node] += task.room
         self._changed(task.node)
-        self.reserve(target, task.demand)
+        self.reserve(target, task.room)
 
     def find_move(self, demand: _Wanted, waiting_groups: Collection[TaskGroup]) -> tuple[Task, str] | None:
         """A task without which a demand fits on its node, and another node that has room for the task now.
@@ -200,13 +200,13 @@ class _Cluster:
             #: By demand of a task of this node, where it can move to make room; None if it cannot.
             targets: dict[_Wanted, str | None] = {}
             for task in tasks:
-                moved = _Wanted(task.demand, self._may_use.get(task.job))
+                moved = _Wanted(task.room, self._may_use.get(task.job))
                 if moved not in targets:
                     if moved not in first_two:
                         first_two[moved] = self._first_two_with_room(moved)
                     first, second = first_two[moved]
                     target = second if first == node else first
-                    makes_room = target is not None and demand.fits(node, self._free[node] + task.demand)
+                    makes_room = target is not None and demand.fits(node, self._free[node] + task.room)
                     targets[moved] = target if makes_room else None
                 target = targets[moved]
                 if target is None or task.state is not TaskState.CONFIRMED:
@@ -268,7 +268,7 @@ class _Cluster:
         while short:
             best, most_helped = None, 0
             for task in candidates:
-                helped = sum([name in short for name, _ in task.demand.thousandths])
+                helped = sum([name in short for name, _ in task.room.thousandths])
                 group = task.job, task.role
                 if helped > most_helped and self._surplus[group] > groups[group]:
                     best, most_helped = task, helped
@@ -277,7 +277,7 @@ class _Cluster:
             groups[best.job, best.role] += 1
             leavers.append(best)
             candidates.remove(best)
-            for name, amount in best.demand.thousandths:
+            for name, amount in best.room.thousandths:
                 if name in short:
                     short[name] -= amount
             short = {name: amount for name, amount in short.items() if amount > 0}

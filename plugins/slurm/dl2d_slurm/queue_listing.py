@@ -158,7 +158,8 @@ def parse_jobs(
         if job.state is RmJobState.RUNNING and len(placed) == 1 and job.tag and record["State"] != "SUSPENDED":
             running.append((job.node, _held(record)))
         if job.tag and job.state.holds_resources:
-            marked.append((job.handle, _held(record)))
+            job = replace(job, held=_held(record))
+            marked.append((job.handle, job.held))
         if not job.tag and not job.state.ended:
             options[job.array_id or job.handle] = AnchorOptions.of(record)
         if job.state is RmJobState.RUNNING and not job.tag:

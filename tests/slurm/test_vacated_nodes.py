@@ -1,0 +1,138 @@
+"""Whole ticks over a queue of Slurm: what elastic jobs give up to jobs of others that wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import pytest
+from slurm_fakes import REQUEST, Clock, FakeSlurm, Managers, context_of, job_row, node_row
+
+from dl2d.core.cluster import TaskState
+from dl2d.core.jobs import Allocation, Architecture, Job, JobKey, JobRequest, JobState, Launch, Owner, Role
+from dl2d.core.resources import NO_RESOURCES, Resources
+from dl2d.core.store import JobChange, TaskChange
+from dl2d.core.tick_plan import Start
+from dl2d.store.sql_store import SqlStore
+from dl2d.tick.record import Report
+from dl2d.tick.tick import tick
+from dl2d.tick.tick_context import Context
+from dl2d.tick.tick_state import TickState
+
+#: Seven workers and a PS on two nodes of eight processors.
+PLACES = [(Role.PS, "n1"), *[(Role.WORKER, "n1")] * 3, *[(Role.WORKER, "n2")] * 4]
+WORKER = Resources.of(cpu=1, memory=100)
+WHOLE = {"OverSubscribe": "NO"}
+#: What a task of ``WORKER`` gets where nobody gives it more.
+AS_ASKED = "cpu=1,mem=100M,node=1"
+
+
+@dataclass
+class Site:
+    """A store and a Slurm that agree on what runs, and a manager between them."""
+
+    slurm: FakeSlurm
+    clock: Clock
+    managers: Managers
+    store: SqlStore
+    rows: list[dict[str, object]] = field(default_factory=list)
+    settings: dict[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.clock.now = 1_795_254_000.0
+        self._state, self._context, self._next = TickState(), None, 1000
+
+    def elastic(
+        self, number: int, request: JobRequest, places: list[tuple[Role, str]], allocated: str = AS_ASKED, **row: object
+    ) -> JobKey:
+        """An elastic job whose anchor runs on n4, with tasks on these nodes that hold so much each."""
+        key = JobKey("fake", str(number), 1_795_253_932)
+        owner, launch = Owner("alice", 1001, 1002), Launch(("x",), "/")
+        self.store.add_job(Job(key=key, request=request, owner=owner, launch=launch, anchor=str(number)))
+        state = JobState.RUNNING if places else JobState.READY
+        self.store.change_job(key, JobChange(state=state, address="h:1"), self.clock())
+        starts = [Start(key, role, node, request.demand(role)) for role, node in places]
+        changes = []
+        for task in self.store.ask_tasks(starts, self.clock()) if starts else ():
+            self._next += 1
+            submitted = key.submitted
+            changes.append(
+                TaskChange(task.job, task.id, TaskState.CONFIRMED, handle=str(self._next), submitted=submitted)
+            )
+            self.rows.append(job_row(self._next, Comment=task.tag, NodeList=task.node, **{"tres-alloc": allocated}))
+        self.store.change_tasks(changes, self.clock())
+        self.rows.append(job_row(number, NodeList="n4", EndTime=int(self.clock()) + 86_400, **row))
+        return key
+
+    def wait(self, number: int, **row: object) -> None:
+        """A job of bob, of high priority, that waits for a node's worth."""
+        given = {"State": "PENDING", "Reason": "Resources", "NodeList": "", "UserName": "bob", "EndTime": "N/A"}
+        given |= {"PriorityLong": 900_000, "tres-alloc": "cpu=8,mem=2G,node=1"}
+        self.rows.append(job_row(number, **{**given, **row}))
+
+    def nodes(self, *rows: dict[str, object]) -> None:
+        self.slurm.answer("sinfo", rows=list(rows))
+
+    def tick(self, ticks: int = 1) -> Report:
+        """Ticks every 15 seconds, before each of which every coordinator calls; returns the last report."""
+        context = self.context()
+        for _ in range(ticks):
+            self.slurm.answer("squeue", rows=self.rows)
+            self.clock.now += 15
+            for job in self.store.jobs(live=True):
+                self.store.report_progress(job.key, replace(job.progress, at=self.clock()))
+            self._state, report = tick(context, self._state)
+        return report
+
+    def context(self) -> Context:
+        if self._context is None:
+            manager = self.managers(**self.settings)
+            self._context = context_of(manager, self.store, timer=lambda: self.clock.now)
+        return self._context
+
+
+@pytest.fixture
+def site(slurm: FakeSlurm, clock: Clock, manager_on: Managers) -> Iterator[Site]:
+    store = SqlStore("sqlite://")
+    yield Site(slurm, clock, manager_on, store)
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("worker", "cpus", "memory"),
+    [
+        pytest.param(WORKER, 1, 100, id="as asked for"),
+        pytest.param(Resources.of(cpu=1), 1, 900, id="memory by DefMemPerCPU"),
+        pytest.param(WORKER, 2, 100, id="a core of two threads"),
+        pytest.param(Resources.of(gpu=1), 1, 900, id="a processor and memory for a GPU"),
+    ],
+)
+@pytest.mark.parametrize("shared", [{}, WHOLE], ids=["share", "whole"])
+def test_what_a_task_holds_beyond_its_demand_is_given_up_as_well(
+    site: Site, worker: Resources, cpus: int, memory: int, shared: dict[str, object]
+) -> None:
+    gres = ",gres/gpu=1" if worker.get("gpu") else ""
+    request = replace(REQUEST, max_workers=7, max_ps=1, worker=worker, ps=worker)
+    site.elastic(7, request, PLACES, f"cpu={cpus},mem={memory}M{gres},node=1")
+    used = {"CPUsState": f"{4 * cpus}/{8 - 4 * cpus}/0/8", "AllocMem": str(4 * memory), "Gres": "gpu:4"}
+    used |= {"GresUsed": "gpu:4" if gres else "gpu:0"}
+    full = {"CPUsState": "8/0/0/8"}
+    site.nodes(node_row("n1", **used), node_row("n2", **used), node_row("n4", **full))
+    site.wait(812, **shared)
+    report = site.tick()
+    assert [(claim.handle, len(claim.leaving)) for claim in report.snapshot.claims] == [("812", 4)]
+    assert len(report.plan.stops) == 4
+
+
+def test_what_a_job_holds_beyond_its_demand_is_shared_with_other_elastic_jobs(site: Site) -> None:
+    """Seven workers of the first job hold all the memory of a node, for which neither of them has asked."""
+    first = replace(
+        REQUEST, max_workers=8, min_ps=0, max_ps=0, worker=Resources.of(cpu=1), ps=NO_RESOURCES,
+        architecture=Architecture.ALLREDUCE,
+    )  # fmt: skip
+    second = replace(first, worker=Resources.of(cpu=1, memory=500))
+    site.elastic(7, first, [(Role.WORKER, "n1")] * 7, "cpu=1,mem=500M,node=1")
+    site.elastic(8, second, [])
+    site.nodes(node_row("n1", CPUsState="7/1/0/8", AllocMem="3500", Memory="3500"))
+    sizes = [entry.allocation for entry in site.tick().decision.jobs]
+    assert sizes[1] >= Allocation(1, 0)
