@@ -454,6 +454,22 @@ def test_a_job_that_is_another_one_by_now_is_not_cancelled(
     assert [call.argv for call in slurm.calls("scancel")] == [["scancel", "2"]]
 
 
+def test_of_a_job_array_only_the_task_that_was_meant_is_cancelled(
+    slurm: FakeSlurm, manager_on: Managers, clock: Clock
+) -> None:
+    """Slurm gives the last task of an array the array's own id, with which scancel ends the whole array."""
+    slurm.answer("squeue", rows=[job_row(2, JobArrayID="1_0"), job_row(1, JobArrayID="1_1")])
+    manager = manager_on()
+    manager.stop([identity(1)], 30)
+    clock.now += 31
+    manager.listing()
+    assert [call.argv for call in slurm.calls("scancel")] == [
+        ["scancel", "--state=PENDING", "1_1"],
+        ["scancel", "--state=RUNNING", "--signal=TERM", "--batch", "1_1"],
+        ["scancel", "1_1"],
+    ]
+
+
 def test_deadlines_of_ended_jobs_are_forgotten(slurm: FakeSlurm, manager_on: Managers, clock: Clock) -> None:
     slurm.answer("squeue", rows=[job_row(1), job_row(2)])
     manager = manager_on()

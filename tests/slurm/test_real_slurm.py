@@ -312,6 +312,17 @@ def test_a_waiting_task_is_cancelled_at_once(real: Real, manager: SlurmManager) 
     assert listed(manager, full).state is RmJobState.RUNNING
 
 
+@pytest.mark.parametrize("grace", [0.0, 600.0])
+def test_the_last_task_of_a_job_array_ends_without_the_others(real: Real, manager: SlurmManager, grace: float) -> None:
+    array = real.cluster.submit_as(real.alice, "#!/bin/sh\nexec sleep 600\n", "--array=0-1")
+    wait_for(real, manager, array, RmJobState.RUNNING)
+    assert listed(manager, array).array_id == f"{array}_1"
+    stop(manager, [array], grace)
+    assert wait_for_end(real, manager, array).state is RmJobState.CANCELLED
+    other = next(job for job in manager.listing().jobs if job.array_id == f"{array}_0")
+    assert other.state is RmJobState.RUNNING
+
+
 def test_many_stops_are_few_commands(real: Real, manager: SlurmManager) -> None:
     handles = [manager.submit(alices(real, "sleep 600", name=f"worker-{number}")) for number in range(12)]
     stop(manager, handles, 600)

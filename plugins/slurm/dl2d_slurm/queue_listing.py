@@ -309,16 +309,21 @@ def _exit(code: str) -> str:
     return f"exit status {ended}" if ended else ""
 
 
-IDENTITY_FIELDS = ("JobID", "SubmitTime", "UserName", "Comment")
+IDENTITY_FIELDS = ("JobID", "JobArrayID", "SubmitTime", "UserName", "Comment")
 
 
-def parse_identities(text: str, word: str) -> frozenset[RmIdentity]:
-    """Identities of the jobs in squeue's answer with ``IDENTITY_FIELDS``; what cannot be read is left out."""
-    return frozenset(
-        RmIdentity(record["JobID"], seconds(record["SubmitTime"]), record["UserName"], _mark(record))
+def parse_identities(text: str, word: str) -> dict[RmIdentity, str]:
+    """Ids that scancel takes for one job alone, by the jobs' identities; what cannot be read is left out.
+
+    The last task of a job array has the array's own id as its handle: with that, scancel ends all tasks.
+    """
+    return {
+        RmIdentity(record["JobID"], seconds(record["SubmitTime"]), record["UserName"], _mark(record)): (
+            array_id(record) or record["JobID"]
+        )
         for record in records(text, IDENTITY_FIELDS, word)
         if not isinstance(record, str)
-    )
+    }
 
 
 def _mark(record: Mapping[str, str]) -> str:

@@ -70,7 +70,7 @@ class RpcRate:
         command = argv[0]
         rpcs = 0 if "--version" in argv else _RPCS.get(command, 0)
         if command == "scancel":
-            rpcs += sum(word.isdecimal() for word in argv[1:])
+            rpcs += sum(word[:1].isdecimal() for word in argv[1:])
         with self._lock:
             now = self._timer()
             self._calls[command] += 1

@@ -161,7 +161,7 @@ class Stopper:
                 _judge(self._control.cancel(ids, state=state, signal=signal))
 
     def _same(self, jobs: Sequence[RmIdentity]) -> list[str]:
-        """Ids of the jobs that are still the same: Slurm gives ids again, and requeues jobs under their id."""
+        """Ids for scancel of jobs that are still the same: Slurm gives ids again, and requeues jobs under theirs."""
         word = secrets.token_hex(16)
         ids = ",".join(job.handle for job in jobs)
         asked = ("squeue", "--noheader", "--all", "--states=all", f"--jobs={ids}", format_option(IDENTITY_FIELDS, word))
@@ -173,7 +173,7 @@ class Stopper:
         changed = [job.handle for job in jobs if job not in present]
         if changed:
             log.info("not stopped: ended, or another job by now", handles=changed[:20], count=len(changed))
-        return [job.handle for job in jobs if job in present]
+        return [present[job] for job in jobs if job in present]
 
 
 def _judge(answer: Answer) -> None:
