@@ -93,8 +93,8 @@ def take_snapshot(
     """
     holding = {job.handle: job.held for job in listing.jobs if job.state.holds_resources}
     tasks = tuple(
-        structs.replace(task, held=task.demand.maximum(held))
-        if (held := holding.get(task.handle, NO_RESOURCES)).thousandths and not held.fits_in(task.demand)
+        structs.replace(task, held=task.demand.maximum(of_task))
+        if (of_task := holding.get(task.handle, NO_RESOURCES)).thousandths and not of_task.fits_in(task.demand)
         else task
         for task in live.tasks
     )
