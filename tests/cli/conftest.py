@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import yaml
 from migrated import sqlite_store
 from tick.world import World
 
-from dl2d.cli import main
+from dl2d.cli import main, promotion_trial
 from dl2d.core.jobs import JobKey
+from dl2d.learning.train_test_split import split_history
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,12 @@ def dl2d(capfd: pytest.CaptureFixture[str]) -> Dl2d:
         return Ran(int(ended.value.code or 0), said.out, said.err)
 
     return run
+
+
+@pytest.fixture
+def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of recorded days few workloads are made, to train on and to compare on: most of the time goes into these."""
+    monkeypatch.setattr(promotion_trial, "split_history", partial(split_history, draws=4, tests=4))
 
 
 @dataclass(frozen=True)

@@ -100,8 +100,12 @@ def test_shadow_counts_agreement_and_lists_the_jobs_that_differ_most(dl2d: Dl2d,
     ],
     ids=["two-days", "a-week"],
 )
-def test_shadow_says_what_dl2d_would_have_saved(dl2d: Dl2d, tmp_path: Path, source: str, seed: int, jobs: str) -> None:
+def test_shadow_says_what_dl2d_would_have_saved(
+    dl2d: Dl2d, request: pytest.FixtureRequest, tmp_path: Path, source: str, seed: int, jobs: str
+) -> None:
     """Users' jobs run whole, as they came."""
+    if jobs.startswith("2 days"):
+        request.getfixturevalue("few_draws")
     workload = load_source(source, seed=seed).workload
     days = max(job.submit_slot for job in workload.jobs) * workload.slot_seconds // DAY + 3
     record(store_url(tmp_path), workload, Fifo(), begin=time.time() // DAY * DAY - days * DAY, decided_by="observed")

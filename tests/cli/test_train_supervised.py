@@ -98,6 +98,7 @@ def test_the_configuration_is_that_of_the_environment_where_none_is_given(
     assert (ran.status, f"{tmp_path / 'none.yaml'} does not exist" in ran.err) == (2, True)
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_a_scheduler_is_learned_from_that_dl2d_only_looked_on_at(dl2d: Dl2d, tmp_path: Path) -> None:
     config = write_config(tmp_path, mode="observe", placement="load_balance")
     with closing(observe(store_url(tmp_path), hours=16)) as world:
@@ -147,6 +148,7 @@ def test_a_scheduler_is_learned_from_that_dl2d_only_looked_on_at(dl2d: Dl2d, tmp
     assert "jobs of fixed size report no speeds and do not count" in ran.err
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_dl2_has_its_own_weights_where_completion_times_cannot_be_compared(dl2d: Dl2d, tmp_path: Path) -> None:
     """The store has less than a day."""
     record(store_url(tmp_path), load_source(DAYS, seed=2).workload, Srtf(), begin=time.time() // DAY * DAY - DAY / 2)
@@ -191,6 +193,7 @@ def test_days_on_which_versions_are_compared_are_not_learned_from(dl2d: Dl2d, tm
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_draws")
 @pytest.mark.parametrize("passed", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_fitted_weights_are_taken_if_they_pass_the_gate(
     dl2d: Dl2d, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, passed: bool
