@@ -136,10 +136,7 @@ def repeat_refused(send: Callable[[], httpx2.Response], seconds: float) -> httpx
 def daemon_url(settings: Settings) -> str:
     """Where the daemon of these settings is reached from this machine.
 
-    Raises
-    ------
-    ConfigError
-        ``api.port`` is 0: the daemon listens on a random port.
+    Raises ``ConfigError`` if ``api.port`` is 0: the daemon listens on a random port.
     """
     api = settings.api
     if api.port == 0:

@@ -74,10 +74,7 @@ class JobFile:
     def directives(self) -> dict[str, str]:
         """Keys and values of the request as ``#DL2`` lines have them.
 
-        Raises
-        ------
-        RequestError
-            A value cannot stand in a ``#DL2`` line.
+        Raises ``RequestError`` if a value cannot stand in a ``#DL2`` line.
         """
         given = {key: value for key, value in self.request.items() if value is not None}
         return {key: _directive(key, value, self.where) for key, value in given.items()}
@@ -108,10 +105,7 @@ class JobFile:
 def read_batch_script(path: Path, rules: RequestRules) -> JobRequest:
     """The request in a batch script's ``#DL2`` lines and options of sbatch, which win over these; checked.
 
-    Raises
-    ------
-    RequestError
-        A line, key or value is bad; names it.
+    Raises ``RequestError`` if a line, key or value is bad; names it.
     """
     script = _read(path)
     directives = read_directives(script, where=str(path)) | _submission_options(script, str(path))
@@ -150,10 +144,7 @@ def is_batch_script(path: Path) -> bool:
 def parse_override(text: str) -> tuple[str, object]:
     """``key=value`` of ``--set``; the value is read as YAML, so that ``worker={cpu: 2}`` works.
 
-    Raises
-    ------
-    RequestError
-        The text is not ``key=value``.
+    Raises ``RequestError`` if the text is not ``key=value``.
     """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():

@@ -11,13 +11,7 @@ _PACKAGE = Path(dl2d.__file__).parent
 
 
 def shipped(name: str) -> Path:
-    """Path of a shipped file such as ``etc/dl2d.yaml``.
-
-    Raises
-    ------
-    ConfigError
-        The installation is not complete.
-    """
+    """Path of a shipped file such as ``etc/dl2d.yaml``. Raises ``ConfigError`` if the installation is not complete."""
     for root in (_PACKAGE, _PACKAGE.parent):
         if (root / name).exists():
             return root / name

@@ -30,13 +30,7 @@ class JobKey(NamedTuple):
 
     @classmethod
     def from_slug(cls, slug: str) -> JobKey:
-        """Inverse of ``slug``.
-
-        Raises
-        ------
-        ValueError
-            The text is not a slug.
-        """
+        """Inverse of ``slug``. Raises ``ValueError`` if the text is not a slug."""
         match = _SLUG.fullmatch(slug)
         if match is None:
             msg = f"{slug!r} is not cluster.id.submitted"

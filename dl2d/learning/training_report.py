@@ -48,10 +48,7 @@ def write_report(
 ) -> None:
     """Write ``report.md`` and ``curves.png`` into a folder that is there.
 
-    Raises
-    ------
-    CheckpointError
-        They cannot be written.
+    Raises ``CheckpointError`` if they cannot be written.
     """
     try:
         (folder / "report.md").write_text(_page(state, settings, baselines, inputs, seconds), encoding="utf-8")

@@ -67,10 +67,7 @@ class LocalSettings(Record):
     def parse(cls, given: Mapping[str, object]) -> LocalSettings:
         """Check settings as they come from the config file; see docs/internals/local-manager.md for the keys.
 
-        Raises
-        ------
-        ConfigError
-            A key is unknown or missing, or has a bad value; names the key in full.
+        Raises ``ConfigError`` if a key is unknown or missing, or has a bad value; names the key in full.
         """
         there = {key: value for key, value in given.items() if value is not None}
         return read(_SETTINGS, there, lambda key, problem: ConfigError(f"{_PREFIX}.{key}: {problem}"))

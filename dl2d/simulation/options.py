@@ -43,10 +43,7 @@ class Options:
     def parse(cls, given: Mapping[str, str]) -> Self:
         """The options as users write them: texts by key, the others as by default.
 
-        Raises
-        ------
-        WorkloadError
-            A key is unknown, or a value is no number or out of bounds; names the key.
+        Raises ``WorkloadError`` if a key is unknown, or a value is no number or out of bounds; names the key.
         """
         return cls().with_options(given)
 

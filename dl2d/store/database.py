@@ -79,10 +79,7 @@ class Place:
     def is_missing(self) -> bool:
         """Whether the store is a file that does not exist, which SQLite would make on opening.
 
-        Raises
-        ------
-        StoreUnavailable
-            We may not even look.
+        Raises ``StoreUnavailable`` if we may not even look.
         """
         try:
             return self.file is not None and not self.file.exists()

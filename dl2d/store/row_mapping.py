@@ -237,10 +237,7 @@ class Mapping(Generic[T]):
     def record(self, row: Row[*tuple[Any, ...]], what: str, **more: object) -> T:
         """The record of a row; ``more`` are fields that are no columns, or differ from them.
 
-        Raises
-        ------
-        StoreError
-            The row is damaged, or another version wrote it; the message begins with ``what``.
+        Raises ``StoreError`` if the row is damaged, or another version wrote it; the message begins with ``what``.
         """
         plain = {name: getattr(row, name) for name in self._plain if name not in more}
         decoded = {column.name: decoded_json(row, column, what) for column in self._json if column.name not in more}

@@ -35,13 +35,7 @@ _MIGRATION_LOCK = 0x646C32640001
 
 
 def migrations() -> Path:
-    """Folder of the migrations.
-
-    Raises
-    ------
-    StoreError
-        The installation lacks them.
-    """
+    """Folder of the migrations. Raises ``StoreError`` if the installation lacks them."""
     package = Path(__file__).resolve().parent
     for folder in (package / "migrations", package.parents[1] / "db" / "migrations"):
         if (folder / "env.py").is_file():

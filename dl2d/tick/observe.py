@@ -53,10 +53,7 @@ class Observed:
 def observe(store: TickStore, manager: ResourceManager, ended_since: float | None) -> Observed:
     """Ask the resource manager for its listing, with static jobs that ended after ``ended_since``; read the store.
 
-    Raises
-    ------
-    ResourceManagerError, StoreError
-        The resource manager or the store does not answer.
+    Raises ``ResourceManagerError``, ``StoreError`` if the resource manager or the store does not answer.
     """
     listing = manager.listing(ended_since)
     elastic, static = live_jobs(store)

@@ -103,10 +103,7 @@ def requests_to_try(
 def nodes_and_requests(store: Store) -> tuple[Sequence[Node], list[JobRequest]]:
     """The nodes of a site's newest slot, and the requests of the newest jobs in its store, to check a policy with.
 
-    Raises
-    ------
-    StoreError
-        The store cannot be read.
+    Raises ``StoreError`` if the store cannot be read.
     """
     newest = store.slot(store.last_slot_number())
     requests = [job.request for job in store.jobs(live=False, limit=_MAX_STORED_JOBS)]

@@ -264,10 +264,7 @@ def deterministic() -> Iterator[None]:
 def check_finite(what: str, *tensors: Tensor) -> None:
     """Stop where a number is none.
 
-    Raises
-    ------
-    Diverged
-        Some value is infinite or no number; says of what, and how many.
+    Raises ``Diverged`` if some value is infinite or no number; says of what, and how many.
     """
     for tensor in tensors:
         if not bool(torch.isfinite(tensor).all()):

@@ -90,13 +90,7 @@ class ReplayBuffer:
             surplus -= len(oldest)
 
     def draw(self, count: int, rng: np.random.Generator) -> Samples:
-        """Draw without replacement, all samples equally likely.
-
-        Raises
-        ------
-        TooFewSamples
-            There are fewer.
-        """
+        """Draw without replacement, all samples equally likely. Raises ``TooFewSamples`` if there are fewer."""
         if len(self) < count:
             raise TooFewSamples(f"replay buffer: {count} samples are needed, there are {len(self)}")
         if len(self._parts) > 1:

@@ -422,10 +422,7 @@ class _Training:
 def continuing(settings: Settings, start: Checkpoint) -> Settings:
     """Settings with which learning goes on from a checkpoint: without a teacher, with its kind and size of network.
 
-    Raises
-    ------
-    CheckpointError
-        The checkpoint lacks what is needed.
+    Raises ``CheckpointError`` if the checkpoint lacks what is needed.
     """
     try:
         network = NetworkKind(start.settings["network"])

@@ -147,13 +147,7 @@ class Dl2Original:
 
 
 def from_checkpoint(folder: Path | None) -> Dl2Original:
-    """The policy of a checkpoint.
-
-    Raises
-    ------
-    CheckpointError
-        There is none, or it cannot be read.
-    """
+    """The policy of a checkpoint. Raises ``CheckpointError`` if there is none, or it cannot be read."""
     return with_checkpoint(None if folder is None else read_checkpoint(checkpoint_in(folder), policy=Dl2Original.name))
 
 
@@ -166,10 +160,7 @@ def with_checkpoint(
 ) -> Dl2Original:
     """DL2 as its paper has it, with a checkpoint that you trained.
 
-    Raises
-    ------
-    CheckpointError
-        There is none, for none comes with dl2d.
+    Raises ``CheckpointError`` if there is none, for none comes with dl2d.
     """
     if checkpoint is None:
         raise CheckpointError("dl2-original: name a checkpoint; dl2d train --design original makes one")

@@ -110,13 +110,7 @@ def _read(name: str) -> Profile:
 
 
 def parse_profile(given: object, *, where: str) -> Profile:
-    """Read a profile.
-
-    Raises
-    ------
-    WorkloadError
-        A key is missing, unknown or bad.
-    """
+    """Read a profile. Raises ``WorkloadError`` if a key is missing, unknown or bad."""
     return read(_PROFILE, given, lambda key, problem: WorkloadError(key, problem, where=where))
 
 

@@ -75,10 +75,7 @@ class SpeedModel(Protocol):
     def samples_per_second(self, workers: int, ps: int) -> float:
         """Speed with ``workers`` workers and ``ps`` parameter servers; 0 where a needed count is 0.
 
-        Raises
-        ------
-        ValueError
-            A count is negative or above ``MAX_TASKS``, or a table is too large to interpolate.
+        Raises ``ValueError`` if a count is negative or above ``MAX_TASKS``, or a table is too large to interpolate.
         """
         ...
 

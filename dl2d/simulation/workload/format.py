@@ -217,10 +217,7 @@ def read_workload(source: str | os.PathLike[str] | Mapping[str, object], *, wher
 def write_workload(workload: Workload, path: str | os.PathLike[str]) -> None:
     """Write a workload as JSON, replacing the file as a whole; ``read_workload`` gives an equal one back.
 
-    Raises
-    ------
-    WorkloadError
-        The file cannot be written.
+    Raises ``WorkloadError`` if the file cannot be written.
     """
     text = json.dumps(describe_workload(workload), indent=1, allow_nan=False) + "\n"
     try:

@@ -182,10 +182,7 @@ GENERATORS: Final[Mapping[str, tuple[type[Settings], Callable[[Any, np.random.Ge
 def generate(name: str, given: Mapping[str, str], random: np.random.Generator) -> Workload:
     """A workload of the generator of this name, with settings as users write them.
 
-    Raises
-    ------
-    WorkloadError
-        There is no such generator, or a setting is unknown or bad.
+    Raises ``WorkloadError`` if there is no such generator, or a setting is unknown or bad.
     """
     if name not in GENERATORS:
         raise WorkloadError(

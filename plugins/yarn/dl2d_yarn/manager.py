@@ -85,10 +85,7 @@ _MAX_AUTHENTICATED: Final = 2
 def create(settings: Mapping[str, object], *, clock: Callable[[], float]) -> ResourceManager:
     """Create the manager from ``resource_manager.yarn`` of the config file, without a call to YARN.
 
-    Raises
-    ------
-    ConfigError
-        A setting is unknown or bad; names the key.
+    Raises ``ConfigError`` if a setting is unknown or bad; names the key.
     """
     return YarnManager(YarnSettings.parse(settings), clock=clock)
 

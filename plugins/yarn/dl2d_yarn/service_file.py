@@ -48,10 +48,7 @@ SERVICE_NAME: Final = re.compile(rf"[a-z][a-z0-9-]{{0,{_MAX_NAME_LENGTH - 1}}}")
 def service_name(job: JobKey) -> str:
     """Name of a job's service; YARN accepts only lower-case letters, digits and ``-`` in it.
 
-    Raises
-    ------
-    Rejected
-        The job's id has other characters, or is too long.
+    Raises ``Rejected`` if the job's id has other characters, or is too long.
     """
     name = f"dl2-{job.id}-{job.submitted}"
     if not _JOB_SERVICE_NAME.fullmatch(name) or len(name) > _MAX_NAME_LENGTH:
@@ -236,13 +233,7 @@ def _resource(demand: Resources, settings: YarnSettings) -> dict[str, Any]:
 
 
 def read_application_id(answer: bytes) -> str:
-    """Id of the application in YARN's answer to the POST of a service.
-
-    Raises
-    ------
-    Unavailable
-        There is none in it.
-    """
+    """Id of the application in YARN's answer to the POST of a service. Raises ``Unavailable`` if it has none."""
     match = re.search(r"application_[0-9]+_[0-9]+", answer.decode(errors="replace"))
     if match is None:
         raise Unavailable("no application id in YARN's answer to a service", said=repr(answer[:300]))

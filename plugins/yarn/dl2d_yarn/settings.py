@@ -98,10 +98,7 @@ class YarnSettings(Record):
     def parse(cls, given: Mapping[str, object]) -> YarnSettings:
         """Check settings as they come from the config file; the keys are this record's fields.
 
-        Raises
-        ------
-        ConfigError
-            A key is unknown or missing, or has a bad value; names the key in full.
+        Raises ``ConfigError`` if a key is unknown or missing, or has a bad value; names the key in full.
         """
         there = {key: value for key, value in given.items() if value is not None and value != ""}
         return read(_SETTINGS, there, lambda key, problem: ConfigError(f"{_PREFIX}.{key}: {problem}"))

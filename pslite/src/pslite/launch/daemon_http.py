@@ -30,11 +30,7 @@ _PEM = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re
 def fetch(request: urllib.request.Request, timeout: float, limit: int) -> bytes:
     """Send a request, over TLS where the URL is https; return at most `limit` bytes of the answer.
 
-    Raises
-    ------
-    OSError
-        there is no answer, or it is no HTTP; `urllib.error.HTTPError` where it refuses the request.
-
+    Raises `OSError` if there is no answer, or it is no HTTP; `urllib.error.HTTPError` where it refuses the request.
     """
     context = tls_context(os.environ.get(CERTIFICATE_VARIABLE, "")) if request.type == "https" else None
     try:
@@ -66,11 +62,7 @@ def is_loopback(host: str) -> bool:
 def check_private(daemon: str) -> None:
     """Check that requests to the daemon do not cross a network unencrypted: it is reached by https, or on this machine.
 
-    Raises
-    ------
-    UsageError
-        they would.
-
+    Raises `UsageError` if they would.
     """
     parts = urllib.parse.urlsplit(daemon)
     if parts.scheme != "https" and not is_loopback(parts.hostname or ""):
@@ -85,11 +77,7 @@ def check_private(daemon: str) -> None:
 def certificate_text(pem: str) -> str:
     """Return the certificates of a PEM file, and nothing else of it, as a value of DL2_DAEMON_CERTIFICATE.
 
-    Raises
-    ------
-    ValueError
-        one is not Base64.
-
+    Raises `ValueError` if one is not Base64.
     """
     found = b"".join(ssl.PEM_cert_to_DER_cert(part) for part in _PEM.findall(pem))
     return _TEXT + base64.b64encode(found).decode()
@@ -98,11 +86,7 @@ def certificate_text(pem: str) -> str:
 def tls_context(certificate: str) -> ssl.SSLContext:
     """Return a context that trusts a value of DL2_DAEMON_CERTIFICATE as well, or what the machine trusts for "".
 
-    Raises
-    ------
-    OSError
-        the file that it names cannot be read.
-
+    Raises `OSError` if the file that it names cannot be read.
     """
     # a file may be replaced while the job runs, when its certificate expires
     changed = 0 if not certificate or certificate.startswith(_TEXT) else os.stat(certificate).st_mtime_ns  # noqa: PTH116

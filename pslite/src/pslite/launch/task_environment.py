@@ -53,11 +53,7 @@ def role_of(environ: Mapping[str, str]) -> Literal["worker", "ps", "coordinator"
 def architecture_of(environ: Mapping[str, str]) -> Literal["ps", "allreduce"]:
     """Return what DL2_ARCHITECTURE says: parameter servers unless it is set.
 
-    Raises
-    ------
-    UsageError
-        it is neither ps nor allreduce.
-
+    Raises `UsageError` if it is neither ps nor allreduce.
     """
     return cast("Literal['ps', 'allreduce']", _one_of(environ, "DL2_ARCHITECTURE", ("ps", "allreduce")) or "ps")
 
@@ -65,11 +61,7 @@ def architecture_of(environ: Mapping[str, str]) -> Literal["ps", "allreduce"]:
 def durability_of(environ: Mapping[str, str]) -> Literal["", "none", "durable"]:
     """Return what DL2_DURABILITY says, for scripts that do not say it; "" if it is not set.
 
-    Raises
-    ------
-    UsageError
-        it is neither none nor durable.
-
+    Raises `UsageError` if it is neither none nor durable.
     """
     return cast("Literal['', 'none', 'durable']", _one_of(environ, DURABILITY_VARIABLE, ("none", "durable")))
 
@@ -77,11 +69,7 @@ def durability_of(environ: Mapping[str, str]) -> Literal["", "none", "durable"]:
 def watch_seconds(environ: Mapping[str, str]) -> float:
     """Return the least time between two looks at what a task uses, DL2_WATCH_SECONDS; 0 for none.
 
-    Raises
-    ------
-    UsageError
-        it is no such number.
-
+    Raises `UsageError` if it is no such number.
     """
     return _seconds("DL2_WATCH_SECONDS", environ.get("DL2_WATCH_SECONDS") or "5")
 
@@ -89,11 +77,7 @@ def watch_seconds(environ: Mapping[str, str]) -> float:
 def progress_deadline(environ: Mapping[str, str]) -> float:
     """Return the least time, in seconds, for which a job may make no progress, DL2_PROGRESS_DEADLINE; 0: for ever.
 
-    Raises
-    ------
-    UsageError
-        it is no such number.
-
+    Raises `UsageError` if it is no such number.
     """
     return _seconds(PROGRESS_VARIABLE, environ.get(PROGRESS_VARIABLE) or "1800")
 
@@ -110,14 +94,7 @@ def _seconds(name: str, text: str) -> float:
 
 
 def encryption_of(environ: Mapping[str, str]) -> Literal["", "none", "control", "all"]:
-    """Return what DL2_ENCRYPT says; "" if it is not set.
-
-    Raises
-    ------
-    UsageError
-        it is none of none, control, all.
-
-    """
+    """Return what DL2_ENCRYPT says; "" if it is not set. Raises `UsageError` if it is none of none, control, all."""
     return cast("Literal['', 'none', 'control', 'all']", _one_of(environ, VARIABLE, get_args(Encryption)))
 
 
@@ -127,14 +104,7 @@ def job_encryption(environ: Mapping[str, str]) -> Encryption:
 
 
 def balance_of(environ: Mapping[str, str]) -> Literal["speed", "even"]:
-    """Return what DL2_BALANCE says: by speed unless it is set.
-
-    Raises
-    ------
-    UsageError
-        it is neither speed nor even.
-
-    """
+    """Return what DL2_BALANCE says: by speed unless it is set. Raises `UsageError` if it is neither speed nor even."""
     return cast("Literal['speed', 'even']", _one_of(environ, "DL2_BALANCE", ("speed", "even")) or "speed")
 
 
@@ -148,14 +118,7 @@ def _one_of(environ: Mapping[str, str], name: str, choices: Sequence[str]) -> st
 
 
 def need(environ: Mapping[str, str], name: str) -> str:
-    """Return a variable that must be set.
-
-    Raises
-    ------
-    UsageError
-        it is not.
-
-    """
+    """Return a variable that must be set. Raises `UsageError` if it is not."""
     value = environ.get(name, "")
     if not value:
         raise UsageError(f"{name} is not set: this process was not started as a task of a job")

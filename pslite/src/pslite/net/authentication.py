@@ -57,14 +57,7 @@ class Identity:
 
 
 def parse_token(text: str) -> bytes:
-    """Return the token from its hexadecimal form.
-
-    Raises
-    ------
-    AuthenticationError
-        it is not 32 bytes in hexadecimal.
-
-    """
+    """Return the token from its hexadecimal form. Raises `AuthenticationError` if it is not 32 bytes in hexadecimal."""
     try:
         token = bytes.fromhex(text)
     except ValueError:

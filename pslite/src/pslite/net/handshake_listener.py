@@ -167,11 +167,7 @@ class HandshakeListener:
     def _continue_tls(self, pending: _PendingConnection) -> None:
         """Go on with the TLS handshake; its answers are far smaller than a socket buffer, so it never waits to send.
 
-        Raises
-        ------
-        OSError
-            it is not over (SSLWantReadError), or the peer cannot do it.
-
+        Raises `OSError` if it is not over (SSLWantReadError), or the peer cannot do it.
         """
         sock = pending.sock
         assert isinstance(sock, Sealed)

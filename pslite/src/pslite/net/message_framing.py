@@ -160,14 +160,7 @@ def receive_one(sock: socket.socket, inbox: Inbox[T], deadline: float) -> T:
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Split "host:port" (or "[v6]:port").
-
-    Raises
-    ------
-    ValueError
-        it is not of that form.
-
-    """
+    """Split "host:port" (or "[v6]:port"). Raises `ValueError` if it is not of that form."""
     host, separator, port = text.rpartition(":")
     if not separator or not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ValueError(f"{text!r} is not an address of the form host:port")

@@ -178,11 +178,7 @@ class MappedMemory:
     def array(self, block: Block, offset: int) -> Array:
         """Return the memory of a block as an array, whose bytes begin at an offset.
 
-        Raises
-        ------
-        ProtocolError
-            it does not lie inside.
-
+        Raises `ProtocolError` if it does not lie inside.
         """
         if offset + block.nbytes > self.nbytes:
             raise ProtocolError(f"block {block.number} does not lie within shared memory of {self.nbytes} bytes")

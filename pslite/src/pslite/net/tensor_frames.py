@@ -140,14 +140,7 @@ def region_header(place: int) -> Header:
 
 
 def unpack(data: bytearray) -> Header:
-    """Return the header in `data`.
-
-    Raises
-    ------
-    ProtocolError
-        it is not one.
-
-    """
+    """Return the header in `data`. Raises `ProtocolError` if it is not one."""
     (
         magic, kind, place, plan, block, node, length, crc, next_plan, version, first, next_first
     ) = _HEADER.unpack_from(data)  # fmt: skip
@@ -214,25 +207,14 @@ class Link:
     def descriptor(self) -> int:
         """Return the open file that came with the header just received; it is the caller's from now on.
 
-        Raises
-        ------
-        ProtocolError
-            there is none.
-
+        Raises `ProtocolError` if there is none.
         """
         if not self._descriptors:
             raise ProtocolError(f"{self.task} announced shared memory, but sent no descriptor of it")
         return self._descriptors.pop()
 
     def flush(self) -> bool:
-        """Send what the socket takes; return whether nothing is left.
-
-        Raises
-        ------
-        PeerLost
-            the connection broke.
-
-        """
+        """Send what the socket takes; return whether nothing is left. Raises `PeerLost` if the connection broke."""
         try:
             while self._out:
                 self._gather()

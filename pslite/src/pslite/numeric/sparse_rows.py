@@ -72,14 +72,7 @@ def _bytes(array: Array) -> memoryview:
 
 
 def checked_length(block: Block, length: int) -> int:
-    """Return the length of some rows of a block.
-
-    Raises
-    ------
-    ProtocolError
-        no rows of the block are so long.
-
-    """
+    """Return the length of some rows of a block. Raises `ProtocolError` if no rows of the block are so long."""
     each = np.dtype(np.uint32).itemsize + block.row * np.dtype(block.dtype).itemsize
     if length % each or length // each > block.size // block.row:
         raise ProtocolError(

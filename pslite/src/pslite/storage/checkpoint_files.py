@@ -148,11 +148,7 @@ def place_of(folder: Path, version: int) -> Path:
 def latest(folder: Path) -> Path | None:
     """Return the newest complete checkpoint in a folder; None if there is none.
 
-    Raises
-    ------
-    CheckpointError
-        the folder cannot be read.
-
+    Raises `CheckpointError` if the folder cannot be read.
     """
     try:
         return max(_complete_ones(folder), default=None)

@@ -117,14 +117,7 @@ class CoordinatorLog:
             raise self._fenced()
 
     def check(self) -> None:
-        """Check that no other coordinator has opened the log since.
-
-        Raises
-        ------
-        Fenced
-            one has.
-
-        """
+        """Check that no other coordinator has opened the log since. Raises `Fenced` if one has."""
         found = self._database.execute("SELECT term FROM job").fetchone()
         if found != (self.term,) or not (self._folder / _DATABASE).exists():
             raise self._fenced()

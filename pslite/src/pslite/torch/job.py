@@ -84,11 +84,7 @@ class ElasticJob(LoopJob):
     def backward(self, loss: torch.Tensor) -> None:
         """Compute the gradients of `loss`, the mean over the samples of the batch just given, and record it.
 
-        Raises
-        ------
-        UsageError
-            called twice for a batch, or outside the loop, or `loss` is not one number.
-
+        Raises `UsageError` if called twice for a batch, or outside the loop, or `loss` is not one number.
         """
         bundle = self._checked(loss)
         self._layout.point_gradients(bundle, add=self._add)

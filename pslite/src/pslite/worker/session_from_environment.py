@@ -18,11 +18,7 @@ from pslite.worker.training_session import OpenSession, Session
 def session_for(spec: JobSpec, environ: Mapping[str, str] | None = None) -> Session:
     """Return the session of this process: a worker of an elastic job, or the whole job if there is none.
 
-    Raises
-    ------
-    UsageError
-        the environment is incomplete, or this process is no worker.
-
+    Raises `UsageError` if the environment is incomplete, or this process is no worker.
     """
     environ = os.environ if environ is None else environ
     if spec.architecture == "allreduce" and role_of(environ) == "worker":
@@ -53,11 +49,7 @@ def open_session(environ: Mapping[str, str] | None = None) -> OpenSession:
 def _session(spec: JobSpec | None, environ: Mapping[str, str] | None) -> Worker | SingleSession:
     """Return the session that the environment asks for.
 
-    Raises
-    ------
-    UsageError
-        the environment is incomplete, or this process is no worker.
-
+    Raises `UsageError` if the environment is incomplete, or this process is no worker.
     """
     environ = os.environ if environ is None else environ
     role = role_of(environ)
