@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Annotated, Any, ClassVar, Final, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, Final, Self, TypeVar, get_type_hints
 
 from pydantic import (
     BeforeValidator,
@@ -27,7 +27,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
 from dl2d.core.error_wording import MAX_SHOWN, did_you_mean, is_meant, printable, shown
-from dl2d.core.errors import RequestError
+from dl2d.core.errors import ConfigError, RequestError
 from dl2d.core.resources import Resources, parse_resources
 
 T = TypeVar("T")
@@ -176,6 +176,26 @@ def read(adapter: TypeAdapter[T], given: object, error: Callable[[str, str], Exc
         return adapter.validate_python(given)
     except ValidationError as refused:
         raise error(*problems_of(refused)[0]) from None
+
+
+class ManagerSettings(Record):
+    """Base of the settings of a resource manager: a section of the config file, in which no key is ignored."""
+
+    __slots__ = ()
+    #: Path of the section, such as ``resource_manager.local``.
+    section: ClassVar[str]
+    ignored_keys: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def parse(cls, given: Mapping[str, object]) -> Self:
+        """Check the section; empty values count as not given. Raises ``ConfigError``, which names a bad key in full."""
+        there = {key: value for key, value in given.items() if value is not None and value != ""}
+        return read(_adapter(cls), there, lambda key, problem: ConfigError(f"{cls.section}.{key}: {problem}"))
+
+
+@cache
+def _adapter(record: type[T]) -> TypeAdapter[T]:
+    return TypeAdapter(record)
 
 
 # Constrained types, for use in ``Annotated``. JSON's numbers only: no text, and no true or false.

@@ -8,19 +8,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Final, Self
+from typing import Annotated, ClassVar, Self
 
 import psutil
-from pydantic import PlainValidator, TypeAdapter, model_validator
+from pydantic import PlainValidator, model_validator
 
 from dl2d.core.cluster import Node
 from dl2d.core.error_wording import shown
-from dl2d.core.errors import ConfigError
-from dl2d.core.input_validation import Demand, Items, Record, Text, Whole, bad, read
+from dl2d.core.input_validation import Demand, Items, ManagerSettings, Record, Text, Whole, bad
 from dl2d.core.resources import Resources
 
 MAX_NODES = 10_000
-_PREFIX = "resource_manager.local"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +39,7 @@ class LocalNodes(Record):
 
 
 def _folder(given: object) -> Path:
-    if not isinstance(given, str | os.PathLike) or not str(given):
+    if not isinstance(given, str | os.PathLike):
         raise bad("", f"expected a path, got {shown(given)} (a folder for the tasks' records and output)")
     path = Path(given)
     if not path.is_absolute():
@@ -50,7 +48,7 @@ def _folder(given: object) -> Path:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LocalSettings(Record):
+class LocalSettings(ManagerSettings):
     """Checked settings of the local resource manager."""
 
     #: Name of the cluster, the first part of its jobs' keys.
@@ -61,16 +59,7 @@ class LocalSettings(Record):
     declared: Annotated[tuple[LocalNodes, ...], Items(MAX_NODES)] = ()
 
     file_keys: ClassVar[Mapping[str, str]] = {"declared": "nodes"}
-    ignored_keys: ClassVar[frozenset[str]] = frozenset()
-
-    @classmethod
-    def parse(cls, given: Mapping[str, object]) -> LocalSettings:
-        """Check settings as they come from the config file; see docs/internals/local-manager.md for the keys.
-
-        Raises ``ConfigError`` if a key is unknown or missing, or has a bad value; names the key in full.
-        """
-        there = {key: value for key, value in given.items() if value is not None}
-        return read(_SETTINGS, there, lambda key, problem: ConfigError(f"{_PREFIX}.{key}: {problem}"))
+    section: ClassVar[str] = "resource_manager.local"
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -88,9 +77,6 @@ class LocalSettings(Record):
                     raise bad(f"nodes[{number}].name", f"a node called {node.name!r} is already declared")
                 names.add(node.name)
         return self
-
-
-_SETTINGS: Final = TypeAdapter(LocalSettings)
 
 
 def _this_machine() -> Node:

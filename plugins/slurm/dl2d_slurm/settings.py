@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, ClassVar
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, TypeAdapter
+from pydantic import AfterValidator, BeforeValidator
 
-from dl2d.core.errors import ConfigError
-from dl2d.core.input_validation import Items, Number, Record, Text, Whole, bad, read
+from dl2d.core.input_validation import Items, ManagerSettings, Number, Text, Whole, bad
 from dl2d_slurm.observed_jobs import SlurmStaticJobRule
 from dl2d_slurm.submission_backends import Backend
 from dl2d_slurm.waiting_jobs import SharingRule
 
-_PREFIX = "resource_manager.slurm"
 _PARTITION = r"[A-Za-z0-9_][A-Za-z0-9_.-]*(,[A-Za-z0-9_][A-Za-z0-9_.-]*)*"
 _TIME = r"(?i:UNLIMITED)|[0-9]+(:[0-9]+){0,2}|[0-9]+-[0-9]+(:[0-9]+){0,2}"
 _HOST = r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*)"
@@ -59,7 +56,7 @@ AbsolutePath = Annotated[str, Text(4096, r"/[^\x00]*", "an absolute path")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlurmSettings(Record):
+class SlurmSettings(ManagerSettings):
     """Checked settings of the Slurm resource manager."""
 
     #: Name of the cluster, the first part of its jobs' keys; "" asks Slurm for its ClusterName.
@@ -109,19 +106,4 @@ class SlurmSettings(Record):
     #: Which jobs of users who know nothing of dl2d train, and what: the first rule that takes a job counts.
     watch: Annotated[tuple[SlurmStaticJobRule, ...], Items(10_000, least=0)] = ()
 
-    ignored_keys: ClassVar[frozenset[str]] = frozenset()
-
-    @classmethod
-    def parse(cls, given: Mapping[str, object]) -> SlurmSettings:
-        """Check settings as they come from the config file; the keys are this record's fields.
-
-        Raises
-        ------
-        ConfigError
-            A key is unknown or has a bad value; names the key in full.
-        """
-        there = {key: value for key, value in given.items() if value is not None and value != ""}
-        return read(_SETTINGS, there, lambda key, problem: ConfigError(f"{_PREFIX}.{key}: {problem}"))
-
-
-_SETTINGS: Final = TypeAdapter(SlurmSettings)
+    section: ClassVar[str] = "resource_manager.slurm"

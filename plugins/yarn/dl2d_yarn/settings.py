@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import getpass
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Annotated, ClassVar, Final
 
-from pydantic import TypeAdapter
-
-from dl2d.core.errors import ConfigError
-from dl2d.core.input_validation import Items, Number, Record, Text, Whole, read
+from dl2d.core.input_validation import Items, ManagerSettings, Number, Text, Whole
 from dl2d.core.static_job_rule import SIZE, StaticJobRule, Words
 
-_PREFIX = "resource_manager.yarn"
 AbsolutePath = Annotated[str, Text(4096, r"/[^\x00]*", "an absolute path")]
 _Attribute = Annotated[
     str, Text(300, r"[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+=[A-Za-z0-9_.-]+", "an attribute such as nm.yarn.io/gpu=a100")
@@ -44,7 +39,7 @@ class YarnStaticJobRule(StaticJobRule):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class YarnSettings(Record):
+class YarnSettings(ManagerSettings):
     """Checked settings of the YARN resource manager."""
 
     #: Name of the cluster, the first part of its jobs' keys.
@@ -87,21 +82,9 @@ class YarnSettings(Record):
     #: Minimum time between two reports of a container to the daemon, seconds; a task is asked to stop this much later.
     report_seconds: Annotated[float, Number(60, least=0.1)] = 3.0
 
-    ignored_keys: ClassVar[frozenset[str]] = frozenset()
+    section: ClassVar[str] = "resource_manager.yarn"
 
     @property
     def account(self) -> str:
         """Name of the daemon's user in YARN."""
         return self.user or re.split("[/@]", self.principal)[0] or getpass.getuser()
-
-    @classmethod
-    def parse(cls, given: Mapping[str, object]) -> YarnSettings:
-        """Check settings as they come from the config file; the keys are this record's fields.
-
-        Raises ``ConfigError`` if a key is unknown or missing, or has a bad value; names the key in full.
-        """
-        there = {key: value for key, value in given.items() if value is not None and value != ""}
-        return read(_SETTINGS, there, lambda key, problem: ConfigError(f"{_PREFIX}.{key}: {problem}"))
-
-
-_SETTINGS: Final = TypeAdapter(YarnSettings)
