@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
@@ -51,11 +52,20 @@ class StoreViews:
     ----------
     user
         Who asks; None for an operator, who sees all jobs.
+    refused
+        Why a job that is not in the store was refused, by its id and who asks; "" if that is not known.
     """
 
-    def __init__(self, store: SiteStore, user: User | None = None) -> None:
+    def __init__(
+        self,
+        store: SiteStore,
+        user: User | None = None,
+        *,
+        refused: Callable[[str, User | None], str] = lambda job, user: "",  # noqa: ARG005
+    ) -> None:
         self._store = store
         self._user = user
+        self._refused = refused
 
     def status(self, job: str | None, *, ended_since: float | None, limit: int) -> StatusView:
         """See ``JobViews.status``. Few queries, whatever the number of jobs."""
@@ -188,13 +198,19 @@ class StoreViews:
             There is none that the user may see, or there are several; the message names similar ones.
         """
         found = self._store.find_jobs(text, self._user)
+        if not found and (reason := self._refused(text, self._user)):
+            raise RequestError("JOB", f"job {text} was refused when it registered: {reason}")
         if not found:
             recent = self._store.list_jobs(self._user, ended_since=0.0, limit=_MOST_COMPARED)
             names = {name for job in recent.jobs for name in (job.request.name, job.key.id)}
             near = difflib.get_close_matches(text, sorted(names), n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             there_is_none = f"there is no job {text!r}" if self._user is None else f"no such job of yours: {text!r}"
-            raise RequestError("JOB", f"{there_is_none}{hint} (`dl2d status --all` lists the jobs of the last day)")
+            raise RequestError(
+                "JOB",
+                f"{there_is_none}{hint} (`dl2d status --all` lists the jobs of the last day; the output of a job that "
+                "was refused says why)",
+            )
         for job in found:
             if job.key.slug == text:
                 return job

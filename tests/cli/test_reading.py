@@ -181,7 +181,7 @@ def test_unknown_jobs_get_a_hint(dl2d: Dl2d, recorded: Recorded):
     assert ran.status == 2
     assert ran.err == (
         "dl2d: JOB: there is no job 'secnd'; did you mean second? "
-        "(`dl2d status --all` lists the jobs of the last day)\n"
+        "(`dl2d status --all` lists the jobs of the last day; the output of a job that was refused says why)\n"
     )
 
 

@@ -16,7 +16,7 @@ from dl2d.core.resource_manager import Anchor, Capabilities, ResourceManager, Rm
 from dl2d.core.site_store import SiteStore
 from dl2d.daemon.api.answered_heartbeats import AnsweredHeartbeats
 from dl2d.daemon.api.heartbeat_deduplication import TakenHeartbeats
-from dl2d.daemon.api.job_admission import Admission
+from dl2d.daemon.api.job_admission import Admission, RefusedJobs
 from dl2d.daemon.api.request_limits import MAX_HEARTBEATS, PUBLIC_SECONDS, FairTurns, RateLimiter, UserTurns
 from dl2d.daemon.health import Health
 from dl2d.tick.task_specs import TaskSpecs
@@ -177,4 +177,5 @@ class Services:
     #: Name of the user with an id; raises ``KeyError`` where there is none.
     user_name: Callable[[int], str] = lambda uid: pwd.getpwuid(uid).pw_name
     taken: TakenHeartbeats = field(default_factory=TakenHeartbeats)
+    refused: RefusedJobs = field(default_factory=RefusedJobs)
     answered: AnsweredHeartbeats = field(default_factory=AnsweredHeartbeats)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from dl2d.core.errors import RequestError
 from dl2d.core.job_request import RequestRules, parse_request, read_directives
-from dl2d.core.jobs import NO_LAUNCH, TASK_ROLES, Consistency, Job, JobKey, JobRequest, Launch, Owner
+from dl2d.core.jobs import NO_LAUNCH, TASK_ROLES, Consistency, Job, JobKey, JobRequest, Launch, Owner, User
 from dl2d.core.resource_manager import Anchor, RmListing
 from pslite.job.environment_allow_list import is_secret
 
 #: Maximum size of command and environment together, in bytes.
 MAX_LAUNCH_BYTES = 256 * 1024
+#: Refused jobs that are remembered.
+_MAX_REFUSED = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,3 +144,26 @@ def check_launch(launch: Launch) -> None:
         )
     if not launch.cwd.startswith("/"):
         raise RequestError("cwd", f"must be an absolute path, got {launch.cwd!r}")
+
+
+class RefusedJobs:
+    """Why jobs were refused when they registered; in memory, so until the daemon ends. Safe for threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        #: By job id, its user's id and the reason.
+        self._refused: OrderedDict[str, tuple[int, str]] = OrderedDict()
+
+    def note(self, anchor: Anchor, reason: str) -> None:
+        """Remember that a job was refused."""
+        with self._lock:
+            self._refused.pop(anchor.key.id, None)
+            self._refused[anchor.key.id] = anchor.owner.uid, reason
+            if len(self._refused) > _MAX_REFUSED:
+                self._refused.popitem(last=False)
+
+    def reason(self, job: str, user: User | None) -> str:
+        """Why the job with this id was refused, for its user or an operator (None); empty if that is not known."""
+        with self._lock:
+            uid, reason = self._refused.get(job, (-1, ""))
+        return reason if user is None or user.uid == uid else ""

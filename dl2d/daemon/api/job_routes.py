@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dl2d import __version__
 from dl2d.core.cluster import Task, TaskState
-from dl2d.core.errors import DuplicateJob, StoreError
+from dl2d.core.errors import DuplicateJob, RequestError, StoreError
 from dl2d.core.jobs import Job, JobKey, JobState, Launch, Owner, Role
 from dl2d.core.resource_manager import Anchor, ContainerManager, ContainerReport, ResourceManager
 from dl2d.core.store import JobChange, Store, TaskChange
@@ -168,11 +168,15 @@ def _take_registration(
     body: Registration, anchor: Anchor, manager: ResourceManager, services: Services, *, known: Job | None, static: bool
 ) -> None:
     listing, admission = manager.listing(), services.admission()
-    check_options(anchor, body.options)
-    if static:
-        job = admission.registered_static(anchor, body.launch, listing, body.address)
-    else:
-        job = admission.registered(anchor, body.launch, listing)
+    try:
+        check_options(anchor, body.options)
+        if static:
+            job = admission.registered_static(anchor, body.launch, listing, body.address)
+        else:
+            job = admission.registered(anchor, body.launch, listing)
+    except RequestError as error:
+        services.refused.note(anchor, str(error))
+        raise
     if known is None:
         services.store.add_job(job)
     else:  # what it declares replaces what was observed, or what an earlier run of it declared

@@ -86,12 +86,13 @@ def _authenticate(request: Request, services: Services) -> tuple[int, StoreViews
     except ResourceManagerError as error:
         raise HTTPException(503 if isinstance(error, Unavailable) else 403, str(error)) from None
     if uid in (0, os.geteuid()):
-        return uid, StoreViews(services.store)
+        return uid, StoreViews(services.store, refused=services.refused.reason)
     try:
         name = services.user_name(uid)
     except KeyError:
         raise HTTPException(403, f"the daemon's machine knows no user with the id {uid}") from None
-    return uid, StoreViews(services.store, None if name in services.operators() else User(uid, name))
+    user = None if name in services.operators() else User(uid, name)
+    return uid, StoreViews(services.store, user, refused=services.refused.reason)
 
 
 async def _views_of(request: Request) -> StoreViews:

@@ -143,9 +143,21 @@ def test_a_job_of_another_user_is_answered_like_one_that_does_not_exist(world: U
     for text, answer in answers.items():
         assert answer.status_code == 422
         assert error(answer) == (
-            f"JOB: no such job of yours: {text!r} (`dl2d status --all` lists the jobs of the last day)"
+            f"JOB: no such job of yours: {text!r} (`dl2d status --all` lists the jobs of the last day; "
+            "the output of a job that was refused says why)"
         )
     assert world.get(0, path, job=foreign).status_code == 200
+
+
+def test_why_a_job_was_refused_is_said_to_its_user_and_to_operators(world: UserWorld):
+    refused = world.add_anchor("91", script="#!/bin/sh\n#DL2 model=resnet-50 epochs=many\n")
+    assert world.register("91").status_code == 422
+    for uid, said in ((OWNER.uid, True), (0, True), (BOB.uid, False)):
+        text = error(world.get(uid, "/v1/why", job=refused.id))
+        assert ("job 91 was refused when it registered: " in text and "epochs" in text) is said
+    world.add_anchor("91")
+    assert world.register("91").status_code == 200
+    assert world.get(OWNER.uid, "/v1/why", job="91").status_code == 200
 
 
 def test_nothing_of_another_users_job_is_in_an_answer(world: UserWorld):
