@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dl2d_slurm.eligible_nodes import Eligibility, has_features
+from dl2d_slurm.partitions import Partition
 from dl2d_slurm.reservations import Reservation, parse_reservations, reservation_claims
 from dl2d_slurm.sbatch_options import AnchorOptions
 from dl2d_slurm.states import is_node_refused, site_limit
@@ -82,6 +83,28 @@ def test_a_job_keeps_out_of_reservations_that_begin_before_its_end(
     reservations = (later, *(each for each in own if each.name in job.reservations))
     found = Eligibility(CPUS, {}, {}, reservations, 50.0).of(job)
     assert (None if found is None else (found.nodes, found.reason)) == (None if nodes is None else (nodes, reason))
+
+
+@pytest.mark.parametrize(
+    ("ends", "limit", "partition", "kept_out"),
+    [
+        (0, None, "any", True),
+        (0, 40.0, "any", False),
+        (0, 60.0, "any", True),
+        (0, None, "short", False),
+        (0, 60.0, "short", False),
+        (0, None, "short,any", True),
+        (1000, 40.0, "any", False),
+        (90, None, "any", False),
+    ],
+)
+def test_tasks_end_with_their_job_and_at_their_own_time_limit(
+    ends: int, limit: float | None, partition: str, kept_out: bool
+) -> None:
+    partitions = {"any": Partition("any", frozenset(CPUS)), "short": Partition("short", frozenset(CPUS), 45.0)}
+    eligibility = Eligibility(CPUS, partitions, {}, [Reservation("later", frozenset({"n1"}), 100, 200)], 50.0)
+    found = eligibility.of(AnchorOptions(ends=ends, partition=partition), limit)
+    assert (found is not None) is kept_out
 
 
 @pytest.mark.parametrize(

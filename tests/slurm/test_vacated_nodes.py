@@ -136,3 +136,70 @@ def test_what_a_job_holds_beyond_its_demand_is_shared_with_other_elastic_jobs(si
     site.nodes(node_row("n1", CPUsState="7/1/0/8", AllocMem="3500", Memory="3500"))
     sizes = [entry.allocation for entry in site.tick().decision.jobs]
     assert sizes[1] >= Allocation(1, 0)
+
+
+DAY = 86_400
+
+
+def reservation(site: Site, start: int, end: int, nodes: str = "n[1-4]", cpus: int = 32) -> None:
+    """A reservation of nodes that begins and ends so many seconds from now."""
+    begin, over = int(site.clock()) + start, int(site.clock()) + end
+    site.slurm.answer(
+        "scontrol", stdout=f"ReservationName=urgent StartTime={begin} EndTime={over} Nodes={nodes} TRES=cpu={cpus}\n"
+    )
+
+
+@pytest.fixture
+def half_full(site: Site) -> Site:
+    """Seven workers and a PS on half of n1 and n2; n3 is free, n4 has the anchor."""
+    site.elastic(7, replace(REQUEST, max_workers=7, max_ps=1, worker=WORKER, ps=WORKER), PLACES)
+    half, full = {"CPUsState": "4/4/0/8", "AllocMem": "400"}, {"CPUsState": "8/0/0/8"}
+    site.nodes(node_row("n1", **half), node_row("n2", **half), node_row("n3", **full), node_row("n4", **full))
+    return site
+
+
+@pytest.mark.parametrize(
+    ("begins", "row", "leave"),
+    [
+        pytest.param(20 * DAY, {"TimeLimit": "1:00:00"}, 4, id="ends before it"),
+        pytest.param(
+            3 * DAY, {"TimeLimit": "1:00:00", "StartTime": 4 * DAY, "EndTime": 5 * DAY}, 4, id="planned after"
+        ),
+        pytest.param(3 * DAY, {"TimeLimit": "5-00:00:00"}, 0, id="would run into it"),
+        pytest.param(3 * DAY, {"TimeLimit": "UNLIMITED"}, 0, id="has no limit"),
+    ],
+)
+def test_a_reservation_hides_its_nodes_only_from_jobs_that_would_run_into_it(
+    half_full: Site, begins: int, row: dict[str, object], leave: int
+) -> None:
+    now = int(half_full.clock())
+    reservation(half_full, begins, begins + DAY)
+    half_full.wait(812, **WHOLE | {name: now + at if isinstance(at, int) else at for name, at in row.items()})
+    assert len(half_full.tick().plan.stops) == leave
+
+
+def test_nodes_that_a_waiting_job_excludes_are_no_room_for_it_and_are_asked_for_once(half_full: Site) -> None:
+    idle, half = {"CPUsState": "0/8/0/8"}, {"CPUsState": "4/4/0/8", "AllocMem": "400"}
+    half_full.nodes(node_row("n1", **half), node_row("n2", **half), node_row("n3", **idle))
+    half_full.wait(812, **WHOLE, excluded="n3")
+    (claim,) = half_full.tick().snapshot.claims
+    assert set(claim.nodes) < {"n1", "n2"}
+    half_full.slurm.forget()
+    half_full.tick()
+    assert [call.name for call in half_full.slurm.calls()].count("squeue") == 1
+
+
+def test_reservations_stay_those_of_the_last_answer_while_scontrol_cannot_be_asked(half_full: Site) -> None:
+    reservation(half_full, DAY, 2 * DAY)
+    half_full.wait(812, **WHOLE, TimeLimit="5-00:00:00")
+    half_full.tick()
+    (half_full.slurm.folder / "scontrol").unlink()
+    assert half_full.tick(2).plan.stops == ()
+
+
+def test_a_job_that_stages_out_files_has_left_its_node(site: Site) -> None:
+    site.nodes(node_row("n1"), node_row("n2"))
+    held = {"UserName": "bob", "tres-alloc": "cpu=8,mem=4000M,node=1"}
+    site.rows += [job_row(1, State="STAGE_OUT", **held), job_row(2, State="COMPLETING", NodeList="n2", **held)]
+    used = {node.name: node.used.get("cpu") for node in site.tick().snapshot.nodes}
+    assert used == {"n1": 0, "n2": 8}

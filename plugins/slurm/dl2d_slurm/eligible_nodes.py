@@ -35,9 +35,15 @@ class Eligibility:
         self._at = at
         self._found: dict[tuple[object, ...], EligibleNodes | None] = {}
 
-    def of(self, job: AnchorOptions) -> EligibleNodes | None:
-        """The nodes that the tasks of a job may use; None for all."""
-        end = job.ends or math.inf
+    def of(self, job: AnchorOptions, limit: float | None = None) -> EligibleNodes | None:
+        """The nodes that a job, or the tasks of one, may use; None for all.
+
+        They end with the job, and at their own time limit: ``limit`` in seconds, or the largest that its partitions
+        allow.
+        """
+        limits = [self._partitions[name].max_seconds for name in job.partition.split(",") if name in self._partitions]
+        most = max((math.inf if each is None else each for each in limits), default=math.inf)
+        end = min(job.ends or math.inf, self._at + min(most, math.inf if limit is None else limit))
         keeping_out = tuple(
             each for each in self._reservations if each.name not in job.reservations and each.keeps_out(self._at, end)
         )

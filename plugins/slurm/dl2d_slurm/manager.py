@@ -8,12 +8,13 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import structlog
 from msgspec import structs
 
 from dl2d.core.cluster import parse_tag
-from dl2d.core.errors import ConfigError, NodeRefused, Rejected, Unavailable
+from dl2d.core.errors import ConfigError, NodeRefused, Rejected, ResourceManagerError, Unavailable
 from dl2d.core.resource_manager import (
     Anchor,
     CallStatistics,
@@ -58,7 +59,7 @@ from dl2d_slurm.slurmrestd import RestControl
 from dl2d_slurm.stopping import Stopper
 from dl2d_slurm.submission import options, script
 from dl2d_slurm.submission_backends import Backend, CommandControl, JobControl, chosen_backend
-from dl2d_slurm.waiting_jobs import claims, share_limits, standing_claims
+from dl2d_slurm.waiting_jobs import WaitingJob, claims, highest_priority, share_limits, standing_claims
 
 log = structlog.get_logger(__name__)
 
@@ -142,7 +143,7 @@ class SlurmManager:
         #: Of the last listing, too.
         self._anchors: Mapping[str, AnchorOptions] = {}
         self._partitions: Mapping[str, Partition] = {}
-        #: Nodes that the jobs of tasks exclude, by the jobs' ids; asked once of each job.
+        #: Nodes that the jobs of tasks, and waiting jobs, exclude, by the jobs' ids; asked once of each job.
         self._excluded: dict[str, str] = {}
         self._site_options = site_options(settings.sbatch_options)
         #: Known reservations, and when they were asked for.
@@ -204,9 +205,12 @@ class SlurmManager:
         self._spelling = nodes.spelling
         self._capacities = {node.name: node.capacity for node in nodes.nodes}
         self._anchors, self._partitions = jobs.options, nodes.partitions
-        self._excluded = {job: excluded for job, excluded in self._excluded.items() if job in jobs.options}
+        waiting = highest_priority(jobs.waiting)
+        known = {job.id for job in waiting} | jobs.options.keys()
+        self._excluded = {job: excluded for job, excluded in self._excluded.items() if job in known}
         marks = (parse_tag(job.tag) for job in jobs.jobs if job.tag and not job.state.ended)
-        self._ask_excluded({mark[0].id for mark in marks if mark is not None and mark[0].id in jobs.options})
+        with_tasks = {mark[0].id for mark in marks if mark is not None and mark[0].id in jobs.options}
+        self._ask_excluded_of_listed({*with_tasks, *(job.id for job in waiting)})
         if not jobs.unreadable:
             self._stopper.forget_all_but({job.identity for job in jobs.jobs if not job.state.ended})
         incomplete = (*jobs.unreadable, *nodes.unreadable)
@@ -222,7 +226,7 @@ class SlurmManager:
             for job in jobs.jobs
             if job.state is RmJobState.RUNNING and not job.tag
         }
-        reservations = self._ask_reservations(now) if running or jobs.waiting else ()
+        reservations = self._ask_reservations(now) if running or waiting else ()
         eligibility = Eligibility(self._capacities, nodes.partitions, nodes.features, reservations, now)
         resources = {name for capacity in set(self._capacities.values()) for name in capacity.as_dict()}
         # Tasks name the id by which their anchor's user knows it, which in an array is not its handle.
@@ -240,7 +244,7 @@ class SlurmManager:
                 *(self._limits.growth_limits(jobs, resources, now) if running else ()),
             ),
             claims=(
-                *claims(jobs.waiting, eligibility.of),
+                *claims([self._with_excluded(job) for job in waiting], eligibility.of),
                 *reservation_claims(reservations, now),
                 *standing_claims(nodes.partitions, sharing),
             ),
@@ -307,9 +311,9 @@ class SlurmManager:
         self, eligibility: Eligibility, running: Mapping[str, AnchorOptions]
     ) -> dict[str, EligibleNodes]:
         """The nodes that tasks of jobs may use, by the handles of their anchors; without those that may use all."""
-        partition = self._settings.partition
+        partition, limit = self._settings.partition, self._max_task_seconds()
         found = (
-            (handle, eligibility.of(structs.replace(anchor, partition=partition) if partition else anchor))
+            (handle, eligibility.of(structs.replace(anchor, partition=partition) if partition else anchor, limit))
             for handle, anchor in running.items()
         )
         return {handle: eligible for handle, eligible in found if eligible is not None}
@@ -318,12 +322,15 @@ class SlurmManager:
         """The reservations: asked with each listing while there are any, else once a minute."""
         if self._reservations or not 0 <= now - self._asked_reservations < _RESERVATIONS_SECONDS:
             asked = ("scontrol", "--oneliner", "show", "reservation")
-            answer = self._commands.run(*asked, more=TIMES_AS_SECONDS)
-            if answer.status == 0:
+            try:
+                answer = self._commands.run(*asked, more=TIMES_AS_SECONDS)
+                if answer.status != 0:
+                    raise failure("scontrol show reservation failed", answer)
+            except ResourceManagerError as error:
+                log.warning("reservations stay those of the last answer", error=str(error))
+            else:
                 cpus = {name: capacity.get("cpu") for name, capacity in self._capacities.items()}
                 self._reservations, self._asked_reservations = parse_reservations(answer.stdout, cpus), now
-            else:
-                self._report_once(f"scontrol show reservation: {answer.stderr.strip()[:200]}")
         return self._reservations
 
     def _options_of(self, job: str) -> AnchorOptions:
@@ -335,18 +342,35 @@ class SlurmManager:
 
     def _ask_excluded(self, jobs: Iterable[str]) -> None:
         """Ask squeue, once for each job, which nodes it excludes. Of one that is gone it stays unknown."""
-        if new := [job for job in jobs if job not in self._excluded]:
+        if new := sorted(job for job in jobs if job not in self._excluded):
             answer = self._commands.run("squeue", "--noheader", "--all", f"--jobs={','.join(new)}", EXCLUDED_FORMAT)
             if answer.status == 0:
-                self._excluded |= dict.fromkeys(new, "") | parse_excluded(answer.stdout)
+                found = parse_excluded(answer.stdout)
+                self._excluded |= {job: found.get(job) or found.get(job.partition("_")[0], "") for job in new}
+
+    def _ask_excluded_of_listed(self, jobs: Iterable[str]) -> None:
+        """Ask for nodes that listed jobs exclude. If squeue does not answer, the next listing asks again."""
+        try:
+            self._ask_excluded(jobs)
+        except ResourceManagerError as error:
+            log.warning("which nodes jobs exclude stays unknown until the next tick", error=str(error))
+
+    def _with_excluded(self, job: WaitingJob) -> WaitingJob:
+        """A waiting job with the nodes that it excludes, as far as they are known."""
+        excluded = self._excluded.get(job.id)
+        return replace(job, options=structs.replace(job.options, exclude=excluded)) if excluded else job
+
+    def _max_task_seconds(self) -> float | None:
+        """Maximum time limit of task jobs by the settings; None for any."""
+        given = self._settings.time_limit
+        minutes = time_limit_minutes(given) if given else None
+        return None if minutes is None else 60.0 * minutes
 
     def _time_limit(self, anchor: AnchorOptions, partitions: Sequence[str]) -> str:
         """Time limit of a task job that is submitted now: what is left of its anchor's; empty if that is not known."""
         if not anchor.ends:
             return ""
-        given = self._settings.time_limit
-        minutes = time_limit_minutes(given) if given else None
-        most = None if minutes is None else 60.0 * minutes
+        most = self._max_task_seconds()
         return str(task_minutes(anchor.ends, self._clock(), most, partitions, self._partitions))
 
     def _check_fits(self, task: TaskSpec) -> None:

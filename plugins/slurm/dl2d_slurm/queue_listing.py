@@ -153,7 +153,8 @@ def parse_jobs(
         job, placed = parse_job(record, rules)
         if not job_state(record["State"], placed=bool(placed))[1]:
             strange.append(f"squeue: unknown job state {record['State'][:60]!r}, taken as {job.state}")
-        if job.state is RmJobState.ENDING and len(placed) == 1:
+        # While files of an ended job are staged out of a burst buffer, others have its nodes already.
+        if job.state is RmJobState.ENDING and len(placed) == 1 and record["State"] != "STAGE_OUT":
             ending.append((job.node, _held(record)))
         if job.state is RmJobState.RUNNING and len(placed) == 1 and job.tag and record["State"] != "SUSPENDED":
             running.append((job.node, _held(record)))
@@ -166,8 +167,10 @@ def parse_jobs(
             yields = sharing_rule(record["Partition"], sharing).yields
             job = replace(job, priority=priority(record), yields=yields)
         jobs.append(job)
-        if job.state is RmJobState.PENDING and (waits := waiting_job(record, _held(record))) is not None:
-            waiting[job.handle, record["JobArrayID"]] = waits
+        if job.state is RmJobState.PENDING:
+            waits = waiting_job(record, _held(record), job.array_id or job.handle)
+            if waits is not None:
+                waiting[job.handle, record["JobArrayID"]] = waits
     jobs = list(_without_forged_tags(jobs))
     ours = {job.handle: mark[0].id for job in jobs if (mark := parse_tag(job.tag)) is not None}
     return Jobs(
@@ -400,5 +403,6 @@ def _resources(cpus: str, memory: str, gres: Mapping[str, int]) -> Resources:
 
 def parse_excluded(text: str) -> dict[str, str]:
     """Excluded nodes of each job in squeue's answer to the format ``EXCLUDED_FORMAT``."""
+    # Tasks of an array that wait share a line: ``12_[3-9]``.
     pairs = (line.partition("|") for line in text.splitlines())
-    return {job.strip(): present(nodes.strip()) for job, _, nodes in pairs}
+    return {job.strip().partition("_[")[0]: present(nodes.strip()) for job, _, nodes in pairs}

@@ -17,14 +17,14 @@ from dl2d.core.input_validation import Number, Record, Whole
 from dl2d.core.resource_manager import Claim, EligibleNodes, GrowthLimit, Yields
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.core.static_job_rule import Words
-from dl2d_slurm.observed_jobs import hosts
+from dl2d_slurm.observed_jobs import hosts, limit_seconds
 from dl2d_slurm.output_fields import WHOLE_NODE_FIELDS, count, has_whole_nodes, present, seconds
 from dl2d_slurm.partitions import Partition
 from dl2d_slurm.sbatch_options import AnchorOptions
 
 #: Fields of squeue from which claims are made, beside ``ANCHOR_FIELDS``.
 WAITING_FIELDS: Final = (
-    *("PriorityLong", "StartTime", "SchedNodes", "ReqNodes", "NumNodes", "NumTasks"),
+    *("PriorityLong", "StartTime", "TimeLimit", "SchedNodes", "ReqNodes", "NumNodes", "NumTasks"),
     *("tres-per-task", "tres-per-job", *WHOLE_NODE_FIELDS),
 )
 #: Reasons of jobs that would start if there were room. All others (held, dependency, begin time, limits of a QOS or an
@@ -75,10 +75,16 @@ class WaitingJob:
 
     claim: Claim
     options: AnchorOptions
+    #: Id by which its user knows it.
+    id: str
+    #: Its time limit in seconds; None if it has none of its own.
+    limit: float | None
 
 
-def waiting_job(record: Mapping[str, str], demand: Resources) -> WaitingJob | None:
+def waiting_job(record: Mapping[str, str], demand: Resources, known_as: str) -> WaitingJob | None:
     """The job of a record of squeue that waits, if it waits for room; ``demand`` is that on all its nodes.
+
+    ``known_as`` is the id by which its user knows it.
 
     A job with a reservation waits for the nodes of that, where others run nothing.
     """
@@ -98,19 +104,25 @@ def waiting_job(record: Mapping[str, str], demand: Resources) -> WaitingJob | No
         planned=_hosts(record["SchedNodes"]),
         expected_start=float(seconds(record["StartTime"])),
     )
-    return WaitingJob(claim, AnchorOptions.of(record))
+    # The end that Slurm has planned is no limit: the job would end earlier if it started earlier.
+    options = replace(AnchorOptions.of(record), ends=0)
+    return WaitingJob(claim, options, known_as, limit_seconds(record["TimeLimit"]))
 
 
 def _hosts(text: str) -> tuple[str, ...]:
     return hosts(text) if present(text) else ()
 
 
+def highest_priority(waiting: Iterable[WaitingJob]) -> list[WaitingJob]:
+    """The jobs of the highest priority, of which there are claims."""
+    return heapq.nlargest(_MAX_WAITING, waiting, key=lambda job: job.claim.priority)
+
+
 def claims(
-    waiting: Iterable[WaitingJob], eligible_nodes: Callable[[AnchorOptions], EligibleNodes | None]
+    waiting: Iterable[WaitingJob], eligible_nodes: Callable[[AnchorOptions, float | None], EligibleNodes | None]
 ) -> tuple[Claim, ...]:
-    """The claims of the jobs of the highest priority, with the nodes that these may use; None for all."""
-    first = heapq.nlargest(_MAX_WAITING, waiting, key=lambda job: job.claim.priority)
-    eligible = ((job.claim, eligible_nodes(job.options)) for job in first)
+    """The claims of jobs with the nodes that these may use, by their options and time limits; None for all."""
+    eligible = ((job.claim, eligible_nodes(job.options, job.limit)) for job in waiting)
     return tuple(replace(claim, eligible=None if found is None else found.nodes) for claim, found in eligible)
 
 
