@@ -459,13 +459,13 @@ def _absence(tag: str, matches: Matches, gone: Collection[str]) -> str:
 def _must_stop_anchor(job: Job, anchor: RmJob, at: float, timeouts: Timeouts) -> bool:
     """Whether the anchor of an ended job is to be stopped.
 
-    If the job was cancelled, at once. If the daemon started the anchor, so that it has a tag: ``end_seconds`` after the
-    end of the job, or at once if that time is in the future, which means that the clock was set back. An anchor that
-    its user submitted is not stopped otherwise: its script may go on after the training.
+    If the job was cancelled, at once. If the daemon started the anchor, so that it has its tag: ``end_seconds`` after
+    the end of the job, or at once if that time is in the future, which means that the clock was set back. An anchor
+    that its user submitted is not stopped otherwise: its script may go on after the training.
     """
     if job.state is JobState.CANCELLED:
         return True
-    if not anchor.tag:
+    if anchor.tag != task_tag(job.key, ANCHOR):
         return False
     ended_at = math.inf if job.ended_at is None else job.ended_at
     return at - ended_at > timeouts.end_seconds or at + MAX_FUTURE_SECONDS < ended_at < math.inf

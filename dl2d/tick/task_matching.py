@@ -16,9 +16,9 @@ store has no handle yet
 anything else                                         not the task
 ====================================================  =====================================================
 
-An anchor that its user has submitted has no tag: its submit time and user are those with which it registered. If the
-resource manager has put it back into its queue, it has a later submit time, and is the anchor of another job, which
-goes on where this one was.
+An anchor that its user has submitted has no tag of dl2d, or one that the user has written, which counts for nothing:
+its submit time and user are those with which it registered. If the resource manager has put it back into its queue, it
+has a later submit time, and is the anchor of another job, which goes on where this one was.
 """
 
 from __future__ import annotations
@@ -112,21 +112,20 @@ def match_listing(
 
 def is_anchor(listed: RmJob, job: Job) -> bool:
     """Whether a job with the handle of a job's anchor is this anchor."""
-    if listed.tag:
-        return listed.tag == task_tag(job.key, ANCHOR)
-    return listed.submitted in (0, job.key.submitted)
+    if listed.tag == task_tag(job.key, ANCHOR):
+        return True
+    return listed.submitted == job.key.submitted or (not listed.tag and not listed.submitted)
 
 
 def may_stop(listed: RmJob, job: Job, *, tasks_as_owner: bool) -> bool:
     """Whether a listed job carries the tag of a job's task or anchor and belongs to the job's owner.
 
-    An anchor without a tag needs the submit time with which it registered.
+    An anchor without this tag needs the submit time with which it registered.
     """
-    if listed.tag:
-        parsed = parse_tag(listed.tag)
-        return parsed is not None and parsed[0] == job.key and (not tasks_as_owner or listed.user == job.owner.user)
-    registered = listed.handle == job.anchor and listed.submitted == job.key.submitted
-    return registered and listed.user == job.owner.user
+    if listed.handle == job.anchor and listed.submitted == job.key.submitted and listed.user == job.owner.user:
+        return True
+    parsed = parse_tag(listed.tag)
+    return parsed is not None and parsed[0] == job.key and (not tasks_as_owner or listed.user == job.owner.user)
 
 
 def _is_later(listed: RmJob, task: Task) -> bool:
@@ -134,7 +133,8 @@ def _is_later(listed: RmJob, task: Task) -> bool:
 
 
 def _is_later_anchor(listed: RmJob, job: Job) -> bool:
-    return not listed.tag and listed.user == job.owner.user and listed.submitted > job.key.submitted
+    other = listed.tag != task_tag(job.key, ANCHOR)
+    return other and listed.user == job.owner.user and listed.submitted > job.key.submitted
 
 
 class _Index:

@@ -76,6 +76,7 @@ def test_a_listing_says_which_nodes_jobs_may_use(slurm: FakeSlurm, manager_on: M
         "3": (["n3"], "not n[1-2], which the job excludes; not those of reservation ml"),
         "4": (["n4"], "reservation ml"),
         "5": ([], "partition down (down is inact)"),
+        "7": (["n1", "n2"], "partition small"),
     }
     assert [node.state for node in listing.nodes] == [NodeState.UP] * 4
 

@@ -9,6 +9,7 @@ from slurm_fakes import REQUEST, Clock, FakeSlurm, Managers, context_of, job_row
 
 from dl2d.core.cluster import TaskState
 from dl2d.core.jobs import Job, JobKey, JobState, Launch, Owner, Role
+from dl2d.core.resource_manager import Yields
 from dl2d.core.store import JobChange, TaskChange
 from dl2d.core.tick_plan import Start
 from dl2d.store.sql_store import SqlStore
@@ -61,3 +62,59 @@ def test_a_tick_with_a_thousand_jobs_asks_slurm_once_for_jobs_and_once_for_nodes
         assert report.plan.starts == report.plan.stops == ()
         # At first, excluded nodes are asked for as well; reservations and limits are once a minute.
         assert Counter(call.name for call in slurm.calls()) == {"squeue": 1, "sinfo": 1} | more
+
+
+SUBMITTED = 1_795_253_932
+
+
+def add_job(store: SqlStore, number: int) -> JobKey:
+    """A running job of alice in the store, whose anchor has this number."""
+    key = JobKey("fake", str(number), SUBMITTED)
+    owner = Owner("alice", 1001, 1002)
+    store.add_job(Job(key=key, request=REQUEST, owner=owner, launch=Launch(("x",), "/"), anchor=key.id))
+    store.change_job(key, JobChange(state=JobState.RUNNING), 1.0)
+    return key
+
+
+@pytest.mark.parametrize(
+    "comment",
+    [f"dl2:fake.7.{SUBMITTED}:anchor", "dl2:a.1.1:b", f"dl2:fake.8.{SUBMITTED}:worker-0"],
+)
+def test_what_a_user_writes_into_the_comment_of_an_anchor_frees_its_job_of_no_rule(
+    slurm: FakeSlurm, manager_on: Managers, clock: Clock, comment: str
+) -> None:
+    store = SqlStore("sqlite://")
+    key, _ = add_job(store, 7), add_job(store, 8)
+    slurm.answer("squeue", rows=[job_row(7, Comment=comment), job_row(8, Partition="other")])
+    slurm.answer("sinfo", rows=[node_row("n1"), node_row("n2", PartitionName="other")])
+    manager = manager_on(sharing=[{"partition": "gpu", "yield": "always", "max_share": 0.5}])
+    context = context_of(manager, store)
+    state, report = tick(context, TickState())
+    assert [nodes.nodes for nodes in report.snapshot.node_sets if key in nodes.jobs] == [{"n1"}]
+    listing = manager.listing()
+    assert (listing.jobs[0].yields, listing.jobs[0].priority) == (Yields.ALWAYS, 4000)
+    assert "7" in listing.growth_limits[0].anchors
+    store.change_job(key, JobChange(state=JobState.CANCELLED), clock.now)
+    tick(context, state)
+    assert slurm.calls("scancel")[0].argv[-1] == "7"
+    store.close()
+
+
+def test_an_anchor_with_a_comment_of_its_user_ends_and_is_requeued_like_any(
+    slurm: FakeSlurm, manager_on: Managers
+) -> None:
+    store = SqlStore("sqlite://")
+    ended, requeued = add_job(store, 7), add_job(store, 8)
+    again = {"SubmitTime": SUBMITTED + 9, "RestartCnt": 1, "State": "PENDING", "NodeList": ""}
+    slurm.answer(
+        "squeue",
+        rows=[
+            job_row(7, State="COMPLETED", Comment="dl2:a.1.1:b"),
+            job_row(8, Comment=f"dl2:fake.8.{SUBMITTED}:anchor", **again),
+        ],
+    )
+    tick(context_of(manager_on(), store), TickState())
+    states = {key: job.state for key in (ended, requeued) if (job := store.job(key)) is not None}
+    assert states == {ended: JobState.FINISHED, requeued: JobState.LOST}
+    assert [job.key.submitted for job in store.jobs(live=True)] == [SUBMITTED + 9]
+    store.close()

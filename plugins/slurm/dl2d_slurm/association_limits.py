@@ -234,7 +234,7 @@ class _Anchors:
         self._handles: dict[str, str] = {}
         for job in jobs.jobs:
             anchor = job.array_id or job.handle
-            if job.tag or anchor not in jobs.options:
+            if anchor not in jobs.options:
                 continue
             given = jobs.options[anchor]
             scope = AnchorOptions(partition=partition or given.partition, account=given.account, qos=given.qos)

@@ -17,7 +17,7 @@ def with_limits(
 ) -> tuple[RmJob, ...]:
     """The jobs, with the limit of each task that waits for one.
 
-    ``options`` are those of anchors, by the ids by which users know them; ``resources`` are the names of all there are.
+    ``options`` are those of jobs, by the ids by which users know them; ``resources`` are the names of all there are.
     """
     found: dict[tuple[object, ...], GrowthLimit] = {}
 
@@ -32,8 +32,7 @@ def with_limits(
             anchors = frozenset(
                 each.handle
                 for each in jobs
-                if not each.tag
-                and (of := options.get(each.array_id or each.handle)) is not None
+                if (of := options.get(each.array_id or each.handle)) is not None
                 and (_scope(limit, of, each.user) == scope if scope else (each.array_id or each.handle) == mark[0].id)
             )
             left = {name: 0.0 for name in resources if _is_limited(name, limit)}

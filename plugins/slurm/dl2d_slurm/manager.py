@@ -224,13 +224,13 @@ class SlurmManager:
         running = {
             job.handle: self._options_of(job.array_id or job.handle)
             for job in jobs.jobs
-            if job.state is RmJobState.RUNNING and not job.tag
+            if job.state is RmJobState.RUNNING
         }
         reservations = self._ask_reservations(now) if running or waiting else ()
         eligibility = Eligibility(self._capacities, nodes.partitions, nodes.features, reservations, now)
         resources = {name for capacity in set(self._capacities.values()) for name in capacity.as_dict()}
         # Tasks name the id by which their anchor's user knows it, which in an array is not its handle.
-        handles = {job.array_id or job.handle: job.handle for job in jobs.jobs if not job.tag}
+        handles = {job.array_id or job.handle: job.handle for job in jobs.jobs}
         anchors = {handles.get(anchor, anchor): options.partition for anchor, options in jobs.options.items()}
         held = [(handles.get(anchor, anchor), room) for anchor, room in jobs.tasks]
         listing = RmListing(

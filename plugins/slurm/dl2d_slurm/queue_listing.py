@@ -49,6 +49,8 @@ _FREE = ("Feature", "WCKey", OWN_OPTIONS_FIELD, "Name", "Comment")
 #: Generic resources that a job asked for: for each node, for each task, or in all.
 _ASKED = (("tres-per-node", "NumNodes"), ("tres-per-task", "NumTasks"), ("tres-per-job", ""))
 _TERMINATED = "signal 15"
+#: What the tag of an anchor has in place of a task's id.
+_ANCHOR = "anchor"
 _ARRAY_TASK = re.compile(r"[0-9]{1,18}_[0-9]{1,18}")
 _RESOURCE = re.compile(r"[a-z][a-z0-9_.:/-]{0,63}")
 
@@ -66,7 +68,7 @@ class Jobs:
     strange: tuple[str, ...] = ()
     #: Records that could not be read: jobs may be missing.
     unreadable: tuple[str, ...] = ()
-    #: Options of each job that has not ended and is no task of dl2d, by the id by which its user knows it.
+    #: Options of each job that has not ended, by the id by which its user knows it.
     options: Mapping[str, AnchorOptions] = field(default_factory=dict)
     #: What each task job holds, with the id of its anchor.
     tasks: tuple[tuple[str, Resources], ...] = ()
@@ -161,9 +163,9 @@ def parse_jobs(
         if job.tag and job.state.holds_resources:
             job = replace(job, held=_held(record))
             marked.append((job.handle, job.held))
-        if not job.tag and not job.state.ended:
+        if not job.state.ended:
+            # Of jobs with a tag, too: an anchor's user may write one into its comment.
             options[job.array_id or job.handle] = AnchorOptions.of(record)
-        if job.state is RmJobState.RUNNING and not job.tag:
             yields = sharing_rule(record["Partition"], sharing).yields
             job = replace(job, priority=priority(record), yields=yields)
         jobs.append(job)
@@ -330,8 +332,10 @@ def parse_identities(text: str, word: str) -> dict[RmIdentity, str]:
 
 
 def _mark(record: Mapping[str, str]) -> str:
+    """The tag of a task in a job's comment. dl2d starts no anchors here, so that none has a tag."""
     comment = present(record["Comment"])
-    return comment if parse_tag(comment) else ""
+    mark = parse_tag(comment)
+    return comment if mark is not None and mark[1] != _ANCHOR else ""
 
 
 def parse_nodes(text: str, word: str, chosen: Collection[str] = ()) -> Nodes:
