@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable
 import structlog
 from starlette.exceptions import HTTPException
 
-from dl2d.daemon.api.request_limits import AcceptedSocket, ConnectionTable, FairTurns, client_group
+from dl2d.daemon.api.connection_limits import AcceptedSocket, ConnectionTable, client_group
+from dl2d.daemon.api.request_limits import FairTurns
 
 log = structlog.get_logger()
 

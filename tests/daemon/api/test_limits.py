@@ -23,14 +23,14 @@ from dl2d.core.errors import Denied, StoreUnavailable
 from dl2d.core.jobs import JobKey, JobState
 from dl2d.daemon.api import server as api_server
 from dl2d.daemon.api.connection_acceptor import Acceptor
-from dl2d.daemon.api.request_limits import (
+from dl2d.daemon.api.connection_limits import (
     AcceptedSocket,
     ConnectionLimits,
     ConnectionTable,
-    RateLimiter,
     client_group,
     is_loopback,
 )
+from dl2d.daemon.api.request_limits import RateLimiter
 from pslite.job.job_status import MemberReport, Status
 from pslite.job.member_measurements import GpuUsage, Usage
 from pslite.launch.membership_from_daemon import DaemonClient
