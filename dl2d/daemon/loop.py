@@ -37,11 +37,11 @@ from dl2d.daemon.address_file import write_address
 from dl2d.daemon.api.answered_heartbeats import AnsweredHeartbeats
 from dl2d.daemon.api.application import create_api
 from dl2d.daemon.api.connection_limits import ConnectionLimits
-from dl2d.daemon.api.dependencies import ManagerAccess, Services
 from dl2d.daemon.api.heartbeat import heartbeat_interval
 from dl2d.daemon.api.job_admission import Admission
 from dl2d.daemon.api.request_limits import HEARTBEATS_PER_SECOND, VIEWS_PER_SECOND, RateLimiter, UserTurns
 from dl2d.daemon.api.server import ApiServer, certificate_problem
+from dl2d.daemon.api.services import ManagerAccess, Services
 from dl2d.daemon.health import Health
 from dl2d.daemon.key_file import load_credentials
 from dl2d.daemon.log_messages import TickLog

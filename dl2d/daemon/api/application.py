@@ -25,8 +25,8 @@ from dl2d.core.errors import (
     Waiting,
 )
 from dl2d.daemon.api.authentication import take_turn
-from dl2d.daemon.api.dependencies import Services
 from dl2d.daemon.api.job_routes import ROUTERS
+from dl2d.daemon.api.services import Services
 
 log = structlog.get_logger()
 

@@ -30,10 +30,10 @@ from dl2d.daemon.api.authentication import (
     services_of,
     shows_submission_credential,
 )
-from dl2d.daemon.api.dependencies import Services
 from dl2d.daemon.api.heartbeat import Heartbeat, receive, targets
 from dl2d.daemon.api.job_admission import check_options
 from dl2d.daemon.api.request_limits import too_many
+from dl2d.daemon.api.services import Services
 from dl2d.daemon.api.user_routes import users
 from dl2d.tick.task_specs import ANCHOR
 

@@ -19,10 +19,10 @@ from dl2d.core.resource_manager import Anchor
 from dl2d.daemon.api.answered_heartbeats import AnsweredHeartbeats
 from dl2d.daemon.api.application import create_api
 from dl2d.daemon.api.connection_limits import DEFAULT_LIMITS, ConnectionLimits
-from dl2d.daemon.api.dependencies import ManagerAccess, Services
 from dl2d.daemon.api.job_admission import Admission
 from dl2d.daemon.api.request_limits import RateLimiter, UserTurns
 from dl2d.daemon.api.server import ApiServer
+from dl2d.daemon.api.services import ManagerAccess, Services
 from dl2d.daemon.health import Health
 from dl2d.daemon.parallel_task_submitter import ParallelTaskSubmitter
 from dl2d.testing.builders import OWNER
