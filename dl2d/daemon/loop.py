@@ -41,7 +41,7 @@ from dl2d.daemon.api.heartbeat import heartbeat_interval
 from dl2d.daemon.api.job_admission import Admission
 from dl2d.daemon.api.request_limits import HEARTBEATS_PER_SECOND, VIEWS_PER_SECOND, RateLimiter, UserTurns
 from dl2d.daemon.api.server import ApiServer, certificate_problem
-from dl2d.daemon.api.services import ManagerAccess, Services
+from dl2d.daemon.api.services import Services
 from dl2d.daemon.health import Health
 from dl2d.daemon.key_file import load_credentials
 from dl2d.daemon.log_messages import TickLog
@@ -50,6 +50,7 @@ from dl2d.daemon.policy_versions.active_version import ActiveVersion
 from dl2d.daemon.policy_versions.canary_run import CanaryRun
 from dl2d.daemon.policy_versions.learner_process import Learner
 from dl2d.daemon.retention_thread import PRUNE_SECONDS, prune
+from dl2d.daemon.shared_manager import ManagerAccess
 from dl2d.daemon.standby import LeaseKeeper, lease_seconds, renewal_seconds
 from dl2d.daemon.systemd import ServiceManager
 from dl2d.daemon.tick_settings import guard_rules, manager_settings, timeouts
