@@ -24,7 +24,7 @@ FORGOTTEN = {
     "its own": {
         "name", "token", "director", "settings", "say", "encrypt", "selector", "listener", "log", "wake_out",
         "wake_in", "follows", "severed", "urgent", "cutting", "ticked", "lenient_until", "lenient", "faults",
-        "reconnected", "no_plan_reason", "disk", "completing", "last_checkpoint_since",
+        "reconnected", "disk", "completing", "last_checkpoint_since",
         "encryption_demanded", "then",
     },
     "connections": {"connections", "agents"},

@@ -76,8 +76,6 @@ class Job:
     last_checkpoint_since: float = 0.0
     #: whether the membership source is to be told of the state at once
     urgent: bool = True
-    #: why there is no new plan, empty while there is one
-    no_plan_reason: str = ""
 
     #: by task, what its processes used last
     usage: dict[str, Usage] = field(default_factory=dict)
@@ -115,13 +113,3 @@ class Job:
         """Count a member as gone; if its process lives it is told to end, and so is its task agent."""
         member.state, member.given_up = "left", True
         member.channel.send(JobEnded(reason=f"{member.task} was given up: {why}"))
-
-    def fail(self, reason: str) -> None:
-        """End the job as failed."""
-        self.end("failed", reason)
-
-    def end(self, state: Literal["failed", "cancelled"], reason: str) -> None:
-        """End the job before it has reached its last version."""
-        self.state.state, self.state.reason = state, reason
-        self.say(f"job {state}: {reason}")
-        self.tell(self.state.members, JobEnded(reason=reason))

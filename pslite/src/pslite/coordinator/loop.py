@@ -17,6 +17,7 @@ from pslite.coordinator import (
     failover,
     failure_detector,
     job_completion,
+    job_failure,
     members,
     plans,
     status_report,
@@ -226,9 +227,9 @@ class Coordinator:
             # an interrupt, a termination or a defect of ours: nobody may be left waiting for us
             if not state.over:
                 if isinstance(error, Cancelled | KeyboardInterrupt):
-                    self._job.end("cancelled", f"its coordinator got {error or 'an interrupt'}")
+                    job_failure.end(self._job, "cancelled", f"its coordinator got {error or 'an interrupt'}")
                 else:
-                    self._job.fail(f"the coordinator ended: {error or type(error).__name__}")
+                    job_failure.fail(self._job, f"the coordinator ended: {error or type(error).__name__}")
             self._goodbye(0.5)
             # before the scheduler is told, who may not answer: whoever ends us may not wait for that
             self._log.forget()
@@ -321,7 +322,7 @@ class Coordinator:
             self._log.changed |= reply != state.reply
             state.reply = reply
         if state.reply is not None and state.reply.stop and not state.over:
-            job.end("cancelled", "the scheduler cancelled it")
+            job_failure.end(job, "cancelled", "the scheduler cancelled it")
 
     def _end_given_up(self) -> None:
         """Tell task agents to end processes that were given up, since one that hangs does not end by itself."""
@@ -340,7 +341,7 @@ class Coordinator:
             return
         if pending is None:
             if not self._faults.reached(FaultPoint.CONSIDER_PLAN):
-                job.no_plan_reason = plans.consider(job, now)
+                plans.consider(job, now)
         elif pending.phase == "preparing":
             if pending.ready >= pending.members() - state.dead.keys():
                 plans.commit(job, pending)
