@@ -25,6 +25,8 @@ from dl2d.daemon.key_file import load_credentials
 from pslite.testing import run_local
 
 FAST = ("--optimizer", "momentum", "--step-seconds", "0.01")
+#: of jobs that are held by a gate, and of the training that they are compared with
+HELD = 20
 #: what a server knows is lost with it: momentum's state has no copy
 STRICT = ("--optimizer", "momentum", "--step-seconds", "0.2", "--on-loss", "fail")
 
@@ -90,13 +92,13 @@ def test_jobs_verify_the_daemon_by_the_certificate_that_it_gives_them(tmp_path: 
 @pytest.mark.slow
 def test_the_policy_of_a_new_installation_sizes_jobs_of_a_model_that_it_never_saw(tmp_path: Path, gate: Path) -> None:
     with LocalCluster(tmp_path, {"policy": {}}) as cluster:
-        sizes = {"epochs": 20, "gate": gate, "max_workers": 4, "max_ps": 4}
+        sizes = {"epochs": HELD, "gate": gate, "max_workers": 4, "max_ps": 4}
         jobs = [cluster.train(name, *FAST, **sizes) for name in ("first", "second")]
         cluster.wait_until(lambda: min(min(cluster.confirmed(job)) for job in jobs) > 0, "both jobs train")
         gate.unlink()
         for job in jobs:
             ended = cluster.ended(job)
-            want = cluster.static_digest("--optimizer", "momentum", epochs=20)
+            want = cluster.static_digest("--optimizer", "momentum", epochs=HELD)
             assert (ended.state, ended.digest) == (JobState.FINISHED, want)
             decided = cluster.store.decisions(job)
             assert {entry.policy for entry in decided} == {"dl2"}
@@ -106,7 +108,7 @@ def test_the_policy_of_a_new_installation_sizes_jobs_of_a_model_that_it_never_sa
 
 @pytest.mark.slow
 def test_a_daemon_killed_in_the_middle_of_a_resize_goes_on_where_it_was(cluster: LocalCluster, gate: Path) -> None:
-    job = cluster.train("mine", *FAST, gate=gate, max_workers=4, max_ps=3)
+    job = cluster.train("mine", *FAST, epochs=HELD, gate=gate, max_workers=4, max_ps=3)
     cluster.wait_until(lambda: len(cluster.tasks(job, live=True)) >= 2, "tasks are asked for", every=0.005)
     cluster.kill()
     half = cluster.tasks(job, live=True)
@@ -121,7 +123,7 @@ def test_a_daemon_killed_in_the_middle_of_a_resize_goes_on_where_it_was(cluster:
     assert before <= {process.pid for process in cluster.processes()}  # found again, not started anew
 
     # Now in the middle of shrinking, and twice in a row.
-    other = cluster.train("other", *FAST, max_workers=4, max_ps=3)
+    other = cluster.train("other", *FAST, epochs=HELD, gate=gate, max_workers=4, max_ps=3)
     cluster.wait_until(
         lambda: any(task.state is TaskState.DRAINING for task in cluster.tasks(job, live=True)),
         "it shrinks",
@@ -132,7 +134,7 @@ def test_a_daemon_killed_in_the_middle_of_a_resize_goes_on_where_it_was(cluster:
         cluster.start()
     cluster.wait_until(lambda: _has_shrunk(cluster, job), "the shrink is done")
     gate.unlink()
-    want = cluster.static_digest("--optimizer", "momentum")
+    want = cluster.static_digest("--optimizer", "momentum", epochs=HELD)
     for key in (other, job):
         ended = cluster.ended(key)
         assert (ended.state, ended.end_reason, ended.digest) == (JobState.FINISHED, "did all epochs", want)
@@ -146,7 +148,7 @@ def _has_shrunk(cluster: LocalCluster, job: JobKey) -> bool:
 
 @pytest.mark.slow
 def test_sigterm_leaves_the_jobs_alone_and_a_restart_takes_them_up(cluster: LocalCluster, gate: Path) -> None:
-    job = cluster.train("mine", *FAST, gate=gate, max_workers=2, max_ps=1)
+    job = cluster.train("mine", *FAST, epochs=HELD, gate=gate, max_workers=2, max_ps=1)
     cluster.wait_until(lambda: cluster.confirmed(job) == (2, 1), "the job trains")
     before = {process.pid for process in cluster.processes()}
     assert cluster.stop() == 0
@@ -157,12 +159,15 @@ def test_sigterm_leaves_the_jobs_alone_and_a_restart_takes_them_up(cluster: Loca
     assert {process.pid for process in cluster.processes()} == before
     gate.unlink()
     ended = cluster.ended(job)
-    assert (ended.state, ended.digest) == (JobState.FINISHED, cluster.static_digest("--optimizer", "momentum"))
+    assert (ended.state, ended.digest) == (
+        JobState.FINISHED,
+        cluster.static_digest("--optimizer", "momentum", epochs=HELD),
+    )
 
 
 @pytest.mark.slow
 def test_a_killed_server_is_replaced_and_the_job_goes_back(cluster: LocalCluster, gate: Path) -> None:
-    job = cluster.train("mine", *FAST, gate=gate, max_workers=2, max_ps=1)
+    job = cluster.train("mine", *FAST, epochs=HELD, gate=gate, max_workers=2, max_ps=1)
     cluster.wait_until(
         lambda: cluster.confirmed(job) == (2, 1) and cluster.job(job).progress.version > 0, "the job trains"
     )
@@ -175,7 +180,7 @@ def test_a_killed_server_is_replaced_and_the_job_goes_back(cluster: LocalCluster
     gate.unlink()
     ended = cluster.ended(job)
     assert ended.state is JobState.FINISHED
-    assert ended.digest == cluster.static_digest("--optimizer", "momentum")
+    assert ended.digest == cluster.static_digest("--optimizer", "momentum", epochs=HELD)
     assert ended.end_reason == "did all epochs"
 
 
@@ -218,7 +223,7 @@ def test_a_server_that_is_killed_ends_its_job_if_that_is_preferred(cluster: Loca
 
 
 def test_a_worker_that_is_killed_is_replaced_and_nothing_is_lost(cluster: LocalCluster, gate: Path) -> None:
-    job = cluster.train("mine", *FAST, gate=gate, max_workers=2, max_ps=1)
+    job = cluster.train("mine", *FAST, epochs=HELD, gate=gate, max_workers=2, max_ps=1)
     cluster.wait_until(lambda: cluster.confirmed(job) == (2, 1), "the job trains")
     cluster.process_of(cluster.task(job, "worker-1"), "numpy_worker.py").kill()
     cluster.wait_until(lambda: cluster.task(job, "worker-1").state is TaskState.FAILED, "its death is noticed")
@@ -226,14 +231,17 @@ def test_a_worker_that_is_killed_is_replaced_and_nothing_is_lost(cluster: LocalC
     assert cluster.task(job, "worker-2").state is TaskState.CONFIRMED
     gate.unlink()
     ended = cluster.ended(job)
-    assert (ended.state, ended.digest) == (JobState.FINISHED, cluster.static_digest("--optimizer", "momentum"))
+    assert (ended.state, ended.digest) == (
+        JobState.FINISHED,
+        cluster.static_digest("--optimizer", "momentum", epochs=HELD),
+    )
 
 
 @pytest.mark.slow
 def test_a_job_without_servers_grows_loses_a_worker_and_ends_with_the_weights_of_a_static_run(
     cluster: LocalCluster, gate: Path
 ) -> None:
-    job = cluster.train("mine", *FAST, gate=gate, max_workers=2, architecture="allreduce")
+    job = cluster.train("mine", *FAST, epochs=HELD, gate=gate, max_workers=2, architecture="allreduce")
     cluster.wait_until(lambda: cluster.confirmed(job) == (2, 0), "the job trains")
     assert {task.role for task in cluster.store.tasks(live=True, job=job)} == {Role.WORKER}
     cluster.process_of(cluster.task(job, "worker-0"), "numpy_worker.py").kill()
@@ -241,7 +249,10 @@ def test_a_job_without_servers_grows_loses_a_worker_and_ends_with_the_weights_of
     cluster.wait_until(lambda: cluster.confirmed(job) == (2, 0), "another takes its place")
     gate.unlink()
     ended = cluster.ended(job)
-    assert (ended.state, ended.digest) == (JobState.FINISHED, cluster.static_digest("--optimizer", "momentum"))
+    assert (ended.state, ended.digest) == (
+        JobState.FINISHED,
+        cluster.static_digest("--optimizer", "momentum", epochs=HELD),
+    )
 
 
 @pytest.mark.slow
@@ -263,7 +274,7 @@ def test_a_task_whose_whole_process_group_is_killed_is_named_too(cluster: LocalC
 
 @pytest.mark.slow
 def test_a_killed_coordinator_is_followed_by_another_one(cluster: LocalCluster, gate: Path) -> None:
-    job = cluster.train("mine", *FAST, gate=gate, max_workers=2, max_ps=1)
+    job = cluster.train("mine", *FAST, epochs=HELD, gate=gate, max_workers=2, max_ps=1)
     cluster.wait_until(lambda: cluster.confirmed(job) == (2, 1), "the job trains")
     anchor = next(process for process in _mains(cluster) if process.environ()["DL2_ROLE"] == "coordinator")
     (coordinator,) = anchor.children()
@@ -271,7 +282,10 @@ def test_a_killed_coordinator_is_followed_by_another_one(cluster: LocalCluster, 
     cluster.wait_until(lambda: set(anchor.children()) - {coordinator}, "another one is started")
     gate.unlink()
     ended = cluster.ended(job)
-    assert (ended.state, ended.digest) == (JobState.FINISHED, cluster.static_digest("--optimizer", "momentum"))
+    assert (ended.state, ended.digest) == (
+        JobState.FINISHED,
+        cluster.static_digest("--optimizer", "momentum", epochs=HELD),
+    )
 
 
 @pytest.mark.slow

@@ -351,11 +351,13 @@ DURABLE = {"DL2_DURABILITY": "durable"}
 @pytest.mark.parametrize(
     ("name", "options", "resizes"),
     [
-        ("loop", ("--schedule", "--epochs=4"), ()),
+        pytest.param("loop", ("--schedule", "--epochs=4"), (), marks=pytest.mark.slow),
         pytest.param("loop", ("--epochs=4",), (2, 4), marks=(pytest.mark.slow, pytest.mark.nightly)),
         pytest.param("loop", ("--optimizer=adam", "--epochs=4"), (), marks=(pytest.mark.slow, pytest.mark.nightly)),
         pytest.param("loop", ("--local", "--epochs=4"), (), marks=(pytest.mark.slow, pytest.mark.nightly)),
-        pytest.param("embedding", ("--optimizer=adam", "--epochs=4"), (), marks=pytest.mark.slow),
+        pytest.param(
+            "embedding", ("--optimizer=adam", "--epochs=4"), (), marks=(pytest.mark.slow, pytest.mark.nightly)
+        ),
         pytest.param("module", ("--epochs=4",), (), marks=(pytest.mark.slow, pytest.mark.nightly)),
     ],
     ids=["sgd", "resized", "adam", "local", "rows", "module"],

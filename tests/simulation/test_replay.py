@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from simulation.reference import average_jct
 from tick.world import GivesNothing
+from variants import nightly
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Decision
@@ -154,7 +155,7 @@ def test_optimus_climbs_rough_tables_as_the_independent_simulator_does(seed: int
     assert by_preset("optimus-true", given).jobs == done.jobs
 
 
-@pytest.mark.parametrize(("policy", "most"), [("optimus", 1.05), ("lookahead", 1.08)])
+@pytest.mark.parametrize(("policy", "most"), [("optimus", 1.05), nightly("lookahead", 1.08)])
 def test_measuring_speeds_costs_little_when_jobs_are_long(policy: str, most: float) -> None:
     """Nothing is known at first: samples, fits and beliefs come from what the simulated jobs themselves report."""
     given = workload(3, nodes=96, jobs=40)
