@@ -116,6 +116,9 @@ def test_reservations_are_asked_for_in_each_listing_only_while_there_are_any(
         ("AssocGrpMemLimit", {"1", "3"}, {"memory": 0.0}, "account ml (AssocGrpMemLimit)"),
         ("AssocMaxJobsLimit", {"1"}, {"cpu": 0.0, "gpu": 0.0, "memory": 0.0}, "account ml, user alice (A"),
         ("QOSMaxGRESPerJob", {"1"}, {"gpu": 0.0}, "job 1 (QOSMaxGRESPerJob)"),
+        ("QOSMinGRES", {"1"}, {"gpu": 0.0}, "job 1 (QOSMinGRES)"),
+        ("AssociationTimeLimit", {"1"}, {"cpu": 0.0, "gpu": 0.0, "memory": 0.0}, "job 1 (AssociationTimeLimit)"),
+        ("QOSUsageThreshold", {"1"}, {"cpu": 0.0, "gpu": 0.0, "memory": 0.0}, "QOS high, account ml, user alice (Q"),
     ],
 )
 def test_a_task_that_waits_for_a_limit_says_whose_and_of_what(
@@ -701,12 +704,14 @@ def test_what_cannot_be_a_credential_is_not_even_tried(
         ({"JobID": 13}, NotFound),
         ({"State": "COMPLETED"}, NotFound),
         ({"State": "CANCELLED"}, NotFound),
+        ({"State": "PENDING"}, Rejected),
+        ({"State": "COMPLETING"}, Rejected),
         ({"UserID": 1005}, Denied),
         ({"UserID": ""}, Unavailable),
         ({"SubmitTime": "N/A"}, Unavailable),
     ],
 )
-def test_a_job_that_is_gone_or_another_users_is_not_authenticated(
+def test_a_job_that_does_not_run_or_is_another_users_is_not_authenticated(
     authentication: FakeSlurm, manager_on: Managers, row: dict[str, object], kind: type[ResourceManagerError]
 ) -> None:
     authentication.answer("squeue", rows=[{**OWNER_ROW, **row}])

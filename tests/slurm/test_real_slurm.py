@@ -441,7 +441,8 @@ def test_an_anchor_is_authenticated(real: Real, manager: SlurmManager) -> None:
 def test_an_anchor_that_asked_for_nodes_of_its_own_is_refused(real: Real, manager: SlurmManager) -> None:
     real.cluster.run("scontrol", "create", "partitionname=whole", "nodes=n1", "oversubscribe=exclusive", "state=up")
     try:
-        asked = real.cluster.submit_as(real.alice, ANCHOR, "--hold", "--exclusive")
+        asked = real.cluster.submit_as(real.alice, ANCHOR, "--nodelist=n2", "--exclusive")
+        wait_for(real, manager, asked, RmJobState.RUNNING)
         with pytest.raises(Rejected, match="--exclusive of sbatch cannot be used"):
             manager.authenticate(asked, proof(real, real.alice, asked))
         has = real.cluster.submit_as(real.alice, ANCHOR, "--partition=whole")
@@ -455,6 +456,10 @@ def test_an_anchor_that_asked_for_nodes_of_its_own_is_refused(real: Real, manage
 
 def test_a_proof_serves_once_and_only_its_maker_and_its_job(real: Real, manager: SlurmManager) -> None:
     anchor = real.cluster.submit_as(real.alice, ANCHOR, "--hold")
+    with pytest.raises(Rejected, match=r"does not run \(PENDING\)"):
+        manager.authenticate(anchor, proof(real, real.alice, anchor))
+    real.cluster.run("scontrol", "release", anchor)
+    wait_for(real, manager, anchor, RmJobState.RUNNING)
     good = proof(real, real.alice, anchor)
     manager.authenticate(anchor, good)
     with pytest.raises(Denied, match="used before"):
@@ -469,6 +474,7 @@ def test_a_proof_serves_once_and_only_its_maker_and_its_job(real: Real, manager:
     with pytest.raises(NotFound):
         manager.authenticate("4000000000", proof(real, real.alice, "4000000000"))
     real.cluster.run("scancel", anchor)
+    wait_for_end(real, manager, anchor)
     with pytest.raises(NotFound, match="has ended"):
         manager.authenticate(anchor, proof(real, real.alice, anchor))
 

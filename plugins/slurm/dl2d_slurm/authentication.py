@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from dl2d.core.errors import Denied, NotFound, Rejected, Unavailable
 from dl2d.core.jobs import JobKey
-from dl2d.core.resource_manager import Anchor
+from dl2d.core.resource_manager import Anchor, RmJobState
 from dl2d_slurm.commands import Commands, failure
 from dl2d_slurm.output_fields import has_whole_nodes, owner_of, seconds
 from dl2d_slurm.queue_listing import OWNER_FIELDS, TIMES_AS_SECONDS, array_id, format_option, records
@@ -86,7 +86,7 @@ def anchor(commands: Commands, rm_id: str, uid: int, *, cluster: str) -> Anchor:
     Denied
         It is somebody else's.
     Rejected
-        Its user gave options to sbatch that its tasks could not have, or its AdminComment is too long.
+        It does not run, its user gave options to sbatch that its tasks could not have, or its AdminComment is too long.
     """
     if not _ID.fullmatch(rm_id):
         raise NotFound(f"{rm_id[:80]!r} is not the id of a Slurm job")
@@ -106,8 +106,13 @@ def anchor(commands: Commands, rm_id: str, uid: int, *, cluster: str) -> Anchor:
         raise Unavailable(f"squeue shows no numeric user and group id of job {rm_id}", said=str(found)[:300])
     if owner.uid != uid:
         raise Denied(f"the credential was made by user {uid}, but job {rm_id} belongs to user {owner.uid}")
-    if job_state(found["State"], placed=True)[0].ended:
+    state, _ = job_state(found["State"], placed=True)
+    if state.ended:
         raise NotFound(f"Slurm job {rm_id} has ended ({found['State']})")
+    if state is not RmJobState.RUNNING:
+        raise Rejected(
+            f"Slurm job {rm_id} does not run ({found['State']}): start dl2-run in the batch script of a job that runs"
+        )
     submitted = seconds(found["SubmitTime"])
     if not submitted:
         raise Unavailable(f"squeue does not say when job {rm_id} was submitted", said=str(found)[:300])
