@@ -133,8 +133,10 @@ def site_limit(reason: str) -> SiteLimit | None:
         return None
     words = reason.lower()
     resource = next((name for word, name in _LIMITED.items() if word in words), "")
-    if "perjob" in words or "pernode" in words:
+    if words.startswith("qosmin") or any(word in words for word in _OF_JOB_ALONE):
         return SiteLimit((), resource)
+    if words == "qosusagethreshold":  # of its user's usage in the account
+        return SiteLimit(("qos", "account", "user"), resource)
     of = ("qos",) if words.startswith("qos") else ("account",)
     if "peruser" in words:
         return SiteLimit((*of, "user"), resource)
@@ -144,6 +146,8 @@ def site_limit(reason: str) -> SiteLimit | None:
     return SiteLimit(of if "grp" in words or of == ("qos",) else (*of, "user"), resource)
 
 
+#: Parts of the names of limits that each job meets or not, whatever others have; minima of a QOS are such limits, too.
+_OF_JOB_ALONE: Final = ("perjob", "pernode", "timelimit", "notallowed")
 #: Parts of a limit's name by what they limit.
 _LIMITED: Final = {"gres": "gres", "cpu": "cpu", "mem": "memory"}
 
