@@ -12,7 +12,6 @@ from dl2d.core.jobs import Owner
 from dl2d.core.resource_manager import RmJobState, StaticJob
 from dl2d.core.resources import Resources
 from dl2d.core.static_job_rule import spread
-from dl2d_slurm.observed_jobs import hosts, limit_seconds
 from dl2d_slurm.settings import SlurmSettings
 
 RULES = [{"partition": "gpu", "name": "bert-*", "model": "bert"}, {"partition": "gpu", "model": "other", "size": "gpu"}]
@@ -155,24 +154,6 @@ def test_one_squeue_stays_one(slurm: FakeSlurm, manager_on: Managers) -> None:
     assert "TimeLimit" not in " ".join(slurm.calls("squeue")[0].argv)
 
 
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("n1", ["n1"]),
-        ("n[1-3]", ["n1", "n2", "n3"]),
-        ("n[1,3-4]", ["n1", "n3", "n4"]),
-        ("gpu[08-11]x,login", ["gpu08x", "gpu09x", "gpu10x", "gpu11x", "login"]),
-        ("n[1-2,07],gpu1", ["gpu1", "n1", "n2", "n07"]),
-        ("r[1-2]n[1-2]", ["r1n1", "r1n2", "r2n1", "r2n2"]),
-        ("", []),
-        ("n[x]", ["n[x]"]),
-        ("n[3-1", ["n[3-1"]),
-    ],
-)
-def test_node_lists(text: str, names: list[str]) -> None:
-    assert list(hosts(text)) == names
-
-
 @given(st.integers(1, 40), st.integers(1, 200))
 def test_tasks_are_spread_evenly_and_in_order(nodes: int, count: int) -> None:
     names = [f"n{number:03}" for number in range(nodes)]
@@ -181,25 +162,6 @@ def test_tasks_are_spread_evenly_and_in_order(nodes: int, count: int) -> None:
     assert list(placed) == sorted(placed)
     counts = [placed.count(name) for name in names]
     assert max(counts) - min(counts) <= 1
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("30", 1800.0),
-        ("30:00", 1800.0),
-        ("2:00:00", 7200.0),
-        ("1-12", 129_600.0),
-        ("1-12:00", 129_600.0),
-        ("1-12:30:05", 131_405.0),
-        ("UNLIMITED", None),
-        ("365-00:00:00", None),  # what 22.05 shows of a job without one
-        ("Partition_Limit", None),
-        ("", None),
-    ],
-)
-def test_time_limits(text: str, seconds: float | None) -> None:
-    assert limit_seconds(text) == seconds
 
 
 @pytest.mark.parametrize(

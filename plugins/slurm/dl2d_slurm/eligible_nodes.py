@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from dl2d.core.resource_manager import EligibleNodes
-from dl2d_slurm.observed_jobs import hosts
+from dl2d_slurm.output_fields import hosts
 from dl2d_slurm.partitions import Partition
 from dl2d_slurm.reservations import Reservation
 from dl2d_slurm.sbatch_options import AnchorOptions

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import lru_cache
 from typing import Annotated, Final
-
-from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 
 from dl2d.core.input_validation import Text
 from dl2d.core.resource_manager import StaticJob
 from dl2d.core.resources import Resources
 from dl2d.core.static_job_rule import SIZE, StaticJobRule, Words
-from dl2d_slurm.output_fields import owner_of, present, time_span
+from dl2d_slurm.output_fields import hosts, limit_seconds, owner_of, present
 
 #: What is asked of squeue beside the rest where there are rules.
 WATCH_FIELDS: Final = (
@@ -24,9 +20,6 @@ WATCH_FIELDS: Final = (
 )
 #: ``SlurmStaticJobRule.size`` of a rule that counts tasks.
 TASKS: Final = "tasks"
-_LIMIT: Final = re.compile(r"(?:(\d{1,6})-)?(\d{1,4})(?::(\d{1,2}))?(?::(\d{1,2}))?")
-#: Slurm shows a job without a limit, in a partition without one, as one of a year.
-_YEAR: Final = 365 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,21 +65,3 @@ def static_job(
         record["Name"], owner, tasks if rule.size == TASKS else int(held.get(rule.size)), held,
         hosts(record["NodeList"]) if started else (), limit=limit_seconds(record["TimeLimit"]), started=float(started),
     )  # fmt: skip
-
-
-def limit_seconds(text: str) -> float | None:
-    """A time limit as squeue shows it: ``30:00``, ``2:00:00``, ``1-12:00:00``; None for none."""
-    match = _LIMIT.fullmatch(text)
-    if match is None:
-        return None
-    total = float(time_span(*match.groups()))
-    return total if 0 < total < _YEAR else None
-
-
-@lru_cache(16_384)
-def hosts(text: str) -> tuple[str, ...]:
-    """Names in a node list: ``n[1-2,07],gpu1`` is gpu1, n1, n2 and n07. What is no such list is one name."""
-    try:
-        return tuple(NodeSet(text, resolver=RESOLVER_NOGROUP))
-    except NodeSetException:
-        return (text,)

@@ -1,4 +1,4 @@
-"""Values in the answers of Slurm's commands: numbers, times, generic resources, a job's owner."""
+"""Values in the answers of Slurm's commands: numbers, times, generic resources, node lists, a job's owner."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 
+from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
+
 from dl2d.core.jobs import Owner
 
 _ABSENT = frozenset({"", "(null)", "N/A", "n/a", "None", "none", "None assigned"})
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)", re.IGNORECASE)
 _FACTORS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 _PARENTHESES = re.compile(r"\([^()]*\)")
+_LIMIT: Final = re.compile(r"(?:(\d{1,6})-)?(\d{1,4})(?::(\d{1,2}))?(?::(\d{1,2}))?")
+#: Slurm shows a job without a limit, in a partition without one, as one of a year.
+_YEAR: Final = 365 * 86_400.0
 
 #: Fields of squeue that say whether no other job gets anything of a job's nodes. Releases before 26.05 know no
 #: ``Exclusive`` and print nothing for it; since then ``OverSubscribe`` is NO for most jobs and says nothing of this.
@@ -83,3 +88,21 @@ def seconds(text: str) -> int:
 def present(text: str) -> str:
     """The text, or "" where Slurm writes a word for nothing."""
     return "" if text in _ABSENT else text
+
+
+def limit_seconds(text: str) -> float | None:
+    """A time limit as squeue shows it: ``30:00``, ``2:00:00``, ``1-12:00:00``; None for none."""
+    match = _LIMIT.fullmatch(text)
+    if match is None:
+        return None
+    total = float(time_span(*match.groups()))
+    return total if 0 < total < _YEAR else None
+
+
+@lru_cache(16_384)
+def hosts(text: str) -> tuple[str, ...]:
+    """Names in a node list: ``n[1-2,07],gpu1`` is gpu1, n1, n2 and n07. What is no such list is one name."""
+    try:
+        return tuple(NodeSet(text, resolver=RESOLVER_NOGROUP))
+    except NodeSetException:
+        return (text,)

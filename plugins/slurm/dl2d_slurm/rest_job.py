@@ -12,7 +12,7 @@ from typing import Final
 
 from dl2d.core.errors import Rejected
 from dl2d_slurm.commands import UMASK
-from dl2d_slurm.observed_jobs import hosts
+from dl2d_slurm.output_fields import hosts
 from dl2d_slurm.sbatch_options import time_limit_minutes
 
 _NUMBER: Final = re.compile(r"-?[0-9]{1,20}")
