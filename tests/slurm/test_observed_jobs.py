@@ -151,7 +151,7 @@ def test_one_squeue_stays_one(slurm: FakeSlurm, manager_on: Managers) -> None:
     assert (job.node, job.state) == ("n1", RmJobState.RUNNING)
     slurm.forget()
     assert [job.static for job in manager_on().listing().jobs] == [None]
-    assert "TimeLimit" not in " ".join(slurm.calls("squeue")[0].argv)
+    assert "UserID" not in " ".join(slurm.calls("squeue")[0].argv)
 
 
 @given(st.integers(1, 40), st.integers(1, 200))
