@@ -190,12 +190,7 @@ class ManagerSettings(Record):
     def parse(cls, given: Mapping[str, object]) -> Self:
         """Check the section; empty values count as not given. Raises ``ConfigError``, which names a bad key in full."""
         there = {key: value for key, value in given.items() if value is not None and value != ""}
-        return read(_adapter(cls), there, lambda key, problem: ConfigError(f"{cls.section}.{key}: {problem}"))
-
-
-@cache
-def _adapter(record: type[T]) -> TypeAdapter[T]:
-    return TypeAdapter(record)
+        return read(TypeAdapter(cls), there, lambda key, problem: ConfigError(f"{cls.section}.{key}: {problem}"))
 
 
 # Constrained types, for use in ``Annotated``. JSON's numbers only: no text, and no true or false.
