@@ -8,7 +8,7 @@ import pytest
 from slurm_fakes import REQUEST, Clock, FakeSlurm, Managers, context_of, job_row, node_row
 
 from dl2d.core.cluster import TaskState
-from dl2d.core.jobs import Job, JobKey, JobState, Launch, Owner, Role
+from dl2d.core.jobs import Job, JobKey, JobState, Launch, Owner, Progress, Role
 from dl2d.core.resource_manager import Yields
 from dl2d.core.store import JobChange, TaskChange
 from dl2d.core.tick_plan import Start
@@ -117,4 +117,32 @@ def test_an_anchor_with_a_comment_of_its_user_ends_and_is_requeued_like_any(
     states = {key: job.state for key in (ended, requeued) if (job := store.job(key)) is not None}
     assert states == {ended: JobState.FINISHED, requeued: JobState.LOST}
     assert [job.key.submitted for job in store.jobs(live=True)] == [SUBMITTED + 9]
+    store.close()
+
+
+def test_a_node_whose_free_room_slurm_gives_to_no_task_is_left_to_others_for_a_while(
+    slurm: FakeSlurm, manager_on: Managers, clock: Clock
+) -> None:
+    """By sinfo the node has room; it keeps these cores for the system (CoreSpecCount)."""
+    store = SqlStore("sqlite://")
+    key = add_job(store, 7)
+    idle = {"Gres": "(null)", "GresUsed": "(null)"}
+    slurm.answer("sinfo", rows=[node_row("n2", CPUsState="6/2/0/8", **idle), node_row("n3", **idle)])
+    anchor = job_row(7, NodeList="n9")
+    waiting = {"State": "PENDING", "Reason": "Resources", "NodeList": "", "ReqNodes": "n2"}
+    store.ask_tasks([Start(key, Role.WORKER, "n2", REQUEST.worker)], clock.now)
+    (task,) = store.tasks(live=True)
+    store.change_tasks([TaskChange(key, task.id, TaskState.ASKED, handle="100", submitted=SUBMITTED)], clock.now)
+    context, state = context_of(manager_on(), store, timer=clock.timer), TickState()
+    kept_out = []
+    for room in ("6/2/0/8", "8/0/0/8", "6/2/0/8", "6/2/0/8", "6/2/0/8"):  # full meanwhile, for which it waits
+        slurm.answer("squeue", rows=[anchor, job_row(100, Comment=task.tag, **waiting)])
+        slurm.answer("sinfo", rows=[node_row("n2", CPUsState=room, **idle), node_row("n3", **idle)])
+        store.report_progress(key, Progress(at=clock.now))
+        state, report = tick(context, state)
+        kept_out.append([nodes.reason for nodes in report.snapshot.node_sets if "n2" not in nodes.nodes])
+        clock.now += 100
+    said = "not n2, refused: Resources (Slurm does not give it the room that sinfo shows)"
+    assert kept_out == [[], [], [], [], [said]]
+    assert slurm.calls("scancel")[-1].argv[-1] == "100"
     store.close()

@@ -59,6 +59,7 @@ from dl2d_slurm.slurmrestd import RestControl
 from dl2d_slurm.stopping import Stopper
 from dl2d_slurm.submission import options, script
 from dl2d_slurm.submission_backends import Backend, CommandControl, JobControl, chosen_backend
+from dl2d_slurm.ungiven_room import UngivenRoom
 from dl2d_slurm.waiting_jobs import WaitingJob, claims, highest_priority, share_limits, standing_claims
 
 log = structlog.get_logger(__name__)
@@ -137,6 +138,7 @@ class SlurmManager:
         self._stopper = Stopper(self._commands, self._control, timer)
         self._accounting = Accounting(self._commands, settings.watch)
         self._limits = AssociationLimits(self._commands, settings.partition)
+        self._ungiven_room = UngivenRoom(timer)
         self._submit_rate = TokenBucket(settings.submit_rate_per_second, clock=clock, sleep=sleep)
         self._spelling: Mapping[str, str] = {}
         self._capacities: Mapping[str, Resources] = {}
@@ -233,10 +235,12 @@ class SlurmManager:
         handles = {job.array_id or job.handle: job.handle for job in jobs.jobs}
         anchors = {handles.get(anchor, anchor): options.partition for anchor, options in jobs.options.items()}
         held = [(handles.get(anchor, anchor), room) for anchor, room in jobs.tasks]
+        seen_nodes = with_held(with_reserved(nodes, reservations, running.values(), now), jobs)
+        seen_jobs = with_limits(jobs.jobs, jobs.options, resources)
         listing = RmListing(
             now,
-            with_held(with_reserved(nodes, reservations, running.values(), now), jobs),
-            (*with_limits(jobs.jobs, jobs.options, resources), *ended),
+            seen_nodes,
+            (*self._ungiven_room.refused(seen_jobs, jobs.waiting_tasks, seen_nodes), *ended),
             ended_until,
             incomplete,
             growth_limits=(

@@ -74,6 +74,8 @@ class Jobs:
     tasks: tuple[tuple[str, Resources], ...] = ()
     #: Jobs that wait for room, and are no tasks of dl2d.
     waiting: tuple[WaitingJob, ...] = ()
+    #: Node and room of each task job that waits for nothing but this room, by handle.
+    waiting_tasks: Mapping[str, tuple[str, Resources]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +181,13 @@ def parse_jobs(
         tuple(jobs), tuple(ending), tuple(running), tuple(strange), tuple(unreadable), options,
         tuple((ours[handle], room) for handle, room in marked if handle in ours),
         tuple(each for each in waiting.values() if each.claim.handle not in ours),
+        {
+            job.handle: (node, found.claim.demand)
+            for job in jobs
+            if job.handle in ours and job.reason == "Resources"
+            and (found := waiting.get((job.handle, job.handle))) is not None
+            for node in found.claim.required
+        },
     )  # fmt: skip
 
 

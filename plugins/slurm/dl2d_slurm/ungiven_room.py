@@ -1,0 +1,51 @@
+"""Room that sinfo shows as free, and Slurm gives to no job, as far as tasks that wait for it tell.
+
+A node may keep cores (``CoreSpecCount``) and memory (``MemSpecLimit``) for the system itself. sinfo counts them as
+idle; only ``scontrol show node``, which would be asked for all nodes, tells of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from msgspec.structs import replace
+
+from dl2d.core.cluster import Node, NodeState
+from dl2d.core.resource_manager import RmJob
+from dl2d.core.resources import Resources
+
+#: How long a task may wait beside free room; Slurm looks at jobs that wait at least once a minute by default.
+_MAX_SECONDS: Final = 120.0
+_REASON: Final = "Resources (Slurm does not give it the room that sinfo shows)"
+
+
+class UngivenRoom:
+    """Notes since when tasks wait for room that their nodes have. ``timer``: seconds on a monotonic clock."""
+
+    def __init__(self, timer: Callable[[], float]) -> None:
+        self._timer = timer
+        #: By the tasks' handles.
+        self._since: dict[str, float] = {}
+
+    def refused(
+        self, jobs: Iterable[RmJob], waiting: Mapping[str, tuple[str, Resources]], nodes: Iterable[Node]
+    ) -> tuple[RmJob, ...]:
+        """The jobs of a listing; those tasks for which the node has had room for long count as refused there.
+
+        ``waiting`` has the node and the room of each task that waits for nothing but room, by handle.
+        """
+        now = self._timer()
+        asked = {node for node, _ in waiting.values()}
+        free = {
+            node.name: node.capacity.minus(node.used)
+            for node in nodes
+            if node.name in asked and node.state is NodeState.UP
+        }
+        self._since = {
+            handle: self._since.get(handle, now)
+            for handle, (node, room) in waiting.items()
+            if node in free and room.fits_in(free[node])
+        }
+        refused = {handle for handle, since in self._since.items() if now - since >= _MAX_SECONDS}
+        return tuple(replace(job, node_refused=True, reason=_REASON) if job.handle in refused else job for job in jobs)
