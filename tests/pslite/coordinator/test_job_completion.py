@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from coordinator.jobs import JOINED, job, sent
+import pytest
+from coordinator.jobs import JOINED, job, sent, spec
 
-from pslite.coordinator import failover, job_completion
+from pslite.coordinator import failover, job_completion, plans
+from pslite.coordinator.job_state import PendingPlan
+from pslite.job.membership_plan import make_plan
 
 PLAN = ("worker-0", "worker-1", "ps-0")
 
@@ -53,3 +56,22 @@ def test_a_member_that_was_drained_cannot_write_files():
     lose(a_job, "worker-0")
     assert a_job.state.state == "failed"
     assert "before it had written what the script saves at its end" in lines[-1]
+
+
+@pytest.mark.parametrize("first", [8, -1])
+def test_a_worker_that_a_plan_was_about_to_remove_ends_when_the_first_workers_script_has_ended(first):
+    """The plan would have taken effect after the last version, or is not announced yet."""
+    a_job, _ = job(PLAN, plan=PLAN, described=spec(mode="open", epochs=0, samples=1, batch=1))
+    state = a_job.state
+    chief, leaver, server = (state.members[task] for task in PLAN)
+    plan = make_plan(2, state.blocks, [chief.plan_entry()], [server.plan_entry()], state.plan)
+    state.pending = PendingPlan(plan, state.plan, JOINED)
+    plans.commit(a_job, state.pending)
+    state.pending.first = first
+    assert leaver.state == "draining"
+    chief.finished = chief.chief = True
+    chief.finished_version, chief.state = 7, "left"
+    assert job_completion.check(a_job) == "workers end their loops"
+    assert sent(a_job, "worker-1") == ["Abort", "Exit"]
+    assert job_completion.check(a_job) == "workers end their loops"
+    assert sent(a_job, "worker-1") == ["Abort", "Exit"]

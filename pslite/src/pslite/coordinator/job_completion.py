@@ -130,6 +130,9 @@ def _open_job_goes_on(job: Job) -> str:
             return "parameters move"
         state.plan, state.pending = pending.plan, None
         workers = _workers(state)
+    elif pending is not None and pending.phase == "committed" and (pending.first > version or not pending.stamped()):
+        # it does not take effect any more; workers that it would have removed end as the others
+        plans.abort(job, pending, "the first worker's script has ended")
     for worker in workers:
         if worker.state == "active" and not worker.finished:
             worker.state = "draining"

@@ -67,6 +67,13 @@ def test_the_next_plan_takes_effect_at_the_version_that_is_announced(table):
     assert table.following(9) is second
 
 
+def test_a_plan_that_was_announced_and_given_up_does_not_follow(table):
+    table.add(PreparedPlan(SECOND, FIRST, SPEC))
+    table.next = 2, 9
+    table.give_up(2)
+    assert table.following(9) is None
+
+
 def test_blocks_of_a_dead_server_have_other_owners_in_all_plans(table):
     table.add(PreparedPlan(SECOND, FIRST, SPEC))
     table.replace_owners(["s1"], {0: member("s2"), 2: member("s2")})

@@ -68,6 +68,8 @@ class PlanTable:
         """Forget a plan that does not take effect."""
         self._prepared.pop(number, None)
         self._given_up.add(number)
+        if self.next is not None and self.next[0] == number:
+            self.next = None  # announced, but the job ends before
 
     def begin(self, number: int) -> PreparedPlan | None:
         """Have a prepared plan be the current one, with which this worker comes to the job; None if it is unknown."""
