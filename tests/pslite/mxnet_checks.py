@@ -268,6 +268,10 @@ def keys_that_come_late():
     raises(UsageError, "'b' is pushed a second time, but 'c' not yet", kv.push, ["b", "b"], [mx.nd.ones((2, 3))] * 2)
     kv.pushpull("c", mx.nd.ones(80000), out=late[1])
     raises(UsageError, "'b' has been given a value already", kv.init, "b", mx.nd.ones(2))
+    saved = tempfile.mkdtemp() + "/states"
+    kv.save_optimizer_states(saved)
+    with np.load(saved) as found:
+        assert set(found.files) == {f"{key}/{name}" for key in "abc" for name in ("weight", 0, 1)} | {"about"}
     # tables, and what is never pushed
     kv.init("table", mx.nd.ones((9, 2)).tostype("row_sparse"))
     outs = mx.nd.zeros((2, 2))
@@ -283,6 +287,26 @@ def keys_that_come_late():
     kv.pull("never", out=outs)
     assert outs.asnumpy().tolist() == [[3, 3], [3, 3]]
     raises(UsageError, "kvstore.freeze(...) was told", kv.push, "never", mx.nd.ones((2, 2)))
+
+
+def schedule_of_keys_that_come_late():
+    """It goes on from the updates of the keys before, as in MXNet's own KVStore."""
+    found = []
+    for kind in ("dl2", "local"):
+        kv = mx.kv.create(kind)
+        rate = mx.lr_scheduler.FactorScheduler(3, 0.5, base_lr=0.1)
+        kv.set_optimizer(mx.optimizer.Adam(learning_rate=0.1, lr_scheduler=rate))
+        keys, outs = [0], [mx.nd.ones(3)]
+        kv.init(0, outs[0])
+        for step in range(20):
+            if step in (7, 12):
+                keys, outs = [*keys, step], [*outs, mx.nd.ones((2, step))]
+                kv.init(step, outs[-1])
+            kv.push(keys, [out * 0.1 + 1 for out in outs])
+            kv.pull(keys, out=outs)
+        found.append([out.asnumpy() for out in outs])
+    for ours, theirs in zip(*found, strict=True):
+        assert np.allclose(ours, theirs, rtol=1e-5), (ours, theirs)
 
 
 def trainer():
@@ -565,6 +589,7 @@ def in_turns():
 
 CHECKS = (
     optimizers, lamb, multipliers, undescribed, memory, split, alone, refused, key_after_key, keys_that_come_late,
+    schedule_of_keys_that_come_late,
     trainer, fixed, resumed,
     tables, rows, words, usage, in_turns,
 )  # fmt: skip

@@ -332,7 +332,7 @@ def keys(options):
             kvstore.pull(key, out=weight)
         mx.nd.waitall()
         if options.late and step == 10:
-            late = {key: mx.nd.ones((2, key)) * (key + kvstore.rank) for key in (10, 50000)}
+            late = {key: mx.nd.ones((2, key)) * (key + kvstore.rank) for key in (10, 50)}
             kvstore.init(list(late), list(late.values()))
             for key, weight in late.items():
                 kvstore.pull(key, out=weight)  # the first worker's

@@ -15,6 +15,7 @@ from variants import nightly
 
 from pslite.fault_points import FaultPoint
 from pslite.net.messages import Describe
+from pslite.net.tensor_frames import INIT
 
 
 def rehearse(changes=(), *, kind="momentum", model=LateSegments, **how):
@@ -95,9 +96,32 @@ def test_a_member_dies_at_any_point_of_the_plan_that_adds_segments(at, task, by)
     outcome.check(static_digest(own_loop(**KINDS["momentum"]), LateSegments))
 
 
-@pytest.mark.parametrize("role", ["ps", nightly("worker"), nightly("coordinator")])
-def test_a_member_dies_after_segments_were_added(role):
-    outcome = rehearse(DURABLE, workers=3, servers=3, events=[Event(LATE_AT + 8, kill=role)], settings=BRIEF)
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.parametrize("transport", ["", "tcp"])
+@pytest.mark.parametrize("task", ["worker-0", "ps-0", "ps-1"])
+def test_a_member_dies_when_the_first_weights_of_added_segments_arrive(task, transport, monkeypatch):
+    """The next worker sends them then; without a server that has no replica of them the scripts begin again."""
+    monkeypatch.setenv("DL2_TRANSPORT", transport)
+    arrives = Fault(
+        FaultPoint.FRAME, kill(task), when=lambda moment: moment.header.kind == INIT and moment.header.plan > 1
+    )
+    outcome = rehearse(DURABLE, workers=3, servers=3, faults=[arrives], settings=BRIEF)
+    assert task.startswith("ps") or "goes back" not in outcome.story, outcome.story
+
+
+@pytest.mark.parametrize(
+    ("role", "at"),
+    [
+        ("ps", LATE_AT + 8),
+        nightly("worker", LATE_AT + 8),
+        nightly("coordinator", LATE_AT + 8),
+        nightly("coordinator", LATE_AT),
+        nightly("worker", LATE_AT),
+    ],
+)
+def test_a_member_dies_at_a_step(role, at):  # fmt: skip
+    outcome = rehearse(DURABLE, workers=3, servers=3, events=[Event(at, kill=role)], settings=BRIEF)
     assert "goes back" not in outcome.story, outcome.story
 
 

@@ -172,7 +172,7 @@ def test_keys_that_come_late_are_trained_as_mxnets_own_servers_do_it(script, tmp
     assert launch(script("keys", "--late", out=theirs), 2, 2) == [0] * 5
     close(ours, theirs)
     # a worker that comes later begins its script at the beginning: it does not know these keys yet
-    result = run(script("keys", "--late", out=resized, pace=50), schedule=[Resize(20, 3, 3), Resize(35, 1, 1)])
+    result = run(script("keys", "--late", out=resized, pace=30), schedule=[Resize(20, 3, 3), Resize(35, 1, 1)])
     assert result.state == "finished", result.log
     assert [(plan.workers, plan.servers) for plan in result.plans][-2:] == [(3, 3), (1, 1)]
     with np.load(resized) as found, np.load(ours) as usual:

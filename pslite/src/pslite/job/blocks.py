@@ -21,6 +21,8 @@ class Block:
     optimizer: Optimizer
     #: elements of a row, of which there are whole ones, if the segment is sparse; else 0
     row: int = 0
+    #: updates of others before it was added, if the segment is late; else 0
+    since: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -45,6 +47,7 @@ def cut(spec: JobSpec) -> tuple[Block, ...]:
                     dtype=segment.dtype,
                     optimizer=segment.optimizer,
                     row=segment.row,
+                    since=segment.since,
                 )
             )
     return tuple(blocks)

@@ -138,8 +138,11 @@ class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lazy: bool = False
     #: whether it was added after the first step (open jobs)
     late: bool = False
+    #: of a late one: updates of others before it was added, from which on its optimizer's schedule goes
+    since: int = 0
 
     def __post_init__(self) -> None:
+        _number("since", self.since, 0, MAX_VERSIONS)
         if not self.sparse:
             return
         name, rule = self.parts[0].name if self.parts else "?", self.optimizer
@@ -305,7 +308,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     def _shape(self) -> JobSpec:
         segments = tuple(
-            msgspec.structs.replace(segment, optimizer=SGD(lr=0.0) if segment.sparse else Sum())
+            msgspec.structs.replace(segment, optimizer=SGD(lr=0.0) if segment.sparse else Sum(), since=0)
             for segment in self.segments
         )
         return msgspec.structs.replace(

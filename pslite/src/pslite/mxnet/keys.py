@@ -165,15 +165,23 @@ class KeyTable:
             homeless.remove(tensor)
         return homeless
 
-    def extend(self, spec: JobSpec, tensors: Iterable[KeyTensor], optimizer: Any) -> tuple[JobSpec, dict[int, Array]]:
-        """Return the job's description with further keys, and their values by the number of the added segment."""
+    def extend(
+        self, spec: JobSpec, tensors: Iterable[KeyTensor], optimizer: Any, updates: int
+    ) -> tuple[JobSpec, dict[int, Array]]:
+        """Return the job's description with further keys, and their values by the number of the added segment.
+
+        `updates` are those of other keys so far.
+        """
         candidates = self._candidates()
         kinds: dict[_Kind, list[KeyTensor]] = {}
         for tensor in tensors:
             kind = self._kind(tensor, optimizer)
             # one that is never pushed is not among those that are
             kinds.setdefault(kind if tensor in candidates else (*kind[:2], tensor.key), []).append(tensor)
-        added = [_segment(*kind[:2], members, late=True) for kind, members in kinds.items()]
+        added = [
+            msgspec.structs.replace(_segment(*kind[:2], members), late=True, since=updates)
+            for kind, members in kinds.items()
+        ]
         values = [
             np.concatenate([reading(tensor.value).reshape(-1) for tensor in members]) for members in kinds.values()
         ]
@@ -302,12 +310,10 @@ def _part(tensor: KeyTensor) -> Part:
     return table_part(str(tensor.key), shape) if tensor.by_rows else Part(str(tensor.key), shape or (1,))
 
 
-def _segment(
-    dtype: Literal["float32", "float64"], rule: Optimizer, members: Sequence[KeyTensor], *, late: bool = False
-) -> Segment:
+def _segment(dtype: Literal["float32", "float64"], rule: Optimizer, members: Sequence[KeyTensor]) -> Segment:
     by_rows = members[0].by_rows
     parts = tuple(map(_part, members))
-    return Segment(dtype=dtype, optimizer=rule, parts=parts, sparse=by_rows, lazy=by_rows, late=late)
+    return Segment(dtype=dtype, optimizer=rule, parts=parts, sparse=by_rows, lazy=by_rows)
 
 
 def _can_be_home(array: Any, value: Any) -> bool:

@@ -92,6 +92,8 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         self._rate: float | None = None
         self._sums: GradientSums
         self._given: dict[str, Array] | None = None
+        #: by group of keys: updates, and before its first one those of others
+        self._updates: dict[int, int] = {}
         #: of the present step of each group of keys
         self._pushed: dict[int, dict[Key, list[Any]]] = {}
         self._outs: list[tuple[KeyTensor, list[Any]]] = []
@@ -237,7 +239,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         session = self._session
         left = self._keys.place(session.spec)
         if left:
-            spec, values = self._keys.extend(session.spec, left, self._optimizer)
+            spec, values = self._keys.extend(session.spec, left, self._optimizer, max(self._updates.values()))
             mx.nd.waitall()
             session.extend(spec, values)
             warned_at = time.monotonic() + _WARN_SECONDS
@@ -439,6 +441,8 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         # the workers' own passes change the statistics that came with the first step
         self._exchange(self._keys.groups[group], pushed, [] if group else self._keys.running, outs)
         self._last_outs[group] = outs
+        before = self._session.spec.segments[self._keys.groups[group][0].segment].since
+        self._updates[group] = 1 + self._updates.get(group, before)
         self._put_rows()
         self._note_changes()
 
@@ -568,6 +572,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
             session.start_from(optimizer_states.state_of(self._given, self._keys.moving(), session))
         self._started = True
         session.start()
+        self._updates[0] = session.version
         self._warn_of_epochs()
         self._note_changes()  # more workers may have come since the script asked
         self._sums = GradientSums(session.spec, session.supply)

@@ -104,6 +104,7 @@ class Updater:
         samples: float,
         version: int,
         clip: float = 1.0,
+        updates: int | None = None,
     ) -> None:
         """Turn version `version` of a sparse block into the next one: other rows than the gradient's stay as they are.
 
@@ -113,7 +114,7 @@ class Updater:
         width = gradient.values.shape[1]
         rows = state.reshape(state.shape[0], -1, width)
         part = rows[:, gradient.numbers].reshape(state.shape[0], -1)
-        self.apply(optimizer, part, gradient.values.reshape(-1), samples, version, clip)
+        self.apply(optimizer, part, gradient.values.reshape(-1), samples, version, clip, updates=updates)
         rows[:, gradient.numbers] = part.reshape(state.shape[0], -1, width)
 
     def squares(

@@ -128,9 +128,9 @@ class Steps:
         step
             the sum and its factors.
         version
-            the version that schedules go by; None for the block's own, without steps that had no gradient of it.
+            the version that schedules go by; None for the block's own.
         updates
-            how many steps were applied to the block before; None for the version.
+            how many steps were applied to the block before; None for the version without steps that had no gradient.
 
         """
         self.server.faults.reached(FaultPoint.APPLY, block, step)
@@ -142,10 +142,11 @@ class Steps:
         if isinstance(total, Idle):
             block.idle += 1
             return
-        version = block.version - block.idle if version is None else version
+        updates = block.version - block.idle if updates is None else updates
+        version = updates + block.definition.since if version is None else version
         self.server.meter.add(block.definition.nbytes)
         if isinstance(total, Rows):
-            self._updater.apply_rows(optimizer, block.state, total, step.divisor, version, step.clip)
+            self._updater.apply_rows(optimizer, block.state, total, step.divisor, version, step.clip, updates)
             block.note_rows(total)
         else:
             pieces = self.server.tensors.pieces[block.number] if step.factors else ()

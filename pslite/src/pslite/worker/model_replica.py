@@ -112,11 +112,12 @@ class ModelReplica:
         for block, state, part, some, count in zip(blocks, states, parts, rows, counts, strict=True):
             before(block.number)
             updates = version - self._idle[block.number]
+            schedule = updates + block.since
             factors = self._tensors.factors(block.number, trust) if block.number in lengths else ()
             if some is None:
-                self._updater.apply(block.optimizer, state, part, count, updates, clip, factors)
+                self._updater.apply(block.optimizer, state, part, count, schedule, clip, factors, updates)
             else:
-                self._updater.apply_rows(block.optimizer, state, some, count, updates, clip)
+                self._updater.apply_rows(block.optimizer, state, some, count, schedule, clip, updates)
             self._weights.part(block)[:] = state[0]
 
     def digests(self) -> dict[int, bytes]:

@@ -472,6 +472,8 @@ class Worker(Membership):
         self._faults.reached(FaultPoint.ENTER_PLAN, plan)
         self._progress.entered = True
         self._model.enter(len(plan.owners))
+        if prepared.added:
+            self._initial.asked = None  # its memory is freed
         self._was_member = self._plans.enter(prepared, version)
         self._progress.version = version
         self._set_share()
