@@ -23,6 +23,7 @@ from dl2d.cli.daemon_start_check import (
     unusable_certificate,
 )
 from dl2d.cli.job_file import JobFile, is_batch_script, read_batch_script
+from dl2d.cli.job_views_source import is_hidden
 from dl2d.cli.options import ConfigOption, JsonOption, reading
 from dl2d.cli.output import byte_size, print_json, print_text
 from dl2d.cli.reachability_check import jobs_find_daemon, probe_findings
@@ -84,7 +85,10 @@ def check(
     as_json: JsonOption = False,
     config: ConfigOption = DEFAULT_PATH,
 ) -> None:
-    """Check the configuration, what it names, and job files; exit 2 if anything is wrong."""
+    """Check the configuration, what it names, and job files; exit 2 if anything is wrong.
+
+    Accounts other than the daemon's, root's excepted, have FILE arguments checked alone.
+    """
     findings = list(_findings(config, files or [], probe=probe or bool(probe_user), probe_user=probe_user))
     if as_json:
         print_json(
@@ -109,22 +113,39 @@ def _word(finding: Finding) -> str:
 
 
 def _findings(config: Path, files: list[Path], *, probe: bool, probe_user: str) -> Iterator[Finding]:
-    yield from _plugins()
-    settings = None
+    settings, problem = None, ""
     try:
         settings = load_settings(config)
     except Dl2dError as error:
-        yield Finding("configuration", False, str(error))
+        problem = str(error)
+    not_ours = _why_only_files(config, settings) if files and not probe else ""
+    if not_ours:
+        yield Finding("configuration", True, not_ours)
     else:
-        yield Finding("configuration", True, f"{config}")
-        yield from _of_settings(settings)
-        yield from _of_state(settings, of_others=bool(files) or probe)
-        if probe:
-            yield from probe_findings(settings, probe_user)
+        yield from _plugins()
+        if settings is None:
+            yield Finding("configuration", False, problem)
+        else:
+            yield Finding("configuration", True, f"{config}")
+            yield from _of_settings(settings)
+            yield from _of_state(settings, of_others=probe)
+            if probe:
+                yield from probe_findings(settings, probe_user)
     rules = settings.jobs.rules if settings else RequestRules()
     nodes = _nodes(settings) if settings else ()
     for file in files:
         yield _job_file(file, rules, nodes)
+
+
+def _why_only_files(config: Path, settings: Settings | None) -> str:
+    """Why nothing but job files is checked: the daemon is of another account. Empty if it is not."""
+    if settings is None:
+        text = f"{config} is not readable by uid {os.getuid()}: files are checked without the site's models and limits"
+        return text if is_hidden(config) else ""
+    place = next(folder for folder in (settings.state_dir, *settings.state_dir.parents) if os.path.exists(folder))  # noqa: PTH110 - Path.exists raises where a folder above may not be looked into
+    if os.access(place, os.W_OK | os.X_OK):
+        return ""
+    return f"{config}; the daemon is not checked, since {settings.state_dir} is not of uid {os.getuid()}"
 
 
 def _plugins() -> Iterator[Finding]:
@@ -369,7 +390,9 @@ def _secret(settings: Settings) -> Finding:
 def _daemon(settings: Settings) -> Iterator[Finding]:
     """What runs at the daemon's address and, if nothing does, whether a daemon could start there."""
     health = daemon_health(settings, _ANSWER_SECONDS)
-    yield Finding("daemon", not health.problems, health.text.removeprefix("; "))
+    said = health.text.removeprefix("; ")
+    unchecked = not health.runs and not health.problems
+    yield Finding("daemon", not health.problems, f"not checked: {said}" if unchecked else said)
     if not health.runs and not health.blocked:
         problem = address_problem(settings)
         yield Finding("api", not problem, problem or f"{settings.api.host}, port {settings.api.port or 'any'}")

@@ -103,7 +103,7 @@ def ask_health(url: str, trust: ssl.SSLContext | bool, credential: str, seconds:
         )
         own = bool(content.get("own", True))
     except httpx2.ConnectError:
-        return HealthAnswer(DaemonHealth(runs=False, description=f"no daemon runs at {url}"))
+        return HealthAnswer(DaemonHealth(runs=False, description=f"no daemon answers at {url}"))
     except httpx2.TransportError as error:
         problem = f"{url} gives no valid answer: {error or type(error).__name__}"
         return HealthAnswer(DaemonHealth(runs=False, problems=(problem,), blocked=True))

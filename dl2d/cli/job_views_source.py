@@ -61,7 +61,7 @@ def job_source(config: Path, *, on_failure: Callable[[DaemonHealth], None] | Non
     try:
         settings = load_settings(config)
     except ConfigError as error:
-        if not _is_hidden(config):
+        if not is_hidden(config):
             raise
         reason: Dl2dError = error
     else:
@@ -82,7 +82,7 @@ def job_source(config: Path, *, on_failure: Callable[[DaemonHealth], None] | Non
         yield JobSource(api, api.health)
 
 
-def _is_hidden(config: Path) -> bool:
+def is_hidden(config: Path) -> bool:
     """Whether a configuration is not for this user, or this machine has none in the place where it is looked for."""
     try:
         missing = not config.exists()

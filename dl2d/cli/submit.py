@@ -16,13 +16,14 @@ import typer
 from dl2d.cli.daemon_client import DaemonClient, certificate_for_jobs, daemon_url
 from dl2d.cli.follow_job import follow
 from dl2d.cli.job_file import JobFile, parse_override
+from dl2d.cli.job_views_source import is_hidden
 from dl2d.cli.options import ConfigOption, JobArgument, JsonOption, reading
 from dl2d.cli.output import print_json, print_text
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.cluster import Node
 from dl2d.core.error_wording import did_you_mean
-from dl2d.core.errors import ConfigError, RequestError, ResourceManagerError
-from dl2d.core.jobs import TASK_ROLES, Architecture, JobKey, JobRequest, JobState
+from dl2d.core.errors import ConfigError, Denied, RequestError, ResourceManagerError, StoreError
+from dl2d.core.jobs import TASK_ROLES, Architecture, Job, JobKey, JobRequest, JobState
 from dl2d.daemon.job_views_from_store import StoreViews
 from pslite.errors import UsageError
 from pslite.job.environment_allow_list import remarks, user_environment
@@ -105,10 +106,8 @@ def submit(
 
 
 def cancel(job: JobArgument, as_json: JsonOption = False, config: ConfigOption = DEFAULT_PATH) -> None:
-    """End a job and everything that runs for it."""
-    settings = load_settings(config)
-    with reading(settings) as store:
-        chosen = StoreViews(store).find(job)
+    """End a job and everything that runs for it. On Slurm users end their jobs with `scancel JOBID` instead."""
+    settings, chosen = _job_to_cancel(job, config)
     if chosen.state.ended:
         raise RequestError("JOB", f"job {chosen.key.id} has ended already ({chosen.state}: {chosen.end_reason})")
     with DaemonClient(settings) as daemon:
@@ -117,6 +116,22 @@ def cancel(job: JobArgument, as_json: JsonOption = False, config: ConfigOption =
         print_json(answer)
     else:
         typer.echo(f"job {answer['id']} ({chosen.request.name}) is cancelled")
+
+
+def _job_to_cancel(job: str, config: Path) -> tuple[Settings, Job]:
+    """The settings and the job; raises ``Denied`` with what other accounts do where these may not be read."""
+    try:
+        settings = load_settings(config)
+        with reading(settings) as store:
+            return settings, StoreViews(store).find(job)
+    except (ConfigError, StoreError) as error:
+        closed = is_hidden(config) if isinstance(error, ConfigError) else "Permission denied" in str(error)
+        if os.geteuid() == 0 or not closed:
+            raise
+        raise Denied(
+            "`dl2d cancel` is for root and the daemon's account; on Slurm `scancel JOBID` ends your job, on YARN "
+            f"`yarn app -stop NAME` ({error})"
+        ) from error
 
 
 def job_environment(caller: Mapping[str, str], more: Mapping[str, str]) -> dict[str, str]:

@@ -56,6 +56,7 @@ class Health:
         self._lock = Lock()
         self._problems: tuple[str, ...] = ()
         self._lasting: tuple[str, ...] = ()
+        self._refused: tuple[str, ...] = ()
         self._failing = False
         self._waiting = ""
         self._last: float | None = None
@@ -99,6 +100,11 @@ class Health:
     def lasts(self, problem: str) -> None:
         """Keep a problem that lasts until the daemon is started again."""
         self._lasting = (*self._lasting, problem)
+
+    def reloaded(self, error: str = "") -> None:
+        """Settings were read again, or for a reason were not."""
+        with self._lock:
+            self._refused = (f"the last reload was refused: {printable(error[:_MAX_ERROR])}",) if error else ()
 
     def completed(self, report: Report) -> None:
         """A tick was completed."""
@@ -171,7 +177,11 @@ class Health:
             stuck = (f"no tick was completed for {idle:.0f} s",) if idle > self._stuck_seconds else ()
             since_error = now - self._failed_at if self._error else None
             return Status(
-                (*failure, *stuck, *self._lasting, *self._problems), last, self._waiting, self._error, since_error
+                (*failure, *stuck, *self._lasting, *self._refused, *self._problems),
+                last,
+                self._waiting,
+                self._error,
+                since_error,
             )
 
     def metrics(self) -> bytes:

@@ -481,8 +481,12 @@ class Daemon(AbstractContextManager["Daemon"]):
             self._enter(settings.mode, "reload")
         except Dl2dError as error:
             log.error("settings not reloaded; the old ones stay in force", error=str(error))
+            # What it says may be only for those who may read the configuration.
+            only = isinstance(error, RestartNeeded)
+            self._health.reloaded(str(error) if only else "the daemon's log says why; nothing was changed")
         except Exception:
             log.exception("settings not reloaded, unexpectedly; the old ones stay in force")
+            self._health.reloaded("the daemon's log says why; nothing was changed")
         else:
             with self._replacing_context:
                 self._settings, self._context, self._active, self._canary = settings, context, active, canary
@@ -493,6 +497,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             self._schedule_learning(scheduler, settings)
             scheduler.reschedule_job(_TICK, trigger="interval", seconds=settings.schedule.poll_seconds)
             self._write_address()
+            self._health.reloaded()
             log.info("reloaded", policy=settings.policy.name)
         self._service.ready(self._status)
 
@@ -558,10 +563,14 @@ class Daemon(AbstractContextManager["Daemon"]):
             self.stop()
 
 
+class RestartNeeded(ConfigError):
+    """A key that is read at the start only has changed; the message names the key."""
+
+
 def check_restart_only(before: Settings, after: Settings) -> None:
-    """Raise ``ConfigError`` if a key that is read at the start only has changed."""
+    """Raise ``RestartNeeded`` if a key that is read at the start only has changed."""
     if changed := [key for key in _RESTART_ONLY if getattr(before, key) != getattr(after, key)]:
-        raise ConfigError(f"{', '.join(changed)} can only be changed by a restart; nothing was changed")
+        raise RestartNeeded(f"{', '.join(changed)} can only be changed by a restart; nothing was changed")
 
 
 def process_name() -> str:

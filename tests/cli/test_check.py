@@ -430,16 +430,38 @@ def test_job_files_are_checked_even_where_the_configuration_is_bad(dl2d: Dl2d, t
     assert set(found) == {"configuration", str(file)}
 
 
-def test_a_user_who_checks_a_job_file_is_not_blamed_for_the_daemons_folder(
+def test_a_user_who_checks_a_job_file_sees_nothing_of_the_daemons_own_checks(
+    dl2d: Dl2d, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    config, file = configured(tmp_path, jobs={"models": ["bert"]}), job_file(tmp_path)
+    state = tmp_path / "state"
+    monkeypatch.setattr("os.access", lambda path, mode, real=os.access: path != state and real(path, mode))
+    assert "vgg-16" in wrong(dl2d, config, file)[str(file)], "the site's models hold"
+    ran = dl2d("check", "--json", "-c", config, job_file(tmp_path, model="bert"))
+    assert ran.status == 0
+    assert [each["item"] for each in ran.json["findings"]] == ["configuration", str(file)]
+    assert "run this command as the daemon's account" in wrong(dl2d, config)["state_dir"]
+
+
+def test_a_user_who_may_not_read_the_configuration_checks_a_job_file(
     dl2d: Dl2d, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     config, file = configured(tmp_path), job_file(tmp_path)
-    state = tmp_path / "state"
-    monkeypatch.setattr("os.access", lambda path, mode, real=os.access: path != state and real(path, mode))
-    found = {each["item"]: each["text"] for each in dl2d("check", "--json", "-c", config, file).json["findings"]}
-    assert "is not checked: it belongs to the daemon's account" in found["state_dir"]
-    assert not {"store", "secret"} & found.keys()
-    assert "run this command as the daemon's account" in wrong(dl2d, config)["state_dir"]
+    real = Path.read_text
+
+    def read(path: Path, *given: str | None, **named: str | None) -> str:
+        if path == config:
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *given, **named)
+
+    monkeypatch.setattr(Path, "read_text", read)
+    monkeypatch.setattr("os.access", lambda path, mode, real=os.access: path != config and real(path, mode))
+    ran = dl2d("check", "-c", config, file)
+    assert ran.status == 0
+    assert len(ran.out.splitlines()) == 2
+    assert "files are checked without the site's models and limits" in ran.out
+    assert "cannot be read" in wrong(dl2d, config)["configuration"]
+    assert str(file) in wrong(dl2d, config, job_file(tmp_path, epochs=0))
 
 
 def test_the_mode_and_what_is_looked_on_at(dl2d: Dl2d, tmp_path: Path):

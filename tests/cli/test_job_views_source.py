@@ -184,7 +184,7 @@ def test_a_daemon_that_does_not_answer(dl2d: Dl2d, hidden: Path, tmp_path: Path)
     write_address(tmp_path, f"http://127.0.0.1:{free_port()}")
     ran = dl2d("status", "-c", hidden)
     assert ran.status == 1
-    assert "daemon: no daemon runs at http://127.0.0.1:" in ran.err
+    assert "daemon: no daemon answers at http://127.0.0.1:" in ran.err
     assert "the daemon does not answer at http://127.0.0.1:" in ran.err
 
 

@@ -276,6 +276,22 @@ def test_cancel_by_an_account_that_may_not_read_the_store(dl2d: Dl2d, site: Site
     assert ran.status == 1
     assert "dl2d.sqlite: Permission denied; " in ran.err
     assert "ask the administrator for read access" in ran.err
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    ran = dl2d("cancel", "1", "-c", site.config)
+    assert ran.status == 1
+    assert "on Slurm `scancel JOBID` ends your job" in ran.err
+
+
+def test_cancel_by_an_account_that_may_not_read_the_configuration(
+    dl2d: Dl2d, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    closed = tmp_path / "closed.yaml"
+    closed.mkdir()  # read by nobody
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    ran = dl2d("cancel", "1", "-c", closed)
+    assert ran.status == 1
+    assert "`dl2d cancel` is for root and the daemon's account; on Slurm `scancel JOBID` ends your job" in ran.err
 
 
 def test_cancel_what_is_not_there(dl2d: Dl2d, site: Site):

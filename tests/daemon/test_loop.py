@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
+import httpx2
 import pytest
 from local_cluster import LocalCluster
 from migrated import sqlite_store
@@ -169,6 +170,10 @@ class TestSignals:
         cluster.hang_up()
         cluster.wait_until(
             lambda: "store, api can only be changed by a restart; nothing was changed" in cluster.said(), "so is that"
+        )
+        refused = "the last reload was refused: store, api can only be changed by a restart; nothing was changed"
+        cluster.wait_until(
+            lambda: refused in httpx2.get(f"{cluster.url}/v1/health").json()["problems"], "commands are told"
         )
         cluster.config.write_text("schedule: [")
         cluster.hang_up()
