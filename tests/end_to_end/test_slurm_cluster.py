@@ -20,6 +20,8 @@ from pslite.testing import run_local
 #: A partition of some of the nodes, whose jobs end after a minute if they say nothing of their time.
 SMALL = "PartitionName=small Nodes=n1,n2,n3 DefaultTime=1:00 MaxTime=2:00:00 State=UP"
 WORKER = Path(__file__).parent.parent / "pslite" / "numpy_worker.py"
+#: Of all jobs: with them a gate holds a job for minutes.
+EPOCHS = 30
 
 pytestmark = [
     pytest.mark.slurm,
@@ -67,11 +69,11 @@ def gate(alice: User) -> Path:
 def script(daemon: DaemonProcess, *arguments: str, directives: str = "", gate: Path | None = None) -> str:
     return f"""#!/bin/sh
 #SBATCH -J elastic -c 1 --mem=50
-#DL2 model=other samples_per_epoch=203 batch=20 epochs=60
+#DL2 model=other samples_per_epoch=203 batch=20 epochs={EPOCHS}
 #DL2 worker=cpu:2,memory:200 ps=cpu:1,memory:100
 {directives}
 export DL2_DAEMON={daemon.url} {f"PSLITE_PACE_FILE={gate}" if gate else ""}
-exec dl2-run python "$HOME/train.py" --epochs 60 {" ".join(arguments)}
+exec dl2-run python "$HOME/train.py" --epochs {EPOCHS} {" ".join(arguments)}
 """
 
 
@@ -83,7 +85,7 @@ def registered(daemon: DaemonProcess, job: str) -> JobKey:
 def static_digest() -> str | None:
     # Equal bits need equal kernels: settings of the BLAS in this environment do not reach the users' jobs.
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("OPENBLAS_", "OMP_", "MKL_"))}
-    command = [sys.executable, str(WORKER), "--epochs", "60", "--optimizer", "momentum"]
+    command = [sys.executable, str(WORKER), "--epochs", str(EPOCHS), "--optimizer", "momentum"]
     return run_local(command, environ=environment).digest
 
 
