@@ -98,6 +98,7 @@ def test_the_configuration_is_that_of_the_environment_where_none_is_given(
     assert (ran.status, f"{tmp_path / 'none.yaml'} does not exist" in ran.err) == (2, True)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_draws")
 def test_a_scheduler_is_learned_from_that_dl2d_only_looked_on_at(dl2d: Dl2d, tmp_path: Path) -> None:
     config = write_config(tmp_path, mode="observe", placement="load_balance")

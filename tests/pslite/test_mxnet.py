@@ -250,7 +250,7 @@ def test_each_sample_is_used_once_in_each_epoch_by_whatever_workers_there_are(sc
     log = tmp_path / "log"
     schedule = [Resize(5, workers=3, servers=1), Resize(20, workers=1, servers=2), Resize(30, workers=3, servers=1)]
     epochs = []
-    command = script("split", epochs=6, pace=110, sleep=0.03, log=log)
+    command = script("split", epochs=6, pace=110, sleep=0.1, log=log)
     result = run(command, servers=1, schedule=schedule, on_status=lambda status, _: epochs.append(status.epoch))
     assert result.state == "finished", result.log
     assert set(result.exit_codes.values()) == {0}, result.log

@@ -100,6 +100,7 @@ def test_a_script_that_hangs_is_given_up_and_the_others_do_its_part(architecture
     assert capfd.readouterr().err.count("most recent call first") >= len(result.exit_codes)
 
 
+@pytest.mark.slow
 def test_a_script_that_hangs_again_after_its_restart_ends_the_job():
     result = run_local(command("--epochs", "10", "--hang-at", "20"), workers=1, servers=1, settings=SOON)
     assert result.state == "failed"
