@@ -168,12 +168,16 @@ def _states(
 
 
 def steps_of(
-    recording: Recording, sight: Sight, labels: Labels, kept: float, rng: np.random.Generator
-) -> Iterator[Step]:
-    """Steps that lead to the sizes of one recorded slot, batch after batch; each is kept with probability ``kept``."""
+    recording: Recording, sight: Sight, labels: Labels, kept: float, rng: np.random.Generator, *,
+    exploration: float = 0.0,
+) -> Iterator[Step]:  # fmt: skip
+    """Steps that lead to the sizes of one recorded slot, batch after batch; each is kept with probability ``kept``.
+
+    ``exploration`` is that of the version of the policy that decided: it says which actions were allowed.
+    """
     snapshot = recording.snapshot
     packing = Packing.for_decision(snapshot.nodes, snapshot.tasks, recording.placement)
-    sizing = Sizing(snapshot, packing, sight)
+    sizing = Sizing(snapshot, packing, sight, exploration=exploration)
     sizes = recording.decision.allocations()
     order = _steps(recording.decision)
     allocations = sizing.filling.allocations

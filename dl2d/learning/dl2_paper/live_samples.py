@@ -1,7 +1,7 @@
 """Samples for actor-critic learning from slots in which a version of the policy decided on a real cluster.
 
 The actions are those that the version took, recorded with its decision. The reward of a job is that of simulated
-clusters (``dl2d.learning.dl2_paper.rollout.rewards_of``) with ``Reward.LOG_RATE``, computed from the epochs that the
+clusters (``dl2d.learning.dl2_paper.rollout.rewards_of``) with ``Reward.LOG_EPOCHS``, computed from the epochs that the
 job reported at the beginning of a slot and of the next one.
 """
 
@@ -65,10 +65,9 @@ def live_samples(slots: Sequence[LiveSlot], sight: Sight, rng: np.random.Generat
         later = {job.key: job.progress.epoch for job in after.recording.snapshot.jobs}
         rewards: dict[JobKey, float] = {}
         for job in snapshot.jobs:
-            epochs = later.get(job.key, math.nan) - job.progress.epoch
-            rate = epochs / job.request.epochs * sight.slot_seconds / seconds
-            if math.isfinite(rate) and rate >= 0.0:
-                rewards[job.key] = math.log(rate + MIN_RATE)
+            epochs = (later.get(job.key, math.nan) - job.progress.epoch) * sight.slot_seconds / seconds
+            if math.isfinite(epochs) and epochs >= 0.0:
+                rewards[job.key] = math.log(epochs + MIN_RATE)
         found += _slot_samples(slot, sight, rewards, rng)
     return Samples.joined(found) if len(found) >= _MIN_SAMPLES else None
 
@@ -81,7 +80,9 @@ def _slot_samples(
     seeds = rng.integers(2**32, size=1).tolist()
     # The same walk through the slot, once as the learning network sees it and once as the version saw it.
     walks = [
-        steps_of(slot.recording, seen, Labels.STEPS, 1.0, np.random.default_rng(seeds))
+        steps_of(
+            slot.recording, seen, Labels.STEPS, 1.0, np.random.default_rng(seeds), exploration=slot.version.exploration
+        )
         for seen in (sight, slot.version.sight)
     ]
     samples = []

@@ -19,7 +19,7 @@ from dl2d.simulation.vectorized.clusters import Clusters, SlotReport
 from dl2d.simulation.vectorized.dl2_paper_sizing import Windows
 from dl2d.simulation.vectorized.workload_arrays import Library
 
-#: Added to a rate before its logarithm is taken; the reward of a job without tasks is the logarithm of this.
+#: Added to a rate, or to epochs, before the logarithm is taken; a job without tasks has the logarithm of this.
 MIN_RATE: Final = 1e-3
 #: Most slots that clusters are advanced by at the beginning, so that they differ in how far their workloads are.
 _MAX_ADVANCE: Final = 24
@@ -221,7 +221,8 @@ def rewards_of(report: SlotReport, settings: Settings) -> Floats:
     """Reward of each job in a slot, shape (k, jobs); 0 for jobs that were not there."""
     if settings.reward is Reward.PROGRESS:
         return report.progress
-    rewards: Floats = np.where(report.present, np.log(report.rate + MIN_RATE), 0.0)
+    rates = report.epochs if settings.reward is Reward.LOG_EPOCHS else report.rate
+    rewards: Floats = np.where(report.present, np.log(rates + MIN_RATE), 0.0)
     return rewards
 
 

@@ -60,6 +60,9 @@ class Reward(enum.StrEnum):
     #: log(r + 0.001) with the share r that it would do in a whole slot: doubling the speed of a job adds the same
     #: reward, however long the job is.
     LOG_RATE = "log-rate"
+    #: log(e + 0.001) with the epochs e that it would do in a whole slot. As log-rate, but without the job's length,
+    #: which the network does not see: the critic can predict it from type and size.
+    LOG_EPOCHS = "log-epochs"
 
 
 class Credit(enum.StrEnum):
@@ -156,6 +159,12 @@ class Settings(Record):
         return self
 
 
+#: Learning from a site's days, where jobs may have a few tasks at most: sizes are shown finer, and updates are more and
+#: larger than by default.
+SITE: Final = Settings(
+    teacher="", extras=True, reward=Reward.LOG_EPOCHS, clusters=128, samples=4096, minibatch=512, rate=5e-3,
+    last_rate=5e-4, entropy=3e-3, validate_every=10,
+)  # fmt: skip
 #: The paper's text, section 4 and 6.1: slot reward, discount, plain gradient, replay; numbers where it names them.
 PAPER: Final = Settings(
     network=NetworkKind.DENSE, hidden=256, first_bundles=False, fresh_output=False,

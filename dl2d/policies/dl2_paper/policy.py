@@ -43,8 +43,9 @@ class Dl2Original:
         Whether actions are drawn from the policy's distribution instead of taking the best; by default as the
         checkpoint says, which knows what did better in validation.
     exploration
-        Probability, 0 to 1, with which a poor state is corrected instead of asking the network
-        (``dl2d.policies.dl2_paper.exploration``): so the policy's versions learn from sizes that it would not try.
+        Probability, 0 to 1, with which a poor state is corrected instead of asking the network, and with which a job
+        has a drawn size in a slot (``dl2d.policies.dl2_paper.drawn_sizes``): so the policy's versions learn from sizes
+        that it would not try.
 
     Raises
     ------
@@ -67,7 +68,7 @@ class Dl2Original:
     ) -> None:
         if exploration is not None and not 0.0 <= exploration <= 1.0:
             raise ConfigError(f"policy.settings.exploration: must be between 0 and 1, got {exploration:g}")
-        #: Probability with which a poor state is corrected.
+        #: Probability with which a poor state is corrected, and with which a job has a drawn size.
         self.exploration = exploration or 0.0
         #: What was learned.
         self.checkpoint = checkpoint
@@ -92,7 +93,7 @@ class Dl2Original:
         PolicyError
             The network overflows.
         """
-        sizing = Sizing(snapshot, packing, self.sight)
+        sizing = Sizing(snapshot, packing, self.sight, exploration=self.exploration)
         filling = sizing.filling
         alternatives: dict[JobKey, tuple[Alternative, ...]] = {}
         for batch in sizing.batches():
@@ -114,7 +115,12 @@ class Dl2Original:
                 filling.refuse(job, reasons[job.key] or Reason(Constraint.QUEUE, text))
                 filling.allocations[job.key] = kept
             most = not any(grows(job, has, step) for step in STEPS)
-            text = f"has its maximum of {has}" if most else f"more than {has} is not worth it to the learned policy"
+            if most:
+                text = f"has its maximum of {has}"
+            elif has == sizing.most(job):
+                text = f"has {has} in this slot for its speed to be measured (exploration)"
+            else:
+                text = f"more than {has} is not worth it to the learned policy"
             filling.refuse(job, reasons[job.key] or Reason(Constraint.SATISFIED, text))
         return filling.decision(self.name, self.version, measure="probability", alternatives=alternatives)
 

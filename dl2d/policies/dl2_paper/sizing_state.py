@@ -23,6 +23,7 @@ from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.resources import Resources
 from dl2d.policies.common.greedy_allocation import GreedyAllocation
+from dl2d.policies.dl2_paper.drawn_sizes import drawn_size
 from dl2d.policies.dl2_paper.observation import (
     Sight,
     dominant_share,
@@ -42,13 +43,18 @@ class Sizing:
     ----------
     packing
         Made for the snapshot's decision; is filled.
+    exploration
+        Probability that a job has a drawn size (``dl2d.policies.dl2_paper.drawn_sizes.drawn_size``): it is given that
+        at once, after first bundles, and no more.
     """
 
-    def __init__(self, snapshot: Snapshot, packing: Packing, sight: Sight) -> None:
+    def __init__(self, snapshot: Snapshot, packing: Packing, sight: Sight, *, exploration: float = 0.0) -> None:
         self.filling = GreedyAllocation(snapshot, packing)
         self.sight = sight
         self._snapshot = snapshot
         self._packing = packing
+        drawn = ((job.key, drawn_size(job, snapshot.slot, exploration)) for job in snapshot.jobs)
+        self._drawn = {key: size for key, size in drawn if size is not None}
         self._floors = dict(snapshot.floors)
         self._held = snapshot.held()
         self._least = {job.key: job.request.min_size for job in snapshot.jobs}
@@ -66,6 +72,10 @@ class Sizing:
         self._types = {model: place for place, model in enumerate(sight.models)}
         if sight.first_bundles:
             self._give_first_bundles()
+        for job in snapshot.jobs:
+            if job.key in self._drawn:
+                has, wanted = self.filling.allocations[job.key], self._drawn[job.key]
+                self._add(job, Allocation(max(wanted.workers - has.workers, 0), max(wanted.ps - has.ps, 0)))
 
     def batches(self) -> Iterator[Batch]:
         """One after the other; each is to be over when the next is asked for."""
@@ -76,6 +86,10 @@ class Sizing:
     def floor(self, job: Job) -> Allocation:
         """What the job keeps whatever is decided."""
         return self._floors.get(job.key, NOTHING)
+
+    def most(self, job: Job) -> Allocation:
+        """What the job may get at most."""
+        return self._drawn.get(job.key, Allocation(job.request.max_workers, job.request.max_ps))
 
     def type_of(self, job: Job) -> int:
         """Place of its one-hot; -1 for a type that the network does not know."""
@@ -117,16 +131,22 @@ class Sizing:
     def add(self, job: Job, number: int) -> bool:
         """Give a job a step; returns whether there was room."""
         step = self.steps(job)[number]
-        blocked = self.filling.add(job, step)
+        blocked = self._add(job, step)
         if blocked is not None:
             self.closed.add(self.kinds(job)[number])
             self.reasons[job.key] = _refused(step, blocked)
-            return False
+        return blocked is None
+
+    def _add(self, job: Job, step: Allocation) -> Blocked | None:
+        """Give a job tasks, all or none; returns why nodes have no room for them, None if it got them."""
+        blocked = self.filling.add(job, step)
+        if blocked is not None:
+            return blocked
         self._used += step.workers * self.amounts(job.request.worker) + step.ps * self.amounts(job.request.ps)
         if self._packing.head_only:
             # Another node may be the one that is tried now.
             self.closed.clear()
-        return True
+        return None
 
     def no_room(self, job: Job) -> Reason | None:
         """Why there is no room for a job's minimum size where it has nothing, else for any further step.
@@ -182,7 +202,7 @@ class Batch:
         self._of_sizes = np.array(layout.size_features)
         #: Workers and PSs, at present and at most, shape (jobs, 2).
         self._sizes = np.array([sizing.filling.allocations[job.key] for job in jobs], dtype=np.int64)
-        self._most = np.array([(job.request.max_workers, job.request.max_ps) for job in jobs], dtype=np.int64)
+        self._most = np.array([sizing.most(job) for job in jobs], dtype=np.int64)
         self._demand = np.array([(sizing.amounts(job.request.worker), sizing.amounts(job.request.ps)) for job in jobs])
         #: Kinds of each job's steps, shape (jobs, 3); see ``Sizing.kinds``.
         self._kinds = np.array([sizing.kinds(job) for job in jobs], dtype=np.int64)

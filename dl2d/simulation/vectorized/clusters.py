@@ -39,7 +39,9 @@ class SlotReport:
     #: Workers and PSs that each job had.
     workers: Ints
     ps: Ints
-    #: Share of its declared epochs that the job does in a whole slot at this size: not cut off where it ends.
+    #: Epochs that the job does in a whole slot at this size, not cut off where it ends; and as a share of those that it
+    #: declared.
+    epochs: Floats
     rate: Floats
     #: Share of its declared epochs that it did: as ``rate``, cut off at its end.
     progress: Floats
@@ -333,7 +335,7 @@ class Clusters:
         slot = self.slot[which]
         report = SlotReport(
             which=which, slot=slot, present=present, workers=workers, ps=ps,
-            rate=epochs / declared, progress=progress / declared, ended=ended, fraction=fraction,
+            epochs=epochs, rate=epochs / declared, progress=progress / declared, ended=ended, fraction=fraction,
         )  # fmt: skip
         self.done[which] = done + progress
         if ended.any():

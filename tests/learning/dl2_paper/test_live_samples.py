@@ -15,6 +15,7 @@ from dl2d.core.jobs import Job, Progress
 from dl2d.learning.dl2_paper.live_samples import LiveSlot, live_samples
 from dl2d.learning.recorded_decisions import Recording
 from dl2d.placement.load_balance import LoadBalance
+from dl2d.policies.dl2_paper.drawn_sizes import drawn_size
 from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.policies.dl2_paper.policy import Dl2Original
 
@@ -43,8 +44,8 @@ def test_rewards_are_the_rates_that_jobs_reported_and_those_that_left_have_none(
     slots = [slot(policy, 0.0, j1=1.0, j2=0.0), slot(policy, SLOT / 2, j1=2.0), slot(policy, SLOT, j1=2.0)]
     samples = live_samples(slots, SIGHT, np.random.default_rng(0))
     assert samples is not None
-    # One of 8 epochs in half a slot: a quarter of the job in a slot. Nothing in the next half.
-    fast, still = math.log(0.25 + 0.001), math.log(0.001)
+    # One epoch in half a slot, nothing in the next half.
+    fast, still = math.log(2.0 + 0.001), math.log(0.001)
     assert {round(float(value), 5) for value in samples.targets[samples.valid]} == {round(fast, 5), round(still, 5)}
     assert not samples.valid[:, 1].any()
     # Job 2 is gone in the second slot: an action that gave it a task cannot be judged.
@@ -70,6 +71,19 @@ def test_exploration_is_part_of_the_probability_and_of_the_version() -> None:
     plain, exploring = version(), version(exploration=0.25)
     assert plain.version != exploring.version
     assert (plain.exploration, exploring.exploration) == (0.0, 0.25)
+
+
+def test_sizes_that_were_drawn_are_no_samples() -> None:
+    """The drawn size of job 1 in the first of these slots is all that it may have, so only job 2's actions count."""
+    policy = version(exploration=0.5)
+    drawn = {number: [drawn_size(job(number, 0.0), int(at * SLOT), 0.5) for at in range(40)] for number in (1, 2)}
+    at = next(at for at, sizes in enumerate(zip(drawn[1], drawn[2], strict=True)) if sizes[0] and not sizes[1])
+    slots = [slot(policy, (at + more) * SLOT, j1=1.0 + more, j2=1.0 + more) for more in (0, 1)]
+    assert slots[0].recording.decision.jobs[0].allocation == drawn[1][at]
+    samples = live_samples(slots, SIGHT, np.random.default_rng(0))
+    assert samples is not None
+    assert set((samples.actions // 3).tolist()) <= {1, SIGHT.window}
+    assert not samples.masks[:, :3].any()
 
 
 @pytest.mark.parametrize(

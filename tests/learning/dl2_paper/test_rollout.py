@@ -102,7 +102,8 @@ def a_report(*rates: float) -> SlotReport:
     clusters.reset(np.array([0]), np.array([0]), [np.random.default_rng(0)])
     clusters.fill(np.array([[[2, 1], [1, 1]]]), np.zeros(1, dtype=np.int64))
     report = clusters.end_slot(np.array([0]))
-    return replace(report, rate=np.array([rates]), progress=np.array([rates]) / 2)
+    shares = np.array([rates])
+    return replace(report, epochs=shares * 4, rate=shares, progress=shares / 2)
 
 
 @pytest.mark.parametrize(
@@ -110,6 +111,8 @@ def a_report(*rates: float) -> SlotReport:
     [
         (Reward.PROGRESS, [0.25, 0.0]),
         (Reward.LOG_RATE, [np.log(0.501), np.log(0.001)]),
+        # Of four epochs.
+        (Reward.LOG_EPOCHS, [np.log(2.001), np.log(0.001)]),
     ],
 )
 def test_rewards_by_hand(reward: Reward, want: list[float]) -> None:
