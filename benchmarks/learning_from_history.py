@@ -1,7 +1,7 @@
 """Imitation of a recorded scheduler, and learning after it: mean completion times beside the scheduler's own.
 
     python benchmarks/learning_from_history.py [--teachers fifo drf srtf static] [--designs dl2 dl2-original]
-        [--jobs 110] [--rounds 40] [--tests 6] [--seed 0]
+        [--jobs 110] [--rounds 40] [--weeks 0] [--tests 6] [--seed 0]
 
 As figure 10 of the DL2 paper. A scheduler decides for some days on a made-up site of two nodes and is recorded in a
 store as in mode `observe`; `static` gives each job a fixed size by its model, first come, first served. The site's
@@ -11,6 +11,8 @@ scheduler on the same workloads: the mean of the logarithm over workloads, with 
 
 - imitation: what `dl2d train supervised` learns; of dl2 the fitted weights, whatever the gate says
 - imitation, then learning: as one night of the learner, `--rounds` rounds (dl2-original) or iterations (dl2)
+- own weeks: dl2-original, which imitates at first, decides on `--weeks` times `--jobs` jobs more (`exploration: 0.1`),
+  and after each learns for a night from all that was recorded, as a live site does; tested without exploration
 - learning alone: the same from drawn weights (dl2-original) or the initial weights of a search (dl2)
 - as shipped: dl2 with the weights that come with dl2d
 """
@@ -39,6 +41,7 @@ from dl2d.core.decision import Constraint, Decision, Reason
 from dl2d.core.jobs import NOTHING, Allocation
 from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE, Policy
+from dl2d.learning.dl2_paper.settings import SITE
 from dl2d.learning.dl2_paper.settings import Settings as PaperSettings
 from dl2d.learning.dl2_paper.supervised import imitate_recordings
 from dl2d.learning.dl2_paper.trainer import train
@@ -62,6 +65,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from recorded_site import MONDAY, record
 
 SLOT, DAY = 1200.0, 86_400.0
+EXPLORATION = 0.1
 POLICIES: dict[str, Callable[[Checkpoint], Policy]] = {"dl2": Dl2, "dl2-original": Dl2Original}
 
 
@@ -103,7 +107,7 @@ def learned(options: argparse.Namespace, url: str, folder: Path, design: str) ->
         recordings = [Recording(slot.snapshot, slot.decision, LoadBalance()) for slot in slots]
         history = store.history(MONDAY, MONDAY + days * DAY)
 
-        def night(start: Checkpoint, name: str) -> Checkpoint:
+        def night(start: Checkpoint, name: str, days: int = days) -> Checkpoint:
             write_checkpoint(start, folder / name / "start")
             settings = site(url, design, folder / name / "start")
             chosen = TwinSettings(iterations=options.rounds, days=None, minutes=30.0, seed=seed)
@@ -121,9 +125,19 @@ def learned(options: argparse.Namespace, url: str, folder: Path, design: str) ->
             imitated = imitate_recordings(
                 recordings, replace(paper, supervised_updates=400), slot_seconds=SLOT, seed=seed
             ).checkpoint
-            split = recorded_days(site(url, design, folder), store, now=MONDAY + days * DAY, seed=seed)
-            how = replace(paper, iterations=options.rounds, validate_every=10, clusters=32, samples=4096)
+            split = recorded_days(
+                site(url, design, folder), store, now=MONDAY + days * DAY, seed=seed, expected_speeds=True
+            )
+            how = replace(SITE, iterations=options.rounds)
             alone, found = train(split.training, split.validation, how, seed=seed), {}
+            live = imitated
+            for week in range(1, options.weeks + 1):
+                more, number = a_workload(options.jobs, 500 + 100 * seed + week), store.last_slot_number() + 1
+                deciding = Dl2Original(live, exploration=EXPLORATION)
+                record(url, more, deciding, begin=MONDAY + days * DAY, first_slot=number)
+                days = math.ceil((store.slots(limit=1)[0].at - MONDAY) / DAY)
+                live = night(live, f"week {week}", days)
+                found[f"own weeks: {week}"] = live
         return {"imitation": imitated, "imitation, then learning": night(imitated, "after"), "learning alone": alone,
                 **found}  # fmt: skip
 
@@ -136,7 +150,9 @@ def site(url: str, design: str, checkpoint: Path) -> Settings:
 
 
 def main() -> None:
-    options = options_of(__doc__, teachers=list(TEACHERS), designs=list(POLICIES), jobs=110, rounds=40, tests=6, seed=0)
+    options = options_of(
+        __doc__, teachers=list(TEACHERS), designs=list(POLICIES), jobs=110, rounds=40, weeks=0, tests=6, seed=0
+    )
     tests = [a_workload(40, 1000 + 100 * options.seed + number) for number in range(options.tests)]
     for teacher in options.teachers:
         with tempfile.TemporaryDirectory() as name:

@@ -55,9 +55,9 @@ class Listening:
 
 def record(
     url: str, workload: Workload, policy: Policy, *, begin: float = MONDAY, decided_by: str | None = None,
-    reports: bool = True,
+    reports: bool = True, first_slot: int = 1,
 ) -> None:  # fmt: skip
-    """Replay a workload and keep it in a new store: jobs, their progress slot by slot, and the slots.
+    """Replay a workload and keep it in a store: jobs, their progress slot by slot, and the slots from a number on.
 
     ``decided_by`` is the name of the policy that is recorded, if not that of ``policy``; where it is ``observed``, dl2
     would have decided the same in mode shadow. Without ``reports`` the jobs are static ones of which nothing is known
@@ -76,7 +76,7 @@ def record(
     schema.upgrade(url)
     with closing(SqlStore(url, progress_seconds=0)) as store:
         known: dict[JobKey, Job] = {}
-        for number, (snapshot, decision) in enumerate(listening.heard, start=1):
+        for number, (snapshot, decision) in enumerate(listening.heard, start=first_slot):
             for job in snapshot.jobs:
                 key = moved(job.key)
                 if key not in known:

@@ -87,11 +87,12 @@ def incumbent(settings: Settings, split: Split, live: Side) -> Side:
 def recorded_days(
     settings: Settings, store: RecordingStore, *, now: float, seed: int, days: float | None = None,
     candidate: Checkpoint | None = None, for_training: bool = True, assume_speeds: bool = False,
+    expected_speeds: bool = False,
 ) -> Split:  # fmt: skip
     """What the store has of the last days, as workloads; days that a candidate learned from are not kept back.
 
     With ``assume_speeds``, jobs that report no speeds take part with assumed ones where the others are too few for the
-    gate. Raises ``WorkloadError`` where there is too little.
+    gate; ``expected_speeds``: see ``split_history``. Raises ``WorkloadError`` where there is too little.
     """
     length = (settings.learning.days if days is None else days) * DAY_SECONDS
     begin = (now - length) // DAY_SECONDS * DAY_SECONDS
@@ -100,6 +101,7 @@ def recorded_days(
         return split_history(
             history, slot_seconds(settings), seed=seed, min_days=settings.learning.gate_min_days,
             learned=() if candidate is None else learned_days(candidate), for_training=for_training,
+            expected_speeds=expected_speeds,
         )  # fmt: skip
 
     try:

@@ -48,10 +48,6 @@ DL2_PAPER: Final = "dl2-original"
 _STEP: Final = Step(spread=0.07, rate=0.03)
 #: A site's cluster is what it is; fewer nodes stand for busier days.
 _PARTS: Final = (1.0, 1 / 2, 1 / 4)
-#: Of the paper's policy: rounds between two validations, simulated clusters, and new samples of a round.
-_PAPER_VALIDATE_EVERY: Final = 10
-_PAPER_CLUSTERS: Final = 32
-_PAPER_SAMPLES: Final = 4096
 #: Newest slots of the store among which live ones are looked for.
 _MAX_LIVE_SLOTS: Final = 4000
 #: What follows the seed in the seed of the generator of live samples.
@@ -98,7 +94,10 @@ def learn(
     """
     ends_at = time.monotonic() + 60 * (settings.learning.minutes if chosen.minutes is None else chosen.minutes)
     parent = _current(settings, store.registry, policy)
-    split = recorded_days(settings, store, now=now, seed=chosen.seed, days=chosen.days, candidate=parent)
+    split = recorded_days(
+        settings, store, now=now, seed=chosen.seed, days=chosen.days, candidate=parent,
+        expected_speeds=policy == DL2_PAPER,
+    )  # fmt: skip
     learned = (_learn_dl2 if policy == DL2 else _learn_dl2_paper)(
         settings, store, split, parent, chosen, ends_at, out / "checkpoint", tell
     )
@@ -146,7 +145,7 @@ def _learn_dl2_paper(
 ) -> Learned:  # fmt: skip
     """Actor-critic learning (section 4.3 of the paper): in the twin, and from the slots that versions decided live."""
     from dl2d.learning.dl2_paper.live_samples import live_samples  # noqa: PLC0415 - torch takes seconds
-    from dl2d.learning.dl2_paper.settings import Settings as PaperSettings  # noqa: PLC0415
+    from dl2d.learning.dl2_paper.settings import SITE  # noqa: PLC0415
     from dl2d.learning.dl2_paper.trainer import continuing, train  # noqa: PLC0415
 
     began = time.monotonic()
@@ -155,13 +154,7 @@ def _learn_dl2_paper(
     # A network that imitates a scheduler is sure of every step, so its output layer is drawn anew; later versions learn
     # on from what they have.
     imitated = "supervised" in parent.training
-    how = continuing(
-        replace(
-            PaperSettings(), iterations=chosen.iterations, validate_every=_PAPER_VALIDATE_EVERY,
-            clusters=_PAPER_CLUSTERS, samples=_PAPER_SAMPLES, fresh_output=imitated,
-        ),
-        parent,
-    )  # fmt: skip
+    how = continuing(replace(SITE, iterations=chosen.iterations, fresh_output=imitated), parent)
     # A scheduler that serves some jobs whole lets others wait, and so does a network that imitates it. From there no
     # better policy was found (docs/research/dl2-paper.md), so learning begins with the minimum size for each job.
     first_bundles = imitated or bool(parent.settings["first_bundles"])

@@ -6,6 +6,7 @@ import itertools
 import statistics
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -96,7 +97,7 @@ class Split:
 
 def split_history(
     history: History, slot_seconds: float, *, seed: int, min_days: int = 3, draws: int = 24, tests: int = 20,
-    learned: Container[str] = (), for_training: bool = True,
+    learned: Container[str] = (), for_training: bool = True, expected_speeds: bool = False,
 ) -> Split:  # fmt: skip
     """Workloads made from a recorded history; the newest days are kept back for testing.
 
@@ -114,6 +115,9 @@ def split_history(
         Days (YYYY-MM-DD) that are not kept back: what is compared was trained on them.
     for_training
         Whether there are to be workloads to train on; otherwise all days that may be are kept back.
+    expected_speeds
+        Whether workloads to train on and to choose the best weights by have the expected speeds instead of drawn ones:
+        for a policy that sees no speeds the differences between draws are noise.
 
     Raises
     ------
@@ -139,9 +143,10 @@ def split_history(
     speeds = Speeds(GaussianProcess(by_kind(measured)), [job.request for day in days for job in day.jobs])
     training, validation = [], []
     if for_training:
-        training = list(_played(trained_on, speeds, slot_seconds, np.random.default_rng([seed, _TRAINING]), draws))
+        played = partial(_played, speeds=speeds, slot_seconds=slot_seconds, expected=expected_speeds)
+        training = list(played(trained_on, rng=np.random.default_rng([seed, _TRAINING]), count=draws))
         rng = np.random.default_rng([seed, _VALIDATION])
-        validation = list(_played(trained_on[-_MOST_LOOKED_AT:], speeds, slot_seconds, rng, 2 * _MOST_LOOKED_AT))
+        validation = list(played(trained_on[-_MOST_LOOKED_AT:], rng=rng, count=2 * _MOST_LOOKED_AT))
     rng = np.random.default_rng([seed, _TEST])
     cases = []
     for number in range(max(2, tests // len(held_out))):
@@ -216,11 +221,12 @@ def _compared_jobs(whole: Day, days: Sequence[Day], present: Container[str]) -> 
 
 
 def _played(
-    days: Sequence[Day], speeds: Speeds, slot_seconds: float, rng: np.random.Generator, count: int
+    days: Sequence[Day], *, speeds: Speeds, slot_seconds: float, rng: np.random.Generator, count: int, expected: bool
 ) -> Iterator[Workload]:
-    """The days as recorded, then drawn ones; each with speeds of its own."""
+    """The days as recorded, then drawn ones; each with the expected speeds, or with speeds of its own."""
+    means = speeds.means() if expected else None
     for number in range(count):
         day = days[number] if number < len(days) else resampled(days, rng)
-        workload = workload_of(thinned(day, _MOST_TRAINED, rng), speeds.draw(rng), slot_seconds)
+        workload = workload_of(thinned(day, _MOST_TRAINED, rng), means or speeds.draw(rng), slot_seconds)
         if workload is not None:
             yield workload

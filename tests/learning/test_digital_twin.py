@@ -311,6 +311,14 @@ class TestSplit:
         # Each has speeds of its own.
         assert len({workload.speeds["resnet-50"] for workload in split.training}) == 5
 
+    def test_for_a_policy_that_sees_no_speeds_all_workloads_have_the_expected_ones(self) -> None:
+        history = a_history(*(a_job(number, number * 9000.0) for number in range(1, 28)))
+        split = split_history(history, SLOT, seed=0, min_days=1, draws=5, tests=8, expected_speeds=True)
+        learned_on = {workload.speeds["resnet-50"] for workload in (*split.training, *split.validation)}
+        assert learned_on == {split.cases[0].workload.speeds["resnet-50"]}
+        # What is compared is drawn all the same.
+        assert len({case.workload.speeds["resnet-50"] for case in split.cases}) > 1
+
     def test_what_is_compared_with_the_record_is_one_workload_of_all_jobs_that_ended(self) -> None:
         """Also where a day is replayed as one of a smaller site: recorded sizes would not fit its nodes."""
         jobs = [a_job(number, number * 120.0) for number in range(1, 1400)]
