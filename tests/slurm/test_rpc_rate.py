@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import count, repeat
+
 import pytest
 from slurm_fakes import Clock, FakeSlurm, Managers, identity, job_row, task
 
@@ -14,17 +17,36 @@ LISTING = 5
 
 def submit_all(manager: SlurmManager) -> int:
     """Submit as many tasks as are allowed; returns how many."""
-    count = 0
+    done = 0
     while manager.start_allowance().tasks:
         manager.submit(task())
-        count += 1
-    return count
+        done += 1
+    return done
 
 
-def test_starts_leave_room_for_registrations_and_these_for_listings(
+def register(slurm: FakeSlurm, manager: SlurmManager, uid: int) -> None:
+    """Authenticate a job of a user."""
+    row = {"UserID": uid, "GroupID": 1, "Name": "x", "admin_comment": "", "Container": "", "MCSLabel": ""}
+    slurm.answer("squeue", rows=[job_row(12, **row)])
+    slurm.answer("scontrol", stdout="#!/bin/sh\n")
+    slurm.answer("unmunge", stdout=f"STATUS:          0\nUID:             {uid}\nLENGTH:          7\n\ndl2d:12")
+    manager.authenticate("12", "MUNGE:AwQDAAB...:")
+
+
+def register_all(slurm: FakeSlurm, manager: SlurmManager, uids: Iterator[int]) -> tuple[int, str]:
+    """Authenticate a job of each of these users until the manager says to wait; returns how many, and why."""
+    for done, uid in enumerate(uids):
+        try:
+            register(slurm, manager, uid)
+        except Waiting as waits:
+            return done, str(waits)
+    raise AssertionError("all have registered")
+
+
+def test_starts_registrations_and_listings_have_each_a_part_of_their_own(
     slurm: FakeSlurm, manager_on: Managers, clock: Clock
 ) -> None:
-    manager = manager_on(rpcs_per_minute=100, submit_rate_per_second=1000)
+    manager = manager_on(rpcs_per_minute=100, submit_rate_per_second=1000, cluster="fake")
     manager.listing()
     assert manager.start_allowance().tasks == 50 - LISTING
     assert submit_all(manager) == 50 - LISTING
@@ -33,11 +55,24 @@ def test_starts_leave_room_for_registrations_and_these_for_listings(
     )
     slurm.answer("squeue", rows=[job_row(number) for number in range(20)])
     manager.stop([identity(number) for number in range(20)], 0.0)
-    with pytest.raises(Waiting, match="RPCs were sent to slurmctld"):
-        manager.authenticate("12", "MUNGE:AwQDAAB...:")
+    done, reason = register_all(slurm, manager, count(1001))
+    assert (done > 0, "RPCs were sent to slurmctld" in reason) == (True, True)
+    assert manager.start_allowance().tasks == 0
     assert manager.listing().nodes
     clock.now += 61
     assert manager.start_allowance().tasks == 50
+    assert "RPCs were sent to slurmctld" in register_all(slurm, manager, count(1001))[1]
+    assert submit_all(manager) == 100 // 6
+
+
+def test_a_user_whose_jobs_register_too_often_waits_alone(slurm: FakeSlurm, manager_on: Managers, clock: Clock) -> None:
+    manager = manager_on(rpcs_per_minute=100, cluster="fake")
+    _, reason = register_all(slurm, manager, repeat(1001))
+    assert "jobs of user 1001 have registered too often in the last minute" in reason
+    register(slurm, manager, 1002)
+    assert manager.start_allowance().tasks > 100 // 6
+    clock.now += 61
+    register(slurm, manager, 1001)
 
 
 def test_listings_are_limited_by_themselves(slurm: FakeSlurm, manager_on: Managers, clock: Clock) -> None:

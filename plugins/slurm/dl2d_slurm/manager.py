@@ -401,11 +401,12 @@ class SlurmManager:
 
     def authenticate(self, rm_id: str, proof: str) -> Anchor:
         """One unmunge, two squeues of this job, one scontrol for the script; the first time one more for the name."""
-        self._rate.register()
+        self._rate.check_registrations()
         socket = self._settings.munge_socket
         uid = proven_uid(self._commands, proof, f"dl2d:{rm_id}", subject=f"job {rm_id}", socket=socket)
-        found = anchor(self._commands, rm_id, uid, cluster=self._cluster_name())
-        self._ask_excluded([found.key.id])
+        with self._rate.registration(uid):
+            found = anchor(self._commands, rm_id, uid, cluster=self._cluster_name())
+            self._ask_excluded([found.key.id])
         return found
 
     def authenticate_user(self, credential: str, payload: str) -> int:

@@ -6,8 +6,9 @@ import math
 import re
 import threading
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -21,9 +22,13 @@ log = structlog.get_logger(__name__)
 _RPCS: Final = {"squeue": 3, "sinfo": 2, "scontrol": 2, "sbatch": 1, "scancel": 2} | dict.fromkeys(
     ("slurmrestd job/submit", "slurmrestd jobs", "slurmrestd ping"), 1
 )
+_SUBMISSIONS: Final = frozenset({"sbatch", "slurmrestd job/submit"})
 _LISTING_RPCS: Final = _RPCS["squeue"] + _RPCS["sinfo"]
-#: Parts of the maximum: starts and registrations are sent while fewer RPCs than this were sent in the last minute.
-_STARTS, _REGISTRATIONS = 1 / 2, 2 / 3
+#: Parts of the maximum: starts and registrations are sent while fewer RPCs than this were sent in the last minute, or
+#: while they alone had less than their own part.
+_STARTS, _OWN_PART = 1 / 2, 1 / 6
+#: Registrations of a user wait when these alone had this part. It is less than ``_OWN_PART``, for other users' sake.
+_OF_USER: Final = 1 / 8
 #: Listings may use this part whatever else was sent.
 _LISTINGS: Final = 1 / 3
 _SPAN_SECONDS: Final = 60.0
@@ -38,12 +43,24 @@ _PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 5.0, 60.0
 _CALM_SECONDS: Final = 60.0
 
 
+class _Sent(NamedTuple):
+    """RPCs that a command has sent."""
+
+    at: float
+    rpcs: int
+    #: Whether it has submitted a job.
+    starts: bool
+    #: Whose job it has authenticated, if any.
+    user: int | None
+
+
 class RpcRate:
     """Counts RPCs to slurmctld and limits those that can wait. Thread-safe.
 
-    Without the RPCs that cancel jobs, which never wait, no more than ``per_minute`` are sent in any minute: starts wait
-    while half of that were sent in the last one, registrations while two thirds were, and listings have a third of
-    their own. While slurmctld is overloaded all of them wait, 5 s at first, then twice as long each time up to 60 s.
+    Without the RPCs that cancel jobs, which never wait, no more than ``per_minute`` are sent in any minute: starts and
+    registrations wait while half of that were sent in the last one, but each has a sixth of its own, and listings have
+    a third of their own. No user's registrations get more than an eighth. While slurmctld is overloaded all of them
+    wait, 5 s at first, then twice as long each time up to 60 s.
 
     Parameters
     ----------
@@ -57,8 +74,9 @@ class RpcRate:
         self._per_minute = per_minute
         self._timer = timer
         self._lock = threading.Lock()
-        #: When RPCs were sent in the last minute, and how many.
-        self._sent: deque[tuple[float, int]] = deque()
+        self._sent: deque[_Sent] = deque()
+        #: In ``user``, for whose registration a thread sends RPCs.
+        self._thread = threading.local()
         self._listings: deque[float] = deque()
         self._calls: Counter[str] = Counter()
         self._seconds: defaultdict[str, float] = defaultdict(float)
@@ -74,7 +92,7 @@ class RpcRate:
         with self._lock:
             now = self._timer()
             self._calls[command] += 1
-            self._sent.append((now, rpcs))
+            self._sent.append(_Sent(now, rpcs, command in _SUBMISSIONS, getattr(self._thread, "user", None)))
             return now
 
     def ended(self, command: str, begin: float, *, overloaded: bool) -> None:
@@ -98,14 +116,34 @@ class RpcRate:
     def start_allowance(self) -> StartAllowance:
         """How many tasks may be submitted now."""
         with self._lock:
-            return StartAllowance(*self._left(_STARTS))
+            return StartAllowance(*self._left(lambda sent: sent.starts))
 
-    def register(self) -> None:
+    def check_registrations(self) -> None:
         """Raise ``Waiting`` where no job can be authenticated now."""
         with self._lock:
-            left, reason = self._left(_REGISTRATIONS)
+            left, reason = self._left(lambda sent: sent.user is not None)
         if not left:
             raise Waiting(reason)
+
+    @contextmanager
+    def registration(self, user: int) -> Iterator[None]:
+        """Count what this thread sends meanwhile as the registration of a job of a user id.
+
+        Raises
+        ------
+        Waiting
+            The user's jobs have registered too often in the last minute.
+        """
+        with self._lock:
+            sent = self._last_minute(lambda each: each.user == user)
+        if sent >= self._per_minute * _OF_USER:
+            raise Waiting(f"jobs of user {user} have registered too often in the last minute: this took {sent} RPCs "
+                          f"to slurmctld (rpcs_per_minute={self._per_minute})")  # fmt: skip
+        self._thread.user = user
+        try:
+            yield
+        finally:
+            self._thread.user = None
 
     def list(self) -> None:
         """Count a listing that begins.
@@ -136,19 +174,20 @@ class RpcRate:
         left = self._paused_until - self._timer()
         return f"Slurm is overloaded or limits the rate of RPCs; asked again in {left:.0f} s" if left > 0 else ""
 
-    def _left(self, part: float) -> tuple[int, str]:
-        """How many RPCs may be sent by those who may use a part of the maximum, and why not more."""
+    def _left(self, own: Callable[[_Sent], bool]) -> tuple[int, str]:
+        """How many RPCs may be sent of those of which ``own`` is true, and why not more."""
         if reason := self._pause():
             return 0, reason
         sent = self._last_minute()
         reason = f"{sent} RPCs were sent to slurmctld in the last minute (rpcs_per_minute={self._per_minute})"
-        return max(int(self._per_minute * part) - sent, 0), reason
+        shared = int(self._per_minute * _STARTS) - sent
+        return max(shared, int(self._per_minute * _OWN_PART) - self._last_minute(own), 0), reason
 
-    def _last_minute(self) -> int:
+    def _last_minute(self, counts: Callable[[_Sent], bool] | None = None) -> int:
         now = self._timer()
-        while self._sent and now - self._sent[0][0] >= _SPAN_SECONDS:
+        while self._sent and now - self._sent[0].at >= _SPAN_SECONDS:
             self._sent.popleft()
-        return sum(rpcs for _, rpcs in self._sent)
+        return sum(sent.rpcs for sent in self._sent if counts is None or counts(sent))
 
 
 def is_overloaded(said: str) -> bool:
