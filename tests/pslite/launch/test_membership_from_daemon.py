@@ -89,6 +89,8 @@ def test_a_job_under_a_daemon_that_is_away_for_a_while_grows_shrinks_and_finishe
     gone = next(m for beat in daemon.beats for m in beat["members"] if m["task"] == "worker-0" and m["cause"])
     assert gone["usage"]["cpu_seconds"] > 0
     assert gone["usage"]["memory_peak"] > 10 << 20
+    said = process.stderr.read()
+    assert said.count("the job goes on at its present size") == said.count("the daemon answers again") >= 1, said
 
 
 def test_a_task_that_is_withdrawn_before_it_is_a_member_ends_well_and_stop_cancels_a_job(daemon):

@@ -61,6 +61,15 @@ def listener():
         process.kill()
 
 
+def test_a_script_that_ends_at_once_ends_its_job():
+    done = subprocess.run(
+        [sys.executable, "-m", "pslite.run", "--standalone", "true"], env=environment(), capture_output=True,
+        text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "its script ended without joining the job" in done.stderr
+
+
 def test_signals_are_passed_on(listener):
     for name in ALL:
         listener.send_signal(getattr(signal, name))

@@ -64,6 +64,14 @@ def test_a_name_that_is_not_this_hosts_is_told():
     assert "192.0.2.7 is no address of this host" in said[0]
 
 
+def test_a_name_that_other_nodes_resolve_otherwise_is_told(monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(socket.AF_INET, 1, 6, "", ("127.0.1.1", 0))])
+    with _listen_as("head", LogLocation(), said.append) as listener:
+        assert listener.getsockname()[0] == "0.0.0.0"
+    assert "head resolves to 127.0.1.1 here, which other nodes cannot reach" in said[0]
+
+
 def test_new_owners_of_very_many_blocks_fit_into_a_message():
     members = [
         Member(f"ps-{number}", "i" * 32, "h" * 60, 4_000_000, f"{'h' * 60}:50000", "pslite-" + "0" * 32, "m" * 40)

@@ -87,7 +87,7 @@ class Job:
     watch: ProgressWatch = field(default_factory=ProgressWatch)
     #: monotonic times in seconds, and the versions reached then
     progress: list[tuple[float, int]] = field(default_factory=list)
-    #: the epoch and the slow members of which the user was told last
+    #: the epoch of which the user was told last, and all slow members of which the user was told
     epoch_reported: int = 0
     slow_reported: set[str] = field(default_factory=set)
 

@@ -33,6 +33,8 @@ from pslite.net.messages import (
 
 #: how long the next plan waits after one was given up: the first, doubled with each, up to the second
 _RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.1, 30.0
+#: users are told of members that take at least so many times as long as the others, of each once
+_TOLD_FACTOR = 1.5
 
 PlanMessage = Ready | Publish | Nack | Announced | Pushed | Drained | Moved
 
@@ -162,9 +164,9 @@ def _rebalance(job: Job, now: float) -> bool:
     left = spec.total_versions - state.version
     proposal = balance.consider(now, plan, shards, [block.nbytes for block in state.blocks], left)
     for straggler in balance.stragglers:
-        if straggler.task not in job.slow_reported:
+        if straggler.task not in job.slow_reported and straggler.factor >= _TOLD_FACTOR:
+            job.slow_reported.add(straggler.task)
             job.say(f"{straggler.task} on {straggler.host} is slow: it {straggler.reason}")
-    job.slow_reported = {straggler.task for straggler in balance.stragglers}
     if proposal is None:
         return False
     job.say(f"{proposal.reason}, for a step {proposal.gain:.0%} shorter")

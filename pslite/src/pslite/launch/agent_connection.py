@@ -31,6 +31,8 @@ class AgentConnection:
         self._lock = threading.Lock()
         self._channel: Channel[FromCoordinator] | None = None
         self._noted = False
+        #: whether the coordinator has ever been reached
+        self.reached = False
         #: whether the job goes on without the task, whose process has to end
         self.given_up = False
         #: whether the coordinator has ended since the job was cancelled; not if another one has taken its place
@@ -43,6 +45,7 @@ class AgentConnection:
         except PsliteError as error:
             return str(error)
         with self._lock:
+            self.reached = True
             if self._channel is None:
                 self._channel = Channel(sock, Inbox(FromCoordinator, MAX_CONTROL_BYTES))
                 self.cancelled = False

@@ -131,7 +131,14 @@ def _listen_as(host: str, location: LogLocation, say: Callable[[str], None]) -> 
         with contextlib.suppress(OSError):
             listen(address).close()
             return _listen(location, address)
-    say(f"{host} is no address of this host: members are accepted on all of its addresses; set DL2_HOST to one of them")
+    if found and all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in found):
+        say(
+            f"{host} resolves to {found[0]} here, which other nodes cannot reach: members are accepted on all "
+            "addresses of this host; if none come, correct /etc/hosts or set DL2_HOST"
+        )
+    else:
+        text = "members are accepted on all of its addresses; set DL2_HOST to one of them"
+        say(f"{host} is no address of this host: {text}")
     return _listen(location)
 
 

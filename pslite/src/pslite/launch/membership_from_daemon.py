@@ -55,6 +55,8 @@ class DaemonClient:
         self._status: Status | None = None
         self._urgent = False
         self._closing = False
+        #: whether the last heartbeat failed, and whether that was told of the end of the job
+        self._failing = self._end_waits = False
         self._acknowledged_plans = 0
         #: with the causes, which may be known later
         self._acknowledged_left: set[tuple[str, str | None]] = set()
@@ -127,14 +129,17 @@ class DaemonClient:
         try:
             answer = msgspec.json.decode(fetch(request, 10, _MAX_REPLY), type=_HttpReply)
         except urllib.error.HTTPError as error:
-            self._say(f"the daemon answered {error.code} to a heartbeat; the job goes on at its present size")
+            self._tell_failure(f"the daemon answered {error.code} to a heartbeat")
             error.close()
             if self._closing and error.code in (401, 403, 404, 409, 410):
                 self._final_done.set()
             return None
         except (OSError, msgspec.MsgspecError, ValueError) as error:
-            self._say(f"the heartbeat to the daemon failed: {error}; the job goes on at its present size")
+            self._tell_failure(f"the heartbeat to the daemon failed: {error}")
             return None
+        if self._failing:
+            self._failing = False
+            self._say("the daemon answers again")
         reply = Reply(members=frozenset(answer.members), stop=answer.stop, heartbeat_seconds=answer.heartbeat_seconds)
         with self._condition:
             self._acknowledged_plans += len(body["plans"])
@@ -143,6 +148,15 @@ class DaemonClient:
             self._reply = reply
         self._wake()
         return reply
+
+    def _tell_failure(self, text: str) -> None:
+        """Tell the first of several heartbeats that fail, and the first one with the end of the job."""
+        if self._closing and not self._end_waits:
+            self._end_waits = True
+            self._say(f"{text}; waits to report the end of the job, for at most {_FINAL_SECONDS:g} s")
+        elif not self._failing:
+            self._say(f"{text}; the job goes on at its present size")
+        self._failing = True
 
     def _measurements_to_tell(self, members: list[dict[str, Any]]) -> dict[str, object]:
         """Leave out of members what was told before, or is too much for one heartbeat; return by task what is told."""

@@ -24,7 +24,7 @@ from pslite.launch.signals import ENDING, OWN, from_terminal, handled, wait_for
 from pslite.net.authentication import Identity
 from pslite.net.messages import AgentExit, AgentUsage
 
-#: time limits for the coordinator to acknowledge the report of a failure, and to be reached after a success
+#: time limits for the coordinator to acknowledge the report of a failure, and to be reached again after a success
 _REPORT_SECONDS, _QUICK_SECONDS = 2.0, 0.2
 #: how long a process that was given up may take to end by itself
 _GIVEN_UP_SECONDS = 10.0
@@ -211,7 +211,8 @@ class TaskAgent:
             usage=usage,
             output=output,
         )
-        reach = _REPORT_SECONDS if code else _QUICK_SECONDS
+        # a coordinator that has not heard of the task waits for it
+        reach = _REPORT_SECONDS if code or not self._connection.reached else _QUICK_SECONDS
         if not self._connection.report(report, _REPORT_SECONDS, reach) and code:
             self._say("the coordinator did not accept the report of how the task ended")
         self._connection.close()
