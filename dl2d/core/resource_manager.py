@@ -80,7 +80,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     user: str
     #: The resource manager's priority; the larger number comes first, and standing claims come last.
     priority: int
-    #: Minimum number of nodes, and the demand on all of them together, divided evenly.
+    #: Minimum number of nodes, and the demand on all of them together, divided evenly. A standing claim gets as many
+    #: of its nodes as can be had.
     nodes: int
     demand: Resources
     #: It shares its nodes with no other job.
@@ -94,6 +95,9 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     expected_start: float = 0.0
     #: Room that the site keeps free for any job: all elastic jobs but those that never yield give it up.
     standing: bool = False
+    #: Of a standing claim on the nodes of a reservation that has begun: handles of its anchors. Tasks of all other
+    #: jobs leave, and no room is kept, since these jobs may not use the nodes. None for any other claim.
+    members: frozenset[str] | None = None
 
 
 class StaticJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -13,6 +13,7 @@ from dl2d.core.resource_manager import (
     Anchor,
     Claim,
     EligibleNodes,
+    GrowthLimit,
     RmIdentity,
     RmJob,
     RmJobState,
@@ -53,6 +54,8 @@ class ScriptedManager(MemoryManager):
         self.anchor_priority = 100
         self.priorities: dict[str, int] = {}
         self.yields = Yields.HIGHER_PRIORITY
+        #: Limits of the listing.
+        self.growth_limits: tuple[GrowthLimit, ...] = ()
         #: Nodes that tasks may use, by the handle of their anchor.
         self.eligible: dict[str, EligibleNodes] = {}
 
@@ -70,6 +73,7 @@ class ScriptedManager(MemoryManager):
             jobs=jobs,
             ended_until=self.ended_until,
             incomplete=self.incomplete,
+            growth_limits=self.growth_limits,
             claims=tuple(self.claims),
             eligible_nodes=self.eligible,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -42,6 +43,16 @@ class ClaimHistory:
     #: Since when planned nodes have been vacated for a claim that cannot be met yet.
     vacated_since: Mapping[ClaimKey, float] = field(default_factory=dict)
     given_up: tuple[GivenUpClaim, ...] = ()
+    #: Shapes for which nodes were searched in vain in the last ticks. They are not searched for until the ones behind
+    #: them were.
+    failed: frozenset[tuple[object, ...]] = frozenset()
+
+    def nodes_by_handle(self) -> defaultdict[str, set[str]]:
+        """The nodes of each claim in the last tick, by its handle; none for a claim that had none."""
+        found: defaultdict[str, set[str]] = defaultdict(set)
+        for handle, node in self.nodes:
+            found[handle].add(node)
+        return found
 
     def is_undecided(self, claims: Iterable[ClaimedNodes]) -> bool:
         """Whether tasks have to leave a node for a claim that was not there at the last decision."""

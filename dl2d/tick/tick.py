@@ -56,9 +56,11 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
     silent = reconciled.silent
 
     # Vacate nodes for jobs of others
+    growth_limits = (*observed.listing.growth_limits, *reconciled.growth_limits)
     snapshot, claim_history = claim_nodes(
         reconciled.snapshot, observed.listing, state.claim_history,
         silent=silent, now=begin, lead_seconds=context.timeouts.drain_seconds,
+        held_back=reconciled.backing_off, growth_limits=growth_limits,
     )  # fmt: skip
 
     # Decide and guard, unless the last decision is still in force
@@ -78,7 +80,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
             policy_failures = policy_failures.after(deciders.policy, proposed)
         guarded = guard(
             proposed, snapshot, context.guard_rules, reconciled.memory,
-            silent=silent, growth_limits=(*observed.listing.growth_limits, *reconciled.growth_limits),
+            silent=silent, growth_limits=growth_limits,
             last=None if state.slot_decision is None else state.slot_decision.in_force,
         )  # fmt: skip
         if mode.acts:

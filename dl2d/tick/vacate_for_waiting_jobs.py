@@ -4,7 +4,8 @@ A rigid job that waits for whole nodes never starts while elastic jobs hold a pa
 elastic jobs give up tasks above their floors to a waiting job of higher priority (``Yields``), on as many nodes as it
 needs. Its room counts as used on these nodes in the snapshot, so that policy, guard and placing all leave it free.
 
-Claims get room by priority; nodes that the site keeps free for any job (standing claims) come last. No job shrinks for
+Claims get room by priority; nodes that the site keeps free for any job (standing claims) come last, in time that grows
+with the nodes and with the tasks on those that are vacated. No job shrinks for
 a claim that cannot get room now even with all elastic jobs at their floors, with one exception: if the resource manager
 plans to start the claim's job within ``lead_seconds``, the planned nodes are vacated in time. On nodes that are planned
 for later, running tasks stay and no new ones start, if all elastic jobs that may use them yield to that claim.
@@ -18,7 +19,7 @@ released, and nothing is vacated for it until all its nodes can be.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -26,16 +27,17 @@ from msgspec import structs
 
 from dl2d.core.cluster import ClaimedNodes, Node, NodeState, Snapshot, Task
 from dl2d.core.jobs import NOTHING, TASK_ROLES, JobKey, Role
-from dl2d.core.resource_manager import Claim, RmJob, RmListing, Yields
+from dl2d.core.resource_manager import Claim, GrowthLimit, RmJob, RmListing, Yields
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.tick.claim_history import ClaimHistory, ClaimKey, GivenUpClaim, nodes_of_claims
 from dl2d.tick.place.make_room import TaskGroup, first_member, leaving_order
 
 #: Maximum number of claims that get room at once.
 MAX_GRANTED: Final = 64
-#: Maximum number of claims that are examined in one tick.
+#: Of how many kinds claims are examined in one tick: those of one user with the same demand and nodes are of a kind.
 MAX_EXAMINED: Final = 256
-#: When nodes were searched for this many claims and floors left too few, no further claim is examined in the tick.
+#: When nodes were searched for this many claims and floors left too few, no more are searched for in the tick; the next
+#: one goes on with the claims behind them.
 MAX_FAILED: Final = 16
 #: How long a claim's room may be free without its job starting.
 MAX_UNUSED_SECONDS: Final = 300.0
@@ -54,11 +56,14 @@ def claim_nodes(
     silent: Collection[JobKey],
     now: float,
     lead_seconds: float,
+    held_back: Collection[JobKey] = (),
+    growth_limits: Iterable[GrowthLimit] = (),
 ) -> tuple[Snapshot, ClaimHistory]:
     """The snapshot with the claims that get room, and the next history. ``now``: seconds on a monotonic clock.
 
-    Jobs whose coordinator is ``silent`` keep their tasks. An incomplete listing may lack nodes and jobs, so that
-    nothing is claimed.
+    Jobs whose coordinator is ``silent`` keep their tasks. Waiting elastic jobs that are silent or ``held_back``, or for
+    whose minimum size ``growth_limits`` leave too little, cannot start and take nothing from claims of lower priority.
+    An incomplete listing may lack nodes and jobs, so that nothing is claimed.
     """
     if listing.incomplete:
         return snapshot, history
@@ -67,19 +72,18 @@ def claim_nodes(
         return snapshot, ClaimHistory(given_up=tuple(given_up.claims))
     rooms = _NodeRoom(snapshot, listing, silent)
     free_now = {node.name: node.capacity.minus(node.used) for node in snapshot.nodes}
-    standing = [claim for claim in listing.claims if claim.standing]
-    claims = sorted((claim for claim in listing.claims if not claim.standing), key=lambda claim: -claim.priority)
-    claims = [*claims[:MAX_EXAMINED], *standing]
-    waiting = rooms.waiting_jobs()
-    previous: dict[str, set[str]] = defaultdict(set)
-    for handle, node in history.nodes:
-        previous[handle].add(node)
-    waiting_under = Counter(claim.handle for claim in claims)
+    # A sort is stable: standing claims come in the order of the listing.
+    claims = sorted(listing.claims, key=lambda claim: (claim.standing, -claim.priority))
+    examined = list(_of_first_kinds(claims, history.failed))
+    complete = len(examined) == len(claims)
+    waiting = rooms.waiting_jobs(growth_limits, held_back)
+    previous = history.nodes_by_handle()
+    waiting_under = Counter(claim.handle for claim in examined)
     granted: list[ClaimedNodes] = []
     free_since: dict[ClaimKey, float] = {}
     vacated_since: dict[ClaimKey, float] = {}
-    hopeless: set[tuple[object, ...]] = set()
-    for claim in claims:
+    hopeless = set(history.failed)
+    for claim in examined:
         if len(granted) >= MAX_GRANTED and not claim.standing:
             continue
         while waiting and rooms.priority(waiting[0]) >= claim.priority:
@@ -87,11 +91,15 @@ def claim_nodes(
         shape, key = _shape(claim), ClaimKey(claim.handle, waiting_under[claim.handle])
         found, unused, partial = None, 0.0, False
         may_meet, may_vacate_planned = given_up.allows(claim)
-        if may_meet and shape not in hopeless:
+        is_searched = not claim.standing and may_meet and shape not in hopeless
+        complete = complete and not (is_searched and rooms.is_exhausted)
+        if claim.standing:
+            found = rooms.keep_free(claim, previous[claim.handle])
+        elif is_searched and not rooms.is_exhausted:
             found = rooms.meet(claim, previous[claim.handle])
             if found is None:
                 hopeless.add(shape)
-            elif not claim.standing and _is_free(found, free_now):
+            elif _is_free(found, free_now):
                 free_since[key] = history.free_since.get(key, now)
                 unused = now - free_since[key]
         if found is None and claim.planned and may_vacate_planned:
@@ -110,8 +118,27 @@ def claim_nodes(
             for node, room in zip(found.nodes, found.room, strict=True):
                 free_now[node] = free_now[node].minus(room)
     decided = history.decided if granted else frozenset[tuple[str, str]]()
-    claimed = ClaimHistory(nodes_of_claims(granted), decided, free_since, vacated_since, tuple(given_up.claims))
+    claimed = ClaimHistory(
+        nodes_of_claims(granted), decided, free_since, vacated_since, tuple(given_up.claims),
+        frozenset() if complete else frozenset(hopeless),
+    )  # fmt: skip
     return _with_claims(snapshot, granted), claimed
+
+
+def _of_first_kinds(claims: Iterable[Claim], failed: Collection[tuple[object, ...]]) -> Iterator[Claim]:
+    """Standing claims, and those of the first kinds. Claims that no nodes are searched for do not count."""
+    kinds: set[tuple[object, ...]] = set()
+    for claim in claims:
+        if claim.standing:
+            yield claim
+            continue
+        shape = _shape(claim)
+        kind = claim.user, shape
+        if shape not in failed and kind not in kinds:
+            if len(kinds) == MAX_EXAMINED:
+                continue
+            kinds.add(kind)
+        yield claim
 
 
 def _is_free(claim: ClaimedNodes, free_now: Mapping[str, Resources]) -> bool:
@@ -202,7 +229,9 @@ class _NodeRoom:
         #: The worker of rank 0 of each job; it leaves last.
         self._rank0_workers = {first_member(tasks) for (_, role), tasks in groups.items() if role is Role.WORKER}
         #: Tasks on each node that are meant to run.
-        self._tasks_on = {name: tuple(sorted(here.get(name, ()), key=self._leaving_order)) for name in self._capacity}
+        self._tasks_on = {
+            node.name: tuple(sorted(here.get(node.name, ()), key=self._leaving_order)) for node in listing.nodes
+        }
         #: What others use there, with the claims that were met and the tasks that move there.
         self._used_by_others_on = {node.name: self._used_by_others(node, ours[node.name]) for node in snapshot.nodes}
         floors = dict(snapshot.floors)
@@ -215,8 +244,11 @@ class _NodeRoom:
         #: Changes that can be undone: mapping, key and former value. ``_undo_point``: its length before the last claim.
         self._undo_log: list[tuple[dict[Any, Any], Any, Any]] = []
         self._undo_point = 0
-        #: Claims that turned out to exceed what floors leave.
-        self._failed = 0
+        #: Number of claims that turned out to exceed what floors leave.
+        self.failed = 0
+        #: Tasks that could not move while nodes are kept free, by room and nodes that their job may use, with the nodes
+        #: that were not tried: that of the last such task itself.
+        self._immovable: dict[tuple[Resources, frozenset[str] | None], list[str]] = {}
         #: Nodes to which tasks may move for the claim that is met: first those that it cannot use, then those where
         #: other tasks run.
         self._move_targets: list[str] = []
@@ -232,14 +264,25 @@ class _NodeRoom:
         """Priority of a job's anchor."""
         return self._anchors[key].priority
 
-    def waiting_jobs(self) -> list[JobKey]:
-        """Elastic jobs that have nothing, by priority: those that come before a claim of lower priority."""
-        waiting = [
-            key
+    def waiting_jobs(self, growth_limits: Iterable[GrowthLimit], held_back: Collection[JobKey]) -> list[JobKey]:
+        """Elastic jobs that have nothing, by priority: those that come before a claim of lower priority.
+
+        Without those that cannot start: they are silent or ``held_back``, or a limit leaves too little for their
+        minimum size.
+        """
+        waiting = {
+            anchor.handle: key
             for key, anchor in self._anchors.items()
             if self._held[key] == NOTHING and anchor.yields is not Yields.ALWAYS
-        ]
-        return sorted(waiting, key=lambda key: -self.priority(key))
+            if key not in held_back and key not in self._silent
+        }
+        for limit in growth_limits if waiting else ():
+            for handle in limit.anchors & waiting.keys():
+                request = self._jobs[waiting[handle]].request
+                least = Resources.total(request.demand(role) * request.min_size.count(role) for role in TASK_ROLES)
+                if any(least.get(name) > left for name, left in limit.left.items()):
+                    del waiting[handle]
+        return sorted(waiting.values(), key=lambda key: -self.priority(key))
 
     def reserve_minimum(self, key: JobKey) -> None:
         """Take the room of a waiting job's minimum size where it is free or others can spare it, all or nothing."""
@@ -273,7 +316,7 @@ class _NodeRoom:
                 ranked.append((order, name))
         chosen: dict[str, Resources] = {}
         leaving: list[Task] = []
-        if len(ranked) < count or self._failed == MAX_FAILED:
+        if len(ranked) < count:
             return None
         for _, name in sorted(ranked):
             if len(chosen) == count:
@@ -284,9 +327,56 @@ class _NodeRoom:
                 leaving += left
         if len(chosen) < count or not claim.required <= chosen.keys():
             self._undo(self._undo_point)
-            self._failed += 1
+            self.failed += 1
             return None
         return _claimed(claim, chosen, leaving)
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether nodes were searched for in vain so often that no more are searched for in this tick."""
+        return self.failed >= MAX_FAILED
+
+    def keep_free(self, claim: Claim, previous: Collection[str]) -> ClaimedNodes:
+        """As many whole nodes as can be had of those that a standing claim asks for, in the order of ``meet``."""
+        if claim.members is not None:
+            return self._vacate_reserved(claim, claim.members)
+        self._undo_point, self._move_targets = len(self._undo_log), []
+        ranked = []
+        for name in self._capacity:
+            if claim.eligible is None or name in claim.eligible:
+                leavers = self._leavers(name, None, claim)
+                if leavers is not None:
+                    rank0 = any(task in self._rank0_workers for task in leavers)
+                    order = bool(leavers), name not in previous, len(leavers), rank0, self._index[name]
+                    ranked.append((order, name))
+        chosen: dict[str, Resources] = {}
+        leaving: list[Task] = []
+        self._immovable.clear()
+        for _, name in sorted(ranked):
+            if len(chosen) == claim.nodes:
+                break
+            left = self._vacate(name, None, claim, chosen)
+            if left is not None:
+                chosen[name] = self._capacity[name]
+                leaving += left
+        return _claimed(claim, chosen, leaving)
+
+    def _vacate_reserved(self, claim: Claim, members: Collection[str]) -> ClaimedNodes:
+        """Let the tasks of jobs that are not ``members`` leave the nodes of a reservation, as far as floors allow."""
+        self._undo_point, self._move_targets = len(self._undo_log), []
+        reserved = frozenset(self._tasks_on if claim.eligible is None else claim.eligible)
+        leaving: list[Task] = []
+        self._immovable.clear()
+        for node in (name for name in self._tasks_on if name in reserved):
+            for task in self._tasks_on[node]:
+                if self._yields(task.job, claim) and self._anchors[task.job].handle not in members:
+                    undo_point = len(self._undo_log)
+                    self._remove(node, task)
+                    if self._leave(task, node, claim, reserved):
+                        leaving.append(task)
+                    else:
+                        self._undo(undo_point)
+        return _claimed(claim, dict.fromkeys((task.node for task in leaving), NO_RESOURCES), leaving)
 
     def undo_last(self) -> None:
         """Take back the claim that was met last, or for which nodes were vacated last."""
@@ -410,8 +500,15 @@ class _NodeRoom:
                 (name for name in self._capacity if name not in claim.planned),
                 key=lambda name: (eligible is None or name in eligible, not self._tasks_on[name], self._index[name]),
             )
-        targets = [name for name in self._move_targets if name != node and name not in chosen]
-        return self._take(task.job, task.room, targets)
+        if not claim.standing:
+            return self._take(task.job, task.room, [n for n in self._move_targets if n != node and n not in chosen])
+        # Where a task of another node found no room there is none for its like.
+        alike = task.room, self._may_use.get(task.job)
+        targets = self._immovable.get(alike, self._move_targets)
+        if self._take(task.job, task.room, [name for name in targets if name != node and name not in chosen]):
+            return True
+        self._immovable[alike] = [node] if node in self._capacity else []
+        return False
 
     def _take(self, key: JobKey, demand: Resources, nodes: Collection[str]) -> bool:
         """Take a demand of a job on the first node where it is free, or else where jobs can spare tasks for it."""

@@ -126,9 +126,11 @@ def test_reasons_that_are_not_about_the_node(reason: str) -> None:
     assert not is_node_refused(reason)
 
 
-def test_nodes_of_a_reservation_are_claimed_ten_minutes_before_it_begins() -> None:
+def test_nodes_of_a_reservation_are_claimed_from_ten_minutes_before_it_begins_to_its_end() -> None:
     maintenance = Reservation("maintenance", frozenset({"n1", "n2"}), 1000, 2000)
-    for at, nodes in ((399.0, []), (400.0, ["n1", "n2"]), (999.0, ["n1", "n2"]), (1000.0, [])):
-        found = list(reservation_claims([maintenance], at))
-        assert [claim.eligible for claim in found] == [frozenset({node}) for node in nodes]
-        assert all(claim.standing and claim.whole and claim.nodes == 1 for claim in found)
+    jobs = {"7": AnchorOptions(reservation="maintenance"), "8": AnchorOptions()}
+    for at, members in ((399.0, []), (400.0, [None]), (999.0, [None]), (1000.0, [{"7"}]), (2000.0, [])):
+        found = list(reservation_claims([maintenance], jobs, at))
+        assert [claim.members for claim in found] == members
+        assert all(claim.standing and claim.whole and claim.nodes == 2 for claim in found)
+        assert all(claim.eligible == maintenance.nodes for claim in found)

@@ -203,3 +203,25 @@ def test_a_job_that_stages_out_files_has_left_its_node(site: Site) -> None:
     site.rows += [job_row(1, State="STAGE_OUT", **held), job_row(2, State="COMPLETING", NodeList="n2", **held)]
     used = {node.name: node.used.get("cpu") for node in site.tick().snapshot.nodes}
     assert used == {"n1": 0, "n2": 8}
+
+
+@pytest.mark.parametrize(
+    ("begins", "own", "leave"),
+    [
+        pytest.param(300, False, 4, id="begins soon"),
+        pytest.param(-10, False, 4, id="has begun"),
+        pytest.param(-10, True, 0, id="is the job's own"),
+        pytest.param(-600, False, 0, id="is over"),
+    ],
+)
+def test_tasks_leave_a_reservation_of_others_until_its_end(site: Site, begins: int, own: bool, leave: int) -> None:
+    """A reservation of n2 with IGNORE_JOBS may begin at any time."""
+    request = replace(REQUEST, max_workers=7, max_ps=1, worker=WORKER, ps=WORKER)
+    site.elastic(7, request, PLACES, Reservation="urgent" if own else "(null)")
+    half = {"CPUsState": "4/4/0/8", "AllocMem": "400"}
+    site.nodes(node_row("n1", **half), node_row("n2", **half), node_row("n4", CPUsState="8/0/0/8"))
+    reservation(site, begins, begins + 500, "n2", 8)
+    report = site.tick()
+    assert sum(len(claim.leaving) for claim in report.snapshot.claims) == leave
+    on_n2 = {task.id for task in report.snapshot.tasks if task.node == "n2"} if leave else set()
+    assert {stop.task for stop in report.plan.stops} | {move.task for move in report.plan.moves} == on_n2

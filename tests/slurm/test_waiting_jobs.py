@@ -159,9 +159,9 @@ def test_nodes_are_kept_free_and_elastic_jobs_hold_a_share_of_a_partition(
     rules = [{"partition": "gpu", "max_share": 0.5, "min_free": 7}, {"partition": "cpu", "min_free": 1}]
     listing = manager_on(sharing=rules).listing()
     kept = [claim for claim in listing.claims if claim.standing]
-    assert [(claim.handle, claim.whole, claim.eligible) for claim in kept] == [
-        ("partition cpu", True, {"n2", "n3"}),
-        *[("partition gpu", True, {"n1", "n2"})] * 2,
+    assert [(claim.handle, claim.nodes, claim.eligible) for claim in kept] == [
+        ("partition cpu", 1, {"n2", "n3"}),
+        ("partition gpu", 2, {"n1", "n2"}),
     ]
     (limit,) = listing.growth_limits
     assert limit.left == {"cpu": 8 - 3, "memory": 4000 - 1000, "gpu": 2}

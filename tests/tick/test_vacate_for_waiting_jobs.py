@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from tick.world import GivesNothing, World
 
 from dl2d.core.decision import Constraint
+from dl2d.core.guard_state import StartFailures
 from dl2d.core.jobs import JobKey, JobState
-from dl2d.core.resource_manager import Claim, EligibleNodes, RmJob, RmJobState, Yields
+from dl2d.core.resource_manager import Claim, EligibleNodes, GrowthLimit, RmJob, RmJobState, Yields
 from dl2d.core.resources import Resources
 from dl2d.testing.builders import make_nodes
 from dl2d.tick.record import Report
@@ -365,6 +367,42 @@ def test_an_elastic_job_of_higher_priority_that_waits_comes_before_a_claim(world
     assert follow(world) == []
     assert world.has(second) == (1, 1)
     assert world.job(first).state is JobState.RUNNING
+
+
+@pytest.mark.parametrize("obstacle", ["silent", "backing off", "limit"])
+def test_a_waiting_elastic_job_that_cannot_start_takes_nothing_from_claims(world: World, obstacle: str) -> None:
+    first = world.submit(max_workers=8, max_ps=8)
+    world.settle()
+    second = world.submit(min_workers=4, min_ps=4, max_workers=4)
+    world.tick(1.0)
+    anchor = world.job(second).anchor
+    world.manager.priorities[anchor] = 10_000
+    if obstacle == "limit":
+        reason = "QOS small leaves bob no more"
+        world.manager.growth_limits = (GrowthLimit(frozenset({anchor}), {"cpu": 3.0}, reason),)
+    elif obstacle == "backing off":
+        failed = {second: StartFailures(at=world.now, not_counted=9)}
+        world.state = replace(world.state, memory=replace(world.state.memory, start_failures=failed))
+    world.beat(*([first] if obstacle == "silent" else []))
+    world.tick(70.0 if obstacle == "silent" else 1.0)
+    world.manager.claims.append(claim(nodes=3))
+    for _ in range(8):
+        world.beat(first, *([] if obstacle == "silent" else [second]))
+        world.tick(1.0)
+    assert world.manager.start_claims() == ["812"]
+    assert world.job(first).state is JobState.RUNNING
+
+
+@pytest.mark.parametrize("count", [16, 40, 300])
+def test_claims_that_cannot_be_met_do_not_hide_those_behind_them(world: World, count: int) -> None:
+    jobs = [world.submit(max_workers=4, max_ps=4) for _ in range(2)]
+    world.settle()
+    too_many = (
+        claim(str(number), 4, 9900 - number, demand=Resources.of(cpu=4 + number % 29)) for number in range(count)
+    )
+    world.manager.claims = [*too_many, claim(nodes=1, priority=1000, user="eve")]
+    assert follow(world, 12) == ["812"]
+    assert all(world.job(job).state is JobState.RUNNING for job in jobs)
 
 
 def test_with_equal_floors_the_nodes_that_fewest_tasks_leave_are_vacated(world: World) -> None:

@@ -249,7 +249,7 @@ class SlurmManager:
             ),
             claims=(
                 *claims([self._with_excluded(job) for job in waiting], eligibility.of),
-                *reservation_claims(reservations, now),
+                *reservation_claims(reservations, running, now),
                 *standing_claims(nodes.partitions, sharing),
             ),
             eligible_nodes=self._eligible_nodes(eligibility, running),

@@ -77,12 +77,17 @@ def with_reserved(
     )
 
 
-def reservation_claims(reservations: Iterable[Reservation], at: float) -> Iterator[Claim]:
-    """A standing claim for each node of the reservations that begin soon, so that it is empty in time."""
+def reservation_claims(
+    reservations: Iterable[Reservation], jobs: Mapping[str, AnchorOptions], at: float
+) -> Iterator[Claim]:
+    """A standing claim for the nodes of each reservation that has begun or begins soon, so that they are empty in time.
+
+    ``jobs`` are options of anchors by handle: tasks of a job in a reservation that has begun stay.
+    """
     for each in reservations:
-        if at < each.start <= at + LEAD_SECONDS:
-            for node in sorted(each.nodes):
-                yield Claim(
-                    handle=f"reservation {each.name}", user="", priority=-1, nodes=1, demand=NO_RESOURCES, whole=True,
-                    eligible=frozenset({node}), standing=True,
-                )  # fmt: skip
+        if at < each.end and each.start <= at + LEAD_SECONDS:
+            members = frozenset(handle for handle, options in jobs.items() if each.name in options.reservations)
+            yield Claim(
+                handle=f"reservation {each.name}", user="", priority=-1, nodes=len(each.nodes), demand=NO_RESOURCES,
+                whole=True, eligible=each.nodes, standing=True, members=members if each.active(at) else None,
+            )  # fmt: skip

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from itertools import repeat
 from typing import Annotated, ClassVar, Final
 
 from msgspec.structs import replace
@@ -30,8 +28,9 @@ WAITING_FIELDS: Final = (
 #: association, licences, nodes that are down) remain where there is room, and a job that Slurm has not looked at yet
 #: has no reason.
 WAITS_FOR_ROOM: Final = frozenset({"Resources", "Priority"})
-#: Maximum number of claims in a listing; those of the highest priority are kept.
-_MAX_WAITING: Final = 512
+#: Maximum number of claims in a listing, and of those of one user; those of the highest priority are kept.
+_MAX_WAITING: Final = 2048
+_MAX_OF_USER: Final = 512
 _MAX_NODES: Final = 100_000
 _MAX_PRIORITY: Final = 2**62
 
@@ -114,7 +113,15 @@ def _hosts(text: str) -> tuple[str, ...]:
 
 def highest_priority(waiting: Iterable[WaitingJob]) -> list[WaitingJob]:
     """The jobs of the highest priority, of which there are claims."""
-    return heapq.nlargest(_MAX_WAITING, waiting, key=lambda job: job.claim.priority)
+    found: list[WaitingJob] = []
+    of_user: Counter[str] = Counter()
+    for job in sorted(waiting, key=lambda job: -job.claim.priority):
+        of_user[job.claim.user] += 1
+        if of_user[job.claim.user] <= _MAX_OF_USER:
+            found.append(job)
+        if len(found) == _MAX_WAITING:
+            break
+    return found
 
 
 def claims(
@@ -126,13 +133,13 @@ def claims(
 
 
 def standing_claims(partitions: Mapping[str, Partition], rules: Sequence[SharingRule]) -> Iterator[Claim]:
-    """A claim for each node that is kept free; so as many of them are met as can be."""
+    """A claim for the nodes of each partition that are kept free."""
     for name, partition in sorted(partitions.items()):
-        claim = Claim(
-            handle=f"partition {name}", user="", priority=-1, nodes=1, demand=NO_RESOURCES, whole=True,
-            eligible=partition.nodes, standing=True,
-        )  # fmt: skip
-        yield from repeat(claim, min(sharing_rule(name, rules).min_free, len(partition.nodes)))
+        if kept := min(sharing_rule(name, rules).min_free, len(partition.nodes)):
+            yield Claim(
+                handle=f"partition {name}", user="", priority=-1, nodes=kept, demand=NO_RESOURCES, whole=True,
+                eligible=partition.nodes, standing=True,
+            )  # fmt: skip
 
 
 def share_limits(
