@@ -138,8 +138,8 @@ def job_row(number: int, **more: object) -> dict[str, object]:
     row |= {"NodeList": "n1", "tres-alloc": "cpu=1,mem=100M,node=1,billing=1", "tres-per-node": "N/A"}
     row |= {"JobArrayID": number, "EndTime": "NONE", "RestartCnt": 0, "Partition": "gpu", "Nice": 0}
     row |= dict.fromkeys(("Reservation", "Feature", "WCKey", "SchedNodes", "Account", "QOS"), "(null)")
-    row |= {"PriorityLong": 4000, "StartTime": "N/A", "ReqNodes": "", "NumNodes": 1, "NumTasks": 1}
-    row |= {"tres-per-task": "N/A", "tres-per-job": "N/A", "OverSubscribe": "OK", "Exclusive": ""}
+    row |= {"PriorityLong": 4000, "StartTime": "N/A", "TimeLimit": "UNLIMITED", "ReqNodes": "", "NumNodes": 1}
+    row |= {"NumTasks": 1, "tres-per-task": "N/A", "tres-per-job": "N/A", "OverSubscribe": "OK", "Exclusive": ""}
     return {**row, "Reason": "None", "Comment": "(null)", **more}
 
 
