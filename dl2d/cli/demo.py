@@ -299,6 +299,8 @@ def _state(line: JobLine) -> str:
     if job.state.ended or line.decided is None:
         return head
     decided = line.decided.allocation
+    if progress.total_versions is not None and progress.version >= progress.total_versions:
+        return f"{head} ending"
     return f"{head} {arrow(progress.workers, decided.workers):>4} workers {arrow(progress.ps, decided.ps):>4} PSs"
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from dl2d.config.settings import DEFAULT_PATH, Settings
+from dl2d.config.settings import Settings
 from dl2d.core.site_history import RecordingStore
 
 ConfigOption = Annotated[
@@ -19,7 +19,6 @@ ConfigOption = Annotated[
         "-c",
         help="Configuration file.",
         envvar="DL2D_CONFIG",
-        show_default=str(DEFAULT_PATH),
         readable=False,  # some commands do without: they decide what to say
     ),
 ]

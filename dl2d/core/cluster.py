@@ -117,6 +117,10 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return int(self.id.rpartition("-")[2])
 
 
+#: Slurm's priority/basic counts down from 2**32; such a priority tells people nothing.
+_LEAST_COUNTED_DOWN = 4_000_000_000
+
+
 class ClaimedNodes(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Room that a waiting job of the resource manager gets (``Claim``). It counts as used on its nodes."""
 
@@ -131,11 +135,12 @@ class ClaimedNodes(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def text(self) -> str:
-        """The claim in words: ``job 812 of bob (priority 9000) waits for 2 nodes: n3, n4``."""
+        """The claim in words: ``room made for job 812 of bob (priority 9000) on 2 nodes: n3, n4``."""
         count, names = counted(len(self.nodes), "node"), some_of(self.nodes)
         if not self.user:
             return f"the site keeps {count} of {self.handle} free: {names}"
-        return f"job {self.handle} of {self.user} (priority {self.priority}) waits for {count}: {names}"
+        priority = f" (priority {self.priority})" if self.priority < _LEAST_COUNTED_DOWN else ""
+        return f"room made for job {self.handle} of {self.user}{priority} on {count}: {names}"
 
 
 def task_tag(job: JobKey, task: str) -> str:

@@ -33,11 +33,11 @@ _OWN_TEXTS: Final = frozenset(
     }
 )  # fmt: skip
 _OTHER_TEXTS: Final = {
-    Constraint.CAPACITY: "the cluster has too few free resources for more tasks of it",
+    Constraint.CAPACITY: "its next larger size needs more than is free",
     Constraint.FRAGMENTED: "no single node has room for its next task",
     Constraint.INFEASIBLE: "a task asks for more than any node that it may use has",
     Constraint.QUEUE: "other jobs are served first",
-    Constraint.CLAIM: "nodes are vacated for a job of the resource manager that waits for them",
+    Constraint.CLAIM: "room made for a job of the resource manager",
     Constraint.FLOOR: "keeps its minimum size",
     Constraint.SILENT: "keeps its allocation until its coordinator calls again",
     Constraint.FALLBACK: "the policy failed, and the fallback decided",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import msgspec
 import pytest
 from tick.world import GivesNothing, World
 
@@ -57,7 +58,7 @@ def test_a_job_that_waits_for_whole_nodes_starts_and_the_elastic_job_grows_again
     assert (entry.previous, entry.allocation) == ((8, 8), (4, 4))
     (reason,) = entry.guarded
     assert reason.constraint is Constraint.CLAIM
-    assert reason.text.startswith("job 812 of bob (priority 9000) waits for 2 nodes: ")
+    assert reason.text.startswith("room made for job 812 of bob (priority 9000) on 2 nodes: ")
     assert follow(world) == ["812"]
     assert world.job(job).state is JobState.RUNNING
     assert world.has(job) == (4, 4)
@@ -172,7 +173,10 @@ def test_planned_nodes_are_vacated_first(world: World) -> None:
     report = five_ticks(world)
     (claimed,) = report.snapshot.claims
     assert claimed.nodes == ("n2", "n4")
-    assert claimed.text == "job 812 of bob (priority 9000) waits for 2 nodes: n2, n4"
+    assert claimed.text == "room made for job 812 of bob (priority 9000) on 2 nodes: n2, n4"
+    assert (
+        msgspec.structs.replace(claimed, priority=4294901743).text == "room made for job 812 of bob on 2 nodes: n2, n4"
+    )
     assert {task.node for task in world.store.tasks(live=True, job=job)} == {"n1", "n3"}
 
 
@@ -349,7 +353,7 @@ def test_the_guard_enforces_a_claim_and_names_it(build) -> None:
     (entry,) = report.decision.jobs
     assert entry.allocation == (4, 4)
     assert [reason.constraint for reason in entry.guarded] == [Constraint.CLAIM]
-    assert "job 812 of bob (priority 9000) waits for 2 nodes: " in entry.guarded[0].text
+    assert "room made for job 812 of bob (priority 9000) on 2 nodes: " in entry.guarded[0].text
     assert len(report.plan.stops) == 8
     (claimed,) = report.snapshot.claims
     stay = {task.node for task in world.store.tasks(live=True, job=job) if task.state.wanted}
