@@ -186,7 +186,8 @@ def test_a_task_goes_to_a_partition_that_has_its_node(slurm: FakeSlurm, manager_
 def test_a_listing_is_one_squeue_and_one_sinfo_however_many_jobs(
     slurm: FakeSlurm, manager_on: Managers, jobs: int
 ) -> None:
-    slurm.answer("squeue", rows=[job_row(number, Comment=f"dl2:fake.5.9:worker-{number}") for number in range(jobs)])
+    rows = [job_row(number, Comment=f"dl2:fake.5000.9:worker-{number}", State="PENDING") for number in range(jobs)]
+    slurm.answer("squeue", rows=rows)
     manager = manager_on()
     for ticks in (1, 2, 3):
         assert len(manager.listing().jobs) == jobs
