@@ -39,6 +39,9 @@ MAX_EXAMINED: Final = 256
 #: When nodes were searched for this many claims and floors left too few, no more are searched for in the tick; the next
 #: one goes on with the claims behind them.
 MAX_FAILED: Final = 16
+#: When so many tasks could not move although other tasks of their nodes could, no further ones are moved to keep nodes
+#: free in the tick.
+MAX_VAIN_MOVES: Final = 64
 #: How long a claim's room may be free without its job starting.
 MAX_UNUSED_SECONDS: Final = 300.0
 #: After how long a claim that was given up is tried again.
@@ -249,6 +252,11 @@ class _NodeRoom:
         #: Tasks that could not move while nodes are kept free, by room and nodes that their job may use, with the nodes
         #: that were not tried: that of the last such task itself.
         self._immovable: dict[tuple[Resources, frozenset[str] | None], list[str]] = {}
+        #: By room and nodes that their job may use, where in ``_move_targets`` tasks found room last.
+        self._first_target: dict[tuple[Resources, frozenset[str] | None], int] = {}
+        self._vain_moves = 0
+        #: Length of the undo log before the node or task that is looked at.
+        self._node_point = 0
         #: Nodes to which tasks may move for the claim that is met: first those that it cannot use, then those where
         #: other tasks run.
         self._move_targets: list[str] = []
@@ -352,6 +360,7 @@ class _NodeRoom:
         chosen: dict[str, Resources] = {}
         leaving: list[Task] = []
         self._immovable.clear()
+        self._first_target.clear()
         for _, name in sorted(ranked):
             if len(chosen) == claim.nodes:
                 break
@@ -367,15 +376,16 @@ class _NodeRoom:
         reserved = frozenset(self._tasks_on if claim.eligible is None else claim.eligible)
         leaving: list[Task] = []
         self._immovable.clear()
+        self._first_target.clear()
         for node in (name for name in self._tasks_on if name in reserved):
             for task in self._tasks_on[node]:
                 if self._yields(task.job, claim) and self._anchors[task.job].handle not in members:
-                    undo_point = len(self._undo_log)
+                    self._node_point = len(self._undo_log)
                     self._remove(node, task)
                     if self._leave(task, node, claim, reserved):
                         leaving.append(task)
                     else:
-                        self._undo(undo_point)
+                        self._undo(self._node_point)
         return _claimed(claim, dict.fromkeys((task.node for task in leaving), NO_RESOURCES), leaving)
 
     def undo_last(self) -> None:
@@ -471,7 +481,7 @@ class _NodeRoom:
 
         ``chosen`` are nodes to which no task moves from there.
         """
-        undo_point = len(self._undo_log)
+        self._node_point = undo_point = len(self._undo_log)
         leavers = self._leavers(node, share, claim)
         if leavers is None:
             return None
@@ -500,14 +510,37 @@ class _NodeRoom:
                 (name for name in self._capacity if name not in claim.planned),
                 key=lambda name: (eligible is None or name in eligible, not self._tasks_on[name], self._index[name]),
             )
-        if not claim.standing:
-            return self._take(task.job, task.room, [n for n in self._move_targets if n != node and n not in chosen])
-        # Where a task of another node found no room there is none for its like.
+        if claim.standing:
+            return self._move(task, node, chosen)
+        return self._take(task.job, task.room, [n for n in self._move_targets if n != node and n not in chosen])
+
+    def _move(self, task: Task, node: str, chosen: Collection[str]) -> bool:
+        """Move a task off a node that is to be kept free; returns whether it can.
+
+        Room on nodes becomes less and less meanwhile: the search goes on where one for the like of the task had found
+        room, and where that had found none it is not repeated. The task's own node was left out of that search.
+        """
         alike = task.room, self._may_use.get(task.job)
-        targets = self._immovable.get(alike, self._move_targets)
+        untried = self._immovable.get(alike)
+        if untried is None and self._vain_moves >= MAX_VAIN_MOVES:
+            return False
+        allowed, targets = alike[1], self._move_targets if untried is None else untried
+        first, own = self._first_target.setdefault(alike, 0) if untried is None else 0, -1
+        for place in range(first, len(targets)):
+            name = targets[place]
+            if name == node:
+                own = place
+            elif name not in chosen and (allowed is None or name in allowed) and task.room.fits_in(self._free(name)):
+                if untried is None:
+                    self._set(self._first_target, alike, place if own < 0 else own)
+                self._set(self._used_by_others_on, name, self._used_by_others_on[name] + task.room)
+                return True
         if self._take(task.job, task.room, [name for name in targets if name != node and name not in chosen]):
             return True
-        self._immovable[alike] = [node] if node in self._capacity else []
+        if untried is not None or all(mapping is self._tasks_on for mapping, *_ in self._undo_log[self._node_point :]):
+            self._immovable[alike] = [node] if node in self._capacity else []
+        else:
+            self._vain_moves += 1
         return False
 
     def _take(self, key: JobKey, demand: Resources, nodes: Collection[str]) -> bool:

@@ -7,15 +7,20 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec import structs
 from tick.world import GivesNothing, World
 
+from dl2d.core.cluster import Snapshot, Task, TaskState
 from dl2d.core.decision import Constraint
 from dl2d.core.guard_state import StartFailures
-from dl2d.core.jobs import JobKey, JobState
-from dl2d.core.resource_manager import Claim, EligibleNodes, GrowthLimit, RmJob, RmJobState, Yields
+from dl2d.core.jobs import JobKey, JobState, Role
+from dl2d.core.resource_manager import Claim, EligibleNodes, GrowthLimit, RmJob, RmJobState, RmListing, Yields
 from dl2d.core.resources import Resources
-from dl2d.testing.builders import make_nodes
+from dl2d.policies.fifo import Fifo
+from dl2d.testing.builders import make_job, make_nodes
+from dl2d.tick.claim_history import ClaimHistory
 from dl2d.tick.record import Report
+from dl2d.tick.vacate_for_waiting_jobs import claim_nodes
 
 
 @pytest.fixture
@@ -375,24 +380,29 @@ def test_an_elastic_job_of_higher_priority_that_waits_comes_before_a_claim(world
 
 @pytest.mark.parametrize("obstacle", ["silent", "backing off", "limit"])
 def test_a_waiting_elastic_job_that_cannot_start_takes_nothing_from_claims(world: World, obstacle: str) -> None:
+    world.policy = Fifo()
     first = world.submit(max_workers=8, max_ps=8)
     world.settle()
     second = world.submit(min_workers=4, min_ps=4, max_workers=4)
-    world.tick(1.0)
+    world.settle(2)
     anchor = world.job(second).anchor
     world.manager.priorities[anchor] = 10_000
+    calling = [first, second]
     if obstacle == "limit":
         reason = "QOS small leaves bob no more"
         world.manager.growth_limits = (GrowthLimit(frozenset({anchor}), {"cpu": 3.0}, reason),)
     elif obstacle == "backing off":
         failed = {second: StartFailures(at=world.now, not_counted=9)}
         world.state = replace(world.state, memory=replace(world.state.memory, start_failures=failed))
-    world.beat(*([first] if obstacle == "silent" else []))
-    world.tick(70.0 if obstacle == "silent" else 1.0)
+    else:
+        calling.remove(second)
+        for _ in range(8):
+            world.tick(10.0)
+            world.beat(first)
     world.manager.claims.append(claim(nodes=3))
     for _ in range(8):
-        world.beat(first, *([] if obstacle == "silent" else [second]))
         world.tick(1.0)
+        world.beat(*calling)
     assert world.manager.start_claims() == ["812"]
     assert world.job(first).state is JobState.RUNNING
 
@@ -465,3 +475,25 @@ def test_a_claim_counts_nodes_that_no_elastic_job_may_use_and_tasks_move_only_wh
     world.manager.claims.append(claim("813"))
     assert follow(world) == []
     assert world.has(job) == (4, 4)
+
+
+@pytest.mark.parametrize(("cpus", "free"), [(4, 20), (8, 0)], ids=["half", "full"])
+def test_tasks_of_floors_move_together_so_that_nodes_become_free(cpus: int, free: int) -> None:
+    """On each of forty nodes there is the only worker of a job, which takes half of the node, or all of it."""
+    held = Resources.of(cpu=cpus)
+    nodes = tuple(structs.replace(node, used=held) for node in make_nodes(40))
+    jobs = [
+        replace(make_job(number, worker=held, min_ps=0, max_ps=0), state=JobState.RUNNING, anchor=str(number))
+        for number in range(1, 41)
+    ]
+    tasks = [
+        Task(job=job.key, id="worker-1", role=Role.WORKER, node=node.name, demand=held, state=TaskState.CONFIRMED)
+        for job, node in zip(jobs, nodes, strict=True)
+    ]
+    snapshot = Snapshot(at=0.0, slot=1, nodes=nodes, jobs=tuple(jobs), tasks=tuple(tasks))
+    anchors = (RmJob(handle=job.anchor, state=RmJobState.RUNNING, yields=Yields.ALWAYS) for job in jobs)
+    kept = Claim(handle="partition gpu", user="", priority=-1, nodes=40, demand=Resources(), whole=True, standing=True)
+    listing = RmListing(0.0, nodes, tuple(anchors), claims=(kept,))
+    found, _ = claim_nodes(snapshot, listing, ClaimHistory(), silent=(), now=0.0, lead_seconds=60.0)
+    assert sum(len(each.nodes) for each in found.claims) == free
+    assert sum(len(each.leaving) for each in found.claims) == free
