@@ -33,7 +33,7 @@ def read_certificate(certificate: Path, key: Path | None) -> str:
     except OSError as error:
         raise ConfigError(
             f"cannot load api.certificate={certificate} api.certificate_key={key}: {error.strerror or error}; "
-            "both must be PEM files, and the key must belong to the certificate"
+            "both must be PEM files, and the key must belong to it; docs/slurm.md (Install, step 3) makes both"
         ) from error
 
 
