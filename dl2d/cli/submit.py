@@ -129,8 +129,8 @@ def _job_to_cancel(job: str, config: Path) -> tuple[Settings, Job]:
         if os.geteuid() == 0 or not closed:
             raise
         raise Denied(
-            "`dl2d cancel` is for root and the daemon's account; on Slurm `scancel JOBID` ends your job, on YARN "
-            f"`yarn app -stop NAME` ({error})"
+            "`dl2d cancel` is for root and the daemon's account, and this account may not read the configuration or "
+            "the database; on Slurm `scancel JOBID` ends your job, on YARN `yarn app -stop NAME`"
         ) from error
 
 

@@ -291,7 +291,8 @@ def test_cancel_by_an_account_that_may_not_read_the_configuration(
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     ran = dl2d("cancel", "1", "-c", closed)
     assert ran.status == 1
-    assert "`dl2d cancel` is for root and the daemon's account; on Slurm `scancel JOBID` ends your job" in ran.err
+    assert "`dl2d cancel` is for root and the daemon's account" in ran.err
+    assert "on Slurm `scancel JOBID` ends your job" in ran.err
 
 
 def test_cancel_what_is_not_there(dl2d: Dl2d, site: Site):
