@@ -63,8 +63,8 @@ from dl2d.daemon.api.job_admission import Admission
 from dl2d.daemon.api.request_limits import HEARTBEATS_PER_SECOND, VIEWS_PER_SECOND, RateLimiter, UserTurns
 from dl2d.daemon.api.server import ApiServer
 from dl2d.daemon.api.services import Services
-from dl2d.daemon.health import Health
-from dl2d.daemon.shared_manager import ManagerAccess
+from dl2d.daemon.health_and_metrics import Health
+from dl2d.daemon.resource_manager_access import ManagerAccess
 from dl2d.store import schema
 from dl2d.store.sql_store import SqlStore
 from dl2d.testing import MemoryManager

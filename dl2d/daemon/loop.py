@@ -42,7 +42,7 @@ from dl2d.daemon.api.job_admission import Admission
 from dl2d.daemon.api.request_limits import HEARTBEATS_PER_SECOND, VIEWS_PER_SECOND, RateLimiter, UserTurns
 from dl2d.daemon.api.server import ApiServer, certificate_problem
 from dl2d.daemon.api.services import Services
-from dl2d.daemon.health import Health
+from dl2d.daemon.health_and_metrics import Health
 from dl2d.daemon.key_file import load_credentials
 from dl2d.daemon.log_messages import TickLog
 from dl2d.daemon.parallel_task_submitter import ParallelTaskSubmitter
@@ -50,7 +50,7 @@ from dl2d.daemon.policy_versions.active_version import ActiveVersion
 from dl2d.daemon.policy_versions.canary_run import CanaryRun
 from dl2d.daemon.policy_versions.learner_process import Learner
 from dl2d.daemon.retention_thread import PRUNE_SECONDS, prune
-from dl2d.daemon.shared_manager import ManagerAccess
+from dl2d.daemon.resource_manager_access import ManagerAccess
 from dl2d.daemon.standby import LeaseKeeper, lease_seconds, renewal_seconds
 from dl2d.daemon.systemd import ServiceManager
 from dl2d.daemon.tick_settings import guard_rules, manager_settings, timeouts

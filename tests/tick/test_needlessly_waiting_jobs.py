@@ -8,7 +8,7 @@ from tick.world import GivesNothing
 from dl2d.core.decision import Constraint
 from dl2d.core.jobs import NOTHING, Allocation
 from dl2d.core.resources import Resources
-from dl2d.daemon.health import Health
+from dl2d.daemon.health_and_metrics import Health
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.testing.builders import make_nodes

@@ -24,7 +24,7 @@ from dl2d.core.resource_manager import RmJobState, StartAllowance
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, TaskChange
 from dl2d.core.tick_plan import Start
-from dl2d.daemon.health import Health
+from dl2d.daemon.health_and_metrics import Health
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.policies.optimus import Optimus

@@ -13,8 +13,8 @@ from dl2d.daemon.api.answered_heartbeats import AnsweredHeartbeats
 from dl2d.daemon.api.heartbeat_deduplication import TakenHeartbeats
 from dl2d.daemon.api.job_admission import Admission, RefusedJobs
 from dl2d.daemon.api.request_limits import MAX_HEARTBEATS, PUBLIC_SECONDS, FairTurns, RateLimiter, UserTurns
-from dl2d.daemon.health import Health
-from dl2d.daemon.shared_manager import ManagerAccess
+from dl2d.daemon.health_and_metrics import Health
+from dl2d.daemon.resource_manager_access import ManagerAccess
 from dl2d.tick.task_specs import TaskSpecs
 
 

@@ -59,7 +59,7 @@ from dl2d_slurm.slurmrestd import RestControl
 from dl2d_slurm.stopping import Stopper
 from dl2d_slurm.submission import options, script
 from dl2d_slurm.submission_backends import Backend, CommandControl, JobControl, chosen_backend
-from dl2d_slurm.ungiven_room import UngivenRoom
+from dl2d_slurm.room_slurm_withholds import UngivenRoom
 from dl2d_slurm.waiting_jobs import WaitingJob, claims, highest_priority, share_limits, standing_claims
 
 log = structlog.get_logger(__name__)

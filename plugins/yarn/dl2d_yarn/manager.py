@@ -38,7 +38,7 @@ from dl2d_yarn.cluster_listing import (
     read_version,
     service_path,
 )
-from dl2d_yarn.idle_container_limits import idle_limits
+from dl2d_yarn.growth_limits_by_idle_containers import idle_limits
 from dl2d_yarn.node_sizes import NodeSizes
 from dl2d_yarn.observed_jobs import WatchedApplications, owner_of
 from dl2d_yarn.queue_limits import Queues, queue_limits, queue_shares, read_queues, within_shares

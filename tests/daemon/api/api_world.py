@@ -23,9 +23,9 @@ from dl2d.daemon.api.job_admission import Admission
 from dl2d.daemon.api.request_limits import RateLimiter, UserTurns
 from dl2d.daemon.api.server import ApiServer
 from dl2d.daemon.api.services import Services
-from dl2d.daemon.health import Health
+from dl2d.daemon.health_and_metrics import Health
 from dl2d.daemon.parallel_task_submitter import ParallelTaskSubmitter
-from dl2d.daemon.shared_manager import ManagerAccess
+from dl2d.daemon.resource_manager_access import ManagerAccess
 from dl2d.testing.builders import OWNER
 from dl2d.tick.task_specs import TaskSpecs
 from dl2d.tick.tick_context import Context
