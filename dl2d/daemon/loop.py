@@ -49,8 +49,8 @@ from dl2d.daemon.parallel_task_submitter import ParallelTaskSubmitter
 from dl2d.daemon.policy_versions.active_version import ActiveVersion
 from dl2d.daemon.policy_versions.canary_run import CanaryRun
 from dl2d.daemon.policy_versions.learner_process import Learner
-from dl2d.daemon.retention_thread import PRUNE_SECONDS, prune
 from dl2d.daemon.resource_manager_access import ManagerAccess
+from dl2d.daemon.retention_thread import PRUNE_SECONDS, prune
 from dl2d.daemon.standby import LeaseKeeper, lease_seconds, renewal_seconds
 from dl2d.daemon.systemd import ServiceManager
 from dl2d.daemon.tick_settings import guard_rules, manager_settings, timeouts

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from dl2d.core.cluster import Task, TaskState
-from dl2d.core.guard_state import StartFailures
 from dl2d.core.jobs import FailureCause, JobKey
+from dl2d.core.start_failures import StartFailures
 from dl2d.core.store import TaskChange
 from dl2d.core.tick_plan import Outcome
 

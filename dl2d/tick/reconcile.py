@@ -20,11 +20,13 @@ from msgspec import structs
 from dl2d.core.cluster import Snapshot, Task, TaskState, task_tag
 from dl2d.core.error_wording import counted
 from dl2d.core.errors import DuplicateJob, ResourceManagerError, Unavailable
-from dl2d.core.guard_state import GuardState, StartFailures
+from dl2d.core.guard_state import GuardState
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobState, Owner
 from dl2d.core.resource_manager import FAILURE_CAUSES, JOB_ENDS, GrowthLimit, RmIdentity, RmJob, RmJobState, RmListing
+from dl2d.core.start_failures import StartFailures
 from dl2d.core.store import JobChange, TaskChange, TickStore
 from dl2d.tick.apply import start_anchors
+from dl2d.tick.count_start_failures import NO_FAILURES, count_failures
 from dl2d.tick.missing_tasks import Missing
 from dl2d.tick.observe import LiveJobs, Observed, live_jobs, take_snapshot
 from dl2d.tick.resource_manager_refusals import (
@@ -34,7 +36,6 @@ from dl2d.tick.resource_manager_refusals import (
     why_refused,
 )
 from dl2d.tick.silent_coordinators import MAX_FUTURE_SECONDS, has_called, update_calling_since
-from dl2d.tick.count_start_failures import NO_FAILURES, count_failures
 from dl2d.tick.static_jobs import follow_static_jobs, unlisted_static_jobs
 from dl2d.tick.strays import compare_strays, strays_of_known_jobs
 from dl2d.tick.task_matching import Matches, match_listing, may_stop

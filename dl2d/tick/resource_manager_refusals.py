@@ -12,10 +12,11 @@ from dataclasses import replace
 from typing import Final
 
 from dl2d.core.cluster import NodeSet, Task, TaskState
-from dl2d.core.guard_state import MAX_BACKOFF_SECONDS, GuardState, LearnedLimit, NodeRefusal
+from dl2d.core.guard_state import GuardState, LearnedLimit, NodeRefusal
 from dl2d.core.jobs import Job, JobKey
 from dl2d.core.resource_manager import EligibleNodes, GrowthLimit, RmJob, RmJobState, RmListing
 from dl2d.core.resources import Resources
+from dl2d.core.start_failures import MAX_BACKOFF_SECONDS
 from dl2d.core.store import TaskChange
 from dl2d.core.tick_plan import Outcome
 

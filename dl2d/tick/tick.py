@@ -8,6 +8,7 @@ from dl2d.core.daemon_mode import Mode
 from dl2d.core.tick_plan import Outcome, Plan
 from dl2d.tick.apply import apply
 from dl2d.tick.canary_decision import canary_jobs
+from dl2d.tick.count_start_failures import count_refused
 from dl2d.tick.decide import decide, decision_in_force, situation_digest
 from dl2d.tick.guard_limits import guard
 from dl2d.tick.needlessly_waiting_jobs import NeedlessWait, startable_waiting_jobs
@@ -19,7 +20,6 @@ from dl2d.tick.policy_failures import set_aside_after_wait
 from dl2d.tick.reconcile import reconcile
 from dl2d.tick.record import Report, record
 from dl2d.tick.resource_manager_refusals import remember_refused_starts
-from dl2d.tick.count_start_failures import count_refused
 from dl2d.tick.tick_context import Context
 from dl2d.tick.tick_state import SlotDecision, TickState
 from dl2d.tick.vacate_for_waiting_jobs import claim_nodes

@@ -12,13 +12,13 @@ from tick.world import GivesNothing, World
 
 from dl2d.core.cluster import Snapshot, Task, TaskState
 from dl2d.core.decision import Constraint
-from dl2d.core.guard_state import StartFailures
 from dl2d.core.jobs import JobKey, JobState, Role
 from dl2d.core.resource_manager import Claim, EligibleNodes, GrowthLimit, RmJob, RmJobState, RmListing, Yields
 from dl2d.core.resources import Resources
+from dl2d.core.start_failures import StartFailures
 from dl2d.policies.fifo import Fifo
 from dl2d.testing.builders import make_job, make_nodes
-from dl2d.tick.claim_history import ClaimHistory
+from dl2d.tick.claims_of_waiting_jobs import ClaimHistory
 from dl2d.tick.record import Report
 from dl2d.tick.vacate_for_waiting_jobs import claim_nodes
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resources import Resources
+from dl2d.tick.place.leaving_order import leaving_order
 
 #: The tasks of one job and role. They are alike, so a job may lose any of them.
 TaskGroup = tuple[JobKey, Role]
@@ -95,21 +96,6 @@ def make_room(
             cluster.reserve(node, task.demand)
             hopeless.clear()
     return RoomMade(tuple(leaving), tuple(moving))
-
-
-def leaving_order(task: Task) -> tuple[bool, int]:
-    """Sort key for the order in which tasks of a group leave: those that have not joined, then the newest."""
-    joined = task.state.rank >= TaskState.JOINED.rank
-    return joined, -task.number
-
-
-def first_member(tasks: Iterable[Task]) -> Task | None:
-    """The worker of rank 0: the confirmed task with the earliest ``since``, of several the one of the lowest number.
-
-    A training script that writes files does so in this worker.
-    """
-    members = (task for task in tasks if task.state is TaskState.CONFIRMED)
-    return min(members, key=lambda task: (task.since, task.number), default=None)
 
 
 class _Wanted(NamedTuple):

@@ -52,6 +52,7 @@ from dl2d_slurm.queue_listing import (
 )
 from dl2d_slurm.reservations import Reservation, parse_reservations, reservation_claims, with_reserved
 from dl2d_slurm.rest_job import job_fields
+from dl2d_slurm.room_slurm_withholds import UngivenRoom
 from dl2d_slurm.rpc_rate import RpcRate
 from dl2d_slurm.sbatch_options import NO_OPTIONS, AnchorOptions, site_options, time_limit_minutes
 from dl2d_slurm.settings import SlurmSettings
@@ -59,7 +60,6 @@ from dl2d_slurm.slurmrestd import RestControl
 from dl2d_slurm.stopping import Stopper
 from dl2d_slurm.submission import options, script
 from dl2d_slurm.submission_backends import Backend, CommandControl, JobControl, chosen_backend
-from dl2d_slurm.room_slurm_withholds import UngivenRoom
 from dl2d_slurm.waiting_jobs import WaitingJob, claims, highest_priority, share_limits, standing_claims
 
 log = structlog.get_logger(__name__)

@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 import structlog
 
 from dl2d.core.errors import Waiting
-from dl2d.core.guard_state import doubled
 from dl2d.core.resource_manager import CallStatistics, StartAllowance
+from dl2d.core.start_failures import doubled
 
 log = structlog.get_logger(__name__)
 
