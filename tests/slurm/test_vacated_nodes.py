@@ -36,11 +36,11 @@ class Site:
     managers: Managers
     store: SqlStore
     rows: list[dict[str, object]] = field(default_factory=list)
-    settings: dict[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.clock.now = 1_795_254_000.0
-        self._state, self._context, self._next = TickState(), None, 1000
+        self._state, self._next = TickState(), 1000
+        self._context: Context | None = None
 
     def elastic(
         self, number: int, request: JobRequest, places: list[tuple[Role, str]], allocated: str = AS_ASKED, **row: object
@@ -86,8 +86,7 @@ class Site:
 
     def context(self) -> Context:
         if self._context is None:
-            manager = self.managers(**self.settings)
-            self._context = context_of(manager, self.store, timer=lambda: self.clock.now)
+            self._context = context_of(self.managers(), self.store, timer=lambda: self.clock.now)
         return self._context
 
 
