@@ -13,6 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from pslite_jobs import command, environment
 
+BUSY = {"error": "asked too often"}
+
 
 class Daemon:
     """Answers heartbeats; starts the tasks it wants as processes."""
@@ -26,7 +28,9 @@ class Daemon:
         self.stop = False
         self.status = 200
         self.refuse_register = ""
+        #: how many registrations are answered as by a daemon that cannot reach the resource manager, and that is busy
         self.unavailable = 0
+        self.busy = 0
         self.static = False
         self.token = secrets.token_hex(32)
         self.credential = secrets.token_hex(32)
@@ -40,6 +44,8 @@ class Daemon:
                 data = json.dumps(answer).encode()
                 self.send_response(code)
                 self.send_header("Content-Length", str(len(data)))
+                if answer == BUSY:
+                    self.send_header("Retry-After", "1")
                 self.end_headers()
                 self.wfile.write(data)
 
@@ -60,6 +66,9 @@ class Daemon:
                 if self.unavailable:
                     self.unavailable -= 1
                     return 503, {"error": "starting"}
+                if self.busy:
+                    self.busy -= 1
+                    return 503, BUSY
                 if self.refuse_register:
                     return 400, {"error": self.refuse_register}
                 return 200, {

@@ -11,6 +11,9 @@ from fake_daemon import Daemon
 from pslite_jobs import command, environment, static_digest
 from variants import nightly
 
+from pslite.errors import UsageError
+from pslite.launch.job_registration import register
+
 
 @pytest.fixture
 def daemon():
@@ -188,6 +191,24 @@ def test_a_refused_registration_ends_with_status_2(daemon, munge):
     process = daemon.launch("coordinator", ["x"], DL2_DAEMON=daemon.url, SLURM_JOB_ID="1", PATH=munge)
     assert process.wait(60) == 2
     assert "malformed #DL2 line 3: epocs" in process.stderr.read()
+
+
+def test_a_job_waits_for_its_turn_while_the_daemon_is_busy(daemon, monkeypatch):
+    monkeypatch.setattr("pslite.launch.job_registration._REGISTER_SECONDS", 0.0)
+    daemon.busy = 2
+    said = []
+    assert register(daemon.url, dict, said.append).job == "job-7"
+    assert len(daemon.registrations) == 3
+    assert [line.partition(": this job")[0] for line in said] == [
+        f"the scheduler at {daemon.url} is busy (asked too often)"
+    ]
+    daemon.unavailable = 1
+    with pytest.raises(UsageError, match="within 0 minutes: starting; ask"):
+        register(daemon.url, dict, said.append, "; ask")
+    monkeypatch.setattr("pslite.launch.job_registration._BUSY_SECONDS", 0.0)
+    daemon.busy = 1
+    with pytest.raises(UsageError, match=r"within 0 minutes: asked too often$"):
+        register(daemon.url, dict, said.append, "; ask")
 
 
 def test_an_anchor_that_cannot_coordinate_says_why(daemon, tmp_path):

@@ -12,7 +12,11 @@ import msgspec
 from pslite.errors import UsageError
 from pslite.launch.daemon_http import check_private, error_text, fetch
 
+#: how long to try while the daemon does not answer, or has no answer from the resource manager
 _REGISTER_SECONDS = 300.0
+#: how long to try while the daemon answers that it is busy: it lets a user's jobs register some dozens a minute, so
+#: that the last of a job array of 1,000 tasks has its turn after most of an hour
+_BUSY_SECONDS = 3600.0
 
 
 class Registration(msgspec.Struct):
@@ -29,9 +33,10 @@ class Registration(msgspec.Struct):
 def register(
     daemon: str, body: Callable[[], Mapping[str, object]], say: Callable[[str], None], advice: str = ""
 ) -> Registration:
-    """Register with the daemon, trying for 5 minutes while it is not available; `body` makes each request.
+    """Register with the daemon; `body` makes each request.
 
-    `advice` says what to do where it is not available for longer.
+    It is tried again for 5 minutes while the daemon is not available, and for an hour while it says that it is busy
+    (Retry-After). `advice` says what to do where it is not available for longer.
 
     Raises
     ------
@@ -40,8 +45,8 @@ def register(
 
     """
     check_private(daemon)
-    deadline = time.monotonic() + _REGISTER_SECONDS
-    pause = 0.5
+    begun = answered = time.monotonic()
+    pause, told = 0.5, False
     while True:
         request = urllib.request.Request(  # noqa: S310  (http or https: the caller has checked)
             f"{daemon.rstrip('/')}/v1/register",
@@ -49,17 +54,31 @@ def register(
             headers={"Content-Type": "application/json"},
             method="POST",
         )
+        busy = False
         try:
             return msgspec.json.decode(fetch(request, 30, 1 << 20), type=Registration)
         except urllib.error.HTTPError as error:
-            text = error_text(error)
+            reason, busy = error_text(error), "Retry-After" in error.headers
             if error.code not in (429, 503):
-                raise UsageError(f"the scheduler refused this job: {text}") from None
-            reason = text
+                raise UsageError(f"the scheduler refused this job: {reason}") from None
         except (OSError, msgspec.MsgspecError) as error:
             reason = str(error)
-        if time.monotonic() + pause > deadline:
-            raise UsageError(f"the scheduler at {daemon} did not accept this job within 5 minutes: {reason}{advice}")
-        say(f"the scheduler at {daemon} is not available ({reason}); trying again")
+        now = time.monotonic()
+        if busy:
+            answered = now
+        seconds = _BUSY_SECONDS if busy else _REGISTER_SECONDS
+        if now + pause > (begun if busy else answered) + seconds:
+            raise UsageError(
+                f"the scheduler at {daemon} did not accept this job within {seconds / 60:g} minutes: {reason}"
+                f"{'' if busy else advice}"
+            )
+        if not busy:
+            say(f"the scheduler at {daemon} is not available ({reason}); trying again")
+        elif not told:
+            told = True
+            say(
+                f"the scheduler at {daemon} is busy ({reason}): this job starts when it has registered, which is tried "
+                f"again for {_BUSY_SECONDS / 60:g} minutes"
+            )
         time.sleep(pause)
         pause = min(15.0, 2 * pause)
