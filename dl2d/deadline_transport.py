@@ -160,9 +160,15 @@ class _Resolver:
         with self._lock:
             lookup = self._lookups.get(host)
             if lookup is None:
-                lookup = self._lookups[host] = Future()
+                lookup = Future()
                 # A daemon thread: the end of this process does not wait for it.
-                threading.Thread(target=self._look_up, args=(host, lookup), name="name lookup", daemon=True).start()
+                thread = threading.Thread(target=self._look_up, args=(host, lookup), name="name lookup", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    raise httpcore2.ConnectError(f"cannot look up the addresses of {host}: {error}") from error
+                # It removes the entry under the lock, after this.
+                self._lookups[host] = lookup
         try:
             return lookup.result(deadline.remaining(httpcore2.ConnectTimeout))
         except TimeoutError:

@@ -73,6 +73,20 @@ def test_all_addresses_of_a_host_are_tried(call, resolve):
         call(port)
 
 
+def test_after_a_lookup_for_which_there_was_no_thread_the_next_one_finds_the_host(call, resolve, monkeypatch):
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    resolve(lambda: ["127.0.0.1"])
+    with raw_server(ANSWER) as address:
+        port = address.rpartition(":")[2]
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", fail)
+            with pytest.raises(httpx2.ConnectError, match=r"addresses of rm\.test: can't start new thread"):
+                call(port)
+        assert call(port) == "ok"
+
+
 def test_a_host_without_an_address_is_told(call, resolve):
     def fail() -> list[str]:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
