@@ -146,3 +146,17 @@ def test_a_node_whose_free_room_slurm_gives_to_no_task_is_left_to_others_for_a_w
     assert kept_out == [[], [], [], [], [said]]
     assert slurm.calls("scancel")[-1].argv[-1] == "100"
     store.close()
+
+
+def test_time_in_which_slurm_listed_nothing_is_not_taken_for_waiting_beside_free_room(
+    slurm: FakeSlurm, manager_on: Managers, clock: Clock
+) -> None:
+    waiting = {"State": "PENDING", "Reason": "Resources", "NodeList": "", "ReqNodes": "n2"}
+    slurm.answer("squeue", rows=[job_row(7), job_row(100, Comment=f"dl2:fake.7.{SUBMITTED}:worker-1", **waiting)])
+    slurm.answer("sinfo", rows=[node_row("n2", CPUsState="6/2/0/8", Gres="(null)", GresUsed="(null)")])
+    manager = manager_on()
+    refused = []
+    for seconds in (1000, 59, 1, 0):
+        refused.append([job.node_refused for job in manager.listing().jobs])
+        clock.now += seconds
+    assert refused == [[False, False], [False, False], [False, False], [False, True]]

@@ -17,16 +17,19 @@ from dl2d.core.resources import Resources
 
 #: How long a task may wait beside free room; Slurm looks at jobs that wait at least once a minute by default.
 _MAX_SECONDS: Final = 120.0
+#: How much of the time between two listings counts: while slurmctld lists nothing, it may start nothing either.
+_MAX_STEP_SECONDS: Final = 60.0
 _REASON: Final = "Resources (Slurm does not give it the room that sinfo shows)"
 
 
 class UngivenRoom:
-    """Notes since when tasks wait for room that their nodes have. ``timer``: seconds on a monotonic clock."""
+    """Notes how long tasks wait for room that their nodes have. ``timer``: seconds on a monotonic clock."""
 
     def __init__(self, timer: Callable[[], float]) -> None:
         self._timer = timer
-        #: By the tasks' handles.
-        self._since: dict[str, float] = {}
+        self._listed_at = timer()
+        #: Seconds by the tasks' handles.
+        self._waited: dict[str, float] = {}
 
     def refused(
         self, jobs: Iterable[RmJob], waiting: Mapping[str, tuple[str, Resources]], nodes: Iterable[Node]
@@ -36,16 +39,18 @@ class UngivenRoom:
         ``waiting`` has the node and the room of each task that waits for nothing but room, by handle.
         """
         now = self._timer()
+        step = min(now - self._listed_at, _MAX_STEP_SECONDS)
+        self._listed_at = now
         asked = {node for node, _ in waiting.values()}
         free = {
             node.name: node.capacity.minus(node.used)
             for node in nodes
             if node.name in asked and node.state is NodeState.UP
         }
-        self._since = {
-            handle: self._since.get(handle, now)
+        self._waited = {
+            handle: self._waited[handle] + step if handle in self._waited else 0.0
             for handle, (node, room) in waiting.items()
             if node in free and room.fits_in(free[node])
         }
-        refused = {handle for handle, since in self._since.items() if now - since >= _MAX_SECONDS}
+        refused = {handle for handle, seconds in self._waited.items() if seconds >= _MAX_SECONDS}
         return tuple(replace(job, node_refused=True, reason=_REASON) if job.handle in refused else job for job in jobs)
