@@ -45,8 +45,9 @@ class GradientSender:
         self._send(contributions, self._model.blocks)
 
     def push_again(self, blocks: Iterable[int]) -> None:
-        """Send some blocks of all that was pushed in this step again."""
-        self._send(self._sent, [self._model.blocks[number] for number in blocks])
+        """Send some blocks of all that was pushed in this step again; those of a coming plan were not pushed."""
+        known = self._model.blocks
+        self._send(self._sent, [known[number] for number in blocks if number < len(known)])
 
     def _send(self, contributions: Sequence[Contribution], blocks: Iterable[Block]) -> None:
         plan = self._plans.current
