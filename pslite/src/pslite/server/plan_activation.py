@@ -8,7 +8,7 @@ announcement in their pushes to all servers.  So everybody knows it before a ste
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pslite.errors import ProtocolError
@@ -42,6 +42,8 @@ class PlanActivation:
     total_versions: int = 0
     #: the plan that the coordinator has committed and that is not announced yet; 0: none
     _committed: int = 0
+    #: plans that are over or given up, which workers that have not heard of it may still announce
+    _aborted: set[int] = field(default_factory=set)
 
     def commit(self, plan: int) -> None:
         """Have a plan announced with the next step of block 0."""
@@ -82,7 +84,7 @@ class PlanActivation:
                 self.announce(block.version + 2)
 
     def learn(self, plan: int, first: int, *, prepared: bool) -> None:
-        """Take the announcement that a worker repeats in a push; nothing if `plan` is 0.
+        """Take the announcement that a worker repeats in a push; nothing if `plan` is 0 or given up.
 
         Raises
         ------
@@ -90,7 +92,7 @@ class PlanActivation:
             the plan was never `prepared` on this server.
 
         """
-        if plan and self.announced is None:
+        if plan and self.announced is None and plan not in self._aborted:
             if not prepared:
                 raise ProtocolError(f"a push announces plan {plan}, which was never prepared on this server")
             self.announced = Announcement(plan, first)
@@ -123,9 +125,12 @@ class PlanActivation:
         return announced
 
     def plan_aborted(self, plan: int) -> None:
-        """Do not announce a plan that the coordinator has given up."""
+        """Do not announce a plan that the coordinator has given up, nor any longer: the job ends before it."""
+        self._aborted.add(plan)
         if self._committed == plan:
             self._committed = 0
+        if self.announced is not None and self.announced.plan == plan:
+            self.announced = None
 
     def forget_announcement(self, plan: int) -> None:
         """Drop the announcement of a plan to which this server has moved, or an earlier one; a later plan's stays."""

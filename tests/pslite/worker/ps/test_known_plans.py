@@ -62,16 +62,19 @@ def test_a_worker_that_comes_with_a_plan_was_no_member_of_the_one_before():
 def test_the_next_plan_takes_effect_at_the_version_that_is_announced(table):
     second = PreparedPlan(SECOND, FIRST, SPEC)
     table.add(second)
-    table.next = 2, 9
+    table.announced(2, 9)
     assert table.following(8) is None
     assert table.following(9) is second
 
 
 def test_a_plan_that_was_announced_and_given_up_does_not_follow(table):
     table.add(PreparedPlan(SECOND, FIRST, SPEC))
-    table.next = 2, 9
+    table.announced(2, 9)
     table.give_up(2)
     assert table.following(9) is None
+    table.announced(2, 9)  # in weights of a server that hears of it later
+    assert table.following(9) is None
+    assert table.next is None
 
 
 def test_blocks_of_a_dead_server_have_other_owners_in_all_plans(table):

@@ -183,7 +183,7 @@ class FrameReceiver:
         self._faults.reached(FaultPoint.WEIGHTS_HERE, number, header.version)
         progress.arrived[number] = header.version, header.plan
         if header.next_plan:
-            self._plans.next = header.next_plan, header.next_first
+            self._plans.announced(header.next_plan, header.next_first)
 
     def _fetched_arrived(self, link: Link, header: Header) -> None:
         self._divert_others(link, header)

@@ -71,6 +71,11 @@ class PlanTable:
         if self.next is not None and self.next[0] == number:
             self.next = None  # announced, but the job ends before
 
+    def announced(self, number: int, first: int) -> None:
+        """Note when a plan takes effect, unless it is known that it does not: servers may hear of that later."""
+        if number not in self._given_up:
+            self.next = number, first
+
     def begin(self, number: int) -> PreparedPlan | None:
         """Have a prepared plan be the current one, with which this worker comes to the job; None if it is unknown."""
         prepared = self._prepared.get(number)
@@ -93,7 +98,7 @@ class PlanTable:
         """Return the plan that is announced to take effect at that version."""
         if self.next is None or self.next[1] != version:
             return None
-        return self._prepared[self.next[0]]
+        return self._prepared.get(self.next[0])
 
     def settle(self, number: int) -> set[str]:
         """Note that all members have moved to the current plan; returns servers that only earlier ones may need."""
