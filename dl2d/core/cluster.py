@@ -103,7 +103,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def room(self) -> Resources:
-        """What its node has free when it has left."""
+        """What its node has free when it has left. Its replacement needs its demand only."""
         return self.held if self.held.thousandths else self.demand
 
     @property

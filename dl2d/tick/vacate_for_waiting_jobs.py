@@ -250,10 +250,10 @@ class _NodeRoom:
         self._undo_point = 0
         #: Number of claims that turned out to exceed what floors leave.
         self.failed = 0
-        #: Tasks that could not move while nodes are kept free, by room and nodes that their job may use, with the nodes
-        #: that were not tried: that of the last such task itself.
+        #: Tasks that could not move while nodes are kept free, by demand and nodes that their job may use, with the
+        #: nodes that were not tried: that of the last such task itself.
         self._immovable: dict[tuple[Resources, frozenset[str] | None], list[str]] = {}
-        #: By room and nodes that their job may use, where in ``_move_targets`` tasks found room last.
+        #: By demand and nodes that their job may use, where in ``_move_targets`` tasks found room last.
         self._first_target: dict[tuple[Resources, frozenset[str] | None], int] = {}
         self._vain_moves = 0
         #: Length of the undo log before the node or task that is looked at.
@@ -513,7 +513,7 @@ class _NodeRoom:
             )
         if claim.standing:
             return self._move(task, node, chosen)
-        return self._take(task.job, task.room, [n for n in self._move_targets if n != node and n not in chosen])
+        return self._take(task.job, task.demand, [n for n in self._move_targets if n != node and n not in chosen])
 
     def _move(self, task: Task, node: str, chosen: Collection[str]) -> bool:
         """Move a task off a node that is to be kept free; returns whether it can.
@@ -521,7 +521,7 @@ class _NodeRoom:
         Room on nodes becomes less and less meanwhile: the search goes on where one for the like of the task had found
         room, and where that had found none it is not repeated. The task's own node was left out of that search.
         """
-        alike = task.room, self._may_use.get(task.job)
+        alike = task.demand, self._may_use.get(task.job)
         untried = self._immovable.get(alike)
         if untried is None and self._vain_moves >= MAX_VAIN_MOVES:
             return False
@@ -531,12 +531,12 @@ class _NodeRoom:
             name = targets[place]
             if name == node:
                 own = place
-            elif name not in chosen and (allowed is None or name in allowed) and task.room.fits_in(self._free(name)):
+            elif name not in chosen and (allowed is None or name in allowed) and task.demand.fits_in(self._free(name)):
                 if untried is None:
                     self._set(self._first_target, alike, place if own < 0 else own)
-                self._set(self._used_by_others_on, name, self._used_by_others_on[name] + task.room)
+                self._set(self._used_by_others_on, name, self._used_by_others_on[name] + task.demand)
                 return True
-        if self._take(task.job, task.room, [name for name in targets if name != node and name not in chosen]):
+        if self._take(task.job, task.demand, [name for name in targets if name != node and name not in chosen]):
             return True
         if untried is not None or all(mapping is self._tasks_on for mapping, *_ in self._undo_log[self._node_point :]):
             self._immovable[alike] = [node] if node in self._capacity else []

@@ -137,6 +137,40 @@ def test_what_a_job_holds_beyond_its_demand_is_shared_with_other_elastic_jobs(si
     assert sizes[1] >= Allocation(1, 0)
 
 
+@pytest.mark.parametrize(
+    ("worker", "cpus", "memory", "elsewhere"),
+    [
+        pytest.param(Resources.of(gpu=1), 1, 100, {"Gres": "gpu:h100:1"}, id="a type of GPU"),
+        pytest.param(WORKER, 8, 4000, {"CPUsState": "2/2/0/4", "Memory": "2000"}, id="the whole node"),
+        pytest.param(WORKER, 2, 100, {"CPUsState": "7/1/0/8"}, id="a core of two threads"),
+        pytest.param(Resources.of(cpu=1), 1, 900, {"AllocMem": "3500"}, id="memory by DefMemPerCPU"),
+    ],
+)
+@pytest.mark.parametrize("why", ["time limit", "claim"])
+def test_a_task_moves_where_its_demand_has_room(
+    site: Site, worker: Resources, cpus: int, memory: int, elsewhere: dict[str, object], why: str
+) -> None:
+    """The only worker of a job, on n1, holds more there than is free on n3."""
+    request = replace(
+        REQUEST, max_workers=1, min_ps=0, max_ps=0, worker=worker, ps=NO_RESOURCES, architecture=Architecture.ALLREDUCE
+    )
+    gpu = int(worker.get("gpu"))
+    gres = ",gres/gpu=1,gres/gpu:a100=1" if gpu else ""
+    site.elastic(7, request, [(Role.WORKER, "n1")], f"cpu={cpus},mem={memory}M{gres},node=1")
+    taken = cpus if why == "claim" else 8  # by others as well
+    used = {"CPUsState": f"{taken}/{8 - taken}/0/8", "AllocMem": str(memory)}
+    used |= {"Gres": "gpu:a100:1", "GresUsed": f"gpu:a100:{gpu}"}
+    site.nodes(node_row("n1", **used), node_row("n3", **elsewhere), node_row("n4", CPUsState="8/0/0/8", Gres=""))
+    if why == "claim":
+        site.wait(812, ReqNodes="n1", **WHOLE)
+    else:
+        site.clock.now += 3600
+        site.rows[0]["EndTime"] = int(site.clock()) + 200
+    report = site.tick()
+    assert [(move.task, move.node) for move in report.plan.moves] == [("worker-0", "n3")]
+    assert [start.demand for start in report.plan.starts] == [worker]
+
+
 DAY = 86_400
 
 

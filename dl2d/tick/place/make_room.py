@@ -169,11 +169,11 @@ class _Cluster:
         self._changed(node)
 
     def move(self, task: Task, target: str) -> None:
-        """Take a task off its node and reserve its resources on another one."""
+        """Take a task off its node, which has its room free then, and reserve its demand on another one."""
         self._drop(task)
         self._free[task.node] += task.room
         self._changed(task.node)
-        self.reserve(target, task.room)
+        self.reserve(target, task.demand)
 
     def find_move(self, demand: _Wanted, waiting_groups: Collection[TaskGroup]) -> tuple[Task, str] | None:
         """A task without which a demand fits on its node, and another node that has room for the task now.
@@ -183,18 +183,19 @@ class _Cluster:
         #: By demand of a task, the first two nodes that have room for it, at least one of which is not its own.
         first_two: dict[_Wanted, tuple[str | None, str | None]] = {}
         for node, tasks in self._on_node.items():
-            #: By demand of a task of this node, where it can move to make room; None if it cannot.
-            targets: dict[_Wanted, str | None] = {}
+            #: By demand and room of a task of this node, where it can move to make room; None if it cannot.
+            targets: dict[tuple[_Wanted, Resources], str | None] = {}
             for task in tasks:
-                moved = _Wanted(task.room, self._may_use.get(task.job))
-                if moved not in targets:
+                moved = _Wanted(task.demand, self._may_use.get(task.job))
+                alike = moved, task.room
+                if alike not in targets:
                     if moved not in first_two:
                         first_two[moved] = self._first_two_with_room(moved)
                     first, second = first_two[moved]
                     target = second if first == node else first
                     makes_room = target is not None and demand.fits(node, self._free[node] + task.room)
-                    targets[moved] = target if makes_room else None
-                target = targets[moved]
+                    targets[alike] = target if makes_room else None
+                target = targets[alike]
                 if target is None or task.state is not TaskState.CONFIRMED:
                     continue
                 group = task.job, task.role

@@ -92,15 +92,15 @@ def place(
         is_spare = left[group] > floors.get(task.job, requests[task.job].min_size).count(task.role)
         if not expires and not is_spare and any((move.job, other.role) == group for other, move in moves):
             continue
-        node = packing.place(task.room, task.role, task.job) if expires or not is_spare else None
+        node = packing.place(task.demand, task.role, task.job) if expires or not is_spare else None
         if isinstance(node, str):
-            targets.reserve(node, task.room)
+            targets.reserve(node, task.demand)
             moves.append((task, Move(task.job, task.id, node)))
         elif is_spare:
             vacated.append(task)
             left[group] -= 1
         else:
-            waiting.append(WaitingTask(group, task.room))
+            waiting.append(WaitingTask(group, task.demand))
 
     # Start new tasks where they have room
     placer = _Placer(requests, held, packing, targets, keeps_bundles=placement.keeps_bundles)
@@ -208,7 +208,7 @@ def _moves(moving: Iterable[tuple[Task, str]], packing: Packing) -> Iterator[tup
     next tick finds one task more than was decided, and stops the old task.
     """
     for task, node in moving:
-        if packing.place_on(node, task.room, task.job):
+        if packing.place_on(node, task.demand, task.job):
             yield task, Move(task.job, task.id, node)
 
 

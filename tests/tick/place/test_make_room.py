@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from tick.world import World
 
 from dl2d.core.cluster import Task, TaskState
@@ -56,6 +57,12 @@ def test_a_small_task_moves_for_a_large_one() -> None:
     room = {"n1": Resources.of(cpu=6), "n2": Resources.of(cpu=2)}
     tasks = [task(A, 0, "n1", cpu=2)]
     assert ids(make_room([want(B, cpu=8)], room, tasks, {})) == ([], ["worker-0"])
+
+
+def test_a_task_that_holds_more_than_its_demand_leaves_that_free_and_moves_where_its_demand_fits() -> None:
+    room = {"n1": Resources.of(cpu=4), "n2": Resources.of(cpu=2)}
+    alike = [task(A, 0, "n1", cpu=2), structs.replace(task(A, 1, "n1", cpu=2), held=Resources.of(cpu=4))]
+    assert ids(make_room([want(B, cpu=8)], room, alike, {})) == ([], ["worker-1"])
 
 
 def test_nothing_moves_where_it_would_not_help() -> None:
