@@ -87,7 +87,7 @@ def check(
 ) -> None:
     """Check the configuration, what it names, and job files; exit 2 if anything is wrong.
 
-    Accounts other than the daemon's, root's excepted, have FILE arguments checked alone.
+    For an account other than root and the daemon's, only the FILE arguments are checked, if there are any.
     """
     findings = list(_findings(config, files or [], probe=probe or bool(probe_user), probe_user=probe_user))
     if as_json:

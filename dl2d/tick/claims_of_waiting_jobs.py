@@ -1,4 +1,4 @@
-"""What ticks remember of claims: their nodes, since when room is free or vacated for them, which were given up."""
+"""History of claims, kept from tick to tick: their nodes, since when their room is free, and which were given up."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class GivenUpClaim(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ClaimHistory:
-    """What ticks remember of claims. Times are seconds on a monotonic clock."""
+    """History of claims, kept from tick to tick. Times are seconds on a monotonic clock."""
 
     #: Handles and nodes of the claims in the last tick, and at the last decision.
     nodes: frozenset[tuple[str, str]] = frozenset()

@@ -1,6 +1,6 @@
-"""Silent coordinators: which have not called for a while, and since when the others call. Pure.
+"""Coordinators that report to the daemon, and since when; one that has not done so for a while is silent. Pure.
 
-It is in memory only: after a restart of the daemon it is counted from the beginning.
+These times are in memory only: after a restart of the daemon they begin again.
 """
 
 from __future__ import annotations

@@ -4,11 +4,12 @@ A rigid job that waits for whole nodes never starts while elastic jobs hold a pa
 elastic jobs give up tasks above their floors to a waiting job of higher priority (``Yields``), on as many nodes as it
 needs. Its room counts as used on these nodes in the snapshot, so that policy, guard and placing all leave it free.
 
-Claims get room by priority; nodes that the site keeps free for any job (standing claims) come last, in time that grows
-with the nodes and with the tasks on those that are vacated. No job shrinks for
-a claim that cannot get room now even with all elastic jobs at their floors, with one exception: if the resource manager
-plans to start the claim's job within ``lead_seconds``, the planned nodes are vacated in time. On nodes that are planned
-for later, running tasks stay and no new ones start, if all elastic jobs that may use them yield to that claim.
+Claims get room in the order of their priority; nodes that the site keeps free for any job (standing claims) come last.
+The running time for standing claims grows with the number of nodes and with the number of tasks on the nodes that are
+vacated. No job shrinks for a claim that cannot get room now even with all elastic jobs at their floors, with one
+exception: if the resource manager plans to start the claim's job within ``lead_seconds``, the planned nodes are vacated
+in time. On nodes that are planned for later, running tasks stay and no new ones start, if all elastic jobs that may use
+them yield to that claim.
 
 If a claim's room has been free for ``MAX_UNUSED_SECONDS`` and its job has not started, it waits for something that the
 resource manager does not show. The claim is given up, with all like it of that user, and tried again after
@@ -35,7 +36,8 @@ from dl2d.tick.place.make_room import TaskGroup
 
 #: Maximum number of claims that get room at once.
 MAX_GRANTED: Final = 64
-#: Of how many kinds claims are examined in one tick: those of one user with the same demand and nodes are of a kind.
+#: Maximum number of kinds of claims that are examined in one tick. Claims of the same user with the same demand and the
+#: same nodes are of one kind.
 MAX_EXAMINED: Final = 256
 #: When nodes were searched for this many claims and floors left too few, no more are searched for in the tick; the next
 #: one goes on with the claims behind them.

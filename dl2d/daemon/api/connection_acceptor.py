@@ -46,7 +46,8 @@ class Acceptor:
         self._table = table
         self._turns = FairTurns(1, pause=CONNECTION_SECONDS, newest_first=True)
         self._begin: Callable[[AcceptedSocket], Awaitable[object]] | None = None
-        #: Those that begin or wait for it, with their tasks, which asyncio alone would not keep.
+        #: Connections that wait for their turn or are in their TLS handshake, with their tasks: asyncio itself keeps
+        #: only weak references to tasks.
         self._beginning: dict[AcceptedSocket, asyncio.Task[None]] = {}
 
     def start(self, begin: Callable[[AcceptedSocket], Awaitable[object]]) -> None:

@@ -69,8 +69,8 @@ class FairTurns:
     pause
         Seconds from the end of a turn to the one that takes its place.
     newest_first
-        Whether of the requests of one client the newest is served first: one whose client sends more than can be
-        served then still serves some soon, where otherwise each would wait for all before it.
+        Whether the newest request of a client is served first. If a client sends more requests than can be served,
+        some are then served soon; with the oldest first, each would wait for all before it.
     """
 
     def __init__(self, at_once: int, *, each: int = 1, pause: float = 0.0, newest_first: bool = False) -> None:

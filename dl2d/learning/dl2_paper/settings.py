@@ -159,8 +159,8 @@ class Settings(Record):
         return self
 
 
-#: Learning from a site's days, where jobs may have a few tasks at most: sizes are shown finer, and updates are more and
-#: larger than by default.
+#: Learning from a site's days, where jobs may have only a few tasks: the network gets the extra features, and there are
+#: more updates, with a larger learning rate, than by default.
 SITE: Final = Settings(
     teacher="", extras=True, reward=Reward.LOG_EPOCHS, clusters=128, samples=4096, minibatch=512, rate=5e-3,
     last_rate=5e-4, entropy=3e-3, validate_every=10,

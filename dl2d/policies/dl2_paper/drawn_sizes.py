@@ -16,9 +16,10 @@ _DRAW_BYTES: Final = 8
 
 
 def drawn_size(job: Job, slot: int, epsilon: float) -> Allocation | None:
-    """Size, drawn evenly from its bounds, at which a job is measured in a slot with probability ``epsilon``; else None.
+    """Random size within a job's bounds with probability ``epsilon``, at which it runs in a slot; otherwise None.
 
-    What is drawn follows from the slot and the job's id: it is known afterwards which actions were the policy's.
+    The random numbers are a hash of the slot and the job's id, so that the result can be computed again afterwards, to
+    tell which actions were the policy's.
     """
     request, least = job.request, job.request.min_size
     if not epsilon or job.static:

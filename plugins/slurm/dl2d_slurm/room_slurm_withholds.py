@@ -1,4 +1,4 @@
-"""Room that sinfo shows as free, and Slurm gives to no job, as far as tasks that wait for it tell.
+"""Detection of room that sinfo shows as free but Slurm gives to no job: a task has waited for it for too long.
 
 A node may keep cores (``CoreSpecCount``) and memory (``MemSpecLimit``) for the system itself. sinfo counts them as
 idle; only ``scontrol show node``, which would be asked for all nodes, tells of them.
@@ -23,7 +23,7 @@ _REASON: Final = "Resources (Slurm does not give it the room that sinfo shows)"
 
 
 class UngivenRoom:
-    """Notes how long tasks wait for room that their nodes have. ``timer``: seconds on a monotonic clock."""
+    """Tasks that wait although their nodes have room, and since when. ``timer``: seconds on a monotonic clock."""
 
     def __init__(self, timer: Callable[[], float]) -> None:
         self._timer = timer

@@ -57,10 +57,10 @@ class _Sent(NamedTuple):
 class RpcRate:
     """Counts RPCs to slurmctld and limits those that can wait. Thread-safe.
 
-    Without the RPCs that cancel jobs, which never wait, no more than ``per_minute`` are sent in any minute: starts and
-    registrations wait while half of that were sent in the last one, but each has a sixth of its own, and listings have
-    a third of their own. No user's registrations get more than an eighth. While slurmctld is overloaded all of them
-    wait, 5 s at first, then twice as long each time up to 60 s.
+    No more than ``per_minute`` RPCs are sent in any minute, not counting those that cancel jobs, which never wait.
+    Starts and registrations wait while half of ``per_minute`` were sent in the last minute, but a sixth is reserved for
+    starts, a sixth for registrations and a third for listings. Registrations of one user wait when they have used an
+    eighth. While slurmctld is overloaded all of these wait, 5 s at first, then twice as long each time, up to 60 s.
 
     Parameters
     ----------

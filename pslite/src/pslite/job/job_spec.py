@@ -296,7 +296,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return self._shape() == other._shape()
 
     def extends(self, other: JobSpec) -> bool:
-        """Whether workers that say that train what this says, perhaps without segments that are added late."""
+        """Return whether this is the job that `other` describes, perhaps with late segments added at its end."""
         count = len(other.segments)
         if not all(segment.late for segment in self.segments[count:]):
             return False

@@ -132,7 +132,7 @@ class KeyTable:
         marked = value.grad is not None
         self._tensors[key] = KeyTensor(key, whole, kind, marked, sparse=is_sparse(value), late=True, group=-1)
 
-    def homeless(self) -> list[KeyTensor]:
+    def unplaced(self) -> list[KeyTensor]:
         """Return the keys that came late and have no place in the job's arrays."""
         return [tensor for tensor in self._tensors.values() if tensor.late and tensor.segment < 0]
 
@@ -151,8 +151,8 @@ class KeyTable:
             for part in segment.parts if segment.late else ():
                 places[part.name] = number, offset, segment, part
                 offset += part.size
-        homeless = self.homeless()
-        for tensor in [tensor for tensor in homeless if str(tensor.key) in places]:
+        unplaced = self.unplaced()
+        for tensor in [tensor for tensor in unplaced if str(tensor.key) in places]:
             number, offset, segment, part = places[str(tensor.key)]
             tensor.by_rows = segment.sparse
             if part != _part(tensor) or segment.dtype != tensor.dtype:
@@ -162,8 +162,8 @@ class KeyTable:
                 )
             tensor.segment, tensor.offset = number, offset
             tensor.alone = len(segment.parts) == 1 and part.size >= _LARGE and not segment.sparse
-            homeless.remove(tensor)
-        return homeless
+            unplaced.remove(tensor)
+        return unplaced
 
     def extend(
         self, spec: JobSpec, tensors: Iterable[KeyTensor], optimizer: Any, updates: int

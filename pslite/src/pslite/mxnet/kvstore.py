@@ -92,9 +92,9 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         self._rate: float | None = None
         self._sums: GradientSums
         self._given: dict[str, Array] | None = None
-        #: by group of keys: updates, and before its first one those of others
+        #: by group of keys: number of its updates, plus, for keys that came late, the updates of others before them
         self._updates: dict[int, int] = {}
-        #: of the present step of each group of keys
+        #: by group of keys: gradients that were pushed for its present step
         self._pushed: dict[int, dict[Key, list[Any]]] = {}
         self._outs: list[tuple[KeyTensor, list[Any]]] = []
         #: where the weights of the last step of each group were written
@@ -234,7 +234,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
 
         A worker that has come to the job later finds them there.
         """
-        if not self._keys.homeless():
+        if not self._keys.unplaced():
             return
         session = self._session
         left = self._keys.place(session.spec)

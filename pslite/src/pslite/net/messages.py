@@ -99,7 +99,7 @@ class Taken(Message, frozen=True):
 
 
 class Describe(Message, frozen=True):
-    """Worker that has joined without saying what it trains: this; later: this, to which segments are added."""
+    """Worker that has joined without a job specification: the specification; later, one with segments added to it."""
 
     spec: JobSpec
 

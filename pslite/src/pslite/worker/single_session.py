@@ -50,7 +50,7 @@ class SingleSession:
         self._replica = ModelReplica(spec, self.blocks, self.weights)
 
     def extend(self, spec: JobSpec, weights: Mapping[int, Array]) -> None:
-        """Have further segments at once."""
+        """Add the further segments of `spec` at once, with the given weights."""
         self.spec, self.blocks = spec, cut(spec)
         self.weights.extend(spec, self.blocks)
         for segment, values in weights.items():
