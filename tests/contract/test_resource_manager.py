@@ -220,8 +220,6 @@ def test_what_has_another_identity_by_now_is_not_stopped(any_rm: Harness) -> Non
         listed.identity._replace(user="eve"),
         listed.identity._replace(submitted=listed.submitted - 500),
         listed.identity._replace(submitted=listed.submitted + 500, user="eve", tag=""),
-        listed.identity._replace(tag=listed.tag + "0"),
-        listed.identity._replace(tag=""),
     ):
         any_rm.manager.stop([other], 0)
         any_rm.manager.stop([other], 3600)

@@ -440,10 +440,9 @@ def test_stop_asks_first_and_cancels_when_the_grace_is_over(
     [
         {"UserName": "bob"},
         {"SubmitTime": 1795253933},
-        {"Comment": "dl2:fake.12.9:worker-0"},
         {"Comment": "dl2:fake.12.9:worker-1", "SubmitTime": "N/A"},
     ],
-    ids=["another user", "requeued", "another mark", "torn"],
+    ids=["another user", "requeued", "torn"],
 )
 def test_a_job_that_is_another_one_by_now_is_not_cancelled(
     slurm: FakeSlurm, manager_on: Managers, clock: Clock, now: dict[str, object], grace: int
@@ -457,6 +456,23 @@ def test_a_job_that_is_another_one_by_now_is_not_cancelled(
     assert slurm.calls("scancel") == []
     manager.stop([identity(2, Comment=mark)], 0)
     assert [call.argv for call in slurm.calls("scancel")] == [["scancel", "2"]]
+
+
+@pytest.mark.parametrize("comment", ["dl2:fake.12.9:worker-0", "mine"])
+def test_a_job_whose_user_changes_its_comment_is_stopped_all_the_same(
+    slurm: FakeSlurm, manager_on: Managers, clock: Clock, comment: str
+) -> None:
+    """The first comment is the tag of a task of alice; jobs 1 and 2 are of bob."""
+    mark, bobs = "dl2:fake.11.9:worker-1", {"UserName": "bob"}
+    rows = [job_row(1, Comment=comment, **bobs), job_row(2, Comment=mark, **bobs), job_row(12)]
+    slurm.answer("squeue", rows=rows)
+    manager = manager_on()
+    manager.stop([job.identity for job in manager.listing().jobs if job.user == "bob"], 30)
+    rows[1]["Comment"] = comment
+    slurm.answer("squeue", rows=rows)
+    clock.now += 31
+    manager.listing()
+    assert slurm.calls("scancel")[-1].argv == ["scancel", "1", "2"]
 
 
 def test_of_a_job_array_only_the_task_that_was_meant_is_cancelled(

@@ -323,16 +323,17 @@ def _exit(code: str) -> str:
     return f"exit status {ended}" if ended else ""
 
 
-IDENTITY_FIELDS = ("JobID", "JobArrayID", "SubmitTime", "UserName", "Comment")
+IDENTITY_FIELDS = ("JobID", "JobArrayID", "SubmitTime", "UserName")
 
 
 def parse_identities(text: str, word: str) -> dict[RmIdentity, str]:
-    """Ids that scancel takes for one job alone, by the jobs' identities; what cannot be read is left out.
+    """Ids that scancel takes for one job alone, by the jobs' identities without tags; what cannot be read is left out.
 
-    The last task of a job array has the array's own id as its handle: with that, scancel ends all tasks.
+    Users may change the tag at any time (``scontrol update comment=``), and the rest of an identity is unique. The last
+    task of a job array has the array's own id as its handle: with that, scancel ends all tasks.
     """
     return {
-        RmIdentity(record["JobID"], seconds(record["SubmitTime"]), record["UserName"], _mark(record)): (
+        RmIdentity(record["JobID"], seconds(record["SubmitTime"]), record["UserName"], ""): (
             array_id(record) or record["JobID"]
         )
         for record in records(text, IDENTITY_FIELDS, word)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import secrets
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
@@ -51,6 +51,7 @@ class Stopper:
         self._commands = commands
         self._control = control
         self._timer = timer
+        #: By the jobs' identities without tags, which their users may change.
         self._leaving: dict[RmIdentity, Leaving] = {}
         self._changed = threading.Condition()
         self._cancelling = threading.Lock()
@@ -60,7 +61,7 @@ class Stopper:
     def stop(self, jobs: Iterable[RmIdentity], grace: float) -> None:
         """Ask jobs to end; see ``ResourceManager.stop``. A repeat may bring a deadline forward, never put it off."""
         asked = []
-        for job in dict.fromkeys(jobs):
+        for job in dict.fromkeys(job._replace(tag="") for job in jobs):
             if _HANDLE.fullmatch(job.handle):
                 asked.append(job)
             else:
@@ -100,8 +101,9 @@ class Stopper:
             self._forget(due)
             return True
 
-    def forget_all_but(self, alive: Collection[RmIdentity]) -> None:
+    def forget_all_but(self, alive: Iterable[RmIdentity]) -> None:
         """Forget the deadlines of jobs that have ended."""
+        alive = {job._replace(tag="") for job in alive}
         with self._changed:
             ended = [job for job in self._leaving if job not in alive]
         self._forget(ended)
