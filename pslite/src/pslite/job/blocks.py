@@ -31,12 +31,10 @@ class Block:
 
 
 def cut(spec: JobSpec) -> tuple[Block, ...]:
-    """Cut the job's segments into blocks of at most `spec.block_bytes`; the same for every process of the job."""
+    """Cut the job's segments into blocks of at most their `block_bytes`; the same for every process of the job."""
     blocks: list[Block] = []
     for index, segment in enumerate(spec.segments):
-        unit = segment.row or 1
-        step = max(1, spec.block_bytes // (ITEM_BYTES[segment.dtype] * unit)) * unit
-        size = segment.size
+        step, size = segment.block_size(spec.block_bytes), segment.size
         for offset in range(0, size, step):
             blocks.append(
                 Block(

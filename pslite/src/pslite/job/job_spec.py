@@ -22,6 +22,8 @@ MAX_SHARDS = 4096
 MAX_STALENESS = 1024
 MAX_PATH = 4096
 MAX_BLOCK_BYTES = 1 << 20
+#: beside those that are as large as they may be
+MAX_BLOCKS = 100_000
 MIN_BLOCK_BYTES = 1 << 10
 #: small models are cut finer than MAX_BLOCK_BYTES so that several servers can share them
 AIM_BLOCKS = 32
@@ -140,9 +142,12 @@ class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     late: bool = False
     #: of a late one: updates of others before it was added, from which on its optimizer's schedule goes
     since: int = 0
+    #: its largest block, in bytes; 0 for the job's
+    block_bytes: int = 0
 
     def __post_init__(self) -> None:
         _number("since", self.since, 0, MAX_VERSIONS)
+        _number("block_bytes", self.block_bytes, 0, MAX_BLOCK_BYTES)
         if not self.sparse:
             return
         name, rule = self.parts[0].name if self.parts else "?", self.optimizer
@@ -169,6 +174,11 @@ class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def nbytes(self) -> int:
         """Bytes of one copy of the segment."""
         return self.size * ITEM_BYTES[self.dtype]
+
+    def block_size(self, block_bytes: int) -> int:
+        """Return the elements of each of its blocks but the last, whole rows, in a job with blocks of so many bytes."""
+        unit = self.row or 1
+        return max(1, (self.block_bytes or block_bytes) // (ITEM_BYTES[self.dtype] * unit)) * unit
 
 
 class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -283,7 +293,14 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             for part in segment.parts:
                 _check(all(n > 0 for n in part.shape), f"{part.name} has shape {part.shape}: it has no elements")
             _check(bool(segment.parts), "a segment has no tensors")
-        _number("the model's size in bytes", sum(segment.nbytes for segment in self.segments), 1, MAX_BYTES)
+        nbytes = sum(segment.nbytes for segment in self.segments)
+        _number("the model's size in bytes", nbytes, 1, MAX_BYTES)
+        blocks = sum(-(-segment.size // segment.block_size(self.block_bytes)) for segment in self.segments)
+        _check(
+            blocks <= MAX_BLOCKS + nbytes // MAX_BLOCK_BYTES,
+            f"the model of {nbytes} bytes has {blocks} blocks, each of which costs every step a message: make "
+            f"block_bytes larger, or the model of fewer and larger tensors (for {MAX_BLOCKS} blocks at most)",
+        )
 
     def agrees(self, other: JobSpec) -> bool:
         """Whether workers that say this and that train the same.

@@ -178,9 +178,11 @@ class KeyTable:
             kind = self._kind(tensor, optimizer)
             # one that is never pushed is not among those that are
             kinds.setdefault(kind if tensor in candidates else (*kind[:2], tensor.key), []).append(tensor)
+        added = [_segment(*kind[:2], members) for kind, members in kinds.items()]
+        # they may be much larger than the first keys
+        block_bytes = max(spec.block_bytes, block_bytes_for(sum(segment.nbytes for segment in added)))
         added = [
-            msgspec.structs.replace(_segment(*kind[:2], members), late=True, since=updates)
-            for kind, members in kinds.items()
+            msgspec.structs.replace(segment, late=True, since=updates, block_bytes=block_bytes) for segment in added
         ]
         values = [
             np.concatenate([reading(tensor.value).reshape(-1) for tensor in members]) for members in kinds.values()
