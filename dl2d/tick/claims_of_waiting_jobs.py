@@ -46,6 +46,8 @@ class ClaimHistory:
     #: Shapes for which nodes were searched in vain in the last ticks. They are not searched for until the ones behind
     #: them were.
     failed: frozenset[tuple[object, ...]] = frozenset()
+    #: How many claims were met in the last tick, by handle.
+    met: Mapping[str, int] = field(default_factory=dict)
 
     def nodes_by_handle(self) -> defaultdict[str, set[str]]:
         """The nodes of each claim in the last tick, by its handle; none for a claim that had none."""

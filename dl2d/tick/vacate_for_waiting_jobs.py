@@ -80,15 +80,14 @@ def claim_nodes(
     free_now = {node.name: node.capacity.minus(node.used) for node in snapshot.nodes}
     # A sort is stable: standing claims come in the order of the listing.
     claims = sorted(listing.claims, key=lambda claim: (claim.standing, -claim.priority))
-    examined = list(_of_first_kinds(claims, history.failed))
-    complete = len(examined) == len(claims)
+    searched = _SearchedClaims(history)
+    examined = list(searched.of_first_kinds(claims))
     waiting = rooms.waiting_jobs(growth_limits, held_back)
     previous = history.nodes_by_handle()
     waiting_under = Counter(claim.handle for claim in examined)
     granted: list[ClaimedNodes] = []
     free_since: dict[ClaimKey, float] = {}
     vacated_since: dict[ClaimKey, float] = {}
-    hopeless = set(history.failed)
     for claim in examined:
         if len(granted) >= MAX_GRANTED and not claim.standing:
             continue
@@ -97,17 +96,16 @@ def claim_nodes(
         shape, key = _shape(claim), ClaimKey(claim.handle, waiting_under[claim.handle])
         found, unused, partial = None, 0.0, False
         may_meet, may_vacate_planned = given_up.allows(claim)
-        is_searched = not claim.standing and may_meet and shape not in hopeless
-        complete = complete and not (is_searched and rooms.is_exhausted)
         if claim.standing:
             found = rooms.keep_free(claim, previous[claim.handle])
-        elif is_searched and not rooms.is_exhausted:
+        elif may_meet and searched.include(claim, is_exhausted=rooms.is_exhausted):
             found = rooms.meet(claim, previous[claim.handle])
             if found is None:
-                hopeless.add(shape)
+                searched.failed.add(shape)
             elif _is_free(found, free_now):
                 free_since[key] = history.free_since.get(key, now)
                 unused = now - free_since[key]
+        is_met = found is not None
         if found is None and claim.planned and may_vacate_planned:
             if claim.expected_start - snapshot.at > lead_seconds:
                 found = rooms.hold_planned(claim, free_now)
@@ -121,30 +119,15 @@ def claim_nodes(
             continue
         if found is not None and found.nodes:
             granted.append(found)
+            searched.met[claim.handle] += is_met
             for node, room in zip(found.nodes, found.room, strict=True):
                 free_now[node] = free_now[node].minus(room)
     decided = history.decided if granted else frozenset[tuple[str, str]]()
     claimed = ClaimHistory(
         nodes_of_claims(granted), decided, free_since, vacated_since, tuple(given_up.claims),
-        frozenset() if complete else frozenset(hopeless),
+        searched.failed_lately(), searched.met,
     )  # fmt: skip
     return _with_claims(snapshot, granted), claimed
-
-
-def _of_first_kinds(claims: Iterable[Claim], failed: Collection[tuple[object, ...]]) -> Iterator[Claim]:
-    """Standing claims, and those of the first kinds. Claims that no nodes are searched for do not count."""
-    kinds: set[tuple[object, ...]] = set()
-    for claim in claims:
-        if claim.standing:
-            yield claim
-            continue
-        shape = _shape(claim)
-        kind = claim.user, shape
-        if shape not in failed and kind not in kinds:
-            if len(kinds) == MAX_EXAMINED:
-                continue
-            kinds.add(kind)
-        yield claim
 
 
 def _is_free(claim: ClaimedNodes, free_now: Mapping[str, Resources]) -> bool:
@@ -167,6 +150,58 @@ def _with_claims(snapshot: Snapshot, claims: Sequence[ClaimedNodes]) -> Snapshot
 
 def _shape(claim: Claim) -> tuple[object, ...]:
     return claim.nodes, claim.demand, claim.whole, claim.eligible, claim.required
+
+
+class _SearchedClaims:
+    """The claims for which nodes are searched in a tick, and which of them are met.
+
+    Those that were met in the last tick always are, so that no others that cannot be met take their room from them.
+    """
+
+    def __init__(self, history: ClaimHistory) -> None:
+        #: How many claims are met, by handle.
+        self.met = Counter[str]()
+        #: Shapes for which nodes were searched in vain in this tick.
+        self.failed: set[tuple[object, ...]] = set()
+        self._met_before = history.met
+        self._failed_before = history.failed
+        #: Whether all claims have had their turn since the first of ``failed_lately``.
+        self._complete = True
+
+    def of_first_kinds(self, claims: Iterable[Claim]) -> Iterator[Claim]:
+        """Standing claims, those under handles that were met in the last tick, and those of the first kinds.
+
+        Claims whose like failed in the last ticks do not count.
+        """
+        kinds: set[tuple[object, ...]] = set()
+        for claim in claims:
+            if claim.standing or claim.handle in self._met_before:
+                yield claim
+                continue
+            shape = _shape(claim)
+            kind = claim.user, shape
+            if shape not in self._failed_before and kind not in kinds:
+                if len(kinds) == MAX_EXAMINED:
+                    self._complete = False
+                    continue
+                kinds.add(kind)
+            yield claim
+
+    def include(self, claim: Claim, *, is_exhausted: bool) -> bool:
+        """Whether nodes are searched for a claim; ``is_exhausted``: others were searched for in vain too often."""
+        shape = _shape(claim)
+        if shape in self.failed:
+            return False
+        if self.met[claim.handle] < self._met_before.get(claim.handle, 0):
+            return True
+        if shape in self._failed_before:
+            return False
+        self._complete = self._complete and not is_exhausted
+        return not is_exhausted
+
+    def failed_lately(self) -> frozenset[tuple[object, ...]]:
+        """Shapes that are not searched for in the next tick, so that those behind them have their turn."""
+        return self._failed_before | self.failed if not self._complete else frozenset()
 
 
 class _GivenUp:

@@ -419,6 +419,27 @@ def test_claims_that_cannot_be_met_do_not_hide_those_behind_them(world: World, c
     assert all(world.job(job).state is JobState.RUNNING for job in jobs)
 
 
+@pytest.mark.parametrize("count", [20, 300])
+@pytest.mark.parametrize(("nodes", "priority"), [(4, 9500), (2, 8000)], ids=["in front", "behind"])
+def test_a_claim_keeps_its_room_while_others_are_searched_for_in_vain_and_is_given_up_in_time(
+    world: World, nodes: int, priority: int, count: int
+) -> None:
+    """Floors leave room for one job of bob, not for the other like it, nor for those of eve."""
+    job = world.submit(max_workers=8, max_ps=8)
+    world.settle()
+    world.manager.claims = [claim("812")]
+    five_ticks(world)
+    assert world.has(job) == (4, 4)
+    others = (claim(str(each), nodes, priority, demand=Resources.of(cpu=each), user="eve") for each in range(count))
+    world.manager.claims += [claim("813"), *others]
+    has_room = []
+    for _ in range(9):
+        report = world.tick(50.0)
+        world.beat()
+        has_room.append("812" in {each.handle for each in report.snapshot.claims})
+    assert has_room == [True] * 5 + [False] * 4
+
+
 def test_with_equal_floors_the_nodes_that_fewest_tasks_leave_are_vacated(world: World) -> None:
     job = world.submit(max_workers=3, max_ps=3)
     world.settle()
