@@ -348,8 +348,8 @@ def compare(
 
     A task is not taken for ended because one listing lacks it. With an incomplete listing only tasks and anchors of
     cancelled jobs are stopped: that was ordered, and the resource manager's plug-in checks their identity again before
-    it stops them. A listed job is stopped only if it has the tag of a job that the store knows, and belongs to the
-    owner of that job.
+    it stops them. A listed job is stopped only if it has the tag of a job that the store knows, or is a task of it
+    by handle and submit time, and belongs to the owner of that job.
 
     Parameters
     ----------
@@ -426,8 +426,9 @@ def compare(
         ordered = {job.key for job in ended_jobs if job.state is JobState.CANCELLED}
         stops = [stop for stop in own_stops if stop[1] is not None and stop[1].key in ordered]
     allowed = []
+    tasks = {(task.job, task.handle, task.submitted) for task in live.tasks} if stops else frozenset()
     for listed, owner, reason in stops:
-        if owner is not None and may_stop(listed, owner, tasks_as_owner=tasks_as_owner):
+        if owner is not None and may_stop(listed, owner, tasks, tasks_as_owner=tasks_as_owner):
             allowed.append((listed, reason))
         else:
             remarks.append(f"{listed.handle} of user {listed.user} is not stopped ({reason}): it has no tag of dl2d, "

@@ -8,8 +8,8 @@ a listed job has                                      it is
 ====================================================  =====================================================
 the task's handle, its submit time or none is known,  the task
 and its tag
-the task's handle and submit time, no tag, and the   the task, whose user has removed the tag: it is never
-owner of its job                                      stopped
+the task's handle and submit time, no tag, and the   the task, whose user has removed the tag
+owner of its job
 the task's handle and tag, and a later submit time   another job: the task has ended
 the task's tag and the owner of its job, and the     the task, whose start was not answered
 store has no handle yet
@@ -117,15 +117,19 @@ def is_anchor(listed: RmJob, job: Job) -> bool:
     return listed.submitted == job.key.submitted or (not listed.tag and not listed.submitted)
 
 
-def may_stop(listed: RmJob, job: Job, *, tasks_as_owner: bool) -> bool:
+def may_stop(listed: RmJob, job: Job, tasks: Collection[tuple[JobKey, str, int]], *, tasks_as_owner: bool) -> bool:
     """Whether a listed job carries the tag of a job's task or anchor and belongs to the job's owner.
 
-    An anchor without this tag needs the submit time with which it registered.
+    An anchor without this tag needs the submit time with which it registered, and a task without any the handle and the
+    submit time that ``tasks`` have: jobs, handles and submit times of the tasks of the store.
     """
-    if listed.handle == job.anchor and listed.submitted == job.key.submitted and listed.user == job.owner.user:
+    is_owners = listed.user == job.owner.user
+    if is_owners and listed.handle == job.anchor and listed.submitted == job.key.submitted:
+        return True
+    if is_owners and not listed.tag and listed.submitted and (job.key, listed.handle, listed.submitted) in tasks:
         return True
     parsed = parse_tag(listed.tag)
-    return parsed is not None and parsed[0] == job.key and (not tasks_as_owner or listed.user == job.owner.user)
+    return parsed is not None and parsed[0] == job.key and (not tasks_as_owner or is_owners)
 
 
 def _is_later(listed: RmJob, task: Task) -> bool:

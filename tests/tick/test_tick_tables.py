@@ -236,7 +236,7 @@ its id is another user's               | failed    | failed    | failed   | fail
 its id is ann's other job's            | failed    | failed    | failed   | failed   | released | released | failed
 its id is another task's               | failed    | failed    | failed   | failed   | released | released | failed
 requeued                               | granted   | failed    | failed   | failed   | released | released | failed
-its mark was removed                   | .         | granted   | .        | .        | .        | .        | .
+its mark was removed                   | .         | granted   | .        | .        | .!       | .!       | .
 its user is not known                  | .         | granted   | .        | .        | .        | .        | .
 """
 #: A job by its anchor, which its user submitted (Slurm); its coordinator does not call.
