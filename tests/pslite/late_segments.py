@@ -38,6 +38,8 @@ class LateSegments(OwnLoop):
 
     #: the rule of the added segment; with its count of steps, which is not the job's version
     rule = Adam(lr=0.01, eps_first=True)
+    #: whether no member comes or goes
+    undisturbed = False
 
     def extension(self, session: OpenSession) -> tuple[JobSpec, dict[int, Array]]:
         """Return what the script adds."""
@@ -101,6 +103,9 @@ class LateSegments(OwnLoop):
             )
             while left:
                 left = session.exchange([Contribution(node, bundle) for node in left], 0.0, 0)
+            # servers that are new may not know it
+            assert session.led <= set(turn)
+            assert session.led == set(turn) or not known or not self.undisturbed
             if known and session.rank_and_size[0] == 0 and (first + late) % 8 == 3:
                 _compare(session.fetch(), known[int(session.weights.arrays[1][0]), late + (turn == (2, 3))])
         session.barrier()

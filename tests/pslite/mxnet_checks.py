@@ -8,13 +8,16 @@ import warnings
 
 import mxnet as mx
 import numpy as np
+from msgspec import structs
 from mxnet import autograd, gluon
 
 from pslite.errors import CheckpointError, SpecError, UsageError
+from pslite.job.job_spec import Part, Segment
 from pslite.mxnet import SGD, ElasticJob, elastic_split
 from pslite.mxnet.arrays import reading, write
 from pslite.mxnet.optimizer_translation import rule_of, schedule_of
 from pslite.numeric.optimizers import Updater, slots
+from pslite.worker.single_session import SingleSession
 
 
 def raises(kind, text, function, *arguments, **named):
@@ -309,6 +312,90 @@ def schedule_of_keys_that_come_late():
         assert np.allclose(ours, theirs, rtol=1e-5), (ours, theirs)
 
 
+class Second(SingleSession):
+    """The session of a second worker; the first one's steps go around a cycle of segments, None for those of no key."""
+
+    rank_and_size = 1, 2
+
+    def __init__(self, cycle):
+        super().__init__(None)
+        self.cycle, self.led = cycle, frozenset()
+        #: of each step, what this worker and the first one had gradients of
+        self.steps = []
+
+    def exchange(self, contributions, loss, samples):
+        bundle, segment = contributions[0].bundle, self.cycle[self.version % len(self.cycle)]
+        for block in self.blocks:
+            if block.segment in bundle.idle:
+                bundle.part(block)[:] = 0
+            else:
+                bundle.fill(block)
+            bundle.part(block)[:] += block.segment == segment
+        self.led = frozenset({segment} - {None})
+        self.steps.append((set(range(len(self.spec.segments))) - bundle.idle, self.led))
+        bundle.fill, bundle.idle = None, bundle.idle - self.led
+        return super().exchange(contributions, loss, samples)
+
+
+def turns_of_a_worker_that_comes_later():
+    """It falls in with the first worker, so that each group of keys is updated once in each turn."""
+    for shift in range(4):
+        for script in ([0, 1], [0, 0, 0, 1], [1, 1, 0]):
+            cycle = [*script[shift % len(script) :], *script[: shift % len(script)]]
+            kv = in_second_place(cycle)
+            outs = [mx.nd.zeros(2), mx.nd.zeros(2)]
+
+            def turn(kv=kv, script=script, outs=outs):
+                for key in script:
+                    kv.push(key, mx.nd.ones(2))
+                    kv.pull(key, out=outs[key])
+
+            turn()
+            before = [float(out.asnumpy()[0]) for out in outs]
+            session, begun = kv._session, kv.version
+            for _ in range(5):
+                turn()
+            assert kv.version == begun + 5 * len(script)
+            assert all(mine == led for mine, led in session.steps[begun:]), session.steps
+            for key, out in enumerate(outs):
+                updates = 5 * script.count(key)
+                assert np.allclose(before[key] - out.asnumpy(), 0.1 * updates, rtol=0.4), (cycle, out, before)
+
+
+def turns_that_never_come():
+    """A group that the first worker does not push any more is waited for once, until it does."""
+    kv = in_second_place([0])
+    out = mx.nd.zeros(2)
+    for _ in range(10):
+        for key in (1, 0):
+            kv.push(key, mx.nd.ones(2))
+            kv.pull(key, out=out)
+    steps = kv._session.steps
+    idle = [number for number, (mine, _) in enumerate(steps) if not mine]
+    assert 2 < len(idle) < 100, steps
+    assert idle[-1] < len(steps) - 18, steps
+    kv._session.cycle = [0, 1]
+    for _ in range(10):
+        for key in (1, 0):
+            kv.push(key, mx.nd.ones(2))
+            kv.pull(key, out=out)
+    assert all(mine == led for mine, led in steps[-16:]), steps
+
+
+def in_second_place(cycle):
+    """A KVStore of a second worker, to which the first one's key has come that it gives its value now."""
+    kv = mx.kv.create("dl2")
+    kv._session = session = Second(cycle)
+    kv.set_optimizer(mx.optimizer.Adam(learning_rate=0.1))
+    kv.init(0, mx.nd.ones(2))
+    kv.push(0, mx.nd.ones(2))
+    kv.pull(0, out=mx.nd.zeros(2))
+    late = Segment(dtype="float32", optimizer=session.spec.segments[0].optimizer, parts=(Part("1", (2,)),), late=True)
+    session.extend(structs.replace(session.spec, segments=(*session.spec.segments, late)), {1: np.ones(2)})
+    kv.init(1, mx.nd.zeros(2))
+    return kv
+
+
 def trainer():
     """Gluon's Trainer takes the name, with one device too; a rate set later is warned of, another batch refused."""
     net = gluon.nn.Dense(1, in_units=2)
@@ -589,7 +676,7 @@ def in_turns():
 
 CHECKS = (
     optimizers, lamb, multipliers, undescribed, memory, split, alone, refused, key_after_key, keys_that_come_late,
-    schedule_of_keys_that_come_late,
+    schedule_of_keys_that_come_late, turns_of_a_worker_that_comes_later, turns_that_never_come,
     trainer, fixed, resumed,
     tables, rows, words, usage, in_turns,
 )  # fmt: skip

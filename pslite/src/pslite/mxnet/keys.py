@@ -99,6 +99,10 @@ class KeyTable:
         """Return the keys of all groups."""
         return [tensor for group in self.groups for tensor in group]
 
+    def led(self, segments: Collection[int]) -> set[int]:
+        """Return the groups that have keys in some segments."""
+        return {n for n, group in enumerate(self.groups) if any(tensor.segment in segments for tensor in group)}
+
     def moving(self) -> list[KeyTensor]:
         """Return the tensors that have a place in the job's arrays."""
         return [tensor for tensor in self._tensors.values() if tensor.segment >= 0]

@@ -58,6 +58,9 @@ _IDLE_SECONDS = 0.005
 #: after which it says what it waits for, in seconds
 _WARN_SECONDS = 60.0
 
+#: how many steps of no key a worker does until the first one is at the same keys, at most
+_TURNS = 64
+
 #: file and number of a line of the script
 _Line = tuple[str, int]
 
@@ -94,6 +97,12 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         self._given: dict[str, Array] | None = None
         #: by group of keys: number of its updates, plus, for keys that came late, the updates of others before them
         self._updates: dict[int, int] = {}
+        #: whether the first worker was at other keys than this one
+        self._astray = False
+        #: the group of this worker's last step, those that the first worker was at last, and those where it never was
+        self._last_group = 0
+        self._led: set[int] = set()
+        self._unled: set[int] = set()
         #: by group of keys: gradients that were pushed for its present step
         self._pushed: dict[int, dict[Key, list[Any]]] = {}
         self._outs: list[tuple[KeyTensor, list[Any]]] = []
@@ -238,6 +247,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
             return
         session = self._session
         left = self._keys.place(session.spec)
+        self._astray = not left  # others train them already
         if left:
             spec, values = self._keys.extend(session.spec, left, self._optimizer, max(self._updates.values()))
             mx.nd.waitall()
@@ -438,13 +448,50 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         }
         outs = [each for each in self._outs if each[0].group == group]
         self._outs = [each for each in self._outs if each[0].group != group]
-        # the workers' own passes change the statistics that came with the first step
-        self._exchange(self._keys.groups[group], pushed, [] if group else self._keys.running, outs)
         self._last_outs[group] = outs
+        if self._astray and self._falls_in(group):
+            self._write(list(outs))
+        else:
+            # the workers' own passes change the statistics that came with the first step
+            self._exchange(self._keys.groups[group], pushed, [] if group else self._keys.running, outs)
+            self._note_turn(group)
+        self._last_group = group
         before = self._session.spec.segments[self._keys.groups[group][0].segment].since
         self._updates[group] = 1 + self._updates.get(group, before)
         self._put_rows()
         self._note_changes()
+
+    def _falls_in(self, group: int) -> bool:
+        """Do steps of no key until the first worker begins with a group; return whether it did.
+
+        Each worker's script has the same turns of groups, so that they are in step from then on.  The gradient that
+        was to be pushed is dropped: it would come after that step.
+        """
+        if group == self._last_group or group in self._unled:
+            return False
+        self._astray = False
+        for _ in range(_TURNS):
+            if not self._session.rank_and_size[0]:
+                return False
+            self._exchange((), {}, [], [])
+            before = self._led
+            if group in self._note_led() - before:
+                return True
+        self._unled.add(group)  # the first worker's script does not push it, now
+        return False
+
+    def _note_turn(self, group: int) -> None:
+        """Take note of whether the first worker was at the same group of keys in the step just done."""
+        led = self._note_led()
+        if len(self._keys.groups) > 1 and led and group not in led and group not in self._unled:
+            self._astray = True
+
+    def _note_led(self) -> set[int]:
+        """Return the groups of which the first worker had gradients in the last step."""
+        led = self._keys.led(self._session.led)
+        self._led = led or self._led
+        self._unled -= led
+        return led
 
     def _exchange(
         self,

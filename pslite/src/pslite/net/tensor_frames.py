@@ -107,7 +107,8 @@ class Header:
     next_plan: int = 0
     #: first version of `next_plan`
     next_first: int = 0
-    #: CRC-32 of the payload, in frames with a checksum
+    #: CRC-32 of the payload, in frames with a checksum.  PARAM, PARAM_ROWS, SAME: 1 if the first worker had a gradient
+    #: of the block in step `version` - 1
     crc: int = 0
     #: 0: the payload follows.  Otherwise it does not, but lies in the sender's shared memory of this number
     place: int = 0

@@ -136,6 +136,9 @@ class BlockState:
     #: synchronous jobs: steps without a gradient, which the optimizer does not count; whether the last was one
     idle: int = 0
     unchanged: bool = False
+    #: synchronous jobs: whether the first worker has a gradient in the present step, and had one in the last
+    leads: bool = False
+    led: bool = False
     #: asynchronous jobs only
     progress: AsyncProgress = field(default_factory=AsyncProgress)
     #: of a sparse block: numbers of the rows that the last step but one (None: not known) and the last one changed
@@ -208,5 +211,5 @@ class BlockState:
     def begin_step(self, leaves: int) -> None:
         """Drop all gradients of the present step: it is pushed from its beginning."""
         self.received.clear()
-        self.total = None
+        self.total, self.leads = None, False
         self.sums = TreeSum(leaves, frozenset((ROOT,)))

@@ -144,7 +144,8 @@ class Rounds(ABC):
 
     def answer_header(self, block: BlockState) -> Header:
         """Return the header of a frame with a block's present weights."""
-        return block.header(PARAM, block.definition.nbytes, announced=self.server.activation.for_workers(block))
+        announced = self.server.activation.for_workers(block)
+        return block.header(PARAM, block.definition.nbytes, announced=announced, crc=int(block.led))
 
     def answer_workers(self, block: BlockState) -> None:
         """Send a block's weights to every worker of the plan that the block is under."""
@@ -280,8 +281,10 @@ class SynchronousRounds(Rounds):
     def _is_still_awaited(self, link: Link, header: Header) -> bool:
         return self.admit(link, header)
 
-    def _add(self, link: Link, header: Header, block: BlockState, gradient: Array | Rows | Idle) -> None:  # noqa: ARG002
+    def _add(self, link: Link, header: Header, block: BlockState, gradient: Array | Rows | Idle) -> None:
         block.received.add(header.node)
+        if not isinstance(gradient, Idle) and link.task == self.server.plan_of(block).first_worker:
+            block.leads = True
         # In exact mode each partial sum is rounded, because workers also round the partial sum that they push for
         # several shards.  In fast mode the tree depends on the number of workers anyway, so this is not needed.
         rounding = self.server.encodings[block.number] if self.server.spec.mode == "exact" else None
@@ -339,6 +342,7 @@ class SynchronousRounds(Rounds):
             server.activation.announce_if_due(block)
         self.handoff.replica_sender.send_step(block, step, server.activation.for_replica(block))
         block.total = None
+        block.led, block.leads = block.leads, False
         block.received.clear()
         block.version += 1
         server.version_reached(block)

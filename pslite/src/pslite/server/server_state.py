@@ -54,6 +54,11 @@ class PreparedPlan:
         for worker, own in zip(self.plan.workers, self.reduction.nodes, strict=True):
             self.pushers.update({node: ANY_WORKER if node in nodes else worker.task for node in own})
 
+    @property
+    def first_worker(self) -> str:
+        """The first worker of the plan that pushes what it has to; "" if there is none."""
+        return next((worker for worker in self.pushers.values() if worker != ANY_WORKER), "")
+
     def note_entered(self) -> None:
         """Set `entered_at`, if no block has entered the plan before."""
         self.entered_at = self.entered_at or time.monotonic()

@@ -124,6 +124,10 @@ class OpenSession(Session, Protocol):
     def memory_is_shared(self) -> bool:
         """Whether servers look into gradients that lie in shared memory: those need not be sent."""
 
+    @property
+    def led(self) -> frozenset[int]:
+        """Segments of which the first worker had a gradient in the last step, as far as that is known."""
+
     def attach(self) -> None:
         """Come to the job before it is known what to train; `rank_and_size` is valid afterwards."""
 

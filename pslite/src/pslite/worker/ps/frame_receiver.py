@@ -182,6 +182,8 @@ class FrameReceiver:
             take(block)
         self._faults.reached(FaultPoint.WEIGHTS_HERE, number, header.version)
         progress.arrived[number] = header.version, header.plan
+        if header.crc:
+            progress.led.add(block.segment)
         if header.next_plan:
             self._plans.announced(header.next_plan, header.next_first)
 

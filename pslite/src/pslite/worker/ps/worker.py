@@ -129,6 +129,11 @@ class Worker(Membership):
         return any(link.local for link in self._plane.links.values())
 
     @property
+    def led(self) -> frozenset[int]:
+        """Segments of which the first worker had a gradient in the last step."""
+        return frozenset(self._progress.led)
+
+    @property
     def is_chief(self) -> bool:
         """Whether this worker is the first of the plan in force that is alive; does not change after the end."""
         if self._writes_files is not None:
