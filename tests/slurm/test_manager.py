@@ -475,6 +475,23 @@ def test_a_job_whose_user_changes_its_comment_is_stopped_all_the_same(
     assert slurm.calls("scancel")[-1].argv == ["scancel", "1", "2"]
 
 
+def test_a_task_keeps_the_tag_that_its_user_removes(slurm: FakeSlurm, manager_on: Managers, clock: Clock) -> None:
+    mark = "dl2:fake.12.9:worker-1"
+    manager = manager_on()
+
+    def listed(**more: object) -> tuple[str, bool]:
+        """Tag of job 1, and whether it is known what it holds."""
+        slurm.answer("squeue", rows=[job_row(12), job_row(1, **more)])
+        clock.now += 31
+        return next((job.tag, bool(job.held.thousandths)) for job in manager.listing().jobs if job.handle == "1")
+
+    assert listed(Comment=mark) == (mark, True)
+    assert listed(Comment="mine") == (mark, True)
+    assert listed() == (mark, True)
+    assert listed(SubmitTime=1795253933) == ("", False)  # another job
+    assert listed() == ("", False)
+
+
 def test_of_a_job_array_only_the_task_that_was_meant_is_cancelled(
     slurm: FakeSlurm, manager_on: Managers, clock: Clock
 ) -> None:

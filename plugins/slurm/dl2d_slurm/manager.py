@@ -140,6 +140,7 @@ class SlurmManager:
         self._limits = AssociationLimits(self._commands, settings.partition)
         self._ungiven_room = UngivenRoom(timer)
         self._submit_rate = TokenBucket(settings.submit_rate_per_second, clock=clock, sleep=sleep)
+        self._tagged: Mapping[str, RmIdentity] = {}
         self._spelling: Mapping[str, str] = {}
         self._capacities: Mapping[str, Resources] = {}
         #: Of the last listing, too.
@@ -200,7 +201,9 @@ class SlurmManager:
         arrays = ("--array",) if rules else ()
         answer = self._ask("squeue", "--noheader", "--all", "--states=all", *arrays, format_option(fields, word))
         sharing = self._settings.sharing
-        jobs = parse_jobs(answer, word, fields=fields, rules=rules, sharing=sharing)
+        jobs = parse_jobs(answer, word, fields=fields, rules=rules, sharing=sharing, tagged=self._tagged)
+        tagged = {job.handle: job.identity for job in jobs.jobs if job.tag}
+        self._tagged = {**self._tagged, **tagged} if jobs.unreadable else tagged
         # Jobs of other partitions may wait for the same nodes.
         answer = self._ask("sinfo", "--noheader", "--Node", "--all", format_option(NODE_FIELDS, word))
         nodes = parse_nodes(answer, word, [name for name in self._settings.partition.split(",") if name])

@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from types import MappingProxyType
 
 from msgspec.structs import replace
 
@@ -132,11 +133,13 @@ def parse_jobs(
     fields: Sequence[str] = JOB_FIELDS,
     rules: Sequence[SlurmStaticJobRule] = (),
     sharing: Sequence[SharingRule] = (),
+    tagged: Mapping[str, RmIdentity] = MappingProxyType({}),
 ) -> Jobs:
     """Read squeue's answer. What cannot be read is left out and reported in ``unreadable``.
 
     ``rules`` say which jobs of others are watched; then ``fields`` are ``watched_fields()``. ``sharing`` says to whom
-    elastic jobs yield.
+    elastic jobs yield. ``tagged`` has jobs that had a tag in the last listing, by handle: they keep it, whatever their
+    users have made of their comments since then.
     """
     jobs: list[RmJob] = []
     ending: list[tuple[str, Resources]] = []
@@ -155,6 +158,9 @@ def parse_jobs(
             unreadable.append(f"squeue: no state or submit time of job {record['JobID']}: {str(record)[:200]!r}")
             continue
         job, placed = parse_job(record, rules)
+        before = tagged.get(job.handle)
+        if before is not None and before.tag != job.tag and before == job.identity._replace(tag=before.tag):
+            job = replace(job, tag=before.tag)
         if not job_state(record["State"], placed=bool(placed))[1]:
             strange.append(f"squeue: unknown job state {record['State'][:60]!r}, taken as {job.state}")
         # While files of an ended job are staged out of a burst buffer, others have its nodes already.
