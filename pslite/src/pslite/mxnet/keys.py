@@ -70,6 +70,8 @@ class KeyTable:
         self._frozen: set[Key] = set()
         #: keys that are pushed in the same steps: those of the first step, then those that came late, as they came
         self.groups: list[list[KeyTensor]] = [[]]
+        #: keys that came late and have no place in the job's arrays
+        self.unplaced: list[KeyTensor] = []
         #: keys that are never pushed, but change as the worker computes (BatchNorm's running statistics), and where
         self.running: list[tuple[KeyTensor, list[Any]]] = []
 
@@ -134,11 +136,9 @@ class KeyTable:
         (whole,) = dense([value.copy()])
         kind = trainable(f"key {key!r}", whole)
         marked = value.grad is not None
-        self._tensors[key] = KeyTensor(key, whole, kind, marked, sparse=is_sparse(value), late=True, group=-1)
-
-    def unplaced(self) -> list[KeyTensor]:
-        """Return the keys that came late and have no place in the job's arrays."""
-        return [tensor for tensor in self._tensors.values() if tensor.late and tensor.segment < 0]
+        tensor = KeyTensor(key, whole, kind, marked, sparse=is_sparse(value), late=True, group=-1)
+        self._tensors[key] = tensor
+        self.unplaced.append(tensor)
 
     def place(self, spec: JobSpec) -> list[KeyTensor]:
         """Give keys that came late their places in the job's description; return those that have none there.
@@ -155,8 +155,7 @@ class KeyTable:
             for part in segment.parts if segment.late else ():
                 places[part.name] = number, offset, segment, part
                 offset += part.size
-        unplaced = self.unplaced()
-        for tensor in [tensor for tensor in unplaced if str(tensor.key) in places]:
+        for tensor in [tensor for tensor in self.unplaced if str(tensor.key) in places]:
             number, offset, segment, part = places[str(tensor.key)]
             tensor.by_rows = segment.sparse
             if part != _part(tensor) or segment.dtype != tensor.dtype:
@@ -166,8 +165,8 @@ class KeyTable:
                 )
             tensor.segment, tensor.offset = number, offset
             tensor.alone = len(segment.parts) == 1 and part.size >= _LARGE and not segment.sparse
-            unplaced.remove(tensor)
-        return unplaced
+            self.unplaced.remove(tensor)
+        return list(self.unplaced)
 
     def extend(
         self, spec: JobSpec, tensors: Iterable[KeyTensor], optimizer: Any, updates: int

@@ -243,7 +243,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
 
         A worker that has come to the job later finds them there.
         """
-        if not self._keys.unplaced():
+        if not self._keys.unplaced:
             return
         session = self._session
         left = self._keys.place(session.spec)
@@ -423,8 +423,9 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         if self._started and (done or not self._pushed or len(self._keys.groups) > 1):
             # those whose keys are being pushed wait
             now = [each for each in self._outs if each[0].group not in self._pushed]
-            self._outs = [each for each in self._outs if each[0].group in self._pushed]
-            self._write(now)
+            if now:  # to wait for what MXNet computes costs time
+                self._outs = [each for each in self._outs if each[0].group in self._pushed]
+                self._write(now)
         elif not self._pushed and self._expected and len(self._keys) == self._expected:
             # Module reads the weights before its first step
             self._start()
