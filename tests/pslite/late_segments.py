@@ -46,6 +46,10 @@ class LateSegments(OwnLoop):
         segments = (*session.spec.segments, *added(self.rule))
         return structs.replace(session.spec, segments=segments), {2: np.full(70, 0.5, np.float32), 3: np.zeros(1)}
 
+    def asks(self, session: OpenSession) -> bool:
+        """Whether the script gets to where it adds them; asked before each step in which they are due."""
+        return True
+
     def gradient(self, version: int, bundle: Bundle) -> None:
         """Put the gradient of a step of one turn into a bundle: of the others if it is negative."""
         rng = np.random.Generator(np.random.PCG64(abs(version)))
@@ -82,7 +86,7 @@ class LateSegments(OwnLoop):
                 break
             before_step(first + late)
             homeless = first == LATE_AT and segments == 2
-            if homeless and not asked:
+            if homeless and not asked and self.asks(session):
                 asked = True
                 session.extend(*self.extension(session))
                 if isinstance(session, SingleSession):
@@ -115,6 +119,21 @@ class LateSegments(OwnLoop):
         super().__init__(spec)
         #: of a run in one process: by the numbers of steps of both, the state of each block
         self.seen: dict[tuple[int, int], tuple[Array, ...]] = {}
+
+
+class SlowFollowers(LateSegments):
+    """The loop of workers that get to the segments long after they have become the first one."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        super().__init__(spec)
+        #: by worker: steps that it is behind the first one
+        self._behind: dict[OpenSession, int] = {}
+
+    def asks(self, session: OpenSession) -> bool:
+        """Whether this worker was the first one all the time, or has been so for some tenths of a second."""
+        first = isinstance(session, SingleSession) or session.rank_and_size[0] == 0
+        behind = self._behind[session] = self._behind.get(session, 0) - 1 if first else 100
+        return behind < 0
 
 
 def _compare(found: Sequence[Array], expected: Sequence[Array]) -> None:

@@ -7,7 +7,7 @@ process that added the same segments.
 from __future__ import annotations
 
 import pytest
-from late_segments import LATE_AT, STEPS, LateSegments
+from late_segments import LATE_AT, STEPS, LateSegments, SlowFollowers
 from own_loop import KINDS, own_loop
 from rehearsal import QUICK, Event, Fault, Rehearsal, kill, static_digest
 from test_own_loop import BRIEF, DURABLE
@@ -83,6 +83,13 @@ DEATHS = {
 )
 def test_a_member_dies_just_when_segments_are_added(what):
     outcome = rehearse(DURABLE, workers=3, servers=3, faults=[DEATHS[what]], settings=BRIEF)
+    assert "goes back" not in outcome.story, outcome.story
+
+
+def test_the_next_worker_is_far_from_the_keys_for_which_one_that_died_has_asked():
+    """They are taken back with the plan, and added when it gets there."""
+    fault = DEATHS["the first worker makes ready for them"]
+    outcome = rehearse(DURABLE, model=SlowFollowers, workers=2, servers=2, faults=[fault], settings=BRIEF)
     assert "goes back" not in outcome.story, outcome.story
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 from coordinator.jobs import JOINED, job, member, sent, spec
+from msgspec import structs
 
 from pslite.coordinator import plans
 from pslite.coordinator.job_state import PendingPlan, Reassignment
 from pslite.coordinator.members import give_ranks
+from pslite.job.job_spec import SGD, Part, Segment
 from pslite.net.messages import Announced, Drained, Moved, Nack, Pushed, Ready
 
 W0, W1, W2, P0, P1 = "worker-0", "worker-1", "worker-2", "ps-0", "ps-1"
@@ -208,3 +210,31 @@ def test_a_plan_that_gives_blocks_replicas_is_made_where_one_has_lost_its_server
     assert -1 in state.plan.backups
     assert plans.consider(a_job, JOINED) == ""
     assert isinstance(state.pending, PendingPlan)
+
+
+def a_job_with_a_late_segment(wanted=()):
+    """Of whose two workers the first has asked for a further segment."""
+    late = Segment(dtype="float32", optimizer=SGD(lr=0.1), parts=(Part("late", (500,)),), late=True)
+    a_job, _ = job([W0, W1, P0], plan=(W0, W1, P0), described=spec(mode="open", epochs=0), wanted=wanted)
+    before = a_job.state.spec
+    a_job.state.members[W0].spec = structs.replace(before, segments=(*before.segments, late))
+    return a_job, before
+
+
+def test_what_a_plan_adds_is_taken_back_with_it_if_who_has_asked_is_gone():
+    a_job, before = a_job_with_a_late_segment()
+    state = a_job.state
+    assert plans.consider(a_job, JOINED) == ""
+    assert state.spec == state.members[W0].spec
+    assert plans.adds_blocks(state)
+    state.dead[W0] = "died"
+    plans.abort(a_job, state.pending, "died")
+    assert state.spec == before
+    assert not plans.adds_blocks(state)
+
+
+def test_the_worker_that_adds_segments_stays_until_the_job_has_them():
+    a_job, _ = a_job_with_a_late_segment(wanted=(W1, P0))
+    assert plans.choose_members(a_job.state).workers == (W0, W1)
+    a_job.state.members[W0].spec = a_job.state.spec
+    assert plans.choose_members(a_job.state).workers == (W1,)

@@ -322,6 +322,12 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
             return None
         return theirs
 
+    def describe_in_force(self) -> None:
+        """Go back to the specification without the segments that the plan in force does not have."""
+        if self.spec is not None and self.plan is not None and self.plan.owners:
+            last = self.blocks[len(self.plan.owners) - 1].segment
+            self.describe(msgspec.structs.replace(self.spec, segments=self.spec.segments[: last + 1]))
+
     @property
     def over(self) -> bool:
         """Whether the job has ended in one way or another."""

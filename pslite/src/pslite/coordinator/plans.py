@@ -89,6 +89,9 @@ def choose_members(state: JobState) -> Choice:
     if servers_lack_weights and having_weights and not set(workers) & set(having_weights):
         # one that has the weights stays until the newcomers have them
         workers = (having_weights[0], *workers)[: None if state.all_reduce else spec.shards]
+    elif state.extended is not None and having_weights[0] not in workers:
+        # others may not have got to the keys that the first worker adds: it leaves with the plan after that
+        workers = (having_weights[0], *workers)[: spec.shards]
     spare = {t for t in joined if t not in unwanted and (target is None or t in target)} - {*workers, *servers}
     return Choice(workers, servers, unwanted, spare)
 
@@ -383,8 +386,10 @@ def give_up(job: Job, pending: PendingPlan, reason: str, unfit: set[str]) -> Non
 
 
 def abort(job: Job, pending: PendingPlan, reason: str) -> None:
-    """Give up a plan: the one in force stays so, and the next is made a while later."""
+    """Give up a plan: the one in force stays so, with its description, and the next is made a while later."""
     state = job.state
+    # who asked for further segments asks for the next plan, too, if it is still the first worker
+    state.describe_in_force()
     job.say(f"plan {pending.plan.number} is given up: {reason}")
     job.tell(pending.members(), Abort(plan=pending.plan.number, reason=reason))
     state.pending = None

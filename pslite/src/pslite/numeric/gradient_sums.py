@@ -70,6 +70,11 @@ class Bundle:
         self._blocks = blocks
         self.views += [self.part(block).data.cast("B") for block in blocks[len(self.views) :]]
 
+    def shorten(self, segments: int, blocks: Sequence[Block]) -> None:
+        """Have the first segments and blocks only: others were to be added, but are not."""
+        del self.arrays[segments:], self._own[segments:], self.views[len(blocks) :]
+        self._blocks = blocks
+
     def part(self, block: Block) -> Array:
         """Return the elements of a block."""
         return self.arrays[block.segment][block.offset : block.offset + block.size]

@@ -90,8 +90,9 @@ class FrameHandlers:
 
     def payload(self, link: Link, header: Header) -> memoryview:
         """Return the memory for the payload of a frame; raise ProtocolError to refuse the peer."""
-        if header.kind == RESEND and not self.server.has_spec:
-            return memoryview(b"")  # a worker may ask before this server knows the job: there is nothing to send
+        if header.kind == RESEND and header.block >= len(self.server.blocks):
+            # a worker may ask before this server knows the job, or for what a plan was to add that is given up
+            return memoryview(b"")
         if header.block >= len(self.server.blocks):
             raise ProtocolError(
                 f"{link.task} sent a frame about block {header.block}, but the job has {len(self.server.blocks)} blocks"
@@ -167,7 +168,7 @@ class FrameHandlers:
         self.rounds.skip(link, header)
 
     def _request_arrived(self, link: Link, header: Header) -> None:
-        if self.server.has_spec:
+        if header.block < len(self.server.blocks):
             self.rounds.take_request(link, header)
 
     # --- initial weights of the job, first weights of a worker ----------------------------------------------------

@@ -327,8 +327,8 @@ class Server:
         state = self._state
         if not state.has_spec:
             self._set_spec(message.spec)
-        elif message.spec != state.spec and message.spec.extends(state.spec):
-            state.set_spec(message.spec)
+        elif message.spec != state.spec and message.spec.without_late().agrees(state.spec.without_late()):
+            state.set_spec(message.spec)  # with further segments, or without those of a plan that was given up
         elif message.spec != state.spec:
             self._state.send(Nack(plan=message.plan.number, reason="the job's description differs from the first one"))
             return

@@ -5,11 +5,12 @@ It runs in a thread of its own, so that workers are answered meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from pslite.errors import PsliteError, Unreachable
 from pslite.fault_points import FaultPoint
+from pslite.job.blocks import Block, cut
 from pslite.job.job_spec import Sum
 from pslite.job.membership_plan import Plan, reduction
 from pslite.net.authentication import Identity
@@ -61,9 +62,10 @@ def prepare(
         tree = reduction(message.spec, len(plan.workers), plan.shares)
         pushers = {node: worker.task for worker, nodes in zip(plan.workers, tree.nodes, strict=True) for node in nodes}
         planned = set(plan.blocks_of(server.task))
-        gained = _gained_blocks(server, plan, sorted(planned.difference(owned)), tree.leaves)
+        blocks = cut(message.spec)  # the server may hear of another plan's meanwhile
+        gained = _gained_blocks(server, plan, [blocks[n] for n in sorted(planned.difference(owned))], tree.leaves)
         # A block that is owned here now, or is already a replica, needs no other memory for its replica.
-        new_replicas = [server.blocks[n] for n in plan.replicas_of(server.task) if n not in replicas and n not in owned]
+        new_replicas = [blocks[n] for n in plan.replicas_of(server.task) if n not in replicas and n not in owned]
         replica_memory = {
             definition.number: BlockState(definition, plan.number, tree.leaves) for definition in new_replicas
         }
@@ -83,9 +85,8 @@ def prepare(
     return PreparedPlan(plan, previous, tree, pushers, gained, newcomers, replica_memory)
 
 
-def _gained_blocks(server: ServerState, plan: Plan, numbers: Collection[int], leaves: int) -> dict[int, BlockState]:
+def _gained_blocks(server: ServerState, plan: Plan, definitions: Sequence[Block], leaves: int) -> dict[int, BlockState]:
     """Return the blocks that a plan gives to this server, in memory that workers of this machine may read."""
-    definitions = [server.blocks[number] for number in numbers]
     if server.sums_only:
         # the workers have the optimizer: no slots here, and no state to wait for
         definitions = [replace(definition, optimizer=Sum()) for definition in definitions]

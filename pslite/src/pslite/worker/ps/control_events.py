@@ -159,9 +159,11 @@ class ControlEvents:
     # --- handlers -------------------------------------------------------------------------------------------------
 
     def _prepared(self, prepared: PreparedPlan) -> None:
-        if prepared.spec != self.model.known_spec:
-            self.initial.expect(self.model.prepare(prepared.spec))
         if self._plans.add(prepared):
+            if prepared.spec != self.model.known_spec:
+                added = self.model.prepare(prepared.spec)
+                self.recovery.forget_beyond(added.start)
+                self.initial.expect(added)
             self._faults.reached(FaultPoint.PLAN_KNOWN, prepared.plan)
             self.plane.reopen_missing()
 

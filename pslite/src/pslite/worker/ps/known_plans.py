@@ -96,9 +96,8 @@ class PlanTable:
 
     def following(self, version: int) -> PreparedPlan | None:
         """Return the plan that is announced to take effect at that version."""
-        if self.next is None or self.next[1] != version:
-            return None
-        return self._prepared.get(self.next[0])
+        coming = self.next
+        return self._prepared.get(coming[0]) if coming is not None and coming[1] == version else None
 
     def settle(self, number: int) -> set[str]:
         """Note that all members have moved to the current plan; returns servers that only earlier ones may need."""
@@ -157,6 +156,14 @@ class PlanTable:
     def may_own(self, block: int) -> set[str]:
         """Return the servers that own a block under one of these plans."""
         return {plan.owner(block).task for plan in self.unsettled() if plan.has(block)}
+
+    def owner_at(self, block: int, version: int) -> str:
+        """Return the server that sends a block at a version, which may be one that a plan adds; "" if it is unknown."""
+        coming = self.following(version)
+        for plan in (self.current, coming.plan if coming is not None else None):
+            if plan is not None and plan.has(block):
+                return plan.owner(block).task
+        return ""
 
     def newcomers_helper(self) -> str:
         """Return the worker that sends its state to those that the current plan adds; "" if it adds none."""

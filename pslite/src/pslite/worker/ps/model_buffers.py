@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from pslite.job.blocks import cut
 from pslite.job.job_spec import JobSpec
 from pslite.numeric.gradient_encoding import encoding_of
@@ -34,9 +36,15 @@ class ModelBuffers:
     def prepare(self, spec: JobSpec) -> range:
         """Take the job's description, which is this worker's or extends it; return the numbers of blocks that it adds.
 
-        There is memory for their weights then; the plan that adds them is not in force yet.
+        There is memory for their weights then; the plan that adds them is not in force yet.  Those of a plan that was
+        given up are taken away.
         """
-        before = len(self.known_blocks)
+        pairs = zip(self.known_spec.segments, spec.segments, strict=False)
+        same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        kept = max(same, len(self.spec.segments))
+        before = sum(block.segment < kept for block in self.known_blocks)
+        if before < len(self.known_blocks):
+            self.weights.shorten(kept, self.known_blocks[:before])
         self.known_spec, self.known_blocks = spec, cut(spec)
         added = range(before, len(self.known_blocks))
         if added:

@@ -65,6 +65,11 @@ class Recovery:
             self._fetch.ask(owners)
         self._faults.reached(FaultPoint.OWNERS_CHANGED)
 
+    def forget_beyond(self, blocks: int) -> None:
+        """Wait for none but the first blocks: others were those of a plan that is given up."""
+        if not self._progress.entered:
+            self._progress.missing.intersection_update(range(blocks))
+
     def ask_for_missing(self) -> None:
         """Ask for the blocks that are missing."""
         self._ask_again(self._progress.missing)

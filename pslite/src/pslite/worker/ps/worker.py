@@ -354,12 +354,10 @@ class Worker(Membership):
         self._computes = computed
 
     def _waits_for(self) -> tuple[str, ...]:
-        plan = self._plans.current
+        plans, progress = self._plans, self._progress
         with contextlib.suppress(RuntimeError):  # they are coming in
-            missing = self._progress.missing if plan is not None else ()
-            return (
-                tuple({plan.owner(number).task for number in missing if plan.has(number)}) if plan is not None else ()
-            )
+            missing = progress.missing if plans.current is not None else ()
+            return tuple({plans.owner_at(number, progress.awaited) for number in missing} - {""})
         return ()
 
     def _check(self) -> None:
