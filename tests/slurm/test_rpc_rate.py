@@ -67,12 +67,19 @@ def test_starts_registrations_and_listings_have_each_a_part_of_their_own(
 
 def test_a_user_whose_jobs_register_too_often_waits_alone(slurm: FakeSlurm, manager_on: Managers, clock: Clock) -> None:
     manager = manager_on(rpcs_per_minute=100, cluster="fake")
-    _, reason = register_all(slurm, manager, repeat(1001))
+    register(slurm, manager, 1002)
+    done, reason = register_all(slurm, manager, repeat(1001))
     assert "jobs of user 1001 have registered too often in the last minute" in reason
     register(slurm, manager, 1002)
     assert manager.start_allowance().tasks > 100 // 6
     clock.now += 61
-    register(slurm, manager, 1001)
+    alone, reason = register_all(slurm, manager, repeat(1001))
+    assert alone > done
+    assert "jobs of user 1001 have registered too often in the last minute" in reason
+    submit_all(manager)
+    register(slurm, manager, 1002)
+    clock.now += 59
+    assert register_all(slurm, manager, repeat(1001))[0] == 0
 
 
 def test_listings_are_limited_by_themselves(slurm: FakeSlurm, manager_on: Managers, clock: Clock) -> None:

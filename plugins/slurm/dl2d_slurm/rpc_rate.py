@@ -29,6 +29,9 @@ _LISTING_RPCS: Final = _RPCS["squeue"] + _RPCS["sinfo"]
 _STARTS, _OWN_PART = 1 / 2, 1 / 6
 #: Registrations of a user wait when these alone had this part. It is less than ``_OWN_PART``, for other users' sake.
 _OF_USER: Final = 1 / 8
+#: While no other user's jobs have tried to register in the last minute, they only wait when this part was sent in all:
+#: another one's then still find room in ``_STARTS``.
+_OF_LONE_USER: Final = _STARTS - _OF_USER
 #: Listings may use this part whatever else was sent.
 _LISTINGS: Final = 1 / 3
 _SPAN_SECONDS: Final = 60.0
@@ -60,7 +63,8 @@ class RpcRate:
     No more than ``per_minute`` RPCs are sent in any minute, not counting those that cancel jobs, which never wait.
     Starts and registrations wait while half of ``per_minute`` were sent in the last minute, but a sixth is reserved for
     starts, a sixth for registrations and a third for listings. Registrations of one user wait when they have used an
-    eighth. While slurmctld is overloaded all of these wait, 5 s at first, then twice as long each time, up to 60 s.
+    eighth and other users register, too, or three eighths were sent in all. While slurmctld is overloaded all of these
+    wait, 5 s at first, then twice as long each time, up to 60 s.
 
     Parameters
     ----------
@@ -77,6 +81,8 @@ class RpcRate:
         self._sent: deque[_Sent] = deque()
         #: In ``user``, for whose registration a thread sends RPCs.
         self._thread = threading.local()
+        #: When a job of each user last tried to register, by user id.
+        self._tried: dict[int, float] = {}
         self._listings: deque[float] = deque()
         self._calls: Counter[str] = Counter()
         self._seconds: defaultdict[str, float] = defaultdict(float)
@@ -116,12 +122,12 @@ class RpcRate:
     def start_allowance(self) -> StartAllowance:
         """How many tasks may be submitted now."""
         with self._lock:
-            return StartAllowance(*self._left(lambda sent: sent.starts))
+            return StartAllowance(*self._left(self._last_minute(lambda sent: sent.starts)))
 
     def check_registrations(self) -> None:
         """Raise ``Waiting`` where no job can be authenticated now."""
         with self._lock:
-            left, reason = self._left(lambda sent: sent.user is not None)
+            left, reason = self._left(self._registrations())
         if not left:
             raise Waiting(reason)
 
@@ -135,8 +141,11 @@ class RpcRate:
             The user's jobs have registered too often in the last minute.
         """
         with self._lock:
-            sent = self._last_minute(lambda each: each.user == user)
-        if sent >= self._per_minute * _OF_USER:
+            now = self._timer()
+            self._tried = {each: at for each, at in self._tried.items() if now - at < _SPAN_SECONDS} | {user: now}
+            alone = len(self._tried) == 1
+            sent, in_all = self._last_minute(lambda each: each.user == user), self._last_minute()
+        if sent >= self._per_minute * _OF_USER and not (alone and in_all < self._per_minute * _OF_LONE_USER):
             raise Waiting(f"jobs of user {user} have registered too often in the last minute: this took {sent} RPCs "
                           f"to slurmctld (rpcs_per_minute={self._per_minute})")  # fmt: skip
         self._thread.user = user
@@ -174,14 +183,23 @@ class RpcRate:
         left = self._paused_until - self._timer()
         return f"Slurm is overloaded or limits the rate of RPCs; asked again in {left:.0f} s" if left > 0 else ""
 
-    def _left(self, own: Callable[[_Sent], bool]) -> tuple[int, str]:
-        """How many RPCs may be sent of those of which ``own`` is true, and why not more."""
+    def _left(self, own: int) -> tuple[int, str]:
+        """How many RPCs may be sent of those of which ``own`` were sent in the last minute, and why not more."""
         if reason := self._pause():
             return 0, reason
         sent = self._last_minute()
         reason = f"{sent} RPCs were sent to slurmctld in the last minute (rpcs_per_minute={self._per_minute})"
         shared = int(self._per_minute * _STARTS) - sent
-        return max(shared, int(self._per_minute * _OWN_PART) - self._last_minute(own), 0), reason
+        return max(shared, int(self._per_minute * _OWN_PART) - own, 0), reason
+
+    def _registrations(self) -> int:
+        """RPCs of registrations in the last minute; of those of a user, no more than his part counts."""
+        self._last_minute()
+        users = Counter[int]()
+        for each in self._sent:
+            if each.user is not None:
+                users[each.user] += each.rpcs
+        return sum(min(rpcs, int(self._per_minute * _OF_USER)) for rpcs in users.values())
 
     def _last_minute(self, counts: Callable[[_Sent], bool] | None = None) -> int:
         now = self._timer()
