@@ -111,7 +111,10 @@ class LateSegments(OwnLoop):
             assert session.led <= set(turn)
             assert session.led == set(turn) or not known or not self.undisturbed
             if known and session.rank_and_size[0] == 0 and (first + late) % 8 == 3:
-                _compare(session.fetch(), known[int(session.weights.arrays[1][0]), late + (turn == (2, 3))])
+                counts = int(session.weights.arrays[1][0]), late + (turn == (2, 3))
+                _compare(session.fetch(), known[counts])
+                firsts = {block.segment: block.number for block in reversed(session.blocks)}
+                assert session.updates(list(firsts.values())) == [counts[segment > 1] for segment in firsts]
         session.barrier()
         session.finish()
 

@@ -95,8 +95,6 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         self._rate: float | None = None
         self._sums: GradientSums
         self._given: dict[str, Array] | None = None
-        #: by group of keys: number of its updates, plus, for keys that came late, the updates of others before them
-        self._updates: dict[int, int] = {}
         #: whether the first worker was at other keys than this one
         self._astray = False
         #: the group of this worker's last step, those that the first worker was at last, and those where it never was
@@ -249,7 +247,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         left = self._keys.place(session.spec)
         self._astray = not left  # others train them already
         if left:
-            spec, values = self._keys.extend(session.spec, left, self._optimizer, max(self._updates.values()))
+            spec, values = self._keys.extend(session.spec, left, self._optimizer, self._updates())
             mx.nd.waitall()
             session.extend(spec, values)
             warned_at = time.monotonic() + _WARN_SECONDS
@@ -272,6 +270,14 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         self._sums = GradientSums(session.spec, session.supply)
         self._write(self._firsts)
         self._keep_shapes()
+
+    def _updates(self) -> int:
+        """Return the number of updates of the key that had most; to those of late keys belong others' before them."""
+        session = self._session
+        # all blocks of keys that came at the same time have the same number, or less if they are in several groups
+        blocks = {(session.spec.segments[b.segment].late, b.since): b for b in reversed(session.blocks)}
+        counts = session.updates([block.number for block in blocks.values()])
+        return max(block.since + count for block, count in zip(blocks.values(), counts, strict=True))
 
     def _ask_first(self, tensor: KeyTensor, outs: list[Any]) -> None:
         """Write a key's own value, and the first worker's as soon as the job has the key."""
@@ -457,8 +463,6 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
             self._exchange(self._keys.groups[group], pushed, [] if group else self._keys.running, outs)
             self._note_turn(group)
         self._last_group = group
-        before = self._session.spec.segments[self._keys.groups[group][0].segment].since
-        self._updates[group] = 1 + self._updates.get(group, before)
         self._put_rows()
         self._note_changes()
 
@@ -620,7 +624,6 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
             session.start_from(optimizer_states.state_of(self._given, self._keys.moving(), session))
         self._started = True
         session.start()
-        self._updates[0] = session.version
         self._warn_of_epochs()
         self._note_changes()  # more workers may have come since the script asked
         self._sums = GradientSums(session.spec, session.supply)

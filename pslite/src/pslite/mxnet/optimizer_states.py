@@ -40,7 +40,9 @@ def save(path: str, tensors: Iterable[KeyTensor], session: OpenSession) -> None:
         part = part_of(whole, tensor)
         for row, name in enumerate(["weight", *map(str, range(len(part) - 1))]):
             arrays[f"{tensor.key}/{name}"] = part[row].reshape(tensor.value.shape)
-    about = {"format": _FORMAT, "version": session.version}
+    # what the optimizers of the first keys have counted: there may have been steps of no key, or of late ones
+    (updates,) = session.updates([0])
+    about = {"format": _FORMAT, "version": updates}
     arrays["about"] = np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)
     temporary = f"{path}.{os.getpid()}.tmp"
     with open(temporary, "wb") as file:  # noqa: PTH123  (a name as MXNet takes it)
@@ -71,7 +73,7 @@ def load(path: str) -> dict[str, Array]:
 
 
 def version_of(given: dict[str, Array]) -> int:
-    """Return the version of a job at which arrays of a file were saved."""
+    """Return how many updates the first keys of a job had when arrays of a file were saved."""
     return int(json.loads(given["about"].tobytes())["version"])
 
 

@@ -95,8 +95,8 @@ class Header:
     block: int
     #: a number whose meaning depends on `kind`.  PUSH, SKIP: the tree node of the gradient.  REPLICATE: how many
     #: float64 factors precede the sum; 0: the step has no gradient.  PARAM in shared memory: offset of the block in
-    #: pages.  STATE, SEED: how many steps had no gradient; in asynchronous jobs, how many gradients have been applied.
-    #: Otherwise 0
+    #: pages.  STATE, SEED, WHOLE: how many steps had no gradient; STATE, SEED in asynchronous jobs: how many
+    #: gradients have been applied.  Otherwise 0
     node: int
     #: bytes of the payload
     length: int

@@ -217,7 +217,8 @@ class Rounds(ABC):
         if not self.server.spec.asynchronous and block.version != header.version:
             return False
         whole = block.whole
-        link.send(Header(WHOLE, header.plan, header.block, 0, whole.nbytes, header.version, block.first), whole)
+        answer = Header(WHOLE, header.plan, header.block, block.idle, whole.nbytes, header.version, block.first)
+        link.send(answer, whole)
         return True
 
     @abstractmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 import numpy as np
@@ -119,6 +119,10 @@ class ModelReplica:
             else:
                 self._updater.apply_rows(block.optimizer, state, some, count, schedule, clip, updates)
             self._weights.part(block)[:] = state[0]
+
+    def updates(self, blocks: Iterable[int], version: int) -> list[int]:
+        """Return how many steps up to a version had a gradient of each of some blocks."""
+        return [version - self._idle[number] for number in blocks]
 
     def digests(self) -> dict[int, bytes]:
         """Return the SHA-256 of each block's weights."""

@@ -78,6 +78,10 @@ class SingleSession:
         """Return weights and optimizer state of every block; each has shape (1 + slots, size)."""
         return [state.copy() for state in self._replica.states]
 
+    def updates(self, blocks: Sequence[int]) -> list[int]:
+        """Return how many steps had a gradient of each of some blocks."""
+        return self._replica.updates(blocks, self.version)
+
     def start(self) -> None:
         """Take the initial weights, or those of a checkpoint."""
         found = self._given or to_resume(self.spec)

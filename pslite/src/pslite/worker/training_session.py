@@ -153,6 +153,9 @@ class OpenSession(Session, Protocol):
     def fetch(self) -> list[Array]:
         """Return weights and optimizer state of every block at the present version; shape (1 + slots, size) each."""
 
+    def updates(self, blocks: Sequence[int]) -> list[int]:
+        """Return how many steps had a gradient of each of some blocks, by their numbers: what its optimizer counts."""
+
 
 @dataclass(frozen=True)
 class StartState:

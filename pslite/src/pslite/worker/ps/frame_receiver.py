@@ -189,7 +189,7 @@ class FrameReceiver:
 
     def _fetched_arrived(self, link: Link, header: Header) -> None:
         self._divert_others(link, header)
-        self._fetch.arrived(header.block)
+        self._fetch.arrived(header.block, header.node)
 
     def _first_state_arrived(self, link: Link, header: Header) -> None:
         replica, progress = self._model.replica, self._progress

@@ -24,11 +24,14 @@ class StateFetch:
         self._progress = progress
         self._plane = plane
         self._awaited: dict[int, Array] = {}
+        #: by block that has come, how many steps had no gradient of it
+        self.idle: dict[int, int] = {}
 
-    def begin(self) -> list[Array]:
-        """Ask for all blocks; returns where they arrive, each of shape (1 + slots, size)."""
-        states = [np.empty((1 + slots(b.optimizer), b.size), dtype=b.dtype) for b in self._model.blocks]
-        self._awaited = dict(enumerate(states))
+    def begin(self, numbers: Iterable[int]) -> list[Array]:
+        """Ask for some blocks; returns where they arrive, each of shape (1 + slots, size)."""
+        blocks = [self._model.blocks[number] for number in numbers]
+        states = [np.empty((1 + slots(block.optimizer), block.size), dtype=block.dtype) for block in blocks]
+        self._awaited = {block.number: state for block, state in zip(blocks, states, strict=True)}
         self.ask(self._awaited)
         return states
 
@@ -53,6 +56,7 @@ class StateFetch:
         view: memoryview = self._awaited[block].reshape(-1).data.cast("B")
         return view
 
-    def arrived(self, block: int) -> None:
-        """Note that the state of a block is here."""
+    def arrived(self, block: int, idle: int) -> None:
+        """Note that the state of a block is here; so many steps had no gradient of it."""
         self._awaited.pop(block, None)
+        self.idle[block] = idle

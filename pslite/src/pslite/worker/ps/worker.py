@@ -336,9 +336,17 @@ class Worker(Membership):
         """
         if self._model.replica is not None:
             return [state.copy() for state in self._model.replica.states]
-        states = self._fetch.begin()
+        states = self._fetch.begin(range(len(self.blocks)))
         self._await(lambda: self._fetch.done)
         return states
+
+    def updates(self, blocks: Sequence[int]) -> list[int]:
+        """Return how many steps had a gradient of each of some blocks. Call it between steps."""
+        if self._model.replica is not None:
+            return self._model.replica.updates(blocks, self.version)
+        self._fetch.begin(blocks)
+        self._await(lambda: self._fetch.done)
+        return [self.version - self._fetch.idle[number] for number in blocks]
 
     def _await(self, done: Callable[[], bool]) -> None:
         """Wait for what others of an open job may want too when its first worker has ended."""
