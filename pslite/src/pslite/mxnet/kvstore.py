@@ -53,8 +53,9 @@ _FROZEN_LATER = (
     "parameters, and go on with them in another job"
 )
 
-#: how long a worker waits between two steps of no key, while servers make ready for keys that came late, in seconds
-_IDLE_SECONDS = 0.005
+#: how long a worker waits between two steps of no key, while servers make ready for keys that came late, in seconds: at
+#: first, and at most, since each counts as a version in the job's progress
+_IDLE_SECONDS, _LONG_IDLE_SECONDS = 0.005, 0.1
 #: after which it says what it waits for, in seconds
 _WARN_SECONDS = 60.0
 
@@ -250,10 +251,11 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
             spec, values = self._keys.extend(session.spec, left, self._optimizer, self._updates())
             mx.nd.waitall()
             session.extend(spec, values)
-            warned_at = time.monotonic() + _WARN_SECONDS
+            warned_at, pause = time.monotonic() + _WARN_SECONDS, _IDLE_SECONDS
             while len(session.spec.segments) < len(spec.segments):
                 self._exchange((), {}, [], [])
-                time.sleep(_IDLE_SECONDS)
+                time.sleep(pause)
+                pause = min(1.1 * pause, _LONG_IDLE_SECONDS)
                 if time.monotonic() > warned_at:
                     warned_at = math.inf
                     _warn(
