@@ -42,6 +42,8 @@ MAX_EXAMINED: Final = 256
 #: When nodes were searched for this many claims and floors left too few, no more are searched for in the tick; the next
 #: one goes on with the claims behind them.
 MAX_FAILED: Final = 16
+#: When the tasks of so many planned nodes had nowhere to go, no further planned nodes are vacated in the tick.
+MAX_VAIN_PLANNED: Final = 256
 #: When so many tasks could not move although other tasks of their nodes could, no further ones are moved to keep nodes
 #: free in the tick.
 MAX_VAIN_MOVES: Final = 64
@@ -257,6 +259,7 @@ class _NodeRoom:
         self._held = snapshot.held()
         # Nodes that no elastic job may use take no tasks in the snapshot.
         self._capacity = {node.name: node.capacity for node in listing.nodes if node.state is NodeState.UP}
+        self._everywhere = frozenset(self._capacity)
         self._may_use = snapshot.may_use()
         self._index = {name: index for index, name in enumerate(self._capacity)}
         ours: dict[str, list[Resources]] = defaultdict(list)
@@ -293,6 +296,8 @@ class _NodeRoom:
         #: By demand and nodes that their job may use, where in ``_move_targets`` tasks found room last.
         self._first_target: dict[tuple[Resources, frozenset[str] | None], int] = {}
         self._vain_moves = 0
+        #: Number of planned nodes whose tasks yield and had nowhere to go.
+        self._vain_planned = 0
         #: Length of the undo log before the node or task that is looked at.
         self._node_point = 0
         #: Nodes to which tasks may move for the claim that is met: first those that it cannot use, then those where
@@ -437,11 +442,12 @@ class _NodeRoom:
         leaving: list[Task] = []
         self._undo_point, self._move_targets = len(self._undo_log), []
         for name in claim.planned:
-            if name in self._capacity:
+            if name in self._capacity and self._vain_planned < MAX_VAIN_PLANNED:
                 before = self._used_by_others_on[name]
                 self._set(self._used_by_others_on, name, NO_RESOURCES)
                 left = self._vacate(name, share, claim, claim.planned)
                 if left is None:
+                    self._vain_planned += self._leavers(name, share, claim) is not None
                     self._set(self._used_by_others_on, name, before)
                 else:
                     chosen[name] = self._capacity[name] if share is None else share
@@ -452,9 +458,11 @@ class _NodeRoom:
         """What is free on the planned nodes of a claim that cannot start yet, if all jobs yield that may use them."""
         share = _share(claim, len(claim.planned))
         found: dict[str, Resources] = {}
-        planned, everywhere = frozenset(claim.planned), frozenset(self._capacity)
-        others = (key for key in self._anchors if self._may_use.get(key, everywhere) & planned)
-        if all(_yields(self._anchors[key], claim) for key in others):
+        planned = frozenset(claim.planned)
+        if all(
+            _yields(anchor, claim) or planned.isdisjoint(self._may_use.get(key, self._everywhere))
+            for key, anchor in self._anchors.items()
+        ):
             for node in claim.planned:
                 free = free_now.get(node, NO_RESOURCES)
                 held = free if claim.whole else free.minimum(share)

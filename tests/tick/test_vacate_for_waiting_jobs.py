@@ -10,9 +10,9 @@ import pytest
 from msgspec import structs
 from tick.world import GivesNothing, World
 
-from dl2d.core.cluster import Snapshot, Task, TaskState
+from dl2d.core.cluster import NodeSet, Snapshot, Task, TaskState
 from dl2d.core.decision import Constraint
-from dl2d.core.jobs import JobKey, JobState, Role
+from dl2d.core.jobs import Allocation, JobKey, JobState, Role
 from dl2d.core.resource_manager import Claim, EligibleNodes, GrowthLimit, RmJob, RmJobState, RmListing, Yields
 from dl2d.core.resources import Resources
 from dl2d.core.start_failures import StartFailures
@@ -316,6 +316,37 @@ def test_nodes_planned_for_a_job_of_lower_priority_are_not_kept_from_elastic_job
     job = world.submit(max_workers=8, max_ps=8)
     world.settle()
     assert world.has(job) == (6, 6)
+
+
+@pytest.mark.parametrize(
+    ("start", "count", "claimed"), [(3600.0, 300, ["n3"]), (10.0, 200, ["n2"]), (10.0, 300, [])], ids=str
+)
+def test_planned_nodes_that_cannot_be_had_hide_none_behind_them_until_too_many_were_tried(
+    start: float, count: int, claimed: list[str]
+) -> None:
+    """The task of n1 may use no other node, a job has one more than its floor on n2, and a part of n3 is free."""
+    full = [structs.replace(node, used=node.capacity) for node in make_nodes(3)]
+    worker = full[0].capacity
+    nodes = (*full[:2], structs.replace(full[2], used=Resources.of(cpu=2)))
+    jobs = [
+        replace(make_job(number, worker=worker, min_ps=0, max_ps=0), state=JobState.RUNNING, anchor=str(number))
+        for number in (1, 2)
+    ]
+    tasks = [
+        Task(job=job.key, id="worker-0", role=Role.WORKER, node=node.name, demand=worker, state=TaskState.CONFIRMED)
+        for job, node in zip(jobs, nodes[:2], strict=True)
+    ]
+    floors = ((jobs[0].key, Allocation(1, 0)), (jobs[1].key, Allocation(0, 0)))
+    snapshot = Snapshot(
+        at=0.0, slot=1, nodes=nodes, jobs=tuple(jobs), tasks=tuple(tasks), floors=floors,
+        node_sets=(NodeSet((jobs[0].key,), frozenset({"n1"}), "partition small"),),
+    )  # fmt: skip
+    anchors = tuple(RmJob(handle=job.anchor, state=RmJobState.RUNNING, yields=Yields.ALWAYS) for job in jobs)
+    front = [claim(str(each), 9, user="eve", planned=("n1",), expected_start=start) for each in range(100, 100 + count)]
+    behind = claim(nodes=9, priority=1, planned=("n2",) if start < 60 else ("n3",), expected_start=start)
+    listing = RmListing(0.0, nodes, anchors, claims=(*front, behind))
+    found, _ = claim_nodes(snapshot, listing, ClaimHistory(), silent=(), now=0.0, lead_seconds=60.0)
+    assert [node for each in found.claims for node in each.nodes] == claimed
 
 
 def test_a_job_that_may_not_use_planned_nodes_does_not_open_them_to_others(world: World) -> None:
