@@ -41,8 +41,6 @@ class Bundle:
         ]
         #: all of it as bytes; every worker's has the same layout
         self.memory: NDArray[np.uint8] = np.frombuffer(self.region.memory, dtype=np.uint8)
-        #: the number by which servers know its memory; 0 if they do not
-        self.place = 0
         self._packed: dict[int, Array] = {}
         #: by sparse segment, the rows of a gradient; its array is not used then, nor its memory
         self.rows: dict[int, Rows] = {}

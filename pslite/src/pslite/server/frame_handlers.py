@@ -117,11 +117,12 @@ class FrameHandlers:
 
         """
         if header.kind == REGION:
-            if link.role != "worker" or header.place in link.regions or len(link.regions) >= MAX_REGIONS:
+            if link.role != "worker" or len(link.regions.keys() - {header.place}) >= MAX_REGIONS:
                 raise ProtocolError(
                     f"{link.task} sent shared memory number {header.place}, which is not allowed: only workers may, "
-                    f"each number once and at most {MAX_REGIONS}"
+                    f"at most {MAX_REGIONS}"
                 )
+            # the worker has no longer what had this number
             link.regions[header.place] = MappedMemory(link.descriptor())
             return
         region, server = link.regions.get(header.place), self.server

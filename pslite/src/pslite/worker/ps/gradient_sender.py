@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from pslite.job.blocks import Block
 from pslite.job.membership_plan import Plan
@@ -26,9 +26,9 @@ class GradientSender:
         self._plane = plane
         #: what was pushed in this step, for servers that take the place of others
         self._sent: list[Contribution] = []
-        #: number of the last bundle whose memory is shared, and the numbers that each server knows
-        self._regions = 0
-        self._known: WeakKeyDictionary[Link, set[int]] = WeakKeyDictionary()
+        #: numbers of bundles whose memory is shared, and by number the bundle that each server knows
+        self._places: WeakKeyDictionary[Bundle, int] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[Link, dict[int, ref[Bundle]]] = WeakKeyDictionary()
 
     @property
     def nodes(self) -> set[int]:
@@ -53,7 +53,6 @@ class GradientSender:
         plan = self._plans.current
         assert plan is not None
         bundles = [contribution.bundle for contribution in contributions]
-        regions = [self._region(bundle) for bundle in bundles]
         fillers = {bundle.fill: bundle.idle for bundle in bundles if bundle.fill is not None}
         for block in blocks:
             link = self._plane.links.get(plan.owner(block.number).task)
@@ -62,13 +61,13 @@ class GradientSender:
             for fill, idle in fillers.items():
                 if block.segment not in idle:
                     fill(block)
-            for contribution, region in zip(contributions, regions, strict=True):
+            for contribution in contributions:
                 bundle = contribution.bundle
                 if block.segment in bundle.idle:
                     link.send(self._header(SKIP, plan, block, contribution.node, 0))
                     continue
                 looked_into = link.local and not block.row and bundle.is_own(block.segment)
-                self._send_block(link, plan, block, contribution, region if looked_into else 0)
+                self._send_block(link, plan, block, contribution, self._share(link, bundle) if looked_into else 0)
             if fillers:
                 self._plane.flush(link)
 
@@ -79,7 +78,6 @@ class GradientSender:
         narrow = encoding if length != block.nbytes else None
         header = self._header(PUSH, plan, block, contribution.node, block.nbytes if region else length, region)
         if region:
-            self._announce(link, region, bundle)
             link.send(header)
         elif rows is not None:
             link.send(header, *rows.views())
@@ -93,16 +91,21 @@ class GradientSender:
         version, first, coming = self._progress.version, self._plans.first, self._plans.next or (0, 0)
         return Header(kind, plan.number, block.number, node, length, version, first, *coming, place=region)
 
-    def _region(self, bundle: Bundle) -> int:
-        """Return the number of a bundle's shared memory, 0 if it has none."""
-        if not bundle.place and bundle.region.fd >= 0 and self._regions < MAX_REGIONS:
-            self._regions += 1
-            bundle.place = self._regions
-        return bundle.place
+    def _share(self, link: Link, bundle: Bundle) -> int:
+        """Return the number by which a server knows a bundle's shared memory, 0 if there is none.
 
-    def _announce(self, link: Link, region: int, bundle: Bundle) -> None:
-        """Hand a server the descriptor of shared memory that it does not know yet."""
-        known = self._known.setdefault(link, set())
-        if region not in known:
-            known.add(region)
-            link.hand(region_header(region), bundle.region.fd)
+        The server is handed its descriptor, unless it has it.  Numbers of bundles that are gone are given out
+        again: the server then forgets their memory.
+        """
+        place = self._places.get(bundle, 0)
+        if not place:
+            used = set(self._places.values())
+            place = next((number for number in range(1, MAX_REGIONS + 1) if number not in used), 0)
+            if bundle.region.fd < 0 or not place:
+                return 0
+            self._places[bundle] = place
+        known = self._known.setdefault(link, {})
+        if place not in known or known[place]() is not bundle:
+            known[place] = ref(bundle)
+            link.hand(region_header(place), bundle.region.fd)
+        return place
