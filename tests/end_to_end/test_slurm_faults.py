@@ -147,7 +147,7 @@ def test_every_job_ends_with_the_weights_of_a_static_run(cluster: SlurmCluster, 
     }
     rng = random.Random(SEED)
     submitted: list[str] = []
-    want = static_digest()
+    want = static_digest(epochs=60)
     with DaemonProcess(tmp_path, settings) as daemon:
         faults = Faults(cluster, daemon, alice, rng)
 
