@@ -152,6 +152,7 @@ class TestSignals:
         def decided_by() -> str:
             return cluster.store.slots(limit=1)[0].policy
 
+        cluster.wait_until(lambda: cluster.store.slots(limit=1), "a slot is decided")
         assert decided_by() == "drf"
         cluster.settings["policy"] = {"name": "fifo"}
         cluster.settings["log"] = {"level": "debug"}

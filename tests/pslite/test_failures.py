@@ -271,7 +271,6 @@ def test_shared_memory_that_is_not_what_it_should_be_is_refused(coordinator_with
             [(first, None)],  # none comes
             [(first, file.fileno())],  # a file, which can shrink
             [(first, unsealed.fileno())],
-            [(first, small.fileno()), (first, small.fileno())],
             [(replace(whole, place=1).pack(), None)],  # no such region
             [(region_header(1).pack(), small.fileno()), (replace(whole, place=1).pack(), None)],  # it is for weights
             [(first, small.fileno()), (whole.pack(), None)],  # too small for the job
