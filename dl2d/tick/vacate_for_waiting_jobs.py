@@ -356,26 +356,10 @@ class _NodeRoom:
         if count is None or not claim.required <= set(eligible):
             return None
         share = None if claim.whole else _share(claim, count)
-        ranked = []
-        for name in eligible:
-            leavers = self._leavers(name, share, claim)
-            if leavers is not None:
-                order = (
-                    name not in claim.required, name not in claim.planned, bool(leavers), name not in previous,
-                    len(leavers), any(task in self._rank0_workers for task in leavers), self._index[name],
-                )  # fmt: skip
-                ranked.append((order, name))
-        chosen: dict[str, Resources] = {}
-        leaving: list[Task] = []
+        ranked = self._ranked(eligible, share, claim, previous)
         if len(ranked) < count:
             return None
-        for _, name in sorted(ranked):
-            if len(chosen) == count:
-                break
-            left = self._vacate(name, share, claim, chosen)
-            if left is not None:
-                chosen[name] = self._capacity[name] if share is None else share
-                leaving += left
+        chosen, leaving = self._vacate_first(count, ranked, share, claim)
         if len(chosen) < count or not claim.required <= chosen.keys():
             self._undo(self._undo_point)
             self.failed += 1
@@ -392,26 +376,41 @@ class _NodeRoom:
         if claim.members is not None:
             return self._vacate_reserved(claim, claim.members)
         self._undo_point, self._move_targets = len(self._undo_log), []
-        ranked = []
-        for name in self._capacity:
-            if claim.eligible is None or name in claim.eligible:
-                leavers = self._leavers(name, None, claim)
-                if leavers is not None:
-                    rank0 = any(task in self._rank0_workers for task in leavers)
-                    order = bool(leavers), name not in previous, len(leavers), rank0, self._index[name]
-                    ranked.append((order, name))
-        chosen: dict[str, Resources] = {}
-        leaving: list[Task] = []
+        eligible = (name for name in self._capacity if claim.eligible is None or name in claim.eligible)
+        ranked = self._ranked(eligible, None, claim, previous)
         self._immovable.clear()
         self._first_target.clear()
-        for _, name in sorted(ranked):
-            if len(chosen) == claim.nodes:
+        return _claimed(claim, *self._vacate_first(claim.nodes, ranked, None, claim))
+
+    def _ranked(
+        self, names: Iterable[str], share: Resources | None, claim: Claim, previous: Collection[str]
+    ) -> list[str]:
+        """The nodes that can give a share (None: all of a node) to a claim, in the order of ``meet``."""
+        ranked = []
+        for name in names:
+            leavers = self._leavers(name, share, claim)
+            if leavers is not None:
+                order = (
+                    name not in claim.required, name not in claim.planned, bool(leavers), name not in previous,
+                    len(leavers), any(task in self._rank0_workers for task in leavers), self._index[name],
+                )  # fmt: skip
+                ranked.append((order, name))
+        return [name for _, name in sorted(ranked)]
+
+    def _vacate_first(
+        self, count: int, names: Iterable[str], share: Resources | None, claim: Claim
+    ) -> tuple[dict[str, Resources], list[Task]]:
+        """Vacate the first nodes that can be, at most ``count``: the room on each, and the tasks that leave them."""
+        chosen: dict[str, Resources] = {}
+        leaving: list[Task] = []
+        for name in names:
+            if len(chosen) == count:
                 break
-            left = self._vacate(name, None, claim, chosen)
+            left = self._vacate(name, share, claim, chosen)
             if left is not None:
-                chosen[name] = self._capacity[name]
+                chosen[name] = self._capacity[name] if share is None else share
                 leaving += left
-        return _claimed(claim, chosen, leaving)
+        return chosen, leaving
 
     def _vacate_reserved(self, claim: Claim, members: Collection[str]) -> ClaimedNodes:
         """Let the tasks of jobs that are not ``members`` leave the nodes of a reservation, as far as floors allow."""

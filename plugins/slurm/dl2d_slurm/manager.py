@@ -52,7 +52,7 @@ from dl2d_slurm.queue_listing import (
 )
 from dl2d_slurm.reservations import Reservation, parse_reservations, reservation_claims, with_reserved
 from dl2d_slurm.rest_job import job_fields
-from dl2d_slurm.room_slurm_withholds import UngivenRoom
+from dl2d_slurm.room_slurm_withholds import WithheldRoom
 from dl2d_slurm.rpc_rate import RpcRate
 from dl2d_slurm.sbatch_options import NO_OPTIONS, AnchorOptions, site_options, time_limit_minutes
 from dl2d_slurm.settings import SlurmSettings
@@ -138,7 +138,7 @@ class SlurmManager:
         self._stopper = Stopper(self._commands, self._control, timer)
         self._accounting = Accounting(self._commands, settings.watch)
         self._limits = AssociationLimits(self._commands, settings.partition)
-        self._ungiven_room = UngivenRoom(timer)
+        self._withheld_room = WithheldRoom(timer)
         self._submit_rate = TokenBucket(settings.submit_rate_per_second, clock=clock, sleep=sleep)
         self._tagged: Mapping[str, RmIdentity] = {}
         self._spelling: Mapping[str, str] = {}
@@ -243,7 +243,7 @@ class SlurmManager:
         listing = RmListing(
             now,
             seen_nodes,
-            (*self._ungiven_room.refused(seen_jobs, jobs.waiting_tasks, seen_nodes), *ended),
+            (*self._withheld_room.refused(seen_jobs, jobs.waiting_tasks, seen_nodes), *ended),
             ended_until,
             incomplete,
             growth_limits=(

@@ -22,7 +22,7 @@ _MAX_STEP_SECONDS: Final = 60.0
 _REASON: Final = "Resources (Slurm does not give it the room that sinfo shows)"
 
 
-class UngivenRoom:
+class WithheldRoom:
     """Tasks that wait although their nodes have room, and since when. ``timer``: seconds on a monotonic clock."""
 
     def __init__(self, timer: Callable[[], float]) -> None:

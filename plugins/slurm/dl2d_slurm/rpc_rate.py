@@ -194,18 +194,21 @@ class RpcRate:
 
     def _registrations(self) -> int:
         """RPCs of registrations in the last minute; of those of a user, no more than his part counts."""
-        self._last_minute()
         users = Counter[int]()
-        for each in self._sent:
+        for each in self._recent():
             if each.user is not None:
                 users[each.user] += each.rpcs
         return sum(min(rpcs, int(self._per_minute * _OF_USER)) for rpcs in users.values())
 
     def _last_minute(self, counts: Callable[[_Sent], bool] | None = None) -> int:
+        return sum(sent.rpcs for sent in self._recent() if counts is None or counts(sent))
+
+    def _recent(self) -> deque[_Sent]:
+        """What was sent in the last minute; what is older is forgotten."""
         now = self._timer()
         while self._sent and now - self._sent[0].at >= _SPAN_SECONDS:
             self._sent.popleft()
-        return sum(sent.rpcs for sent in self._sent if counts is None or counts(sent))
+        return self._sent
 
 
 def is_overloaded(said: str) -> bool:
