@@ -20,12 +20,11 @@ from typing import Any, ClassVar, Self
 from rm_harness import Harness
 from yarn_cluster import YarnCluster
 
-from dl2d.core.cluster import task_tag
+from dl2d.core.cluster import ANCHOR, task_tag
 from dl2d.core.errors import Unavailable
 from dl2d.core.jobs import JobKey, Launch, Owner, Role
 from dl2d.core.resource_manager import ContainerReport, RmJobState, TaskSpec
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d.tick.task_specs import ANCHOR
 from dl2d_yarn.manager import YarnManager
 from dl2d_yarn.settings import YarnSettings
 

@@ -143,6 +143,10 @@ class ClaimedNodes(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return f"room made for job {self.handle} of {self.user}{priority} on {count}: {names}"
 
 
+#: Id of a job's anchor in its tag, where tasks have theirs.
+ANCHOR = "anchor"
+
+
 def task_tag(job: JobKey, task: str) -> str:
     """Tag of a task in the resource manager: ``dl2:<job slug>:<task id>``."""
     return f"dl2:{job.slug}:{task}"

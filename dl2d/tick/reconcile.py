@@ -17,7 +17,7 @@ from typing import Final
 import structlog
 from msgspec import structs
 
-from dl2d.core.cluster import Snapshot, Task, TaskState, task_tag
+from dl2d.core.cluster import ANCHOR, Snapshot, Task, TaskState, task_tag
 from dl2d.core.error_wording import counted
 from dl2d.core.errors import DuplicateJob, ResourceManagerError, Unavailable
 from dl2d.core.guard_state import GuardState
@@ -39,7 +39,6 @@ from dl2d.tick.silent_coordinators import MAX_FUTURE_SECONDS, has_called, update
 from dl2d.tick.static_jobs import follow_static_jobs, unlisted_static_jobs
 from dl2d.tick.strays import compare_strays, strays_of_known_jobs
 from dl2d.tick.task_matching import Matches, match_listing, may_stop
-from dl2d.tick.task_specs import ANCHOR
 from dl2d.tick.tick_context import Context, Timeouts
 from dl2d.tick.tick_state import TickState
 from dl2d.tick.time_in_state import Elapsed, elapsed_times, update_state_since

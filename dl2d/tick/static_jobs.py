@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from dl2d.core.cluster import Task, TaskState, task_tag
+from dl2d.core.cluster import ANCHOR, Task, TaskState, task_tag
 from dl2d.core.job_request import RequestRules
 from dl2d.core.jobs import (
     HOUR_SECONDS,
@@ -34,7 +34,6 @@ from dl2d.core.store import JobChange, TaskChange, TickStore
 from dl2d.core.tick_plan import Start
 from dl2d.tick.observe import LiveJobs, Observed, live_jobs
 from dl2d.tick.silent_coordinators import has_called
-from dl2d.tick.task_specs import ANCHOR
 from dl2d.tick.tick_context import Context
 
 log = structlog.get_logger()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from dl2d.core.cluster import ANCHOR
 from dl2d.core.jobs import Job
 from dl2d.core.resource_manager import RmIdentity, RmJob
 from dl2d.core.store import TickStore
 from dl2d.tick.task_matching import Matches
-from dl2d.tick.task_specs import ANCHOR
 
 
 def strays_of_known_jobs(store: TickStore, matches: Matches) -> dict[RmIdentity, Job]:

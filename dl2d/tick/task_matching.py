@@ -28,11 +28,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from dl2d.core.cluster import Task, parse_tag, task_tag
+from dl2d.core.cluster import ANCHOR, Task, parse_tag, task_tag
 from dl2d.core.jobs import Job, JobKey
 from dl2d.core.resource_manager import RmIdentity, RmJob, RmListing
 from dl2d.tick.observe import LiveJobs
-from dl2d.tick.task_specs import ANCHOR
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 from dataclasses import dataclass, field
 
-from dl2d.core.cluster import Task, task_tag
+from dl2d.core.cluster import ANCHOR, Task, task_tag
 from dl2d.core.credentials import Credentials
 from dl2d.core.jobs import TASK_ROLES, Durability, Job, Launch, Role
 from dl2d.core.resource_manager import TaskSpec
@@ -13,8 +13,6 @@ from dl2d.core.resources import NO_RESOURCES
 
 #: Program that runs the user's command in the role of its task.
 RUNNER = "dl2-run"
-#: Id of a job's anchor in its tag, where tasks have theirs.
-ANCHOR = "anchor"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace as replace_struct
 
-from dl2d.core.cluster import Task, TaskState, task_tag
+from dl2d.core.cluster import ANCHOR, Task, TaskState, task_tag
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobState, Progress, Role
 from dl2d.core.resource_manager import RmJob, RmJobState, RmListing
 from dl2d.core.resources import Resources
@@ -23,7 +23,6 @@ from dl2d.tick.observe import LiveJobs
 from dl2d.tick.reconcile import Changes, compare
 from dl2d.tick.silent_coordinators import update_calling_since
 from dl2d.tick.task_matching import match_listing
-from dl2d.tick.task_specs import ANCHOR
 from dl2d.tick.tick_context import Timeouts
 from dl2d.tick.time_in_state import Elapsed, update_state_since
 

@@ -16,7 +16,7 @@ import pytest
 from msgspec import structs
 from tick.world import GivesNothing, World
 
-from dl2d.core.cluster import Task, TaskState, task_tag
+from dl2d.core.cluster import ANCHOR, Task, TaskState, task_tag
 from dl2d.core.jobs import JobKey, JobState, Launch, Progress, Role
 from dl2d.core.resource_manager import RmJob, RmJobState, RmListing
 from dl2d.core.resources import Resources
@@ -25,7 +25,6 @@ from dl2d.core.tick_plan import Start
 from dl2d.daemon.health_and_metrics import Health
 from dl2d.testing import MemoryStore, ScriptedManager
 from dl2d.testing.builders import make_job, make_nodes
-from dl2d.tick.task_specs import ANCHOR
 from dl2d.tick.tick_context import Timeouts
 from dl2d.tick.tick_state import TickState
 

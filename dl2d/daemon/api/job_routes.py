@@ -15,7 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ConfigDict, Field
 
 from dl2d import __version__
-from dl2d.core.cluster import Task, TaskState
+from dl2d.core.cluster import ANCHOR, Task, TaskState
 from dl2d.core.errors import DuplicateJob, RequestError, StoreError
 from dl2d.core.jobs import Job, JobKey, JobState, Launch, Owner, Role
 from dl2d.core.resource_manager import Anchor, ContainerManager, ContainerReport, ResourceManager
@@ -35,7 +35,6 @@ from dl2d.daemon.api.job_admission import check_options
 from dl2d.daemon.api.request_limits import too_many
 from dl2d.daemon.api.services import Services
 from dl2d.daemon.api.user_routes import users
-from dl2d.tick.task_specs import ANCHOR
 
 log = structlog.get_logger()
 _public = APIRouter(route_class=PublicRoute)

@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from msgspec.structs import replace
 
-from dl2d.core.cluster import Node, NodeState, parse_tag
+from dl2d.core.cluster import ANCHOR, Node, NodeState, parse_tag
 from dl2d.core.resource_manager import RmIdentity, RmJob, RmJobState
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d_slurm.observed_jobs import WATCH_FIELDS, SlurmStaticJobRule, static_job
@@ -50,8 +50,6 @@ _FREE = ("Feature", "WCKey", OWN_OPTIONS_FIELD, "Name", "Comment")
 #: Generic resources that a job asked for: for each node, for each task, or in all.
 _ASKED = (("tres-per-node", "NumNodes"), ("tres-per-task", "NumTasks"), ("tres-per-job", ""))
 _TERMINATED = "signal 15"
-#: What the tag of an anchor has in place of a task's id.
-_ANCHOR = "anchor"
 _ARRAY_TASK = re.compile(r"[0-9]{1,18}_[0-9]{1,18}")
 _RESOURCE = re.compile(r"[a-z][a-z0-9_.:/-]{0,63}")
 
@@ -351,7 +349,7 @@ def _mark(record: Mapping[str, str]) -> str:
     """The tag of a task in a job's comment. dl2d starts no anchors here, so that none has a tag."""
     comment = present(record["Comment"])
     mark = parse_tag(comment)
-    return comment if mark is not None and mark[1] != _ANCHOR else ""
+    return comment if mark is not None and mark[1] != ANCHOR else ""
 
 
 def parse_nodes(text: str, word: str, chosen: Collection[str] = ()) -> Nodes:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import structlog
 from msgspec import structs
 
-from dl2d.core.cluster import Node, task_tag
+from dl2d.core.cluster import ANCHOR, Node, task_tag
 from dl2d.core.errors import Denied, NotFound, Rejected, RequestError, ResourceManagerError, Unavailable, Waiting
 from dl2d.core.jobs import Role
 from dl2d.core.resource_manager import (
@@ -54,7 +54,7 @@ from dl2d_yarn.service_file import (
     service_name,
 )
 from dl2d_yarn.service_resizing import ServiceChanger
-from dl2d_yarn.services import ANCHOR, JobService, Services
+from dl2d_yarn.services import JobService, Services
 from dl2d_yarn.settings import YarnSettings
 from dl2d_yarn.states import ServiceUse
 from dl2d_yarn.task_assignment import ContainerTasks, IdleContainer, Task

@@ -12,7 +12,7 @@ from typing import Final
 
 import structlog
 
-from dl2d.core.cluster import task_tag
+from dl2d.core.cluster import ANCHOR, task_tag
 from dl2d.core.errors import NotFound, Rejected, ResourceManagerError, Unavailable
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resource_manager import RmJobState
@@ -20,7 +20,7 @@ from dl2d_yarn.cluster_listing import ServiceDescription, read_service, service_
 from dl2d_yarn.queue_limits import read_pending_reason
 from dl2d_yarn.rest_client import RestClient
 from dl2d_yarn.service_file import TASK_ROLES, flex_request
-from dl2d_yarn.services import ANCHOR, JobService, Services
+from dl2d_yarn.services import JobService, Services
 from dl2d_yarn.settings import YarnSettings
 from dl2d_yarn.states import ServiceUse
 from dl2d_yarn.task_assignment import ContainerTasks, Task

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
 
-from dl2d.core.cluster import task_tag
+from dl2d.core.cluster import ANCHOR, task_tag
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resource_manager import RmIdentity, RmJob, RmJobState
 from dl2d_yarn.cluster_listing import Application, ClusterListing
 from dl2d_yarn.service_file import job_of_service
 from dl2d_yarn.task_assignment import ContainerTasks, Task
-
-#: Id of a job's anchor, as in its tag.
-ANCHOR: Final = "anchor"
 
 
 @dataclass(slots=True)
