@@ -7,7 +7,7 @@ import math
 import pytest
 from coordinator.jobs import JOINED, job, spec
 
-from pslite.coordinator import resize_steps, status_report
+from pslite.coordinator import status_report
 from pslite.job.job_spec import Part, Segment, Sum
 from pslite.job.job_status import Cause, PlanReport, Suspension
 from pslite.job.member_measurements import ResizeSteps
@@ -131,7 +131,7 @@ def test_a_plan_is_reported_with_the_steps_around_it_once_all_workers_have_told_
     a_job, _ = job(tasks, plan=tasks)
     clock(0)
     a_job.state.reports += [plan_done(1, 0, 2), plan_done(2, 8, 3)]
-    resize_steps.await_steps(a_job, 2, {"worker-0", "worker-1"})
+    status_report.await_steps(a_job, 2, {"worker-0", "worker-1"})
     beats = [("worker-0", 2, 210.0, 20.0), ("worker-2", 2, 999.0, 9.0), ("worker-1", 1, 999.0, 9.0)]
     for task, plan, longest, median in beats:
         status_report.heartbeat(a_job, a_job.state.members[task], Beat(resize=steps(plan, longest, median)))
@@ -149,7 +149,7 @@ def test_a_plan_is_reported_without_steps_that_are_not_told_in_time(clock, told)
     a_job, _ = job(tasks, plan=tasks)
     clock(0)
     a_job.state.reports.append(plan_done(2, 8, 2))
-    resize_steps.await_steps(a_job, 2, {"worker-0", "worker-1"})
+    status_report.await_steps(a_job, 2, {"worker-0", "worker-1"})
     if told:
         status_report.heartbeat(a_job, a_job.state.members["worker-0"], Beat(resize=steps(2, 210.0, 20.0)))
     assert not status_report.report(a_job).plans

@@ -11,7 +11,7 @@ from plan to plan, `failure_detector` says who is gone and `failover` what follo
 
 from __future__ import annotations
 
+from pslite.coordinator.coordinator_context import Settings
 from pslite.coordinator.loop import Coordinator
-from pslite.coordinator.settings import Settings
 
 __all__ = ["Coordinator", "Settings"]

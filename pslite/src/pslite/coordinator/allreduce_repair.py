@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from pslite.coordinator import job_failure, members, plans
+from pslite.coordinator import members, plans
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import Incident, MemberState, PendingPlan
 from pslite.job.membership_plan import Plan
@@ -33,7 +33,7 @@ def _make_group(job: Job, what: str, then: str) -> None:
     tasks = dict.fromkeys(m.task for plan in known for m in plan.workers if state.members[m.task].present)
     state.broken = None
     if not tasks:
-        job_failure.fail(job, what)
+        job.fail(what)
         return
     job.say(f"{what}; {then}")
     state.plan_number += 1
@@ -68,6 +68,6 @@ def check(job: Job, now: float) -> None:
     state.breaks = [each for each in state.breaks if now - each.at < _MAX_BREAKS.seconds]
     state.breaks.append(Incident(now, state.version))
     if _MAX_BREAKS.reached([each.at for each in state.breaks if each.version == state.version], now):
-        job_failure.fail(job, f"workers cannot reach each other: {why}")
+        job.fail(f"workers cannot reach each other: {why}")
     else:
         _make_group(job, why, "no worker is known to have died: the workers connect again")

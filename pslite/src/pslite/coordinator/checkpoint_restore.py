@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from pslite.coordinator import job_failure
 from pslite.coordinator.coordinator_context import Job, StepRecord
 from pslite.coordinator.job_state import ROLES, Incident, JobState, MemberState
 from pslite.coordinator.status_report import current_epoch
@@ -122,7 +121,7 @@ def go_back(job: Job, reason: str) -> None:
     state.rollbacks = [each for each in state.rollbacks if now - each.at < MAX_ROLLBACKS.seconds]
     objection = _objection(state, now)
     if objection:
-        job_failure.fail(job, f"{reason}{objection}")
+        job.fail(f"{reason}{objection}")
         return
     version = max(0, state.checkpoint)
     where = f"its checkpoint of version {version}" if state.checkpoint >= 0 else "its beginning"
@@ -191,4 +190,4 @@ def check_return(job: Job, now: float) -> None:
     missing = empty or [role for role in state.roles if not state.joined(role)]
     if missing and state.pending is None:
         roles = " and ".join(ROLES[role] for role in missing)
-        job_failure.fail(job, f"{state.rollback_reason}; it was the last {roles}, and no new one has joined")
+        job.fail(f"{state.rollback_reason}; it was the last {roles}, and no new one has joined")

@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-from pslite.coordinator import allreduce_repair, checkpoint_restore, job_completion, job_failure, plans, sample_requests
+from pslite.coordinator import allreduce_repair, checkpoint_restore, job_completion, plans, sample_requests
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.failure_detector import examine
 from pslite.coordinator.job_state import Incident, MemberState, ServerFailover
@@ -86,7 +86,7 @@ def lose(job: Job, member: MemberState, how: str, *, fatal: bool = False) -> Non
             if fatal:
                 job.say(f"workers were lost {MAX_LOSSES.count} times at version {state.version}")
         if fatal:
-            job_failure.fail(job, text)
+            job.fail(text)
         elif member.role == "ps":
             lose_server(job, member, text)
         elif state.all_reduce:
@@ -99,7 +99,7 @@ def lose(job: Job, member: MemberState, how: str, *, fatal: bool = False) -> Non
     # nobody has described the job, or this one alone: nothing can come of it unless another worker joins
     undescribed = state.plan is None and member.role == "worker" and not state.somebody_waits_described
     if undescribed and (fatal or _too_many_losses(job, member)):
-        job_failure.fail(job, text)  # another one would fare no better
+        job.fail(text)  # another one would fare no better
         return
     job.say(f"{text}; it is in no plan, the job goes on")
     if pending is not None and member.task in pending.plan.tasks():
@@ -109,7 +109,7 @@ def lose(job: Job, member: MemberState, how: str, *, fatal: bool = False) -> Non
             state.describe(None)
         left = [*(other.role for other in state.waiting()), *state.coming().values()]
         if job.settings.start is not None and member.role not in left:
-            job_failure.fail(job, text)  # nobody starts another one
+            job.fail(text)  # nobody starts another one
 
 
 def _too_many_losses(job: Job, member: MemberState) -> bool:
@@ -166,7 +166,7 @@ def leave(job: Job, member: MemberState, message: Leave | None = None) -> None:
     job.urgent = True
     alone = state.state == "waiting" and state.plan is None and not state.waiting("worker")
     if alone and member.role == "worker" and not member.described and job.settings.start is not None:
-        job_failure.fail(job, f"{member.title}: its script ended without training anything")
+        job.fail(f"{member.title}: its script ended without training anything")
 
 
 def process_ended(job: Job, task: str, message: AgentExit) -> None:
@@ -192,7 +192,7 @@ def process_ended(job: Job, task: str, message: AgentExit) -> None:
             state.losses, too_many = count_loss(state.losses, loss, loss.at, job.settings.lease + job.settings.verdict)
             if not too_many:
                 return
-        job_failure.fail(job, text)
+        job.fail(text)
 
 
 # --- servers ----------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from pslite.coordinator import checkpoint_restore, job_failure, plans
+from pslite.coordinator import checkpoint_restore, plans
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import JobState, MemberState
 from pslite.coordinator.work_reassignment import lose_worker
@@ -108,7 +108,7 @@ def take_digests(job: Job, member: MemberState, message: Digests) -> None:
     """Take digests of final weights; every replica must have the same."""
     for block, digest in message.blocks.items():
         if job.state.digests.setdefault(block, digest) != digest:
-            job_failure.fail(job, f"{member.title} has other final weights in block {block} than another worker")
+            job.fail(f"{member.title} has other final weights in block {block} than another worker")
             return
 
 

@@ -17,16 +17,14 @@ from pslite.coordinator import (
     failover,
     failure_detector,
     job_completion,
-    job_failure,
     members,
     plans,
     status_report,
     work_reassignment,
 )
-from pslite.coordinator.coordinator_context import Job
+from pslite.coordinator.coordinator_context import Job, Settings
 from pslite.coordinator.handlers import DUE, FROM_ANYBODY, HANDLERS
 from pslite.coordinator.job_state import JobState, MemberState
-from pslite.coordinator.settings import Settings
 from pslite.coordinator.state_log_entries import LogWriter
 from pslite.errors import Cancelled, Fenced, ProtocolError
 from pslite.fault_points import FaultHook, FaultPoint, FaultPoints
@@ -227,9 +225,9 @@ class Coordinator:
             # an interrupt, a termination or a defect of ours: nobody may be left waiting for us
             if not state.over:
                 if isinstance(error, Cancelled | KeyboardInterrupt):
-                    job_failure.end(self._job, "cancelled", f"its coordinator got {error or 'an interrupt'}")
+                    self._job.end("cancelled", f"its coordinator got {error or 'an interrupt'}")
                 else:
-                    job_failure.fail(self._job, f"the coordinator ended: {error or type(error).__name__}")
+                    self._job.fail(f"the coordinator ended: {error or type(error).__name__}")
             self._goodbye(0.5)
             # before the scheduler is told, who may not answer: whoever ends us may not wait for that
             self._log.forget()
@@ -322,7 +320,7 @@ class Coordinator:
             self._log.changed |= reply != state.reply
             state.reply = reply
         if state.reply is not None and state.reply.stop and not state.over:
-            job_failure.end(job, "cancelled", "the scheduler cancelled it")
+            job.end("cancelled", "the scheduler cancelled it")
 
     def _end_given_up(self) -> None:
         """Tell task agents to end processes that were given up, since one that hangs does not end by itself."""

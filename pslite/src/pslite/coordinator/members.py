@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-from pslite.coordinator import job_failure
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import ROLES, JobState, MemberState
 from pslite.job.job_spec import JobSpec, differences
@@ -112,7 +111,7 @@ def lose_finished(job: Job, member: MemberState, text: str) -> None:
         member.chief = False
         job.say(f"{text}; it had finished, and another worker writes files")
     else:
-        job_failure.fail(job, f"{text}, before it had written what the script saves at its end")
+        job.fail(f"{text}, before it had written what the script saves at its end")
 
 
 def give_ranks(job: Job, now: float) -> None:
@@ -145,7 +144,7 @@ def check_start(job: Job, now: float) -> None:
         if {m.role for m in waiting} >= set(state.roles) and any(m.lost or not m.described for m in waiting):
             return  # it comes back in a moment, or needs more time to describe the job
         missing = [ROLES[role] for role in state.roles if not state.joined(role)]
-        job_failure.fail(job, f"no {' and no '.join(missing) or 'wanted member'} joined within {limit:g} s")
+        job.fail(f"no {' and no '.join(missing) or 'wanted member'} joined within {limit:g} s")
     elif now - state.waiting_reported > _STILL_WAITING_SECONDS:
         state.waiting_reported = now
         job.say("still waiting for at least one worker and one server")

@@ -7,10 +7,9 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from pslite.coordinator import resize_steps
-from pslite.coordinator.coordinator_context import Job
+from pslite.coordinator.coordinator_context import Job, Settings
 from pslite.coordinator.job_state import JobState, MemberState, PendingPlan
-from pslite.coordinator.settings import Settings
+from pslite.coordinator.status_report import await_steps
 from pslite.job.job_status import PlanReport, Suspension
 from pslite.job.membership_plan import Plan, make_plan, next_members
 from pslite.net.messages import (
@@ -326,7 +325,7 @@ def follow(job: Job, pending: PendingPlan) -> Collection[str] | None:
     _report(job, pending)
     job.tell(plan.tasks(), PlanDone(plan=plan.number))
     before = () if previous is None else previous.workers
-    resize_steps.await_steps(job, plan.number, stayers & {member.task for member in before})
+    await_steps(job, plan.number, stayers & {member.task for member in before})
     removed = pending.previous_tasks() - plan.tasks()
     for task in removed:
         state.members[task].drain()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from pslite.coordinator import checkpoint_restore, job_failure
+from pslite.coordinator import checkpoint_restore
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.failover import lose
 from pslite.coordinator.job_state import Incident, JobState, MemberState
@@ -97,7 +97,7 @@ def _act(job: Job, now: float, limit: float) -> None:
     if MAX_STALLS.reached([each.at for each in state.stalls], now):
         for each in found:
             state.members[each.task].hung = f"{reason}: it {each.how}"
-        job_failure.fail(job, f"{text}; this happened before within {MAX_STALLS.seconds / 3600:g} h")
+        job.fail(f"{text}; this happened before within {MAX_STALLS.seconds / 3600:g} h")
         return
     everybody = {each.task for each in found} >= set(_workers(state))
     if state.all_reduce and not found:

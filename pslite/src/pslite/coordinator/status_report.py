@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections.abc import Iterable
 
-from pslite.coordinator import resize_steps
-from pslite.coordinator.coordinator_context import Job
+import msgspec
+
+from pslite.coordinator.coordinator_context import AwaitedSteps, Job
 from pslite.coordinator.job_state import JobState, MemberState
-from pslite.job.job_status import Cause, MemberReport, Status, signal_in_words
+from pslite.job.job_status import Cause, MemberReport, PlanReport, Status, signal_in_words
+from pslite.job.member_measurements import ResizeSteps
 from pslite.net.messages import AgentExit, Alive, Beat
 
 #: the window over which speed is measured; it has two versions at least
@@ -31,7 +35,7 @@ def heartbeat(job: Job, member: MemberState, message: Beat) -> None:
     member.steps = message.steps or member.steps
     job.balance.note(member.task, message.pace, message.steps)
     if message.resize is not None:
-        resize_steps.add_steps(job, member.task, message.resize)
+        _add_steps(job, member.task, message.resize)
     if message.samples:
         job.loss = message.loss / message.samples
     if message.version <= state.version:
@@ -90,7 +94,7 @@ def report(job: Job) -> Status:
             *(_never_joined(task, ended) for task, ended in state.exits.items() if task not in state.members),
         ],
         plan=state.plan.number if state.plan else 0,
-        plans=resize_steps.complete_reports(job, time.monotonic()),
+        plans=_complete_reports(job, now),
         result=state.result if state.state == "finished" else None,
         stragglers=list(job.balance.stragglers),
         batches_per_version=_batches_per_version(job),
@@ -173,3 +177,39 @@ def how_it_ended(ended: AgentExit, when: str = "") -> str:
         how = f"died: its process ended with status {ended.status}{known}"
     comma = "," if known and when else ""
     return f"{how}{comma}{when}" + (f"; {ended.output[:_MAX_OUTPUT]}" if ended.output else "")
+
+
+# --- step times around a resize: workers report them once the plan is done -------------------------------------------
+
+
+def await_steps(job: Job, plan: int, workers: Iterable[str]) -> None:
+    """Await the step times of these workers around a plan that is done now."""
+    awaited = AwaitedSteps(plan, set(workers), time.monotonic() + job.settings.lease)
+    job.awaited_steps = awaited if awaited.workers else None
+
+
+def _add_steps(job: Job, task: str, steps: ResizeSteps) -> None:
+    """Add a worker's step times to the report of the plan, which is complete with those of the last worker."""
+    awaited = job.awaited_steps
+    if awaited is None or awaited.plan != steps.plan or task not in awaited.workers:
+        return
+    awaited.workers.remove(task)
+    awaited.reported.append(steps)
+    longest = round(max(each.longest_ms for each in awaited.reported), 3)
+    median = round(statistics.median(each.median_ms for each in awaited.reported), 3)
+    plan_reports = job.state.reports
+    plan_reports[-1] = msgspec.structs.replace(plan_reports[-1], longest_step_ms=longest, median_step_ms=median)
+    if not awaited.workers:
+        job.awaited_steps = None
+        job.urgent = True
+        job.say(
+            f"plan {steps.plan}: the longest step around the resize took {longest:.1f} ms, "
+            f"the median step before it {median:.1f} ms"
+        )
+
+
+def _complete_reports(job: Job, now: float) -> list[PlanReport]:
+    """Return the plans' reports without that of the last plan as long as its step times are awaited."""
+    awaited, plan_reports = job.awaited_steps, job.state.reports
+    wait = awaited is not None and not job.state.over and now < awaited.until
+    return plan_reports[:-1] if wait else list(plan_reports)
