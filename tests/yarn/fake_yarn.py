@@ -45,6 +45,16 @@ class FakeYarn:
         self.flexes: list[dict[str, int]] = []
         #: Answers a request first; where it returns None, this object answers.
         self.instead: Callable[[httpx2.Request], httpx2.Response | None] = lambda _request: None
+        #: Time of the managers that have ``clock``.
+        self.now = 1_795_581_800.0
+        self._managers: list[YarnManager] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    def close(self) -> None:
+        for manager in self._managers:
+            manager.close()
 
     def answer(self, request: httpx2.Request) -> httpx2.Response:
         self.calls.append(f"{request.method} {request.url.path}")
@@ -140,10 +150,20 @@ class FakeYarn:
         allowed: float = math.inf,
         **more: object,
     ) -> M:
-        """A manager with this clock, also its timer unless one is given, that may change services for ``allowed`` s."""
+        """A manager with this clock, also its timer unless one is given, that may change services for ``allowed`` s.
+
+        It is closed with this object.
+        """
         given = {"addresses": ["http://rm:8088"], "user": "dl2d", "runner": "/opt/dl2/bin/dl2-run", **more}
         manager = kind(YarnSettings.parse(given), clock=clock, timer=timer or clock, client=client_of(self.answer))
         manager.allow_changes(allowed)
+        self._managers.append(manager)
+        return manager
+
+    def listed_manager(self, clock: Callable[[], float] = time.time, **more: Any) -> YarnManager:
+        """A manager that has listed the cluster once."""
+        manager = self.manager(clock, **more)
+        manager.listing()
         return manager
 
 

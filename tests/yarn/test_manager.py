@@ -8,7 +8,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -73,16 +73,13 @@ def wait_until(predicate: Callable[[], bool]) -> None:
 
 
 @pytest.fixture
-def yarn() -> FakeYarn:
-    return FakeYarn()
+def manager(yarn: FakeYarn) -> YarnManager:
+    return yarn.listed_manager(report_seconds=0.1)
 
 
-@pytest.fixture
-def manager(yarn: FakeYarn) -> Iterator[YarnManager]:
-    manager = yarn.manager(report_seconds=0.1)
-    manager.listing()
-    yield manager
-    manager.close()
+def states(manager: YarnManager) -> dict[str, RmJobState]:
+    """States of the listed jobs by handle."""
+    return {job.handle: job.state for job in manager.listing().jobs}
 
 
 def started(manager: YarnManager) -> str:
@@ -128,7 +125,6 @@ def test_the_containers_ask_for_nodes_with_the_attributes_of_the_configuration(y
     constraint = {"type": "AFFINITY", "scope": "NODE", "node_attributes": wanted}
     for component in yarn.posted[NAME]["components"]:
         assert component["placement_policy"] == {"constraints": [constraint]}
-    manager.close()
 
 
 def test_a_listing_takes_two_calls_whatever_the_number_of_jobs(yarn: FakeYarn, manager: YarnManager) -> None:
@@ -166,8 +162,7 @@ def test_what_is_not_granted_is_taken_back(yarn: FakeYarn, manager: YarnManager)
     wait_until(lambda: yarn.flexes == [{"ps": 0, "worker": 1}])
     manager.stop(identities(manager, handle), 30)
     wait_until(lambda: yarn.flexes[1:] == [{"ps": 0, "worker": 0}])
-    states = {job.handle: job.state for job in manager.listing().jobs}
-    assert states[handle] is RmJobState.CANCELLED
+    assert states(manager)[handle] is RmJobState.CANCELLED
 
 
 def test_a_flex_that_fails_is_repeated_and_told(yarn: FakeYarn, manager: YarnManager) -> None:
@@ -192,7 +187,7 @@ def test_the_end_of_the_coordinator_ends_the_service(
     manager.submit(task("worker-1"))
     assert manager.report_container(report("coordinator-0", 2)).task == "anchor"
     manager.report_container(report("coordinator-0", 2, task="anchor", exit_code=code))
-    assert {job.handle: job.state for job in manager.listing().jobs}[handle] is state
+    assert states(manager)[handle] is state
     if code == 0:  # YARN ends it by itself
         yarn.end(NAME, "SUCCEEDED")
         manager.listing()
@@ -251,9 +246,7 @@ def test_a_service_that_ended_otherwise_ends_its_tasks(yarn: FakeYarn, manager: 
 
 
 def test_the_service_of_a_stopped_anchor_is_removed_after_the_grace_time(yarn: FakeYarn) -> None:
-    now = [1_795_581_800.0]
-    manager = yarn.manager(lambda: now[0])
-    manager.listing()
+    manager = yarn.listed_manager(yarn.clock)
     handle = started(manager)
     manager.report_container(report("coordinator-0", 2))
     manager.stop([*identities(manager, handle), *(RmIdentity(each, 0, "", "") for each in ("nonsense", ""))], 60)
@@ -261,10 +254,9 @@ def test_the_service_of_a_stopped_anchor_is_removed_after_the_grace_time(yarn: F
     assert [job.state for job in manager.listing().jobs] == [RmJobState.ENDING]
     wait_for_rounds(manager)
     assert NAME in yarn.posted
-    now[0] += 61
+    yarn.now += 61
     wait_until(lambda: NAME not in yarn.posted)
     assert [job.state for job in manager.listing().jobs] == [RmJobState.CANCELLED]
-    manager.close()
 
 
 def test_after_a_restart_there_is_no_listing_until_the_containers_may_have_reported(
@@ -274,19 +266,16 @@ def test_after_a_restart_there_is_no_listing_until_the_containers_may_have_repor
     running = manager.submit(task("worker-1"))
     wait_until(lambda: bool(yarn.flexes))
     manager.report_container(report("worker-0", 3))
-    now = [1_795_581_800.0]
-    second = yarn.manager(lambda: now[0], report_seconds=3.0)
+    second = yarn.manager(yarn.clock, report_seconds=3.0)
     with pytest.raises(Waiting, match="may not have reported yet"):
         second.listing()
     second.report_container(report("worker-0", 3, task="worker-1"))
     flexes = len(yarn.flexes)
-    now[0] += 10
-    states = {job.handle: job.state for job in second.listing().jobs}
-    assert states == {handle: RmJobState.RUNNING, running: RmJobState.RUNNING}
+    yarn.now += 10
+    assert states(second) == {handle: RmJobState.RUNNING, running: RmJobState.RUNNING}
     # The size that was asked for last is not known: YARN is asked, and nothing changed where it is right.
     wait_until(lambda: yarn.calls[-1] == f"GET /app/v1/services/{NAME}")
     assert len(yarn.flexes) == flexes
-    second.close()
 
 
 def test_containers_that_an_earlier_daemon_told_a_longer_interval_have_the_time_to_report(
@@ -294,47 +283,42 @@ def test_containers_that_an_earlier_daemon_told_a_longer_interval_have_the_time_
 ) -> None:
     started(manager)
     yarn.apps[NAME]["runningContainers"] = 3
-    now = [1_795_581_800.0]
-    second = yarn.manager(lambda: now[0], report_seconds=0.5)
+    second = yarn.manager(yarn.clock, report_seconds=0.5)
     with pytest.raises(Waiting, match=r"waiting up to 65\.0 s"):
         second.listing()
     assert second.report_container(report("coordinator-0", 2, task="anchor")).report_seconds == 0.5
-    now[0] += 40
+    yarn.now += 40
     with pytest.raises(Waiting, match=r"waiting up to 25\.0 s"):
         second.listing()
     second.report_container(report("worker-0", 3, task="worker-1"))
     assert f"dl2:{JOB.slug}:worker-1" in {job.handle for job in second.listing().jobs}
-    second.close()
     # One that hangs does not hold up the others for ever. Until it reports, its task is not missed.
-    third = yarn.manager(lambda: now[0], report_seconds=0.5)
+    third = yarn.manager(yarn.clock, report_seconds=0.5)
     with pytest.raises(Waiting):
         third.listing()
     third.report_container(report("coordinator-0", 2, task="anchor"))
-    now[0] += 66
+    yarn.now += 66
     listing = third.listing()
     assert [job.handle for job in listing.jobs] == [yarn.apps[NAME]["id"]]
     assert listing.unreported == {yarn.apps[NAME]["id"]}
     third.report_container(report("worker-0", 3, task="worker-1"))
     assert third.listing().unreported == frozenset()
-    third.close()
 
 
 def test_after_a_restart_a_posted_service_is_unreported_until_all_its_containers_have_reported(yarn: FakeYarn) -> None:
     application = yarn.post(posted_description(POSTED, SETTINGS, daemon="http://head:8290"), "alice")
     yarn.apps["digits"]["runningContainers"] = 4
-    now = [1_795_581_800.0]
-    manager = yarn.manager(lambda: now[0], report_seconds=0.5)
+    manager = yarn.manager(yarn.clock, report_seconds=0.5)
     with pytest.raises(Waiting):
         manager.listing()
     # A service of which nothing has reported is not known to be dl2d's: the other jobs do not wait for it.
-    now[0] += 40
+    yarn.now += 40
     assert manager.listing().unreported == {application}
     job = JobKey("yarn", application.removeprefix("application_"), yarn.apps["digits"]["startedTime"] // 1000)
     for name, number in (("coordinator-0", 2), ("worker-0", 3), ("worker-1", 4)):
         assert manager.listing().unreported == {application}
         manager.report_container(structs.replace(report(name, number), job=job))
     assert manager.listing().unreported == frozenset()
-    manager.close()
 
 
 def test_a_container_that_yarn_lists_and_that_never_reported_keeps_its_service_unreported(
@@ -346,7 +330,6 @@ def test_a_container_that_yarn_lists_and_that_never_reported_keeps_its_service_u
     wait_until(lambda: second.listing().unreported == {yarn.apps[NAME]["id"]})
     second.report_container(report("worker-1", 4))
     wait_until(lambda: not second.listing().unreported)
-    second.close()
 
 
 def test_a_component_that_is_not_dl2ds_does_not_keep_its_service_unreported(
@@ -357,26 +340,24 @@ def test_a_component_that_is_not_dl2ds_does_not_keep_its_service_unreported(
     started(manager)
     board = {"name": "board", "number_of_containers": 1, "resource": {"cpus": 1, "memory": "64"}}
     yarn.posted[NAME]["components"].append(board)
-    now = [1_795_581_800.0]
-    second = restarted(yarn, now, size=1, listed=1)
+    second = restarted(yarn, size=1, listed=1)
     yarn.containers[NAME]["board-0"] = CONTAINER % 9
     yarn.apps[NAME]["runningContainers"] = 1 + 2
     second.report_container(report("worker-0", 3, task="worker-1"))
-    now[0] += 70
+    yarn.now += 70
     assert second.listing().unreported == {yarn.apps[NAME]["id"]}
     wait_until(lambda: not second.listing().unreported)
     # An ApplicationMaster that was started again does not know its containers at first.
     yarn.containers[NAME] = {}
     second.submit(task("worker-2"))
     wait_until(lambda: second.listing().unreported == {yarn.apps[NAME]["id"]})
-    second.close()
 
 
-def restarted(yarn: FakeYarn, now: list[float], *, size: int, listed: int) -> YarnManager:
+def restarted(yarn: FakeYarn, *, size: int, listed: int) -> YarnManager:
     """A second daemon's manager, after the containers had time to report; YARN has workers, and lists some of them."""
     yarn.posted[NAME]["components"][2]["number_of_containers"] = size
     yarn.containers[NAME] = {f"worker-{place}": CONTAINER % (3 + place) for place in range(listed)}
-    manager = yarn.manager(lambda: now[0], report_seconds=3.0)
+    manager = yarn.manager(yarn.clock, report_seconds=3.0)
     with pytest.raises(Unavailable):
         manager.listing()
     return manager
@@ -385,10 +366,9 @@ def restarted(yarn: FakeYarn, now: list[float], *, size: int, listed: int) -> Ya
 def restarted_with_worker_1(yarn: FakeYarn, manager: YarnManager, *, listed: int) -> YarnManager:
     """A second daemon's manager of a job with three workers, of which one container has reported in time."""
     started(manager)
-    now = [1_795_581_800.0]
-    second = restarted(yarn, now, size=3, listed=listed)
+    second = restarted(yarn, size=3, listed=listed)
     second.report_container(report("worker-0", 3, task="worker-1"))
-    now[0] += 10
+    yarn.now += 10
     second.listing()
     return second
 
@@ -413,23 +393,20 @@ def test_after_a_start_containers_that_have_not_reported_are_not_removed(
     assert f"dl2:{JOB.slug}:worker-3" in {job.handle for job in second.listing().jobs if not job.state.ended}
     second.report_container(report("worker-2", 5, task="worker-3", exit_code=0))
     wait_until(lambda: yarn.flexes == [{"ps": 0, "worker": 1}])
-    second.close()
 
 
 def test_containers_that_an_earlier_daemon_asked_for_and_yarn_has_not_are_taken_back(
     yarn: FakeYarn, manager: YarnManager
 ) -> None:
-    second = restarted_with_worker_1(yarn, manager, listed=1)
+    restarted_with_worker_1(yarn, manager, listed=1)
     wait_until(lambda: yarn.flexes == [{"ps": 0, "worker": 1}])
-    second.close()
 
 
 def test_a_service_of_which_nothing_is_known_keeps_its_size(yarn: FakeYarn, manager: YarnManager) -> None:
     """Its containers do not reach this daemon, but may train."""
     handle = started(manager)
-    now = [1_795_581_800.0]
-    second = restarted(yarn, now, size=3, listed=0)
-    now[0] += 10
+    second = restarted(yarn, size=3, listed=0)
+    yarn.now += 10
     for _ in range(2):
         assert [job.state for job in second.listing().jobs] == [RmJobState.RUNNING]
         wait_for_rounds(second)
@@ -437,41 +414,35 @@ def test_a_service_of_which_nothing_is_known_keeps_its_size(yarn: FakeYarn, mana
     # Once it is told to stop it, it is this daemon's.
     second.stop(identities(second, handle), 0)
     wait_until(lambda: NAME not in yarn.posted)
-    second.close()
 
 
 def test_the_time_in_which_containers_may_report_begins_after_an_incomplete_listing_too(yarn: FakeYarn) -> None:
-    now = [1_795_581_800.0]
-    manager = yarn.manager(lambda: now[0])
+    manager = yarn.manager(yarn.clock)
     yarn.apps["x"] = {"id": 1}
     with pytest.raises(Waiting, match="may not have reported yet"):
         manager.listing()
-    manager.close()
 
 
 def test_services_are_changed_only_for_the_time_for_which_it_is_allowed(yarn: FakeYarn) -> None:
-    now = [1_795_581_800.0]
-    manager = yarn.manager(lambda: now[0], allowed=0)
-    manager.listing()
+    manager = yarn.listed_manager(yarn.clock, allowed=0)
     handle = started(manager)
     tasks = [manager.submit(task(name)) for name in ("worker-1", "worker-2")]
     wait_for_rounds(manager)
     assert yarn.flexes == []
     manager.allow_changes(5)
     wait_until(lambda: yarn.flexes == [{"ps": 0, "worker": 2}])
-    now[0] += 6
+    yarn.now += 6
     manager.stop(identities(manager, tasks[1]), 0)
     wait_for_rounds(manager)
     assert len(yarn.flexes) == 1
     manager.allow_changes(5)
     wait_until(lambda: yarn.flexes[1:] == [{"ps": 0, "worker": 1}])
-    now[0] += 6
+    yarn.now += 6
     manager.stop(identities(manager, handle), 0)
     wait_for_rounds(manager)
     assert NAME in yarn.posted
     manager.allow_changes(5)
     wait_until(lambda: NAME not in yarn.posted)
-    manager.close()
 
 
 class TwoServices:
@@ -479,14 +450,13 @@ class TwoServices:
 
     def __init__(self, yarn: FakeYarn) -> None:
         self.yarn = yarn
-        self.now = 1_795_581_800.0
         self.attempts = 0
         service = posted_description(POSTED, SETTINGS, daemon="http://head:8910")
         self.bad, self.proof = yarn.post(service, "alice"), service["configuration"]["env"]["DL2_PROOF"]
-        self.manager = yarn.manager(lambda: self.now)
+        self.manager = yarn.manager(yarn.clock)
         with pytest.raises(Unavailable):
             self.manager.listing()
-        self.now += 10
+        yarn.now += 10
         started(self.manager)
 
     def fail(self, request: httpx2.Request) -> httpx2.Response | None:
@@ -510,16 +480,15 @@ def test_a_service_that_cannot_be_changed_does_not_keep_others_and_is_tried_less
         reasons = {job.handle: job.reason for job in manager.listing().jobs}
         assert reasons[waiting] == "ValueError: invalid literal"
         for number, seconds in enumerate((1, 2, 4, 8, 16, 30, 30), start=1):
-            world.now += seconds - 0.01
+            yarn.now += seconds - 0.01
             manager.submit(task(f"worker-{2 * number}"))
             wait_until(lambda number=number: yarn.flexes[-1]["worker"] == 2 * number)
             assert world.attempts == number
-            world.now += 0.02
+            yarn.now += 0.02
             manager.submit(task(f"worker-{2 * number + 1}"))
             wait_until(lambda number=number: world.attempts == number + 1)
             wait_until(lambda number=number: yarn.flexes[-1]["worker"] == 2 * number + 1)
     assert {entry["name"] for entry in logs if entry["event"] == "service was not changed"} == {"digits"}
-    manager.close()
 
 
 def test_reading_the_description_of_a_service_for_seconds_blocks_nothing_else(
@@ -557,7 +526,6 @@ def test_reading_the_description_of_a_service_for_seconds_blocks_nothing_else(
     assert [anchor.handle for anchor in found] == [world.bad] * 2
     assert manager.authenticate(world.bad, world.proof) == found[0]
     assert manager.capabilities().parallel_authentication
-    manager.close()
 
 
 def test_a_description_is_not_waited_for_as_long_as_other_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -659,20 +627,17 @@ def test_an_incomplete_list_ends_nothing(yarn: FakeYarn, manager: YarnManager, p
 
 
 def test_a_task_whose_container_yarn_does_not_list_any_more_is_lost(yarn: FakeYarn) -> None:
-    now = [1_795_581_800.0]
-    manager = yarn.manager(lambda: now[0])
-    manager.listing()
+    manager = yarn.listed_manager(yarn.clock)
     started(manager)
     handles = [manager.submit(task(name)) for name in ("worker-1", "worker-2")]
     wait_until(lambda: bool(yarn.flexes))
     manager.report_container(report("worker-0", 3))
     manager.report_container(report("worker-1", 4))
     yarn.containers[NAME] = {"worker-0": CONTAINER % 3}
-    now[0] += 60
+    yarn.now += 60
     manager._changer.check_overdue()
-    states = {job.handle: job.state for job in manager.listing().jobs}
-    assert [states[handle] for handle in handles] == [RmJobState.RUNNING, RmJobState.LOST]
-    manager.close()
+    found = states(manager)
+    assert [found[handle] for handle in handles] == [RmJobState.RUNNING, RmJobState.LOST]
 
 
 def test_tasks_of_a_node_that_is_down_are_lost_and_what_is_left_of_them_ends(
@@ -705,38 +670,34 @@ def test_a_node_that_is_listed_as_lost_and_as_running_loses_no_task(
 
 
 def test_nodes_have_time_to_register_after_a_restart_of_the_resource_manager(yarn: FakeYarn) -> None:
-    now = [1_795_581_800.0]
-    manager = yarn.manager(lambda: now[0])
+    manager = yarn.manager(yarn.clock)
     assert len(manager.listing().nodes) == 2
     gone, yarn.nodes = yarn.nodes[1], yarn.nodes[:1]
     for _ in range(2):
         with pytest.raises(Unavailable, match="1 nodes are missing from YARN's list, such as node2:45002; waiting"):
             manager.listing()
-        now[0] += 50
+        yarn.now += 50
     assert len(manager.listing().nodes) == 1
     yarn.nodes.append(gone)
     assert len(manager.listing().nodes) == 2
-    manager.close()
 
 
 def test_nodes_on_which_containers_run_have_time_to_register_after_a_restart_of_both(
     yarn: FakeYarn, manager: YarnManager
 ) -> None:
     started(manager)
-    now = [1_795_581_800.0]
-    second = yarn.manager(lambda: now[0], report_seconds=0.5)
+    second = yarn.manager(yarn.clock, report_seconds=0.5)
     gone, yarn.nodes = yarn.nodes[1], yarn.nodes[:1]
     with pytest.raises(Waiting):
         second.listing()
     second.report_container(report("coordinator-0", 2, task="anchor", node="node1:45001"))
     second.report_container(report("worker-0", 3, task="worker-1", node="node2:45002"))
-    now[0] += 10
+    yarn.now += 10
     with pytest.raises(Unavailable, match="1 nodes are missing from YARN's list, such as node2:45002; waiting"):
         second.listing()
-    now[0] += 50
+    yarn.now += 50
     yarn.nodes.append(gone)
     assert len(second.listing().nodes) == 2
-    second.close()
 
 
 def test_a_coordinator_of_a_lost_node_does_not_end_the_service(yarn: FakeYarn, manager: YarnManager) -> None:
@@ -753,9 +714,7 @@ def test_a_coordinator_of_a_lost_node_does_not_end_the_service(yarn: FakeYarn, m
 
 @pytest.mark.parametrize("says", [True, False])
 def test_a_job_whose_coordinators_container_is_gone_goes_on_in_the_next_one(yarn: FakeYarn, *, says: bool) -> None:
-    now = [1_795_581_800.0]
-    manager = yarn.manager(lambda: now[0])
-    manager.listing()
+    manager = yarn.listed_manager(yarn.clock)
     handle = started(manager)
     assert manager.report_container(report("coordinator-0", 2)).task == "anchor"
     worker = manager.submit(task("worker-1"))
@@ -763,20 +722,18 @@ def test_a_job_whose_coordinators_container_is_gone_goes_on_in_the_next_one(yarn
     manager.report_container(report("worker-0", 3))
     if says:
         manager.report_container(report("coordinator-0", 2, task="anchor", ending=True))
-    now[0] += 60
+    yarn.now += 60
     yarn.containers[NAME] = {"worker-0": CONTAINER % 3}
     yarn.dead[NAME] = CONTAINER % 2
     manager._changer.check_overdue()
-    now[0] += 60
+    yarn.now += 60
     manager._changer.check_overdue()
     # A worker without its coordinator ends by itself.
     manager.report_container(report("worker-0", 3, task="worker-1", exit_code=1))
     wait_for_rounds(manager)
-    states = {job.handle: job.state for job in manager.listing().jobs}
-    assert states == {handle: RmJobState.RUNNING, worker: RmJobState.FAILED}
+    assert states(manager) == {handle: RmJobState.RUNNING, worker: RmJobState.FAILED}
     assert NAME in yarn.posted
     assert manager.report_container(report("coordinator-0", 9, incarnation="b")).task == "anchor"
-    manager.close()
 
 
 def test_containers_that_report_long_after_a_restart_of_the_daemon_go_on(yarn: FakeYarn, manager: YarnManager) -> None:
@@ -787,19 +744,17 @@ def test_containers_that_report_long_after_a_restart_of_the_daemon_go_on(yarn: F
     wait_until(lambda: bool(yarn.flexes))
     assert manager.report_container(report("worker-0", 3)).task == "worker-1"
     manager.close()
-    now = [1_795_581_800.0]
-    second = restarted(yarn, now, size=1, listed=1)
+    second = restarted(yarn, size=1, listed=1)
     yarn.containers[NAME] = {"coordinator-0": CONTAINER % 2, "worker-0": CONTAINER % 3}
     yarn.apps[NAME]["runningContainers"] = 3
     asked = yarn.calls.count(f"GET /app/v1/services/{NAME}")
     for _ in range(30):
-        now[0] += 10
+        yarn.now += 10
         with contextlib.suppress(Waiting):
             second.listing()
     second._changer._run_round(details=True)
     assert yarn.calls.count(f"GET /app/v1/services/{NAME}") > asked
     assert second.report_container(report("worker-0", 3, task="worker-1")).grace is None
-    second.close()
 
 
 def test_a_service_is_not_made_smaller_before_all_its_containers_are_known(
@@ -808,28 +763,24 @@ def test_a_service_is_not_made_smaller_before_all_its_containers_are_known(
     """Daemon and ApplicationMaster were restarted: it lists one of three workers, of which two have not reported."""
     started(manager)
     manager.close()
-    now = [1_795_581_800.0]
-    second = restarted(yarn, now, size=3, listed=1)
+    second = restarted(yarn, size=3, listed=1)
     yarn.apps[NAME]["runningContainers"] = 5
     second.report_container(report("coordinator-0", 2, task="anchor"))
     second.report_container(report("worker-0", 3, task="worker-1"))
-    now[0] += 70
+    yarn.now += 70
     second.listing()
     for _ in range(3):
-        now[0] += 40
+        yarn.now += 40
         second._changer._run_round(details=True)
     assert yarn.flexes == []
     for position in (1, 2):
         order = second.report_container(report(f"worker-{position}", 3 + position, task=f"worker-{position + 1}"))
         assert order.grace is None
-    second.close()
 
 
 def test_tasks_that_an_incomplete_description_does_not_list_are_not_lost(yarn: FakeYarn, manager: YarnManager) -> None:
     """An ApplicationMaster that was restarted lists the containers that it has recovered so far."""
-    now = [1_795_581_800.0]
-    second = yarn.manager(lambda: now[0])
-    second.listing()
+    second = yarn.listed_manager(yarn.clock)
     started(second)
     second.report_container(report("coordinator-0", 2))
     handles = [second.submit(task(name)) for name in ("worker-1", "worker-2")]
@@ -839,14 +790,13 @@ def test_tasks_that_an_incomplete_description_does_not_list_are_not_lost(yarn: F
     yarn.containers[NAME] = {"coordinator-0": CONTAINER % 2, "worker-0": CONTAINER % 3}
     yarn.apps[NAME]["runningContainers"] = 4
     second.listing()
-    now[0] += 70
+    yarn.now += 70
     second._changer.check_overdue()
-    assert {job.handle: job.state for job in second.listing().jobs}[handles[1]] is RmJobState.RUNNING
+    assert states(second)[handles[1]] is RmJobState.RUNNING
     yarn.apps[NAME]["runningContainers"] = 3
     second.listing()
     second._changer.check_overdue()
-    assert {job.handle: job.state for job in second.listing().jobs}[handles[1]] is RmJobState.LOST
-    second.close()
+    assert states(second)[handles[1]] is RmJobState.LOST
 
 
 def test_a_coordinator_that_waits_for_a_container_while_the_daemon_starts_has_not_failed(
@@ -854,19 +804,17 @@ def test_a_coordinator_that_waits_for_a_container_while_the_daemon_starts_has_no
 ) -> None:
     handle = started(manager)
     assert manager.report_container(report("coordinator-0", 2)).task == "anchor"
-    now = [1_795_581_800.0]
-    second = restarted(yarn, now, size=1, listed=1)
+    second = restarted(yarn, size=1, listed=1)
     second.report_container(report("worker-0", 3, task="worker-1"))
     yarn.dead[NAME] = CONTAINER % 2
     for _ in range(2):
-        now[0] += 70
-        assert {job.handle: job.state for job in second.listing().jobs}[handle] is RmJobState.RUNNING
+        yarn.now += 70
+        assert states(second)[handle] is RmJobState.RUNNING
         second._changer.check_overdue()
     second.report_container(report("worker-0", 3, task="worker-1", exit_code=1))
     wait_for_rounds(second)
     assert NAME in yarn.posted
     assert second.report_container(report("coordinator-0", 9, incarnation="b")).task == "anchor"
-    second.close()
 
 
 def test_a_container_without_a_task_counts_as_free(yarn: FakeYarn, manager: YarnManager) -> None:
@@ -899,8 +847,7 @@ def test_only_its_own_job_can_use_a_container_without_a_task(
     yarn: FakeYarn, used: tuple[int, int], state: str, idle: dict[int, int], left: dict[int, float]
 ) -> None:
     yarn.nodes = [node(1, used=(100, used[0], 0)), node(2, state, used=(100, used[1], 0))]
-    manager = yarn.manager(report_seconds=0.1)
-    manager.listing()
+    manager = yarn.listed_manager(report_seconds=0.1)
     jobs = {number: JobKey("yarn", str(number), 1_795_581_700) for number in (1, 2, 3)}
     handles = {
         number: manager.submit(structs.replace(anchor(), job=job, tag=task_tag(job, "anchor")))
@@ -924,90 +871,77 @@ def test_only_its_own_job_can_use_a_container_without_a_task(
     assert {limit.reason for limit in limits} <= {
         "the containers without a task of other jobs are room for those jobs only"
     }
-    manager.close()
 
 
 def test_the_time_of_a_service_in_its_queue_does_not_count_against_its_coordinator(yarn: FakeYarn) -> None:
-    now = [1_795_581_800.0]
-    manager = yarn.manager(lambda: now[0])
-    manager.listing()
+    manager = yarn.listed_manager(yarn.clock)
     manager.submit(anchor())
     yarn.apps[NAME]["state"] = "ACCEPTED"
     manager.listing()
     manager._changer.check_overdue()
-    now[0] += 600
+    yarn.now += 600
     yarn.apps[NAME]["state"] = "RUNNING"
     yarn.dead[NAME] = CONTAINER % 2
     for _ in range(2):
         assert manager.listing().jobs[0].state is RmJobState.RUNNING
         manager._changer.check_overdue()
-        now[0] += 50
-    manager.close()
+        yarn.now += 50
 
 
 def test_services_whose_application_masters_hang_delay_a_round_for_seconds_at_most(yarn: FakeYarn) -> None:
-    now = [1_795_581_800.0]
-    manager = yarn.manager(lambda: now[0])
-    manager.listing()
+    manager = yarn.listed_manager(yarn.clock)
     for number in range(10, 20):
         job = JobKey("yarn", str(number), 1_795_581_700)
         manager.submit(structs.replace(anchor(), job=job, tag=task_tag(job, "anchor")))
     manager.listing()
     manager._changer.check_overdue()
-    now[0] += 100
+    yarn.now += 100
     asked = []
 
     def hang(request: httpx2.Request) -> httpx2.Response:
         asked.append(request.url.path)
-        now[0] += 5
+        yarn.now += 5
         raise httpx2.ReadTimeout("the master hangs")
 
     yarn.instead = hang
     for number in (1, 2):
-        manager._changer.check_overdue(now[0] + 5)
+        manager._changer.check_overdue(yarn.now + 5)
         # The next one is another one.
         assert len(set(asked)) == len(asked) == number
-    manager.close()
 
 
 def test_a_coordinator_that_cannot_start_fails(yarn: FakeYarn) -> None:
     """Containers that ended may have been preempted, or on a node that was lost: its job waits for the next ones."""
-    now = [1_795_581_800.0]
-    manager = yarn.manager(lambda: now[0])
-    manager.listing()
+    manager = yarn.listed_manager(yarn.clock)
     handle = started(manager)
     manager._changer.check_overdue()
-    now[0] += 70
+    yarn.now += 70
     # The last three are found within five minutes, and no three before them; one that is found twice counts once.
     for number, seconds in ((5, 0), (5, 5), (6, 195), (7, 101), (8, 20)):
         (job,) = manager.listing().jobs
         assert (job.handle, job.state) == (handle, RmJobState.RUNNING)
         yarn.dead[NAME] = CONTAINER % number
-        now[0] += seconds
+        yarn.now += seconds
         manager._changer.check_overdue()
         (job,) = manager.listing().jobs
         assert f"{number:06} ended before it reported to dl2d; see its log in YARN" in job.reason
     assert job.state is RmJobState.FAILED
     wait_until(lambda: NAME not in yarn.posted)
-    manager.close()
 
 
 def test_a_coordinator_fails_if_yarn_avoids_the_nodes_on_which_it_failed(yarn: FakeYarn) -> None:
     """Then no more of its containers start; a container that waits for room after a preemption is no failure."""
-    now = [1_795_581_800.0]
-    manager = yarn.manager(lambda: now[0])
-    manager.listing()
+    manager = yarn.listed_manager(yarn.clock)
     started(manager)
     manager._changer.check_overdue()
     yarn.dead[NAME] = CONTAINER % 5
     for said, state in (("Queue is full", RmJobState.RUNNING), ("Node is blacklisted", RmJobState.FAILED)):
         yarn.more[f"{ACTIVITIES_PATH}/{yarn.apps[NAME]['id']}"] = activities(said)
-        now[0] += 600
+        yarn.now += 600
         manager.listing()
-        manager._changer._read_pending_reasons(now[0] + 5)
+        manager._changer._read_pending_reasons(yarn.now + 5)
         manager._changer.check_overdue()
         assert [job.state for job in manager.listing().jobs] == [state]
-    manager.close()
 
 
 def test_a_coordinator_that_cannot_start_fails_after_a_restart_of_the_daemon_too(
@@ -1016,21 +950,19 @@ def test_a_coordinator_that_cannot_start_fails_after_a_restart_of_the_daemon_too
     """It may have run before, so more of its containers have to end."""
     started(manager)
     manager.close()
-    now = [1_795_581_800.0]
-    second = yarn.manager(lambda: now[0])
+    second = yarn.manager(yarn.clock)
     with pytest.raises(Waiting):
         second.listing()
-    now[0] += 61
+    yarn.now += 61
     second.listing()
     second._changer.check_overdue()
-    now[0] += 61
+    yarn.now += 61
     for number in range(4, 10):
         assert [job.state for job in second.listing().jobs] == [RmJobState.RUNNING]
         yarn.dead[NAME] = CONTAINER % number
-        now[0] += 20
+        yarn.now += 20
         second._changer.check_overdue()
     assert [job.state for job in second.listing().jobs] == [RmJobState.FAILED]
-    second.close()
 
 
 def test_thousands_of_containers_of_an_earlier_daemon_report_rarely_from_the_first_listing_on(
@@ -1048,7 +980,6 @@ def test_thousands_of_containers_of_an_earlier_daemon_report_rarely_from_the_fir
     with pytest.raises(Waiting):
         second.listing()
     assert second.report_container(report("worker-0", 3)).report_seconds == pytest.approx(30, abs=0.1)
-    second.close()
 
 
 def test_containers_report_rarely_while_yarn_does_not_answer_after_a_start(yarn: FakeYarn) -> None:
@@ -1060,7 +991,6 @@ def test_containers_report_rarely_while_yarn_does_not_answer_after_a_start(yarn:
         manager.listing()
     order = manager.report_container(report("worker-0", 3, task="worker-0"))
     assert order.report_seconds == pytest.approx(1.0)
-    manager.close()
 
 
 def test_a_container_that_has_not_reported_yet_does_not_count_twice(yarn: FakeYarn, manager: YarnManager) -> None:
@@ -1085,8 +1015,7 @@ def test_a_container_without_a_task_is_decommissioned_with_the_yarn_command(
 ) -> None:
     monkeypatch.setattr(service_resizing, "DETAILS_SECONDS", 0.1)
     monkeypatch.setattr(service_resizing, "IDLE_SECONDS", 0.5)
-    manager = yarn.manager(yarn_command=str(yarn.command(tmp_path)))
-    manager.listing()
+    manager = yarn.listed_manager(yarn_command=str(yarn.command(tmp_path)))
     started(manager)
     for name in ("worker-1", "worker-2"):
         manager.submit(task(name))
@@ -1107,7 +1036,6 @@ def test_a_container_without_a_task_is_decommissioned_with_the_yarn_command(
     manager.submit(task("worker-3"))
     wait_until(lambda: yarn.flexes[1:] == [{"worker": 2, "ps": 0}])
     assert manager.report_container(report("worker-2", 6)).task == "worker-3"
-    manager.close()
 
 
 def test_a_yarn_command_that_fails_is_not_repeated_at_once_and_its_container_goes_on(
@@ -1117,8 +1045,7 @@ def test_a_yarn_command_that_fails_is_not_repeated_at_once_and_its_container_goe
     monkeypatch.setattr(service_resizing, "IDLE_SECONDS", 0.5)
     called, go_on = tmp_path / "began", tmp_path / "go-on"
     command = yarn.command(tmp_path, f"echo x >>{called}", f"until [ -e {go_on} ]; do sleep 0.05; done", "exit 1")
-    manager = yarn.manager(yarn_command=str(command))
-    manager.listing()
+    manager = yarn.listed_manager(yarn_command=str(command))
     started(manager)
     for name in ("worker-1", "worker-2"):
         manager.submit(task(name))
@@ -1145,15 +1072,13 @@ def test_a_yarn_command_that_fails_is_not_repeated_at_once_and_its_container_goe
         manager.report_container(report("worker-0", 3))
         time.sleep(0.05)
     assert called.read_text() == "x\n"
-    manager.close()
 
 
 def test_the_end_of_the_daemon_does_not_wait_for_a_call_for_long(
     yarn: FakeYarn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service_resizing, "_CLOSE_SECONDS", 0.2)
-    manager = yarn.manager()
-    manager.listing()
+    manager = yarn.listed_manager()
     started(manager)
     called, go_on, ended = threading.Event(), threading.Event(), threading.Event()
 
@@ -1175,15 +1100,13 @@ def test_the_end_of_the_daemon_does_not_wait_for_a_call_for_long(
 
 def test_a_warning_is_logged_once_also_after_many_others(yarn: FakeYarn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manager_module, "_MAX_WARNINGS", 2)
-    manager = yarn.manager()
-    manager.listing()
+    manager = yarn.listed_manager()
     with capture_logs() as logs:
         for state in ("A", "B", "C", "C", "D", "A"):
             yarn.apps["x"] = app(1, state=state)
             manager.listing()
     odd = [str(entry["remark"]) for entry in logs if "remark" in entry]
     assert [remark.partition("state '")[2][:1] for remark in odd] == ["A", "B", "C", "D", "A"]
-    manager.close()
 
 
 def test_containers_of_a_node_that_restarted_under_another_id_do_not_hide_those_that_it_has(
@@ -1296,30 +1219,26 @@ def test_another_dl2ds_service_of_the_same_name_is_left_alone(
 
 def test_a_service_that_is_no_application_is_removed_only_long_after_its_post(yarn: FakeYarn) -> None:
     """YARN writes the description first, copies files, and then submits the application. The clock may be set."""
-    now = [1e9]
-    manager = yarn.manager(itertools.count(1e9, 3600).__next__, timer=lambda: now[0])
-    try:
-        yarn.instead = lost_answer(yarn)
-        with pytest.raises(Unavailable):
+    manager = yarn.manager(itertools.count(1e9, 3600).__next__, timer=yarn.clock)
+    yarn.instead = lost_answer(yarn)
+    with pytest.raises(Unavailable):
+        manager.submit(anchor())
+    running = yarn.apps.pop(NAME)
+    for later, posted in ((0, True), (200, True), (99, True), (2, False)):
+        yarn.now += later
+        with pytest.raises(Unavailable, match="a service of this name exists"):
             manager.submit(anchor())
-        running = yarn.apps.pop(NAME)
-        for later, posted in ((0, True), (200, True), (99, True), (2, False)):
-            now[0] += later
-            with pytest.raises(Unavailable, match="a service of this name exists"):
-                manager.submit(anchor())
-            assert (NAME in yarn.posted) is posted
-        # The next POST is as slow, and has the same time.
-        yarn.instead = lost_answer(yarn)
-        with pytest.raises(Unavailable):
-            manager.submit(anchor())
-        now[0] += 299
-        del yarn.apps[NAME]
-        with pytest.raises(Unavailable):
-            manager.submit(anchor())
-        yarn.apps[NAME] = running
-        assert manager.submit(anchor()) == running["id"]
-    finally:
-        manager.close()
+        assert (NAME in yarn.posted) is posted
+    # The next POST is as slow, and has the same time.
+    yarn.instead = lost_answer(yarn)
+    with pytest.raises(Unavailable):
+        manager.submit(anchor())
+    yarn.now += 299
+    del yarn.apps[NAME]
+    with pytest.raises(Unavailable):
+        manager.submit(anchor())
+    yarn.apps[NAME] = running
+    assert manager.submit(anchor()) == running["id"]
 
 
 @pytest.mark.parametrize("ended_first", [True, False])
@@ -1338,8 +1257,7 @@ def test_the_end_of_another_service_of_its_name_removes_no_service_that_runs(
     manager.submit(anchor())
     runs = {NAME: yarn.apps[NAME]}
     yarn.apps = ended | runs if ended_first else runs | ended
-    jobs = {job.handle: job.state for job in manager.listing().jobs}
-    assert jobs == {runs[NAME]["id"]: RmJobState.RUNNING}
+    assert states(manager) == {runs[NAME]["id"]: RmJobState.RUNNING}
     manager.submit(task("worker-1"))
     wait_until(lambda: yarn.flexes == [{"worker": 1, "ps": 0}])
     assert NAME in yarn.posted
@@ -1373,9 +1291,7 @@ def test_a_service_whose_coordinator_ends_before_it_is_listed_is_removed(yarn: F
 
 def test_a_service_that_yarn_does_not_find_once_is_removed_later(yarn: FakeYarn) -> None:
     """Another ResourceManager, or a file system that is away, answers that it does not exist; its application runs."""
-    now = [1_795_581_800.0]
-    manager = yarn.manager(lambda: now[0])
-    manager.listing()
+    manager = yarn.listed_manager(yarn.clock)
     handle = started(manager)
     unknown = httpx2.Response(404, json={"diagnostics": "Service not found"})
     yarn.instead = lambda request: unknown if NAME in request.url.path else None
@@ -1383,15 +1299,12 @@ def test_a_service_that_yarn_does_not_find_once_is_removed_later(yarn: FakeYarn)
         manager.stop(identities(manager, handle), 0.0)
         wait_until(lambda: any("lists its application" in str(entry) for entry in logs))
     yarn.instead = lambda _request: None
-    now[0] += 60
+    yarn.now += 60
     wait_until(lambda: NAME not in yarn.posted)
-    manager.close()
 
 
 def test_a_service_whose_removal_had_no_effect_is_removed_again(yarn: FakeYarn) -> None:
-    now = [1_795_581_800.0]
-    manager = yarn.manager(lambda: now[0])
-    manager.listing()
+    manager = yarn.listed_manager(yarn.clock)
     handle = started(manager)
     done = httpx2.Response(200, json={"diagnostics": "Successfully destroyed service"})
     yarn.instead = lambda request: done if request.method == "DELETE" else None
@@ -1401,9 +1314,8 @@ def test_a_service_whose_removal_had_no_effect_is_removed_again(yarn: FakeYarn) 
     wait_for_rounds(manager)
     assert yarn.calls.count(asked) == 1
     yarn.instead = lambda _request: None
-    now[0] += service_resizing.REMOVE_AGAIN_SECONDS
+    yarn.now += service_resizing.REMOVE_AGAIN_SECONDS
     wait_until(lambda: NAME not in yarn.posted)
-    manager.close()
 
 
 def test_a_service_whose_job_ended_while_no_daemon_ran_is_removed(yarn: FakeYarn, manager: YarnManager) -> None:
@@ -1411,10 +1323,8 @@ def test_a_service_whose_job_ended_while_no_daemon_ran_is_removed(yarn: FakeYarn
     manager.report_container(report("coordinator-0", 2))
     manager.close()
     yarn.end(NAME, "SUCCEEDED")
-    second = yarn.manager()
-    second.listing()
+    yarn.listed_manager()
     wait_until(lambda: NAME not in yarn.posted)
-    second.close()
 
 
 @pytest.mark.parametrize("exit_code", [0, 1])
@@ -1422,8 +1332,7 @@ def test_a_coordinator_that_yarn_starts_again_after_it_has_reported_its_end_does
     yarn: FakeYarn, exit_code: int
 ) -> None:
     """Its container was lost before it ended by itself; and one list may lack the application."""
-    manager = yarn.manager(allowed=0)
-    manager.listing()
+    manager = yarn.listed_manager(allowed=0)
     started(manager)
     manager.report_container(report("coordinator-0", 2))
     for _ in range(2):  # its first answer may be lost
@@ -1438,16 +1347,13 @@ def test_a_coordinator_that_yarn_starts_again_after_it_has_reported_its_end_does
     assert (NAME in yarn.posted) == (exit_code == 0)
     manager.report_container(report("coordinator-0", 7, incarnation="b"))
     wait_until(lambda: NAME not in yarn.posted)
-    manager.close()
 
 
 def test_reads_that_succeed_do_not_reset_the_failures_of_changes_that_hang(
     yarn: FakeYarn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service_resizing.ServiceChanger, "start", lambda _self: None)  # rounds are done here
-    now = [1_795_581_800.0]
-    manager = yarn.manager(lambda: now[0])
-    manager.listing()
+    manager = yarn.listed_manager(yarn.clock)
     jobs = [JobKey("yarn", str(number), 1_795_581_700) for number in range(20)]
     for number, job in enumerate(jobs, 1):
         manager.submit(structs.replace(anchor(), job=job, tag=task_tag(job, "anchor")))
@@ -1458,19 +1364,18 @@ def test_reads_that_succeed_do_not_reset_the_failures_of_changes_that_hang(
 
     def hangs(request: httpx2.Request) -> None:
         if request.method == "PUT":
-            now[0] += 30
+            yarn.now += 30
             raise httpx2.ReadTimeout("")
 
     yarn.instead = hangs
     lasted = []
     for _ in range(6):
-        began = now[0]
+        began = yarn.now
         manager._changer._run_round(details=True)
-        lasted.append(now[0] - began)
-        now[0] += 0.2
+        lasted.append(yarn.now - began)
+        yarn.now += 0.2
     assert lasted[0] == 600  # none had failed before
     assert max(lasted[1:]) <= 30 * service_resizing.PARALLEL_CHANGES
-    manager.close()
 
 
 def test_what_yarn_says_to_a_submission_is_told(yarn: FakeYarn, manager: YarnManager) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from yarn.fake_yarn import FakeYarn
 from yarn.rm_answers import amounts, app
@@ -50,16 +48,9 @@ def path_of(name: str) -> str:
 
 
 @pytest.fixture
-def yarn() -> FakeYarn:
-    return FakeYarn()
-
-
-@pytest.fixture
-def manager(yarn: FakeYarn, monkeypatch: pytest.MonkeyPatch) -> Iterator[YarnManager]:
+def manager(yarn: FakeYarn, monkeypatch: pytest.MonkeyPatch) -> YarnManager:
     monkeypatch.setattr(service_resizing, "DETAILS_SECONDS", 0.1)
-    manager = yarn.manager(watch=RULES)
-    yield manager
-    manager.close()
+    return yarn.manager(watch=RULES)
 
 
 def static_of(manager: YarnManager) -> StaticJob | None:
@@ -169,7 +160,6 @@ def test_nothing_else_is_asked_for_without_rules(yarn: FakeYarn) -> None:
     yarn.apps["bert-large"] = application(3)
     manager = yarn.manager()
     assert manager.listing().jobs == ()
-    manager.close()
 
 
 def test_a_rule_without_a_queue_is_refused() -> None:

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -28,16 +27,8 @@ from dl2d_yarn.service_file import posted_description
 
 
 @pytest.fixture
-def yarn() -> FakeYarn:
-    return FakeYarn()
-
-
-@pytest.fixture
-def manager(yarn: FakeYarn) -> Iterator[YarnManager]:
-    manager = yarn.manager()
-    manager.listing()
-    yield manager
-    manager.close()
+def manager(yarn: FakeYarn) -> YarnManager:
+    return yarn.listed_manager()
 
 
 def report(job: JobKey, name: str, number: int, **more: object) -> ContainerReport:
@@ -132,9 +123,7 @@ def test_a_sites_template_is_kept(tmp_path: Path) -> None:
 
 
 def test_an_application_that_is_not_known_is_looked_for_once_in_a_while(yarn: FakeYarn) -> None:
-    now = [1_795_581_800.0]
-    manager = yarn.manager(lambda: now[0])
-    manager.listing()
+    manager = yarn.listed_manager(yarn.clock)
     yarn.calls.clear()
     with pytest.raises(NotFound):
         manager.authenticate("application_1_0001", "x")
@@ -144,16 +133,13 @@ def test_an_application_that_is_not_known_is_looked_for_once_in_a_while(yarn: Fa
         with pytest.raises(Unavailable, match="YARN is asked again"):
             manager.authenticate(application, "x")
     assert yarn.calls == ["GET /ws/v1/cluster/apps", "GET /ws/v1/cluster/nodes"]
-    now[0] += 5
+    yarn.now += 5
     assert manager.authenticate(application, service["configuration"]["env"]["DL2_PROOF"]).handle == application
-    manager.close()
 
 
 def test_one_listing_at_a_time_is_read_for_applications_that_are_not_known(yarn: FakeYarn) -> None:
     """Otherwise anybody could have the daemon wait for YARN in all places of its API."""
-    now = [1_795_581_800.0]
-    manager = yarn.manager(lambda: now[0])
-    manager.listing()
+    manager = yarn.listed_manager(yarn.clock)
     asked, goes_on = threading.Event(), threading.Event()
 
     def slow(request: httpx2.Request) -> None:
@@ -165,12 +151,11 @@ def test_one_listing_at_a_time_is_read_for_applications_that_are_not_known(yarn:
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(manager.authenticate, "application_1_0001", "x")
         assert asked.wait(30)
-        now[0] += 60
+        yarn.now += 60
         with pytest.raises(Unavailable, match="YARN is asked again"):
             manager.authenticate("application_1_0002", "x")
         goes_on.set()
         assert isinstance(first.exception(30), NotFound)
-    manager.close()
 
 
 def test_only_a_service_is_asked_for_its_secret_and_only_by_the_name_of_one(
@@ -258,10 +243,9 @@ def test_services_of_others_are_not_registered(yarn: FakeYarn, manager: YarnMana
 
 
 def test_after_a_restart_the_daemon_waits_for_the_reports_of_services_and_knows_them_by_these(yarn: FakeYarn) -> None:
-    now = [1_795_581_800.0]
     service = posted_description(POSTED, SETTINGS, daemon="http://head:8910")
     application = yarn.post(service, "alice")
-    manager = yarn.manager(lambda: now[0])
+    manager = yarn.manager(yarn.clock)
     with pytest.raises(Unavailable, match="may not have reported yet"):
         manager.listing()
     key = JobKey("yarn", "1795581702976_0001", 1795581713)
@@ -269,6 +253,5 @@ def test_after_a_restart_the_daemon_waits_for_the_reports_of_services_and_knows_
     assert manager.authenticate(application, service["configuration"]["env"]["DL2_PROOF"]).key == key
     assert manager.report_container(report(key, "coordinator-0", 2, task="anchor")).grace is None
     manager.report_container(report(key, "worker-0", 3, task="worker-4"))
-    now[0] += 60
+    yarn.now += 60
     assert {job.tag or job.handle for job in manager.listing().jobs} == {application, f"dl2:{key.slug}:worker-4"}
-    manager.close()

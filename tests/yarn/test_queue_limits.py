@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -113,18 +111,12 @@ def test_the_reason_is_the_one_that_most_nodes_give(answer: dict[str, object], r
 
 
 @pytest.fixture
-def yarn() -> FakeYarn:
-    return FakeYarn()
-
-
-@pytest.fixture
-def manager(yarn: FakeYarn, monkeypatch: pytest.MonkeyPatch) -> Iterator[YarnManager]:
+def manager(yarn: FakeYarn, monkeypatch: pytest.MonkeyPatch) -> YarnManager:
     monkeypatch.setattr(service_resizing, "DETAILS_SECONDS", 0.1)
     yarn.more[SCHEDULER_PATH] = scheduler(queue("default", (2048, 4, 0), (1024, 1, 0)))
     manager = yarn.manager()
     manager.capabilities()
-    yield manager
-    manager.close()
+    return manager
 
 
 def test_the_policy_sees_what_the_queue_allows_and_a_waiting_task_says_why(
@@ -164,4 +156,3 @@ def test_services_of_several_users_and_queues_have_their_own_limits(yarn: FakeYa
     # The nodes show the sum, but of their 16 CPUs not the 12 that the third queue waits for.
     free = Resources.total(node.capacity.minus(node.used) for node in listing.nodes)
     assert free == Resources.of(cpu=4, memory=3072, gpu=1)
-    manager.close()
