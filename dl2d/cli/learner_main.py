@@ -77,7 +77,7 @@ def _learn(settings: Settings) -> Path:
     with tempfile.TemporaryDirectory(prefix="dl2d-learner-") as folder, reading(settings) as store:
         chosen = TwinSettings(iterations=_ITERATIONS, days=None, minutes=None, seed=settings.learning.seed)
         learned = learn(settings, store, settings.policy.name, chosen, Path(folder), tell=tell, now=time.time())
-        candidate = judged(settings, store.registry, learned, tell=tell)
+        candidate = judged(settings, store, learned, tell=tell)
         review = live_review(settings, store.registry, learned.split, tell=tell)
         return write_candidate(replace(candidate, review=review))
 

@@ -142,11 +142,12 @@ def learned_days(checkpoint: Checkpoint) -> tuple[str, ...]:
 
 def on_trial(
     settings: Settings, name: str, split: Split, candidate: Side, current: Side, *, tell: Tell,
-    margin: float | None = None,
+    margin: float | None = None, problem: str = "",
 ) -> Trial:  # fmt: skip
     """Compare a candidate with what decides now on the days that were kept back.
 
-    ``margin`` is how much worse it may surely not be; None for that of the configuration.
+    ``margin`` is how much worse it may surely not be; None for that of the configuration. A candidate with a
+    ``problem``, which a replay check found, fails without a comparison.
     """
     assert candidate.policy is not None
     is_site = current.digest == SITE_SCHEDULER
@@ -154,7 +155,9 @@ def on_trial(
         margin = settings.learning.gate_site_margin if is_site else 0.0
     cases: tuple[TrialCase, ...] = ()
     assumed = ""
-    if candidate.digest == current.digest:
+    if problem:
+        verdict = Verdict(passed=False, reason=problem)
+    elif candidate.digest == current.digest:
         verdict = Verdict(passed=False, reason="it is the version that decides already")
     else:
         compared = compare(
@@ -188,7 +191,7 @@ def on_trial(
         low=verdict.low,
         high=verdict.high,
         passed=verdict.passed,
-        reason=verdict.reason + (f", {_against(current)}" if is_site else "") + assumed,
+        reason=verdict.reason + (f", {_against(current)}" if is_site and not problem else "") + assumed,
     )
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from dl2d import __version__
 from dl2d.cli.progress_display import Tell
-from dl2d.cli.promotion_trial import Side, incumbent, learned_days, on_trial, policy_of, recorded_days
+from dl2d.cli.promotion_trial import Side, incumbent, learned_days, on_trial, policy_of, recorded_days, replayed
 from dl2d.config.settings import Settings
 from dl2d.core.errors import CheckpointError, Dl2dError
 from dl2d.core.measured_speeds import MeasuredSpeeds
@@ -35,6 +35,7 @@ from dl2d.policies.common.training_input_ranges import widened
 from dl2d.policies.dl2.checkpoint_contents import from_arrays
 from dl2d.policies.dl2_paper.policy import Dl2Original
 from dl2d.throughput.observations import as_measured, by_kind, merged_kinds
+from dl2d.tick.policy_starts_jobs_check import nodes_and_requests
 
 if TYPE_CHECKING:
     from dl2d.learning.dl2_paper.live_samples import LiveSlot
@@ -232,8 +233,10 @@ def _record(split: Split, parent: Checkpoint, seed: int, seconds: float) -> dict
     }  # fmt: skip
 
 
-def judged(settings: Settings, registry: Registry, learned: Learned, *, tell: Tell) -> Candidate:
-    """Put what was learned among the versions, and compare it with what decides now; the store is only read."""
+def judged(settings: Settings, store: RecordingStore, learned: Learned, *, tell: Tell) -> Candidate:
+    """Put what was learned among the versions, replay it on a small generated load, and compare it with what decides
+    now; the store is only read.
+    """
     version = replace(
         version_in(settings.versions_path, learned.checkpoint, at=time.time(), origin="learned from this site's days"),
         parent=learned.parent.digest,
@@ -246,8 +249,12 @@ def judged(settings: Settings, registry: Registry, learned: Learned, *, tell: Te
     def side(checkpoint: Checkpoint) -> Side:
         return Side(checkpoint.digest, policy_of(settings, checkpoint))
 
-    current = incumbent(settings, learned.split, side(_current(settings, registry, name)))
-    return Candidate(version, on_trial(settings, name, learned.split, side(learned.checkpoint), current, tell=tell))
+    candidate, split = side(learned.checkpoint), learned.split
+    assert candidate.policy is not None
+    replays = replayed(settings, candidate.policy, *nodes_and_requests(store), speeds=split.measured, tell=tell)
+    current = incumbent(settings, split, side(_current(settings, store.registry, name)))
+    trial = on_trial(settings, name, split, candidate, current, tell=tell, problem=replays.problem)
+    return Candidate(version, trial)
 
 
 def _current(settings: Settings, registry: Registry, policy: str) -> Checkpoint:

@@ -38,7 +38,7 @@ def train_twin(settings: Settings, options: TrainOptions, *, paper: bool) -> Non
         learned = learn(settings, store, policy, chosen, options.out, tell=tell, now=time.time())
         _write_report(learned, options.out)
         if options.gate:
-            trial = enter(judged(settings, store.registry, learned, tell=tell), store.registry, at=time.time())
+            trial = enter(judged(settings, store, learned, tell=tell), store.registry, at=time.time())
             _append_trial(trial, options.out)
     if options.as_json:
         done = {"checkpoint": str(options.checkpoint), "digest": learned.checkpoint.digest, **learned.record}

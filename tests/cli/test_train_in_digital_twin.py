@@ -343,6 +343,32 @@ def test_after_the_imitation_of_a_scheduler_that_lets_jobs_wait_each_job_gets_it
     assert learned.training["settings"]["first_bundles"] is imitates
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("few_draws")
+def test_a_candidate_that_leaves_jobs_waiting_on_an_idle_cluster_is_rejected_without_a_comparison(
+    dl2d: Dl2d, site: tuple[Path, str], tmp_path: Path
+) -> None:
+    start = a_checkpoint(0, network="shared", first_bundles=False)
+    # It ends its decision before anything else, after a round of learning as before.
+    void = {"policy.void.bias": np.full(1, 1000.0, dtype=np.float32)}
+    write_checkpoint(replace(start, weights={**start.weights, **void}), tmp_path / "start")
+    config = write_config(
+        tmp_path, store={"url": site[1]}, schedule={"slot_seconds": 1200.0},
+        policy={"name": "dl2-original", "checkpoint": str(tmp_path / "start")},
+    )  # fmt: skip
+    out = tmp_path / "out"
+    ran = dl2d(
+        "train", "--twin", "--design", "original", "--gate", "--iterations", "1", "-o", out, "--json", "-c", config
+    )
+    assert ran.status == 0, ran.err
+    trial = ran.json["trial"]
+    assert not trial["passed"]
+    assert "30 jobs waiting on an idle cluster in a replay of a small generated load" in trial["reason"]
+    assert trial["cases"] == []
+    with closing(SqlStore(site[1])) as store:
+        assert [each.state for each in store.registry.versions()] == [VersionState.REJECTED]
+
+
 @pytest.mark.usefixtures("few_draws")
 def test_what_is_learned_from_a_part_of_the_jobs_and_nodes_decides_on_the_whole_site(
     dl2d: Dl2d, site: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
