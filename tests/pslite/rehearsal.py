@@ -293,7 +293,7 @@ class Rehearsal:
         settings: Settings = QUICK,
         model: type[Regression | OwnLoop] = Regression,
         any_worker: bool = False,
-        encrypt: Encryption = "control",
+        encrypt: Encryption | Literal[""] = "control",
         slow: Mapping[str, float] | None = None,
         lasting: bool = False,
         patience: float = _PATIENCE,
@@ -396,8 +396,8 @@ class Rehearsal:
         return self._spec
 
     @property
-    def encrypt(self) -> Encryption:
-        """What goes over TLS."""
+    def encrypt(self) -> Encryption | Literal[""]:
+        """What goes over TLS; "" for all."""
         return self._encrypt
 
     @property

@@ -14,7 +14,7 @@ from typing import Any
 from pslite.coordinator import Coordinator, Settings
 from pslite.job.job_status import PlanReport, Reply, Status
 from pslite.launch.local_tasks import LocalTasks, Resize
-from pslite.launch.task_environment import encryption_of, job_encryption
+from pslite.launch.task_environment import encryption_of
 from pslite.net.authentication import TOKEN_BYTES
 
 __all__ = ["LocalResult", "Resize", "pace", "run_local"]
@@ -135,8 +135,7 @@ def run_local(
             say=note,
             settings=settings or _SETTINGS,
             host="127.0.0.1",
-            encrypt=job_encryption(os.environ if environ is None else environ),
-            encryption_demanded=bool(encryption_of(os.environ if environ is None else environ)),
+            encrypt=encryption_of(os.environ if environ is None else environ),
         )
         try:
             status = coordinator.run()

@@ -25,7 +25,7 @@ FORGOTTEN = {
         "name", "token", "director", "settings", "say", "encrypt", "selector", "listener", "log", "wake_out",
         "wake_in", "follows", "severed", "urgent", "cutting", "ticked", "lenient_until", "lenient", "faults",
         "reconnected", "disk", "completing", "last_checkpoint_since",
-        "encryption_demanded", "then",
+        "then",
     },
     "connections": {"connections", "agents"},
     "said again, or written beside the state": {"squares", "step_record", "step_record_changed", "usage"},

@@ -90,9 +90,8 @@ class Job:
     say: Callable[[str], None]
     #: measures how much each member should do
     balance: LoadBalancer
-    encrypt: Encryption = "all"
-    #: whether the user has set that explicitly: a job that cannot encrypt all of it is refused
-    encryption_demanded: bool = False
+    #: what the user wants encrypted; "" for all of it that can be
+    encrypt: Encryption | Literal[""] = ""
     #: tasks that have a task agent, which reports how their processes end
     agents: Collection[str] = ()
     #: calls an action once the present state is written and the messages that follow from it are sent

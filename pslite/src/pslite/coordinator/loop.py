@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 from pslite.coordinator import (
     checkpoint_restore,
@@ -92,9 +93,8 @@ class Coordinator:
     listener
         listens already.
     encrypt
-        what goes over TLS.
-    encryption_demanded
-        whether the user has set that explicitly: an all-reduce job, whose gradients gloo cannot encrypt, is refused.
+        what the user wants to go over TLS; "" for all, but for the gradients of an all-reduce job, which gloo cannot
+        encrypt: such a job is refused if the user wants all.
     log
         where to write what must not be forgotten, and what a coordinator before this one has written: then its job is
         continued.  It is closed at the end, and deleted if the job has ended.
@@ -118,8 +118,7 @@ class Coordinator:
         host: str,
         settings: Settings | None = None,
         listener: socket.socket | None = None,
-        encrypt: Encryption = "all",
-        encryption_demanded: bool = False,
+        encrypt: Encryption | Literal[""] = "",
         log: CoordinatorLog | None = None,
         faults: FaultHook | None = None,
     ) -> None:
@@ -151,7 +150,6 @@ class Coordinator:
             say,
             balance,
             encrypt,
-            encryption_demanded,
             agents=self._agents.keys(),
             step_record=self._log.last_step_record(),
             then=self._log.then,
@@ -359,7 +357,7 @@ class Coordinator:
             task="coordinator",
             incarnation=self._job.state.incarnation,
             token=self._token,
-            encrypt=self._job.encrypt,
+            encrypt=self._job.encrypt or "all",
             verdict=self._verdict,
         )
 

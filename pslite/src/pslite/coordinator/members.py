@@ -78,7 +78,7 @@ def _adopt(state: JobState, spec: JobSpec) -> None:
 def _mismatch(job: Job, spec: JobSpec) -> str:
     """Return why a worker with that job specification cannot take part; empty if it can."""
     state = job.state
-    if spec.architecture == "allreduce" and job.encrypt == "all" and job.encryption_demanded:
+    if spec.architecture == "allreduce" and job.encrypt == "all":
         return (
             f"{VARIABLE} is all, which is not possible in an all-reduce job: torch (gloo) sends the gradients over "
             f"connections that are not encrypted; train with servers, or set {VARIABLE}=control"

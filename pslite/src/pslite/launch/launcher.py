@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
 import re
 import secrets
@@ -17,13 +16,14 @@ from pslite.coordinator.stall_detector import ProgressRule
 from pslite.errors import PsliteError, UsageError
 from pslite.job.environment_allow_list import remarks, user_environment
 from pslite.launch.coordinator_supervisor import LogLocation, Supervisor, locate_log
+from pslite.launch.daemon_http import is_loopback
 from pslite.launch.job_registration import Registration, register
 from pslite.launch.local_tasks import LocalTasks
 from pslite.launch.membership_from_daemon import DaemonClient, report_failure
 from pslite.launch.munge import munge_credential, registration_payload
 from pslite.launch.mxnet_launcher import OpenMembership, launched_listener
 from pslite.launch.slurm_batch_script import submission_options
-from pslite.launch.task_environment import balance_of, encryption_of, job_encryption, need, progress_deadline
+from pslite.launch.task_environment import balance_of, encryption_of, need, progress_deadline
 from pslite.net.authentication import TOKEN_BYTES, parse_token
 from pslite.net.message_framing import listen
 
@@ -66,6 +66,16 @@ def _settings(environ: Mapping[str, str]) -> Settings:
     return Settings(balance=balance_of(environ), progress=ProgressRule(progress_deadline(environ)))
 
 
+def _coordinator(
+    environ: Mapping[str, str], say: Callable[[str], None], *, job: str, token: str, host: str, settings: Settings
+) -> Callable[..., Coordinator]:
+    """Return what makes a job's coordinator for a `Supervisor`."""
+    return partial(
+        Coordinator, job=job, token=parse_token(token), say=say, settings=settings, host=host,
+        encrypt=encryption_of(environ),
+    )  # fmt: skip
+
+
 def launched(environ: Mapping[str, str], say: Callable[[str], None]) -> int:
     """Be the coordinator that the scheduler of MXNet's launcher is; returns the exit status.
 
@@ -75,16 +85,9 @@ def launched(environ: Mapping[str, str], say: Callable[[str], None]) -> int:
         a variable is absent or malformed.
 
     """
-    make = partial(
-        Coordinator,
-        job="dmlc",
-        token=parse_token(need(environ, "DL2_TOKEN")),
-        say=say,
-        settings=replace(_settings(environ), grace=_GRACE_SECONDS),
-        host=need(environ, "DMLC_PS_ROOT_URI"),
-        encrypt=job_encryption(environ),
-        encryption_demanded=bool(encryption_of(environ)),
-    )
+    settings = replace(_settings(environ), grace=_GRACE_SECONDS)
+    token, host = need(environ, "DL2_TOKEN"), need(environ, "DMLC_PS_ROOT_URI")
+    make = _coordinator(environ, say, job="dmlc", token=token, host=host, settings=settings)
     location, source = locate_log(environ), OpenMembership.of(environ)
     return Supervisor(make, listener=launched_listener(environ), location=location, say=say, source=source).run()
 
@@ -104,18 +107,11 @@ def standalone(tasks: Tasks, environ: Mapping[str, str], say: Callable[[str], No
         raise UsageError(
             f"DL2_TOKEN is not set: to continue the job whose log is in {location.folder}, set it to that job's token"
         )
-    make = partial(
-        Coordinator,
-        job="standalone",
-        token=parse_token(token) if token else secrets.token_bytes(TOKEN_BYTES),
-        say=say,
-        settings=replace(_settings(environ), grace=_GRACE_SECONDS, start=_START_SECONDS),
-        host="127.0.0.1",
-        encrypt=job_encryption(environ),
-        encryption_demanded=bool(encryption_of(environ)),
-    )
+    host, token = "127.0.0.1", token or secrets.token_hex(TOKEN_BYTES)
+    settings = replace(_settings(environ), grace=_GRACE_SECONDS, start=_START_SECONDS)
+    make = _coordinator(environ, say, job="standalone", token=token, host=host, settings=settings)
     local = tasks.local(environ, location.wanted)
-    return Supervisor(make, listener=_listen(location, "127.0.0.1"), location=location, say=say, tasks=local).run()
+    return Supervisor(make, listener=_listen(location, host), location=location, say=say, tasks=local).run()
 
 
 def _listen_as(host: str, location: LogLocation, say: Callable[[str], None]) -> socket.socket:
@@ -126,12 +122,12 @@ def _listen_as(host: str, location: LogLocation, say: Callable[[str], None]) -> 
         found = []
     for address in found:
         # /etc/hosts may give a loopback address for this host's name, which other hosts resolve to another address
-        if ipaddress.ip_address(address.partition("%")[0]).is_loopback and host not in (address, "localhost"):
+        if is_loopback(address) and host not in (address, "localhost"):
             continue
         with contextlib.suppress(OSError):
             listen(address).close()
             return _listen(location, address)
-    if found and all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in found):
+    if found and all(map(is_loopback, found)):
         say(
             f"{host} resolves to {found[0]} here, which other nodes cannot reach: members are accepted on all "
             "addresses of this host; if none come, correct /etc/hosts or set DL2_HOST"
@@ -202,16 +198,7 @@ def _coordinate(
             )
             own = tasks.local(environ, location.wanted)
             settings = replace(settings, grace=_GRACE_SECONDS, start=_START_SECONDS)
-        make = partial(
-            Coordinator,
-            job=registration.job,
-            token=parse_token(registration.token),
-            say=say,
-            settings=settings,
-            host=host,
-            encrypt=job_encryption(environ),
-            encryption_demanded=bool(encryption_of(environ)),
-        )
+        make = _coordinator(environ, say, job=registration.job, token=registration.token, host=host, settings=settings)
         source = DaemonClient(daemon, registration.job, registration.credential, say=say)
         return Supervisor(make, listener=listener, location=location, say=say, tasks=own, source=source).run()
 

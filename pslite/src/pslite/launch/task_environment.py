@@ -98,11 +98,6 @@ def encryption_of(environ: Mapping[str, str]) -> Literal["", "none", "control", 
     return cast("Literal['', 'none', 'control', 'all']", _one_of(environ, VARIABLE, get_args(Encryption)))
 
 
-def job_encryption(environ: Mapping[str, str]) -> Encryption:
-    """Return what a coordinator has its job encrypt: all unless DL2_ENCRYPT is set.  Raises as `encryption_of`."""
-    return encryption_of(environ) or "all"
-
-
 def balance_of(environ: Mapping[str, str]) -> Literal["speed", "even"]:
     """Return what DL2_BALANCE says: by speed unless it is set. Raises `UsageError` if it is neither speed nor even."""
     return cast("Literal['speed', 'even']", _one_of(environ, "DL2_BALANCE", ("speed", "even")) or "speed")
