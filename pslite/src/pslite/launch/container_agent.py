@@ -20,7 +20,6 @@ import subprocess
 import sys
 import time
 import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +29,7 @@ import msgspec
 import psutil
 
 from pslite.errors import UsageError
+from pslite.job.job_status import TERMINATED
 from pslite.launch.daemon_http import error_text, fetch
 from pslite.launch.job_registration import Registration, register
 from pslite.launch.resource_usage import family
@@ -44,7 +44,6 @@ _NODE_VARIABLES = ("CONTAINER_ID", "CUDA_VISIBLE_DEVICES", "HADOOP_", "LOCAL_DIR
 _RUN_OPTIONS = frozenset({"DL2_BALANCE", "DL2_QUIET", DURABILITY_VARIABLE, PROGRESS_VARIABLE, VARIABLE})
 _REPORT_SECONDS = 3.0
 _HTTP_SECONDS = 10.0
-_MAX_REPLY = 1 << 22
 #: how long the end of the job's own process is reported until the scheduler answers
 _FINAL_REPORT_SECONDS = 30.0
 #: how long processes that a task leaves behind have to end after SIGTERM, and how long SIGKILL is repeated
@@ -54,8 +53,6 @@ _TERMINATE_SECONDS, KILL_SECONDS = 2.0, 30.0
 _REFUSAL_STATUSES, REFUSED_SECONDS = frozenset({401, 403, 404, 409}), 900.0
 _POLL_SECONDS = 0.05
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-#: exit status of a coordinator's container that was ended from outside: not 0, which would end the job
-_ENDED_STATUS = 128 + signal.SIGTERM
 
 
 @dataclass(frozen=True)
@@ -200,10 +197,11 @@ class ContainerAgent:
                 ended, status = order.task.id, self._run(order.task)
                 self._refused_since = None
                 if self._place.role == "coordinator":
-                    return _ENDED_STATUS if self._ending else self._report_end(ended, status)
+                    return TERMINATED if self._ending else self._report_end(ended, status)
                 if self._restart:
                     ended, status, self._restart, self._coordinator = "", None, False, ""
-        return _ENDED_STATUS if self._place.role == "coordinator" else 0
+        # a coordinator's container that was ended from outside: 0 would end the job
+        return TERMINATED if self._place.role == "coordinator" else 0
 
     def _check_refusals(self) -> None:
         """Raise ``UsageError`` when the scheduler has refused all reports for long: the container has no use."""
@@ -349,12 +347,12 @@ class ContainerAgent:
             body["ending"] = True
         if self._coordinator:
             body["coordinator"] = self._coordinator
-        headers = {"Authorization": f"Bearer {place.credential}", "Content-Type": "application/json"}
         refused_since, self._refused_since = self._refused_since, None
         url = f"{place.daemon}/v1/jobs/{place.job}/containers"
-        request = urllib.request.Request(url, msgspec.json.encode(body), headers, method="POST")  # noqa: S310
         try:
-            order = msgspec.json.decode(fetch(request, _HTTP_SECONDS, _MAX_REPLY), type=_Order)
+            order = msgspec.json.decode(
+                fetch(url, body, credential=place.credential, timeout=_HTTP_SECONDS), type=_Order
+            )
         except urllib.error.HTTPError as error:
             self._refusal = f"{error_text(error)} (HTTP status {error.code})"
             self._say(f"the scheduler refused a report of {place.container}: {self._refusal}")

@@ -20,22 +20,27 @@ from pslite.errors import UsageError
 #: variable with the certificate of the daemon, or of the authority that signed it: path (PEM), or `certificate_text`
 CERTIFICATE_VARIABLE = "DL2_DAEMON_CERTIFICATE"
 _TEXT = "der:"
-#: maximum length of an answer that refuses a request, in bytes
-_MAX_ERROR = 65536
+#: maximum length of an answer, and of one that refuses a request, in bytes
+_MAX_ANSWER, _MAX_ERROR = 1 << 22, 65536
 #: maximum length of a reason, in characters
 _MAX_REASON = 300
 _PEM = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
-def fetch(request: urllib.request.Request, timeout: float, limit: int) -> bytes:
-    """Send a request, over TLS where the URL is https; return at most `limit` bytes of the answer.
+def fetch(url: str, body: object = None, *, credential: str = "", timeout: float = 10.0) -> bytes:
+    """Send a request to an http or https URL, with a body as JSON if there is one; return the answer.
 
     Raises `OSError` if there is no answer, or it is no HTTP; `urllib.error.HTTPError` where it refuses the request.
     """
+    request = urllib.request.Request(url, None if body is None else msgspec.json.encode(body))  # noqa: S310
+    if body is not None:
+        request.add_header("Content-Type", "application/json")
+    if credential:
+        request.add_header("Authorization", f"Bearer {credential}")
     context = tls_context(os.environ.get(CERTIFICATE_VARIABLE, "")) if request.type == "https" else None
     try:
         with urllib.request.urlopen(request, timeout=timeout, context=context) as answer:  # noqa: S310  (http or https)
-            found: bytes = answer.read(limit)
+            found: bytes = answer.read(_MAX_ANSWER)
             return found
     except HTTPException as error:
         raise OSError(f"the answer is no HTTP that can be read: {error!r}"[:_MAX_REASON]) from error

@@ -7,7 +7,6 @@ import socket
 import sys
 import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
@@ -20,8 +19,7 @@ from pslite.launch.daemon_address_file import DAEMON_VARIABLE, find_address
 from pslite.launch.daemon_http import check_private, error_text, fetch
 from pslite.launch.munge import munge_credential, registration_payload
 
-_SECONDS = 10.0
-_MAX_ANSWER = 1 << 16
+_CONNECT_SECONDS = 10.0
 
 
 class Link(NamedTuple):
@@ -89,7 +87,7 @@ def _connect(url: str) -> tuple[str, str]:
     parts = urllib.parse.urlsplit(url)
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
     try:
-        socket.create_connection((host, port), _SECONDS).close()
+        socket.create_connection((host, port), _CONNECT_SECONDS).close()
     except OSError as error:
         raise OSError(
             f"port {port} of {host} cannot be reached ({error.strerror or error}): the daemon must run and listen on "
@@ -100,7 +98,7 @@ def _connect(url: str) -> tuple[str, str]:
 
 def _ask_health(url: str) -> tuple[str, str]:
     try:
-        fetch(_request(f"{url}/v1/health"), _SECONDS, _MAX_ANSWER)
+        fetch(f"{url}/v1/health")
     except urllib.error.HTTPError as error:
         raise OSError(error_text(error)) from None
     except urllib.error.URLError as error:
@@ -112,9 +110,8 @@ def _ask_health(url: str) -> tuple[str, str]:
 
 
 def _authenticate(url: str, job: str, credential: str) -> tuple[str, str]:
-    body = msgspec.json.encode({"rm_id": job, "proof": credential})
     try:
-        answer = fetch(_request(f"{url}/v1/authenticate", body), _SECONDS, _MAX_ANSWER)
+        answer = fetch(f"{url}/v1/authenticate", {"rm_id": job, "proof": credential})
     except urllib.error.HTTPError as error:
         raise OSError(f"the daemon refused: {error_text(error)}") from None
     try:
@@ -122,8 +119,3 @@ def _authenticate(url: str, job: str, credential: str) -> tuple[str, str]:
     except msgspec.MsgspecError as error:
         raise OSError(f"the program at {url} is not this version of dl2d: {error}") from None
     return f"the daemon has verified that job {known.job} is of user {known.user}", url
-
-
-def _request(url: str, body: bytes | None = None) -> urllib.request.Request:
-    headers = {"Content-Type": "application/json"} if body else {}
-    return urllib.request.Request(url, data=body, headers=headers)  # noqa: S310  (http or https: it was checked)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -48,15 +47,10 @@ def register(
     begun = answered = time.monotonic()
     pause, told = 0.5, False
     while True:
-        request = urllib.request.Request(  # noqa: S310  (http or https: the caller has checked)
-            f"{daemon.rstrip('/')}/v1/register",
-            data=msgspec.json.encode(body()),
-            headers={"Content-Type": "application/json"},
-            method="POST",
-        )
-        busy = False
+        content, busy = body(), False
         try:
-            return msgspec.json.decode(fetch(request, 30, 1 << 20), type=Registration)
+            answer = fetch(f"{daemon.rstrip('/')}/v1/register", content, timeout=30)
+            return msgspec.json.decode(answer, type=Registration)
         except urllib.error.HTTPError as error:
             reason, busy = error_text(error), "Retry-After" in error.headers
             if error.code not in (429, 503):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import threading
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +17,6 @@ from pslite.launch.daemon_http import fetch
 
 #: as long as a daemon takes to be restarted on a busy machine, or its store to be upgraded
 _FINAL_SECONDS = 120.0
-_MAX_REPLY = 1 << 20
 #: in one heartbeat: members whose measurements are told, completed plans, and characters on how members ended; the next
 #: heartbeats tell the rest
 _MAX_MEASURED, _MAX_PLANS, _MAX_HOW = 500, 200, 1 << 19
@@ -47,7 +44,7 @@ class DaemonClient:
         if not daemon.startswith(("http://", "https://")):
             raise UsageError(f"DL2_DAEMON is {daemon!r}: it must be an http:// or https:// URL")
         self._url = f"{daemon.rstrip('/')}/v1/jobs/{job}/heartbeat"
-        self._headers = {"Authorization": f"Bearer {credential}", "Content-Type": "application/json"}
+        self._credential = credential
         self._say = say
         #: names the process that sends heartbeats, once started; with their number each is taken once
         self._sender, self._number = "", 0
@@ -123,11 +120,8 @@ class DaemonClient:
         body["plans"] = body["plans"][self._acknowledged_plans :][:_MAX_PLANS]
         body["members"] = [m for m in body["members"] if (m["task"], m["cause"]) not in self._acknowledged_left]
         told = self._measurements_to_tell(body["members"])
-        request = urllib.request.Request(  # noqa: S310  (the scheme was checked)
-            self._url, data=json.dumps(body).encode(), headers=self._headers, method="POST"
-        )
         try:
-            answer = msgspec.json.decode(fetch(request, 10, _MAX_REPLY), type=_HttpReply)
+            reply = msgspec.json.decode(fetch(self._url, body, credential=self._credential), type=_HttpReply)
         except urllib.error.HTTPError as error:
             self._tell_failure(f"the daemon answered {error.code} to a heartbeat")
             error.close()
@@ -140,7 +134,6 @@ class DaemonClient:
         if self._failing:
             self._failing = False
             self._say("the daemon answers again")
-        reply = Reply(members=frozenset(answer.members), stop=answer.stop, heartbeat_seconds=answer.heartbeat_seconds)
         with self._condition:
             self._acknowledged_plans += len(body["plans"])
             self._acknowledged_usage.update(told)
@@ -172,10 +165,10 @@ class DaemonClient:
         return told
 
 
-class _HttpReply(msgspec.Struct):
-    members: list[str]
-    stop: bool = False
-    heartbeat_seconds: float = 1.0
+class _HttpReply(Reply, frozen=True, kw_only=True):
+    """The daemon's answer, which always says who should be a member."""
+
+    members: frozenset[str]
 
 
 def report_failure(source: MembershipSource, reason: str) -> None:
