@@ -10,23 +10,21 @@ steps do not count.
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import subprocess
-import tempfile
 import time
+from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
-from harness import command_of, options_of, show
+from harness import by_turns, measured, options_of, show, write_figures
+from runtime_jobs import run_job
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
-from pslite.testing import run_local
 from pslite.torch import SGD, ElasticJob
 
 SKIPPED = 10
@@ -92,36 +90,29 @@ def train(name: str, steps: int, *, elastic: bool) -> dict[str, float]:
 
 def run_once(options: Any, name: str, way: str) -> dict[str, float]:
     """Return what the first worker, or the only process, has measured."""
-    with tempfile.TemporaryDirectory() as folder:
-        own = command_of(options, "torch" if way == "torch" else "elastic", models=[name], sizes=[way], out=folder)
-        environ = {**os.environ, "DL2_QUIET": "1"}
+
+    def start(command: list[str]) -> None:
         if way in ("torch", "alone"):
-            subprocess.run(own, env=environ, check=True)
+            subprocess.run(command, env={**os.environ, "DL2_QUIET": "1"}, check=True)
         else:
             workers, servers = map(int, way.split(","))
-            result = run_local(own, workers=workers, servers=servers, environ=environ)
-            if result.state != "finished":
-                raise SystemExit(result.log)
-        found: dict[str, float] = json.loads(min(Path(folder).iterdir()).read_text())
-        return found
+            run_job(command, workers=workers, servers=servers, timeout=240, settings={"balance": "even"})
+
+    found: dict[str, float] = measured(options, "torch" if way == "torch" else "elastic", start, models=[name])[1]
+    return found
 
 
 def main() -> None:
     options = options_of(
-        __doc__, models=["perceptron", "resnet50"], sizes=["1,1", "2,1", "2,2", "2,0"], steps=60, repeats=1,
-        out="",
-    )  # fmt: skip
+        __doc__, models=["perceptron", "resnet50"], sizes=["1,1", "2,1", "2,2", "2,0"], steps=60, repeats=1
+    )
     if options.role:
-        measured = train(options.models[0], options.steps, elastic=options.role == "elastic")
-        Path(options.out, os.environ.get("DL2_TASK", "alone")).write_text(json.dumps(measured))
+        write_figures(options, train(options.models[0], options.steps, elastic=options.role == "elastic"))
         return
     show(gpu=torch.cuda.get_device_name(), torch=torch.__version__)
     for name in options.models:
-        found: dict[str, list[dict[str, float]]] = {}
-        for _ in range(options.repeats):
-            for way in ("torch", "alone", *options.sizes):
-                found.setdefault(way, []).append(run_once(options, name, way))
-        for way, runs in found.items():
+        ways = ("torch", "alone", *options.sizes)
+        for way, runs in by_turns(ways, options.repeats, partial(run_once, options, name)).items():
             speed = statistics.median(run["steps_per_s"] for run in runs)
             show(model=name, way=way, steps_per_s=speed, ms=1e3 / speed, gpu_mb=runs[-1]["gpu_mb"])
 

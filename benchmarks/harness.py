@@ -1,21 +1,28 @@
-"""What the benchmarks share: their options, their results as lines of JSON, and the tensors of a well-known model."""
+"""What the benchmarks share: options, figures of processes that they start, results as lines of JSON, known tensors."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+import tempfile
+from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+W = TypeVar("W", bound=Hashable)
+F = TypeVar("F")
 
 
 def options_of(description: str | None, **defaults: Any) -> argparse.Namespace:
     """The options of the command line, by name with their defaults; a list takes several values, a tuple is a choice.
 
-    ``--role`` is set in processes that the benchmark starts itself (see ``command_of``).
+    ``--role`` and ``--out`` are set in processes that the benchmark starts itself (see ``command_of``, ``measured``).
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--role", default="", help=argparse.SUPPRESS)
+    for flag in ("--role", "--out"):
+        parser.add_argument(flag, default="", help=argparse.SUPPRESS)
     for name, default in defaults.items():
         flag = f"--{name.replace('_', '-')}"
         if isinstance(default, bool):
@@ -38,6 +45,27 @@ def command_of(options: argparse.Namespace, role: str, python: str = sys.executa
         if value is not False:
             words += [f"--{name.replace('_', '-')}", *([] if value is True else map(str, values))]
     return words
+
+
+def measured(options: argparse.Namespace, role: str, start: Callable[[list[str]], F], **changes: Any) -> tuple[F, Any]:
+    """What ``start`` returns for a command, and the figures of its first process that writes some."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = start(command_of(options, role, out=folder, **changes))
+        return result, json.loads(min(Path(folder).iterdir()).read_text())
+
+
+def write_figures(options: argparse.Namespace, figures: Any) -> None:
+    """Hand what a process has measured to the benchmark that has started it."""
+    Path(options.out, os.environ.get("DL2_TASK", str(os.getpid()))).write_text(json.dumps(figures))
+
+
+def by_turns(ways: Iterable[W], repeats: int, run: Callable[[W], F]) -> dict[W, list[F]]:
+    """What the ways give, each so many times, in turns."""
+    found: dict[W, list[F]] = {way: [] for way in ways}
+    for _ in range(repeats):
+        for way, figures in found.items():
+            figures.append(run(way))
+    return found
 
 
 def show(**values: Any) -> None:

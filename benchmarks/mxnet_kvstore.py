@@ -31,9 +31,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
-from harness import command_of, options_of, resnet50_shapes, show
+from harness import by_turns, command_of, options_of, resnet50_shapes, show
 
 ROOT = Path(__file__).resolve().parent.parent
 #: in the environment of all processes of one run, so that their CPU time can be found
@@ -143,7 +144,7 @@ def work(options: argparse.Namespace) -> None:
     sys.stdout.write(json.dumps(said) + "\n")
 
 
-def run(options: argparse.Namespace, way: str, tensors: str, workers: int, servers: int) -> dict[str, float]:
+def run(options: argparse.Namespace, tensors: str, workers: int, servers: int, way: str) -> dict[str, float]:
     """Run a job; return what its first worker has measured."""
     work_command = command_of(options, "worker", options.python, tensors=[tensors])
     environ = {
@@ -207,10 +208,7 @@ def main() -> None:
     for tensors, cell in itertools.product(options.tensors, options.cells):
         workers, servers = map(int, cell.split(","))
         alone = subprocess.check_output(command_of(options, "alone", options.python, tensors=[tensors]))
-        runs: dict[str, list[dict[str, float]]] = {way: [] for way in options.ways}
-        for _ in range(options.repeats):
-            for way in options.ways:
-                runs[way].append(run(options, way, tensors, workers, servers))
+        runs = by_turns(options.ways, options.repeats, partial(run, options, tensors, workers, servers))
         if len({round(one["weight"], 4) for many in runs.values() for one in many}) != 1:
             raise SystemExit(f"they do not compute the same: {runs}")
         base: dict[str, float] = {}

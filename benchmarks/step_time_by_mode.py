@@ -10,24 +10,22 @@ rounds but the first four steps of each.
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import subprocess
-import tempfile
 import time
-from itertools import pairwise
-from pathlib import Path
+from functools import partial
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
-from harness import command_of, options_of, show
+from harness import by_turns, measured, options_of, show, write_figures
+from runtime_jobs import run_job
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
-from pslite.testing import run_local
 from pslite.torch import SGD, ElasticJob
 
 SKIPPED = 4
@@ -80,38 +78,37 @@ def train_elastic(batch: int, steps: int, mode: Any, shards: int) -> list[float]
     return times
 
 
-def run_once(options: Any, way: str, shards: int) -> list[float]:
+def run_once(options: Any, way: tuple[str, int]) -> list[float]:
     """Return the seconds of each step of the first worker."""
-    with tempfile.TemporaryDirectory() as folder:
-        own = command_of(options, way, shards=[shards], out=folder)
-        environ = {**os.environ, "OMP_NUM_THREADS": "1", "DL2_QUIET": "1"}
-        if way == "ddp":
+    mode, shards = way
+    one_thread = {"OMP_NUM_THREADS": "1"}
+
+    def start(own: list[str]) -> None:
+        if mode == "ddp":
             launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={options.workers}"]
+            environ = {**os.environ, **one_thread}
             subprocess.run([own[0], *launch, *own[1:]], env=environ, check=True, stderr=subprocess.DEVNULL)
         else:
-            result = run_local(own, workers=options.workers, servers=1, environ=environ)
-            if result.state != "finished":
-                raise SystemExit(result.log)
-        times = json.loads(min(Path(folder).iterdir()).read_text())
+            settings = {"balance": "even"}
+            run_job(own, workers=options.workers, servers=1, timeout=240, settings=settings, environ=one_thread)
+
+    _, times = measured(options, mode, start, shards=[shards])
     return [after - before for before, after in pairwise(times)][SKIPPED:]
 
 
 def main() -> None:
-    options = options_of(__doc__, workers=2, batch=32, shards=[16, 8, 4, 2], steps=20, repeats=2, out="")
+    options = options_of(__doc__, workers=2, batch=32, shards=[16, 8, 4, 2], steps=20, repeats=2)
     if options.role:
         torch.set_num_threads(1)
         if options.role == "ddp":
             times = train_ddp(options.batch, options.steps)
         else:
             times = train_elastic(options.batch, options.steps, options.role, options.shards[0])
-        Path(options.out, str(os.getpid())).write_text(json.dumps(times))
+        write_figures(options, times)
         return
     ways = [("ddp", 1), ("fast", 16), *(("exact", shards) for shards in options.shards)]
-    seconds: dict[tuple[str, int], list[float]] = {way: [] for way in ways}
-    for _ in range(options.repeats):
-        for way in ways:
-            seconds[way] += run_once(options, *way)
-    medians = {way: statistics.median(found) * 1e3 for way, found in seconds.items()}
+    runs = by_turns(ways, options.repeats, partial(run_once, options))
+    medians = {way: statistics.median(chain(*found)) * 1e3 for way, found in runs.items()}
     for (way, shards), ms in medians.items():
         show(mode=way, shards=shards, ms=ms, beside_ddp=ms / medians["ddp", 1])
 

@@ -11,15 +11,13 @@ measured is how the work is divided; the gradient depends on the weights.  A ste
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import tempfile
 import time
-from pathlib import Path
+from functools import partial
 
 import numpy as np
-from harness import command_of, options_of, show
+from harness import measured, options_of, show, write_figures
 from runtime_jobs import describe, exchange, run_job, started
 
 from pslite.job.load_balancing import Rule
@@ -37,34 +35,30 @@ def work(options: argparse.Namespace) -> None:
         exchange(session, sums, seconds)
         times.append(time.monotonic())
     if os.environ["DL2_TASK"] == "worker-0":
-        Path(options.out).write_text(json.dumps(np.diff(times).tolist()))
+        write_figures(options, np.diff(times).tolist())
     session.finish()
 
 
 def main() -> None:
     """Measure, and print."""
     options = options_of(
-        __doc__, shard=0.02, slowdown=2.0, mb=1.0, steps=200, servers=1, mode=("exact", "fast"), repeats=2, out=""
+        __doc__, shard=0.02, slowdown=2.0, mb=1.0, steps=200, servers=1, mode=("exact", "fast"), repeats=2
     )
     if options.role:
         work(options)
         return
-    for _ in range(options.repeats):
-        for way in ("even", "speed"):
-            with tempfile.TemporaryDirectory() as folder:
-                out = f"{folder}/steps"
-                # as the default, but six times as quick to judge
-                rule = Rule(measure=5.0, steady=1.5, pause=10.0, worth=0.0)
-                result = run_job(
-                    command_of(options, "worker", out=out), workers=WORKERS, servers=options.servers,
-                    settings={"balance": way, "rule": rule}, timeout=900,
-                )  # fmt: skip
-                steps = json.loads(Path(out).read_text())
-            show(
-                way=way, step_ms=1e3 * statistics.median(steps[len(steps) // 2 :]),
-                divisions=[line for line in result.log if "become" in line or " move between" in line],
-                suspension_ms=max(result.suspensions_ms, default=0.0), digest=result.digest,
-            )  # fmt: skip
+    # as the default, but six times as quick to judge
+    rule = Rule(measure=5.0, steady=1.5, pause=10.0, worth=0.0)
+    for way in ("even", "speed") * options.repeats:
+        run = partial(
+            run_job, workers=WORKERS, servers=options.servers, settings={"balance": way, "rule": rule}, timeout=900
+        )
+        result, steps = measured(options, "worker", run)
+        show(
+            way=way, step_ms=1e3 * statistics.median(steps[len(steps) // 2 :]),
+            divisions=[line for line in result.log if "become" in line or " move between" in line],
+            suspension_ms=max(result.suspensions_ms, default=0.0), digest=result.digest,
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -14,16 +14,14 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import statistics
-import tempfile
 import time
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import psutil
-from harness import command_of, options_of, resnet50_shapes, show
+from harness import measured, options_of, resnet50_shapes, show, write_figures
 from runtime_jobs import describe, run_job
 
 from pslite.numeric.gradient_encoding import encoding_of
@@ -72,22 +70,17 @@ def work(options: argparse.Namespace) -> None:
         times.append((time.monotonic() - began) * 1e3)
     if session.is_chief:
         cpu = cpu_seconds(options.root) - cpu
-        figures = {"ms": statistics.median(times[WARM:]), "cpu_ms": cpu / options.steps * 1e3}
-        Path(options.out).write_text(json.dumps(figures), encoding="utf-8")
+        write_figures(options, {"ms": statistics.median(times[WARM:]), "cpu_ms": cpu / options.steps * 1e3})
     session.finish()
 
 
 def measure(options: argparse.Namespace, transport: str, workers: int, servers: int) -> dict[str, float]:
     """Run one job; return its figures."""
     way, encrypt = TRANSPORTS[transport]
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "figures")
-        run_job(
-            command_of(options, "worker", root=os.getpid(), out=out), workers=workers, servers=servers, timeout=300,
-            environ={"DL2_TRANSPORT": way, "DL2_ENCRYPT": encrypt},
-        )  # fmt: skip
-        figures: dict[str, float] = json.loads(out.read_text(encoding="utf-8"))
-        return figures
+    environ = {"DL2_TRANSPORT": way, "DL2_ENCRYPT": encrypt}
+    run = partial(run_job, workers=workers, servers=servers, timeout=300, environ=environ)
+    figures: dict[str, float] = measured(options, "worker", run, root=os.getpid())[1]
+    return figures
 
 
 def main() -> None:
@@ -95,7 +88,7 @@ def main() -> None:
     options = options_of(
         __doc__, models=["resnet50", "one"], transports=list(TRANSPORTS), sizes=["1,1", "2,1", "2,2"], steps=20,
         repeats=2, mode=("fast", "exact"), wire=("float32", "bfloat16", "float16"), durability=("none", "durable"),
-        compute=0.0, root=0, out="",
+        compute=0.0, root=0,
     )  # fmt: skip
     if options.role:
         work(options)
