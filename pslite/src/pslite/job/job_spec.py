@@ -13,6 +13,7 @@ import msgspec
 
 from pslite.errors import SpecError
 from pslite.job.learning_rates import Constant, Schedule
+from pslite.job.wire_record import WireRecord
 
 MAX_EPOCHS = 1_000_000
 MAX_SAMPLES = 2**40
@@ -45,7 +46,7 @@ def _one_of(name: str, value: str, accepted: tuple[str, ...]) -> None:
     _check(value in accepted, f"{name} is {value!r}: it must be {' or '.join(map(repr, accepted))}")
 
 
-class SGD(msgspec.Struct, frozen=True, tag="sgd", forbid_unknown_fields=True, kw_only=True):
+class SGD(WireRecord, tag="sgd", kw_only=True):
     """Stochastic gradient descent with momentum and weight decay, as torch.optim.SGD computes it (no dampening)."""
 
     lr: float
@@ -63,7 +64,7 @@ class SGD(msgspec.Struct, frozen=True, tag="sgd", forbid_unknown_fields=True, kw
         _check(not self.nesterov or self.momentum > 0, "SGD nesterov=True needs a momentum above 0")
 
 
-class Adam(msgspec.Struct, frozen=True, tag="adam", forbid_unknown_fields=True, kw_only=True):
+class Adam(WireRecord, tag="adam", kw_only=True):
     """Adam (Kingma and Ba 2015) as torch.optim.Adam computes it; `decoupled=True` gives AdamW's weight decay."""
 
     lr: float = 1e-3
@@ -79,7 +80,7 @@ class Adam(msgspec.Struct, frozen=True, tag="adam", forbid_unknown_fields=True, 
         _check_adaptive("Adam", self)
 
 
-class LAMB(msgspec.Struct, frozen=True, tag="lamb", forbid_unknown_fields=True, kw_only=True):
+class LAMB(WireRecord, tag="lamb", kw_only=True):
     """LAMB (You et al. 2020, algorithm 2): Adam with decoupled weight decay, each tensor's update scaled to the length
     of its weights; the lengths' bounds are not used (phi is the identity).
     """
@@ -103,11 +104,11 @@ def _check_adaptive(name: str, rule: Adam | LAMB) -> None:
     _number(f"{name} weight_decay", rule.weight_decay, 0.0, 1e6)
 
 
-class Mean(msgspec.Struct, frozen=True, tag="mean", forbid_unknown_fields=True):
+class Mean(WireRecord, tag="mean"):
     """Not a descent: the value moves by the mean change over all samples. For buffers such as BatchNorm's."""
 
 
-class Sum(msgspec.Struct, frozen=True, tag="sum", forbid_unknown_fields=True):
+class Sum(WireRecord, tag="sum"):
     """Not a descent: the value becomes the sum of what is pushed. For scripts that update their weights themselves."""
 
 
@@ -116,7 +117,7 @@ Descent = SGD | Adam | LAMB
 Optimizer = Descent | Mean | Sum
 
 
-class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Part(WireRecord):
     """One tensor inside a segment: its name and its shape."""
 
     name: str
@@ -128,7 +129,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return math.prod(self.shape)
 
 
-class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Segment(WireRecord):
     """Tensors of one type and one optimizer, laid end to end in one flat array."""
 
     dtype: Literal["float32", "float64"]
@@ -181,7 +182,7 @@ class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return max(1, (self.block_bytes or block_bytes) // (ITEM_BYTES[self.dtype] * unit)) * unit
 
 
-class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class JobSpec(WireRecord, kw_only=True):
     """All that fixes the result of a job, apart from its initial weights and the user's code.
 
     Raises

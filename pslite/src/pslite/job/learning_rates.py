@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-import msgspec
-
 from pslite.errors import SpecError
+from pslite.job.wire_record import WireRecord
 
 _MAX_VALUE = 2**40
 
@@ -21,7 +20,7 @@ def _part(name: str, value: float) -> None:
         raise SpecError(f"{name} is {value!r}: it must be a number from 0 to 1")
 
 
-class _Warmed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class _Warmed(WireRecord, kw_only=True):
     """The rate rises linearly from `warmup_begin` over the first `warmup` versions, or stays there (`warmup_flat`).
 
     What follows counts from the end of the warm-up, or with `counts_warmup` from version 0.
@@ -49,11 +48,11 @@ class _Warmed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return 1.0
 
 
-class Constant(_Warmed, frozen=True, tag="constant"):
+class Constant(_Warmed, tag="constant"):
     """Stays as it is."""
 
 
-class StepDecay(_Warmed, frozen=True, tag="step"):
+class StepDecay(_Warmed, tag="step"):
     """Is multiplied by `by` after every `every` versions (torch's StepLR, stepped once a version), down to `floor`."""
 
     every: int
@@ -70,7 +69,7 @@ class StepDecay(_Warmed, frozen=True, tag="step"):
         return max(self.floor, float(self.by ** (version // self.every)))
 
 
-class Milestones(_Warmed, frozen=True, tag="milestones"):
+class Milestones(_Warmed, tag="milestones"):
     """Is multiplied by `by` at each version in `at` (torch's MultiStepLR)."""
 
     at: tuple[int, ...]
@@ -86,7 +85,7 @@ class Milestones(_Warmed, frozen=True, tag="milestones"):
         return float(self.by ** sum(version >= place for place in self.at))
 
 
-class _Falling(_Warmed, frozen=True):
+class _Falling(_Warmed):
     """Falls to `floor` in `over` versions, and stays there.
 
     `begin` is where on its way it begins: 0, or 1 as MXNet counts updates.
@@ -111,14 +110,14 @@ class _Falling(_Warmed, frozen=True):
         raise NotImplementedError
 
 
-class Cosine(_Falling, frozen=True, tag="cosine"):
+class Cosine(_Falling, tag="cosine"):
     """Falls along half a cosine (Loshchilov and Hutter 2017)."""
 
     def _left(self, gone: float) -> float:
         return 0.5 * (1.0 + math.cos(math.pi * gone))
 
 
-class Polynomial(_Falling, frozen=True, tag="polynomial"):
+class Polynomial(_Falling, tag="polynomial"):
     """Falls as (1 - t / over) ** power; power 1 is linear."""
 
     power: float = 1.0

@@ -10,13 +10,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-import msgspec
+from pslite.job.wire_record import WireRecord
 
 #: so many steps are looked at in one report; a faster loop is judged by its last ones
 MAX_STEPS = 4096
 
 
-class GpuUsage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class GpuUsage(WireRecord, kw_only=True):
     """One device of a task; others may use it too."""
 
     name: str
@@ -26,7 +26,7 @@ class GpuUsage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     memory_total: int
 
 
-class Usage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Usage(WireRecord, kw_only=True):
     """What the processes of a task, with all their descendants, use."""
 
     #: the time to which `cpu_percent` applies: since the report before, or of the whole life of the task
@@ -43,7 +43,7 @@ class Usage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     gpus: tuple[GpuUsage, ...] = ()
 
 
-class StepTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class StepTimes(WireRecord, kw_only=True):
     """How long a worker's steps took since its report before, from the end of one to the end of the next."""
 
     steps: int
@@ -61,7 +61,7 @@ class StepTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         return cls(steps=len(ordered), mean_ms=1e3 * statistics.fmean(ordered), p95_ms=1e3 * p95)
 
 
-class ResizeSteps(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ResizeSteps(WireRecord, kw_only=True):
     """How long a worker's steps took around a resize, from the end of one to the end of the next."""
 
     plan: int
@@ -117,7 +117,7 @@ class StepTimer:
         return ResizeSteps(plan=plan, longest_ms=1e3 * max(since), median_ms=1e3 * statistics.median(before))
 
 
-class Throughput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Throughput(WireRecord, kw_only=True):
     """Work done: by a worker, logical shards computed; by a server, bytes of weights updated."""
 
     seconds: float

@@ -10,9 +10,10 @@ from pslite.job.blocks import Block
 from pslite.job.job_spec import JobSpec
 from pslite.job.reduction_tree import cover
 from pslite.job.shard_and_block_assignment import assign, consecutive_ranges, ranges
+from pslite.job.wire_record import WireRecord
 
 
-class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Member(WireRecord):
     """One process in a plan."""
 
     task: str
@@ -26,7 +27,7 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     machine: str = ""
 
 
-class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Plan(WireRecord, kw_only=True):
     """Who computes which shards and who owns which block, from the version on at which the plan takes effect."""
 
     number: int

@@ -7,10 +7,9 @@ import socket
 import time
 from collections.abc import Callable
 
-import msgspec
-
 from pslite.errors import Cancelled, Fenced
 from pslite.job.job_status import MembershipSource, Reply, Status
+from pslite.job.wire_record import WireRecord
 from pslite.net.message_framing import Channel, Inbox
 
 #: the shortest time between two statuses that are not urgent, in seconds
@@ -19,14 +18,14 @@ _CLOSE_SECONDS = 5.0
 MAX_BYTES = 64 << 20
 
 
-class Started(msgspec.Struct, frozen=True, tag=True):
+class Started(WireRecord, tag=True):
     """From the coordinator: the address and token at which members join."""
 
     address: str
     token: bytes
 
 
-class StatusMessage(msgspec.Struct, frozen=True, tag=True):
+class StatusMessage(WireRecord, tag=True):
     """From the coordinator, several times a second: it is alive, and the status of the job if the supervisor has tasks.
 
     `last` when the job is over, while members and the daemon have not yet taken that.
@@ -37,13 +36,13 @@ class StatusMessage(msgspec.Struct, frozen=True, tag=True):
     last: bool = False
 
 
-class Request(msgspec.Struct, frozen=True, tag=True):
+class Request(WireRecord, tag=True):
     """From the supervisor: what its membership source asks for."""
 
     reply: Reply
 
 
-class Terminate(msgspec.Struct, frozen=True, tag=True):
+class Terminate(WireRecord, tag=True):
     """From the supervisor: it has received that signal, so the job is to end."""
 
     number: int

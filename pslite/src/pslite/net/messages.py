@@ -12,20 +12,21 @@ from pslite.job.job_status import Cause
 from pslite.job.member_measurements import ResizeSteps, StepTimes, Throughput, Usage
 from pslite.job.membership_plan import Member, Plan
 from pslite.job.sample_assignment import SampleRange, Seen
+from pslite.job.wire_record import WireRecord
 
 PROTOCOL = 3
 MAX_HANDSHAKE_BYTES = 4096
 MAX_CONTROL_BYTES = 8 << 20
 
 
-class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True, kw_only=True):
+class Message(WireRecord, tag=True):
     """Base of all messages; the tag is the class name, or an earlier name of the class where one is given."""
 
 
 # --- handshake, on every connection -------------------------------------------------------------------------------
 
 
-class Hello(Message, frozen=True):
+class Hello(Message):
     """Client: who I am and what this connection is for."""
 
     protocol: int
@@ -38,7 +39,7 @@ class Hello(Message, frozen=True):
     encrypt: Literal["", "none", "control", "all"] = ""
 
 
-class Challenge(Message, frozen=True):
+class Challenge(Message):
     """Server: who I am; prove that you know the token."""
 
     job: str
@@ -49,19 +50,19 @@ class Challenge(Message, frozen=True):
     encrypt: Literal["none", "control", "all"] = "none"
 
 
-class Proof(Message, frozen=True):
+class Proof(Message):
     """Client: keyed hash over Hello and Challenge."""
 
     mac: bytes
 
 
-class Accepted(Message, frozen=True):
+class Accepted(Message):
     """Server: you are in, and here is my own proof."""
 
     mac: bytes
 
 
-class Refused(Message, frozen=True):
+class Refused(Message):
     """Server: the connection ends here, for this reason."""
 
     reason: str
@@ -73,7 +74,7 @@ Handshake = Hello | Challenge | Proof | Accepted | Refused
 # --- member -> coordinator ----------------------------------------------------------------------------------------
 
 
-class Join(Message, frozen=True):
+class Join(Message):
     """I am ready to become a member."""
 
     host: str
@@ -85,30 +86,30 @@ class Join(Message, frozen=True):
     spec: JobSpec | None = None
 
 
-class Rejoin(Message, frozen=True):
+class Rejoin(Message):
     """I have been here before, and my connection was lost: so many counted messages have I taken, in that term's."""
 
     taken: int
     term: int
 
 
-class Taken(Message, frozen=True):
+class Taken(Message):
     """Either side: so many counted messages of yours have I taken; forget them."""
 
     count: int
 
 
-class Describe(Message, frozen=True):
+class Describe(Message):
     """Worker that has joined without a job specification: the specification; later, one with segments added to it."""
 
     spec: JobSpec
 
 
-class AtBarrier(Message, frozen=True):
+class AtBarrier(Message):
     """Worker: I wait until all workers do."""
 
 
-class Beat(Message, frozen=True):
+class Beat(Message):
     """I am alive; workers add their progress since the last beat."""
 
     version: int = 0
@@ -122,13 +123,13 @@ class Beat(Message, frozen=True):
     resize: ResizeSteps | None = None
 
 
-class Ready(Message, frozen=True):
+class Ready(Message):
     """Everything that plan needs is open and allocated."""
 
     plan: int
 
 
-class Nack(Message, frozen=True):
+class Nack(Message):
     """I cannot take part in that plan; `about` names the member at fault, if it is another one."""
 
     plan: int
@@ -136,7 +137,7 @@ class Nack(Message, frozen=True):
     about: str = ""
 
 
-class Announced(Message, frozen=True, tag="Stamped"):
+class Announced(Message, tag="Stamped"):
     """Owner of block 0 (all-reduce: first worker): that plan takes effect at version `first`.
 
     `first` < 0: the job ends before it could.
@@ -146,20 +147,20 @@ class Announced(Message, frozen=True, tag="Stamped"):
     first: int
 
 
-class Pushed(Message, frozen=True):
+class Pushed(Message):
     """Worker: I was let to push under that plan after waiting so long; None if I have just joined."""
 
     plan: int
     suspension_ms: float | None
 
 
-class Drained(Message, frozen=True):
+class Drained(Message):
     """Worker: my last step before that plan is pushed; nothing is left to do for me."""
 
     plan: int
 
 
-class Moved(Message, frozen=True):
+class Moved(Message):
     """Server: all my blocks are where that plan wants them."""
 
     plan: int
@@ -167,32 +168,32 @@ class Moved(Message, frozen=True):
     move_ms: float
 
 
-class Reassigned(Message, frozen=True, tag="TakenOver"):
+class Reassigned(Message, tag="TakenOver"):
     """Server: from now on I take the nodes of that `Reassign` from anybody."""
 
     number: int
 
 
-class Copies(Message, frozen=True):
+class Copies(Message):
     """Server: which versions of the state I have of the blocks of that `Census`, as their owner or not."""
 
     number: int
     versions: dict[int, int]
 
 
-class Promoted(Message, frozen=True):
+class Promoted(Message):
     """Server: from now on blocks are owned as that `Promote` says."""
 
     number: int
 
 
-class Restored(Message, frozen=True):
+class Restored(Message):
     """Chief: the job goes on from a checkpoint of that version."""
 
     version: int
 
 
-class Saved(Message, frozen=True):
+class Saved(Message):
     """Server: those blocks, as of that version, are on disk in the file `name`."""
 
     version: int
@@ -201,14 +202,14 @@ class Saved(Message, frozen=True):
     blocks: tuple[int, ...]
 
 
-class NotSaved(Message, frozen=True):
+class NotSaved(Message):
     """Server: there will be no checkpoint of that version, for this reason."""
 
     version: int
     reason: str
 
 
-class Norm(Message, frozen=True):
+class Norm(Message):
     """Server: sums of squares in some blocks, in the step from that version: of the mean gradient, or for LAMB of the
     weights and of the update of each piece of a tensor (`pslite.numeric.norms.Squares`).
     """
@@ -218,7 +219,7 @@ class Norm(Message, frozen=True):
     of: Literal["gradient", "update"] = "gradient"
 
 
-class Publish(Message, frozen=True):
+class Publish(Message):
     """Worker of an all-reduce job: the others of that plan need this to reach me."""
 
     plan: int
@@ -226,14 +227,14 @@ class Publish(Message, frozen=True):
     value: bytes
 
 
-class Broken(Message, frozen=True):
+class Broken(Message):
     """Worker of an all-reduce job: the exchange with the others of that plan has failed, and they may not know why."""
 
     plan: int
     reason: str
 
 
-class Finished(Message, frozen=True):
+class Finished(Message):
     """Worker: I have the final weights."""
 
     version: int
@@ -242,7 +243,7 @@ class Finished(Message, frozen=True):
     chief: bool = False
 
 
-class AskSamples(Message, frozen=True):
+class AskSamples(Message):
     """Worker of an open job: assign me `count` samples of that data set; sent again if the answer does not come."""
 
     number: int
@@ -253,26 +254,26 @@ class AskSamples(Message, frozen=True):
     seen: Seen
 
 
-class Digests(Message, frozen=True):
+class Digests(Message):
     """Server, or worker of an all-reduce job: SHA-256 of the weights of each of my blocks."""
 
     blocks: dict[int, bytes]
 
 
-class Failed(Message, frozen=True):
+class Failed(Message):
     """Member: I cannot go on; the job fails with this reason."""
 
     reason: str
 
 
-class Severed(Message, frozen=True):
+class Severed(Message):
     """Member: my connection to that one broke and cannot be opened again, although it has not been reported gone."""
 
     task: str
     reason: str
 
 
-class Stacks(Message, frozen=True):
+class Stacks(Message):
     """What I do, as `DumpStacks` asks; the stacks of my threads are in my log."""
 
     #: whether a worker's script computes, and does not wait for others
@@ -283,11 +284,11 @@ class Stacks(Message, frozen=True):
     waits_for: tuple[str, ...] = ()
 
 
-class Leave(Message, frozen=True):
+class Leave(Message):
     """Member: my process ends in good order."""
 
 
-class AgentExit(Message, frozen=True):
+class AgentExit(Message):
     """dl2-run: the process of my task ended."""
 
     pid: int
@@ -302,7 +303,7 @@ class AgentExit(Message, frozen=True):
     output: str = ""
 
 
-class AgentUsage(Message, frozen=True):
+class AgentUsage(Message):
     """dl2-run: what the processes of my task use."""
 
     usage: Usage
@@ -311,7 +312,7 @@ class AgentUsage(Message, frozen=True):
 # --- coordinator -> member ----------------------------------------------------------------------------------------
 
 
-class Welcome(Message, frozen=True):
+class Welcome(Message):
     """You have joined. If `lasting`, a coordinator of a later term may take this one's place at the same address."""
 
     heartbeat_seconds: float
@@ -320,39 +321,39 @@ class Welcome(Message, frozen=True):
     term: int = 0
 
 
-class Resumed(Message, frozen=True):
+class Resumed(Message):
     """You are connected again; so many counted messages of yours have I taken."""
 
     taken: int
     term: int
 
 
-class Alive(Message, frozen=True):
+class Alive(Message):
     """The coordinator is alive."""
 
 
-class Seat(Message, frozen=True):
+class Seat(Message):
     """To a worker that has not said yet what it trains: its rank, and the number of workers, until the first plan."""
 
     rank: int
     workers: int
 
 
-class BarrierOpen(Message, frozen=True):
+class BarrierOpen(Message):
     """To a worker: all have come to the barrier."""
 
     #: whether others have trained meanwhile: the servers have newer weights
     missed_steps: bool = False
 
 
-class AssignSamples(Message, frozen=True):
+class AssignSamples(Message):
     """To a worker of an open job: the answer to its `AskSamples` of that number."""
 
     number: int
     samples: SampleRange
 
 
-class Prepare(Message, frozen=True):
+class Prepare(Message):
     """Open and allocate what plan needs, then answer Ready or Nack; nothing takes effect yet.
 
     `previous` is the last completed plan: its servers send a joining worker its first weights.  With `recover` the
@@ -369,14 +370,14 @@ class Prepare(Message, frozen=True):
     progress_seconds: float = 0.0
 
 
-class Abort(Message, frozen=True):
+class Abort(Message):
     """Forget that plan."""
 
     plan: int
     reason: str
 
 
-class Begin(Message, frozen=True):
+class Begin(Message):
     """To the chief: send the initial weights to the owners under that (first) plan.
 
     They are those of the checkpoint of that version, if the job goes back to one; -1: of whatever the job begins with.
@@ -386,25 +387,25 @@ class Begin(Message, frozen=True):
     checkpoint: int = -1
 
 
-class Commit(Message, frozen=True):
+class Commit(Message):
     """To the owner of block 0 (all-reduce: the first worker): let that plan take effect as soon as possible."""
 
     plan: int
 
 
-class Resume(Message, frozen=True):
+class Resume(Message):
     """To workers that stopped at the clock of that plan (comparison setting): go on."""
 
     plan: int
 
 
-class PlanDone(Message, frozen=True):
+class PlanDone(Message):
     """Everybody has moved to that plan: forget the one before."""
 
     plan: int
 
 
-class Reassign(Message, frozen=True, tag="TakeOver"):
+class Reassign(Message, tag="TakeOver"):
     """Workers are gone or away, and others do their part: by plan, the tree nodes that anybody of the plan may push (to
     a server), or that you push from now on beside your own (to a worker).  All others are pushed by their own workers.
     """
@@ -416,7 +417,7 @@ class Reassign(Message, frozen=True, tag="TakeOver"):
     away: tuple[str, ...] = ()
 
 
-class Census(Message, frozen=True):
+class Census(Message):
     """To a server: those servers are gone; take nothing more from them, and say what you have of those blocks.
 
     What is said stays so until a `Promote` comes: no step is applied to these blocks.
@@ -427,7 +428,7 @@ class Census(Message, frozen=True):
     blocks: tuple[int, ...]
 
 
-class Promote(Message, frozen=True):
+class Promote(Message):
     """Servers are gone, and under every plan that is prepared others own their blocks."""
 
     number: int
@@ -450,27 +451,27 @@ class Promote(Message, frozen=True):
         return {block: owner for owner, blocks in self.owned for block in blocks}
 
 
-class Clip(Message, frozen=True):
+class Clip(Message):
     """To a server: what gradients are multiplied by in the step from that version."""
 
     version: int
     factor: float
 
 
-class Trust(Message, frozen=True):
+class Trust(Message):
     """To a server: what LAMB multiplies the updates of tensors by in the step from that version, by their numbers."""
 
     version: int
     factors: dict[int, float]
 
 
-class DigestRequest(Message, frozen=True):
+class DigestRequest(Message):
     """To a server: the last version is reached, send the digests of your blocks."""
 
     version: int
 
 
-class Published(Message, frozen=True):
+class Published(Message):
     """To a worker of an all-reduce job: what another one has published."""
 
     plan: int
@@ -478,17 +479,17 @@ class Published(Message, frozen=True):
     value: bytes
 
 
-class Complete(Message, frozen=True):
+class Complete(Message):
     """To a worker of a job that is not open: all have the last version, its digest is known; `chief` writes files."""
 
     chief: str
 
 
-class DumpStacks(Message, frozen=True):
+class DumpStacks(Message):
     """The job makes no progress: write the stacks of your threads to your log, and answer `Stacks`."""
 
 
-class Exit(Message, frozen=True):
+class Exit(Message):
     """You are no longer needed: end with status 0.
 
     With a version, only once you have it and would begin another step; -1: at once.
@@ -498,13 +499,13 @@ class Exit(Message, frozen=True):
     version: int = -1
 
 
-class RollBack(Message, frozen=True):
+class RollBack(Message):
     """The job goes back to its newest checkpoint: end what you do, and join again as a new member."""
 
     reason: str
 
 
-class JobEnded(Message, frozen=True):
+class JobEnded(Message):
     """The job failed: end with status 1 and print the reason."""
 
     reason: str
@@ -512,7 +513,7 @@ class JobEnded(Message, frozen=True):
     cancelled: bool = False
 
 
-class Noted(Message, frozen=True):
+class Noted(Message):
     """To a task agent: its report has arrived."""
 
 

@@ -28,6 +28,7 @@ from safetensors.numpy import save
 from pslite.errors import CheckpointError
 from pslite.job.blocks import Block, cut
 from pslite.job.job_spec import JobSpec, differences
+from pslite.job.wire_record import WireRecord
 from pslite.net.messages import NotSaved, Saved
 from pslite.numeric.optimizers import slots
 
@@ -45,14 +46,14 @@ _MAY_DIFFER: Final = {
 }  # fmt: skip
 
 
-class SavedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SavedFile(WireRecord):
     """A file of blocks: its SHA-256, hexadecimal, and the numbers of the blocks in it."""
 
     sha256: str
     blocks: tuple[int, ...]
 
 
-class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Record(WireRecord, kw_only=True):
     """What a checkpoint is of."""
 
     format: int
