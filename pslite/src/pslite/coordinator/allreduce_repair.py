@@ -6,10 +6,10 @@ import time
 
 from pslite.coordinator import members, plans
 from pslite.coordinator.coordinator_context import Job
-from pslite.coordinator.job_state import Incident, MemberState, PendingPlan
+from pslite.coordinator.job_state import MemberState, PendingPlan
 from pslite.job.membership_plan import Plan
 from pslite.net.messages import Broken
-from pslite.rate_limit import RateLimit
+from pslite.rate_limit import Incident, RateLimit
 
 #: a group that breaks so often at one version, although no member is dead, fails the job
 _MAX_BREAKS = RateLimit(5, 3600.0)
@@ -65,9 +65,8 @@ def check(job: Job, now: float) -> None:
         return
     if now - since < 1.5 * job.settings.verdict or any(member.lost for member in state.present()):
         return
-    state.breaks = [each for each in state.breaks if now - each.at < _MAX_BREAKS.seconds]
-    state.breaks.append(Incident(now, state.version))
-    if _MAX_BREAKS.reached([each.at for each in state.breaks if each.version == state.version], now):
+    state.breaks = [*_MAX_BREAKS.recent(state.breaks, now), Incident(now, state.version)]
+    if _MAX_BREAKS.reached(state.breaks, state.version):
         job.fail(f"workers cannot reach each other: {why}")
     else:
         _make_group(job, why, "no worker is known to have died: the workers connect again")

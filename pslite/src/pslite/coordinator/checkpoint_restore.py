@@ -6,12 +6,12 @@ import time
 from pathlib import Path
 
 from pslite.coordinator.coordinator_context import Job, StepRecord
-from pslite.coordinator.job_state import ROLES, Incident, JobState, MemberState
+from pslite.coordinator.job_state import ROLES, JobState, MemberState
 from pslite.coordinator.status_report import current_epoch
 from pslite.errors import CheckpointError
 from pslite.job.job_status import Result
 from pslite.net.messages import Exit, NotSaved, Restored, RollBack, Saved
-from pslite.rate_limit import RateLimit
+from pslite.rate_limit import Incident, RateLimit
 from pslite.storage.checkpoint_files import SavedFile, complete, drop_part, drop_unfinished
 
 #: how long a finished job waits for its last checkpoint, in seconds
@@ -118,8 +118,8 @@ def go_back(job: Job, reason: str) -> None:
     if state.spec is not None and state.spec.open and any(member.chief for member in state.members.values()):
         _end_without_digest(job, reason)
         return
-    state.rollbacks = [each for each in state.rollbacks if now - each.at < MAX_ROLLBACKS.seconds]
-    objection = _objection(state, now)
+    state.rollbacks = MAX_ROLLBACKS.recent(state.rollbacks, now)
+    objection = _objection(state)
     if objection:
         job.fail(f"{reason}{objection}")
         return
@@ -157,15 +157,14 @@ def _end_without_digest(job: Job, reason: str) -> None:
     job.urgent = True
 
 
-def _objection(state: JobState, now: float) -> str:
+def _objection(state: JobState) -> str:
     """Return why the job cannot go back, to be said after what has happened; empty if it can."""
     assert state.spec is not None
     if state.spec.on_loss == "fail":
         return ": state is lost, and on_loss is 'fail'"
     if any(member.chief for member in state.members.values()):
         return ", after the script of the first worker had ended"
-    version = max(0, state.checkpoint)
-    if MAX_ROLLBACKS.reached([each.at for each in state.rollbacks if each.version == version], now):
+    if MAX_ROLLBACKS.reached(state.rollbacks, max(0, state.checkpoint)):
         return (
             f"; the job has gone back {MAX_ROLLBACKS.count} times within {MAX_ROLLBACKS.seconds / 3600:g} h without a "
             "newer checkpoint: give it checkpoints (checkpoint=...) or replicas (durability='durable')"

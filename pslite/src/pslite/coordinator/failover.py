@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pslite.coordinator import allreduce_repair, checkpoint_restore, job_completion, plans, sample_requests
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.failure_detector import examine
-from pslite.coordinator.job_state import Incident, MemberState, ServerFailover
+from pslite.coordinator.job_state import MemberState, ServerFailover
 from pslite.coordinator.status_report import how_it_ended
 from pslite.coordinator.work_reassignment import lose_worker, stop_waiting_for
 from pslite.job.membership_plan import Plan, holders_of
@@ -29,7 +29,7 @@ from pslite.net.messages import (
     Promoted,
     Severed,
 )
-from pslite.rate_limit import RateLimit
+from pslite.rate_limit import Incident, RateLimit
 
 #: losses of workers at one version: at so many the script is the likely cause, and the job fails
 MAX_LOSSES = RateLimit(3, 3600.0)
@@ -127,10 +127,10 @@ def count_loss(losses: Sequence[Incident], loss: Incident, heard: float, window:
     `window` seconds.  On another host it means that nothing was heard of the worker after the other loss was known, so
     that the work it took over cannot be the cause.
     """
-    counted = [each for each in losses if loss.at - each.at < MAX_LOSSES.seconds]
+    counted = MAX_LOSSES.recent(losses, loss.at)
     if not any((each.host == loss.host and loss.at - each.at <= window) or heard < each.at for each in counted):
         counted.append(loss)
-    return counted, MAX_LOSSES.reached([each.at for each in counted if each.version == loss.version], loss.at)
+    return counted, MAX_LOSSES.reached(counted, loss.version)
 
 
 def failed(job: Job, member: MemberState, message: Failed) -> None:
@@ -188,7 +188,7 @@ def process_ended(job: Job, task: str, message: AgentExit) -> None:
         if job.settings.start is None and message.signal in _SIGNALS_FROM_OUTSIDE:
             # The script is probably not the cause, and the resource manager starts another process. What kills several
             # at one time, such as preemption, counts as one loss, whatever their hosts, which are not known.
-            loss = Incident(time.monotonic(), state.version, "")
+            loss = Incident(time.monotonic(), state.version)
             state.losses, too_many = count_loss(state.losses, loss, loss.at, job.settings.lease + job.settings.verdict)
             if not too_many:
                 return

@@ -15,7 +15,7 @@ def add(job: Job, _member: MemberState, message: Norm) -> None:
     assert state.spec is not None
     squares = job.squares.setdefault(step, {})
     squares.update(message.squares)
-    servers = {m.task for plan in state.plans_in_force() for m in plan.servers}
+    servers = state.servers_in_force()
     known = job.step_record.factors.get(message.of)
     if known is not None and known.version == message.version:
         # who asks has replaced a server that died before it was told; other blocks have done the step

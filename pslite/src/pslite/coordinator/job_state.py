@@ -15,6 +15,7 @@ from pslite.job.member_measurements import StepTimes
 from pslite.job.membership_plan import Member, Plan
 from pslite.net.messages import AgentExit, Exit, Moved
 from pslite.net.reliable_channel import ReliableChannel
+from pslite.rate_limit import Incident
 from pslite.storage.checkpoint_files import SavedFile
 
 Role = Literal["worker", "ps"]
@@ -79,10 +80,7 @@ class MemberState:
 
     def plan_entry(self) -> Member:
         """Return what a plan says about it."""
-        return Member(
-            task=self.task, incarnation=self.incarnation, host=self.host, pid=self.pid,
-            address=self.address, local=self.local, machine=self.machine,
-        )  # fmt: skip
+        return msgspec.convert(self, Member, from_attributes=True)
 
     def dismiss(self, reason: str) -> None:
         """End a member that is in no plan."""
@@ -114,17 +112,6 @@ class MemberState:
     def title(self) -> str:
         """Its name in messages to the user."""
         return f"{self.task} on {self.host} (pid {self.pid})"
-
-
-class Incident(msgspec.Struct, frozen=True):
-    """Something that ends the job if it happens too often: a loss, a return to a checkpoint, a broken group."""
-
-    #: monotonic, in seconds
-    at: float
-    #: version of the job; of a return, version of the checkpoint
-    version: int
-    #: of a loss: host of the workers that died
-    host: str = ""
 
 
 @dataclass(eq=False)

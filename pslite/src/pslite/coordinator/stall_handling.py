@@ -14,9 +14,9 @@ from typing import NamedTuple
 from pslite.coordinator import checkpoint_restore
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.failover import lose
-from pslite.coordinator.job_state import Incident, JobState, MemberState
+from pslite.coordinator.job_state import JobState, MemberState
 from pslite.net.messages import DumpStacks, Stacks
-from pslite.rate_limit import RateLimit
+from pslite.rate_limit import Incident, RateLimit
 
 #: deadlines that passed: at so many the job fails; before that, members that hold it up are restarted
 MAX_STALLS = RateLimit(2, 86400.0)
@@ -92,9 +92,8 @@ def _act(job: Job, now: float, limit: float) -> None:
         "; ".join(f"{state.members[each.task].title} {each.how}" for each in found) or "no member says why"
     )
     job.watch.rest(now)
-    state.stalls = [each for each in state.stalls if now - each.at < MAX_STALLS.seconds]
-    state.stalls.append(Incident(now, state.version))
-    if MAX_STALLS.reached([each.at for each in state.stalls], now):
+    state.stalls = [*MAX_STALLS.recent(state.stalls, now), Incident(now, state.version)]
+    if len(state.stalls) >= MAX_STALLS.count:
         for each in found:
             state.members[each.task].hung = f"{reason}: it {each.how}"
         job.fail(f"{text}; this happened before within {MAX_STALLS.seconds / 3600:g} h")

@@ -64,11 +64,6 @@ class LogWriter:
         """Whether another coordinator could continue the job."""
         return self._log is not None
 
-    @property
-    def busy(self) -> bool:
-        """Whether something is being written."""
-        return self._disk.busy
-
     def last_state(self) -> JobState | None:
         """Return the state that a coordinator before this one has written; None if there was none."""
         if self._log is None or self._log.state is None:

@@ -205,5 +205,4 @@ def holders_of(plan: Plan | None, block: int) -> frozenset[str]:
     """Return the servers that have a whole copy of a block once a plan is done: its owner and its backup."""
     if plan is None or not plan.has(block):
         return frozenset()
-    backup = plan.backup(block)
-    return frozenset((plan.owner(block).task,)) | (frozenset() if backup is None else frozenset((backup.task,)))
+    return frozenset(member.task for member in (plan.owner(block), plan.backup(block)) if member is not None)

@@ -41,7 +41,7 @@ from pslite.launch.supervisor_channel import (
     Terminate,
 )
 from pslite.net.message_framing import Channel, Inbox
-from pslite.rate_limit import RateLimit
+from pslite.rate_limit import Incident, RateLimit
 from pslite.storage.coordinator_log import CoordinatorLog, read_state
 
 #: environment variable with the folder of the log, and its value for no log
@@ -151,7 +151,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Run the job to its end; return the exit status."""
-        deaths: list[float] = []
+        deaths: list[Incident] = []
         try:
             with handled(self._on_signal):
                 if self._location.temporary:
@@ -161,9 +161,9 @@ class Supervisor:
                     if code >= 0:
                         return code
                     now = self._clock()
-                    deaths = [*_MAX_DEATHS.recent(deaths, now), now]
+                    deaths = [*_MAX_DEATHS.recent(deaths, now), Incident(now)]
                     name = signal.Signals(-code).name
-                    too_often = _MAX_DEATHS.reached(deaths, now)
+                    too_often = len(deaths) >= _MAX_DEATHS.count
                     if self._signals or self._folder is None or too_often:
                         often = f", {len(deaths)} times within {_MAX_DEATHS.seconds / 3600:g} h" if too_often else ""
                         self._say(f"the coordinator was killed by {name}{often}")
