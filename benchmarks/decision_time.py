@@ -28,7 +28,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from dl2d.core.cluster import Node, Snapshot, Task, TaskState
-from dl2d.core.jobs import Allocation, Architecture, Consistency, Job, JobKey, JobRequest, JobState, Launch, Owner
+from dl2d.core.jobs import Allocation, Architecture, Consistency, Job, JobKey, JobState
 from dl2d.core.measured_losses import MAX_LOSSES, LossPoint, MeasuredLoss
 from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.packing import Packing
@@ -39,6 +39,7 @@ from dl2d.plugins import POLICIES, available, load_policy
 from dl2d.policies.lookahead import Lookahead
 from dl2d.policies.optimus import Optimus
 from dl2d.simulation.speeds.speed_models import PsSync
+from dl2d.testing.builders import make_job, make_request
 from dl2d.tick.place.place import place
 from dl2d.tick.policy_call import gc_paused
 
@@ -68,30 +69,16 @@ def snapshot(jobs: int, room: str) -> Snapshot:
     """A full queue and an empty cluster."""
     amount, most = ROOM[room]
     shapes = [
-        JobRequest(
-            name="j",
-            model=model,
-            epochs=1 + number,
-            samples_per_epoch=1000,
-            steps_per_epoch=None,
-            batch=1,
-            worker=Resources.of(cpu=2, gpu=gpu),
-            ps=Resources.of(cpu=2),
-            max_workers=most,
-            max_ps=most,
+        make_request(
+            model=model, epochs=1 + number, batch=1, worker=Resources.of(cpu=2, gpu=gpu), ps=Resources.of(cpu=2),
+            max_workers=most, max_ps=most,
         )
         for number, model in enumerate(MODELS)
         for gpu in (1, 2)
-    ]
-    owner, launch = Owner("u", 1, 1), Launch((), "")
+    ]  # fmt: skip
+    ready = make_job(state=JobState.READY)
     queue = tuple(
-        Job(
-            key=JobKey("c", str(number), number),
-            request=shapes[number % len(shapes)],
-            owner=owner,
-            launch=launch,
-            state=JobState.READY,
-        )
+        replace(ready, key=JobKey("c", str(number), number), request=shapes[number % len(shapes)])
         for number in range(jobs)
     )
     capacity = Resources.of(cpu=amount, gpu=amount)

@@ -16,6 +16,7 @@ import math
 import random
 import statistics
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -23,7 +24,7 @@ from harness import options_of, show
 
 from dl2d.core.cluster import Node
 from dl2d.core.credentials import Credentials
-from dl2d.core.jobs import Architecture, Job, JobKey, JobRequest, JobState, Launch, Owner, Progress
+from dl2d.core.jobs import Architecture, Job, JobKey, JobState, Progress
 from dl2d.core.resource_manager import Claim, RmJob, RmJobState, RmListing, Yields
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange
@@ -31,6 +32,7 @@ from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
 from dl2d.simulation.in_memory_manager import MemoryManager
 from dl2d.simulation.in_memory_store import MemoryStore
+from dl2d.testing.builders import OWNER, make_job
 from dl2d.tick.task_specs import TaskSpecs
 from dl2d.tick.tick import tick
 from dl2d.tick.tick_context import Context, Deciders, GuardRules, Timeouts
@@ -43,7 +45,6 @@ SIZES: Mapping[int, float] = {1: 0.45, 2: 0.15, 4: 0.2, 8: 0.15, 16: 0.05}
 #: Speed with w workers is w to this power.
 SCALING = 0.9
 WORKER = Resources.of(cpu=4, gpu=1)
-OWNER = Owner("ann", 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,18 +166,15 @@ def run(works: list[Work], nodes: int, yields: Yields | None, slot_seconds: floa
             if work.rigid or yields is None:
                 manager.waiting.append(work)
                 continue
-            request = JobRequest(
-                name="job", model="other", epochs=1.0, samples_per_epoch=1.0, steps_per_epoch=None, batch=1,
-                worker=WORKER, ps=Resources(), min_ps=0, max_ps=0, max_workers=16, architecture=Architecture.ALLREDUCE,
+            job = make_job(
+                work.number, cluster="lab", submitted=int(work.at), state=JobState.READY, model="other", epochs=1.0,
+                samples_per_epoch=1.0, batch=1, worker=WORKER, ps=Resources(), min_ps=0, max_ps=0, max_workers=16,
+                architecture=Architecture.ALLREDUCE,
             )  # fmt: skip
-            key = JobKey("lab", str(work.number), int(work.at))
-            job = Job(
-                key=key, request=request, owner=OWNER, launch=Launch(("x",), "/"), state=JobState.READY,
-                anchor=f"a{work.number}", address="here", progress=Progress(at=manager.now),
-            )  # fmt: skip
+            job = replace(job, anchor=f"a{work.number}", address="here", progress=Progress(at=manager.now))
             store.add_job(job)
             manager.anchors[job.anchor] = job
-            left[key] = work.seconds * work.gpus**SCALING
+            left[job.key] = work.seconds * work.gpus**SCALING
         manager.schedule()
         for _ in range(3 if yields is not None else 0):
             for key in left:
@@ -188,10 +186,7 @@ def run(works: list[Work], nodes: int, yields: Yields | None, slot_seconds: floa
             manager.schedule()
             if not report.plan.starts and not report.plan.stops:
                 break
-        held: dict[JobKey, int] = {}
-        for task in store.tasks(live=True):
-            held[task.job] = held.get(task.job, 0) + 1
-        for key, workers in held.items():
+        for key, workers in Counter(task.job for task in store.tasks(live=True)).items():
             store.change_job(key, JobChange(state=JobState.RUNNING), manager.now)
             left[key] -= STEP * workers**SCALING
             if left[key] <= 0:
@@ -199,7 +194,7 @@ def run(works: list[Work], nodes: int, yields: Yields | None, slot_seconds: floa
                 done[int(key.id)] = manager.now + STEP - over
                 store.change_job(key, JobChange(state=JobState.FINISHED), manager.now)
                 del manager.anchors[f"a{key.id}"]
-                tasks = [task for task in store.tasks(live=True) if task.job == key]
+                tasks = store.tasks(live=True, job=key)
                 manager.forget(task.handle for task in tasks)
                 store.forget_tasks(tasks)
     for number, start in manager.started.items():

@@ -51,7 +51,7 @@ from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Decision
 from dl2d.core.jobs import Job
 from dl2d.core.packing import Packing
-from dl2d.core.policy import Evidence, Policy
+from dl2d.core.policy import Policy
 from dl2d.core.resources import Resources
 from dl2d.placement.dl2_paper import Dl2Paper
 from dl2d.placement.load_balance import LoadBalance
@@ -146,18 +146,7 @@ class After:
         self._then = policy
         self._slot = slot
         self._clock = clock
-
-    @property
-    def name(self) -> str:
-        return self._then.name
-
-    @property
-    def version(self) -> str:
-        return self._then.version
-
-    @property
-    def needs(self) -> frozenset[Evidence]:
-        return self._then.needs
+        self.name, self.version, self.needs = policy.name, policy.version, policy.needs
 
     def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
         self._clock.slot = round(snapshot.at / SLOT)
@@ -213,16 +202,14 @@ def run(made: Stream, policy: Policy, scenario: str, seed: int) -> Replayed:
     """The stream under a policy, to its end."""
     made.clock.slot = 0
     kept = scenario == "resize-costs"
-    realism = Realism(
-        speed_noise=0.05 if scenario == "noise" else 0.0, wrong_labels=0.1 if scenario == "wrong-labels" else 0.0
-    )
-    if kept:
-        realism = replace(
-            realism,
-            start_seconds=REALISTIC.start_seconds,
-            join_seconds=REALISTIC.join_seconds,
+    realism = {
+        "noise": Realism(speed_noise=0.05),
+        "wrong-labels": Realism(wrong_labels=0.1),
+        "resize-costs": Realism(
+            start_seconds=REALISTIC.start_seconds, join_seconds=REALISTIC.join_seconds,
             move_seconds_per_mb=REALISTIC.move_seconds_per_mb,
-        )
+        ),
+    }.get(scenario, Realism())  # fmt: skip
     return replay(
         made.workload,
         After(policy, HISTORY, made.clock),

@@ -10,10 +10,10 @@ runs the slot; a decision is then the size of one job. Seconds are those of this
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from harness import options_of, show
@@ -27,20 +27,11 @@ MIXES = ("random", "void-heavy", "sizes")
 WORKLOADS = 20
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """What is to be done."""
-
-    mix: str
-    clusters: int
-    jobs: int
-    nodes: int
-    seconds: float
-    seed: int
+SEED = 0
 
 
-def library(load: Load) -> Library:
-    given = {"jobs": str(load.jobs), "nodes": str(load.nodes), "node": "cpu:8,gpu:8", "cap": "3"}
+def library(options: argparse.Namespace) -> Library:
+    given = {"jobs": str(options.jobs), "nodes": str(options.nodes), "node": "cpu:8,gpu:8", "cap": "3"}
     return Library.of([generate("dl2", given, np.random.default_rng(seed)) for seed in range(WORKLOADS)])
 
 
@@ -48,36 +39,35 @@ def library(load: Load) -> Library:
 Act = Callable[[], tuple[int, int]]
 
 
-def decide(load: Load) -> Callable[[], Act]:
+def decide(known: Library, count: int, void: float) -> Callable[[], Act]:
     """One action at a time: draws actions, outside of what is timed, and makes the step of them."""
-    env = VectorClusterEnv(library(load), load.clusters)
-    _, info = env.reset(seed=load.seed)
-    draw = np.random.default_rng(load.seed)
-    void = 0.5 if load.mix == "void-heavy" else 0.0
+    env = VectorClusterEnv(known, count)
+    _, info = env.reset(seed=SEED)
+    draw = np.random.default_rng(SEED)
 
     def prepare() -> Act:
         masks = info["action_mask"]
         actions = (draw.random(masks.shape, dtype=np.float32) * masks).argmax(axis=1)
         if void:
-            actions[draw.random(load.clusters) < void] = masks.shape[1] - 1
+            actions[draw.random(count) < void] = masks.shape[1] - 1
 
         def act() -> tuple[int, int]:
             nonlocal info
             _, _, terminated, truncated, info = env.step(actions)
             # The step after an end decides nothing.
-            return load.clusters - int((terminated | truncated).sum()), int(info["slot_ended"].sum())
+            return count - int((terminated | truncated).sum()), int(info["slot_ended"].sum())
 
         return act
 
     return prepare
 
 
-def size(load: Load) -> Callable[[], Act]:
+def size(known: Library, count: int) -> Callable[[], Act]:
     """All sizes of a slot at once: draws sizes, outside of what is timed, and fills and ends the slot with them."""
-    clusters = Clusters(library(load), load.clusters)
-    everywhere = np.arange(load.clusters)
-    clusters.reset(everywhere, generators=[np.random.default_rng([load.seed, number]) for number in everywhere])
-    draw = np.random.default_rng(load.seed)
+    clusters = Clusters(known, count)
+    everywhere = np.arange(count)
+    clusters.reset(everywhere, generators=[np.random.default_rng([SEED, number]) for number in everywhere])
+    draw = np.random.default_rng(SEED)
 
     def prepare() -> Act:
         targets = draw.integers(1, 17, (*clusters.present.shape, 2))
@@ -89,21 +79,22 @@ def size(load: Load) -> Callable[[], Act]:
             over = np.flatnonzero(clusters.over)
             if len(over):
                 clusters.reset(over)
-            return decisions, load.clusters
+            return decisions, count
 
         return act
 
     return prepare
 
 
-def measure(load: Load) -> None:
+def measure(options: argparse.Namespace, mix: str, clusters: int) -> None:
     """Act for some seconds, after a quarter of them to get warm, and print the figures."""
-    prepare = size(load) if load.mix == "sizes" else decide(load)
+    known = library(options)
+    prepare = size(known, clusters) if mix == "sizes" else decide(known, clusters, 0.5 if mix == "void-heavy" else 0.0)
     begin, warm = time.perf_counter(), False
     decisions = slots = 0
     spent = 0.0
-    while (elapsed := time.perf_counter() - begin) < 1.25 * load.seconds:
-        if not warm and elapsed > 0.25 * load.seconds:
+    while (elapsed := time.perf_counter() - begin) < 1.25 * options.seconds:
+        if not warm and elapsed > 0.25 * options.seconds:
             warm, decisions, slots, spent = True, 0, 0, 0.0
         act = prepare()
         started = time.process_time()
@@ -111,15 +102,13 @@ def measure(load: Load) -> None:
         spent += time.process_time() - started
         decisions += decided
         slots += ended
-    show(
-        mix=load.mix, clusters=load.clusters, decisions_per_s=round(decisions / spent), slots_per_s=round(slots / spent)
-    )
+    show(mix=mix, clusters=clusters, decisions_per_s=round(decisions / spent), slots_per_s=round(slots / spent))
 
 
 def main() -> None:
     options = options_of(__doc__, clusters=[1, 50, 200, 800], jobs=60, nodes=96, seconds=2.0, mixes=list(MIXES))
     for mix, clusters in itertools.product(options.mixes, options.clusters):
-        measure(Load(mix, clusters, options.jobs, options.nodes, options.seconds, seed=0))
+        measure(options, mix, clusters)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -33,19 +33,14 @@ import structlog
 from harness import options_of, show
 
 from dl2d.core.cluster import TaskState
-from dl2d.core.credentials import Credentials
-from dl2d.core.jobs import Job, JobKey, JobRequest, JobState, Launch, Owner, Progress, Role
+from dl2d.core.jobs import JobKey, JobState, Launch, Owner, Progress, Role
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, TaskChange
 from dl2d.core.tick_plan import Start
-from dl2d.placement.load_balance import LoadBalance
-from dl2d.policies.drf import Drf
-from dl2d.policies.fifo import Fifo
 from dl2d.store import schema
 from dl2d.store.sql_store import SqlStore
-from dl2d.tick.task_specs import TaskSpecs
+from dl2d.testing.builders import make_job
 from dl2d.tick.tick import tick
-from dl2d.tick.tick_context import Context, Deciders, GuardRules, Timeouts
 from dl2d.tick.tick_state import TickState
 from dl2d_slurm.manager import SlurmManager
 from dl2d_slurm.queue_listing import JOB_FIELDS, NODE_FIELDS, format_option
@@ -53,7 +48,7 @@ from dl2d_slurm.settings import SlurmSettings
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from slurm_cluster import SlurmCluster
-from slurm_fakes import Clock, job_row, node_row
+from slurm_fakes import Clock, context_of, job_row, node_row
 
 BUDGET_SECONDS = 2.0
 POLL_SECONDS = 15.0
@@ -88,12 +83,7 @@ class Ticks:
         #: Nodes that the last tick saw.
         self.nodes = 0
         self._state = TickState()
-        self._context = Context(
-            cluster=cluster, manager=manager, store=store, deciders=Deciders(Drf(), Fifo(), LoadBalance()),
-            task_specs=TaskSpecs("http://127.0.0.1:1", Credentials(b"k" * 32)), guard_rules=GuardRules(),
-            timeouts=Timeouts(), slot_seconds=slot_seconds, seed=0, starts_anchors=False, grace_seconds=1.0,
-            timer=timer,
-        )  # fmt: skip
+        self._context = replace(context_of(manager, store, timer), cluster=cluster, slot_seconds=slot_seconds)
 
     def run(self, at: float) -> Cost:
         """Run a tick at a time, after the coordinators of all jobs have called."""
@@ -142,11 +132,8 @@ def summary(costs: Iterable[Cost]) -> dict[str, dict[str, list[float]]]:
 
 def add_job(store: SqlStore, key: JobKey, tasks: int, owner: Owner, launch: Launch) -> None:
     """Add a running elastic job that can have so many tasks."""
-    request = JobRequest(
-        name="job", model="resnet-50", epochs=90, samples_per_epoch=1_281_167, steps_per_epoch=None, batch=256,
-        worker=DEMAND, ps=DEMAND, max_workers=tasks // 2, max_ps=tasks // 2,
-    )  # fmt: skip
-    store.add_job(Job(key=key, request=request, owner=owner, launch=launch, anchor=key.id))
+    job = make_job(worker=DEMAND, ps=DEMAND, max_workers=tasks // 2, max_ps=tasks // 2)
+    store.add_job(replace(job, key=key, owner=owner, launch=launch, anchor=key.id))
     store.change_job(key, JobChange(state=JobState.RUNNING, address="127.0.0.1:1"), 1.0)
 
 

@@ -10,36 +10,18 @@ is asked without parallel workers. The elapsed time is the least, too; other pro
 from __future__ import annotations
 
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from harness import options_of, show
 from sqlalchemy import Connection, text
+from store_tick import empty_store
 
 from dl2d.store.database import Database, Place
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from filled_store import cookbook, fill, on_day
-from migrated import sqlite_store
-from postgres_server import PostgresServer
-
-
-@contextmanager
-def empty_store(database: str) -> Iterator[str]:
-    """URL of a new store."""
-    if database == "sqlite":
-        with tempfile.TemporaryDirectory() as folder:
-            yield sqlite_store(Path(folder) / "dl2d.sqlite")
-        return
-    server = PostgresServer()
-    server.start()
-    try:
-        yield server.emptied()
-    finally:
-        server.stop()
 
 
 def cpu_clock(connection: Connection) -> Callable[[], float]:

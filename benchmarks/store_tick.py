@@ -15,8 +15,8 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,6 +30,9 @@ from dl2d.core.store import Slot, TaskChange
 from dl2d.core.tick_plan import Outcome, Plan, Start, Stop
 from dl2d.store import schema
 from dl2d.store.sql_store import SqlStore
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from postgres_server import PostgresMissing, PostgresServer
 
 T = TypeVar("T")
 _WORKER, _PS = Resources.of(cpu=2, gpu=1, memory=8192), Resources.of(cpu=2, memory=4096)
@@ -131,9 +134,24 @@ def _slot(number: int, at: float, jobs: tuple[Job, ...], tasks: tuple, swapped: 
     )
 
 
+@contextmanager
+def empty_store(database: str, *, fsync: bool = False) -> Iterator[str]:
+    """URL of a new store in SQLite, or in a private PostgreSQL."""
+    with ExitStack() as stack:
+        if database == "sqlite":
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dl2d-bench-"))
+            url = f"sqlite:///{folder}/store.sqlite"
+        else:
+            server = PostgresServer(fsync=fsync)
+            stack.callback(server.stop)
+            server.start()
+            url = stack.enter_context(server.database())
+        schema.upgrade(url)
+        yield url
+
+
 def measure(name: str, url: str, jobs: int, ticks: int) -> None:
     """Run the ticks on one database."""
-    schema.upgrade(url)
     bench = Bench(url, jobs)
     with closing(bench.store):
         before = bench.store.size()
@@ -152,24 +170,15 @@ def main() -> None:
     """Measure each database that there is."""
     options = options_of(__doc__, jobs=1000, ticks=30, url="")
     if options.url:
+        schema.upgrade(options.url)
         measure("given", options.url, options.jobs, options.ticks)
         return
-    with tempfile.TemporaryDirectory(prefix="dl2d-bench-") as folder:
-        measure("sqlite", f"sqlite:///{folder}/store.sqlite", options.jobs, options.ticks)
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-    from postgres_server import PostgresMissing, PostgresServer  # noqa: PLC0415 (tests are not installed)
-
-    try:
-        server = PostgresServer(fsync=True)
-    except PostgresMissing as missing:
-        print(f"PostgreSQL was not measured: {missing}", file=sys.stderr)
-        return
-    server.start()
-    try:
-        with server.database() as url:
-            measure("postgresql", url, options.jobs, options.ticks)
-    finally:
-        server.stop()
+    for database in ("sqlite", "postgresql"):
+        try:
+            with empty_store(database, fsync=True) as url:
+                measure(database, url, options.jobs, options.ticks)
+        except PostgresMissing as missing:
+            print(f"PostgreSQL was not measured: {missing}", file=sys.stderr)
 
 
 if __name__ == "__main__":
