@@ -40,7 +40,8 @@ class PromptCoordinator:
             }
         )
         reception = receive(job, tasks, beat, at)
-        self._store.add_runtime_plans(key, reception.plans)
+        if reception.plans:
+            self._store.add_runtime_plans(key, reception.plans)
         self._store.change_tasks(reception.tasks, at)
         self._store.report_progress(key, reception.progress)
         if reception.job is not None:

@@ -8,10 +8,11 @@ from tick.world import World
 
 @pytest.fixture
 def build() -> Iterator:
+    """Makes worlds on the simulator's store; one whose test reads back what has ended or was decided has a ``url``."""
     worlds = []
 
     def make(**options: object) -> World:
-        worlds.append(World(**options))  # type: ignore[arg-type]
+        worlds.append(World(**{"url": "", **options}))  # type: ignore[arg-type]
         return worlds[-1]
 
     yield make

@@ -28,7 +28,7 @@ HOUR = 3600
 
 @pytest.fixture(params=[Mode.OBSERVE, Mode.SHADOW])
 def world(build, request: pytest.FixtureRequest) -> World:
-    return build(mode=request.param)
+    return build(mode=request.param, url="sqlite://")
 
 
 def a_static(*places: str, workers: int = 3, ps: int = 0, started: float = 0.0, hours: float = 24) -> StaticJob:
@@ -207,7 +207,7 @@ def test_elastic_jobs_go_on_as_they_are(world: World) -> None:
 
 
 def test_in_live_mode_they_are_what_others_hold(build) -> None:
-    world = build(cluster_nodes=make_nodes(1, cpu=9, gpu=4), mode=Mode.OBSERVE)
+    world = build(cluster_nodes=make_nodes(1, cpu=9, gpu=4), mode=Mode.OBSERVE, url="sqlite://")
     key = seen(world, "7", R.RUNNING, a_static("n1", "n1", workers=2))
     world.tick()
     world.mode = Mode.LIVE
@@ -228,7 +228,7 @@ def test_in_live_mode_they_are_what_others_hold(build) -> None:
 
 
 def test_shadow_decides_for_them_as_if_they_were_elastic(build) -> None:
-    world = build(mode=Mode.SHADOW, policy=Fifo())
+    world = build(mode=Mode.SHADOW, policy=Fifo(), url="sqlite://")
     key = seen(world, "7", R.RUNNING, a_static("n1", "n1", "n2"))
     waiting = seen(world, "8", R.PENDING, a_static(workers=6))
     world.tick()
@@ -384,7 +384,7 @@ WRITES = ("add_job", "ask_tasks", "change_tasks", "change_job", "report_progress
 
 def test_a_tick_that_is_interrupted_at_any_write_loses_and_doubles_nothing(build) -> None:
     def run(fails_at: int, after: bool) -> tuple[bool, list[tuple[Any, ...]], list[tuple[Any, ...]]]:
-        world = build(mode=Mode.OBSERVE)
+        world = build(mode=Mode.OBSERVE, url="sqlite://")
         seen(world, "1", R.PENDING, a_static(workers=2))
         seen(world, "2", R.RUNNING, a_static("n1", "n2", workers=2, started=world.now))
         world.tick()

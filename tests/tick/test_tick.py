@@ -254,7 +254,7 @@ def test_waiting_tasks_that_the_manager_loses_again_and_again_delay_the_next_and
 
 def test_the_reason_of_what_ended_with_an_error_has_the_place_of_its_output(build) -> None:
     """As of a task on whose node there is no dl2-run, so that nobody reports its last lines."""
-    world = build(timeouts=Timeouts(start_failures=1), output="{cwd}/dl2-{id}/{name}.out")
+    world = build(timeouts=Timeouts(start_failures=1), output="{cwd}/dl2-{id}/{name}.out", url="sqlite://")
     job, other = world.submit(max_workers=1, max_ps=1), world.submit(max_workers=1, max_ps=1)
     world.tick()
     world.beat()
@@ -361,7 +361,7 @@ def test_an_anchor_that_ends_takes_its_tasks_along(world: World) -> None:
 
 def test_how_tasks_and_anchors_ended_that_are_not_listed_any_more_is_asked_of_the_resource_manager(build) -> None:
     """As after a time in which the daemon was away, and the resource manager has forgotten what ended meanwhile."""
-    world = build()
+    world = build(url="sqlite://")
     key = world.ready()
     world.settle()
     (worker, *_) = (task for task in world.store.tasks(live=True) if task.role is Role.WORKER)
@@ -879,7 +879,7 @@ def test_equal_worlds_have_equal_histories(build) -> None:
     """A tick depends on what it is given alone: no clock of its own, nothing hidden."""
 
     def history() -> bytes:
-        world = build()
+        world = build(url="sqlite://")
         first = world.submit(max_workers=8, max_ps=8)
         world.settle()
         world.submit(worker=Resources.of(cpu=3), max_workers=5)
@@ -894,7 +894,7 @@ def test_equal_worlds_have_equal_histories(build) -> None:
 
 def test_a_policy_that_measures_learns_from_what_coordinators_say(build) -> None:
     """Optimus samples a new kind at several sizes, a slot each, and then runs it at the best: two workers, one PS."""
-    world = build(policy=Optimus(), slot_seconds=10.0)
+    world = build(policy=Optimus(), slot_seconds=10.0, url="sqlite://")
     job = world.submit()
     sizes = set()
     for _ in range(40):

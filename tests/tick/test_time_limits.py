@@ -46,7 +46,7 @@ def run(world: World, key: JobKey, seconds: float, *, task_limit: float) -> list
     ("max_workers", "nodes", "least"), [(1, 4, 1), (4, 4, 4), (4, 2, 1)], ids=["one", "room for all", "no room"]
 )
 def test_tasks_are_replaced_before_their_time_limit_ends_them(build, max_workers: int, nodes: int, least: int) -> None:
-    world = build(cluster_nodes=make_nodes(nodes))
+    world = build(cluster_nodes=make_nodes(nodes), url="sqlite://")
     key = world.ready(max_workers=max_workers, max_ps=1)
     limit(world, 100_000, of=is_anchor)
     had = run(world, key, 7200, task_limit=1800)
@@ -57,7 +57,7 @@ def test_tasks_are_replaced_before_their_time_limit_ends_them(build, max_workers
 
 
 def test_tasks_that_end_with_their_anchor_are_not_replaced(build) -> None:
-    world = build()
+    world = build(url="sqlite://")
     key = world.ready()
     limit(world, 1000, of=is_anchor)
     run(world, key, 980, task_limit=990)
@@ -77,7 +77,7 @@ def test_a_clock_that_differs_from_the_resource_managers_replaces_no_task_too_ea
             )
             return replace(listing, at=world.now, jobs=tuple(jobs))
 
-    world = build()
+    world = build(url="sqlite://")
     world.manager = Slow(world.cluster_nodes, lambda: world.now - ahead)
     world.coordinator = PromptCoordinator(world.store, world.manager)
     key = world.ready(max_workers=1, max_ps=1)
@@ -89,7 +89,7 @@ def test_a_clock_that_differs_from_the_resource_managers_replaces_no_task_too_ea
 
 
 def test_a_task_whose_time_is_short_is_not_replaced_all_the_time(build) -> None:
-    world = build()
+    world = build(url="sqlite://")
     key = world.ready(max_workers=1, max_ps=1)
     limit(world, 100_000, of=is_anchor)
     run(world, key, 1200, task_limit=240)

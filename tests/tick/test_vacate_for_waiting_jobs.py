@@ -25,7 +25,7 @@ from dl2d.tick.vacate_for_waiting_jobs import claim_nodes
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    world = World()
+    world = World(url="")
     yield world
     world.close()
 

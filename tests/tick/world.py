@@ -23,7 +23,7 @@ from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.store.sql_store import SqlStore
-from dl2d.testing import PromptCoordinator, ScriptedManager
+from dl2d.testing import MemoryStore, PromptCoordinator, ScriptedManager
 from dl2d.testing.builders import make_job, make_nodes
 from dl2d.tick.record import Report
 from dl2d.tick.task_specs import TaskSpecs
@@ -58,6 +58,7 @@ class World:
     rules: GuardRules = field(default_factory=GuardRules)
     timeouts: Timeouts = field(default_factory=Timeouts)
     slot_seconds: float = 300.0
+    #: Without one, ticks run on the simulator's store, which is several times as fast and forgets what has ended.
     url: str = "sqlite://"
     mode: Mode = Mode.LIVE
     idle_seconds: float = 300.0
@@ -74,7 +75,7 @@ class World:
         file = Path(self.url.removeprefix("sqlite:///"))
         if self.url.startswith("sqlite:///") and not file.exists():
             sqlite_store(file)
-        self.store = SqlStore(self.url, progress_seconds=0)
+        self.store = SqlStore(self.url, progress_seconds=0) if self.url else MemoryStore()
         self.coordinator = PromptCoordinator(self.store, self.manager)
         self.state = TickState()
         self.number = 0
@@ -87,7 +88,8 @@ class World:
         self.asked_states: list[str] = []
 
     def close(self) -> None:
-        self.store.close()
+        if self.url:
+            self.store.close()
 
     def submit(self, **changes: object) -> JobKey:
         self.number += 1

@@ -78,7 +78,7 @@ def test_nothing_moves_where_it_would_not_help() -> None:
 
 
 def test_a_job_whose_tasks_are_large_gets_in_among_small_ones() -> None:
-    world = World(cluster_nodes=make_nodes(4, cpu=8, gpu=2))
+    world = World(cluster_nodes=make_nodes(4, cpu=8, gpu=2), url="")
     try:
         small = world.submit(worker=Resources.of(cpu=2), ps=Resources.of(cpu=1), max_workers=10, max_ps=10)
         world.settle()
@@ -99,7 +99,7 @@ def test_a_job_whose_tasks_are_large_gets_in_among_small_ones() -> None:
     )
 )
 def test_what_is_decided_is_reached_or_said_to_wait(shapes) -> None:
-    world = World(cluster_nodes=make_nodes(3, cpu=8, gpu=2))
+    world = World(cluster_nodes=make_nodes(3, cpu=8, gpu=2), url="")
     try:
         keys = []
         for cpu, gpu, ps, most in shapes:
