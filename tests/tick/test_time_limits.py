@@ -28,11 +28,11 @@ def is_anchor(tag: str) -> bool:
     return tag.endswith("anchor")
 
 
-def run(world: World, key: JobKey, seconds: float, *, task_limit: float) -> list[Allocation]:
+def run(world: World, key: JobKey, seconds: float, *, task_limit: float, every: float = 60.0) -> list[Allocation]:
     """Ticks in which tasks end at their limits; what the job had confirmed after each."""
     had = []
-    for _ in range(int(seconds / 20)):
-        world.tick(20.0)
+    for _ in range(int(seconds / every)):
+        world.tick(every)
         limit(world, task_limit, of=lambda tag: not is_anchor(tag))
         for job in world.manager.live():
             if job.time_limit_at and job.time_limit_at <= world.now:
@@ -92,5 +92,5 @@ def test_a_task_whose_time_is_short_is_not_replaced_all_the_time(build) -> None:
     world = build(url="sqlite://")
     key = world.ready(max_workers=1, max_ps=1)
     limit(world, 100_000, of=is_anchor)
-    run(world, key, 1200, task_limit=240)
+    run(world, key, 1200, task_limit=240, every=20.0)
     assert len(world.store.tasks(live=False, job=key)) <= 2 * 8
