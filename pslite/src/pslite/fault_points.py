@@ -7,6 +7,7 @@ raised there, or end connections.  Where it returns True, the step that the poin
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
@@ -90,24 +91,15 @@ class FaultHook(Protocol):
         """Act at a point that a task has reached; returns whether to leave out the step that follows."""
 
 
+@dataclass(eq=False, slots=True)
 class FaultPoints:
-    """The fault points of one task.
+    """The fault points of one task."""
 
-    Parameters
-    ----------
-    hook
-        is called at each; None: nothing happens.
-    task
-        whose points they are.
-
-    """
-
-    __slots__ = ("_hook", "_task")
-
-    def __init__(self, hook: FaultHook | None, task: str) -> None:
-        self._hook = hook
-        self._task = task
+    #: is called at each; None: nothing happens
+    hook: FaultHook | None
+    #: whose points they are
+    task: str
 
     def reached(self, point: FaultPoint, *about: Any) -> bool:
         """Call the hook; returns whether the step that follows is to be left out."""
-        return self._hook is not None and self._hook(point, self._task, *about)
+        return self.hook is not None and self.hook(point, self.task, *about)

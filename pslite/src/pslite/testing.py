@@ -108,6 +108,7 @@ def run_local(
 
     """
     log: list[str] = []
+    environ = os.environ if environ is None else environ
 
     def note(text: str) -> None:
         log.append(text)
@@ -123,7 +124,7 @@ def run_local(
             workers=workers,
             servers=servers,
             schedule=schedule,
-            environ={**(os.environ if environ is None else environ), _PACE: str(gate)},
+            environ={**environ, _PACE: str(gate)},
             deadline=time.monotonic() + timeout,
             gate=gate,
             hook=on_status,
@@ -135,7 +136,7 @@ def run_local(
             say=note,
             settings=settings or _SETTINGS,
             host="127.0.0.1",
-            encrypt=encryption_of(os.environ if environ is None else environ),
+            encrypt=encryption_of(environ),
         )
         try:
             status = coordinator.run()

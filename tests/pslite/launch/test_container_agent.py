@@ -282,7 +282,7 @@ def test_a_scheduler_that_is_busy_for_long_ends_no_container(scheduler: Schedule
 
 def test_what_cannot_be_killed_does_not_keep_the_container(scheduler: Scheduler) -> None:
     process = scheduler.start(
-        changes="container_agent.KILL_SECONDS = 0.2; container_agent._kill = lambda processes: None"
+        changes="container_agent.KILL_SECONDS = 0.2; container_agent.kill = lambda processes: None"
     )
     scheduler.give(
         "worker-1", f"setsid sh -c \"trap '' TERM; {FOREVER}\" & while [ ! -e started ]; do sleep 0.05; done"
@@ -410,7 +410,7 @@ def test_a_bad_environment_is_told(changed: dict[str, str], said: str) -> None:
 def test_a_coordinators_container_does_not_say_that_it_is_ended(scheduler: Scheduler) -> None:
     """The scheduler would take it for the end of the job, while its next container goes on with it."""
     scheduler.give("anchor", FOREVER)
-    process = scheduler.start("coordinator-0", changes="container_agent._kill = lambda processes: None")
+    process = scheduler.start("coordinator-0", changes="container_agent.kill = lambda processes: None")
     wait_until((scheduler.cwd / "started").exists)
     process.terminate()
     so_far = len(scheduler.reports)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 
 def printable(text: str, *, keep: str = "") -> str:
     """Return the text with every character that a terminal would act on, or not show, as its escape.
@@ -19,3 +21,9 @@ def printable(text: str, *, keep: str = "") -> str:
 def indented(text: str) -> str:
     """Return the text escaped, with lines after the first indented, so that none of them looks like a line of ours."""
     return "\n    ".join(printable(line, keep="\t") for line in text.split("\n"))
+
+
+def tell(program: str, text: str) -> None:
+    """Write a text for the user to standard error, after the name of the program or task that says it."""
+    sys.stderr.write(f"{program}: {indented(text)}\n")
+    sys.stderr.flush()

@@ -32,7 +32,7 @@ from pslite.errors import UsageError
 from pslite.job.job_status import TERMINATED
 from pslite.launch.daemon_http import error_text, fetch
 from pslite.launch.job_registration import Registration, register
-from pslite.launch.resource_usage import family
+from pslite.launch.resource_usage import family, kill
 from pslite.launch.signals import ENDING, handled
 from pslite.launch.task_environment import DURABILITY_VARIABLE, PROGRESS_VARIABLE, need
 from pslite.net.tls import VARIABLE
@@ -288,7 +288,7 @@ class ContainerAgent:
             elif self._ending and not ending_reported:
                 ending_reported, report_at = True, now
             if deadline is not None and now >= deadline:
-                _kill(_descendants(before))
+                kill(_descendants(before))
             if now >= report_at:
                 order = self._report(task, None)
                 report_at = time.monotonic() + self._interval
@@ -324,7 +324,7 @@ class ContainerAgent:
             processes = _descendants(before)
         until = time.monotonic() + KILL_SECONDS
         while processes and time.monotonic() < until:
-            _kill(processes)
+            kill(processes)
             psutil.wait_procs(processes, timeout=_POLL_SECONDS)
             processes = _descendants(before)
         if processes:
@@ -391,9 +391,3 @@ def _descendants(before: set[int]) -> list[psutil.Process]:
             if process.pid not in before and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
-
-
-def _kill(processes: Sequence[psutil.Process]) -> None:
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            process.kill()

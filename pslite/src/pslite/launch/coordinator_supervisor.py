@@ -27,7 +27,7 @@ from pslite.coordinator import Coordinator
 from pslite.coordinator.state_log_entries import decode
 from pslite.errors import Cancelled, PsliteError, UsageError
 from pslite.job.job_status import MembershipSource
-from pslite.job.printable_text import indented
+from pslite.job.printable_text import tell
 from pslite.launch.local_tasks import LocalTasks
 from pslite.launch.membership_from_daemon import report_failure
 from pslite.launch.signals import ENDING, OWN, handled
@@ -292,11 +292,9 @@ class Supervisor:
                     report_failure(self._source, str(error))
                 raise
             code = _run(coordinator, channel)
-        except UsageError as error:
-            sys.stderr.write(f"dl2-run: {indented(str(error))}\n")
-            code = 2
         except PsliteError as error:
-            sys.stderr.write(f"dl2-run: {indented(str(error))}\n")
+            code = 2 if isinstance(error, UsageError) else 1
+            tell("dl2-run", str(error))
         except BaseException:  # noqa: BLE001  (the process ends here, whatever it is)
             traceback.print_exc()
         finally:
@@ -312,6 +310,6 @@ def _run(coordinator: Coordinator, channel: SupervisorChannel) -> int:
     except Cancelled:
         return 128 + channel.ending
     if status.state != "finished":
-        sys.stderr.write(f"dl2-run: job {status.state}: {indented(status.reason or '')}\n")
+        tell("dl2-run", f"job {status.state}: {status.reason or ''}")
         return 1
     return 0

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from pslite.errors import PsliteError, UsageError
-from pslite.job.printable_text import indented
+from pslite.job.printable_text import tell
 from pslite.launch.mxnet_launcher import is_launched, task_variables
 from pslite.launch.task_agent import TaskAgent
 from pslite.launch.task_environment import (
@@ -109,13 +109,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def say(text: str) -> None:
         if environ.get("DL2_QUIET") != "1":
-            sys.stderr.write(f"dl2-run: {indented(text)}\n")
-            sys.stderr.flush()
+            tell("dl2-run", text)
 
     try:
         return _run(options, environ, say)
     except PsliteError as error:
-        sys.stderr.write(f"dl2-run: {indented(str(error))}\n")
+        tell("dl2-run", str(error))
         return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import psutil
@@ -103,6 +104,13 @@ def family(pid: int) -> list[psutil.Process]:
                 continue
             waiting.append(child)
     return found
+
+
+def kill(processes: Iterable[psutil.Process]) -> None:
+    """Kill processes, some of which may have ended."""
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
 
 
 def _children(pid: int) -> list[int]:

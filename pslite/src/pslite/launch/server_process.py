@@ -7,7 +7,7 @@ import signal
 import sys
 
 from pslite.errors import PsliteError, RolledBack
-from pslite.job.printable_text import indented
+from pslite.job.printable_text import tell
 from pslite.launch.signals import OWN
 from pslite.launch.task_environment import task_environment
 from pslite.server import Server
@@ -25,14 +25,14 @@ def main() -> int:
 
             def say(text: str, task: str = place.identity.task) -> None:
                 if not quiet:
-                    sys.stderr.write(f"{task}: {indented(text)}\n")
+                    tell(task, text)
 
             try:
                 return Server(place.identity, place.coordinator, host=os.environ.get("DL2_HOST", ""), say=say).run()
             except RolledBack as error:
                 say(f"{error}; this server starts again")
     except PsliteError as error:
-        sys.stderr.write(f"pslite: {indented(str(error))}\n")
+        tell("pslite", str(error))
         return 1
     except KeyboardInterrupt:
         return 130

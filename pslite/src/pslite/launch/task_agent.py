@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import signal
@@ -11,15 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-import psutil
-
 from pslite.job.job_status import Cause
 from pslite.job.member_measurements import Usage, in_words
 from pslite.launch.agent_connection import AgentConnection
 from pslite.launch.exit_status import ExitStatus, OomKills, classify, oom_kills
 from pslite.launch.gpus import open_gpus
 from pslite.launch.log_tail import LogTail, open_tail
-from pslite.launch.resource_usage import ProcessMonitor, family
+from pslite.launch.resource_usage import ProcessMonitor, family, kill
 from pslite.launch.signals import ENDING, OWN, from_terminal, handled, wait_for
 from pslite.net.authentication import Identity
 from pslite.net.messages import AgentExit, AgentUsage
@@ -138,9 +135,7 @@ class TaskAgent:
         if number == signal.SIGINT:
             self._interrupts += 1
             if self._interrupts > 1:
-                for member in reversed(family(process.pid)):
-                    with contextlib.suppress(psutil.Error):
-                        member.kill()
+                kill(reversed(family(process.pid)))
                 return
             if from_terminal():
                 return  # the terminal has sent it to the task, too
@@ -180,9 +175,7 @@ class TaskAgent:
         if self._over.wait(_GIVEN_UP_SECONDS):
             return
         self._say(f"{self._identity.task} was given up and does not end: it is killed")
-        for member in reversed(family(process.pid)):
-            with contextlib.suppress(psutil.Error):
-                member.kill()
+        kill(reversed(family(process.pid)))
         self._over.wait(_GIVEN_UP_SECONDS)
 
     def _total_usage(self, before: resource.struct_rusage, seconds: float) -> Usage:

@@ -37,16 +37,13 @@ def role_of(environ: Mapping[str, str]) -> Literal["worker", "ps", "coordinator"
 
     """
     text = environ.get("DL2_ROLE", "")
-    if not text:
-        return "coordinator" if environ.get("DL2_DAEMON") else "standalone"
-    if text == "coordinator":
-        return "coordinator"
-    if text == "worker":
-        return "worker"
-    if text == "container":
-        return "container"
-    if text in ("ps", "server"):
-        return "ps"
+    match text:
+        case "":
+            return "coordinator" if environ.get("DL2_DAEMON") else "standalone"
+        case "coordinator" | "worker" | "container" | "ps":
+            return text
+        case "server":
+            return "ps"
     raise UsageError(f"DL2_ROLE is {text!r}: it must be coordinator, worker, server or container")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -127,14 +128,12 @@ class Bundle:
         return view
 
 
+@dataclass(eq=False, slots=True)
 class Contribution:
     """The sum of gradients below one node of the tree."""
 
-    __slots__ = ("bundle", "node")
-
-    def __init__(self, node: int, bundle: Bundle) -> None:
-        self.node = node
-        self.bundle = bundle
+    node: int
+    bundle: Bundle
 
 
 class Supply:

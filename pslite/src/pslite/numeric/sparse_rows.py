@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,14 +15,12 @@ Array = NDArray[Any]
 Numbers = NDArray[np.uint32]
 
 
+@dataclass(eq=False, slots=True)
 class Rows:
     """Some rows of a tensor or of a block: `numbers`, ascending, and `values`, shape (rows, elements of a row)."""
 
-    __slots__ = ("numbers", "values")
-
-    def __init__(self, numbers: Numbers, values: Array) -> None:
-        self.numbers = numbers
-        self.values = values
+    numbers: Numbers
+    values: Array
 
     @classmethod
     def none(cls, width: int, dtype: str) -> Rows:
