@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping as AnyMapping
 from typing import Any
 
-from sqlalchemy import Connection, ForeignKey, Index, insert, select, update
+from sqlalchemy import ForeignKey, Index, Row, insert, select, update
 from sqlalchemy.orm import Mapped, mapped_column
 
 from dl2d.core.canary import Canary, CanaryJob, CanaryState
 from dl2d.core.jobs import JobKey, JobRequest, JobState
 from dl2d.core.measured_speeds import TrainingKind
+from dl2d.store.database import StoreTables
 from dl2d.store.jobs import JobRow, job_numbers
 from dl2d.store.row_mapping import NUMBER, Base, Choice, FreeText, Mapping, batches, columns, decoded_json, table_of
 
@@ -51,62 +52,65 @@ class CanaryJobRow(Base):
 _CANARY = Mapping(Canary, CanaryRow)
 
 
-def assign(connection: Connection, canary: int, groups: AnyMapping[JobKey, bool]) -> frozenset[JobKey]:
-    """See ``TickStore.assign_canary``."""
-    numbers = job_numbers(connection, groups)
-    known: dict[int, bool] = {}
-    for batch in batches(numbers.values()):
-        query = select(CanaryJobRow.job_number, CanaryJobRow.in_group)
-        query = query.where(CanaryJobRow.canary == canary, CanaryJobRow.job_number.in_(batch))
-        known |= {row.job_number: row.in_group for row in connection.execute(query)}
-    new = {numbers[key]: in_group for key, in_group in groups.items() if numbers[key] not in known}
-    if new:
-        rows = [{"canary": canary, "job_number": number, "in_group": new[number]} for number in sorted(new)]
-        connection.execute(insert(table_of(CanaryJobRow)), rows)
-    return frozenset(key for key, number in numbers.items() if (known | new)[number])
+class SqlCanaries(StoreTables):
+    """Canaries, and the groups of their jobs."""
 
+    def assign_canary(self, canary: int, groups: AnyMapping[JobKey, bool]) -> frozenset[JobKey]:
+        """See ``TickStore.assign_canary``."""
+        with self._database.writing("recording groups of a canary") as connection:
+            numbers = job_numbers(connection, groups)
+            known: dict[int, bool] = {}
+            for batch in batches(numbers.values()):
+                query = select(CanaryJobRow.job_number, CanaryJobRow.in_group)
+                query = query.where(CanaryJobRow.canary == canary, CanaryJobRow.job_number.in_(batch))
+                known |= {row.job_number: row.in_group for row in connection.execute(query)}
+            new = {numbers[key]: in_group for key, in_group in groups.items() if numbers[key] not in known}
+            if new:
+                rows = [{"canary": canary, "job_number": number, "in_group": new[number]} for number in sorted(new)]
+                connection.execute(insert(table_of(CanaryJobRow)), rows)
+        return frozenset(key for key, number in numbers.items() if (known | new)[number])
 
-def keep(connection: Connection, canary: Canary) -> Canary:
-    """See ``SiteStore.keep_canary``."""
-    table = table_of(CanaryRow)
-    values = _CANARY.values(canary)
-    number = values.pop("number")
-    if number:
-        running = (table.c.number == number) & (table.c.state == CanaryState.RUNNING)
-        connection.execute(update(table).where(running).values(values))
-    else:
-        number = connection.execute(insert(table).values(values).returning(table.c.number)).scalar_one()
-    row = connection.execute(select(*columns(CanaryRow)).where(CanaryRow.number == number)).one()
-    return _CANARY.record(row, f"canary {number}")
+    def keep_canary(self, canary: Canary) -> Canary:
+        """See ``SiteStore.keep_canary``."""
+        table = table_of(CanaryRow)
+        values = _CANARY.values(canary)
+        number = values.pop("number")
+        with self._database.writing("recording a canary") as connection:
+            if number:
+                running = (table.c.number == number) & (table.c.state == CanaryState.RUNNING)
+                connection.execute(update(table).where(running).values(values))
+            else:
+                number = connection.execute(insert(table).values(values).returning(table.c.number)).scalar_one()
+            row = connection.execute(select(*table.c).where(table.c.number == number)).one()
+        return _CANARY.record(row, f"canary {number}")
 
+    def canaries(self, *, limit: int = 100) -> tuple[Canary, ...]:
+        """See ``SiteStore.canaries``."""
+        query = select(*columns(CanaryRow)).order_by(CanaryRow.number.desc()).limit(limit)
+        with self._database.reading("listing canaries") as connection:
+            return tuple(_CANARY.record(row, f"canary {row.number}") for row in connection.execute(query))
 
-def newest(connection: Connection, limit: int) -> tuple[Canary, ...]:
-    """See ``SiteStore.canaries``."""
-    query = select(*columns(CanaryRow)).order_by(CanaryRow.number.desc()).limit(limit)
-    return tuple(_CANARY.record(row, f"canary {row.number}") for row in connection.execute(query))
-
-
-def jobs_of(connection: Connection, canary: Canary) -> tuple[CanaryJob, ...]:
-    """See ``SiteStore.canary_jobs``."""
-    shown: list[Any] = [JobRow.slug, JobRow.submitted, JobRow.ended_at, JobRow.state, JobRow.request]
-    shown.append(CanaryJobRow.in_group)
-    query = (
-        select(*shown)
-        .join(CanaryJobRow, CanaryJobRow.job_number == JobRow.number)
-        .where(CanaryJobRow.canary == canary.number, JobRow.submitted >= canary.began_at)
-    )
-    found = []
-    for row in connection.execute(query):
-        request: JobRequest = decoded_json(row, table_of(JobRow).c.request, f"job {row.slug}")
-        unit = "samples" if request.samples_per_epoch or request.batch else "steps"
-        found.append(
-            CanaryJob(
-                in_group=row.in_group,
-                kind=(TrainingKind.of(request), unit),
-                work=request.epochs * request.epoch_samples,
-                submitted=row.submitted,
-                ended_at=row.ended_at,
-                finished=row.state is JobState.FINISHED,
-            )
+    def canary_jobs(self, canary: Canary) -> tuple[CanaryJob, ...]:
+        """See ``SiteStore.canary_jobs``."""
+        shown: list[Any] = [JobRow.slug, JobRow.submitted, JobRow.ended_at, JobRow.state, JobRow.request]
+        shown.append(CanaryJobRow.in_group)
+        query = (
+            select(*shown)
+            .join(CanaryJobRow, CanaryJobRow.job_number == JobRow.number)
+            .where(CanaryJobRow.canary == canary.number, JobRow.submitted >= canary.began_at)
         )
-    return tuple(found)
+        with self._database.reading("reading jobs of a canary") as connection:
+            return tuple(map(_canary_job, connection.execute(query)))
+
+
+def _canary_job(row: Row[Any]) -> CanaryJob:
+    request: JobRequest = decoded_json(row, table_of(JobRow).c.request, f"job {row.slug}")
+    unit = "samples" if request.samples_per_epoch or request.batch else "steps"
+    return CanaryJob(
+        in_group=row.in_group,
+        kind=(TrainingKind.of(request), unit),
+        work=request.epochs * request.epoch_samples,
+        submitted=row.submitted,
+        ended_at=row.ended_at,
+        finished=row.state is JobState.FINISHED,
+    )

@@ -226,6 +226,13 @@ class Database:
         return self.engine
 
 
+class StoreTables:
+    """Base of the operations on some of a store's tables, each in a transaction of its own."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+
 @contextlib.contextmanager
 def translated(place: Place, doing: str) -> Iterator[None]:
     """Turn every error of SQLAlchemy, a driver or a conversion into one of ours.

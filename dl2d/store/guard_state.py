@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import msgspec
 import structlog
-from sqlalchemy import Connection, select
+from sqlalchemy import select
 from sqlalchemy.orm import Mapped, mapped_column
 
 from dl2d.core.errors import StoreError
 from dl2d.core.guard_state import GuardState, LearnedLimit, NodeRefusal
 from dl2d.core.jobs import JobKey
 from dl2d.core.start_failures import StartFailures
+from dl2d.store.database import StoreTables
 from dl2d.store.row_mapping import Base, Json, columns, decoded_json, table_of, upsert
 
 _log = structlog.get_logger(__name__)
@@ -39,34 +40,39 @@ class GuardStateRow(Base):
     )
 
 
-def keep(connection: Connection, memory: GuardState) -> None:
-    """See ``TickStore.keep_guard_state``."""
-    stored = _Stored(
-        sorted(memory.resized_at.items()),
-        dict(memory.started_at),
-        sorted(memory.start_failures.items()),
-        dict(memory.stops_asked),
-        [(key, dict(nodes)) for key, nodes in sorted(memory.refused_nodes.items())],
-        dict(memory.learned_limits),
-    )
-    connection.execute(upsert(connection, GuardStateRow, replace=True), {"name": _NAME, "memory": stored})
+class SqlGuardState(StoreTables):
+    """The guard's state."""
 
+    def keep_guard_state(self, memory: GuardState) -> None:
+        """See ``TickStore.keep_guard_state``."""
+        stored = _Stored(
+            sorted(memory.resized_at.items()),
+            dict(memory.started_at),
+            sorted(memory.start_failures.items()),
+            dict(memory.stops_asked),
+            [(key, dict(nodes)) for key, nodes in sorted(memory.refused_nodes.items())],
+            dict(memory.learned_limits),
+        )
+        with self._database.writing("keeping the guard's state") as connection:
+            connection.execute(upsert(connection, GuardStateRow, replace=True), {"name": _NAME, "memory": stored})
 
-def kept(connection: Connection) -> GuardState:
-    """See ``TickStore.guard_state``. If the row cannot be read, that is logged and the memory is empty."""
-    row = connection.execute(select(*columns(GuardStateRow)).where(GuardStateRow.name == _NAME)).one_or_none()
-    if row is None:
-        return GuardState()
-    try:
-        stored: _Stored = decoded_json(row, table_of(GuardStateRow).c.memory, "the guard's state")
-    except StoreError as error:
-        _log.warning("store.guard_state_lost", error=str(error))
-        return GuardState()
-    return GuardState(
-        resized_at=dict(stored.resized_at),
-        started_at=stored.started_at,
-        start_failures=dict(stored.start_failures),
-        stops_asked=stored.stops_asked,
-        refused_nodes=dict(stored.refused_nodes),
-        learned_limits=stored.learned_limits,
-    )
+    def guard_state(self) -> GuardState:
+        """See ``TickStore.guard_state``. If the row cannot be read, that is logged and the memory is empty."""
+        query = select(*columns(GuardStateRow)).where(GuardStateRow.name == _NAME)
+        with self._database.reading("reading the guard's state") as connection:
+            row = connection.execute(query).one_or_none()
+        if row is None:
+            return GuardState()
+        try:
+            stored: _Stored = decoded_json(row, table_of(GuardStateRow).c.memory, "the guard's state")
+        except StoreError as error:
+            _log.warning("store.guard_state_lost", error=str(error))
+            return GuardState()
+        return GuardState(
+            resized_at=dict(stored.resized_at),
+            started_at=stored.started_at,
+            start_failures=dict(stored.start_failures),
+            stops_asked=stored.stops_asked,
+            refused_nodes=dict(stored.refused_nodes),
+            learned_limits=stored.learned_limits,
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from sqlalchemy import (
@@ -32,8 +32,8 @@ from dl2d.core.measured_losses import MeasuredLoss
 from dl2d.core.measured_speeds import JobSpeeds, TrainingKind
 from dl2d.core.resources import Resources
 from dl2d.core.store import MAX_NAMESAKES, JobChange, JobList
-from dl2d.store import job_losses
-from dl2d.store import job_speeds as speeds_of_jobs
+from dl2d.store import job_losses, job_speeds
+from dl2d.store.database import StoreTables
 from dl2d.store.kind_speeds import count_speed
 from dl2d.store.row_mapping import (
     EMPTY,
@@ -224,135 +224,122 @@ def _last_report(progress: Progress, *, is_reported: bool) -> Values:
     return values
 
 
-# Queries
+class SqlJobs(StoreTables):
+    """Jobs and their progress."""
 
+    def next_job_id(self, cluster: str) -> str:
+        """See ``Store.next_job_id``."""
+        of_cluster = JobIdRow.cluster == cluster
+        with self._database.writing("numbering a job") as connection:
+            connection.execute(upsert(connection, JobIdRow, replace=False), {"cluster": cluster, "last": 0})
+            connection.execute(update(JobIdRow).where(of_cluster).values(last=JobIdRow.last + 1))
+            # The row is locked by the statement before, so nobody else can have counted on.
+            return str(connection.execute(select(JobIdRow.last).where(of_cluster)).scalar_one())
 
-def next_job_id(connection: Connection, cluster: str) -> str:
-    """See ``Store.next_job_id``."""
-    connection.execute(upsert(connection, JobIdRow, replace=False), {"cluster": cluster, "last": 0})
-    of_cluster = JobIdRow.cluster == cluster
-    connection.execute(update(JobIdRow).where(of_cluster).values(last=JobIdRow.last + 1))
-    # The row is locked by the statement before, so nobody else can have counted on.
-    return str(connection.execute(select(JobIdRow.last).where(of_cluster)).scalar_one())
+    def add_job(self, job: Job) -> None:
+        """See ``Store.add_job``."""
+        values = _job_values(job)
+        with self._database.writing(f"keeping job {job.key.slug}") as connection:
+            try:
+                connection.execute(insert(table_of(JobRow)), values)
+            except IntegrityError as error:
+                # The slug is the only thing that is unique; a value that is missing says so by itself.
+                if "unique" not in str(error.orig).lower():
+                    raise
+                raise DuplicateJob(f"job {job.key.slug} is known already") from error
 
+    def job(self, key: JobKey) -> Job | None:
+        """See ``Store.job``."""
+        with self._database.reading("looking up a job") as connection:
+            row = connection.execute(_jobs().where(JobRow.slug == key.slug)).one_or_none()
+        return None if row is None else job_of(row)
 
-def add_job(connection: Connection, job: Job) -> None:
-    """See ``Store.add_job``."""
-    values = _job_values(job)
-    try:
-        connection.execute(insert(table_of(JobRow)), values)
-    except IntegrityError as error:
-        # The slug is the only thing that is unique; a value that is missing says so by itself.
-        if "unique" not in str(error.orig).lower():
-            raise
-        raise DuplicateJob(f"job {job.key.slug} is known already") from error
+    def known_jobs(self, keys: Collection[JobKey]) -> frozenset[JobKey]:
+        """See ``Store.known_jobs``."""
+        with self._database.reading("looking up jobs") as connection:
+            return frozenset(_by_number(connection, keys).values())
 
+    def find_jobs(self, text: str, owner: User | None = None) -> tuple[Job, ...]:
+        """See ``Store.find_jobs``."""
+        if "\0" in text:
+            return ()
+        found: dict[JobKey, Job] = {}
+        with self._database.reading("looking up a job") as connection:
+            for named in (JobRow.slug == text, JobRow.id == text, JobRow.name == text):
+                query = _without_launch().where(named, *owned_by(owner))
+                ended = query.where(JobRow.ended_at.is_not(None)).order_by(JobRow.ended_at.desc()).limit(MAX_NAMESAKES)
+                for some in (query.where(JobRow.ended_at.is_(None)), ended):
+                    found |= {job.key: job for job in _listed(connection, some)}
+        return in_submit_order(list(found.values()))[::-1]
 
-def job(connection: Connection, key: JobKey) -> Job | None:
-    """See ``Store.job``."""
-    row = connection.execute(_jobs().where(JobRow.slug == key.slug)).one_or_none()
-    return None if row is None else job_of(row)
+    def list_jobs(self, owner: User | None = None, *, ended_since: float, limit: int) -> JobList:
+        """See ``Store.list_jobs``."""
+        live = (*owned_by(owner), JobRow.ended_at.is_(None))
+        ended = (*owned_by(owner), JobRow.ended_at >= ended_since)
+        counts = (select(func.count()).select_from(JobRow).where(*chosen) for chosen in (live, ended))
+        newest = _without_launch().where(*live).order_by(*_newest_first()).limit(limit)
+        last = _without_launch().where(*ended).order_by(JobRow.ended_at.desc(), JobRow.number.desc()).limit(limit)
+        with self._database.reading("listing jobs") as connection:
+            total = sum(connection.execute(count).scalar_one() for count in counts)
+            found = [*_listed(connection, newest), *_listed(connection, last)]
+        return JobList(in_submit_order(found)[-limit:], max(total, len(found)))
 
+    def jobs(self, *, live: bool, limit: int | None = None) -> tuple[Job, ...]:
+        """See ``Store.jobs``."""
+        query = _jobs()
+        if live:
+            query = query.where(JobRow.state.in_(_LIVE))
+        if limit is not None:
+            query = query.order_by(*_newest_first()).limit(limit)
+        with self._database.reading("listing jobs") as connection:
+            return in_submit_order([job_of(row) for row in connection.execute(query)])
 
-def known_jobs(connection: Connection, keys: Collection[JobKey]) -> frozenset[JobKey]:
-    """See ``Store.known_jobs``."""
-    slugs = {key.slug: key for key in keys}
-    found = (connection.execute(select(JobRow.slug).where(JobRow.slug.in_(batch))) for batch in batches(slugs))
-    return frozenset(slugs[row.slug] for rows in found for row in rows)
+    def last_ended(self, limit: int) -> tuple[Job, ...]:
+        """See ``Store.last_ended``."""
+        ended = _without_launch().where(JobRow.ended_at.is_not(None), JobRow.static.is_(False))
+        query = ended.order_by(JobRow.ended_at.desc(), JobRow.number.desc()).limit(limit)
+        with self._database.reading("listing ended jobs") as connection:
+            return tuple(_listed(connection, query))
 
+    def change_job(self, key: JobKey, change: JobChange, at: float) -> Job:
+        """See ``Store.change_job``."""
+        with self._database.writing(f"changing job {key.slug}") as connection:
+            row = _locked_job(connection, key)
+            job = job_of(row)
+            after = change.applied(job, at)
+            before = _JOB.values(job, **_request_values(job.request))
+            values = _JOB.values(after, **_request_values(after.request))
+            if change.cause and after.state.ended and not job.state.ended:
+                values["end_cause"], before["end_cause"] = str(change.cause), ""
+            if changed := {name: value for name, value in values.items() if value != before[name]}:
+                connection.execute(_update_job(), {"which": row.number, **changed})
+            if after.state.ended and not job.state.ended and row.progress_at > (row.series_at or 0.0):
+                _add_to_series(connection, row, job.progress)
+            if after.state.ended:
+                job_speeds.forget(connection, row.number)
+                job_losses.forget(connection, row.number)
+            return job_of(_locked_job(connection, key))
 
-def find_jobs(connection: Connection, text: str, owner: User | None) -> tuple[Job, ...]:
-    """See ``Store.find_jobs``."""
-    if "\0" in text:
-        return ()
-    found: dict[JobKey, Job] = {}
-    for named in (JobRow.slug == text, JobRow.id == text, JobRow.name == text):
-        query = _without_launch().where(named, *owned_by(owner))
-        ended = query.where(JobRow.ended_at.is_not(None)).order_by(JobRow.ended_at.desc()).limit(MAX_NAMESAKES)
-        for some in (query.where(JobRow.ended_at.is_(None)), ended):
-            found |= {job.key: job for job in _listed(connection, some)}
-    return in_submit_order(list(found.values()))[::-1]
+    def series(self, key: JobKey) -> tuple[Progress, ...]:
+        """See ``Store.series``."""
+        query = (
+            select(*columns(ProgressRow))
+            .join(JobRow, JobRow.number == ProgressRow.job_number)
+            .where(JobRow.slug == key.slug)
+            .order_by(ProgressRow.at)
+        )
+        with self._database.reading(f"reading progress of job {key.slug}") as connection:
+            return tuple(_PROGRESS.record(row, f"progress of job {key.slug}") for row in connection.execute(query))
 
+    def job_speeds(self, jobs: Collection[JobKey]) -> tuple[JobSpeeds, ...]:
+        """See ``Store.job_speeds``."""
+        with self._database.reading("reading speeds of jobs") as connection:
+            return job_speeds.speeds(connection, _by_number(connection, jobs))
 
-def jobs(connection: Connection, *, live: bool, limit: int | None) -> tuple[Job, ...]:
-    """See ``Store.jobs``."""
-    query = _jobs()
-    if live:
-        query = query.where(JobRow.state.in_(_LIVE))
-    if limit is not None:
-        query = query.order_by(*_newest_first()).limit(limit)
-    return _in_submit_order(connection, query)
-
-
-def list_jobs(connection: Connection, owner: User | None, ended_since: float, limit: int) -> JobList:
-    """See ``Store.list_jobs``."""
-    live = (*owned_by(owner), JobRow.ended_at.is_(None))
-    ended = (*owned_by(owner), JobRow.ended_at >= ended_since)
-    counts = (select(func.count()).select_from(JobRow).where(*chosen) for chosen in (live, ended))
-    total = sum(connection.execute(count).scalar_one() for count in counts)
-    newest = _without_launch().where(*live).order_by(*_newest_first()).limit(limit)
-    last = _without_launch().where(*ended).order_by(JobRow.ended_at.desc(), JobRow.number.desc()).limit(limit)
-    found = [*_listed(connection, newest), *_listed(connection, last)]
-    return JobList(in_submit_order(found)[-limit:], max(total, len(found)))
-
-
-def _listed(connection: Connection, query: Select[Any]) -> Iterator[Job]:
-    return (job_of(row, launch=NO_LAUNCH) for row in connection.execute(query))
-
-
-def owned_by(owner: User | None) -> tuple[ColumnElement[bool], ...]:
-    """Conditions that choose the jobs of one owner, or all."""
-    return () if owner is None else (JobRow.uid == owner.uid, JobRow.user_name == owner.name)
-
-
-def last_ended(connection: Connection, limit: int) -> tuple[Job, ...]:
-    """See ``Store.last_ended``."""
-    ended = _without_launch().where(JobRow.ended_at.is_not(None), JobRow.static.is_(False))
-    query = ended.order_by(JobRow.ended_at.desc(), JobRow.number.desc()).limit(limit)
-    return tuple(_listed(connection, query))
-
-
-def _newest_first() -> tuple[ColumnElement[Any], ...]:
-    # Longer numbers are greater, as in submit order.
-    return JobRow.submitted.desc(), func.length(JobRow.id).desc(), JobRow.id.desc()
-
-
-def _in_submit_order(connection: Connection, query: Select[Any]) -> tuple[Job, ...]:
-    return in_submit_order([job_of(row) for row in connection.execute(query)])
-
-
-def job_numbers(connection: Connection, keys: Iterable[JobKey], *, lock: bool = False) -> dict[JobKey, int]:
-    """The numbers of jobs; raises ``StoreError`` if one is not known. ``lock``: until the transaction ends."""
-    slugs = {key.slug: key for key in keys}
-    numbers: dict[JobKey, int] = {}
-    for batch in batches(slugs):
-        query = select(JobRow.slug, JobRow.number).where(JobRow.slug.in_(batch)).order_by(JobRow.number)
-        for row in connection.execute(query.with_for_update() if lock else query):
-            numbers[slugs[row.slug]] = row.number
-    if len(numbers) < len(slugs):
-        missing = sorted(key.slug for key in slugs.values() if key not in numbers)
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise StoreError(f"there is no job {missing[0]}{more}")
-    return numbers
-
-
-def change_job(connection: Connection, key: JobKey, change: JobChange, at: float) -> Job:
-    """See ``Store.change_job``."""
-    row = _locked_job(connection, key)
-    job = job_of(row)
-    after = change.applied(job, at)
-    before = _JOB.values(job, **_request_values(job.request))
-    values = _JOB.values(after, **_request_values(after.request))
-    if change.cause and after.state.ended and not job.state.ended:
-        values["end_cause"], before["end_cause"] = str(change.cause), ""
-    if changed := {name: value for name, value in values.items() if value != before[name]}:
-        connection.execute(_update_job(), {"which": row.number, **changed})
-    if after.state.ended and not job.state.ended and row.progress_at > (row.series_at or 0.0):
-        _add_to_series(connection, row, job.progress)
-    if after.state.ended:
-        speeds_of_jobs.forget(connection, row.number)
-        job_losses.forget(connection, row.number)
-    return job_of(_locked_job(connection, key))
+    def losses(self, jobs: Collection[JobKey]) -> tuple[MeasuredLoss, ...]:
+        """See ``Store.losses``."""
+        with self._database.reading("reading losses") as connection:
+            return job_losses.losses(connection, _by_number(connection, jobs))
 
 
 def report_progress(connection: Connection, key: JobKey, progress: Progress, interval: float) -> int:
@@ -370,7 +357,7 @@ def _add_to_series(connection: Connection, row: Row[Any], progress: Progress) ->
     connection.execute(insert(table_of(ProgressRow)), _PROGRESS.values(progress, job_number=row.number))
     finite = progress.finite()
     if not row.state.ended:
-        speeds_of_jobs.count(connection, row.number, finite)
+        job_speeds.count(connection, row.number, finite)
         job_losses.count(connection, row.number, finite)
     values: Values = {"series_at": progress.at}
     speed, size = finite.samples_per_second, Allocation(progress.workers, progress.ps)
@@ -383,31 +370,36 @@ def _add_to_series(connection: Connection, row: Row[Any], progress: Progress) ->
     connection.execute(_update_job(), {"which": row.number, **values})
 
 
-def series(connection: Connection, key: JobKey) -> tuple[Progress, ...]:
-    """See ``Store.series``."""
-    query = (
-        select(*columns(ProgressRow))
-        .join(JobRow, JobRow.number == ProgressRow.job_number)
-        .where(JobRow.slug == key.slug)
-        .order_by(ProgressRow.at)
-    )
-    return tuple(_PROGRESS.record(row, f"progress of job {key.slug}") for row in connection.execute(query))
+def _listed(connection: Connection, query: Select[Any]) -> Iterator[Job]:
+    return (job_of(row, launch=NO_LAUNCH) for row in connection.execute(query))
 
 
-def job_speeds(connection: Connection, keys: Collection[JobKey]) -> tuple[JobSpeeds, ...]:
-    """See ``Store.job_speeds``."""
-    return speeds_of_jobs.speeds(connection, _by_number(connection, keys))
+def owned_by(owner: User | None) -> tuple[ColumnElement[bool], ...]:
+    """Conditions that choose the jobs of one owner, or all."""
+    return () if owner is None else (JobRow.uid == owner.uid, JobRow.user_name == owner.name)
 
 
-def losses(connection: Connection, keys: Collection[JobKey]) -> tuple[MeasuredLoss, ...]:
-    """See ``Store.losses``."""
-    return job_losses.losses(connection, _by_number(connection, keys))
+def _newest_first() -> tuple[ColumnElement[Any], ...]:
+    # Longer numbers are greater, as in submit order.
+    return JobRow.submitted.desc(), func.length(JobRow.id).desc(), JobRow.id.desc()
 
 
-def _by_number(connection: Connection, keys: Collection[JobKey]) -> dict[int, JobKey]:
+def job_numbers(connection: Connection, keys: Collection[JobKey], *, lock: bool = False) -> dict[JobKey, int]:
+    """The numbers of jobs; raises ``StoreError`` if one is not known. ``lock``: until the transaction ends."""
+    numbers = {key: number for number, key in _by_number(connection, keys, lock=lock).items()}
+    if missing := sorted(key.slug for key in set(keys) - numbers.keys()):
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise StoreError(f"there is no job {missing[0]}{more}")
+    return numbers
+
+
+def _by_number(connection: Connection, keys: Collection[JobKey], *, lock: bool = False) -> dict[int, JobKey]:
+    """Those of the jobs that the store has, by number."""
     slugs = {key.slug: key for key in keys}
-    queries = (select(JobRow.number, JobRow.slug).where(JobRow.slug.in_(batch)) for batch in batches(slugs))
-    return {row.number: slugs[row.slug] for query in queries for row in connection.execute(query)}
+    query = select(JobRow.number, JobRow.slug).order_by(JobRow.number)
+    query = query.with_for_update() if lock else query
+    found = (connection.execute(query.where(JobRow.slug.in_(batch))) for batch in batches(slugs))
+    return {row.number: slugs[row.slug] for rows in found for row in rows}
 
 
 def _locked_job(connection: Connection, key: JobKey) -> Row[Any]:

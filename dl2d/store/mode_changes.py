@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, Select, insert, select
+from sqlalchemy import Select, insert, select
 from sqlalchemy.orm import Mapped, mapped_column
 
 from dl2d.core.daemon_mode import Mode, ModeChange
+from dl2d.store.database import StoreTables
 from dl2d.store.row_mapping import NUMBER, Base, Choice, FreeText, Mapping, columns, table_of
 
 
@@ -27,22 +28,26 @@ class ModeChangeRow(Base):
 _MAPPING = Mapping(ModeChange, ModeChangeRow)
 
 
-def enter(connection: Connection, mode: Mode, *, at: float, by: str, reason: str) -> ModeChange | None:
-    """See ``SiteStore.enter_mode``."""
-    last = connection.execute(_newest(1)).one_or_none()
-    change = ModeChange(at, None if last is None else last.after, mode, by, reason)
-    if change.before is mode:
-        return None
-    connection.execute(insert(table_of(ModeChangeRow)), _MAPPING.values(change, before=change.before or ""))
-    return change
+class SqlModes(StoreTables):
+    """Changes of the daemon's mode."""
 
+    def enter_mode(self, mode: Mode, *, at: float, by: str, reason: str) -> ModeChange | None:
+        """See ``SiteStore.enter_mode``."""
+        with self._database.writing(f"entering mode {mode}") as connection:
+            last = connection.execute(_newest(1)).one_or_none()
+            change = ModeChange(at, None if last is None else last.after, mode, by, reason)
+            if change.before is mode:
+                return None
+            connection.execute(insert(table_of(ModeChangeRow)), _MAPPING.values(change, before=change.before or ""))
+        return change
 
-def changes(connection: Connection, limit: int) -> tuple[ModeChange, ...]:
-    """See ``SiteStore.mode_changes``."""
-    return tuple(
-        _MAPPING.record(row, f"change of mode {row.number}", before=Mode(row.before) if row.before else None)
-        for row in connection.execute(_newest(limit))
-    )
+    def mode_changes(self, *, limit: int = 100) -> tuple[ModeChange, ...]:
+        """See ``SiteStore.mode_changes``."""
+        with self._database.reading("listing changes of mode") as connection:
+            return tuple(
+                _MAPPING.record(row, f"change of mode {row.number}", before=Mode(row.before) if row.before else None)
+                for row in connection.execute(_newest(limit))
+            )
 
 
 def _newest(limit: int) -> Select[Any]:

@@ -21,7 +21,7 @@ from dl2d.core.policy_registry import (
     VersionChange,
     VersionState,
 )
-from dl2d.store.database import Database
+from dl2d.store.database import StoreTables
 from dl2d.store.row_mapping import NUMBER, Base, Choice, Finite, FreeText, Json, Mapping, columns, table_of
 
 #: Digits of a digest in messages.
@@ -109,11 +109,8 @@ _TRIAL = Mapping(Trial, PolicyTrialRow)
 _RUN = Mapping(LearningRun, LearningRunRow)
 
 
-class SqlRegistry:
+class SqlRegistry(StoreTables):
     """Implements ``dl2d.core.policy_registry.Registry`` on the store's own database."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def add_version(self, version: Version) -> Version:
         """See ``Registry.add_version``."""

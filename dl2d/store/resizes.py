@@ -25,6 +25,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.store import Resize, ResizeEvent, TaskChange
+from dl2d.store.database import StoreTables
 from dl2d.store.jobs import JobRow
 from dl2d.store.row_mapping import Base, Choice, FreeText, Values, table_of
 
@@ -137,32 +138,37 @@ def _reached(step: Step) -> Iterable[str]:
         yield "ended_at"
 
 
-def resizes(connection: Connection, job: JobKey | None, limit: int) -> tuple[Resize, ...]:
-    """See ``Store.resizes``. Tasks of static jobs come and go with their job, which is no resize."""
-    newest = select(ResizeRow, JobRow.cluster, JobRow.id.label("job_id"), JobRow.submitted).join(
-        JobRow, and_(JobRow.number == ResizeRow.job_number, JobRow.static.is_(False))
-    )
-    if job is not None:
-        newest = newest.where(JobRow.slug == job.slug)
-    key = ("job_number", "task", "direction")
-    order = ("began_at", *key)
-    chosen = newest.order_by(*(table_of(ResizeRow).c[name].desc() for name in order)).limit(limit).subquery()
-    events = table_of(ResizeEventRow).c
-    query = (
-        select(chosen, events.state, events.at, events.note)
-        .join(ResizeEventRow, and_(*(events[name] == chosen.c[name] for name in key)))
-        .order_by(*(chosen.c[name].desc() for name in order), events.step)
-    )
-    found: dict[tuple[int, str, str], tuple[Row[Any], list[ResizeEvent]]] = {}
-    for row in connection.execute(query):
-        _, passed = found.setdefault((row.job_number, row.task, row.direction), (row, []))
-        passed.append(ResizeEvent(row.state, row.at, row.note))
-    return tuple(
-        Resize(
-            JobKey(row.cluster, row.job_id, row.submitted), row.task, row.role, row.node, row.direction, tuple(passed)
+class SqlResizes(StoreTables):
+    """The history of resizes."""
+
+    def resizes(self, job: JobKey | None = None, *, limit: int = 1000) -> tuple[Resize, ...]:
+        """See ``Store.resizes``. Tasks of static jobs come and go with their job, which is no resize."""
+        newest = select(ResizeRow, JobRow.cluster, JobRow.id.label("job_id"), JobRow.submitted).join(
+            JobRow, and_(JobRow.number == ResizeRow.job_number, JobRow.static.is_(False))
         )
-        for row, passed in found.values()
-    )
+        if job is not None:
+            newest = newest.where(JobRow.slug == job.slug)
+        key = ("job_number", "task", "direction")
+        order = ("began_at", *key)
+        chosen = newest.order_by(*(table_of(ResizeRow).c[name].desc() for name in order)).limit(limit).subquery()
+        events = table_of(ResizeEventRow).c
+        query = (
+            select(chosen, events.state, events.at, events.note)
+            .join(ResizeEventRow, and_(*(events[name] == chosen.c[name] for name in key)))
+            .order_by(*(chosen.c[name].desc() for name in order), events.step)
+        )
+        found: dict[tuple[int, str, str], tuple[Row[Any], list[ResizeEvent]]] = {}
+        with self._database.reading("listing resizes") as connection:
+            for row in connection.execute(query):
+                _, passed = found.setdefault((row.job_number, row.task, row.direction), (row, []))
+                passed.append(ResizeEvent(row.state, row.at, row.note))
+        return tuple(
+            Resize(
+                JobKey(row.cluster, row.job_id, row.submitted), row.task, row.role, row.node, row.direction,
+                tuple(passed),
+            )
+            for row, passed in found.values()
+        )  # fmt: skip
 
 
 @functools.cache

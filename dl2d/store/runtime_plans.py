@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, ForeignKey, Index, Row, select
+from sqlalchemy import ForeignKey, Index, Row, select
 from sqlalchemy.orm import Mapped, mapped_column
 
 from dl2d.core.jobs import JobKey
 from dl2d.core.store import RuntimePlan
+from dl2d.store.database import StoreTables
 from dl2d.store.jobs import JobRow, job_numbers
 from dl2d.store.row_mapping import Base, Json, Mapping, columns, upsert
 
@@ -42,25 +43,31 @@ class RuntimePlanRow(Base):
 _RUNTIME_PLAN = Mapping(RuntimePlan, RuntimePlanRow)
 
 
-def add_runtime_plans(connection: Connection, job: JobKey, plans: Sequence[RuntimePlan]) -> None:
-    """See ``Store.add_runtime_plans``. Raises ``StoreError`` if the job is not known."""
-    number = job_numbers(connection, {job})[job]
-    values = [_RUNTIME_PLAN.values(plan, job_number=number) for plan in plans]
-    connection.execute(upsert(connection, RuntimePlanRow, replace=False), values)
-
-
 def runtime_plan_of(row: Row[Any]) -> RuntimePlan:
     """A membership change from a row of ``runtime_plans``."""
     return _RUNTIME_PLAN.record(row, f"runtime plan {row.number}")
 
 
-def runtime_plans(connection: Connection, job: JobKey, limit: int | None) -> tuple[RuntimePlan, ...]:
-    """See ``Store.runtime_plans``."""
-    query = (
-        select(*columns(RuntimePlanRow))
-        .join(JobRow, JobRow.number == RuntimePlanRow.job_number)
-        .where(JobRow.slug == job.slug)
-        .order_by(RuntimePlanRow.number.desc())
-        .limit(limit)
-    )
-    return tuple(map(runtime_plan_of, connection.execute(query)))[::-1]
+class SqlRuntimePlans(StoreTables):
+    """Membership changes of jobs."""
+
+    def add_runtime_plans(self, job: JobKey, plans: Sequence[RuntimePlan]) -> None:
+        """See ``Store.add_runtime_plans``. Raises ``StoreError`` if the job is not known."""
+        if not plans:
+            return
+        with self._database.writing(f"keeping plans of job {job.slug}") as connection:
+            number = job_numbers(connection, {job})[job]
+            values = [_RUNTIME_PLAN.values(plan, job_number=number) for plan in plans]
+            connection.execute(upsert(connection, RuntimePlanRow, replace=False), values)
+
+    def runtime_plans(self, job: JobKey, *, limit: int | None = None) -> tuple[RuntimePlan, ...]:
+        """See ``Store.runtime_plans``."""
+        query = (
+            select(*columns(RuntimePlanRow))
+            .join(JobRow, JobRow.number == RuntimePlanRow.job_number)
+            .where(JobRow.slug == job.slug)
+            .order_by(RuntimePlanRow.number.desc())
+            .limit(limit)
+        )
+        with self._database.reading(f"reading plans of job {job.slug}") as connection:
+            return tuple(map(runtime_plan_of, connection.execute(query)))[::-1]

@@ -22,6 +22,7 @@ from dl2d.core.json_codec import T, decode
 from dl2d.core.resources import Resources, Shortfall
 from dl2d.core.store import DecisionEntry, JobSlot, Slot, SlotSummary
 from dl2d.core.tick_plan import Deferred, Failure, Outcome, Plan
+from dl2d.store.database import StoreTables
 from dl2d.store.jobs import JobRow, job_numbers, owned_by
 from dl2d.store.policy_versions import PolicyVersionRow
 from dl2d.store.row_mapping import (
@@ -176,31 +177,133 @@ _SUMMARY = Mapping(SlotSummary, SlotRow)
 _NO_DETAIL = DecisionDetail()
 
 
-def record_slot(connection: Connection, slot: Slot) -> None:
-    """See ``Store.record_slot``. Raises ``StoreError`` if the number is taken or a job is not known."""
-    _check_scores(slot)
-    numbers = job_numbers(connection, {decided.job for decided in slot.decision.jobs})
-    values = _SLOT.values(
-        slot,
-        **_SUMMARY.values(SlotSummary.of(slot)),
-        measure=slot.decision.measure,
-        seed=str(slot.seed),
-        proposed=None if slot.proposed == slot.decision else slot.proposed,
-        version_number=_version_number(connection, slot.decision),
-        fallback=slot.proposed.fallback_cause,
-        shadow_policy=None if slot.shadow is None else slot.shadow.policy,
-        shadow_policy_version=None if slot.shadow is None else slot.shadow.policy_version,
-    )
-    connection.execute(insert(table_of(SlotRow)), values)
-    shadow = slot.shadow.jobs if slot.shadow is not None else ()
-    rows = {
-        DecisionRow: [_decision_values(slot.number, numbers[each.job], each) for each in slot.decision.jobs],
-        ShadowAllocationRow: [_decided_values(slot.number, numbers[each.job], each) for each in shadow],
-        SlotResourceRow: [{"slot": slot.number, **use} for use in resource_use(slot.snapshot)],
-    }
-    for model, of_model in rows.items():
-        if of_model:
-            connection.execute(insert(table_of(model)), of_model)
+class SqlSlots(StoreTables):
+    """Slots and the decisions in them."""
+
+    def record_slot(self, slot: Slot) -> None:
+        """See ``Store.record_slot``. Raises ``StoreError`` if the number is taken or a job is not known."""
+        _check_scores(slot)
+        shadow = slot.shadow.jobs if slot.shadow is not None else ()
+        with self._database.writing(f"recording slot {slot.number}") as connection:
+            numbers = job_numbers(connection, {decided.job for decided in slot.decision.jobs})
+            values = _SLOT.values(
+                slot,
+                **_SUMMARY.values(SlotSummary.of(slot)),
+                measure=slot.decision.measure,
+                seed=str(slot.seed),
+                proposed=None if slot.proposed == slot.decision else slot.proposed,
+                version_number=_version_number(connection, slot.decision),
+                fallback=slot.proposed.fallback_cause,
+                shadow_policy=None if slot.shadow is None else slot.shadow.policy,
+                shadow_policy_version=None if slot.shadow is None else slot.shadow.policy_version,
+            )
+            connection.execute(insert(table_of(SlotRow)), values)
+            rows = {
+                DecisionRow: [_decision_values(slot.number, numbers[each.job], each) for each in slot.decision.jobs],
+                ShadowAllocationRow: [_decided_values(slot.number, numbers[each.job], each) for each in shadow],
+                SlotResourceRow: [{"slot": slot.number, **use} for use in resource_use(slot.snapshot)],
+            }
+            for model, of_model in rows.items():
+                if of_model:
+                    connection.execute(insert(table_of(model)), of_model)
+
+    def last_slot_number(self) -> int:
+        """See ``Store.last_slot_number``."""
+        with self._database.reading("reading the last slot") as connection:
+            return _last_slot_number(connection)
+
+    def slot(self, number: int) -> Slot | None:
+        """See ``Store.slot``."""
+        with self._database.reading(f"reading slot {number}") as connection:
+            row = connection.execute(select(*columns(SlotRow)).where(SlotRow.number == number)).one_or_none()
+        if row is None:
+            return None
+        found = _SLOT.record(row, f"slot {number}", seed=int(row.seed))
+        # A slot in which the guard changed nothing holds its decision once.
+        return found if row.proposed is not None else replace(found, proposed=found.decision)
+
+    def job_slot(self, number: int, job: JobKey) -> JobSlot | None:
+        """See ``Store.job_slot``."""
+        table = table_of(SlotRow).c
+        chosen = (table.number, table.at, table.inputs_hash, *(table[part.name] for part in _PARTS))
+        with self._database.reading(f"reading slot {number}") as connection:
+            row = connection.execute(select(*chosen).where(table.number == number)).one_or_none()
+        if row is None:
+            return None
+        what = f"slot {number}"
+        snapshot, decision, proposed, shadow, plan, outcome = (decoded_json(row, part, what) for part in _PARTS)
+        try:
+            return JobSlot(
+                entry=_part_entry(row, decision, job),
+                proposed=next(iter(_about(job, (proposed or decision).jobs, JobDecision)), None),
+                shadow=None if shadow is None else _part_entry(row, shadow, job),
+                deferred=_about(job, plan.deferred, Deferred),
+                failures=_about(job, outcome.failures, Failure),
+                usable=next(iter(_about(job, snapshot.node_sets, NodeSet)), None),
+                nodes=len(snapshot.nodes),
+            )
+        except msgspec.MsgspecError as error:
+            raise StoreError(
+                f"{what} cannot be read: {error}; it is damaged or from another version of dl2d"
+            ) from error
+
+    def grown_jobs(self, number: int, owner: User | None = None) -> tuple[JobDecision, ...]:
+        """See ``Store.grown_jobs``."""
+        more = DecisionRow.workers + DecisionRow.ps > DecisionRow.previous_workers + DecisionRow.previous_ps
+        query: Select[Any] = (
+            select(*columns(DecisionRow), JobRow.cluster, JobRow.id, JobRow.submitted)
+            .join(JobRow, JobRow.number == DecisionRow.job_number)
+            .where(DecisionRow.slot == number, more, *owned_by(owner))
+            .order_by(DecisionRow.job_number)
+        )
+        with self._database.reading(f"reading decisions of slot {number}") as connection:
+            rows = connection.execute(query)
+            return tuple(_decided(row, JobKey(row.cluster, row.id, row.submitted)) for row in rows)
+
+    def slots(self, *, limit: int = 100) -> tuple[SlotSummary, ...]:
+        """See ``Store.slots``."""
+        query = select(*_SUMMARY.columns).order_by(SlotRow.number.desc()).limit(limit)
+        with self._database.reading("listing slots") as connection:
+            return tuple(_SUMMARY.record(row, f"slot {row.number}") for row in connection.execute(query))
+
+    def decisions(self, job: JobKey, *, limit: int = 100, changed: bool = False) -> tuple[DecisionEntry, ...]:
+        """See ``Store.decisions``."""
+        of_slot: list[Any] = [
+            SlotRow.at, SlotRow.policy.label("slot_policy"), SlotRow.policy_version.label("slot_policy_version"),
+            SlotRow.inputs_hash, SlotRow.measure,
+        ]  # fmt: skip
+        query = (
+            select(*columns(DecisionRow), *of_slot)
+            .join(SlotRow, SlotRow.number == DecisionRow.slot)
+            .join(JobRow, JobRow.number == DecisionRow.job_number)
+            .where(JobRow.slug == job.slug)
+            .order_by(DecisionRow.slot.desc())
+            .limit(limit)
+        )
+        if changed:
+            workers, ps = DecisionRow.workers != DecisionRow.previous_workers, DecisionRow.ps != DecisionRow.previous_ps
+            query = query.where(workers | ps)
+        with self._database.reading(f"reading decisions on job {job.slug}") as connection:
+            return tuple(_entry(row, job) for row in connection.execute(query))
+
+    def last_decisions(self, jobs: Collection[JobKey]) -> dict[JobKey, JobDecision]:
+        """See ``Store.last_decisions``."""
+        slugs = {job.slug: job for job in jobs}
+        with self._database.reading("reading the last decisions") as connection:
+            query: Select[Any] = (
+                select(*columns(DecisionRow), JobRow.slug)
+                .join(JobRow, JobRow.number == DecisionRow.job_number)
+                .where(DecisionRow.slot == _last_slot_number(connection))
+            )
+            return {
+                slugs[row.slug]: _decided(row, slugs[row.slug])
+                for batch in batches(slugs)
+                for row in connection.execute(query.where(JobRow.slug.in_(batch)))
+            }
+
+
+def _last_slot_number(connection: Connection) -> int:
+    return connection.execute(select(func.max(SlotRow.number))).scalar() or 0
 
 
 def _version_number(connection: Connection, decision: Decision) -> int | None:
@@ -259,44 +362,6 @@ def _decision_values(slot: int, job_number: int, decided: JobDecision) -> Values
     }
 
 
-def last_slot_number(connection: Connection) -> int:
-    """See ``Store.last_slot_number``."""
-    return connection.execute(select(func.max(SlotRow.number))).scalar() or 0
-
-
-def slot(connection: Connection, number: int) -> Slot | None:
-    """See ``Store.slot``."""
-    row = connection.execute(select(*columns(SlotRow)).where(SlotRow.number == number)).one_or_none()
-    if row is None:
-        return None
-    found = _SLOT.record(row, f"slot {number}", seed=int(row.seed))
-    # A slot in which the guard changed nothing holds its decision once.
-    return found if row.proposed is not None else replace(found, proposed=found.decision)
-
-
-def job_slot(connection: Connection, number: int, job: JobKey) -> JobSlot | None:
-    """See ``Store.job_slot``."""
-    table = table_of(SlotRow).c
-    chosen = (table.number, table.at, table.inputs_hash, *(table[part.name] for part in _PARTS))
-    row = connection.execute(select(*chosen).where(table.number == number)).one_or_none()
-    if row is None:
-        return None
-    what = f"slot {number}"
-    snapshot, decision, proposed, shadow, plan, outcome = (decoded_json(row, part, what) for part in _PARTS)
-    try:
-        return JobSlot(
-            entry=_part_entry(row, decision, job),
-            proposed=next(iter(_about(job, (proposed or decision).jobs, JobDecision)), None),
-            shadow=None if shadow is None else _part_entry(row, shadow, job),
-            deferred=_about(job, plan.deferred, Deferred),
-            failures=_about(job, outcome.failures, Failure),
-            usable=next(iter(_about(job, snapshot.node_sets, NodeSet)), None),
-            nodes=len(snapshot.nodes),
-        )
-    except msgspec.MsgspecError as error:
-        raise StoreError(f"{what} cannot be read: {error}; it is damaged or from another version of dl2d") from error
-
-
 def _part_entry(row: Row[*tuple[Any, ...]], part: _Part, job: JobKey) -> DecisionEntry | None:
     for decided in _about(job, part.jobs, JobDecision):
         name, version = decided.by or (part.policy, part.policy_version)
@@ -314,59 +379,6 @@ def snapshot(connection: Connection, number: int) -> Snapshot:
     row = connection.execute(select(SlotRow.snapshot).where(SlotRow.number == number)).one()
     found: Snapshot = decoded_json(row, table_of(SlotRow).c.snapshot, f"slot {number}")
     return found
-
-
-def slots(connection: Connection, limit: int) -> tuple[SlotSummary, ...]:
-    """See ``Store.slots``."""
-    query = select(*_SUMMARY.columns).order_by(SlotRow.number.desc()).limit(limit)
-    return tuple(_SUMMARY.record(row, f"slot {row.number}") for row in connection.execute(query))
-
-
-def decisions(connection: Connection, job: JobKey, limit: int, *, changed: bool) -> tuple[DecisionEntry, ...]:
-    """See ``Store.decisions``."""
-    of_slot: list[Any] = [
-        SlotRow.at, SlotRow.policy.label("slot_policy"), SlotRow.policy_version.label("slot_policy_version"),
-        SlotRow.inputs_hash, SlotRow.measure,
-    ]  # fmt: skip
-    query = (
-        select(*columns(DecisionRow), *of_slot)
-        .join(SlotRow, SlotRow.number == DecisionRow.slot)
-        .join(JobRow, JobRow.number == DecisionRow.job_number)
-        .where(JobRow.slug == job.slug)
-        .order_by(DecisionRow.slot.desc())
-        .limit(limit)
-    )
-    if changed:
-        workers, ps = DecisionRow.workers != DecisionRow.previous_workers, DecisionRow.ps != DecisionRow.previous_ps
-        query = query.where(workers | ps)
-    return tuple(_entry(row, job) for row in connection.execute(query))
-
-
-def last_decisions(connection: Connection, jobs: Collection[JobKey]) -> dict[JobKey, JobDecision]:
-    """See ``Store.last_decisions``."""
-    slugs = {job.slug: job for job in jobs}
-    query: Select[Any] = (
-        select(*columns(DecisionRow), JobRow.slug)
-        .join(JobRow, JobRow.number == DecisionRow.job_number)
-        .where(DecisionRow.slot == last_slot_number(connection))
-    )
-    return {
-        slugs[row.slug]: _decided(row, slugs[row.slug])
-        for batch in batches(slugs)
-        for row in connection.execute(query.where(JobRow.slug.in_(batch)))
-    }
-
-
-def grown_jobs(connection: Connection, number: int, owner: User | None) -> tuple[JobDecision, ...]:
-    """See ``Store.grown_jobs``."""
-    more = DecisionRow.workers + DecisionRow.ps > DecisionRow.previous_workers + DecisionRow.previous_ps
-    query: Select[Any] = (
-        select(*columns(DecisionRow), JobRow.cluster, JobRow.id, JobRow.submitted)
-        .join(JobRow, JobRow.number == DecisionRow.job_number)
-        .where(DecisionRow.slot == number, more, *owned_by(owner))
-        .order_by(DecisionRow.job_number)
-    )
-    return tuple(_decided(row, JobKey(row.cluster, row.id, row.submitted)) for row in connection.execute(query))
 
 
 def _entry(row: Row[Any], job: JobKey) -> DecisionEntry:

@@ -29,6 +29,7 @@ from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resources import Resources
 from dl2d.core.store import ResizeEvent, TaskChange, TaskReport, TaskTime
 from dl2d.core.tick_plan import Start
+from dl2d.store.database import StoreTables
 from dl2d.store.jobs import JobRow, job_numbers
 from dl2d.store.resizes import GROW, Step, keep_steps, runs, step_of
 from dl2d.store.row_mapping import (
@@ -118,30 +119,82 @@ def _task_of(row: Row[Any]) -> Task:
     return _TASK.record(row, f"task {row.id} of job {key.slug}", job=key)
 
 
-def ask_tasks(connection: Connection, starts: Sequence[Start], at: float) -> tuple[Task, ...]:
-    """See ``Store.ask_tasks``. Raises ``StoreError`` if a job is not known."""
-    numbers = job_numbers(connection, {start.job for start in starts}, lock=True)
-    last = _last_ordinals(connection, numbers.values())
-    tasks: list[Task] = []
-    for start in starts:
-        counted = (numbers[start.job], start.role)
-        last[counted] = ordinal = last.get(counted, -1) + 1
-        tasks.append(
-            Task(
-                job=start.job,
-                id=f"{start.role.value}-{ordinal}",
-                role=start.role,
-                node=start.node,
-                demand=start.demand,
-                asked_at=at,
-                since=at,
-            )
-        )
-    values = [_TASK.values(task, job_number=numbers[task.job], ordinal=task.number) for task in tasks]
-    connection.execute(insert(table_of(TaskRow)), values)
-    asked = [Step(task, numbers[task.job], GROW, ResizeEvent(TaskState.ASKED, at), new=True) for task in tasks]
-    keep_steps(connection, asked)
-    return tuple(tasks)
+class SqlTasks(StoreTables):
+    """Tasks, and the last reports on them."""
+
+    def ask_tasks(self, starts: Sequence[Start], at: float) -> tuple[Task, ...]:
+        """See ``Store.ask_tasks``. Raises ``StoreError`` if a job is not known."""
+        if not starts:
+            return ()
+        with self._database.writing(f"asking for {len(starts)} tasks") as connection:
+            numbers = job_numbers(connection, {start.job for start in starts}, lock=True)
+            last = _last_ordinals(connection, numbers.values())
+            tasks: list[Task] = []
+            for start in starts:
+                counted = (numbers[start.job], start.role)
+                last[counted] = ordinal = last.get(counted, -1) + 1
+                tasks.append(
+                    Task(
+                        job=start.job,
+                        id=f"{start.role.value}-{ordinal}",
+                        role=start.role,
+                        node=start.node,
+                        demand=start.demand,
+                        asked_at=at,
+                        since=at,
+                    )
+                )
+            values = [_TASK.values(task, job_number=numbers[task.job], ordinal=task.number) for task in tasks]
+            connection.execute(insert(table_of(TaskRow)), values)
+            asked = ResizeEvent(TaskState.ASKED, at)
+            keep_steps(connection, [Step(task, numbers[task.job], GROW, asked, new=True) for task in tasks])
+        return tuple(tasks)
+
+    def tasks(self, *, live: bool, job: JobKey | None = None) -> tuple[Task, ...]:
+        """See ``Store.tasks``."""
+        query = _tasks()
+        if live:
+            query = query.where(TaskRow.ended_at.is_(None))
+        if job is not None:
+            number = select(JobRow.number).where(JobRow.slug == job.slug)
+            query = query.where(TaskRow.job_number == number.scalar_subquery())
+        with self._database.reading("listing tasks") as connection:
+            return tuple(sorted(map(_task_of, connection.execute(query)), key=_order))
+
+    def named_tasks(self, job: JobKey, names: Collection[str]) -> tuple[Task, ...]:
+        """See ``Store.named_tasks``."""
+        if not names:
+            return ()
+        of_job = _tasks().where(JobRow.slug == job.slug)
+        queries = (of_job.where(TaskRow.id.in_(batch)) for batch in batches(set(names), MAX_VALUES - 1))
+        with self._database.reading(f"looking up tasks of job {job.slug}") as connection:
+            found = (row for query in queries for row in connection.execute(query))
+            return tuple(sorted(map(_task_of, found), key=_order))
+
+    def task_times(self, job: JobKey) -> tuple[TaskTime, ...]:
+        """See ``Store.task_times``."""
+        query = _tasks().where(JobRow.slug == job.slug, TaskRow.granted_at.is_not(None))
+        with self._database.reading(f"reading tasks of job {job.slug}") as connection:
+            found = (TaskTime(_task_of(row), row.granted_at, row.ended_at) for row in connection.execute(query))
+            return tuple(sorted(found, key=lambda time: _order(time.task)))
+
+    def change_tasks(self, changes: Sequence[TaskChange], at: float) -> tuple[Task, ...]:
+        """See ``Store.change_tasks``. Raises ``StoreError`` if a task is not known."""
+        if not changes:
+            return ()
+        with self._database.writing(f"moving {len(changes)} tasks") as connection:
+            return _change_tasks(connection, changes, at)
+
+    def task_reports(self, key: JobKey) -> tuple[TaskReport, ...]:
+        """See ``Store.task_reports``."""
+        table = table_of(TaskReportRow)
+        query = select(*table.c).join(JobRow, JobRow.number == table.c.job_number).where(JobRow.slug == key.slug)
+        # worker-10 comes after worker-9
+        query = query.order_by(func.length(table.c.task), table.c.task)
+        with self._database.reading(f"reading tasks of job {key.slug}") as connection:
+            rows = connection.execute(query)
+            found = [_TASK_REPORT.record(row, f"report of task {row.task} of job {key.slug}") for row in rows]
+        return tuple(sorted(found, key=lambda report: not report.task.startswith("worker")))
 
 
 def _last_ordinals(connection: Connection, jobs: Iterable[int]) -> dict[tuple[int, Role], int]:
@@ -153,38 +206,11 @@ def _last_ordinals(connection: Connection, jobs: Iterable[int]) -> dict[tuple[in
     return last
 
 
-def tasks(connection: Connection, *, live: bool, job: JobKey | None) -> tuple[Task, ...]:
-    """See ``Store.tasks``."""
-    query = _tasks()
-    if live:
-        query = query.where(TaskRow.ended_at.is_(None))
-    if job is not None:
-        query = query.where(
-            TaskRow.job_number == select(JobRow.number).where(JobRow.slug == job.slug).scalar_subquery()
-        )
-    return tuple(sorted(map(_task_of, connection.execute(query)), key=_order))
-
-
-def task_times(connection: Connection, job: JobKey) -> tuple[TaskTime, ...]:
-    """See ``Store.task_times``."""
-    rows = connection.execute(_tasks().where(JobRow.slug == job.slug, TaskRow.granted_at.is_not(None)))
-    found = (TaskTime(_task_of(row), row.granted_at, row.ended_at) for row in rows)
-    return tuple(sorted(found, key=lambda time: _order(time.task)))
-
-
-def named_tasks(connection: Connection, job: JobKey, names: Collection[str]) -> tuple[Task, ...]:
-    """See ``Store.named_tasks``."""
-    of_job = _tasks().where(JobRow.slug == job.slug)
-    found = (connection.execute(of_job.where(TaskRow.id.in_(batch))) for batch in batches(set(names), MAX_VALUES - 1))
-    return tuple(sorted((_task_of(row) for rows in found for row in rows), key=_order))
-
-
 def _order(task: Task) -> tuple[Any, int, int]:
     return (submit_order(task.job), _ROLES.index(task.role), task.number)
 
 
-def change_tasks(connection: Connection, changes: Sequence[TaskChange], at: float) -> tuple[Task, ...]:
-    """See ``Store.change_tasks``. Raises ``StoreError`` if a task is not known."""
+def _change_tasks(connection: Connection, changes: Sequence[TaskChange], at: float) -> tuple[Task, ...]:
     numbers = job_numbers(connection, {change.job for change in changes})
     before = _locked_tasks(connection, {(numbers[change.job], change.task) for change in changes})
     after = dict(before)
@@ -234,16 +260,6 @@ def keep_task_reports(connection: Connection, job_number: int, reports: Sequence
     if reports:
         values = [_TASK_REPORT.values(report, job_number=job_number) for report in reports]
         connection.execute(upsert(connection, TaskReportRow, replace=True), values)
-
-
-def task_reports(connection: Connection, key: JobKey) -> tuple[TaskReport, ...]:
-    """See ``Store.task_reports``."""
-    table = table_of(TaskReportRow)
-    query = select(*table.c).join(JobRow, JobRow.number == table.c.job_number).where(JobRow.slug == key.slug)
-    # worker-10 comes after worker-9
-    rows = connection.execute(query.order_by(func.length(table.c.task), table.c.task))
-    found = [_TASK_REPORT.record(row, f"report of task {row.task} of job {key.slug}") for row in rows]
-    return tuple(sorted(found, key=lambda report: not report.task.startswith("worker")))
 
 
 # Statements are built once: that takes longer than SQLite takes to run them.
