@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dl2d.config.settings import Settings
 from dl2d.core.canary import Canary, CanaryState
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.json_codec import as_plain
-from dl2d.core.site_store import SiteStore
 from dl2d.daemon.policy_versions.canary_comparison import CanaryComparison, compare_groups
 
+if TYPE_CHECKING:
+    from dl2d.store.sql_store import SqlStore
 
-def newest_canary(store: SiteStore, settings: Settings) -> tuple[Canary, CanaryComparison] | None:
+
+def newest_canary(store: SqlStore, settings: Settings) -> tuple[Canary, CanaryComparison] | None:
     """The newest canary, and its groups as they are now; None if there never was one."""
     for canary in store.canaries(limit=1):
         return canary, compare_groups(store.canary_jobs(canary), time.time(), settings.canary.max_days)
     return None
 
 
-def canary_in_force(store: SiteStore, settings: Settings, mode: Mode) -> tuple[Canary, CanaryComparison] | None:
+def canary_in_force(store: SqlStore, settings: Settings, mode: Mode) -> tuple[Canary, CanaryComparison] | None:
     """The newest canary in mode canary; None in other modes."""
     return newest_canary(store, settings) if mode is Mode.CANARY else None
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -46,6 +46,7 @@ from dl2d.daemon.policy_versions.active_version import (
     configured_checkpoint,
     gate_problem,
     given,
+    nodes_and_requests,
     read_version,
 )
 from dl2d.daemon.tick_settings import manager_settings
@@ -55,12 +56,14 @@ from dl2d.plugins import MANAGERS, PLACEMENTS, POLICIES, load_placement, load_po
 from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.store import schema
 from dl2d.store.database import Database, Place
-from dl2d.tick.policy_starts_jobs_check import site_start_check, start_check
+from dl2d.store.sql_store import SqlStore
+from dl2d.tick.policy_starts_jobs_check import start_check
 from dl2d_slurm.settings import SlurmSettings
 from dl2d_slurm.submission_backends import chosen_backend
 from dl2d_yarn.cluster_check import check_cluster
 from dl2d_yarn.settings import YarnSettings
 
+T = TypeVar("T")
 _ANSWER_SECONDS = 3.0
 #: Nodes that are named in full.
 _MOST_NODES = 8
@@ -219,7 +222,7 @@ def _canary(settings: Settings) -> Finding:
 def _policy(settings: Settings) -> Iterator[Finding]:
     """Whether the policy can be made as the configuration says, and whether the live version of it can be read."""
     item = "policy.checkpoint" if settings.policy.checkpoint else "policy.settings"
-    live = _live(settings)
+    live = _from_store(settings, lambda store: store.registry.live(settings.policy.name))
     try:
         named = configured_checkpoint(settings)
         if named is not None and (refused := _gate_problem(settings, named)):
@@ -260,13 +263,7 @@ def _live_version(settings: Settings, live: Version) -> Finding:
 
 def _gate_problem(settings: Settings, named: Checkpoint) -> str:
     """Why the daemon would refuse the configured checkpoint in mode live; empty if it would not, or nobody knows."""
-    try:
-        if not _has_store(settings):
-            return ""
-        with reading(settings) as store:
-            return gate_problem(settings, store, named)
-    except Dl2dError:  # another finding
-        return ""
+    return _from_store(settings, lambda store: gate_problem(settings, store, named)) or ""
 
 
 def _start_problem(settings: Settings, policy: Policy) -> str:
@@ -275,28 +272,21 @@ def _start_problem(settings: Settings, policy: Policy) -> str:
         placement = load_placement(settings.placement)
     except Dl2dError:  # another finding
         return ""
-    try:
-        if _has_store(settings):
-            with reading(settings) as store:
-                return site_start_check(policy, placement, store).problem
-    except Dl2dError:  # another finding
-        pass
-    return start_check(policy, placement, _nodes(settings)).problem
+    nodes, requests = _from_store(settings, nodes_and_requests) or (_nodes(settings), [])
+    return start_check(policy, placement, nodes, requests).problem
 
 
 def _has_store(settings: Settings) -> bool:
     return schema.current(settings.store_url) == schema.head()
 
 
-def _live(settings: Settings) -> Version | None:
-    """The live version; None as well where the store cannot tell, which is another finding."""
-    try:
-        if not _has_store(settings):
-            return None
-        with reading(settings) as store:
-            return store.registry.live(settings.policy.name)
-    except Dl2dError:
-        return None
+def _from_store(settings: Settings, read: Callable[[SqlStore], T]) -> T | None:
+    """What is read from the store; None where there is none, or it cannot be read, which is another finding."""
+    with suppress(Dl2dError):
+        if _has_store(settings):
+            with reading(settings) as store:
+                return read(store)
+    return None
 
 
 def _manager(settings: Settings) -> Iterator[Finding]:

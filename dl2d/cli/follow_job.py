@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dl2d.cli.output import console, number, on_terminal, print_text
 from dl2d.core.errors import Dl2dError
 from dl2d.core.jobs import Job, JobKey
-from dl2d.core.store import Store
+
+if TYPE_CHECKING:
+    from dl2d.store.sql_store import SqlStore
 
 _POLL_SECONDS = 0.5
 
 
-def follow(store: Store, key: JobKey, *, quiet: bool) -> Job:
+def follow(store: SqlStore, key: JobKey, *, quiet: bool) -> Job:
     """Wait until a job has ended and return it; ``quiet`` prints nothing meanwhile.
 
     Raises
@@ -39,7 +42,7 @@ def follow(store: Store, key: JobKey, *, quiet: bool) -> Job:
     return job
 
 
-def _by_lines(store: Store, key: JobKey, *, quiet: bool) -> Job:
+def _by_lines(store: SqlStore, key: JobKey, *, quiet: bool) -> Job:
     told: tuple[object, ...] = ()
     while True:
         job = _look(store, key)
@@ -52,7 +55,7 @@ def _by_lines(store: Store, key: JobKey, *, quiet: bool) -> Job:
         time.sleep(_POLL_SECONDS)
 
 
-def _look(store: Store, key: JobKey) -> Job:
+def _look(store: SqlStore, key: JobKey) -> Job:
     job = store.job(key)
     if job is None:
         raise Dl2dError(f"job {key.slug} was removed from the store")

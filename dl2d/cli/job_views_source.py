@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 from urllib.parse import urlencode
 
 import httpx2
@@ -20,12 +20,14 @@ from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.errors import ConfigError, Denied, Dl2dError, RequestError, StoreError, Unavailable
 from dl2d.core.job_views import MAX_DECISIONS, HistoryView, JobViews, StatusView, UsageView, WhyView, request_payload
 from dl2d.core.json_codec import decode
-from dl2d.core.site_store import SiteStore
 from dl2d.daemon.job_views_from_store import StoreViews
 from pslite.errors import UsageError
 from pslite.launch.daemon_address_file import DAEMON_VARIABLE, DaemonAddress, find_address
 from pslite.launch.daemon_http import CERTIFICATE_VARIABLE, check_private, tls_context
 from pslite.launch.munge import munge_credential
+
+if TYPE_CHECKING:
+    from dl2d.store.sql_store import SqlStore
 
 _SECONDS = 30.0
 #: Seconds to wait for the daemon to say how it is.
@@ -42,7 +44,7 @@ class JobSource:
     views: JobViews
     health: Callable[[], DaemonHealth]
     #: Configuration and store, where the user may read them.
-    site: tuple[Settings, SiteStore] | None = None
+    site: tuple[Settings, SqlStore] | None = None
 
 
 @contextlib.contextmanager

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dl2d.config.settings import Settings
-from dl2d.core.site_history import RecordingStore
+
+if TYPE_CHECKING:
+    from dl2d.store.sql_store import SqlStore
 
 ConfigOption = Annotated[
     Path,
@@ -27,7 +29,7 @@ JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id, name or clu
 
 
 @contextlib.contextmanager
-def reading(settings: Settings) -> Iterator[RecordingStore]:
+def reading(settings: Settings) -> Iterator[SqlStore]:
     """The store, opened without the lease and without a change of its schema, as beside a running daemon."""
     from dl2d.store.sql_store import SqlStore  # noqa: PLC0415 - half a second that commands without a store do not wait for
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,13 +15,13 @@ from dl2d.cli.progress_display import progress_bars, show_on_bar
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.errors import Dl2dError, GateRefused, PolicyError, RegistryError, RequestError, WorkloadError
 from dl2d.core.json_codec import as_plain
-from dl2d.core.policy_registry import Registry, Trial, Version, VersionState
-from dl2d.core.site_history import RecordingStore
+from dl2d.core.policy_registry import Trial, Version, VersionState
 from dl2d.daemon.policy_versions.active_version import (
     configured_checkpoint,
     current_checkpoint,
     given,
     keep_version,
+    nodes_and_requests,
     read_version,
     roll_back,
 )
@@ -35,7 +35,11 @@ from dl2d.plugins import (
 )
 from dl2d.policies.common.checkpoint import DIGITS, checkpoint_in, read_checkpoint
 from dl2d.store import schema
-from dl2d.tick.policy_starts_jobs_check import nodes_and_requests, start_check
+from dl2d.tick.policy_starts_jobs_check import start_check
+
+if TYPE_CHECKING:
+    from dl2d.store.policy_versions import SqlRegistry
+    from dl2d.store.sql_store import SqlStore
 
 app = typer.Typer(no_args_is_help=True, help="Policies, which decide how many tasks each job gets.")
 
@@ -134,7 +138,7 @@ def promote(
             print_text(f"passed the gate: {passed}")
 
 
-def _pass_gate(settings: Settings, store: RecordingStore, version: Version) -> str:
+def _pass_gate(settings: Settings, store: SqlStore, version: Version) -> str:
     """Compare a version with the present one and record the trial; returns the result, empty if nothing was compared.
 
     Raises
@@ -206,7 +210,7 @@ def _learned(settings: Settings) -> str:
     return name
 
 
-def _matching(registry: Registry, name: str, text: str) -> Version | None:
+def _matching(registry: SqlRegistry, name: str, text: str) -> Version | None:
     """The version that a text means; None where it is a folder."""
     if Path(text).exists():
         return None

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from dl2d.cli.progress_display import Tell
 from dl2d.config.settings import Settings
@@ -15,8 +15,8 @@ from dl2d.core.errors import Dl2dError, WorkloadError
 from dl2d.core.jobs import JobRequest
 from dl2d.core.measured_speeds import MeasuredSpeeds
 from dl2d.core.policy import Policy
-from dl2d.core.policy_registry import SITE_SCHEDULER, Registry, Trial, TrialCase, Version, VersionState
-from dl2d.core.site_history import History, RecordingStore
+from dl2d.core.policy_registry import SITE_SCHEDULER, Trial, TrialCase, Version, VersionState
+from dl2d.core.site_history import History
 from dl2d.daemon.policy_versions.active_version import current_checkpoint, given
 from dl2d.daemon.tick_settings import guard_rules
 from dl2d.learning.assumed_speeds import with_assumed_speeds
@@ -28,6 +28,10 @@ from dl2d.plugins import POLICIES, Given, available, load_placement, load_policy
 from dl2d.policies.common.checkpoint import DIGITS, Checkpoint
 from dl2d.simulation.workload.format import Workload
 from dl2d.tick.policy_starts_jobs_check import requests_to_try
+
+if TYPE_CHECKING:
+    from dl2d.store.policy_versions import SqlRegistry
+    from dl2d.store.sql_store import SqlStore
 
 #: Least length of an interval in a replay of recorded days, in seconds.
 _SHORTEST_SLOT: Final = 300.0
@@ -58,7 +62,7 @@ def policy_of(settings: Settings, checkpoint: Checkpoint) -> Policy:
     )
 
 
-def deciding(settings: Settings, registry: Registry) -> Side:
+def deciding(settings: Settings, registry: SqlRegistry) -> Side:
     """What the configured policy decides with now: its live version, its checkpoint, or the fallback in its place."""
     name = settings.policy.name
     try:
@@ -85,7 +89,7 @@ def incumbent(settings: Settings, split: Split, live: Side) -> Side:
 
 
 def recorded_days(
-    settings: Settings, store: RecordingStore, *, now: float, seed: int, days: float | None = None,
+    settings: Settings, store: SqlStore, *, now: float, seed: int, days: float | None = None,
     candidate: Checkpoint | None = None, for_training: bool = True, assume_speeds: bool = False,
     expected_speeds: bool = False,
 ) -> Split:  # fmt: skip
@@ -195,7 +199,7 @@ def on_trial(
     )
 
 
-def live_review(settings: Settings, registry: Registry, split: Split, *, tell: Tell) -> Trial | None:
+def live_review(settings: Settings, registry: SqlRegistry, split: Split, *, tell: Tell) -> Trial | None:
     """Compare the fallback with what the live version did on the days kept back; passed if it is surely better.
 
     Both are replayed in the twin: the fallback as it would have decided, the live version as the sizes that jobs really
@@ -222,7 +226,7 @@ def _against(current: Side) -> str:
     return f"compared with the site's scheduler ({how})"
 
 
-def passed_trial(settings: Settings, registry: Registry, version: Version) -> Trial | None:
+def passed_trial(settings: Settings, registry: SqlRegistry, version: Version) -> Trial | None:
     """The newest trial that a version passed against what it is compared with in this mode; None for none."""
     passed = (
         trial

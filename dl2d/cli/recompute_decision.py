@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dl2d.config.settings import Settings
 from dl2d.core.decision import CANARY, Constraint, Decision
@@ -14,7 +15,6 @@ from dl2d.core.errors import CheckpointError, Dl2dError
 from dl2d.core.json_codec import encode
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
-from dl2d.core.policy_registry import Registry
 from dl2d.core.store import Slot
 from dl2d.daemon.policy_versions.active_version import given
 from dl2d.plugins import (
@@ -32,6 +32,9 @@ from dl2d.tick.observe_mode_decision import OBSERVED
 from dl2d.tick.record import inputs_hash, of_both
 from dl2d.tick.tick_context import Deciders
 
+if TYPE_CHECKING:
+    from dl2d.store.policy_versions import SqlRegistry
+
 
 @dataclass(frozen=True, slots=True)
 class Recomputed:
@@ -41,7 +44,7 @@ class Recomputed:
     text: str
 
 
-def recompute(slot: Slot, settings: Settings, registry: Registry) -> Recomputed:
+def recompute(slot: Slot, settings: Settings, registry: SqlRegistry) -> Recomputed:
     """Run the policy again on the recorded snapshot and seed of a slot.
 
     Policy and placement are found by the inputs hash, which covers their names and versions, among the installed ones
@@ -79,7 +82,7 @@ def recompute(slot: Slot, settings: Settings, registry: Registry) -> Recomputed:
     return Recomputed(False, f"{by}: DIFFERENT: {_differences(recorded, again)}")
 
 
-def _recompute_canary(slot: Slot, settings: Settings, registry: Registry) -> Recomputed:
+def _recompute_canary(slot: Slot, settings: Settings, registry: SqlRegistry) -> Recomputed:
     """Run both policies of a slot in mode canary again; the inputs hash tells which of them was the fallback."""
     made = sorted({entry.by for entry in slot.proposed.jobs if entry.by is not None})
     names = {*(by.name for by in made), settings.policy.name, settings.policy.fallback}
@@ -103,7 +106,7 @@ def _recompute_canary(slot: Slot, settings: Settings, registry: Registry) -> Rec
     )
 
 
-def _deciders(slot: Slot, settings: Settings, registry: Registry) -> tuple[Policy, Placement] | None:
+def _deciders(slot: Slot, settings: Settings, registry: SqlRegistry) -> tuple[Policy, Placement] | None:
     placements = [load_placement(name) for name in available(PLACEMENTS)]
     for policy in _policies(slot, settings, registry):
         for placement in placements:
@@ -112,19 +115,19 @@ def _deciders(slot: Slot, settings: Settings, registry: Registry) -> tuple[Polic
     return None
 
 
-def _fallback(slot: Slot, settings: Settings, registry: Registry) -> Policy | None:
+def _fallback(slot: Slot, settings: Settings, registry: SqlRegistry) -> Policy | None:
     made = slot.proposed.policy, slot.proposed.policy_version
     return next((one for one in _policies(slot, settings, registry) if (one.name, one.version) == made), None)
 
 
-def _policies(slot: Slot, settings: Settings, registry: Registry) -> Iterator[Policy]:
+def _policies(slot: Slot, settings: Settings, registry: SqlRegistry) -> Iterator[Policy]:
     """Policies that may have decided in a slot, likely ones first; each as the configuration has it, and plainly."""
     for name in sorted(available(POLICIES), key=lambda name: name != slot.proposed.policy):
         made = slot.proposed.policy_version if name == slot.proposed.policy else ""
         yield from _versions_of(name, made, settings, registry)
 
 
-def _versions_of(name: str, made: str, settings: Settings, registry: Registry) -> Iterator[Policy]:
+def _versions_of(name: str, made: str, settings: Settings, registry: SqlRegistry) -> Iterator[Policy]:
     """A policy in all its versions that can be made, those that the version ``made`` names first."""
     own = given(settings, None)
     numbers = [settings_in(made), own.settings if name == settings.policy.name else {}, {}]
@@ -143,7 +146,7 @@ def _versions_of(name: str, made: str, settings: Settings, registry: Registry) -
                     yield policy
 
 
-def _checkpoints(name: str, version: str, settings: Settings, registry: Registry) -> Iterator[Checkpoint | None]:
+def _checkpoints(name: str, version: str, settings: Settings, registry: SqlRegistry) -> Iterator[Checkpoint | None]:
     """Checkpoints of a policy: the one that a version names, what comes with it, then all others."""
     digits = version[:DIGITS]
     kept = sorted(registry.versions(name), key=lambda one: not digits or not one.digest.startswith(digits))

@@ -6,7 +6,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,12 +16,14 @@ from dl2d.cli.output import print_json, print_tables, print_text, table
 from dl2d.cli.progress_display import interruptible, progress_bars, show_on_bar
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.errors import Dl2dError, WorkloadError
-from dl2d.core.policy_registry import Registry
 from dl2d.daemon.policy_versions.active_version import current_checkpoint
 from dl2d.plugins import takes_checkpoint
 from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.store.database import Place
 from dl2d.store.shadow_comparison import shadow_comparison
+
+if TYPE_CHECKING:
+    from dl2d.store.policy_versions import SqlRegistry
 
 
 def shadow(
@@ -129,7 +131,7 @@ def _savings(settings: Settings, days: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _deciding_checkpoint(settings: Settings, registry: Registry) -> Checkpoint | None:
+def _deciding_checkpoint(settings: Settings, registry: SqlRegistry) -> Checkpoint | None:
     if not takes_checkpoint(settings.policy.name):
         return None
     with contextlib.suppress(Dl2dError):  # the fallback decides

@@ -20,9 +20,12 @@ from dl2d.cli.promotion_trial import Side, incumbent, learned_days, on_trial, po
 from dl2d.config.settings import Settings
 from dl2d.core.errors import CheckpointError, Dl2dError
 from dl2d.core.measured_speeds import MeasuredSpeeds
-from dl2d.core.policy_registry import Registry
-from dl2d.core.site_history import RecordingStore
-from dl2d.daemon.policy_versions.active_version import current_checkpoint, read_version, version_in
+from dl2d.daemon.policy_versions.active_version import (
+    current_checkpoint,
+    nodes_and_requests,
+    read_version,
+    version_in,
+)
 from dl2d.daemon.policy_versions.candidates import Candidate
 from dl2d.learning.digital_twin import DAY_SECONDS
 from dl2d.learning.dl2_training import State, Trainer, TrainingSettings
@@ -35,12 +38,13 @@ from dl2d.policies.common.training_input_ranges import widened
 from dl2d.policies.dl2.checkpoint_contents import from_arrays
 from dl2d.policies.dl2_paper.policy import Dl2Original
 from dl2d.throughput.observations import as_measured, by_kind, merged_kinds
-from dl2d.tick.policy_starts_jobs_check import nodes_and_requests
 
 if TYPE_CHECKING:
     from dl2d.learning.dl2_paper.live_samples import LiveSlot
     from dl2d.learning.dl2_paper.samples import Samples
     from dl2d.policies.dl2_paper.observation import Sight
+    from dl2d.store.policy_versions import SqlRegistry
+    from dl2d.store.sql_store import SqlStore
 
 #: The policies that learn from a site.
 DL2: Final = "dl2"
@@ -80,7 +84,7 @@ class TwinSettings:
 
 
 def learn(
-    settings: Settings, store: RecordingStore, policy: str, chosen: TwinSettings, out: Path, *, tell: Tell, now: float
+    settings: Settings, store: SqlStore, policy: str, chosen: TwinSettings, out: Path, *, tell: Tell, now: float
 ) -> Learned:
     """Read the site's history, train a policy from the weights that decide now, and write the checkpoint to a folder.
 
@@ -110,7 +114,7 @@ def learn(
 
 
 def _learn_dl2(
-    settings: Settings, store: RecordingStore, split: Split, parent: Checkpoint, chosen: TwinSettings, ends_at: float,
+    settings: Settings, store: SqlStore, split: Split, parent: Checkpoint, chosen: TwinSettings, ends_at: float,
     folder: Path, tell: Tell,
 ) -> Learned:  # fmt: skip
     """Search for better weights of the scorer in the twin."""
@@ -141,7 +145,7 @@ def _learn_dl2(
 
 
 def _learn_dl2_paper(
-    settings: Settings, store: RecordingStore, split: Split, parent: Checkpoint, chosen: TwinSettings, ends_at: float,
+    settings: Settings, store: SqlStore, split: Split, parent: Checkpoint, chosen: TwinSettings, ends_at: float,
     folder: Path, tell: Tell,
 ) -> Learned:  # fmt: skip
     """Actor-critic learning (section 4.3 of the paper): in the twin, and from the slots that versions decided live."""
@@ -176,7 +180,7 @@ def _learn_dl2_paper(
     return Learned(split, parent, replace(checkpoint, training={**checkpoint.training, **record}), record)
 
 
-def _live_slots(settings: Settings, store: RecordingStore) -> list[LiveSlot]:
+def _live_slots(settings: Settings, store: SqlStore) -> list[LiveSlot]:
     """The newest slots that versions of the paper's policy decided, unchanged by the guard, oldest first."""
     from dl2d.learning.dl2_paper.live_samples import LiveSlot  # noqa: PLC0415
 
@@ -233,7 +237,7 @@ def _record(split: Split, parent: Checkpoint, seed: int, seconds: float) -> dict
     }  # fmt: skip
 
 
-def judged(settings: Settings, store: RecordingStore, learned: Learned, *, tell: Tell) -> Candidate:
+def judged(settings: Settings, store: SqlStore, learned: Learned, *, tell: Tell) -> Candidate:
     """Put what was learned among the versions, replay it on a small generated load, and compare it with what decides
     now; the store is only read.
     """
@@ -257,7 +261,7 @@ def judged(settings: Settings, store: RecordingStore, learned: Learned, *, tell:
     return Candidate(version, trial)
 
 
-def _current(settings: Settings, registry: Registry, policy: str) -> Checkpoint:
+def _current(settings: Settings, registry: SqlRegistry, policy: str) -> Checkpoint:
     """The checkpoint that decides now. Raises ``CheckpointError`` where the policy has none yet."""
     found = current_checkpoint(settings, registry, policy)
     if found is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,8 +20,10 @@ from dl2d.core.decision import Constraint, JobDecision, Reason
 from dl2d.core.errors import ConfigError, RequestError
 from dl2d.core.job_views import DecisionView, WhyView
 from dl2d.core.json_codec import as_plain
-from dl2d.core.site_store import SiteStore
 from dl2d.core.store import DecisionEntry
+
+if TYPE_CHECKING:
+    from dl2d.store.sql_store import SqlStore
 
 #: Decisions that are shown at most.
 _MOST = 10_000
@@ -80,7 +82,7 @@ def why(
         raise typer.Exit(1)
 
 
-def _recomputed(settings: Settings, store: SiteStore, entry: DecisionEntry) -> Recomputed:
+def _recomputed(settings: Settings, store: SqlStore, entry: DecisionEntry) -> Recomputed:
     slot = store.slot(entry.slot)
     assert slot is not None
     return recompute(slot, settings, store.registry)

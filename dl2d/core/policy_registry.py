@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 #: What trials name in place of a version's digest where a candidate was compared with the site's own scheduler.
 SITE_SCHEDULER: Final = "site-scheduler"
@@ -117,83 +117,3 @@ class LearningRun:
     state: RunState = RunState.RUNNING
     #: Its last output, or why it was ended.
     note: str = ""
-
-
-class Registry(Protocol):
-    """Contract of the registry. Every method may raise ``StoreUnavailable``; then nothing was written."""
-
-    def add_version(self, version: Version) -> Version:
-        """Add a candidate, whatever its state says; one whose digest is known is returned as it is."""
-        ...
-
-    def versions(self, policy: str | None = None) -> tuple[Version, ...]:
-        """All versions, of one policy or all, newest first."""
-        ...
-
-    def live(self, policy: str) -> Version | None:
-        """The version that decides."""
-        ...
-
-    def change(
-        self,
-        policy: str,
-        digest: str,
-        state: VersionState,
-        *,
-        at: float,
-        by: str,
-        reason: str,
-        live: Collection[str] | None = None,
-    ) -> Version:
-        """Change a version's state. Where it goes live, the one that was is retired in the same transaction.
-
-        Raises ``RegistryError`` if there is no such version, or if it is live and is to be something else: another one
-        has to go live in its place. ``live``: digests, of which one must be that of the live version (``""`` if none
-        is live); raises ``LiveVersionChanged`` otherwise.
-        """
-        ...
-
-    def earlier(self, policy: str) -> tuple[Version, ...]:
-        """The versions to which the live one can be rolled back, nearest first.
-
-        They are those that the live version replaced when it was promoted, that this one had replaced, and so on. A
-        rollback takes back the promotion of the version that was live, so that rollbacks never go in a circle. Rejected
-        versions are left out.
-        """
-        ...
-
-    def roll_back(self, policy: str, *, at: float, by: str, reason: str, to: str = "", live: str = "") -> Version:
-        """Make an earlier version live: the nearest of ``earlier``, or the one with digest ``to``.
-
-        Raises ``RegistryError`` where there is none. Raises ``LiveVersionChanged`` if ``live`` is given and is not the
-        digest of the live version.
-        """
-        ...
-
-    def remark(self, policy: str, digest: str, *, at: float, by: str, text: str) -> None:
-        """Add a remark to a version's changes; its state stays. Does nothing where there is no such version."""
-        ...
-
-    def changes(self, policy: str | None = None, *, limit: int = 100) -> tuple[VersionChange, ...]:
-        """Changes of state, newest first."""
-        ...
-
-    def add_trial(self, trial: Trial) -> None:
-        """Add a trial."""
-        ...
-
-    def trials(self, policy: str | None = None, *, limit: int = 100) -> tuple[Trial, ...]:
-        """Trials, newest first."""
-        ...
-
-    def begin_run(self, policy: str, at: float) -> LearningRun:
-        """Add a run of the learner. Earlier ones that have not ended count as lost: only one runs at a time."""
-        ...
-
-    def end_run(self, number: int, state: RunState, note: str, at: float) -> None:
-        """Record how a run ended; one that has ended is not changed."""
-        ...
-
-    def runs(self, *, limit: int = 100) -> tuple[LearningRun, ...]:
-        """Runs of the learner, newest first."""
-        ...

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from dl2d.core.cluster import Node
 from dl2d.core.jobs import Allocation, Job, JobKey
 from dl2d.core.measured_speeds import MeasuredSpeeds
-from dl2d.core.site_store import SiteStore
 from dl2d.core.store import RuntimePlan
 
 #: Sizes that a job came to have and when, oldest first, from its start on; ``NOTHING`` where it was paused.
@@ -47,14 +45,3 @@ class History:
     starts: tuple[float, ...]
     #: Sizes that jobs came to have, with times in seconds since 1970.
     sizes: Mapping[JobKey, RecordedSizes] = field(default_factory=dict)
-
-
-class RecordingStore(SiteStore, Protocol):
-    """A store that can return its history."""
-
-    def history(self, begin: float, end: float, *, unreported: bool = False) -> History:
-        """What was recorded in that time.
-
-        ``unreported``: also of jobs that no coordinator reports on. Their epochs are the hours that they ran.
-        """
-        ...

@@ -16,12 +16,12 @@ import msgspec
 from dl2d.core.cluster import NodeSet, Snapshot, Task, TaskState
 from dl2d.core.decision import Decision, JobDecision
 from dl2d.core.guard_state import GuardState
-from dl2d.core.jobs import FailureCause, Job, JobKey, JobRequest, JobState, Launch, Progress, Role, User
+from dl2d.core.jobs import FailureCause, Job, JobKey, JobRequest, JobState, Launch, Progress, Role
 from dl2d.core.measured_losses import MeasuredLoss
 from dl2d.core.measured_speeds import JobSpeeds, MeasuredSpeeds, TrainingKind
 from dl2d.core.tick_plan import Deferred, Failure, Outcome, Plan, Start
 
-#: Jobs of one name or id that have ended and that ``Store.find_jobs`` finds.
+#: Jobs of one name or id that have ended and that ``SqlStore.find_jobs`` finds.
 MAX_NAMESAKES = 100
 
 
@@ -193,7 +193,7 @@ class JobChange:
     cause: FailureCause | None = None
 
     def applied(self, job: Job, at: float) -> Job:
-        """The job after this change, by the rules of ``Store.change_job``."""
+        """The job after this change, by the rules of ``TickStore.change_job``."""
         fields: tuple[str, ...] = ("anchor", "address")
         if not job.state.ended:
             fields += ("end_reason", "digest", "request", "launch")
@@ -391,96 +391,4 @@ class TickStore(Protocol):
 
     def last_slot_number(self) -> int:
         """Number of the newest slot; 0 if there is none."""
-        ...
-
-
-class Store(TickStore, Protocol):
-    """The daemon's store: what a tick needs, the lease, and the histories that users read."""
-
-    def acquire(self, holder: str, *, silent: LeaseSign | None = None) -> None:
-        """Become the only daemon on this store until ``close``, also across a crash of this process.
-
-        Raises ``AlreadyRunning``, naming the holder. ``holder`` is a text for people: host and pid. With ``silent``,
-        the lease is taken from a holder whose last sign of life that was, if it still is. Raises ``SchemaOutdated`` if
-        the store was upgraded for another version of dl2d since it was opened.
-        """
-        ...
-
-    def renew_lease(self) -> None:
-        """Give a sign of life as the holder. Raises ``AlreadyRunning`` if another daemon has the lease."""
-        ...
-
-    def lease_sign(self) -> LeaseSign | None:
-        """Last sign of life of the holder; None if nobody ever held the lease. May raise ``SchemaOutdated``."""
-        ...
-
-    def close(self) -> None:
-        """Give up the lease and all connections."""
-        ...
-
-    def next_job_id(self, cluster: str) -> str:
-        """A number never given before on this cluster, for managers that do not number jobs themselves."""
-        ...
-
-    def find_jobs(self, text: str, owner: User | None = None) -> tuple[Job, ...]:
-        """Jobs whose slug, id or name is ``text``, of one owner or of all, newest first, without their commands.
-
-        Those that have not ended, and the last ``MAX_NAMESAKES`` that have.
-        """
-        ...
-
-    def list_jobs(self, owner: User | None = None, *, ended_since: float, limit: int) -> JobList:
-        """Jobs of one owner or of all: those that have not ended, and those that ended at or after ``ended_since``."""
-        ...
-
-    def named_tasks(self, job: JobKey, names: Collection[str]) -> tuple[Task, ...]:
-        """Those of the job's tasks, ended or not, whose ids are named."""
-        ...
-
-    def task_times(self, job: JobKey) -> tuple[TaskTime, ...]:
-        """Times of the job's tasks that the resource manager ran, ended or not, by role and number."""
-        ...
-
-    def task_reports(self, key: JobKey) -> tuple[TaskReport, ...]:
-        """The last report on each task, by role and number."""
-        ...
-
-    def series(self, key: JobKey) -> tuple[Progress, ...]:
-        """The job's progress over time, oldest first."""
-        ...
-
-    def resizes(self, job: JobKey | None = None, *, limit: int = 1000) -> tuple[Resize, ...]:
-        """Resizes of elastic jobs with their events, newest first."""
-        ...
-
-    def add_runtime_plans(self, job: JobKey, plans: Sequence[RuntimePlan]) -> None:
-        """Keep plans that a coordinator reported; a number that is known already is passed over."""
-        ...
-
-    def runtime_plans(self, job: JobKey, *, limit: int | None = None) -> tuple[RuntimePlan, ...]:
-        """Plans by number; the last ``limit`` of them."""
-        ...
-
-    def slot(self, number: int) -> Slot | None:
-        """A whole slot, to be recomputed."""
-        ...
-
-    def job_slot(self, number: int, job: JobKey) -> JobSlot | None:
-        """What a slot holds about a job, which takes a small part of the time of reading the whole slot."""
-        ...
-
-    def grown_jobs(self, number: int, owner: User | None = None) -> tuple[JobDecision, ...]:
-        """Decisions of a slot that gave jobs of one owner, or of all, more tasks than they had."""
-        ...
-
-    def slots(self, *, limit: int = 100) -> tuple[SlotSummary, ...]:
-        """Newest first."""
-        ...
-
-    def decisions(self, job: JobKey, *, limit: int = 100, changed: bool = False) -> tuple[DecisionEntry, ...]:
-        """The job's decisions, newest first; with ``changed`` those that changed its allocation."""
-        ...
-
-    def last_decisions(self, jobs: Collection[JobKey]) -> dict[JobKey, JobDecision]:
-        """Decisions of the newest slot on those of these jobs that it decided on."""
         ...

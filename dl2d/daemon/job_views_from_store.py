@@ -6,7 +6,7 @@ import difflib
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Constraint, JobDecision, Reason
@@ -21,8 +21,10 @@ from dl2d.core.job_views import (
     WhyView,
 )
 from dl2d.core.jobs import NOTHING, Job, JobKey, User
-from dl2d.core.site_store import SiteStore
 from dl2d.core.store import DecisionEntry, JobSlot, RuntimePlan
+
+if TYPE_CHECKING:
+    from dl2d.store.sql_store import SqlStore
 
 _MOST_COMPARED = 200
 #: Constraints whose reasons are about the job and its owner alone. The texts of the others may name other jobs.
@@ -58,7 +60,7 @@ class StoreViews:
 
     def __init__(
         self,
-        store: SiteStore,
+        store: SqlStore,
         user: User | None = None,
         *,
         refused: Callable[[str, User | None], str] = lambda job, user: "",  # noqa: ARG005

@@ -32,7 +32,6 @@ from dl2d.core.resource_manager import (
     RmJob,
     TaskSpec,
 )
-from dl2d.core.site_store import SiteStore
 from dl2d.daemon.address_file import write_address
 from dl2d.daemon.api.answered_heartbeats import AnsweredHeartbeats
 from dl2d.daemon.api.application import create_api
@@ -55,6 +54,7 @@ from dl2d.daemon.standby import LeaseKeeper, lease_seconds, renewal_seconds
 from dl2d.daemon.systemd import ServiceManager
 from dl2d.daemon.tick_settings import guard_rules, manager_settings, timeouts
 from dl2d.plugins import load_manager, load_placement, load_policy
+from dl2d.store.sql_store import SqlStore
 from dl2d.tick.policy_call import Deadline
 from dl2d.tick.policy_failures import RECENT_DECISIONS
 from dl2d.tick.record import Report
@@ -89,7 +89,7 @@ class Daemon(AbstractContextManager["Daemon"]):
     def __init__(
         self,
         settings: Settings,
-        store: SiteStore,
+        store: SqlStore,
         *,
         reread: Callable[[], Settings] | None = None,
         reloaded: Callable[[Settings], None] | None = None,

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import structlog
 
 from dl2d.core.errors import Dl2dError
-from dl2d.core.site_store import SiteStore
 from dl2d.core.store import Keep
+from dl2d.store.sql_store import SqlStore
 
 log = structlog.get_logger()
 
@@ -19,7 +19,7 @@ PRUNE_SECONDS = 3600.0
 
 
 def prune(
-    store: SiteStore,
+    store: SqlStore,
     keep: Keep,
     clock: Callable[[], float],
     stop: threading.Event,

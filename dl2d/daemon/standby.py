@@ -9,8 +9,9 @@ from collections.abc import Callable
 import structlog
 
 from dl2d.core.errors import AlreadyRunning, Dl2dError, SchemaOutdated
-from dl2d.core.store import LeaseSign, Store
+from dl2d.core.store import LeaseSign
 from dl2d.daemon.systemd import ServiceManager
+from dl2d.store.sql_store import SqlStore
 
 log = structlog.get_logger()
 
@@ -35,7 +36,7 @@ def lease_seconds(poll_seconds: float) -> float:
 
 
 def wait_for_lease(
-    store: Store,
+    store: SqlStore,
     holder: str,
     poll_seconds: float,
     service: ServiceManager,
@@ -104,7 +105,7 @@ def wait_for_lease(
 class LeaseKeeper:
     """Renews the lease in a thread of its own, whatever the tick is doing, until ``close``."""
 
-    def __init__(self, store: Store, seconds: float, lost: Callable[[AlreadyRunning], None]) -> None:
+    def __init__(self, store: SqlStore, seconds: float, lost: Callable[[AlreadyRunning], None]) -> None:
         """``lost`` is called once when another daemon has taken the lease."""
         self._store, self._seconds, self._lost = store, seconds, lost
         self._closed = threading.Event()

@@ -81,7 +81,7 @@ class MemoryStore:
         return tuple(islice((job for job in reversed(self._ended.values()) if not job.static), limit))
 
     def change_job(self, key: JobKey, change: JobChange, at: float) -> Job:
-        """See ``Store.change_job``."""
+        """See ``TickStore.change_job``."""
         job = change.applied(self._known(key), at)
         self._keep(job)
         return job

@@ -71,7 +71,7 @@ class SqlCanaries(StoreTables):
         return frozenset(key for key, number in numbers.items() if (known | new)[number])
 
     def keep_canary(self, canary: Canary) -> Canary:
-        """See ``SiteStore.keep_canary``."""
+        """Add a canary that has no number yet, or replace the record of one that was running; returns it as kept."""
         table = table_of(CanaryRow)
         values = _CANARY.values(canary)
         number = values.pop("number")
@@ -85,13 +85,13 @@ class SqlCanaries(StoreTables):
         return _CANARY.record(row, f"canary {number}")
 
     def canaries(self, *, limit: int = 100) -> tuple[Canary, ...]:
-        """See ``SiteStore.canaries``."""
+        """Canaries, newest first."""
         query = select(*columns(CanaryRow)).order_by(CanaryRow.number.desc()).limit(limit)
         with self._database.reading("listing canaries") as connection:
             return tuple(_CANARY.record(row, f"canary {row.number}") for row in connection.execute(query))
 
     def canary_jobs(self, canary: Canary) -> tuple[CanaryJob, ...]:
-        """See ``SiteStore.canary_jobs``."""
+        """Jobs that were submitted after a canary began and assigned in it, in no particular order."""
         shown: list[Any] = [JobRow.slug, JobRow.submitted, JobRow.ended_at, JobRow.state, JobRow.request]
         shown.append(CanaryJobRow.in_group)
         query = (

@@ -45,7 +45,7 @@ def forget(connection: Connection, job_number: int) -> None:
 
 
 def losses(connection: Connection, jobs: Mapping[int, JobKey]) -> tuple[MeasuredLoss, ...]:
-    """See ``Store.losses``; ``jobs`` by number."""
+    """See ``TickStore.losses``; ``jobs`` by number."""
     found: list[MeasuredLoss] = []
     for batch in batches(jobs):
         for row in connection.execute(select(*columns(JobLossRow)).where(JobLossRow.job_number.in_(batch))):

@@ -63,7 +63,7 @@ def forget(connection: Connection, job_number: int) -> None:
 
 
 def speeds(connection: Connection, jobs: Mapping[int, JobKey]) -> tuple[JobSpeeds, ...]:
-    """See ``Store.job_speeds``; ``jobs`` by number."""
+    """See ``TickStore.job_speeds``; ``jobs`` by number."""
     names = ("job_number", "workers", "ps", "samples_per_second", "measurements", "at", "since")
     read = [table_of(JobSpeedRow).c[name] for name in names]
     points: dict[JobKey, list[SpeedPoint]] = defaultdict(list)

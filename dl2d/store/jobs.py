@@ -228,7 +228,7 @@ class SqlJobs(StoreTables):
     """Jobs and their progress."""
 
     def next_job_id(self, cluster: str) -> str:
-        """See ``Store.next_job_id``."""
+        """A number never given before on this cluster, for managers that do not number jobs themselves."""
         of_cluster = JobIdRow.cluster == cluster
         with self._database.writing("numbering a job") as connection:
             connection.execute(upsert(connection, JobIdRow, replace=False), {"cluster": cluster, "last": 0})
@@ -237,7 +237,7 @@ class SqlJobs(StoreTables):
             return str(connection.execute(select(JobIdRow.last).where(of_cluster)).scalar_one())
 
     def add_job(self, job: Job) -> None:
-        """See ``Store.add_job``."""
+        """See ``TickStore.add_job``."""
         values = _job_values(job)
         with self._database.writing(f"keeping job {job.key.slug}") as connection:
             try:
@@ -249,18 +249,21 @@ class SqlJobs(StoreTables):
                 raise DuplicateJob(f"job {job.key.slug} is known already") from error
 
     def job(self, key: JobKey) -> Job | None:
-        """See ``Store.job``."""
+        """See ``TickStore.job``."""
         with self._database.reading("looking up a job") as connection:
             row = connection.execute(_jobs().where(JobRow.slug == key.slug)).one_or_none()
         return None if row is None else job_of(row)
 
     def known_jobs(self, keys: Collection[JobKey]) -> frozenset[JobKey]:
-        """See ``Store.known_jobs``."""
+        """See ``TickStore.known_jobs``."""
         with self._database.reading("looking up jobs") as connection:
             return frozenset(_by_number(connection, keys).values())
 
     def find_jobs(self, text: str, owner: User | None = None) -> tuple[Job, ...]:
-        """See ``Store.find_jobs``."""
+        """Jobs whose slug, id or name is ``text``, of one owner or of all, newest first, without their commands.
+
+        Those that have not ended, and the last ``MAX_NAMESAKES`` that have.
+        """
         if "\0" in text:
             return ()
         found: dict[JobKey, Job] = {}
@@ -273,7 +276,7 @@ class SqlJobs(StoreTables):
         return in_submit_order(list(found.values()))[::-1]
 
     def list_jobs(self, owner: User | None = None, *, ended_since: float, limit: int) -> JobList:
-        """See ``Store.list_jobs``."""
+        """Jobs of one owner or of all: those that have not ended, and those that ended at or after ``ended_since``."""
         live = (*owned_by(owner), JobRow.ended_at.is_(None))
         ended = (*owned_by(owner), JobRow.ended_at >= ended_since)
         counts = (select(func.count()).select_from(JobRow).where(*chosen) for chosen in (live, ended))
@@ -285,7 +288,7 @@ class SqlJobs(StoreTables):
         return JobList(in_submit_order(found)[-limit:], max(total, len(found)))
 
     def jobs(self, *, live: bool, limit: int | None = None) -> tuple[Job, ...]:
-        """See ``Store.jobs``."""
+        """See ``TickStore.jobs``."""
         query = _jobs()
         if live:
             query = query.where(JobRow.state.in_(_LIVE))
@@ -295,14 +298,14 @@ class SqlJobs(StoreTables):
             return in_submit_order([job_of(row) for row in connection.execute(query)])
 
     def last_ended(self, limit: int) -> tuple[Job, ...]:
-        """See ``Store.last_ended``."""
+        """See ``TickStore.last_ended``."""
         ended = _without_launch().where(JobRow.ended_at.is_not(None), JobRow.static.is_(False))
         query = ended.order_by(JobRow.ended_at.desc(), JobRow.number.desc()).limit(limit)
         with self._database.reading("listing ended jobs") as connection:
             return tuple(_listed(connection, query))
 
     def change_job(self, key: JobKey, change: JobChange, at: float) -> Job:
-        """See ``Store.change_job``."""
+        """See ``TickStore.change_job``."""
         with self._database.writing(f"changing job {key.slug}") as connection:
             row = _locked_job(connection, key)
             job = job_of(row)
@@ -321,7 +324,7 @@ class SqlJobs(StoreTables):
             return job_of(_locked_job(connection, key))
 
     def series(self, key: JobKey) -> tuple[Progress, ...]:
-        """See ``Store.series``."""
+        """The job's progress over time, oldest first."""
         query = (
             select(*columns(ProgressRow))
             .join(JobRow, JobRow.number == ProgressRow.job_number)
@@ -332,12 +335,12 @@ class SqlJobs(StoreTables):
             return tuple(_PROGRESS.record(row, f"progress of job {key.slug}") for row in connection.execute(query))
 
     def job_speeds(self, jobs: Collection[JobKey]) -> tuple[JobSpeeds, ...]:
-        """See ``Store.job_speeds``."""
+        """See ``TickStore.job_speeds``."""
         with self._database.reading("reading speeds of jobs") as connection:
             return job_speeds.speeds(connection, _by_number(connection, jobs))
 
     def losses(self, jobs: Collection[JobKey]) -> tuple[MeasuredLoss, ...]:
-        """See ``Store.losses``."""
+        """See ``TickStore.losses``."""
         with self._database.reading("reading losses") as connection:
             return job_losses.losses(connection, _by_number(connection, jobs))
 

@@ -75,7 +75,7 @@ def _tally(row: Row[Any]) -> Tally:
 
 
 def speeds(connection: Connection, kinds: Collection[TrainingKind], others: int) -> tuple[MeasuredSpeeds, ...]:
-    """See ``Store.speeds``."""
+    """See ``TickStore.speeds``."""
     points: dict[TrainingKind, list[SpeedPoint]] = {}
     asked = {TrainingKind(*kind) for kind in kinds}
     asked |= _measured_last(connection, asked, others)

@@ -32,7 +32,7 @@ class SqlModes(StoreTables):
     """Changes of the daemon's mode."""
 
     def enter_mode(self, mode: Mode, *, at: float, by: str, reason: str) -> ModeChange | None:
-        """See ``SiteStore.enter_mode``."""
+        """Record the daemon's mode; returns the change, None where it was in this mode before."""
         with self._database.writing(f"entering mode {mode}") as connection:
             last = connection.execute(_newest(1)).one_or_none()
             change = ModeChange(at, None if last is None else last.after, mode, by, reason)
@@ -42,7 +42,7 @@ class SqlModes(StoreTables):
         return change
 
     def mode_changes(self, *, limit: int = 100) -> tuple[ModeChange, ...]:
-        """See ``SiteStore.mode_changes``."""
+        """Changes of mode, newest first."""
         with self._database.reading("listing changes of mode") as connection:
             return tuple(
                 _MAPPING.record(row, f"change of mode {row.number}", before=Mode(row.before) if row.before else None)

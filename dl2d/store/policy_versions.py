@@ -110,10 +110,10 @@ _RUN = Mapping(LearningRun, LearningRunRow)
 
 
 class SqlRegistry(StoreTables):
-    """Implements ``dl2d.core.policy_registry.Registry`` on the store's own database."""
+    """The registry of learned policies. Every method may raise ``StoreUnavailable``; then nothing was written."""
 
     def add_version(self, version: Version) -> Version:
-        """See ``Registry.add_version``."""
+        """Add a candidate, whatever its state says; one whose digest is known is returned as it is."""
         values = _VERSION.values(version, metrics=dict(version.metrics), state=VersionState.CANDIDATE)
         with self._database.writing(f"registering a version of {version.policy}") as connection:
             known = _find(connection, version.policy, version.digest)
@@ -124,7 +124,7 @@ class SqlRegistry(StoreTables):
             return _version(known)
 
     def versions(self, policy: str | None = None) -> tuple[Version, ...]:
-        """See ``Registry.versions``."""
+        """All versions, of one policy or all, newest first."""
         query = _versions().order_by(PolicyVersionRow.number.desc())
         if policy is not None:
             query = query.where(PolicyVersionRow.policy == policy)
@@ -132,7 +132,7 @@ class SqlRegistry(StoreTables):
             return tuple(map(_version, connection.execute(query)))
 
     def live(self, policy: str) -> Version | None:
-        """See ``Registry.live``."""
+        """The version that decides."""
         with self._database.reading(f"looking up what decides for {policy}") as connection:
             row = connection.execute(_live(policy)).one_or_none()
         return None if row is None else _version(row)
@@ -148,7 +148,12 @@ class SqlRegistry(StoreTables):
         reason: str,
         live: Collection[str] | None = None,
     ) -> Version:
-        """See ``Registry.change``."""
+        """Change a version's state. Where it goes live, the one that was is retired in the same transaction.
+
+        Raises ``RegistryError`` if there is no such version, or if it is live and is to be something else: another one
+        has to go live in its place. ``live``: digests, of which one must be that of the live version (``""`` if none
+        is live); raises ``LiveVersionChanged`` otherwise.
+        """
         with self._database.writing(f"changing a version of {policy}") as connection:
             _lock(connection, policy)
             row = _find(connection, policy, digest)
@@ -166,12 +171,21 @@ class SqlRegistry(StoreTables):
             return _found(connection, row.number)
 
     def earlier(self, policy: str) -> tuple[Version, ...]:
-        """See ``Registry.earlier``."""
+        """The versions to which the live one can be rolled back, nearest first.
+
+        They are those that the live version replaced when it was promoted, that this one had replaced, and so on. A
+        rollback takes back the promotion of the version that was live, so that rollbacks never go in a circle. Rejected
+        versions are left out.
+        """
         with self._database.reading(f"looking up earlier versions of {policy}") as connection:
             return tuple(map(_version, _earlier(connection, policy)))
 
     def roll_back(self, policy: str, *, at: float, by: str, reason: str, to: str = "", live: str = "") -> Version:
-        """See ``Registry.roll_back``."""
+        """Make an earlier version live: the nearest of ``earlier``, or the one with digest ``to``.
+
+        Raises ``RegistryError`` where there is none. Raises ``LiveVersionChanged`` if ``live`` is given and is not the
+        digest of the live version.
+        """
         with self._database.writing(f"rolling {policy} back") as connection:
             _lock(connection, policy)
             row = connection.execute(_live(policy)).one_or_none()
@@ -186,14 +200,14 @@ class SqlRegistry(StoreTables):
             return _found(connection, found.number)
 
     def remark(self, policy: str, digest: str, *, at: float, by: str, text: str) -> None:
-        """See ``Registry.remark``."""
+        """Add a remark to a version's changes; its state stays. Does nothing where there is no such version."""
         with self._database.writing(f"keeping a remark on {policy}") as connection:
             row = _find(connection, policy, digest)
             if row is not None:
                 _keep_change(connection, row, row.state, at=at, by=by, reason=text)
 
     def changes(self, policy: str | None = None, *, limit: int = 100) -> tuple[VersionChange, ...]:
-        """See ``Registry.changes``."""
+        """Changes of state, newest first."""
         replaced = aliased(PolicyVersionRow)
         query = (
             select(
@@ -222,12 +236,12 @@ class SqlRegistry(StoreTables):
             )
 
     def add_trial(self, trial: Trial) -> None:
-        """See ``Registry.add_trial``."""
+        """Add a trial."""
         with self._database.writing(f"keeping a trial of {trial.policy}") as connection:
             connection.execute(insert(table_of(PolicyTrialRow)), _TRIAL.values(trial))
 
     def trials(self, policy: str | None = None, *, limit: int = 100) -> tuple[Trial, ...]:
-        """See ``Registry.trials``."""
+        """Trials, newest first."""
         query = select(*columns(PolicyTrialRow)).order_by(PolicyTrialRow.number.desc()).limit(limit)
         if policy is not None:
             query = query.where(PolicyTrialRow.policy == policy)
@@ -235,7 +249,7 @@ class SqlRegistry(StoreTables):
             return tuple(_TRIAL.record(row, f"trial {row.number}") for row in connection.execute(query))
 
     def begin_run(self, policy: str, at: float) -> LearningRun:
-        """See ``Registry.begin_run``."""
+        """Add a run of the learner. Earlier ones that have not ended count as lost: only one runs at a time."""
         with self._database.writing("keeping that a learner was started") as connection:
             lost = {"state": RunState.LOST, "ended_at": at, "note": "the daemon ended while it ran"}
             running = LearningRunRow.state == RunState.RUNNING
@@ -247,13 +261,13 @@ class SqlRegistry(StoreTables):
         return LearningRun(number=number, policy=policy, started_at=at)
 
     def end_run(self, number: int, state: RunState, note: str, at: float) -> None:
-        """See ``Registry.end_run``."""
+        """Record how a run ended; one that has ended is not changed."""
         running = (LearningRunRow.number == number) & (LearningRunRow.state == RunState.RUNNING)
         with self._database.writing("keeping how a learner ended") as connection:
             connection.execute(update(LearningRunRow).where(running).values(state=state, note=note, ended_at=at))
 
     def runs(self, *, limit: int = 100) -> tuple[LearningRun, ...]:
-        """See ``Registry.runs``."""
+        """Runs of the learner, newest first."""
         query = select(*columns(LearningRunRow)).order_by(LearningRunRow.number.desc()).limit(limit)
         with self._database.reading("listing learners") as connection:
             return tuple(_RUN.record(row, f"learner {row.number}") for row in connection.execute(query))
@@ -275,7 +289,7 @@ def _check_live(connection: Connection, policy: str, expected: Collection[str]) 
 
 
 def _earlier(connection: Connection, policy: str) -> list[Row[Any]]:
-    """The versions of ``Registry.earlier``: a promotion is put on a stack, and a rollback takes from it."""
+    """The versions of ``SqlRegistry.earlier``: a promotion is put on a stack, and a rollback takes from it."""
     query = (
         select(PolicyChangeRow.version, PolicyChangeRow.rollback)
         .join(PolicyVersionRow, PolicyVersionRow.number == PolicyChangeRow.version)

@@ -142,7 +142,10 @@ class SqlResizes(StoreTables):
     """The history of resizes."""
 
     def resizes(self, job: JobKey | None = None, *, limit: int = 1000) -> tuple[Resize, ...]:
-        """See ``Store.resizes``. Tasks of static jobs come and go with their job, which is no resize."""
+        """Resizes of elastic jobs with their events, newest first.
+
+        Tasks of static jobs come and go with their job, which is no resize.
+        """
         newest = select(ResizeRow, JobRow.cluster, JobRow.id.label("job_id"), JobRow.submitted).join(
             JobRow, and_(JobRow.number == ResizeRow.job_number, JobRow.static.is_(False))
         )

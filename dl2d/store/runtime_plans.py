@@ -52,7 +52,10 @@ class SqlRuntimePlans(StoreTables):
     """Membership changes of jobs."""
 
     def add_runtime_plans(self, job: JobKey, plans: Sequence[RuntimePlan]) -> None:
-        """See ``Store.add_runtime_plans``. Raises ``StoreError`` if the job is not known."""
+        """Keep plans that a coordinator reported; a number that is known already is passed over.
+
+        Raises ``StoreError`` if the job is not known.
+        """
         if not plans:
             return
         with self._database.writing(f"keeping plans of job {job.slug}") as connection:
@@ -61,7 +64,7 @@ class SqlRuntimePlans(StoreTables):
             connection.execute(upsert(connection, RuntimePlanRow, replace=False), values)
 
     def runtime_plans(self, job: JobKey, *, limit: int | None = None) -> tuple[RuntimePlan, ...]:
-        """See ``Store.runtime_plans``."""
+        """Plans by number; the last ``limit`` of them."""
         query = (
             select(*columns(RuntimePlanRow))
             .join(JobRow, JobRow.number == RuntimePlanRow.job_number)

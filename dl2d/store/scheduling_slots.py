@@ -181,7 +181,7 @@ class SqlSlots(StoreTables):
     """Slots and the decisions in them."""
 
     def record_slot(self, slot: Slot) -> None:
-        """See ``Store.record_slot``. Raises ``StoreError`` if the number is taken or a job is not known."""
+        """See ``TickStore.record_slot``. Raises ``StoreError`` if the number is taken or a job is not known."""
         _check_scores(slot)
         shadow = slot.shadow.jobs if slot.shadow is not None else ()
         with self._database.writing(f"recording slot {slot.number}") as connection:
@@ -208,12 +208,12 @@ class SqlSlots(StoreTables):
                     connection.execute(insert(table_of(model)), of_model)
 
     def last_slot_number(self) -> int:
-        """See ``Store.last_slot_number``."""
+        """See ``TickStore.last_slot_number``."""
         with self._database.reading("reading the last slot") as connection:
             return _last_slot_number(connection)
 
     def slot(self, number: int) -> Slot | None:
-        """See ``Store.slot``."""
+        """A whole slot, to be recomputed."""
         with self._database.reading(f"reading slot {number}") as connection:
             row = connection.execute(select(*columns(SlotRow)).where(SlotRow.number == number)).one_or_none()
         if row is None:
@@ -223,7 +223,7 @@ class SqlSlots(StoreTables):
         return found if row.proposed is not None else replace(found, proposed=found.decision)
 
     def job_slot(self, number: int, job: JobKey) -> JobSlot | None:
-        """See ``Store.job_slot``."""
+        """What a slot holds about a job, which takes a small part of the time of reading the whole slot."""
         table = table_of(SlotRow).c
         chosen = (table.number, table.at, table.inputs_hash, *(table[part.name] for part in _PARTS))
         with self._database.reading(f"reading slot {number}") as connection:
@@ -248,7 +248,7 @@ class SqlSlots(StoreTables):
             ) from error
 
     def grown_jobs(self, number: int, owner: User | None = None) -> tuple[JobDecision, ...]:
-        """See ``Store.grown_jobs``."""
+        """Decisions of a slot that gave jobs of one owner, or of all, more tasks than they had."""
         more = DecisionRow.workers + DecisionRow.ps > DecisionRow.previous_workers + DecisionRow.previous_ps
         query: Select[Any] = (
             select(*columns(DecisionRow), JobRow.cluster, JobRow.id, JobRow.submitted)
@@ -261,13 +261,13 @@ class SqlSlots(StoreTables):
             return tuple(_decided(row, JobKey(row.cluster, row.id, row.submitted)) for row in rows)
 
     def slots(self, *, limit: int = 100) -> tuple[SlotSummary, ...]:
-        """See ``Store.slots``."""
+        """Newest first."""
         query = select(*_SUMMARY.columns).order_by(SlotRow.number.desc()).limit(limit)
         with self._database.reading("listing slots") as connection:
             return tuple(_SUMMARY.record(row, f"slot {row.number}") for row in connection.execute(query))
 
     def decisions(self, job: JobKey, *, limit: int = 100, changed: bool = False) -> tuple[DecisionEntry, ...]:
-        """See ``Store.decisions``."""
+        """The job's decisions, newest first; with ``changed`` those that changed its allocation."""
         of_slot: list[Any] = [
             SlotRow.at, SlotRow.policy.label("slot_policy"), SlotRow.policy_version.label("slot_policy_version"),
             SlotRow.inputs_hash, SlotRow.measure,
@@ -287,7 +287,7 @@ class SqlSlots(StoreTables):
             return tuple(_entry(row, job) for row in connection.execute(query))
 
     def last_decisions(self, jobs: Collection[JobKey]) -> dict[JobKey, JobDecision]:
-        """See ``Store.last_decisions``."""
+        """Decisions of the newest slot on those of these jobs that it decided on."""
         slugs = {job.slug: job for job in jobs}
         with self._database.reading("reading the last decisions") as connection:
             query: Select[Any] = (

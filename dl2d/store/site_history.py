@@ -26,7 +26,7 @@ _HOUR: Final = 3600.0
 
 
 def read_history(connection: Connection, begin: float, end: float, *, unreported: bool) -> History:
-    """See ``RecordingStore.history``. Commands and environments are left out."""
+    """See ``SqlStore.history``."""
     there = (JobRow.submitted < end) & (JobRow.ended_at.is_(None) | (JobRow.ended_at > begin))
     found = map(job_of, connection.execute(select(*columns(JobRow)).where(there)))
     jobs = in_submit_order(

@@ -39,7 +39,7 @@ _LEASE = "daemon"
 
 
 class SqlStore(SqlJobs, SqlTasks, SqlResizes, SqlRuntimePlans, SqlSlots, SqlGuardState, SqlModes, SqlCanaries):
-    """Implements ``dl2d.core.store.Store``; one object serves any number of threads.
+    """Implements ``dl2d.core.store.TickStore``; one object serves any number of threads.
 
     Parameters
     ----------
@@ -87,7 +87,12 @@ class SqlStore(SqlJobs, SqlTasks, SqlResizes, SqlRuntimePlans, SqlSlots, SqlGuar
     # Lease
 
     def acquire(self, holder: str, *, silent: LeaseSign | None = None) -> None:
-        """See ``Store.acquire``."""
+        """Become the only daemon on this store until ``close``, also across a crash of this process.
+
+        Raises ``AlreadyRunning``, naming the holder. ``holder`` is a text for people: host and pid. With ``silent``,
+        the lease is taken from a holder whose last sign of life that was, if it still is. Raises ``SchemaOutdated`` if
+        the store was upgraded for another version of dl2d since it was opened.
+        """
         if self._term is not None:
             return
         try:
@@ -113,7 +118,10 @@ class SqlStore(SqlJobs, SqlTasks, SqlResizes, SqlRuntimePlans, SqlSlots, SqlGuar
         self._database.fence = self
 
     def renew_lease(self) -> None:
-        """See ``Store.renew_lease``. Takes the lock as well, where a silent holder had kept it."""
+        """Give a sign of life as the holder. Raises ``AlreadyRunning`` if another daemon has the lease.
+
+        Takes the lock as well, where a silent holder had kept it.
+        """
         if not self._locked:
             with contextlib.suppress(AlreadyRunning):
                 self._lease.take(self._holder)
@@ -123,7 +131,7 @@ class SqlStore(SqlJobs, SqlTasks, SqlResizes, SqlRuntimePlans, SqlSlots, SqlGuar
             connection.execute(renewed)
 
     def lease_sign(self) -> LeaseSign | None:
-        """See ``Store.lease_sign``."""
+        """Last sign of life of the holder; None if nobody ever held the lease. May raise ``SchemaOutdated``."""
         with self._database.reading("reading the lease") as connection:
             schema.check(connection, self._place)
             return self._sign_in(connection)
@@ -159,13 +167,13 @@ class SqlStore(SqlJobs, SqlTasks, SqlResizes, SqlRuntimePlans, SqlSlots, SqlGuar
             )
 
     def close(self) -> None:
-        """See ``Store.close``."""
+        """Give up the lease and all connections."""
         self._database.fence = None
         self._lease.release()
         self._database.close()
 
     def report_progress(self, key: JobKey, progress: Progress, tasks: Sequence[TaskReport] = ()) -> None:
-        """See ``Store.report_progress``.
+        """See ``TickStore.report_progress``.
 
         May be lost by a power cut, not by a crash of this process: a coordinator says it all again a second later.
         """
@@ -174,20 +182,23 @@ class SqlStore(SqlJobs, SqlTasks, SqlResizes, SqlRuntimePlans, SqlSlots, SqlGuar
             keep_task_reports(connection, number, tasks)
 
     def speeds(self, kinds: Collection[TrainingKind], *, others: int = 0) -> tuple[MeasuredSpeeds, ...]:
-        """See ``Store.speeds``."""
+        """See ``TickStore.speeds``."""
         with self._database.reading("reading measured speeds") as connection:
             return speeds(connection, kinds, others)
 
     def history(self, begin: float, end: float, *, unreported: bool = False) -> History:
-        """See ``RecordingStore.history``."""
+        """What was recorded in that time. Commands and environments are left out.
+
+        ``unreported``: also of jobs that no coordinator reports on. Their epochs are the hours that they ran.
+        """
         with self._database.reading("reading what was recorded") as connection:
             return read_history(connection, begin, end, unreported=unreported)
 
     def prune(self, keep: Keep, now: float) -> int:
-        """See ``SiteStore.prune``."""
+        """Delete some rows that are too old, or give back some space; returns 0 if there is nothing left to do."""
         with self._database.writing("deleting old rows", durable=False) as connection:
             return retention.prune(connection, keep, now) or retention.give_back_space(connection)
 
     def size(self) -> int:
-        """See ``SiteStore.size``."""
+        """Bytes that the store takes on disk."""
         return self._database.size()

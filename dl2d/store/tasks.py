@@ -123,7 +123,7 @@ class SqlTasks(StoreTables):
     """Tasks, and the last reports on them."""
 
     def ask_tasks(self, starts: Sequence[Start], at: float) -> tuple[Task, ...]:
-        """See ``Store.ask_tasks``. Raises ``StoreError`` if a job is not known."""
+        """See ``TickStore.ask_tasks``. Raises ``StoreError`` if a job is not known."""
         if not starts:
             return ()
         with self._database.writing(f"asking for {len(starts)} tasks") as connection:
@@ -151,7 +151,7 @@ class SqlTasks(StoreTables):
         return tuple(tasks)
 
     def tasks(self, *, live: bool, job: JobKey | None = None) -> tuple[Task, ...]:
-        """See ``Store.tasks``."""
+        """See ``TickStore.tasks``."""
         query = _tasks()
         if live:
             query = query.where(TaskRow.ended_at.is_(None))
@@ -162,7 +162,7 @@ class SqlTasks(StoreTables):
             return tuple(sorted(map(_task_of, connection.execute(query)), key=_order))
 
     def named_tasks(self, job: JobKey, names: Collection[str]) -> tuple[Task, ...]:
-        """See ``Store.named_tasks``."""
+        """Those of the job's tasks, ended or not, whose ids are named."""
         if not names:
             return ()
         of_job = _tasks().where(JobRow.slug == job.slug)
@@ -172,21 +172,21 @@ class SqlTasks(StoreTables):
             return tuple(sorted(map(_task_of, found), key=_order))
 
     def task_times(self, job: JobKey) -> tuple[TaskTime, ...]:
-        """See ``Store.task_times``."""
+        """Times of the job's tasks that the resource manager ran, ended or not, by role and number."""
         query = _tasks().where(JobRow.slug == job.slug, TaskRow.granted_at.is_not(None))
         with self._database.reading(f"reading tasks of job {job.slug}") as connection:
             found = (TaskTime(_task_of(row), row.granted_at, row.ended_at) for row in connection.execute(query))
             return tuple(sorted(found, key=lambda time: _order(time.task)))
 
     def change_tasks(self, changes: Sequence[TaskChange], at: float) -> tuple[Task, ...]:
-        """See ``Store.change_tasks``. Raises ``StoreError`` if a task is not known."""
+        """See ``TickStore.change_tasks``. Raises ``StoreError`` if a task is not known."""
         if not changes:
             return ()
         with self._database.writing(f"moving {len(changes)} tasks") as connection:
             return _change_tasks(connection, changes, at)
 
     def task_reports(self, key: JobKey) -> tuple[TaskReport, ...]:
-        """See ``Store.task_reports``."""
+        """The last report on each task, by role and number."""
         table = table_of(TaskReportRow)
         query = select(*table.c).join(JobRow, JobRow.number == table.c.job_number).where(JobRow.slug == key.slug)
         # worker-10 comes after worker-9

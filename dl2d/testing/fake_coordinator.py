@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from dl2d.core.jobs import JobKey
 from dl2d.core.resource_manager import RmJobState
-from dl2d.core.store import Store
 from dl2d.daemon.api.heartbeat import Heartbeat, receive, targets
 from dl2d.simulation.in_memory_manager import MemoryManager
+
+if TYPE_CHECKING:
+    from dl2d.store.sql_store import SqlStore
 
 
 class PromptCoordinator:
     """Plays the coordinators of all jobs on a ``MemoryManager``: granted tasks join, unwanted ones leave."""
 
-    def __init__(self, store: Store, manager: MemoryManager) -> None:
+    def __init__(self, store: SqlStore, manager: MemoryManager) -> None:
         self._store = store
         self._manager = manager
         self._members: dict[JobKey, set[str]] = {}

@@ -20,7 +20,6 @@ from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d.core.store import Store
 from dl2d.tick.decision_check import check_decision
 from dl2d.tick.needlessly_waiting_jobs import startable_waiting_jobs
 from dl2d.tick.place.place import place
@@ -34,8 +33,6 @@ _MAX_TICKS: Final = 8
 _MAX_REQUESTS: Final = 24
 #: Number of jobs that are submitted at once.
 _JOBS_AT_ONCE: Final = 16
-#: Maximum number of jobs of a store whose requests are taken, newest first.
-_MAX_STORED_JOBS: Final = 200
 #: Nodes that are taken if those of the site are not known.
 _DEFAULT_NODES: Final = tuple(Node(f"node-{number}", Resources.of(cpu=32, gpu=8, memory=2**18)) for number in (1, 2))
 
@@ -98,21 +95,6 @@ def requests_to_try(
     """
     idle = _idle(nodes)
     return _different([*_small_requests(idle), *requests], idle, placement)
-
-
-def nodes_and_requests(store: Store) -> tuple[Sequence[Node], list[JobRequest]]:
-    """The nodes of a site's newest slot, and the requests of the newest jobs in its store, to check a policy with.
-
-    Raises ``StoreError`` if the store cannot be read.
-    """
-    newest = store.slot(store.last_slot_number())
-    requests = [job.request for job in store.jobs(live=False, limit=_MAX_STORED_JOBS)]
-    return (() if newest is None else newest.snapshot.nodes), requests
-
-
-def site_start_check(policy: Policy, placement: Placement, store: Store) -> StartCheck:
-    """The start check with what ``nodes_and_requests`` returns."""
-    return start_check(policy, placement, *nodes_and_requests(store))
 
 
 def _idle(nodes: Sequence[Node]) -> list[Node]:

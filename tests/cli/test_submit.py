@@ -28,7 +28,7 @@ from dl2d.core.errors import Waiting
 from dl2d.core.job_request import RequestRules
 from dl2d.core.jobs import Job, JobState
 from dl2d.core.resource_manager import RmListing
-from dl2d.core.store import JobChange, Store
+from dl2d.core.store import JobChange
 from dl2d.store.sql_store import SqlStore
 from dl2d.testing.builders import make_nodes
 from dl2d_yarn.rest_client import RestClient
@@ -212,7 +212,7 @@ def test_before_the_daemon_ever_ran(dl2d: Dl2d, folder: Path):
     assert "the daemon makes it when it first runs" in ran.err
 
 
-def follow_up(store: Store, end: Callable[[Job], None]) -> threading.Thread:
+def follow_up(store: SqlStore, end: Callable[[Job], None]) -> threading.Thread:
     """Ends the first job that appears, as its coordinator would."""
 
     def watch() -> None:

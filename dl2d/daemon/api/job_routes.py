@@ -19,7 +19,7 @@ from dl2d.core.cluster import ANCHOR, Task, TaskState
 from dl2d.core.errors import DuplicateJob, RequestError, StoreError
 from dl2d.core.jobs import Job, JobKey, JobState, Launch, Owner, Role
 from dl2d.core.resource_manager import Anchor, ContainerManager, ContainerReport, ResourceManager
-from dl2d.core.store import JobChange, Store, TaskChange
+from dl2d.core.store import JobChange, TaskChange
 from dl2d.daemon.api.authentication import (
     ContainerRoute,
     HeartbeatRoute,
@@ -35,6 +35,7 @@ from dl2d.daemon.api.job_admission import check_options
 from dl2d.daemon.api.request_limits import too_many
 from dl2d.daemon.api.services import Services
 from dl2d.daemon.api.user_routes import users
+from dl2d.store.sql_store import SqlStore
 
 log = structlog.get_logger()
 _public = APIRouter(route_class=PublicRoute)
@@ -111,7 +112,7 @@ def health(request: Request, services: Services = Depends(services_of)) -> dict[
     }
 
 
-def _last_slot(store: Store) -> int | None:
+def _last_slot(store: SqlStore) -> int | None:
     """None where the store does not answer, which is a problem of its own."""
     try:
         return store.last_slot_number()
@@ -218,7 +219,7 @@ def heartbeat(
     }
 
 
-def _change_job(job: Job, change: JobChange, store: Store, at: float) -> None:
+def _change_job(job: Job, change: JobChange, store: SqlStore, at: float) -> None:
     changed = store.change_job(job.key, change, at)
     if changed.state is not job.state:
         log.info("job", job=job.key.id, state=str(changed.state), reason=changed.end_reason)
@@ -276,7 +277,7 @@ def container(
     }
 
 
-def _task_of(report: ContainerBody, job: Job, store: Store) -> Task | None:
+def _task_of(report: ContainerBody, job: Job, store: SqlStore) -> Task | None:
     """The task that a container says it runs, if it is one of the job's: its user may send anything."""
     tasks = store.named_tasks(job.key, {report.task}) if report.task and report.role is not Role.COORDINATOR else ()
     return next((task for task in tasks if task.role is report.role), None)
@@ -337,7 +338,7 @@ def submit(body: Submission, request: Request, services: Services = Depends(serv
     return {"job": key.slug, "id": key.id, "name": job.request.name}
 
 
-def _refuse_duplicate(name: str, store: Store) -> None:
+def _refuse_duplicate(name: str, store: SqlStore) -> None:
     """Refuse a name that a live job has: most likely the same submission was sent again."""
     same = [job for job in store.find_jobs(name) if job.request.name == name and not job.state.ended]
     if same:

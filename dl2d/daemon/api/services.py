@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 from dl2d.core.credentials import Credentials
 from dl2d.core.daemon_mode import Mode
-from dl2d.core.site_store import SiteStore
 from dl2d.daemon.api.answered_heartbeats import AnsweredHeartbeats
 from dl2d.daemon.api.heartbeat_deduplication import TakenHeartbeats
 from dl2d.daemon.api.job_admission import Admission, RefusedJobs
 from dl2d.daemon.api.request_limits import MAX_HEARTBEATS, PUBLIC_SECONDS, FairTurns, RateLimiter, UserTurns
 from dl2d.daemon.health_and_metrics import Health
 from dl2d.daemon.resource_manager_access import ManagerAccess
+from dl2d.store.sql_store import SqlStore
 from dl2d.tick.task_specs import TaskSpecs
 
 
@@ -25,7 +25,7 @@ class Services:
     cluster: str
     #: Base URL of this API as its address file has it, for which users make their credentials.
     url: str
-    store: SiteStore
+    store: SqlStore
     manager: ManagerAccess
     #: Checks requests of jobs by the present settings.
     admission: Callable[[], Admission]

@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from dl2d.config.settings import Settings
-from dl2d.core.cluster import Snapshot
+from dl2d.core.cluster import Node, Snapshot
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.errors import CheckpointError, ConfigError, Dl2dError, LiveVersionChanged, RegistryError
+from dl2d.core.jobs import JobRequest
 from dl2d.core.policy import Policy
-from dl2d.core.policy_registry import Registry, Version, VersionState
-from dl2d.core.site_store import SiteStore
+from dl2d.core.policy_registry import Version, VersionState
 from dl2d.plugins import Given, load_placement, load_policy, takes_checkpoint
 from dl2d.policies.common.checkpoint import DIGITS, Checkpoint, checkpoint_in, read_checkpoint, write_checkpoint
 from dl2d.policies.common.training_input_ranges import out_of_range
-from dl2d.tick.policy_starts_jobs_check import site_start_check
+from dl2d.tick.policy_starts_jobs_check import start_check
+
+if TYPE_CHECKING:
+    from dl2d.store.policy_versions import SqlRegistry
+    from dl2d.store.sql_store import SqlStore
 
 log = structlog.get_logger()
 
 _BY: Final = "daemon"
 #: The policies that the learner trains.
 _LEARN: Final = ("dl2", "dl2-original")
+#: Maximum number of jobs of a store whose requests are taken, newest first.
+_MAX_STORED_JOBS: Final = 200
 
 
 class ActiveVersion:
@@ -45,7 +51,7 @@ class ActiveVersion:
     """
 
     def __init__(
-        self, settings: Settings, store: SiteStore, clock: Callable[[], float], *, starting: bool = False
+        self, settings: Settings, store: SqlStore, clock: Callable[[], float], *, starting: bool = False
     ) -> None:
         self._settings, self._registry, self._clock = settings, store.registry, clock
         registry = store.registry
@@ -75,7 +81,7 @@ class ActiveVersion:
                 return
         self.policy = self._made(named)
         if candidate:
-            started = site_start_check(self.policy, load_placement(settings.placement), store)
+            started = start_check(self.policy, load_placement(settings.placement), *nodes_and_requests(store))
             if started.problem:
                 raise ConfigError(
                     f"policy.checkpoint: {self._name} version {self.policy.version} {started.problem}; name another, "
@@ -210,10 +216,10 @@ class ActiveVersion:
             log.warning("the registry of policies cannot be written", error=str(error))
 
 
-def roll_back(registry: Registry, policy: str, *, at: float, by: str, reason: str, live: str = "") -> Version:
+def roll_back(registry: SqlRegistry, policy: str, *, at: float, by: str, reason: str, live: str = "") -> Version:
     """Make the nearest earlier version live whose checkpoint can be read; others are passed over, with a remark.
 
-    ``live``: see ``Registry.roll_back``.
+    ``live``: see ``SqlRegistry.roll_back``.
 
     Raises
     ------
@@ -237,7 +243,7 @@ def roll_back(registry: Registry, policy: str, *, at: float, by: str, reason: st
     return registry.roll_back(policy, at=at, by=by, reason=reason, live=live)
 
 
-def is_candidate(named: Checkpoint, registry: Registry) -> bool:
+def is_candidate(named: Checkpoint, registry: SqlRegistry) -> bool:
     """Whether a configured checkpoint was never live, and no version went live since it was registered.
 
     One that was rejected is still one where no version is live in its place.
@@ -252,7 +258,7 @@ def is_candidate(named: Checkpoint, registry: Registry) -> bool:
     return known.state is VersionState.CANDIDATE and known.at >= max(went_live, default=known.at)
 
 
-def gate_problem(settings: Settings, store: SiteStore, named: Checkpoint | None) -> str:
+def gate_problem(settings: Settings, store: SqlStore, named: Checkpoint | None) -> str:
     """Why a configured checkpoint must not decide in mode live; empty if it may, or in another mode.
 
     It may if nothing was ever recorded, since there is nothing to compare it on.
@@ -267,7 +273,17 @@ def gate_problem(settings: Settings, store: SiteStore, named: Checkpoint | None)
     )
 
 
-def current_checkpoint(settings: Settings, registry: Registry, name: str) -> Checkpoint | None:
+def nodes_and_requests(store: SqlStore) -> tuple[Sequence[Node], list[JobRequest]]:
+    """The nodes of a site's newest slot, and the requests of the newest jobs in its store, to check a policy with.
+
+    Raises ``StoreError`` if the store cannot be read.
+    """
+    newest = store.slot(store.last_slot_number())
+    requests = [job.request for job in store.jobs(live=False, limit=_MAX_STORED_JOBS)]
+    return (() if newest is None else newest.snapshot.nodes), requests
+
+
+def current_checkpoint(settings: Settings, registry: SqlRegistry, name: str) -> Checkpoint | None:
     """The checkpoint with which a policy decides, or would if in charge; None if a plug-in does not show it.
 
     As in the daemon it is the live version; if that cannot be read, the configured one; without one, the policy's own.
@@ -345,7 +361,7 @@ def version_in(folder: Path, checkpoint: Checkpoint, *, at: float, origin: str) 
     )
 
 
-def keep_version(checkpoint: Checkpoint, folder: Path, registry: Registry, *, at: float, origin: str) -> Version:
+def keep_version(checkpoint: Checkpoint, folder: Path, registry: SqlRegistry, *, at: float, origin: str) -> Version:
     """Copy a checkpoint into the folder of versions and register it; one that is known is given back as it is.
 
     Raises

@@ -12,9 +12,9 @@ from dl2d.core.canary import Canary, CanaryState
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.errors import Dl2dError
 from dl2d.core.policy import Policy
-from dl2d.core.site_store import SiteStore
 from dl2d.daemon.policy_versions.active_version import ActiveVersion
 from dl2d.daemon.policy_versions.canary_comparison import CanaryComparison, CanaryRule, compare_groups, judge_canary
+from dl2d.store.sql_store import SqlStore
 from dl2d.tick.policy_failures import SetAside
 from dl2d.tick.tick_context import Context
 
@@ -31,7 +31,7 @@ class CanaryRun:
     """
 
     def __init__(
-        self, settings: Settings, store: SiteStore, active: ActiveVersion, fallback: Policy, clock: Callable[[], float]
+        self, settings: Settings, store: SqlStore, active: ActiveVersion, fallback: Policy, clock: Callable[[], float]
     ) -> None:
         self._settings, self._store, self._active, self._clock = settings, store, active, clock
         self._fallback = fallback

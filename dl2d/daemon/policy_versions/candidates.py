@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from dl2d.atomic_file import write_atomically
 from dl2d.core.errors import CheckpointError, LiveVersionChanged, RegistryError
 from dl2d.core.json_codec import decode, encode
-from dl2d.core.policy_registry import SITE_SCHEDULER, Registry, Trial, Version, VersionState
+from dl2d.core.policy_registry import SITE_SCHEDULER, Trial, Version, VersionState
 from dl2d.daemon.policy_versions.active_version import read_version, roll_back
 from dl2d.policies.common.checkpoint import DIGITS
+
+if TYPE_CHECKING:
+    from dl2d.store.policy_versions import SqlRegistry
 
 #: Beside the checkpoint.
 _FILE: Final = "candidate.json"
@@ -67,7 +70,7 @@ def read_candidate(folder: Path) -> Candidate:
     return candidate
 
 
-def enter(candidate: Candidate, registry: Registry, *, at: float) -> Trial:
+def enter(candidate: Candidate, registry: SqlRegistry, *, at: float) -> Trial:
     """Register a candidate, keep its trial, and have it go live if it passed; returns the trial as it is kept.
 
     It does not go live where another version did since it was compared with the live one.
@@ -84,7 +87,7 @@ def enter(candidate: Candidate, registry: Registry, *, at: float) -> Trial:
     return trial
 
 
-def withdraw_if_worse(review: Trial, registry: Registry, *, at: float) -> str:
+def withdraw_if_worse(review: Trial, registry: SqlRegistry, *, at: float) -> str:
     """Record a review of the live version, and roll it back if the fallback would surely have been better.
 
     Returns what was done, in words; empty if nothing was, as when the version is not live any more. A version that

@@ -20,9 +20,10 @@ from typing import Final
 import structlog
 
 from dl2d.core.errors import Dl2dError
-from dl2d.core.policy_registry import Registry, RunState
+from dl2d.core.policy_registry import RunState
 from dl2d.daemon.policy_versions.candidates import enter, read_candidate, withdraw_if_worse
 from dl2d.policies.common.checkpoint import DIGITS
+from dl2d.store.policy_versions import SqlRegistry
 
 log = structlog.get_logger()
 
@@ -50,7 +51,7 @@ class Learner:
         Seconds since 1970, for the record.
     """
 
-    def __init__(self, registry: Registry, command: Sequence[str], *, clock: Callable[[], float]) -> None:
+    def __init__(self, registry: SqlRegistry, command: Sequence[str], *, clock: Callable[[], float]) -> None:
         self._registry, self._command, self._clock = registry, tuple(command), clock
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
