@@ -367,7 +367,7 @@ class RunningJob:
         self.coordinator = Coordinator(
             job="test", token=self.token, director=Director(0, 0), say=self.lines.append, host="127.0.0.1"
         )
-        self.address = self.coordinator.address
+        self.address = self.coordinator.state.address
         self.thread = threading.Thread(target=self.run)
         self.status = None
         self.processes = [self.start("ps-0", "ps"), self.start("worker-0", "worker", *ENDLESS)]

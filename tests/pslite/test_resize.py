@@ -102,7 +102,7 @@ def test_the_stop_and_notify_way_gives_the_same_weights():
     )  # fmt: skip
     outcome = rehearsal.run()
     outcome.check(rehearsed_digest(job()))
-    assert min(rehearsal.coordinator.suspensions_ms) > 0
+    assert min(rehearsal.coordinator.state.suspensions) > 0
 
 
 def test_a_job_lives_on_long_after_a_resize(monkeypatch):

@@ -148,7 +148,7 @@ def run_local(
         digest=status.result.digest if status.result else None,
         versions=status.version,
         plans=tuple(status.plans),
-        suspensions_ms=tuple(coordinator.suspensions_ms),
+        suspensions_ms=tuple(coordinator.state.suspensions),
         exit_codes=director.exit_codes(),
         log=tuple(log),
     )

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from pslite.coordinator.coordinator_context import Job, StepRecord
-from pslite.coordinator.job_state import ROLES, JobState, MemberState
+from pslite.coordinator.job_state import ROLES, MemberState
 from pslite.coordinator.status_report import current_epoch
 from pslite.errors import CheckpointError
 from pslite.job.job_status import Result
@@ -26,16 +26,14 @@ def restored(job: Job, member: MemberState, message: Restored) -> None:
     pending, version = state.pending, message.version
     if pending is not None and pending.previous is None and pending.plan.workers[0].task == member.task:
         pending.first = state.version = version
-        if state.spec is not None and state.spec.checkpoint:
+        if job.spec.checkpoint:
             state.checkpoint = version
         job.say(f"the job goes on from its checkpoint of version {version}")
 
 
 def saved(job: Job, _member: MemberState, message: Saved) -> None:
     """Some blocks of a version are on disk; with the last of them its checkpoint is complete."""
-    state = job.state
-    assert state.spec is not None
-    files = state.checkpoint_files.setdefault(message.version, {})
+    files = job.state.checkpoint_files.setdefault(message.version, {})
     files[message.name] = SavedFile(message.sha256, message.blocks)
     _complete_if_whole(job, message.version)
 
@@ -49,8 +47,7 @@ def complete_again(job: Job) -> None:
 def _complete_if_whole(job: Job, version: int) -> None:
     """Begin to complete a checkpoint if all of its blocks are on disk."""
     state, files = job.state, dict(job.state.checkpoint_files[version])
-    spec = state.spec
-    assert spec is not None
+    spec = job.spec
     whole = {number for file in files.values() for number in file.blocks} == set(range(len(state.blocks)))
     if not whole or version in job.completing:
         return
@@ -75,9 +72,8 @@ def _complete_if_whole(job: Job, version: int) -> None:
 def last_one_is_written(job: Job, now: float) -> bool:
     """Return whether the job has to wait for its last checkpoint; false after `_LAST_SECONDS`."""
     state = job.state
-    assert state.spec is not None
     assert state.plan is not None
-    saving = bool(state.spec.checkpoint) and any(state.members[m.task].present for m in state.plan.servers)
+    saving = bool(job.spec.checkpoint) and any(state.members[m.task].present for m in state.plan.servers)
     if not saving and not job.completing:
         return False
     job.last_checkpoint_since = job.last_checkpoint_since or now
@@ -115,11 +111,11 @@ def go_back(job: Job, reason: str) -> None:
     of those that do.  So the result is that of a job which was stopped and started again.
     """
     state, now = job.state, time.monotonic()
-    if state.spec is not None and state.spec.open and any(member.chief for member in state.members.values()):
+    if job.spec.open and any(member.chief for member in state.members.values()):
         _end_without_digest(job, reason)
         return
     state.rollbacks = MAX_ROLLBACKS.recent(state.rollbacks, now)
-    objection = _objection(state)
+    objection = _objection(job)
     if objection:
         job.fail(f"{reason}{objection}")
         return
@@ -157,10 +153,10 @@ def _end_without_digest(job: Job, reason: str) -> None:
     job.urgent = True
 
 
-def _objection(state: JobState) -> str:
+def _objection(job: Job) -> str:
     """Return why the job cannot go back, to be said after what has happened; empty if it can."""
-    assert state.spec is not None
-    if state.spec.on_loss == "fail":
+    state = job.state
+    if job.spec.on_loss == "fail":
         return ": state is lost, and on_loss is 'fail'"
     if any(member.chief for member in state.members.values()):
         return ", after the script of the first worker had ended"

@@ -10,6 +10,7 @@ import msgspec
 
 from pslite.coordinator.job_state import JobState, MemberState
 from pslite.coordinator.stall_detector import ProgressRule, ProgressWatch
+from pslite.job.job_spec import JobSpec
 from pslite.job.load_balancing import LoadBalancer, Rule
 from pslite.job.member_measurements import ResizeSteps, Usage
 from pslite.job.sample_assignment import SampleAssigner
@@ -129,6 +130,12 @@ class Job:
     lenient_until: float = 0.0
     lenient: frozenset[str] = frozenset()
     reconnected: set[str] = field(default_factory=set)
+
+    @property
+    def spec(self) -> JobSpec:
+        """The job's specification, which is known as long as there is a plan."""
+        assert self.state.spec is not None
+        return self.state.spec
 
     def tell(self, tasks: Iterable[str], message: Message) -> None:
         """Queue a message to members that have not left; it is sent once the state is written."""

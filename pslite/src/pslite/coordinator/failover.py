@@ -201,7 +201,6 @@ def process_ended(job: Job, task: str, message: AgentExit) -> None:
 def lose_server(job: Job, member: MemberState, text: str) -> None:
     """Have others own the blocks of a server that died, or go back to a checkpoint."""
     state, pending = job.state, job.state.pending
-    assert state.spec is not None
     if state.result is not None:
         member.state = "left"
         job.say(f"{text}; it was no longer needed")
@@ -214,7 +213,7 @@ def lose_server(job: Job, member: MemberState, text: str) -> None:
     in_force, gone = state.plans_in_force(), tuple(state.lost_servers)
     blocks = sorted({block for plan in in_force for task in gone for block in plan.blocks_of(task)})
     state.failover = None
-    if state.spec.durability == "none":
+    if job.spec.durability == "none":
         checkpoint_restore.go_back(job, text)
     elif not _knows_plan(job) or exposed(in_force, blocks, gone):
         checkpoint_restore.go_back(job, f"{text}, and so did the server with its replicas")

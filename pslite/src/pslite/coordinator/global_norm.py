@@ -12,7 +12,6 @@ from pslite.numeric.optimizers import clip_factor
 def add(job: Job, _member: MemberState, message: Norm) -> None:
     """Add up sums of squares; with the last block's the norm over the whole model is known, and a step is applied."""
     state, step = job.state, (message.version, message.of)
-    assert state.spec is not None
     squares = job.squares.setdefault(step, {})
     squares.update(message.squares)
     servers = state.servers_in_force()
@@ -22,7 +21,7 @@ def add(job: Job, _member: MemberState, message: Norm) -> None:
         del job.squares[step]
         job.tell(servers, known)
         return
-    tensors = Tensors(state.spec, state.blocks) if message.of == "update" else None
+    tensors = Tensors(job.spec, state.blocks) if message.of == "update" else None
     if len(squares) < (len(state.blocks) if tensors is None else len(tensors.blocks_sharing_tensors)):
         return
     del job.squares[step]
@@ -30,7 +29,7 @@ def add(job: Job, _member: MemberState, message: Norm) -> None:
         factor: Clip | Trust = Trust(version=message.version, factors=tensors.trust(squares))
     else:
         norms = [squares[block.number][0] for block in state.blocks]
-        factor = Clip(version=message.version, factor=clip_factor(state.spec.clip_norm, norms))
+        factor = Clip(version=message.version, factor=clip_factor(job.spec.clip_norm, norms))
     job.step_record.factors[message.of] = factor
     job.step_record_changed = True
     job.tell(servers, factor)

@@ -9,7 +9,6 @@ from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import JobState, MemberState
 from pslite.coordinator.work_reassignment import lose_worker
 from pslite.job.blocks import digest_of
-from pslite.job.job_spec import JobSpec
 from pslite.job.job_status import Result
 from pslite.net.messages import Complete, DigestRequest, Digests, Exit
 
@@ -19,10 +18,9 @@ _EARLY_SECONDS = 1.0
 
 def check(job: Job) -> str:
     """Take the next step to the end of a running job; return what is waited for, empty once it has ended."""
-    state, spec = job.state, job.state.spec
+    state = job.state
     assert state.plan is not None
-    assert spec is not None
-    reason = "" if state.result is not None else _reach_result(job, spec)
+    reason = "" if state.result is not None else _reach_result(job)
     if reason:
         return reason
     workers = _workers(state)
@@ -38,9 +36,9 @@ def check(job: Job) -> str:
     return ""
 
 
-def _reach_result(job: Job, spec: JobSpec) -> str:
+def _reach_result(job: Job) -> str:
     """Take the next step to the digest of the last version; return what is waited for, empty once it is known."""
-    state = job.state
+    state, spec = job.state, job.spec
     if state.failover is not None:
         return "other servers take over the blocks of a dead one"
     reason = _open_job_goes_on(job) if spec.open else ""
@@ -75,8 +73,7 @@ def _dismiss(job: Job, workers: list[MemberState]) -> bool:
     """
     state = job.state
     assert state.plan is not None
-    assert state.spec is not None
-    if not state.spec.open:
+    if not job.spec.open:
         chief = next((worker for worker in workers if worker.chief), None)
         if chief is None:
             chief = next(worker for worker in workers if worker.present)
@@ -97,8 +94,7 @@ def request_digests(job: Job) -> None:
     """Have servers send the digests of their blocks; where workers have the weights, they have sent them."""
     state = job.state
     assert state.plan is not None
-    assert state.spec is not None
-    if state.all_reduce or state.spec.update == "worker":
+    if state.all_reduce or job.spec.update == "worker":
         return
     state.digests.clear()  # of blocks that others had, which may have been different in async mode
     job.tell({m.task for m in state.plan.servers}, DigestRequest(version=state.version))

@@ -189,18 +189,8 @@ class Coordinator:
             self._disconnect(connection, "")
 
     @property
-    def address(self) -> str:
-        """host:port for members."""
-        return self._job.state.address
-
-    @property
-    def suspensions_ms(self) -> list[float]:
-        """One value for each worker and each plan it went through."""
-        return self._job.state.suspensions
-
-    @property
     def state(self) -> JobState:
-        """The state of the job (for tests: it changes while `run` does)."""
+        """The state of the job, which changes while `run` does."""
         return self._job.state
 
     # --- loop -----------------------------------------------------------------------------------------------------

@@ -158,8 +158,7 @@ def _report_spare(job: Job, spare: set[str]) -> None:
 def _rebalance(job: Job, now: float) -> bool:
     """Whether members that differ in speed should do other parts of the work; the next plan then has them."""
     state, balance = job.state, job.balance
-    plan, spec = state.plan, state.spec
-    assert spec is not None
+    plan, spec = state.plan, job.spec
     if plan is None or any(state.members[task].state != "active" for task in plan.tasks()):
         return False
     shards = 0 if spec.open or state.all_reduce else spec.shards
@@ -186,7 +185,6 @@ def _begin(job: Job, now: float, choice: Choice) -> None:
         state.describe(first)
     if state.extended is not None:
         state.describe(state.extended)
-    assert state.spec is not None
     state.plan_number += 1
     plan = make_plan(
         state.plan_number,
@@ -194,8 +192,8 @@ def _begin(job: Job, now: float, choice: Choice) -> None:
         [state.members[task].plan_entry() for task in workers],
         [state.members[task].plan_entry() for task in servers],
         state.plan,
-        replicas=state.spec.durability != "none",
-        shares=() if state.all_reduce else division.shares(state.spec.shards, workers),
+        replicas=job.spec.durability != "none",
+        shares=() if state.all_reduce else division.shares(job.spec.shards, workers),
         speeds=division.speeds(servers),
         stop=job.settings.handoff == "stop",
     )
@@ -206,7 +204,6 @@ def _begin(job: Job, now: float, choice: Choice) -> None:
 def prepare(job: Job, pending: PendingPlan) -> None:
     """Have the members of a plan make ready for it."""
     state = job.state
-    assert state.spec is not None
     state.pending = pending
     for task in pending.members():
         state.members[task].prepared = True
@@ -215,7 +212,7 @@ def prepare(job: Job, pending: PendingPlan) -> None:
         Prepare(
             plan=pending.plan,
             previous=pending.previous,
-            spec=state.spec,
+            spec=job.spec,
             recover=pending.recover,
             fresh=not state.begun,
             progress_seconds=job.watch.longest(job.settings.progress),

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from pslite.coordinator import checkpoint_restore, members, plans
 from pslite.coordinator.coordinator_context import Job
-from pslite.coordinator.job_state import JobState, MemberState, Reassignment
+from pslite.coordinator.job_state import MemberState, Reassignment
 from pslite.job.membership_plan import Plan, reduction
 from pslite.net.messages import Reassign, Reassigned
 
@@ -19,7 +19,7 @@ def lose_worker(job: Job, member: MemberState, text: str) -> None:
     the present version others compute again.  The plan stays in force until the next one, which is made without it.
     """
     state = job.state
-    if member.finished and (state.complete or (state.spec is not None and state.spec.open)):
+    if member.finished and (state.complete or job.spec.open):
         members.lose_finished(job, member, text)
         return
     if state.pending is not None and state.pending.phase == "preparing":
@@ -27,8 +27,8 @@ def lose_worker(job: Job, member: MemberState, text: str) -> None:
     if not state.workers_in_force() - state.away() - state.dead.keys():
         for other in state.members.values():
             other.away = False  # nobody trains any more: the barrier opens, and they go on
-    only_copy = has_only_copy(state, member)
-    given = None if only_copy else share_out_all(state)
+    only_copy = has_only_copy(job, member)
+    given = None if only_copy else share_out_all(job)
     if given is None:
         text = text if only_copy else f"{text}; it was the last worker"
         job.give_up(member, text)
@@ -36,9 +36,9 @@ def lose_worker(job: Job, member: MemberState, text: str) -> None:
         return
     others = sorted({task for nodes in given.values() for task in nodes.values()})
     names, several = " and ".join(others), len(others) > 1
-    if state.spec is not None and state.spec.asynchronous:
+    if job.spec.asynchronous:
         how = "its samples are left out until the next plan"
-    elif state.spec is not None and state.spec.open:
+    elif job.spec.open:
         how = f"the {'gradients' if several else 'gradient'} of {names} {'count' if several else 'counts'} in its place"
     else:
         how = f"{names} {'do' if several else 'does'} its part, nothing is lost"
@@ -84,7 +84,7 @@ def set_away(job: Job, tasks: Collection[str]) -> None:
     for member in state.members.values():
         member.away = member.task in tasks
         member.missed_steps = member.missed_steps or member.away
-    given = share_out_all(state)
+    given = share_out_all(job)
     if given is None:
         for member in state.members.values():
             member.away = member.task in before
@@ -99,54 +99,53 @@ def set_away(job: Job, tasks: Collection[str]) -> None:
 
 def share_out_again(job: Job) -> None:
     """Have others do the part of workers that are away under a plan that has just been committed, too."""
-    given = share_out_all(job.state) if job.state.away() else None
+    given = share_out_all(job) if job.state.away() else None
     if given is not None:
         _reassign(job, given)
 
 
-def has_only_copy(state: JobState, member: MemberState) -> bool:
+def has_only_copy(job: Job, member: MemberState) -> bool:
     """Whether a worker dies that may have weights which no other member has.
 
     That is the first worker, as it sends the weights with which the job begins; and where workers have the weights
     (`update: worker`) the last one that was there before the pending plan, or has begun to push under it.
     """
-    pending = state.pending
+    state, pending = job.state, job.state.pending
     if pending is None or pending.phase == "preparing":
         return False
     if pending.plan.workers[0].task == member.task and not state.servers_have_begun():
         return True
-    if state.spec is None or state.spec.update == "server" or pending.previous is None:
+    if job.spec.update == "server" or pending.previous is None:
         return False
     old = {m.task for m in pending.previous.workers}
     having = {m.task for m in pending.plan.workers} & (old | pending.pushed.keys())
     return having <= state.dead.keys()
 
 
-def share_out_all(state: JobState) -> dict[int, dict[int, str]] | None:
+def share_out_all(job: Job) -> dict[int, dict[int, str]] | None:
     """Return by plan which worker pushes each tree node of a dead one; None where no worker is left."""
-    shared = {}
+    state, shared = job.state, {}
     for plan in (state.plan, state.pending.plan if state.pending is not None else None):
         if plan is not None:
-            given = share_out(state, plan, state.reassigned.get(plan.number, {}))
+            given = share_out(job, plan, state.reassigned.get(plan.number, {}))
             if given is None:
                 return None
             shared[plan.number] = given
     return shared
 
 
-def share_out(state: JobState, plan: Plan, before: dict[int, str]) -> dict[int, str] | None:
+def share_out(job: Job, plan: Plan, before: dict[int, str]) -> dict[int, str] | None:
     """Return which worker of a plan pushes each tree node of those that are dead or away; None where none is left.
 
     Who has begun with a node keeps it.  Workers that stay in the next plan come first: the others may have left.
     """
-    assert state.spec is not None
-    pending, away = state.pending, state.away()
+    state, pending, away = job.state, job.state.pending, job.state.away()
     there = [task for task in state.workers_left(plan) if state.members[task].present and task not in away]
     leaving = pending.leavers() if pending is not None else set()
     willing = [task for task in there if task not in leaving] or [
         task for task in there if pending is None or task not in pending.drained
     ]
-    how = reduction(state.spec, len(plan.workers), plan.shares)
+    how = reduction(job.spec, len(plan.workers), plan.shares)
     nodes = [
         node
         for member, own in zip(plan.workers, how.nodes, strict=True)

@@ -9,8 +9,8 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
+from pslite.coordinator.job_state import Role
 from pslite.job.job_status import Reply, Status
 from pslite.launch.gpus import VISIBLE, visible_gpus
 
@@ -70,13 +70,13 @@ class LocalTasks:
         self._schedule = list(schedule)
         self._environ = dict(os.environ if environ is None else environ)
         self._architecture = "ps" if servers else "allreduce"
-        self._counts = {"worker": workers, "ps": servers}
-        self._targets: dict[str, list[str]] = {"worker": [], "ps": []}
-        self._next = {"worker": 0, "ps": 0}
+        self._counts: dict[Role, int] = {"ps": servers, "worker": workers}
+        self._targets: dict[Role, list[str]] = {"ps": [], "worker": []}
+        self._next: dict[Role, int] = {"ps": 0, "worker": 0}
         for task in sorted(present):
-            role, _, number = task.rpartition("-")
+            role: Role = "ps" if task.startswith("ps") else "worker"
             self._targets[role].append(task)
-            self._next[role] = max(self._next[role], int(number) + 1)
+            self._next[role] = max(self._next[role], int(task.rpartition("-")[2]) + 1)
         self._address = ""
         self._token = b""
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -98,7 +98,7 @@ class LocalTasks:
 
     def resize(self, change: Resize) -> None:
         """Change the sizes now, whatever the version is."""
-        self._counts = {"worker": change.workers, "ps": change.servers}
+        self._counts = {"ps": change.servers, "worker": change.workers}
         self._oldest = change.oldest
         self._fit()
 
@@ -107,18 +107,16 @@ class LocalTasks:
         for role, have in self._targets.items():
             if task in have:
                 have.remove(task)
-                have.append(self._spawn("ps" if role == "ps" else "worker"))
+                have.append(self._spawn(role))
 
     def _fit(self) -> None:
-        roles: tuple[Literal["ps", "worker"], ...] = ("ps", "worker")
-        for role in roles:
-            have = self._targets[role]
+        for role, have in self._targets.items():
             while len(have) > self._counts[role]:
                 have.pop(0 if self._oldest else -1)
             while len(have) < self._counts[role]:
                 have.append(self._spawn(role))
 
-    def _spawn(self, role: Literal["ps", "worker"]) -> str:
+    def _spawn(self, role: Role) -> str:
         task = f"{role}-{self._next[role]}"
         self._next[role] += 1
         environ = {

@@ -8,7 +8,6 @@ many workers and servers wrote it: a job may go on from it at any size.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import math
 import os
@@ -77,10 +76,7 @@ def write_blocks(folder: Path, version: int, name: str, states: Mapping[int, Arr
     data = save({f"block/{number}": state for number, state in states.items()})
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        with place.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        _write(place, data)
     except OSError as error:
         raise CheckpointError(f"{place}: cannot be written: {error.strerror}") from error
     return SavedFile(hashlib.sha256(data).hexdigest(), tuple(sorted(states)))
@@ -108,10 +104,7 @@ def complete(folder: Path, version: int, spec: JobSpec, files: Mapping[str, Save
         for other in part.iterdir():
             if other.name not in files:
                 other.unlink()  # of a run that did not come so far
-        with (part / _RECORD).open("wb") as file:
-            file.write(msgspec.json.encode(record))
-            file.flush()
-            os.fsync(file.fileno())
+        _write(part / _RECORD, msgspec.json.encode(record))
         if whole.exists():
             shutil.rmtree(whole)
         part.rename(whole)
@@ -393,12 +386,20 @@ def _decode(data: bytes) -> Record:
     return msgspec.convert(plain, Record)
 
 
+def _write(place: Path, data: bytes) -> None:
+    """Write a file, which is on disk when this returns."""
+    with place.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def _part(folder: Path, version: int) -> Path:
     return folder / f"{version:010d}{_PART}"
 
 
 def _complete_ones(folder: Path) -> list[Path]:
-    found: list[Path] = []
-    with contextlib.suppress(FileNotFoundError):
-        found = [place for place in folder.iterdir() if place.name.isdecimal() and (place / _RECORD).is_file()]
-    return found
+    try:
+        return [place for place in folder.iterdir() if place.name.isdecimal() and (place / _RECORD).is_file()]
+    except FileNotFoundError:
+        return []
