@@ -89,6 +89,18 @@ class Allocation(NamedTuple):
         """The tasks that both have."""
         return Allocation(min(self.workers, other.workers), min(self.ps, other.ps))
 
+    def plus(self, tasks: Allocation) -> Allocation:
+        """With some tasks more."""
+        return Allocation(self.workers + tasks.workers, self.ps + tasks.ps)
+
+    def beyond(self, other: Allocation) -> Allocation:
+        """The tasks that it has more than another."""
+        return Allocation(max(self.workers - other.workers, 0), max(self.ps - other.ps, 0))
+
+    def covers(self, other: Allocation) -> bool:
+        """Whether it has all tasks of another."""
+        return self.workers >= other.workers and self.ps >= other.ps
+
     def __str__(self) -> str:
         return f"{self.workers}w+{self.ps}ps"
 
@@ -149,6 +161,11 @@ class JobRequest:
             (count for count in range(max(self.min_workers, 1), self.max_workers + 1) if self.allows(count)), 0
         )
         return Allocation(workers, self.min_ps)
+
+    @property
+    def max_size(self) -> Allocation:
+        """Largest allocation within the job's bounds."""
+        return Allocation(self.max_workers, self.max_ps)
 
     def allows(self, workers: int) -> bool:
         """Whether the job can run with this many workers."""

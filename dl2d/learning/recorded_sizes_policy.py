@@ -55,7 +55,7 @@ class RecordedScheduler:
                 given[job.key] = size
         for job in running:
             for size in (self._size(job, snapshot.at), held[job.key]):
-                if given[job.key] != NOTHING and packing.add(job, _difference(size, given[job.key])) is None:
+                if given[job.key] != NOTHING and packing.add(job, size.beyond(given[job.key])) is None:
                     given[job.key] = size
                     break
         for job in waiting:
@@ -89,7 +89,3 @@ def _within_bounds(size: Allocation, request: JobRequest) -> Allocation:
     least = request.min_size
     workers = max(request.largest_allowed(size.workers), least.workers)
     return Allocation(workers, min(max(size.ps, least.ps), request.max_ps))
-
-
-def _difference(size: Allocation, part: Allocation) -> Allocation:
-    return Allocation(max(size.workers - part.workers, 0), max(size.ps - part.ps, 0))

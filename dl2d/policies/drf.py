@@ -75,7 +75,7 @@ class Drf:
         for job in snapshot.jobs:
             has = allocation.allocations[job.key]
             step = allocation.next_bundle(job)
-            options = (has,) if step is None else (has, Allocation(has.workers + step.workers, has.ps + step.ps))
+            options = (has,) if step is None else (has, has.plus(step))
             scored = [(option, share(job, option)) for option in options]
             # An infinite share means that the cluster has nothing of what is asked for: no alternative at all.
             alternatives[job.key] = tuple(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Alternative, Constraint, Decision, Reason
-from dl2d.core.jobs import Allocation, Job, Role
+from dl2d.core.jobs import Allocation, Role
 from dl2d.core.measured_speeds import KnownSpeeds
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
@@ -173,11 +173,11 @@ class Lookahead:
             if best is None:
                 continue
             size = growing.sizes[place]
-            jump = best.best(size, _most(job)) if left[place] > 0 else None
+            jump = best.best(size, job.request.max_size) if left[place] > 0 else None
             growing.allocation.refuse(job, _reason(growing, place, left[place], jump, stopped.get(place)))
             scored = [Alternative(size, 0.0)]
             if jump is not None and math.isfinite(jump.gain):
-                scored.append(Alternative(_sum(size, jump.step), jump.gain * left[place]))
+                scored.append(Alternative(size.plus(jump.step), jump.gain * left[place]))
             alternatives[job.key] = tuple(scored)
         return growing.allocation.decision(
             self.name,
@@ -189,7 +189,7 @@ class Lookahead:
 
 def _fill(growing: GrowingJobs, left: list[float], of_job: list[_Jumps | None]) -> dict[int, Blocked]:
     """Make jumps until none is worthwhile or has room; returns what last stood in the way of which job."""
-    most = [_most(job) for job in growing.jobs]
+    most = [job.request.max_size for job in growing.jobs]
     stopped: dict[int, Blocked] = {}
     steps: dict[int, Allocation] = {}
     queue: list[tuple[float, int]] = []
@@ -232,18 +232,10 @@ def _reason(growing: GrowingJobs, place: int, left: float, jump: _Jump | None, b
     if jump is None:
         text = f"no larger size would save 1 % of its time at {group.speed(size)}"
         return Reason(
-            Constraint.SATISFIED, f"has its maximum of {size}" if size == _most(growing.jobs[place]) else text
+            Constraint.SATISFIED, f"has its maximum of {size}" if size == growing.jobs[place].request.max_size else text
         )
     assert blocked is not None, "a job with a worthwhile jump was stopped by something"
-    larger = _sum(size, jump.step)
+    larger = size.plus(jump.step)
     before, after = left * group.seconds_at(size), left * group.seconds_at(larger)
     text = f"{larger} would save {before - after:.4g} s of {before:.4g} s: {blocked}"
     return Reason(blocked.constraint, text, blocked.shortfalls)
-
-
-def _most(job: Job) -> Allocation:
-    return Allocation(job.request.max_workers, job.request.max_ps)
-
-
-def _sum(size: Allocation, step: Allocation) -> Allocation:
-    return Allocation(size.workers + step.workers, size.ps + step.ps)

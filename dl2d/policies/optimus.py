@@ -66,7 +66,7 @@ class _Steps:
 
     def _gain(self, size: Allocation, step: Allocation) -> float:
         before = float(self._seconds[size.ps, size.workers])
-        after = float(self._seconds[size.ps + step.ps, size.workers + step.workers])
+        after = float(self._seconds[size.plus(step)[::-1]])
         saved = before - after if math.isfinite(after) or math.isfinite(before) else 0.0
         if not self._by_resources:
             return saved
@@ -240,15 +240,14 @@ def _beyond(step: Allocation) -> str:
 
 
 def _is_beyond(job: Job, size: Allocation, step: Allocation) -> bool:
-    request = job.request
-    return size.workers + step.workers > request.max_workers or size.ps + step.ps > request.max_ps
+    return not job.request.max_size.covers(size.plus(step))
 
 
 def _no_room(growing: GrowingJobs, place: int, step: Allocation, blocked: Blocked, left: Remaining) -> Reason:
     size, group = growing.sizes[place], growing.groups[place]
     assert group is not None
     before = left.samples * group.seconds_at(size)
-    saved = before - left.samples * group.seconds_at(Allocation(size.workers + step.workers, size.ps + step.ps))
+    saved = before - left.samples * group.seconds_at(size.plus(step))
     tasks = "1 PS" if step.ps else f"{step.workers} worker{'' if step.workers == 1 else 's'}"
     text = f"{tasks} more would save {saved:.4g} s of {before:.4g} s: {blocked}"
     return Reason(blocked.constraint, _noted(text, left), blocked.shortfalls)
@@ -275,7 +274,7 @@ def _alternatives(size: Allocation, job: Job, choice: _Choice, samples: float) -
     scored = [Alternative(size, 0.0)]
     for step, gain in choice.options:
         if not _is_beyond(job, size, step) and math.isfinite(gain):
-            scored.append(Alternative(Allocation(size.workers + step.workers, size.ps + step.ps), gain * samples))
+            scored.append(Alternative(size.plus(step), gain * samples))
     return tuple(scored)
 
 

@@ -331,10 +331,10 @@ class _Filling:
         """Let tasks that run stay, up to targets."""
         for entry, target in zip(self.jobs, targets, strict=True):
             runs, has, request = entry.runs, entry.has, entry.job.request
-            workers = request.largest_allowed(min(has.workers + len(runs[Role.WORKER]), target.workers))
-            ps = min(has.ps + len(runs[Role.PS]), target.ps)
-            more = Allocation(max(workers - has.workers, 0), max(ps - has.ps, 0))
-            if workers >= request.min_workers and ps >= request.min_ps and more != NOTHING:
+            size = has.plus(Allocation(len(runs[Role.WORKER]), len(runs[Role.PS]))).common(target)
+            size = Allocation(request.largest_allowed(size.workers), size.ps)
+            more = size.beyond(has)
+            if size.workers >= request.min_workers and size.ps >= request.min_ps and more != NOTHING:
                 self._lay(entry, more)
 
     def fill(self, targets: Sequence[Allocation] | None = None) -> None:
@@ -420,7 +420,7 @@ class _Filling:
         for role in TASK_ROLES:
             del entry.runs[role][len(entry.runs[role]) - len(entry.again(step, role)) :]
         entry.laid += laid
-        entry.has = Allocation(entry.has.workers + step.workers, entry.has.ps + step.ps)
+        entry.has = entry.has.plus(step)
         self.actions.append((entry.job.key, step))
         return True
 
@@ -450,7 +450,7 @@ def _decided(
         last = anew.last_choice(entry.order)
     behind = ""
     if last is not None:
-        options.append(Alternative(Allocation(has.workers + step.workers, has.ps + step.ps), last.own))
+        options.append(Alternative(has.plus(step), last.own))
         if last.order != entry.order:
             preferred = filling.jobs[last.order].job
             behind = (

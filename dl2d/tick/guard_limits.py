@@ -68,7 +68,7 @@ def guard(
         ):
             found = _limits_in_backoff(entry, job, floor, failures, rules)
         else:
-            most = decided.get(job.key, Allocation(job.request.max_workers, job.request.max_ps))
+            most = decided.get(job.key, job.request.max_size)
             held = entry.previous.common(_larger(most, entry.allocation))
             found = _limits_in_cooldown(entry, job, held, floor, resized_at, at, rules)
         if resized_at is not None and entry.previous != NOTHING:

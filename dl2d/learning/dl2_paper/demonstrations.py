@@ -231,7 +231,7 @@ def _towards(
     steps = np.zeros(void + 1, dtype=np.bool_)
     for place, job in enumerate(jobs):
         wanted, now, least = sizes.get(job.key, NOTHING), has[job.key], job.request.min_size
-        if now.workers < least.workers or now.ps < least.ps:
+        if not now.covers(least):
             steps[3 * place : 3 * place + 3] = wanted != NOTHING
             continue
         workers, ps = wanted.workers > now.workers, wanted.ps > now.ps
@@ -267,12 +267,12 @@ def _steps(decision: Decision) -> list[tuple[JobKey, Allocation]]:
     final = decision.allocations()
     steps = []
     for job, step in decision.actions:
-        given[job] = Allocation(given[job].workers + step.workers, given[job].ps + step.ps)
+        given[job] = given[job].plus(step)
         steps.append((job, step))
     for job, size in final.items():
         # The decision of a policy that chooses whole sizes lacks part of the order: that part comes at the end.
-        rest = Allocation(max(size.workers - given[job].workers, 0), max(size.ps - given[job].ps, 0))
-        if max(rest) > 0:
+        rest = size.beyond(given[job])
+        if rest != NOTHING:
             steps.append((job, rest))
     return steps
 

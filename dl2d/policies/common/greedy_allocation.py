@@ -93,11 +93,8 @@ class GreedyAllocation:
 
     def give(self, job: Job, step: Allocation) -> None:
         """Give the job tasks that are in the packing already."""
-        key = job.key
-        workers, ps = self.allocations[key]
-        more, more_ps = step
-        self.allocations[key] = Allocation(workers + more, ps + more_ps)
-        self.actions.append((key, step))
+        self.allocations[job.key] = self.allocations[job.key].plus(step)
+        self.actions.append((job.key, step))
 
     def keep(self, sizes: Sequence[tuple[Job, Allocation]]) -> None:
         """Give jobs tasks that they have already, on their nodes: of each job all, or none if one does not fit."""

@@ -130,10 +130,10 @@ class GrowingJobs:
         Once no node has room for one more task of a demand, none will have it later in this decision, so the packing is
         not tried again for that demand.
         """
-        job, now = self.jobs[index], self.sizes[index]
+        job = self.jobs[index]
         blocked = (self._full and self.known_full(index, step)) or self.allocation.add(job, step)
         if not blocked:
-            self.sizes[index] = Allocation(now.workers + step.workers, now.ps + step.ps)
+            self.sizes[index] = self.sizes[index].plus(step)
             return None
         if step.workers + step.ps == 1:
             self._full[blocked.role, job.request.demand(blocked.role)] = blocked
@@ -222,9 +222,9 @@ class GrowingJobs:
         ``crowded`` has the keys of jobs for which there was none, and is extended.
         """
         kind, request, now = self._kind(index), self.jobs[index].request, self.sizes[index]
-        possible = [size for size in kind.to_sample(request) if size.workers >= now.workers and size.ps >= now.ps]
+        possible = [size for size in kind.to_sample(request) if size.covers(now)]
         key = (kind.kind, kind.sampling.sizes, now, *_bounds(request), request.worker, request.ps)
-        holds_no_more = self._held[index].workers <= now.workers and self._held[index].ps <= now.ps
+        holds_no_more = now.covers(self._held[index])
         if holds_no_more and key in crowded:
             return False
         while possible:
@@ -232,15 +232,15 @@ class GrowingJobs:
             if self._sample_at(index, size):
                 return True
             # If there is no room for a size, there is none for any that is larger.
-            possible = [other for other in possible if other.workers < size.workers or other.ps < size.ps]
+            possible = [other for other in possible if not other.covers(size)]
         crowded.add(key)
         return False
 
     def _sample_at(self, index: int, size: Allocation) -> bool:
         """Enlarge a job to a size in order to measure it there; returns whether there was room."""
         kind, now = self._kind(index), self.sizes[index]
-        step = Allocation(size.workers - now.workers, size.ps - now.ps)
-        if min(step) < 0 or (step != NOTHING and (self.ended is not None or self.add(index, step) is not None)):
+        step = size.beyond(now)
+        if not size.covers(now) or (step != NOTHING and (self.ended is not None or self.add(index, step) is not None)):
             return False
         text = f"runs at {size} to measure its speed, because {_measured(kind)}"
         kind.sampling.take(size)

@@ -56,12 +56,11 @@ class GreedyPacking:
         """Give jobs those tasks of their sizes (workers, PSs) that run already, if the job may run with these alone."""
         kept = []
         for job, size in zip(jobs, sizes, strict=True):
-            workers, ps = map(min, self._allocation.held[job.key], size)
+            running = self._allocation.held[job.key].common(Allocation(*size))
             allocated = self._allocation.allocations[job.key]
-            minimum = job.request.min_size
-            if allocated == NOTHING and (minimum.workers > workers or minimum.ps > ps):
+            if allocated == NOTHING and not running.covers(job.request.min_size):
                 continue
-            more = Allocation(max(workers - allocated.workers, 0), max(ps - allocated.ps, 0))
+            more = running.beyond(allocated)
             if more != NOTHING:
                 kept.append((job, more))
         self._allocation.keep(kept)

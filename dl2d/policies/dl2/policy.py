@@ -233,7 +233,7 @@ class Dl2:
         steps, left = _NextSteps.of(frontiers, cluster_jobs, positions[0], weights), cluster.left(packing)[0]
         for index, job in enumerate(jobs):
             size = allocation.allocations[job.key]
-            if size == Allocation(job.request.max_workers, job.request.max_ps):
+            if size == job.request.max_size:
                 reason = Reason(Constraint.SATISFIED, f"has its maximum of {size}")
             else:
                 reason = _reason(steps, index, size, blocked.get(index), cluster, left)

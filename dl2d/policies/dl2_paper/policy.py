@@ -18,7 +18,7 @@ import numpy as np
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Alternative, Constraint, Decision, Reason
 from dl2d.core.errors import CheckpointError, ConfigError, PolicyError
-from dl2d.core.jobs import Allocation, JobKey
+from dl2d.core.jobs import JobKey
 from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.policies.common.checkpoint import Checkpoint, checkpoint_in, read_checkpoint, version_of
@@ -100,7 +100,7 @@ class Dl2Original:
             weights = self._decide_batch(batch, rng)
             for place, job in enumerate(batch.jobs):
                 has = filling.allocations[job.key]
-                options = [(Allocation(has.workers + add.workers, has.ps + add.ps), number)
+                options = [(has.plus(add), number)
                            for number, add in enumerate(STEPS) if grows(job, has, add)]  # fmt: skip
                 alternatives[job.key] = (
                     Alternative(has, float(weights[-1])),

@@ -74,8 +74,7 @@ class Sizing:
             self._give_first_bundles()
         for job in snapshot.jobs:
             if job.key in self._drawn:
-                has, wanted = self.filling.allocations[job.key], self._drawn[job.key]
-                self._add(job, Allocation(max(wanted.workers - has.workers, 0), max(wanted.ps - has.ps, 0)))
+                self._add(job, self._drawn[job.key].beyond(self.filling.allocations[job.key]))
 
     def batches(self) -> Iterator[Batch]:
         """One after the other; each is to be over when the next is asked for."""
@@ -89,7 +88,7 @@ class Sizing:
 
     def most(self, job: Job) -> Allocation:
         """What the job may get at most."""
-        return self._drawn.get(job.key, Allocation(job.request.max_workers, job.request.max_ps))
+        return self._drawn.get(job.key, job.request.max_size)
 
     def type_of(self, job: Job) -> int:
         """Place of its one-hot; -1 for a type that the network does not know."""
@@ -103,9 +102,7 @@ class Sizing:
     def steps(self, job: Job) -> Sequence[Allocation]:
         """What each of a job's three actions gives it now: what it lacks of its minimum size, or else ``STEPS``."""
         has, least = self.filling.allocations[job.key], self._least[job.key]
-        if has.workers >= least.workers and has.ps >= least.ps:
-            return STEPS
-        return (Allocation(max(least.workers - has.workers, 0), max(least.ps - has.ps, 0)),) * len(STEPS)
+        return STEPS if has.covers(least) else (least.beyond(has),) * len(STEPS)
 
     def kinds(self, job: Job) -> list[int]:
         """Kinds of a job's three steps: steps of one kind have room alike.
@@ -256,7 +253,7 @@ class Batch:
 
 def grows(job: Job, has: Allocation, step: Allocation) -> bool:
     """Whether a step stays within a job's most."""
-    return has.workers + step.workers <= job.request.max_workers and has.ps + step.ps <= job.request.max_ps
+    return job.request.max_size.covers(has.plus(step))
 
 
 def usable(job: Job, has: Allocation, floor: Allocation) -> Allocation:
