@@ -7,8 +7,8 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dl2d.core.array_types import Floats
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Alternative, Constraint, Decision, Reason
 from dl2d.core.jobs import Allocation, Role
@@ -74,7 +74,7 @@ class _Jumps:
         return _Jump(Allocation(workers, ps), gain)
 
 
-def _shares(group: JobGroup) -> NDArray[np.float64]:
+def _shares(group: JobGroup) -> Floats:
     """Dominant share of the cluster that so many PSs and workers more take; shape (max_ps + 1, max_workers + 1)."""
     request = group.job.request
     worker, ps, whole = (dict(amounts.thousandths) for amounts in (request.worker, request.ps, group.capacity))
@@ -133,47 +133,34 @@ class Lookahead:
             raise ValueError(msg)
         self._known = known
         self._optimism = optimism
-        self._resize_seconds = resize_seconds
-        self._slot_seconds = slot_seconds
-
-    @property
-    def name(self) -> str:
-        """``lookahead``, or ``lookahead-true`` where it is told speeds."""
-        return "lookahead" if self._known is None else "lookahead-true"
-
-    @property
-    def version(self) -> str:
-        """Of the code, and the settings where they are not the usual."""
-        if self._known is not None:
-            return "1"
-        optimism = f" optimism={self._optimism:g}" if self._optimism != DEFAULT_OPTIMISM else ""
-        costs = f" resize_seconds={self._resize_seconds:g} slot_seconds={self._slot_seconds:g}"
-        return "3" + optimism + (costs if self._resize_seconds else "")
-
-    @property
-    def needs(self) -> frozenset[Evidence]:
-        """Speeds, those of each job too, unless it is told."""
-        return NO_EVIDENCE if self._known is not None else frozenset({Evidence.SPEEDS, Evidence.JOB_SPEEDS})
+        #: Fraction of a slot that a resize costs.
+        self._lost = resize_seconds / slot_seconds
+        if known is not None:
+            self.name, self.version, self.needs = "lookahead-true", "1", NO_EVIDENCE
+            return
+        self.name = "lookahead"
+        settings = f" optimism={optimism:g}" if optimism != DEFAULT_OPTIMISM else ""
+        costs = f" resize_seconds={resize_seconds:g} slot_seconds={slot_seconds:g}" if resize_seconds else ""
+        #: Of the code, and the settings where they are not the usual.
+        self.version = "3" + settings + costs
+        #: Speeds, those of each job too.
+        self.needs = frozenset({Evidence.SPEEDS, Evidence.JOB_SPEEDS})
 
     def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
         """See ``dl2d.core.policy.Policy``. Cost: tasks x log nodes, jumps x log jobs, a grid for each size reached."""
         del rng
-        lost = self._resize_seconds / self._slot_seconds
-        known = self._known or PredictedSpeeds(snapshot, optimism=self._optimism, lost=lost)
+        known = self._known or PredictedSpeeds(snapshot, optimism=self._optimism, lost=self._lost)
         growing = GrowingJobs(snapshot, packing, known=known)
         left = [samples_left(job) for job in snapshot.jobs]
-        jumps: dict[JobGroup, _Jumps] = {}
-        for group in growing.groups:
-            if group is not None and group not in jumps:
-                jumps[group] = _Jumps(group)
-        of_job = [None if group is None else jumps[group] for group in growing.groups]
-        stopped = _fill(growing, left, of_job)
+        jumps: dict[JobGroup | None, _Jumps] = {
+            group: _Jumps(group) for group in dict.fromkeys(growing.groups) if group is not None
+        }
+        stopped = _fill(growing, left, jumps)
         alternatives = {}
-        for place, (job, best) in enumerate(zip(snapshot.jobs, of_job, strict=True)):
-            if best is None:
+        for place, (job, group, size) in enumerate(zip(snapshot.jobs, growing.groups, growing.sizes, strict=True)):
+            if group not in jumps:
                 continue
-            size = growing.sizes[place]
-            jump = best.best(size, job.request.max_size) if left[place] > 0 else None
+            jump = jumps[group].best(size, job.request.max_size) if left[place] > 0 else None
             growing.allocation.refuse(job, _reason(growing, place, left[place], jump, stopped.get(place)))
             scored = [Alternative(size, 0.0)]
             if jump is not None and math.isfinite(jump.gain):
@@ -187,29 +174,26 @@ class Lookahead:
         )
 
 
-def _fill(growing: GrowingJobs, left: list[float], of_job: list[_Jumps | None]) -> dict[int, Blocked]:
+def _fill(growing: GrowingJobs, left: list[float], jumps: dict[JobGroup | None, _Jumps]) -> dict[int, Blocked]:
     """Make jumps until none is worthwhile or has room; returns what last stood in the way of which job."""
     most = [job.request.max_size for job in growing.jobs]
     stopped: dict[int, Blocked] = {}
-    steps: dict[int, Allocation] = {}
-    queue: list[tuple[float, int]] = []
+    queue: list[tuple[float, int, Allocation]] = []
 
     def look(place: int) -> None:
-        jumps = of_job[place]
-        jump = None if jumps is None else jumps.best(growing.sizes[place], most[place])
+        jump = jumps[growing.groups[place]].best(growing.sizes[place], most[place])
         if jump is not None:
-            steps[place] = jump.step
-            heapq.heappush(queue, (-jump.gain * left[place], place))
+            heapq.heappush(queue, (-jump.gain * left[place], place, jump.step))
 
-    for place, samples in enumerate(left):
-        if samples > 0:
+    for place, (group, samples) in enumerate(zip(growing.groups, left, strict=True)):
+        if group in jumps and samples > 0:
             look(place)
     while queue:
-        _, place = heapq.heappop(queue)
-        blocked = growing.add(place, steps[place])
+        _, place, step = heapq.heappop(queue)
+        blocked = growing.add(place, step)
         if blocked is not None:
             stopped[place] = blocked
-            most[place] = _cut(growing, place, steps[place], most[place], blocked)
+            most[place] = _cut(growing, place, step, most[place], blocked)
         look(place)
     return stopped
 

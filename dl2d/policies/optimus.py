@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dl2d.core.array_types import Floats
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Alternative, Constraint, Decision, Reason
 from dl2d.core.jobs import Allocation, Architecture, Job
@@ -39,7 +39,7 @@ class _Choice(NamedTuple):
 class _Steps:
     """Choices of the jobs of a group, computed once for each size that one of them reaches."""
 
-    def __init__(self, group: JobGroup, seconds: NDArray[np.float64], *, by_resources: bool) -> None:
+    def __init__(self, group: JobGroup, seconds: Floats, *, by_resources: bool) -> None:
         """``seconds`` may go beyond what the jobs may have: ``seconds[ps, workers]``."""
         self._group = group
         self._seconds = seconds
@@ -121,7 +121,7 @@ class Optimus:
         sample_sizes: int = 0,
         by_resources: bool = True,
         end_at_first_failure: bool = False,
-        beyond: Callable[[Job], NDArray[np.float64]] | None = None,
+        beyond: Callable[[Job], Floats] | None = None,
     ) -> None:
         if convergence is not None and not convergence > 0:
             msg = f"convergence: must be more than 0, not {convergence!r}"
@@ -132,29 +132,21 @@ class Optimus:
         self._by_resources = by_resources
         self._end_at_first_failure = end_at_first_failure
         self._beyond = beyond
-
-    @property
-    def name(self) -> str:
-        """``optimus``, with what it is told in place of measuring it."""
-        return "optimus" + ("" if self._known is None else "-true") + ("" if self._convergence is None else "-loss")
-
-    @property
-    def version(self) -> str:
-        """Of the code, and the settings that change decisions where they are not the usual."""
+        #: ``optimus``, with what it is told in place of measuring it.
+        self.name = "optimus" + ("" if known is None else "-true") + ("" if convergence is None else "-loss")
         settings = {
-            "convergence": self._convergence,
-            "sample_sizes": self._sample_sizes,
-            "by_resources": None if self._by_resources else "no",
-            "end_at_first_failure": self._end_at_first_failure,
-            "beyond": None if self._beyond is None else "yes",
+            "convergence": convergence,
+            "sample_sizes": sample_sizes,
+            "by_resources": None if by_resources else "no",
+            "end_at_first_failure": end_at_first_failure,
+            "beyond": None if beyond is None else "yes",
         }
-        return " ".join(["1", *(f"{key}={value}" for key, value in settings.items() if value)])
-
-    @property
-    def needs(self) -> frozenset[Evidence]:
-        """Speeds unless it is told, and losses where they tell when a job ends."""
-        speeds = NO_EVIDENCE if self._known is not None else frozenset({Evidence.SPEEDS})
-        return speeds if self._convergence is None else speeds | {Evidence.LOSSES}
+        #: Of the code, and the settings that change decisions where they are not the usual.
+        self.version = " ".join(["1", *(f"{key}={value}" for key, value in settings.items() if value)])
+        #: Speeds unless it is told, and losses where they tell when a job ends.
+        self.needs = NO_EVIDENCE if known is not None else frozenset({Evidence.SPEEDS})
+        if convergence is not None:
+            self.needs |= {Evidence.LOSSES}
 
     def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
         """See ``dl2d.core.policy.Policy``. Cost: tasks x (log jobs + log nodes), and a grid for each kind of job."""
@@ -167,43 +159,33 @@ class Optimus:
             end_at_first_failure=self._end_at_first_failure,
         )
         left = self._remaining(snapshot)
-        steps: dict[JobGroup, _Steps] = {}
-        of_job: list[_Steps | None] = []
-        for group in growing.groups:
-            if group is not None and group not in steps:
-                steps[group] = _Steps(group, self._seconds(group), by_resources=self._by_resources)
-            of_job.append(None if group is None else steps[group])
-        choices = [None if steps is None else steps.at(size) for steps, size in zip(of_job, growing.sizes, strict=True)]
+        steps: dict[JobGroup | None, _Steps] = {}
+        for group in dict.fromkeys(growing.groups):
+            if group is not None:
+                seconds = group.seconds if self._beyond is None else seconds_per_sample(self._beyond(group.job))
+                steps[group] = _Steps(group, seconds, by_resources=self._by_resources)
         if growing.ended is None:
-            self._fill(growing, left, of_job, choices)
+            self._fill(growing, left, steps)
         alternatives = {}
-        for place, (job, choice) in enumerate(zip(snapshot.jobs, choices, strict=True)):
-            size, samples = growing.sizes[place], left[place].samples
-            if choice is None:
-                continue
-            growing.allocation.refuse(job, growing.ended or _satisfied(growing, place, choice, left[place]))
-            alternatives[job.key] = _alternatives(size, job, choice, samples)
+        for place, (job, group, size) in enumerate(zip(snapshot.jobs, growing.groups, growing.sizes, strict=True)):
+            if group in steps:
+                choice = steps[group].at(size)
+                growing.allocation.refuse(job, growing.ended or _satisfied(growing, place, choice, left[place]))
+                alternatives[job.key] = _alternatives(size, job, choice, left[place].samples)
         unit = "seconds saved per unit of dominant share" if self._by_resources else "seconds saved"
         return growing.allocation.decision(self.name, self.version, measure=unit, alternatives=alternatives)
 
-    def _fill(
-        self, growing: GrowingJobs, left: list[Remaining], steps: list[_Steps | None], choices: list[_Choice | None]
-    ) -> None:
-        """Add tasks until no gain is positive or none has room; keeps ``choices`` up to date."""
+    def _fill(self, growing: GrowingJobs, left: list[Remaining], steps: dict[JobGroup | None, _Steps]) -> None:
+        """Add tasks until no gain is positive or none has room."""
         queue = [
-            (-choice.best.gain * left[place].samples, place)
-            for place, choice in enumerate(choices)
-            if choice is not None and choice.best is not None and left[place].samples > 0
+            (-best.gain * remaining.samples, place, best.step)
+            for place, (group, size, remaining) in enumerate(zip(growing.groups, growing.sizes, left, strict=True))
+            if group in steps and remaining.samples > 0 and (best := steps[group].at(size).best) is not None
         ]
         heapq.heapify(queue)
         while queue:
-            place = queue[0][1]
-            choice, of_job = choices[place], steps[place]
-            assert choice is not None
-            assert choice.best is not None
-            assert of_job is not None
-            step, job = choice.best.step, growing.jobs[place]
-            blocked = None
+            _, place, step = queue[0]
+            job = growing.jobs[place]
             if _is_beyond(job, growing.sizes[place], step):
                 growing.allocation.refuse(job, Reason(Constraint.SATISFIED, _beyond(step)))
             elif (blocked := growing.add(place, step)) is not None:
@@ -211,27 +193,17 @@ class Optimus:
                 if self._end_at_first_failure:
                     growing.ended = ended_at(job)
                     return
-            else:
-                choice = choices[place] = of_job.at(growing.sizes[place])
-                if choice.best is not None:
-                    heapq.heapreplace(queue, (-choice.best.gain * left[place].samples, place))
-                    continue
+            elif (best := steps[growing.groups[place]].at(growing.sizes[place]).best) is not None:
+                heapq.heapreplace(queue, (-best.gain * left[place].samples, place, best.step))
+                continue
             heapq.heappop(queue)
 
     def _remaining(self, snapshot: Snapshot) -> list[Remaining]:
         if self._convergence is None:
             return [Remaining(samples_left(job)) for job in snapshot.jobs]
-        fits = dict(
-            zip(
-                (loss.job for loss in snapshot.losses),
-                fit_losses([loss.points for loss in snapshot.losses]),
-                strict=True,
-            )
-        )
-        return [until_settled(job, fits.get(job.key), self._convergence) for job in snapshot.jobs]
-
-    def _seconds(self, group: JobGroup) -> NDArray[np.float64]:
-        return group.seconds if self._beyond is None else seconds_per_sample(self._beyond(group.job))
+        fits = fit_losses([loss.points for loss in snapshot.losses])
+        of_job = {loss.job: fit for loss, fit in zip(snapshot.losses, fits, strict=True)}
+        return [until_settled(job, of_job.get(job.key), self._convergence) for job in snapshot.jobs]
 
 
 def _beyond(step: Allocation) -> str:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from operator import attrgetter
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dl2d.core.array_types import Ints
 from dl2d.core.cluster import NodeState, Snapshot
 from dl2d.core.decision import Alternative, Constraint, Decision, JobDecision, Reason
 from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, Job, JobKey, Role
@@ -23,9 +23,6 @@ from dl2d.throughput.remaining_work import measured_or_mean_speeds, samples_left
 
 #: Largest amount of remaining work that is told apart, so that sums stay finite.
 _MAX_WORK = 1e100
-
-#: Thousandths of each resource, in the order of ``_Machines.resources``.
-_Amounts = NDArray[np.int64]
 
 
 class Tetris:
@@ -56,28 +53,18 @@ class Tetris:
         A job grows by a worker and a PS together, and stops when it has all it may have of either.
     """
 
+    name: ClassVar[str] = "tetris"
+    needs: ClassVar[frozenset[Evidence]] = NO_EVIDENCE
+
     def __init__(self, *, shortness: float = 1.0, whole_bundles: bool = False) -> None:
         if not 0.0 <= shortness < math.inf:
             msg = f"shortness: must be 0 or more, not {shortness!r}"
             raise ValueError(msg)
         self._shortness = shortness
         self._whole_bundles = whole_bundles
-
-    @property
-    def name(self) -> str:
-        """``tetris``."""
-        return "tetris"
-
-    @property
-    def version(self) -> str:
-        """Of the code, and the settings that change decisions where they are not the usual."""
-        shortness = "" if self._shortness == 1.0 else f" shortness={self._shortness:g}"
-        return "1" + shortness + (" whole_bundles" if self._whole_bundles else "")
-
-    @property
-    def needs(self) -> frozenset[Evidence]:
-        """Nothing beyond nodes, jobs and tasks."""
-        return NO_EVIDENCE
+        settings = "" if shortness == 1.0 else f" shortness={shortness:g}"
+        #: Of the code, and the settings that change decisions where they are not the usual.
+        self.version = "1" + settings + (" whole_bundles" if whole_bundles else "")
 
     def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
         """See ``dl2d.core.policy.Policy``. Cost: bundles x jobs, vectorised."""
@@ -143,7 +130,7 @@ class _Machines:
         listed = {node.capacity for node in nodes} | {task.room for task in snapshot.tasks}
         listed |= {job.request.demand(role) for job in snapshot.jobs for role in TASK_ROLES}
         self.resources = sorted({name for demand in listed for name, _ in demand.thousandths})
-        self._known: dict[Resources, _Amounts] = {}
+        self._known: dict[Resources, Ints] = {}
         self.names = [node.name for node in nodes]
         self.places = {name: place for place, name in enumerate(self.names)}
         #: Shape (machines, resources).
@@ -151,19 +138,19 @@ class _Machines:
         for place, node in enumerate(nodes):
             self.capacity[place], self.free[place] = self.amounts(node.capacity), self.amounts(room[node.name])
 
-    def amounts(self, demand: Resources) -> _Amounts:
-        """A demand as a row."""
+    def amounts(self, demand: Resources) -> Ints:
+        """A demand as a row: thousandths of each of ``resources``, in their order."""
         if demand not in self._known:
             self._known[demand] = np.array(demand.in_order(self.resources), dtype=np.int64)
         return self._known[demand]
 
-    def resources_of(self, amounts: _Amounts) -> Resources:
+    def resources_of(self, amounts: Ints) -> Resources:
         """The inverse of ``amounts``."""
         return Resources(
             tuple((name, left) for name, left in zip(self.resources, amounts.tolist(), strict=True) if left)
         )
 
-    def fits(self, place: int, demand: _Amounts) -> bool:
+    def fits(self, place: int, demand: Ints) -> bool:
         """Whether a machine has room."""
         return bool((demand <= self.free[place]).all())
 
@@ -171,7 +158,7 @@ class _Machines:
         """Whether a job may use a machine."""
         return job not in self.may_use or bool(self.may_use[job][place])
 
-    def first_with_room(self, demand: _Amounts, job: JobKey) -> int | None:
+    def first_with_room(self, demand: Ints, job: JobKey) -> int | None:
         """The first machine with room that a job may use."""
         fits = (demand <= self.free).all(axis=1)
         if job in self.may_use:
@@ -184,7 +171,7 @@ class _Running(NamedTuple):
 
     node: str
     place: int | None
-    demand: _Amounts
+    demand: Ints
 
 
 class _Choice(NamedTuple):
@@ -206,7 +193,7 @@ class _Job:
     work: float
     floor: Allocation
     #: What tasks take that are laid on one machine together.
-    demands: dict[tuple[Role, ...], _Amounts]
+    demands: dict[tuple[Role, ...], Ints]
     #: Tasks that run and were not given to it again yet, the oldest last.
     runs: dict[Role, list[_Running]]
     has: Allocation = NOTHING
@@ -392,9 +379,9 @@ class _Filling:
         """
         machines, units = self.machines, entry.new(step, pairs=pairs)
         again = [(role, running) for role in TASK_ROLES for running in entry.again(step, role)]
-        taken: list[tuple[int, _Amounts]] = []
+        taken: list[tuple[int, Ints]] = []
 
-        def take(at: int | None, demand: _Amounts) -> bool:
+        def take(at: int | None, demand: Ints) -> bool:
             if at is None or not machines.fits(at, demand):
                 return False
             machines.free[at] -= demand

@@ -16,7 +16,7 @@ from dl2d.core.decision import Decision
 from dl2d.core.errors import TooFewSamples
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey
 from dl2d.core.packing import Packing
-from dl2d.core.policy import Evidence, Policy
+from dl2d.core.policy import Policy
 from dl2d.learning.dl2_paper.samples import Demonstrations
 from dl2d.learning.dl2_paper.settings import Labels
 from dl2d.learning.recorded_decisions import Recording
@@ -117,19 +117,8 @@ class _Recorder:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
+        self.name, self.version, self.needs = policy.name, policy.version, policy.needs
         self.slots: list[tuple[Snapshot, Decision]] = []
-
-    @property
-    def name(self) -> str:
-        return self._policy.name
-
-    @property
-    def version(self) -> str:
-        return self._policy.version
-
-    @property
-    def needs(self) -> frozenset[Evidence]:
-        return self._policy.needs
 
     def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
         """The policy's own decision."""

@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
 
@@ -80,6 +80,9 @@ class Dl2:
         The checkpoint is of another design, an entry is missing or has another shape, or a setting is out of range.
     """
 
+    name: ClassVar[str] = NAME
+    needs: ClassVar[frozenset[Evidence]] = frozenset({Evidence.SPEEDS, Evidence.JOB_SPEEDS})
+
     def __init__(
         self,
         checkpoint: Checkpoint,
@@ -93,25 +96,11 @@ class Dl2:
         self.checkpoint = checkpoint
         self._parameters = Parameters.of(checkpoint, overrides)
         self._checkpoint_speeds = CheckpointSpeeds(self._parameters)
-        self._version = version_of(checkpoint, overrides)
+        #: Beginning of the checkpoint's digest, and the settings that replace the checkpoint's.
+        self.version = version_of(checkpoint, overrides)
         #: Model of the previous decision. Only the time of a decision depends on it: results that would be the same are
         #: not computed again.
         self._last_model: GaussianProcess | None = None
-
-    @property
-    def name(self) -> str:
-        """``dl2``."""
-        return NAME
-
-    @property
-    def version(self) -> str:
-        """Beginning of the checkpoint's digest, and the settings that replace the checkpoint's."""
-        return self._version
-
-    @property
-    def needs(self) -> frozenset[Evidence]:
-        """Measured speeds of kinds and of single jobs."""
-        return frozenset({Evidence.SPEEDS, Evidence.JOB_SPEEDS})
 
     def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
         """See ``dl2d.core.policy.Policy``. Cost: steps x (jobs + sizes of a job), then tasks x log nodes."""
