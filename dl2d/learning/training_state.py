@@ -11,9 +11,9 @@ from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dl2d.atomic_file import write_atomically
+from dl2d.core.array_types import Arrays
 from dl2d.core.errors import CheckpointError
 
 
@@ -22,7 +22,7 @@ class State:
     """Plain JSON values, and arrays by name (none is called ``words``)."""
 
     words: Mapping[str, Any]
-    arrays: Mapping[str, NDArray[Any]]
+    arrays: Arrays
 
 
 def save_state(state: State, file: Path) -> None:

@@ -202,7 +202,7 @@ class ClusterEnv(gymnasium.Env[Observations, np.int64]):
         return picture(self.clusters, 0) if self.render_mode == "ansi" else None
 
 
-class VectorClusterEnv(VectorEnv[Observations, NDArray[np.int64], NDArray[Any]]):
+class VectorClusterEnv(VectorEnv[Observations, Ints, NDArray[Any]]):
     """N clusters stepped at once, with the numbers of N ``ClusterEnv`` to the last bit.
 
     In autoreset mode "next step": the step after an episode's end ignores that cluster's action and begins a new

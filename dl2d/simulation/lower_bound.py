@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dl2d.core.array_types import Ints
 from dl2d.core.jobs import Architecture
 from dl2d.simulation.workload.format import SimulatedJob, Workload
 
@@ -59,7 +59,7 @@ def _best(job: SimulatedJob, workload: Workload) -> tuple[float, dict[str, float
     has_ps = job.architecture is Architecture.PS
     grid = workload.speeds[job.model].grid(job.max_workers, job.max_ps if has_ps else 0)
     per_slot = np.asarray(grid, dtype=np.float64) * workload.slot_seconds / job.samples_per_epoch
-    counts: NDArray[np.int64] = np.indices(per_slot.shape)
+    counts: Ints = np.indices(per_slot.shape)
     ps, workers = counts[0], counts[1]
     runs = (workers >= max(job.min_workers, 1)) & (per_slot > 0)
     if job.allowed_workers:

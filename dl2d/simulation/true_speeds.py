@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dl2d.core.array_types import Floats
 from dl2d.core.jobs import Architecture, Job
 from dl2d.simulation.speeds.speed_models import MAX_TASKS, Table
 from dl2d.simulation.workload.format import Workload
@@ -17,9 +17,9 @@ class TrueSpeeds:
         self._speeds = workload.speeds
         #: By job, for a user may say that it is of another type.
         self._models = {job.id: job.model for job in workload.jobs}
-        self._grids: dict[tuple[str, int, int], NDArray[np.float64]] = {}
+        self._grids: dict[tuple[str, int, int], Floats] = {}
 
-    def grid(self, job: Job) -> NDArray[np.float64]:
+    def grid(self, job: Job) -> Floats:
         """See ``KnownSpeeds.grid``; jobs of one model with equal bounds are given the same array."""
         request = job.request
         max_ps = request.max_ps if request.architecture is Architecture.PS else 0
@@ -31,7 +31,7 @@ class TrueSpeeds:
             self._grids[asked] = grid
         return self._grids[asked]
 
-    def beyond(self, job: Job) -> NDArray[np.float64]:
+    def beyond(self, job: Job) -> Floats:
         """Like ``grid``, with one worker and one PS more than the job may have.
 
         Where a table has every size that the job may have, it is not extrapolated: what it does not have is 0.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dl2d.core.array_types import Arrays
 from dl2d.core.errors import TooFewSamples
 from dl2d.learning.dl2_paper.networks import Net, check_finite
 from dl2d.learning.dl2_paper.samples import Samples
@@ -116,7 +117,7 @@ class ActorCritic:
                     found[f"adam.{number}.{place}.{key}"] = np.array(value.detach().numpy())
         return found
 
-    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+    def restore(self, state: Arrays) -> None:
         """The inverse of ``state``, for the same networks."""
         for number, optimiser in enumerate(self._optimisers):
             kept: dict[int, dict[str, Tensor]] = {}

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dl2d.core.array_types import Bools
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Decision
 from dl2d.core.errors import TooFewSamples
@@ -20,7 +20,7 @@ from dl2d.core.policy import Policy
 from dl2d.learning.dl2_paper.samples import Demonstrations
 from dl2d.learning.dl2_paper.settings import Labels
 from dl2d.learning.recorded_decisions import Recording
-from dl2d.policies.dl2_paper.observation import Sight
+from dl2d.policies.dl2_paper.observation import Observations, Sight
 from dl2d.policies.dl2_paper.sizing_state import Sizing
 from dl2d.simulation.policy_lookup import find_policy
 from dl2d.simulation.replay import replay
@@ -132,9 +132,9 @@ class Step(NamedTuple):
 
     #: Number of the batch of J jobs in its slot.
     batch: int
-    observation: NDArray[np.float32]
-    mask: NDArray[np.bool_]
-    right: NDArray[np.bool_]
+    observation: Observations
+    mask: Bools
+    right: Bools
     action: int
 
 
@@ -210,9 +210,7 @@ def steps_of(
                 blocked.add(action)
 
 
-def _towards(
-    jobs: Sequence[Job], sizes: dict[JobKey, Allocation], has: dict[JobKey, Allocation], void: int
-) -> NDArray[np.bool_]:
+def _towards(jobs: Sequence[Job], sizes: dict[JobKey, Allocation], has: dict[JobKey, Allocation], void: int) -> Bools:
     """Actions that lead to the sizes and not beyond, shape (3J + 1,); void is none of them.
 
     Any of the three gives a job that is below its minimum size what it lacks of that.
@@ -228,7 +226,7 @@ def _towards(
     return steps
 
 
-def _of_first(wanted: NDArray[np.bool_], turns: Iterable[int], void: int, rng: np.random.Generator) -> int:
+def _of_first(wanted: Bools, turns: Iterable[int], void: int, rng: np.random.Generator) -> int:
     """An action of the first job, in the order of ``turns``, that has one left; void where none has.
 
     One job after the other, as the network acts later. If actions were drawn from all jobs, states in which all but one
@@ -241,7 +239,7 @@ def _of_first(wanted: NDArray[np.bool_], turns: Iterable[int], void: int, rng: n
     return void
 
 
-def _first(wanted: NDArray[np.bool_], void: int) -> int:
+def _first(wanted: Bools, void: int) -> int:
     """The first job's step, a bundle before a single task; void where there is none."""
     steps = np.flatnonzero(wanted)
     if not len(steps):

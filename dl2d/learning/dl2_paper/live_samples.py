@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dl2d.core.array_types import Bools
 from dl2d.core.jobs import JobKey
 from dl2d.learning.dl2_paper.demonstrations import steps_of
 from dl2d.learning.dl2_paper.rollout import MIN_RATE
@@ -23,7 +23,7 @@ from dl2d.learning.dl2_paper.samples import Samples
 from dl2d.learning.dl2_paper.settings import Labels
 from dl2d.learning.recorded_decisions import Recording
 from dl2d.policies.dl2_paper.exploration import correcting_actions, explored
-from dl2d.policies.dl2_paper.observation import Sight
+from dl2d.policies.dl2_paper.observation import Observations, Sight
 from dl2d.policies.dl2_paper.policy import Dl2Original
 
 #: Two decisions that are closer than this fraction of a slot show too little progress to tell a rate.
@@ -101,7 +101,7 @@ def _slot_samples(
     return samples
 
 
-def _probability(version: Dl2Original, observation: NDArray[np.float32], mask: NDArray[np.bool_], action: int) -> float:
+def _probability(version: Dl2Original, observation: Observations, mask: Bools, action: int) -> float:
     """Probability with which the version takes an action: that of its network's distribution, with its exploration."""
     logits = np.where(mask, version.network(observation[None])[0].astype(np.float64), -np.inf)
     chances = np.exp(logits - logits.max())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from dl2d.core.array_types import Arrays
 from dl2d.core.errors import CheckpointError, Diverged
 from dl2d.learning.dl2_paper.settings import NetworkKind
 from dl2d.policies.common.checkpoint import Checkpoint
@@ -190,7 +191,7 @@ def weights_of(network: Net, name: str) -> dict[str, NDArray[Any]]:
     return weights
 
 
-def load_weights(network: Net, weights: Mapping[str, NDArray[Any]], name: str) -> None:
+def load_weights(network: Net, weights: Arrays, name: str) -> None:
     """The inverse of ``weights_of``."""
     with torch.no_grad():
         for part, layer in network.named().items():

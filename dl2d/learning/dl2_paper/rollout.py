@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dl2d.core.array_types import Floats, Ints
 from dl2d.core.errors import TooFewSamples
@@ -15,8 +14,9 @@ from dl2d.learning.dl2_paper.samples import Samples
 from dl2d.learning.dl2_paper.settings import Credit, Reward, Settings
 from dl2d.policies.dl2_paper.exploration import correcting_actions, explored
 from dl2d.policies.dl2_paper.inference_network import Network, chosen
+from dl2d.policies.dl2_paper.observation import Observations
 from dl2d.simulation.vectorized.clusters import Clusters, SlotReport
-from dl2d.simulation.vectorized.dl2_paper_sizing import Windows
+from dl2d.simulation.vectorized.dl2_paper_sizing import Masks, Windows
 from dl2d.simulation.vectorized.workload_arrays import Library
 
 #: Added to a rate, or to epochs, before the logarithm is taken; a job without tasks has the logarithm of this.
@@ -118,9 +118,7 @@ class SampleCollector:
         windows.refresh()
         return ready
 
-    def _keep(
-        self, rows: Ints, observations: NDArray[np.float32], masks: NDArray[np.int8], actions: Ints, logs: Floats
-    ) -> None:
+    def _keep(self, rows: Ints, observations: Observations, masks: Masks, actions: Ints, logs: Floats) -> None:
         """Put decisions of these clusters into free places of the pool."""
         free = np.flatnonzero(self._owner == _FREE)
         if len(free) < len(rows):
@@ -145,7 +143,7 @@ class SampleCollector:
         jobs = self._settings.window
         return Samples.zeros(count, self.windows.layout.length, 3 * jobs + 1, jobs if self._by_job else 1)
 
-    def _predict(self, value: Network, observations: NDArray[np.float32]) -> None:
+    def _predict(self, value: Network, observations: Observations) -> None:
         """Predict the value of batches that begin."""
         (rows,) = np.nonzero(self._fresh)
         worth = value(observations[rows])

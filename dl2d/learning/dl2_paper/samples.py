@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dl2d.core.array_types import Ints
+from dl2d.core.array_types import Arrays, Bools, Floats32, Ints
 from dl2d.core.errors import TooFewSamples
+from dl2d.policies.dl2_paper.observation import Observations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rows:
     """M decisions, each with what the network was shown, shape (M, inputs), and which actions were allowed."""
 
-    observations: NDArray[np.float32]
+    observations: Observations
     #: Shape (M, 3J + 1).
-    masks: NDArray[np.bool_]
+    masks: Bools
     #: What was done, shape (M,).
     actions: Ints
 
@@ -43,7 +44,7 @@ class Demonstrations(_Rows):
     """Decisions of a scheduler that is to be imitated; void is an action as any other."""
 
     #: All actions that would have been right, shape (M, 3J + 1); the one that was taken is among them.
-    rights: NDArray[np.bool_]
+    rights: Bools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +52,10 @@ class Samples(_Rows):
     """Decisions of the policy with their outcome. K is J where each job has a reward of its own, else 1."""
 
     #: Logarithm of the probability with which the action was taken, shape (M,).
-    log_chances: NDArray[np.float32]
+    log_chances: Floats32
     #: Returns that the critic should have predicted, shape (M, K), and where there is one.
-    targets: NDArray[np.float32]
-    valid: NDArray[np.bool_]
+    targets: Floats32
+    valid: Bools
 
     @classmethod
     def zeros(cls, count: int, inputs: int, actions: int, values: int) -> Self:
@@ -104,7 +105,7 @@ class ReplayBuffer:
         self._parts = [Samples.joined(self._parts)]
         return {f"{name}.{entry.name}": getattr(self._parts[0], entry.name) for entry in fields(Samples)}
 
-    def restore(self, arrays: Mapping[str, NDArray[Any]], name: str) -> None:
+    def restore(self, arrays: Arrays, name: str) -> None:
         """The inverse of ``state``."""
         if f"{name}.actions" in arrays:
             self._parts = [Samples(**{entry.name: arrays[f"{name}.{entry.name}"] for entry in fields(Samples)})]

@@ -16,10 +16,10 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from dl2d.core.array_types import Arrays
 from dl2d.core.errors import CheckpointError
 
 #: Settings that replace those of a checkpoint, by name; None where the checkpoint's counts.
@@ -41,7 +41,7 @@ class Checkpoint:
     #: Name of the policy that can read it: ``dl2``, ``dl2-original``.
     policy: str
     #: Arrays by name; float32, float64 or int64.
-    weights: Mapping[str, NDArray[Any]] = field(repr=False)
+    weights: Arrays = field(repr=False)
     #: JSON values that the policy needs, such as sizes of layers.
     settings: Mapping[str, Any]
     #: JSON values for people and for the gate: where, on which workloads and for how long it was trained; results.

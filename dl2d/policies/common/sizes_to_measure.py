@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dl2d.core.array_types import Floats
 from dl2d.core.jobs import Allocation, Architecture, JobRequest
 from dl2d.core.measured_speeds import TrainingKind
 from dl2d.throughput.optimus_model import adds_information, number_of_terms, terms_at
@@ -97,6 +97,6 @@ def _thinned(counts: list[int]) -> list[int]:
     return [counts[index] for index in dict.fromkeys(indices.tolist())]
 
 
-def _logarithms(sizes: Sequence[Allocation]) -> NDArray[np.float64]:
-    logarithms: NDArray[np.float64] = np.log2(np.maximum(np.array(sizes, dtype=np.float64), 1.0))
+def _logarithms(sizes: Sequence[Allocation]) -> Floats:
+    logarithms: Floats = np.log2(np.maximum(np.array(sizes, dtype=np.float64), 1.0))
     return logarithms

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
+from dl2d.core.array_types import Floats
 from dl2d.core.cluster import Snapshot
 from dl2d.core.jobs import NOTHING, Allocation, Job
 from dl2d.throughput.gaussian_process import GaussianProcess
@@ -39,9 +37,9 @@ class PredictedSpeeds:
         self._lost = lost
         #: Speeds of the next slot by id of the predicted array and present size, so that equal jobs share one array.
         #: Ids are unique, since the model keeps its arrays.
-        self._grids: dict[tuple[int, Allocation], NDArray[np.float64]] = {}
+        self._grids: dict[tuple[int, Allocation], Floats] = {}
 
-    def grid(self, job: Job) -> NDArray[np.float64]:
+    def grid(self, job: Job) -> Floats:
         """See ``KnownSpeeds.grid``."""
         relabelled, held = self._relabelling.of(job), self._held[job.key]
         speeds = self._model.predict_speeds(relabelled.request, self._optimism, relabelled.own_measurements)
@@ -50,12 +48,12 @@ class PredictedSpeeds:
         return self._grids[id(speeds), held]
 
 
-def can_keep(speeds: NDArray[np.float64], held: Allocation) -> bool:
+def can_keep(speeds: Floats, held: Allocation) -> bool:
     """Whether a job has a size, and it is within the bounds of ``speeds[ps, workers]``."""
     return held != NOTHING and held.ps < speeds.shape[0] and held.workers < speeds.shape[1]
 
 
-def speeds_in_next_slot(speeds: NDArray[np.float64], held: Allocation, lost: float) -> NDArray[np.float64]:
+def speeds_in_next_slot(speeds: Floats, held: Allocation, lost: float) -> Floats:
     """Mean samples/s over a slot at whose beginning a job is resized, or keeps its size.
 
     With these, a size is changed only where that pays within a slot.
@@ -72,6 +70,6 @@ def speeds_in_next_slot(speeds: NDArray[np.float64], held: Allocation, lost: flo
     """
     if not lost or not can_keep(speeds, held):
         return speeds
-    slowed: NDArray[np.float64] = speeds * max(1.0 - lost, _MIN_LEFT)
+    slowed: Floats = speeds * max(1.0 - lost, _MIN_LEFT)
     slowed[held.ps, held.workers] = speeds[held.ps, held.workers]
     return slowed

@@ -7,14 +7,14 @@ the weights, and those of ``as_arrays``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dl2d.core.array_types import Floats
+from dl2d.core.array_types import Arrays, Floats
 from dl2d.core.errors import CheckpointError
 from dl2d.core.jobs import Allocation, Architecture, Consistency
 from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
@@ -102,14 +102,13 @@ def as_arrays(measured: Sequence[MeasuredSpeeds]) -> tuple[dict[str, NDArray[Any
     ]
     means = [point.samples_per_second for speeds in measured for point in speeds.points]
     kinds = [[speeds.kind.model, str(speeds.kind.architecture), str(speeds.kind.consistency)] for speeds in measured]
-    arrays: dict[str, NDArray[Any]] = {
+    return {
         "measured_sizes": np.array(rows, dtype=np.int64).reshape(-1, 4),
         "measured_speeds": np.array(means, dtype=np.float64),
-    }
-    return arrays, kinds
+    }, kinds
 
 
-def from_arrays(arrays: Mapping[str, NDArray[Any]], kinds: Sequence[Sequence[str]]) -> tuple[MeasuredSpeeds, ...]:
+def from_arrays(arrays: Arrays, kinds: Sequence[Sequence[str]]) -> tuple[MeasuredSpeeds, ...]:
     """Convert arrays of a checkpoint back to measured speeds: the inverse of ``as_arrays``.
 
     Raises

@@ -8,16 +8,15 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from dl2d.core.array_types import Arrays, Floats32, Ints
 from dl2d.core.errors import CheckpointError
 from dl2d.policies.dl2_paper.observation import Sight
-
-Matrix = NDArray[np.float32]
 
 
 class Network(Protocol):
     """Logits of actions."""
 
-    def __call__(self, observations: Matrix) -> Matrix:
+    def __call__(self, observations: Floats32) -> Floats32:
         """Shape (N, width) to (N, 3J + 1)."""
         ...
 
@@ -28,14 +27,14 @@ class Dense:
     ``weights`` has ``<name>.<layer>.weight`` (out, in) and ``<name>.<layer>.bias``.
     """
 
-    def __init__(self, weights: Mapping[str, NDArray[Any]], name: str) -> None:
-        self._layers: list[tuple[Matrix, Matrix]] = []
+    def __init__(self, weights: Arrays, name: str) -> None:
+        self._layers: list[tuple[Floats32, Floats32]] = []
         while f"{name}.{len(self._layers)}.weight" in weights:
             at = f"{name}.{len(self._layers)}"
             matrix = np.ascontiguousarray(weights[f"{at}.weight"].T, dtype=np.float32)
             self._layers.append((matrix, np.asarray(weights[f"{at}.bias"], dtype=np.float32)))
 
-    def __call__(self, observations: Matrix) -> Matrix:
+    def __call__(self, observations: Floats32) -> Floats32:
         """See ``Network``."""
         values = observations
         *hidden, (last, bias) = self._layers
@@ -43,7 +42,7 @@ class Dense:
             values = values @ matrix
             values += shift
             np.maximum(values, 0.0, out=values)
-        logits: Matrix = values @ last + bias
+        logits: Floats32 = values @ last + bias
         return logits
 
 
@@ -61,7 +60,7 @@ class SharedJobs:
         Features of a job.
     """
 
-    def __init__(self, weights: Mapping[str, NDArray[Any]], name: str, width: int) -> None:
+    def __init__(self, weights: Arrays, name: str, width: int) -> None:
         self._width = width
         self._parts = {
             part: (
@@ -72,7 +71,7 @@ class SharedJobs:
             if part != "void" or f"{name}.void.weight" in weights
         }
 
-    def __call__(self, observations: Matrix) -> Matrix:
+    def __call__(self, observations: Floats32) -> Floats32:
         """See ``Network``; a value network gives one number for each job, shape (N, J)."""
         first, first_bias = self._parts["0"]
         second, second_bias = self._parts["1"]
@@ -96,14 +95,14 @@ class SharedJobs:
         deep = np.maximum(hidden @ second[:size] + pooled[rows], 0.0)
         answers = np.zeros((*there.shape, last.shape[1]), dtype=np.float32)
         answers[rows, places] = deep @ last + last_bias
-        flat: Matrix = answers.reshape(count, -1)
+        flat: Floats32 = answers.reshape(count, -1)
         if "void" not in self._parts:
             return flat
         void, void_bias = self._parts["void"]
         return np.concatenate((flat, np.maximum(pooled, 0.0) @ void + void_bias), axis=1)
 
 
-def network_of(weights: Mapping[str, NDArray[Any]], settings: Mapping[str, Any], name: str = "policy") -> Network:
+def network_of(weights: Arrays, settings: Mapping[str, Any], name: str = "policy") -> Network:
     """The network that weights and settings (``Dl2Original``) describe.
 
     Raises
@@ -126,8 +125,8 @@ def network_of(weights: Mapping[str, NDArray[Any]], settings: Mapping[str, Any],
     return made
 
 
-def chosen(logits: Matrix, masks: NDArray[Any], noise: NDArray[Any] | None) -> NDArray[np.int64]:
+def chosen(logits: Floats32, masks: NDArray[Any], noise: NDArray[Any] | None) -> Ints:
     """The best allowed action of each, shape (N,); with Gumbel noise, shape (N, 3J + 1), a draw from the softmax."""
     scores = logits if noise is None else logits + noise
-    best: NDArray[np.int64] = np.where(masks != 0, scores, -np.inf).argmax(axis=1)
+    best: Ints = np.where(masks != 0, scores, -np.inf).argmax(axis=1)
     return best

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dl2d.core.array_types import Floats, Ints
+from dl2d.core.array_types import Floats, Floats32, Ints
 
-Observations = NDArray[np.float32]
+Observations = Floats32
 
 #: Features of a job behind its one-hot type: age, remaining epochs, dominant share, workers, PSs.
 SCALARS: Final = 5

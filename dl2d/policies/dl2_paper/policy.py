@@ -15,6 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from dl2d.core.array_types import Floats32
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Alternative, Constraint, Decision, Reason
 from dl2d.core.errors import CheckpointError, ConfigError, PolicyError
@@ -23,7 +24,7 @@ from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.policies.common.checkpoint import Checkpoint, checkpoint_in, read_checkpoint, version_of
 from dl2d.policies.dl2_paper.exploration import correcting_action
-from dl2d.policies.dl2_paper.inference_network import Matrix, network_of
+from dl2d.policies.dl2_paper.inference_network import network_of
 from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.policies.dl2_paper.sizing_state import STEPS, Batch, Sizing, grows, usable
 
@@ -124,7 +125,7 @@ class Dl2Original:
             filling.refuse(job, reasons[job.key] or Reason(Constraint.SATISFIED, text))
         return filling.decision(self.name, self.version, measure="probability", alternatives=alternatives)
 
-    def _decide_batch(self, batch: Batch, rng: np.random.Generator) -> Matrix:
+    def _decide_batch(self, batch: Batch, rng: np.random.Generator) -> Floats32:
         """Give tasks until void; returns the last distribution over actions, shape (3J + 1,)."""
         void = self.sight.void
         while True:

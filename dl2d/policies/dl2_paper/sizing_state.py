@@ -14,9 +14,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dl2d.core.array_types import Floats, Ints
+from dl2d.core.array_types import Bools, Floats, Ints
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Constraint, Reason
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey
@@ -221,7 +220,7 @@ class Batch:
         sizes[: len(self.jobs)] = self._sizes
         return sizes
 
-    def mask(self) -> NDArray[np.bool_]:
+    def mask(self) -> Bools:
         """Which actions are allowed and not known to have no room, shape (3J + 1,); void always is."""
         mask = np.zeros(self._sizing.sight.void + 1, dtype=np.bool_)
         mask[-1] = True

@@ -12,16 +12,15 @@ from functools import cached_property
 from typing import Annotated, Any, ClassVar, Final, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import AfterValidator, TypeAdapter
 
+from dl2d.core.array_types import Floats
 from dl2d.core.error_wording import did_you_mean, shown
 from dl2d.core.errors import WorkloadError
 from dl2d.core.input_validation import Flag, Items, Number, Record, Whole, bad, not_one_of, read, to_plain
 from dl2d.core.jobs import Architecture, Consistency
 
-Grid = NDArray[np.float64]
-N = TypeVar("N", float, Grid)
+N = TypeVar("N", float, Floats)
 
 #: Most workers, and most parameter servers, that a table may speak of and a job may have.
 MAX_TASKS: Final = 1000
@@ -79,12 +78,12 @@ class SpeedModel(Protocol):
         """
         ...
 
-    def grid(self, max_workers: int, max_ps: int) -> Grid:
+    def grid(self, max_workers: int, max_ps: int) -> Floats:
         """All speeds at once, bit for bit those of ``samples_per_second``.
 
         Returns
         -------
-        Grid
+        Floats
             float64, shape (max_ps + 1, max_workers + 1): ``grid[ps, workers]``, zeros where a needed count is 0.
             For ``allreduce`` all rows are alike, row 0 included. Callers keep it; it is computed on every call.
 
@@ -124,7 +123,7 @@ class _Formula(Record):
             return 0.0
         return float(self._rate(float(workers), float(max(ps, 1))))
 
-    def grid(self, max_workers: int, max_ps: int) -> Grid:
+    def grid(self, max_workers: int, max_ps: int) -> Floats:
         """See ``SpeedModel``."""
         _check_counts(max_workers, max_ps)
         speeds = np.zeros((max_ps + 1, max_workers + 1))
@@ -289,7 +288,7 @@ class Table:
         measured = self._measured.get((ps, workers))
         return float(self._interpolated(ps, np.array([float(workers)]))[0]) if measured is None else measured
 
-    def grid(self, max_workers: int, max_ps: int) -> Grid:
+    def grid(self, max_workers: int, max_ps: int) -> Floats:
         """See ``SpeedModel``."""
         _check_counts(max_workers, max_ps)
         speeds = np.zeros((max_ps + 1, max_workers + 1))
@@ -331,25 +330,25 @@ class Table:
         return {(ps, workers): speed for ps, workers, speed in self.points}
 
     @cached_property
-    def _weights(self) -> Grid:
+    def _weights(self) -> Floats:
         if len(self.points) > MAX_INTERPOLATED:
             msg = f"a table of {len(self.points)} points has a hole; at most {MAX_INTERPOLATED} can be interpolated"
             raise ValueError(msg)
         at = self._at
         distances = np.hypot(at[:, None, 0] - at[None, :, 0], at[:, None, 1] - at[None, :, 1])
-        weights: Grid = np.linalg.solve(distances, np.array([speed for _, _, speed in self.points]))
+        weights: Floats = np.linalg.solve(distances, np.array([speed for _, _, speed in self.points]))
         return weights
 
     @cached_property
-    def _at(self) -> Grid:
+    def _at(self) -> Floats:
         return np.array([(ps, workers) for ps, workers, _ in self.points], dtype=np.float64)
 
-    def _interpolated(self, ps: int, workers: Grid) -> Grid:
+    def _interpolated(self, ps: int, workers: Floats) -> Floats:
         """Speeds at one PS count; sums run over the last axis, so they do not depend on how many are asked for."""
         if len(self.points) == 1:
             return np.full(len(workers), self.points[0][2])
         distances = np.hypot(self._at[None, :, 0] - float(ps), self._at[None, :, 1] - workers[:, None])
-        speeds: Grid = np.maximum((distances * self._weights[None, :]).sum(axis=1), 0.0)
+        speeds: Floats = np.maximum((distances * self._weights[None, :]).sum(axis=1), 0.0)
         return speeds
 
 
