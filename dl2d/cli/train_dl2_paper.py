@@ -19,7 +19,7 @@ from dl2d.learning.dl2_paper.settings import Settings
 from dl2d.learning.dl2_paper.trainer import continuing
 from dl2d.learning.dl2_paper.trainer import train as learn
 from dl2d.learning.training_report import baselines
-from dl2d.policies.common.checkpoint import Checkpoint, checkpoint_in, read_checkpoint
+from dl2d.policies.common.checkpoint import Checkpoint, read_checkpoint
 
 _STATE: Final = "state.npz"
 
@@ -28,7 +28,7 @@ def train_original(options: TrainOptions) -> None:
     """Train, showing how far it is, and write the best checkpoint by validation, and a report."""
     began = time.monotonic()
     workloads, validation = training_workloads(options.workload, options.validate, options.seed, options.draws)
-    start = None if options.start is None else read_checkpoint(checkpoint_in(options.start), policy="dl2-original")
+    start = None if options.start is None else read_checkpoint(options.start, policy="dl2-original")
     settings = _settings(options.iterations, options.teacher, start)
     if options.offline:
         workloads, validation = ([analytical(one) for one in list_] for list_ in (workloads, validation))

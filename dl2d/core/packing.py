@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from operator import add, attrgetter, sub
 
 from dl2d.core.cluster import Node, NodeSet, NodeState, Task
-from dl2d.core.decision import Constraint
+from dl2d.core.decision import Constraint, Reason
 from dl2d.core.jobs import TASK_ROLES, Allocation, Job, JobKey, JobRequest, Role
 from dl2d.core.node_classes import NodeClass, NodeClasses, Vector
 from dl2d.core.placement import Placement
@@ -39,6 +39,10 @@ class Blocked:
     shortfalls: tuple[Shortfall, ...]
     #: Which nodes its job may use, where these are not all.
     may_use: str = ""
+
+    def reason(self, text: str) -> Reason:
+        """Reason why a job gets no more tasks."""
+        return Reason(self.constraint, text, self.shortfalls)
 
     def __str__(self) -> str:
         missing = "; ".join(map(str, self.shortfalls)) or "no node takes tasks"

@@ -13,7 +13,7 @@ from dl2d.core.policy import Policy
 from dl2d.experiments.definition import Case
 from dl2d.experiments.participants import PLACEMENT, Number, Participant
 from dl2d.plugins import Given, load_placement, load_policy
-from dl2d.policies.common.checkpoint import checkpoint_in, read_checkpoint
+from dl2d.policies.common.checkpoint import read_checkpoint
 from dl2d.simulation.policy_lookup import LEARNED, TOLD, find_policy
 from dl2d.simulation.replay import Rules
 from dl2d.simulation.simulation_presets import Preset, preset
@@ -61,7 +61,7 @@ def policy_for(participant: Participant, workload: Workload, chosen: Preset, che
         return find_policy(name, workload, chosen, checkpoint)
     if name in TOLD or (name in chosen.policies and name not in LEARNED):
         raise PluginError(f"policies: {participant.name}: {name} takes no settings under these rules")
-    read = None if checkpoint is None else read_checkpoint(checkpoint_in(checkpoint), policy=name)
+    read = None if checkpoint is None else read_checkpoint(checkpoint, policy=name)
     given = Given(checkpoint=read, settings=dict(participant.settings), slot_seconds=workload.slot_seconds)
     return load_policy(name, "policies", given)
 

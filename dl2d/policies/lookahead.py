@@ -222,4 +222,4 @@ def _reason(growing: GrowingJobs, place: int, left: float, jump: _Jump | None, b
     larger = size.plus(jump.step)
     before, after = left * group.seconds_at(size), left * group.seconds_at(larger)
     text = f"{larger} would save {before - after:.4g} s of {before:.4g} s: {blocked}"
-    return Reason(blocked.constraint, text, blocked.shortfalls)
+    return blocked.reason(text)

@@ -222,7 +222,7 @@ def _no_room(growing: GrowingJobs, place: int, step: Allocation, blocked: Blocke
     saved = before - left.samples * group.seconds_at(size.plus(step))
     tasks = "1 PS" if step.ps else f"{step.workers} worker{'' if step.workers == 1 else 's'}"
     text = f"{tasks} more would save {saved:.4g} s of {before:.4g} s: {blocked}"
-    return Reason(blocked.constraint, _noted(text, left), blocked.shortfalls)
+    return blocked.reason(_noted(text, left))
 
 
 def _satisfied(growing: GrowingJobs, place: int, choice: _Choice, left: Remaining) -> Reason:

@@ -17,7 +17,7 @@ from dl2d.core.decision import Alternative, Constraint, Decision, JobDecision, R
 from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, Job, JobKey, Role
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
-from dl2d.core.resources import Resources, Shortfall
+from dl2d.core.resources import Resources
 from dl2d.policies.common.greedy_allocation import next_bundle
 from dl2d.throughput.remaining_work import measured_or_mean_speeds, samples_left
 
@@ -444,8 +444,8 @@ def _decided(
                 f"; on {filling.machines.names[last.place]}, the last with room for it, {preferred.key.id} "
                 f"({preferred.request.name}) scored {last.score:.3g} and it {last.own:.3g}"
             )
-    constraint, text, shortfalls = _why_not(entry, step, filling.machines, blocked)
-    reason = Reason(constraint, f"next bundle of {step}: {text}{behind}", shortfalls)
+    reason = _why_not(entry, step, filling.machines, blocked)
+    reason = replace(reason, text=f"next bundle of {step}: {reason.text}{behind}")
     return JobDecision(job.key, has, reason, previous, tuple(options))
 
 
@@ -454,7 +454,7 @@ def _why_not(
     step: Allocation,
     machines: _Machines,
     blocked: Callable[[Resources, Role, JobKey | None], Blocked | None],
-) -> tuple[Constraint, str, tuple[Shortfall, ...]]:
+) -> Reason:
     """What stood in the way of a job's next step."""
     for role in TASK_ROLES:
         if not step.count(role):
@@ -462,9 +462,9 @@ def _why_not(
         if entry.runs[role]:
             running = entry.runs[role][-1]
             if running.place is not None and not machines.fits(running.place, running.demand):
-                return Constraint.QUEUE, f"the room of a {role} on {running.node} went to others", ()
+                return Reason(Constraint.QUEUE, f"the room of a {role} on {running.node} went to others")
             continue
         only = entry.job.key if entry.job.key in machines.may_use else None
         if (why := blocked(entry.job.request.demand(role), role, only)) is not None:
-            return why.constraint, str(why), why.shortfalls
-    return Constraint.FRAGMENTED, "there is room for each of its tasks, but not for all together", ()
+            return why.reason(str(why))
+    return Reason(Constraint.FRAGMENTED, "there is room for each of its tasks, but not for all together")

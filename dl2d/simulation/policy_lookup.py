@@ -10,9 +10,8 @@ from typing import Final
 from dl2d.core.error_wording import did_you_mean
 from dl2d.core.errors import PluginError
 from dl2d.core.policy import Policy
-from dl2d.plugins import POLICIES, available, load_policy
-from dl2d.policies.dl2 import policy as dl2
-from dl2d.policies.dl2_paper import policy as dl2_paper
+from dl2d.plugins import POLICIES, Given, available, load_policy
+from dl2d.policies.common.checkpoint import read_checkpoint
 from dl2d.policies.lookahead import Lookahead
 from dl2d.policies.optimus import Optimus
 from dl2d.simulation.replay import Replayed, replay
@@ -26,12 +25,8 @@ TOLD: Final[dict[str, Callable[[TrueSpeeds], Policy]]] = {
     "optimus-true": lambda speeds: Optimus(known=speeds),
 }
 
-
-#: Policies that are what a checkpoint makes them, by name; each reads one, or the one that comes with dl2d.
-LEARNED: Final[dict[str, Callable[[Path | None], Policy]]] = {
-    "dl2": lambda folder: dl2.with_checkpoint() if folder is None else dl2.from_checkpoint(folder),
-    "dl2-original": dl2_paper.from_checkpoint,
-}
+#: Policies that are what a checkpoint makes them; each reads one, or the one that comes with dl2d.
+LEARNED: Final = frozenset({"dl2", "dl2-original"})
 
 
 def find_policy(name: str, workload: Workload, chosen: Preset, checkpoint: Path | None = None) -> Policy:
@@ -47,7 +42,8 @@ def find_policy(name: str, workload: Workload, chosen: Preset, checkpoint: Path 
         A checkpoint cannot be read.
     """
     if name in LEARNED:
-        return LEARNED[name](checkpoint)
+        read = None if checkpoint is None else read_checkpoint(checkpoint, policy=name)
+        return load_policy(name, given=Given(checkpoint=read))
     if name in chosen.policies:
         return chosen.policies[name](TrueSpeeds(workload))
     if not chosen.policies:

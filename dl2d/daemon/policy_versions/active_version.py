@@ -17,7 +17,7 @@ from dl2d.core.jobs import JobRequest
 from dl2d.core.policy import Policy
 from dl2d.core.policy_registry import Version, VersionState
 from dl2d.plugins import Given, load_placement, load_policy, takes_checkpoint
-from dl2d.policies.common.checkpoint import DIGITS, Checkpoint, checkpoint_in, read_checkpoint, write_checkpoint
+from dl2d.policies.common.checkpoint import DIGITS, Checkpoint, read_checkpoint, write_checkpoint
 from dl2d.policies.common.training_input_ranges import out_of_range
 from dl2d.tick.policy_starts_jobs_check import start_check
 
@@ -332,7 +332,7 @@ def configured_checkpoint(settings: Settings) -> Checkpoint | None:
     if not takes_checkpoint(settings.policy.name):
         raise ConfigError(f"policy.checkpoint: policy {settings.policy.name!r} has no checkpoints; leave it empty")
     try:
-        return read_checkpoint(checkpoint_in(place), policy=settings.policy.name)
+        return read_checkpoint(place, policy=settings.policy.name)
     except CheckpointError as error:
         raise ConfigError(f"policy.checkpoint: {error}") from error
 

@@ -122,7 +122,7 @@ def checkpoint_in(folder: str | os.PathLike[str]) -> Path:
 
 
 def read_checkpoint(folder: str | os.PathLike[str], *, policy: str) -> Checkpoint:
-    """Read a checkpoint of a policy.
+    """Read a checkpoint of a policy from its folder, or from an output folder of ``dl2d train``.
 
     Raises
     ------
@@ -131,6 +131,7 @@ def read_checkpoint(folder: str | os.PathLike[str], *, policy: str) -> Checkpoin
     """
     path = Path(folder)
     try:
+        path = checkpoint_in(path)
         if (path / _WEIGHTS).stat().st_size > _MAX_BYTES:
             raise CheckpointError(f"{path}: {_WEIGHTS} has more than {_MAX_BYTES >> 20} MiB")
         record = msgspec.json.decode((path / _RECORD).read_bytes(), type=_Record)

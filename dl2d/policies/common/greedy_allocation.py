@@ -82,7 +82,7 @@ class GreedyAllocation:
             text = f"has its maximum of {self.allocations[job.key]}"
             return self.refuse(job, Reason(Constraint.SATISFIED, text))
         blocked = self.add(job, step)
-        return None if blocked is None else self.refuse(job, _no_room(blocked, step))
+        return None if blocked is None else self.refuse(job, blocked.reason(f"next bundle of {step}: {blocked}"))
 
     def add(self, job: Job, step: Allocation) -> Blocked | None:
         """Give the job tasks, all or none; returns why nodes have no room for them, None if it got them."""
@@ -172,7 +172,3 @@ def serve_in_order(allocation: GreedyAllocation, jobs: Iterable[Job], why_first:
             stopped = allocation.grow(job)
         if stopped.constraint in (Constraint.CAPACITY, Constraint.FRAGMENTED):
             first_waiting[may_use] = job
-
-
-def _no_room(blocked: Blocked, step: Allocation) -> Reason:
-    return Reason(blocked.constraint, f"next bundle of {step}: {blocked}", blocked.shortfalls)

@@ -7,7 +7,6 @@ policy decides the workers and parameter servers of all jobs in each slot. The m
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobRequest
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.policy import Evidence
 from dl2d.core.resources import Shortfall
-from dl2d.policies.common.checkpoint import Checkpoint, checkpoint_in, read_checkpoint, version_of
+from dl2d.policies.common.checkpoint import Checkpoint, read_checkpoint, version_of
 from dl2d.policies.common.greedy_allocation import GreedyAllocation
 from dl2d.policies.common.speeds_after_resize import can_keep, speeds_in_next_slot
 from dl2d.policies.dl2.checkpoint_contents import NAME, Parameters
@@ -332,7 +331,7 @@ def _reason(
     """
     if blocked is not None:
         text = f"cannot start: {blocked}" if size == NOTHING else f"cannot be enlarged beyond {size}: {blocked}"
-        return Reason(blocked.constraint, text, blocked.shortfalls)
+        return blocked.reason(text)
     if not np.isfinite(steps.scores[index]).any():
         percent = f"{100 * (MIN_SPEED_UP - 1):.0f} %"
         return Reason(Constraint.SATISFIED, f"no larger size is predicted to be {percent} faster than {size}")
@@ -365,11 +364,6 @@ def _give_minimum(allocation: GreedyAllocation, job: Job) -> None:
 def _work_left(job: Job) -> float:
     """Samples that are left, but at least a fraction of the declared ones."""
     return max(samples_left(job), MIN_WORK_LEFT * declared_samples(job), 1e-9)
-
-
-def from_checkpoint(folder: str | os.PathLike[str]) -> Dl2:
-    """Make the policy of a checkpoint, or of an output folder of ``dl2d train``; raises ``CheckpointError``."""
-    return Dl2(read_checkpoint(checkpoint_in(folder), policy=NAME))
 
 
 def with_checkpoint(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -22,7 +21,7 @@ from dl2d.core.errors import CheckpointError, ConfigError, PolicyError
 from dl2d.core.jobs import JobKey
 from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
-from dl2d.policies.common.checkpoint import Checkpoint, checkpoint_in, read_checkpoint, version_of
+from dl2d.policies.common.checkpoint import Checkpoint, version_of
 from dl2d.policies.dl2_paper.exploration import correcting_action
 from dl2d.policies.dl2_paper.inference_network import network_of
 from dl2d.policies.dl2_paper.observation import Sight
@@ -151,11 +150,6 @@ class Dl2Original:
                 if batch.act(action):
                     break
                 scores[action] = -np.inf
-
-
-def from_checkpoint(folder: Path | None) -> Dl2Original:
-    """The policy of a checkpoint. Raises ``CheckpointError`` if there is none, or it cannot be read."""
-    return with_checkpoint(None if folder is None else read_checkpoint(checkpoint_in(folder), policy=Dl2Original.name))
 
 
 def with_checkpoint(

@@ -130,7 +130,7 @@ class Sizing:
         blocked = self._add(job, step)
         if blocked is not None:
             self.closed.add(self.kinds(job)[number])
-            self.reasons[job.key] = _refused(step, blocked)
+            self.reasons[job.key] = blocked.reason(f"next step of {step}: {blocked}")
         return blocked is None
 
     def _add(self, job: Job, step: Allocation) -> Blocked | None:
@@ -157,7 +157,7 @@ class Sizing:
         if kind not in self._starts:
             least = self._least[job.key]
             blocked = None if self._packing.fits(job, least) else self.filling.add(job, least)
-            self._starts[kind] = None if blocked is None else _refused(least, blocked)
+            self._starts[kind] = blocked and blocked.reason(f"next step of {least}: {blocked}")
         return self._starts[kind]
 
     def amounts(self, demand: Resources) -> Ints:
@@ -260,7 +260,3 @@ def usable(job: Job, has: Allocation, floor: Allocation) -> Allocation:
     workers = max(job.request.largest_allowed(has.workers), floor.workers)
     enough = workers and has.ps >= job.request.min_ps and workers >= job.request.min_workers
     return Allocation(workers, has.ps) if enough else floor
-
-
-def _refused(step: Allocation, blocked: Blocked) -> Reason:
-    return Reason(blocked.constraint, f"next step of {step}: {blocked}", blocked.shortfalls)

@@ -21,9 +21,9 @@ from dl2d.core.packing import Packing
 from dl2d.core.resources import Resources
 from dl2d.placement.dl2_paper import Dl2Paper
 from dl2d.placement.load_balance import LoadBalance
-from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
+from dl2d.policies.common.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from dl2d.policies.dl2_paper.inference_network import Dense, Network, SharedJobs, chosen
-from dl2d.policies.dl2_paper.policy import Dl2Original, from_checkpoint
+from dl2d.policies.dl2_paper.policy import Dl2Original, with_checkpoint
 from dl2d.policies.dl2_paper.sizing_state import STEPS
 from dl2d.simulation.replay import Rules, SimulationError, replay
 from dl2d.simulation.vectorized.clusters import Clusters
@@ -311,9 +311,10 @@ def test_it_is_read_from_a_folder(tmp_path: Path) -> None:
     checkpoint = a_checkpoint(resources=["cpu", "gpu"])
     write_checkpoint(checkpoint, tmp_path / "c")
     snapshot = a_snapshot([a_job(1), a_job(2)], cluster(2, cpu=8, gpu=4))
-    assert ask(from_checkpoint(tmp_path / "c"), snapshot) == ask(Dl2Original(checkpoint), snapshot)
+    read = read_checkpoint(tmp_path / "c", policy="dl2-original")
+    assert ask(with_checkpoint(read), snapshot) == ask(Dl2Original(checkpoint), snapshot)
     with pytest.raises(CheckpointError, match="name a checkpoint"):
-        from_checkpoint(None)
+        with_checkpoint()
 
 
 @pytest.mark.parametrize("network", ["dense", "shared"])
