@@ -59,7 +59,6 @@ class _Like:
     """Jobs that share a surface."""
 
     request: JobRequest
-    names: tuple[str, ...]
     capacity: tuple[int, ...]
 
 
@@ -93,16 +92,17 @@ class Ground:
                 key = (*frontier_key(request), capacity)
                 if key not in places:
                     places[key] = len(self._groups)
-                    self._groups.append(_Like(request, names, capacity))
+                    self._groups.append(_Like(request, capacity))
                 self.group[number, place] = places[key]
 
     def surfaces(self, belief: GaussianProcess, optimism: float) -> FrontierArrays:
         """What is believed of all groups, in their order."""
+        names = self.library.resources
         grids = [
             SizeGrid(
                 belief.predict_speeds(like.request, optimism),
-                worker=like.request.worker.in_order(like.names),
-                ps=like.request.ps.in_order(like.names),
+                worker=like.request.worker.in_order(names),
+                ps=like.request.ps.in_order(names),
                 capacity=like.capacity,
                 allowed=allowed_sizes(like.request),
             )
@@ -165,11 +165,8 @@ def play(
         report = clusters.end_slot(which)
         if seen is not None:
             seen(clusters, report)
-    completion = clusters.completion()
-    real = np.arange(completion.shape[1]) < ground.library.jobs[workloads][:, None]
-    waiting = np.maximum(clusters.slot[:, None] - clusters.submit, 0)
-    times = np.where(np.isnan(completion), waiting, completion)
-    return Played(np.where(real, times, 0.0).sum(axis=1) / real.sum(axis=1), completion)
+    waited = np.maximum(clusters.slot[:, None] - clusters.submit, 0.0)
+    return Played(clusters.mean_completion(waited), clusters.completion())
 
 
 def fill(clusters: Clusters, surfaces: FrontierArrays, group: Ints, which: Ints, weights: Floats) -> None:

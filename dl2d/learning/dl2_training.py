@@ -48,7 +48,7 @@ class TrainingSettings(Record):
     #: Hidden units of the scorer; 0: it is linear.
     hidden: Annotated[int, Whole(0, 4096)] = 0
     #: Each workload is run with these shares of its nodes.
-    parts: Annotated[tuple[Annotated[float, Number(1.0, above=0.0)], ...], Items(100)] = (
+    parts: Annotated[tuple[Share, ...], Items(100)] = (
         1.0,
         1 / 2,
         1 / 4,
@@ -146,7 +146,12 @@ class Trainer:
             rng = np.random.default_rng([settings.seed, _EXPLORING, number])
             surfaces = self._ground.surfaces(GaussianProcess(by_kind(measurements.speeds())), settings.optimism)
             workloads = self._draw(settings.explored, rng)
-            self._play(surfaces, workloads, weights[None], rng, measurements)
+            play(
+                self._ground, surfaces, workloads, weights[None],
+                seeds=rng.integers(2**62, size=len(workloads)).tolist(),
+                speed_noise=settings.speed_noise, epochs_error=settings.epochs_error,
+                seen=measuring(self._ground, measurements),
+            )  # fmt: skip
         state = State(search=Search.at(weights), best=weights, looks=(), measured=measurements.speeds())
         return self._look(state, None)
 
@@ -210,15 +215,6 @@ class Trainer:
         parts = (np.arange(count) + rng.integers(len(self.settings.parts))) % len(self.settings.parts)
         drawn: Ints = parts * self._trained_on + rng.integers(self._trained_on, size=count)
         return drawn
-
-    def _play(
-        self, surfaces: FrontierArrays, workloads: Ints, weights: Floats, rng: np.random.Generator, into: Measurements
-    ) -> None:
-        play(
-            self._ground, surfaces, workloads, weights, seeds=rng.integers(2**62, size=len(workloads)).tolist(),
-            speed_noise=self.settings.speed_noise, epochs_error=self.settings.epochs_error,
-            seen=measuring(self._ground, into),
-        )  # fmt: skip
 
     def _look(self, state: State, training: float | None) -> State:
         surfaces = self._looked_at.surfaces(GaussianProcess(by_kind(state.measured)), self.settings.deciding_optimism)

@@ -254,8 +254,5 @@ def score(library: Library, settings: Settings, policy: Network, *, seed: int) -
         noise[count:] = rng.gumbel(size=noise[count:].shape)
         windows.step(chosen(policy(windows.observation()), windows.mask(), noise), alive)
         windows.refresh()
-    times = clusters.completion()
-    real = np.arange(times.shape[1]) < library.jobs[clusters.workload][:, None]
-    total = np.where(real, np.where(np.isnan(times), np.inf, times), 0.0).sum(axis=1)
-    greedy, sampled = (total / real.sum(axis=1)).reshape(2, count).mean(axis=1).tolist()
+    greedy, sampled = clusters.mean_completion(np.inf).reshape(2, count).mean(axis=1).tolist()
     return Score(greedy, sampled)

@@ -174,7 +174,9 @@ def imitate_recordings(
     """
     split = split_recordings(recordings, min_jobs)
     given = [*split.training, *split.stopping, *split.compared]
-    settings = _with_window(settings, max(len(each.snapshot.jobs) for each in given))
+    if settings.network is NetworkKind.SHARED:
+        most_jobs = max(len(each.snapshot.jobs) for each in given)
+        settings = replace(settings, window=max(settings.window, min(most_jobs, _MAX_WINDOW)))
     jobs = [job for each in given for job in each.snapshot.jobs]
     amounts = [node.capacity for each in given for node in each.snapshot.nodes]
     amounts += [demand for job in jobs for demand in (job.request.worker, job.request.ps)]
@@ -196,19 +198,26 @@ def imitate_recordings(
         shown = steps(split.training, 40_000)
         stopping = steps(split.stopping, 4_000) if split.stopping else None
         network, losses, agreement, count = _learn(shown, sight, settings, seed, rng, on_update, stopping)
-        ways = {}
-        for sampled in (False, True):
-            made = _checkpoint(network, sight, settings, seed, {}, {}, sampled=sampled)
-            ways[sampled] = compare_sizes(sizes_of(Dl2Original(made), seed), split.compared)
+        made = Checkpoint(
+            policy="dl2-original", weights=weights_of(network, "policy"),
+            settings=described(sight, settings.network, sampled=False), training={},
+        )  # fmt: skip
+        ways = {
+            sampled: compare_sizes(sizes_of(Dl2Original(made, sampled=sampled), seed), split.compared)
+            for sampled in (False, True)
+        }
     sampled = ways[True].differing < ways[False].differing
     yardstick = simple_yardstick(split.compared, seed)
-    ranges = recorded_ranges(each.snapshot for each in split.training)
     record = {
         "slots": len(split.training), "jobs": split.jobs, "policies": sorted({each.decision.policy for each in given}),
         "agreement": agreement, "held_out": asdict(ways[sampled]), "yardstick": asdict(yardstick),
     }  # fmt: skip
+    training = {
+        "supervised": record, "updates": settings.supervised_updates, "loss": settings.supervised_loss.value,
+        "seed": seed, INPUT_RANGES: recorded_ranges(each.snapshot for each in split.training),
+    }  # fmt: skip
     return Imitation(
-        checkpoint=_checkpoint(network, sight, settings, seed, record, ranges, sampled=sampled),
+        checkpoint=replace(made, settings={**made.settings, "sampled": sampled}, training=training),
         losses=losses, demonstrations=count, agreement=agreement, comparison=ways[sampled], yardstick=yardstick,
     )  # fmt: skip
 
@@ -228,11 +237,6 @@ def serves_whole(recordings: Sequence[Recording]) -> bool:
         waiting += idle
         passed_over += idle * grown
     return 2 * passed_over > waiting
-
-
-def _with_window(settings: Settings, jobs: int) -> Settings:
-    shared = settings.network is NetworkKind.SHARED
-    return replace(settings, window=max(settings.window, min(jobs, _MAX_WINDOW))) if shared else settings
 
 
 def _learn(
@@ -260,22 +264,3 @@ def _learn(
         best = torch.where(torch.from_numpy(unseen.masks), logits, -torch.inf).argmax(dim=1).numpy()
     agreement = float(unseen.rights[np.arange(len(unseen)), best].mean())
     return network, tuple(losses), agreement, len(seen)
-
-
-def _checkpoint(
-    network: Net,
-    sight: Sight,
-    settings: Settings,
-    seed: int,
-    record: dict[str, Any],
-    ranges: dict[str, list[float]],
-    *,
-    sampled: bool,
-) -> Checkpoint:
-    return Checkpoint(
-        policy="dl2-original",
-        weights=weights_of(network, "policy"),
-        settings=described(sight, settings.network, sampled=sampled),
-        training={"supervised": record, "updates": settings.supervised_updates,
-                  "loss": settings.supervised_loss.value, "seed": seed, INPUT_RANGES: ranges},
-    )  # fmt: skip

@@ -10,8 +10,8 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from dl2d.core.errors import CheckpointError, WorkloadError
+from dl2d.core.json_codec import as_plain
 from dl2d.learning.dl2_paper.actor_critic import ActorCritic
 from dl2d.learning.dl2_paper.demonstrations import demonstrations_of
 from dl2d.learning.dl2_paper.networks import (
@@ -129,7 +130,8 @@ def train(
     on_step = on_step or (lambda _phase, _done, _total: None)
     with deterministic():
         training = _Training(workloads, validation, settings, seed, out, on_validation, state)
-        training.inputs = _digest([repr((list(workloads), list(validation))), "" if start is None else start.digest])
+        inputs = [repr((list(workloads), list(validation))), "" if start is None else start.digest]
+        training.inputs = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
         # 1. A policy to begin with: of a state, a checkpoint or a teacher; or weights that were drawn.
         if resume:
             if state is None:
@@ -353,7 +355,7 @@ class _Training:
             weights=weights,
             settings=described(sight, self._settings.network, sampled=found.sampled < found.greedy),
             training={
-                "settings": _plain(asdict(self._settings)),
+                "settings": as_plain(self._settings),
                 "seed": self._seed,
                 "workloads": self._workloads,
                 "validation_workloads": len(self._validation.ids),
@@ -376,7 +378,7 @@ class _Training:
         if best is not None:
             arrays |= {f"best.{name}": array for name, array in best.weights.items()}
         words = {
-            "settings": _plain(asdict(self._settings)), "inputs": self.inputs, "seed": self._seed,
+            "settings": as_plain(self._settings), "inputs": self.inputs, "seed": self._seed,
             "round": self.round, "decisions": self.decisions, "history": self._history, "times": self.times,
             "best": best_score,
             "best_settings": None if best is None else dict(best.settings),
@@ -393,7 +395,7 @@ class _Training:
             It is of another training.
         """
         words, arrays = state.words, state.arrays
-        given, saved = _plain(asdict(self._settings)), words.get("settings") or {}
+        given, saved = as_plain(self._settings), words.get("settings") or {}
         if different := sorted(key for key in given if given[key] != saved.get(key)):
             raise CheckpointError(f"resume: the state is of a training with other settings: {', '.join(different)}")
         if words.get("inputs") != self.inputs or words.get("seed") != self._seed:
@@ -431,12 +433,3 @@ def continuing(settings: Settings, start: Checkpoint) -> Settings:
     except (KeyError, ValueError, TypeError) as error:
         raise CheckpointError(f"start: the checkpoint lacks what training needs: {error!r}") from None
     return replace(settings, teacher="", network=network, hidden=hidden, window=window)
-
-
-def _digest(parts: Sequence[str]) -> str:
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-
-def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    plain: dict[str, Any] = json.loads(json.dumps(values))
-    return plain

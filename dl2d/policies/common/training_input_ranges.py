@@ -20,25 +20,26 @@ FACTOR: Final = 10.0
 _WORDS: Final = {"jobs": "jobs", "nodes": "nodes", "jobs_per_node": "jobs per node"}
 
 
-def training_ranges(workloads: Iterable[tuple[int, int]]) -> dict[str, list[float]]:
-    """Ranges of statistics in workloads, each given as its numbers of jobs and nodes; some of its jobs are present."""
-    ranges: dict[str, list[float]] = {}
+def training_ranges(
+    workloads: Iterable[tuple[int, int]], known: Mapping[str, list[float]] | None = None
+) -> dict[str, list[float]]:
+    """Ranges of statistics in workloads, each given as its numbers of jobs and nodes; some of its jobs are present.
+
+    They include the ``known`` ranges.
+    """
+    ranges = dict(known or {})
     for jobs, nodes in workloads:
         for name, low, high in (
             ("jobs", 1, jobs), ("nodes", nodes, nodes), ("jobs_per_node", 1 / max(nodes, 1), jobs / max(nodes, 1)),
         ):  # fmt: skip
-            before = ranges.setdefault(name, [low, high])
-            ranges[name] = [min(before[0], low), max(before[1], high)]
+            least, largest = ranges.get(name, (low, high))
+            ranges[name] = [min(least, low), max(largest, high)]
     return ranges
 
 
 def widened(training: Mapping[str, Any], workloads: Iterable[tuple[int, int]]) -> dict[str, Any]:
     """A training record whose ranges include further workloads, such as whole days of which parts were trained on."""
-    ranges = dict(training.get(INPUT_RANGES, {}))
-    for name, (low, high) in training_ranges(workloads).items():
-        before = ranges.get(name, (low, high))
-        ranges[name] = [min(before[0], low), max(before[1], high)]
-    return {**training, INPUT_RANGES: ranges}
+    return {**training, INPUT_RANGES: training_ranges(workloads, training.get(INPUT_RANGES))}
 
 
 def recorded_ranges(snapshots: Iterable[Snapshot]) -> dict[str, list[float]]:

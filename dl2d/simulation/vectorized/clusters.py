@@ -136,6 +136,14 @@ class Clusters:
         times: Floats = np.where(self.last_slot >= 0, self.last_slot - self.submit + self.fraction, np.nan)
         return times
 
+    def mean_completion(self, unended: Floats | float) -> Floats:
+        """Mean completion time of the jobs of each cluster, shape (N,); that of a job that has not ended is given."""
+        times = self.completion()
+        times = np.where(np.isnan(times), unended, times)
+        is_job = np.arange(self._jobs) < self.library.jobs[self.workload][:, None]
+        means: Floats = np.where(is_job, times, 0.0).sum(axis=1) / is_job.sum(axis=1)
+        return means
+
     def reset(
         self,
         which: Ints,
