@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import threading
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -30,6 +31,14 @@ def decode(data: bytes | str, kind: type[T]) -> T:
     """
     decoder: msgspec.json.Decoder[T] = _decoder(kind)  # type: ignore[arg-type]
     return decoder.decode(data)
+
+
+def decode_file(path: Path, kind: type[T]) -> T | None:
+    """The record in a file; None where there is none, or it is damaged."""
+    try:
+        return decode(path.read_bytes(), kind)
+    except (OSError, msgspec.DecodeError):
+        return None
 
 
 @functools.lru_cache(maxsize=256)

@@ -42,6 +42,8 @@ _OTHERS: Final = ("#882255", "#999933", "#332288", "#44aa99", "#aa4499", "#11773
 _TOLD: Final = "-true"
 _INK, _FAINT, _PALE = "#1d2430", "#5d6675", "#e4e8ee"
 _WIDTH, _DPI = 8.0, 150
+#: Labels of five ticks from none to all.
+_PERCENT = ("0", "25 %", "50 %", "75 %", "100 %")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +134,9 @@ def _save(folder: Path, name: str, title: str, caption: str, figure: Figure) -> 
 
 
 def _bars(cases: Sequence[CaseSummary], looks: Mapping[str, _Look]) -> Figure:
-    columns = min(2, len(cases))
-    rows = math.ceil(len(cases) / columns)
     most = max(len(case.policies) for case in cases)
-    figure, grid = _figure(rows, columns, 0.30 * most + 1.0)
-    for axis, case in zip(grid, cases, strict=False):
+    figure, grid = _figure(len(cases), 0.30 * most + 1.0, columns=2)
+    for axis, case in zip(grid, cases, strict=True):
         names = [each.policy for each in case.policies]
         places = np.arange(len(names))[::-1]
         highest = max(case.bound.mean, *(each.jct.mean for each in case.policies))
@@ -160,15 +160,13 @@ def _bars(cases: Sequence[CaseSummary], looks: Mapping[str, _Look]) -> Figure:
         axis.set_yticks(places, names)
         axis.set_ylim(-0.6, len(names) - 0.4)
         axis.set_xlim(0, right)
-        _dress(axis, case.case.name, _in_slots("average completion time", case), grid_of="x")
-        axis.set_title(case.case.name, loc="left", fontsize=10.5, fontweight="bold", color=_INK, pad=14)
-    _hide_rest(grid, len(cases))
+        _dress(axis, case.case.name, _in_slots("average completion time", case), grid_of="x", pad=14)
     return figure
 
 
 def _learning(groups: Mapping[str, Sequence[Curve]], looks: Mapping[str, _Look], run: Run) -> Figure:
     shown = {curve.participant: looks[curve.participant] for group in groups.values() for curve in group}
-    figure, grid = _figure(len(groups), 1, 3.2, legend=_curve_legend(shown))
+    figure, grid = _figure(len(groups), 3.2, legend=_curve_legend(shown))
     for axis, (unit, group) in zip(grid, groups.items(), strict=True):
         low, high = 0.0, 0.0
         for curve in group:
@@ -193,10 +191,8 @@ def _learning(groups: Mapping[str, Sequence[Curve]], looks: Mapping[str, _Look],
 
 
 def _cdf(cases: Sequence[CaseSummary], looks: Mapping[str, _Look]) -> Figure:
-    columns = min(2, len(cases))
-    rows = math.ceil(len(cases) / columns)
-    figure, grid = _figure(rows, columns, 2.9, legend=_curve_legend(looks))
-    for axis, case in zip(grid, cases, strict=False):
+    figure, grid = _figure(len(cases), 2.9, columns=2, legend=_curve_legend(looks))
+    for axis, case in zip(grid, cases, strict=True):
         times = {each.policy: _all_times(each) for each in case.policies}
         together = np.concatenate(list(times.values()))
         for width, (policy, values) in zip(_widths(times), times.items(), strict=True):
@@ -213,14 +209,13 @@ def _cdf(cases: Sequence[CaseSummary], looks: Mapping[str, _Look]) -> Figure:
         else:
             axis.set_xlim(0, None)
         axis.set_ylim(0, 1.02)
-        axis.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "25 %", "50 %", "75 %", "100 %"])
+        axis.set_yticks([0, 0.25, 0.5, 0.75, 1], _PERCENT)
         _dress(axis, case.case.name, _in_slots("completion time", case), grid_of="both", y="jobs")
-    _hide_rest(grid, len(cases))
     return figure
 
 
 def _utilisation(cases: Sequence[CaseSummary], times: Sequence[Timelines], looks: Mapping[str, _Look]) -> Figure:
-    figure, grid = _figure(len(cases), 1, 2.2, legend=_curve_legend(looks))
+    figure, grid = _figure(len(cases), 2.2, legend=_curve_legend(looks))
     for axis, case, timelines in zip(grid, cases, times, strict=True):
         for line, (policy, timeline) in zip(_widths(timelines.policies), timelines.policies.items(), strict=True):
             values = timeline.utilisation
@@ -232,7 +227,7 @@ def _utilisation(cases: Sequence[CaseSummary], times: Sequence[Timelines], looks
             )  # fmt: skip
         axis.set_ylim(0, 104)
         axis.set_xlim(0, timelines.edges[-1])
-        axis.set_yticks([0, 25, 50, 75, 100], ["0", "25 %", "50 %", "75 %", "100 %"])
+        axis.set_yticks([0, 25, 50, 75, 100], _PERCENT)
         _dress(axis, case.case.name, _in_slots("time", case), grid_of="y", y=f"{case.resource} held")
     return figure
 
@@ -244,7 +239,7 @@ def _widths(curves: Sized) -> list[float]:
 
 def _allocation(case: CaseSummary, timelines: Timelines, looks: Mapping[str, _Look]) -> Figure:
     legend = [Patch(facecolor=_FAINT, label="workers"), Patch(facecolor=_FAINT, alpha=0.4, label="parameter servers")]
-    figure, grid = _figure(len(timelines.policies), 1, 1.15, legend=legend, shared=True)
+    figure, grid = _figure(len(timelines.policies), 1.15, legend=legend, shared=True)
     for axis, (policy, timeline) in zip(grid, timelines.policies.items(), strict=True):
         workers, both = _to_end(timeline.workers), _to_end(timeline.workers + timeline.ps)
         colour = looks[policy].colour
@@ -275,9 +270,14 @@ def _grouped(times: Sequence[Timelines]) -> str:
 
 
 def _figure(
-    rows: int, columns: int, row_height: float, *, legend: Sequence[Any] = (), shared: bool = False
+    panels: int, row_height: float, *, columns: int = 1, legend: Sequence[Any] = (), shared: bool = False
 ) -> tuple[Figure, list[Any]]:
-    """A figure of 8 inches, so that its letters are readable at 800 pixels; the legend lies above all axes."""
+    """A figure of 8 inches, so that its letters are readable at 800 pixels; the legend lies above all axes.
+
+    Returns it with the axes of its panels, at most ``columns`` side by side.
+    """
+    columns = min(columns, panels)
+    rows = math.ceil(panels / columns)
     lines = math.ceil(len(legend) / 6) if legend else 0
     height = rows * row_height + 0.26 * lines + 0.25
     figure = Figure(figsize=(_WIDTH, height), dpi=_DPI, facecolor="white", layout="constrained")
@@ -292,7 +292,10 @@ def _figure(
             fontsize=9,
             labelcolor=_INK,
         )
-    return figure, list(grid.flat)
+    axes = list(grid.flat)
+    for unused in axes[panels:]:
+        unused.set_visible(False)
+    return figure, axes[:panels]
 
 
 def _curve_legend(looks: Mapping[str, _Look]) -> list[Line2D]:
@@ -300,11 +303,6 @@ def _curve_legend(looks: Mapping[str, _Look]) -> list[Line2D]:
         Line2D([], [], color=look.colour, linestyle=look.dashes, linewidth=2.2, label=policy)
         for policy, look in looks.items()
     ]
-
-
-def _hide_rest(grid: Sequence[Any], used: int) -> None:
-    for axis in grid[used:]:
-        axis.set_visible(False)
 
 
 def _in_slots(what: str, case: CaseSummary) -> str:
@@ -318,8 +316,8 @@ def _number(value: float, digits: int = 3) -> str:
     return f"{value:#.{digits}g}".rstrip(".") if abs(value) < 10**digits else f"{value:.0f}"
 
 
-def _dress(axis: Any, title: str, x: str, *, grid_of: str, y: str = "") -> None:
-    axis.set_title(title, loc="left", fontsize=10.5, fontweight="bold", color=_INK)
+def _dress(axis: Any, title: str, x: str, *, grid_of: str, y: str = "", pad: float | None = None) -> None:
+    axis.set_title(title, loc="left", fontsize=10.5, fontweight="bold", color=_INK, pad=pad)
     axis.set_xlabel(x, fontsize=9, color=_FAINT)
     axis.set_ylabel(y, fontsize=9, color=_FAINT)
     for side in ("top", "right"):

@@ -12,13 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 
 from dl2d.atomic_file import write_atomically
 from dl2d.core.errors import Dl2dError, WorkloadError
 from dl2d.core.input_validation import to_plain
-from dl2d.core.json_codec import as_plain, decode, encode
+from dl2d.core.json_codec import as_plain, decode_file, encode
 from dl2d.experiments.definition import Case, with_content
 from dl2d.experiments.participants import (
     PLACEMENT,
@@ -120,18 +119,13 @@ class Preparation:
 
     def read(self, within: Path) -> Prepared | None:
         """Its result; None if it has not been done yet."""
-        try:
-            kept = decode((self.folder(within) / _RECORD).read_bytes(), _Kept)
-        except (OSError, msgspec.DecodeError):
-            return None
-        return kept.prepared if kept.key == self.key else None
+        kept = decode_file(self.folder(within) / _RECORD, _Kept)
+        return kept.prepared if kept is not None and kept.key == self.key else None
 
     def seconds(self, within: Path) -> float:
         """Seconds that it took; 0 if it has not been done yet."""
-        try:
-            return decode((self.folder(within) / _RECORD).read_bytes(), _Kept).seconds
-        except (OSError, msgspec.DecodeError):
-            return 0.0
+        kept = decode_file(self.folder(within) / _RECORD, _Kept)
+        return 0.0 if kept is None else kept.seconds
 
     def make(self, within: Path) -> Prepared:
         """Train or tune, and write the result.

@@ -238,14 +238,13 @@ class Timelines:
 
 
 def read_timelines(run: Run, case: CaseSummary) -> Timelines:
-    """Read the series of a workload's cells, one at a time. Policies without any are left out."""
+    """Read the series of a workload's cells, cell by cell. Policies without any are left out."""
     slots = max(result.slots for each in case.policies for result in each.results.values())
     width = math.ceil(slots / MAX_POINTS)
     starts = np.arange(0, slots, width)
     edges = np.append(starts, slots).astype(np.float64)
     sizes = np.diff(edges)
-    sums: dict[str, list[Floats]] = {}
-    counts: dict[str, int] = {}
+    found: dict[str, list[list[Floats]]] = {}
     for cell in run.cells:
         done = run.finished.get(cell.number)
         if cell.case.name != case.case.name or done is None or done.result is None:
@@ -259,14 +258,9 @@ def read_timelines(run: Run, case: CaseSummary) -> Timelines:
             np.bincount(groups, weights=each, minlength=len(sizes)) / sizes if len(each) else np.zeros(len(sizes))
             for each in values
         ]
-        before = sums.get(cell.policy)
-        sums[cell.policy] = means if before is None else [a + b for a, b in zip(before, means, strict=True)]
-        counts[cell.policy] = counts.get(cell.policy, 0) + 1
-    return Timelines(
-        edges=edges,
-        width=width,
-        policies={
-            policy: Timeline(utilisation=total[0] / count, workers=total[1] / count, ps=total[2] / count)
-            for (policy, total), count in zip(sums.items(), counts.values(), strict=True)
-        },
-    )
+        found.setdefault(cell.policy, []).append(means)
+    over_seeds = {policy: np.mean(each, axis=0) for policy, each in found.items()}
+    policies = {
+        policy: Timeline(utilisation=used, workers=workers, ps=ps) for policy, (used, workers, ps) in over_seeds.items()
+    }
+    return Timelines(edges=edges, width=width, policies=policies)

@@ -27,7 +27,7 @@ import msgspec
 
 from dl2d.atomic_file import write_atomically
 from dl2d.core.errors import Dl2dError, PluginError
-from dl2d.core.json_codec import as_plain, decode, encode
+from dl2d.core.json_codec import as_plain, decode_file, encode
 from dl2d.experiments.definition import (
     Experiment,
     digest,
@@ -187,7 +187,7 @@ def read_run(folder: Path) -> Run:
     finished: dict[int, Finished] = {}
     codes: set[str] = set()
     for cell in cells:
-        kept = _read_cell(_cell_path(folder, cell))
+        kept = decode_file(_cell_path(folder, cell), _Kept)  # a cell whose file is damaged is run again
         if kept is not None and kept.digest == fingerprint:
             finished[cell.number] = kept.finished
             codes.add(kept.code)
@@ -198,10 +198,7 @@ def read_run(folder: Path) -> Run:
 
 def read_series(run: Run, cell: Cell) -> SlotSeries | None:
     """Time series of a finished cell; None if it has none or its file is damaged."""
-    try:
-        return decode(_cell_path(run.folder, cell, _SERIES).read_bytes(), SlotSeries)
-    except (OSError, msgspec.DecodeError):
-        return None
+    return decode_file(_cell_path(run.folder, cell, _SERIES), SlotSeries)
 
 
 def run_cells(
@@ -330,14 +327,6 @@ def _portable(done: Finished, folder: Path) -> Finished:
 def _cell_path(folder: Path, cell: Cell, kind: str = _CELLS) -> Path:
     slug = re.sub(r"[^A-Za-z0-9.]+", "-", f"{cell.case.name}-{cell.policy}").strip("-")[:60]
     return folder / kind / f"{cell.number:04d}-{slug}-{cell.seed}.json"
-
-
-def _read_cell(path: Path) -> _Kept | None:
-    """A cell's file; None where there is none or it is spoiled: such a cell is run again."""
-    try:
-        return decode(path.read_bytes(), _Kept)
-    except (OSError, msgspec.DecodeError):
-        return None
 
 
 def _bundle(experiment: Experiment, folder: Path) -> Experiment:
