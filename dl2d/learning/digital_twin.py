@@ -19,11 +19,11 @@ from typing import Final
 import numpy as np
 
 from dl2d.core.array_types import Floats
-from dl2d.core.cluster import Node, NodeState
+from dl2d.core.cluster import NodeState
 from dl2d.core.jobs import Architecture, Job, JobRequest, JobState, Owner
 from dl2d.core.measured_speeds import MeasuredSpeeds, TrainingKind
 from dl2d.core.resources import Resources
-from dl2d.core.site_history import History, RecordedSizes, Sight
+from dl2d.core.site_history import History, RecordedSizes
 from dl2d.simulation.speeds.realism_options import Realism
 from dl2d.simulation.speeds.speed_models import MAX_TASKS, Table
 from dl2d.simulation.workload.format import NodeGroup, SimulatedJob, Workload
@@ -121,11 +121,11 @@ def period_of(history: History, begin: float, end: float) -> Day | None:
 
 def _between(history: History, begin: float, end: float, name: str) -> Day | None:
     """What came between two times; None where nobody saw the nodes on the first day."""
-    sights = _of_day(history.sights, begin)
+    sights = [sight for sight in history.sights if begin <= sight.at < begin + DAY_SECONDS]
     if not sights:
         return None
     known = {speeds.kind for speeds in history.speeds if any(each.samples_per_second > 0 for each in speeds.points)}
-    nodes = tuple(_offered(node) for node in sights[0].nodes if node.state is NodeState.UP)
+    nodes = tuple(node.capacity.minus(node.used) for node in sights[0].nodes if node.state is NodeState.UP)
     found = (_day_job(job, begin, end, history) for job in history.jobs if TrainingKind.of(job.request) in known)
     jobs = tuple(job for job in found if job is not None and _fits(job.request, nodes))
     return Day(name=name, begin=begin, jobs=jobs, nodes=nodes, policies=frozenset(each.policy for each in sights))
@@ -324,14 +324,6 @@ def learnt_from(history: History, days: Sequence[Day]) -> tuple[MeasuredSpeeds, 
     """What was measured of the kinds that came on these days."""
     kinds = {TrainingKind.of(job.request) for day in days for job in day.jobs}
     return tuple(speeds for speeds in history.speeds if speeds.kind in kinds)
-
-
-def _of_day(sights: Sequence[Sight], begin: float) -> list[Sight]:
-    return [sight for sight in sights if begin <= sight.at < begin + DAY_SECONDS]
-
-
-def _offered(node: Node) -> Resources:
-    return node.capacity.minus(node.used)
 
 
 def _day_job(job: Job, begin: float, end: float, history: History) -> DayJob | None:

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dl2d.core.array_types import Ints
-from dl2d.core.jobs import Architecture
-from dl2d.simulation.workload.format import SimulatedJob, Workload
+from dl2d.policies.dl2.pareto_frontier import allowed_sizes
+from dl2d.simulation.workload.format import SimulatedJob, Workload, to_request
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +55,14 @@ def lower_bound(workload: Workload) -> Bound:
 
 def _best(job: SimulatedJob, workload: Workload) -> tuple[float, dict[str, float]]:
     """Slots at the best size, and for each resource the least amount x slots that the job takes at any size."""
-    has_ps = job.architecture is Architecture.PS
-    grid = workload.speeds[job.model].grid(job.max_workers, job.max_ps if has_ps else 0)
-    per_slot = np.asarray(grid, dtype=np.float64) * workload.slot_seconds / job.samples_per_epoch
-    counts: Ints = np.indices(per_slot.shape)
-    ps, workers = counts[0], counts[1]
-    runs = (workers >= max(job.min_workers, 1)) & (per_slot > 0)
-    if job.allowed_workers:
-        runs &= np.isin(workers, job.allowed_workers)
-    if has_ps:
-        runs &= ps >= max(job.min_ps, 1)
-    if not runs.any():
+    request = to_request(job, workload)
+    per_slot = workload.speeds[job.model].grid(*request.max_size) * workload.slot_seconds / job.samples_per_epoch
+    ps, workers = np.nonzero(allowed_sizes(request) & (per_slot > 0))
+    if not len(workers):
         return math.inf, {}
-    slots = job.epochs / per_slot[runs]
+    slots = job.epochs / per_slot[ps, workers]
     cost = {
-        name: float((slots * (workers[runs] * job.worker.get(name) + ps[runs] * job.ps.get(name))).min())
+        name: float((slots * (workers * job.worker.get(name) + ps * job.ps.get(name))).min())
         for name in {name for demand in (job.worker, job.ps) for name, _ in demand.thousandths}
     }
     return float(slots.min()), cost

@@ -109,8 +109,7 @@ class GrowingJobs:
         self._end_at_first_failure = end_at_first_failure
         self._known = known
         self._capacity = snapshot.capacity
-        held = snapshot.held()
-        self._held = [held[job.key] for job in self.jobs]
+        self._held = [self.allocation.held[job.key] for job in self.jobs]
         #: By role and demand: why no node had room for one more such task.
         self._full: dict[tuple[Role, Resources], Blocked] = {}
         self._start()

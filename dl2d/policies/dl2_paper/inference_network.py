@@ -102,7 +102,7 @@ class SharedJobs:
         return np.concatenate((flat, np.maximum(pooled, 0.0) @ void + void_bias), axis=1)
 
 
-def network_of(weights: Arrays, settings: Mapping[str, Any], name: str = "policy") -> Network:
+def network_of(weights: Arrays, settings: Mapping[str, Any]) -> Network:
     """The network that weights and settings (``Dl2Original``) describe.
 
     Raises
@@ -112,7 +112,7 @@ def network_of(weights: Arrays, settings: Mapping[str, Any], name: str = "policy
     """
     try:
         kind, sight = settings["network"], Sight.of(settings)
-        made: Network = Dense(weights, name) if kind == "dense" else SharedJobs(weights, name, sight.width)
+        made: Network = Dense(weights, "policy") if kind == "dense" else SharedJobs(weights, "policy", sight.width)
         with np.errstate(over="raise", invalid="raise"):
             answer = made(np.zeros((1, sight.inputs), dtype=np.float32))
     except FloatingPointError as error:

@@ -55,7 +55,6 @@ class Sizing:
         drawn = ((job.key, drawn_size(job, snapshot.slot, exploration)) for job in snapshot.jobs)
         self._drawn = {key: size for key, size in drawn if size is not None}
         self._floors = dict(snapshot.floors)
-        self._held = snapshot.held()
         self._least = {job.key: job.request.min_size for job in snapshot.jobs}
         #: Why a job's last step had no room.
         self.reasons: dict[JobKey, Reason] = {}
@@ -109,7 +108,7 @@ class Sizing:
         They are of one kind where both tasks ask for the same and as many are added; but a job whose own tasks run,
         and may be taken up again, has kinds of its own.
         """
-        own = job.key if self._held.get(job.key, NOTHING) != NOTHING else None
+        own = job.key if self.filling.held.get(job.key, NOTHING) != NOTHING else None
         asked = [(job.request.worker, job.request.ps, step, own) for step in self.steps(job)]
         return [self._kinds.setdefault(kind, len(self._kinds)) for kind in asked]
 
