@@ -6,6 +6,7 @@ A message says what was wrong, where, and what to do about it; it is written for
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
 #: Problems of one request that a message tells.
 _MAX_PROBLEMS = 20
@@ -46,6 +47,11 @@ class WorkloadError(Dl2dError):
         self.where = where
         self.job = job
         super().__init__(": ".join(part for part in (where, job and f"job {job}", key, problem) if part))
+
+    @classmethod
+    def unreadable(cls, where: str, error: Exception) -> Self:
+        """Make the error of a file that cannot be opened, or whose content cannot be decompressed."""
+        return cls("", f"cannot be read: {getattr(error, 'strerror', None) or error}", where=where)
 
 
 class PolicyError(Dl2dError):

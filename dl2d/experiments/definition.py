@@ -285,8 +285,7 @@ def read_experiment(path: Path) -> Experiment:
         with path.open("rb") as file:
             data = file.read(_MAX_BYTES + 1)
     except (OSError, ValueError) as error:
-        problem = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise WorkloadError("", f"cannot be read: {problem}", where=printable(where)) from None
+        raise WorkloadError.unreadable(printable(where), error) from None
     if len(data) > _MAX_BYTES:
         raise WorkloadError("", "larger than 1 MiB, so no experiment", where=where)
     try:
@@ -399,8 +398,7 @@ def file_digest(path: Path) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except (OSError, ValueError) as error:
-        problem = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise WorkloadError("", f"cannot be read: {problem}", where=printable(str(path))) from None
+        raise WorkloadError.unreadable(printable(str(path)), error) from None
 
 
 def _short(source: str) -> str:

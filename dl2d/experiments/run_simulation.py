@@ -18,7 +18,6 @@ from dl2d.experiments.simulation_setup import placement_for, policy_for, rules_f
 from dl2d.simulation.lower_bound import lower_bound
 from dl2d.simulation.replay import replay
 from dl2d.simulation.result_time_series import SlotSeries
-from dl2d.simulation.simulation_presets import Preset
 from dl2d.simulation.workload.sources import load_source
 
 
@@ -126,17 +125,12 @@ def cells_of(experiment: Experiment) -> tuple[Cell, ...]:
     )  # fmt: skip
 
 
-def rules_of(cell: Cell) -> Preset:
-    """The rules under which a cell is run. Raises ``WorkloadError`` or ``PluginError``."""
-    return rules_for(cell.case, cell.placement, cell.most_slots)
-
-
 def check_cell(cell: Cell) -> str:
     """Make what a cell needs, without running it or preparing anything; returns what there is to say of its workload.
 
     Raises ``WorkloadError``, ``PluginError`` or ``ConfigError``.
     """
-    chosen = rules_of(cell)
+    chosen = rules_for(cell.case, cell.placement, cell.most_slots)
     sourced = load_source(cell.case.source(cell.seed), seed=cell.seed)
     participant = cell.participant
     for values in combinations(participant.tune):
@@ -157,7 +151,7 @@ def prepare_cell(cell: Cell) -> Finished:
 def replay_cell(cell: Cell) -> Finished:
     """Simulate a cell. All randomness derives from the cell's seed."""
     begin = time.perf_counter()
-    chosen = rules_of(cell)
+    chosen = rules_for(cell.case, cell.placement, cell.most_slots)
     workload = load_source(cell.case.source(cell.seed), seed=cell.seed).workload
     participant, checkpoint = cell.participant, None
     if cell.preparation is not None and cell.prepared is not None:

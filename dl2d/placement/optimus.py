@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 from dl2d.placement.load_balance import LoadBalance
 
 
-class Optimus:
+class Optimus(LoadBalance):
     """Lays each job evenly on the fewest nodes that hold it, for the less its tasks talk across nodes the better.
 
     Jobs are taken in ascending number of tasks, so that small ones need one node; nodes in the order of what they have
@@ -22,10 +21,4 @@ class Optimus:
     """
 
     name: ClassVar[str] = "optimus"
-    head_only: ClassVar[bool] = False
     gathers: ClassVar[bool] = True
-    keeps_bundles: ClassVar[bool] = False
-
-    def load(self, used: Sequence[int], capacity: Sequence[int]) -> float:
-        """Sum of used fractions: the emptiest node first. See ``dl2d.core.placement.Placement``."""
-        return LoadBalance().load(used, capacity)

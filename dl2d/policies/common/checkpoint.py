@@ -76,7 +76,7 @@ def settings_in(version: str) -> dict[str, float | bool]:
     return settings
 
 
-class _Record(msgspec.Struct, forbid_unknown_fields=False):
+class _Record(msgspec.Struct):
     """Contents of ``checkpoint.json``."""
 
     format: int

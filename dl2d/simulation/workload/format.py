@@ -276,10 +276,8 @@ _OF_PROFILE: Final = TypeAdapter(_OfProfile)
 def _load(path: str | os.PathLike[str], where: str) -> object:
     try:
         data = Path(path).read_bytes()
-    except OSError as error:
-        raise WorkloadError("", f"cannot be read: {error.strerror or error}", where=where) from None
-    except ValueError as error:  # a NUL in the name
-        raise WorkloadError("", f"cannot be read: {error}", where=where) from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise WorkloadError.unreadable(where, error) from None
 
     def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
         found = dict(pairs)

@@ -302,8 +302,7 @@ def read_trace(name: str, path: Path, settings: TraceSettings, *, seed: int = 0)
     except UnicodeDecodeError:
         raise WorkloadError("", f"is not UTF-8, after {rows} rows", where=where) from None
     except (OSError, EOFError, zlib.error) as error:  # gzip.BadGzipFile is an OSError
-        said = getattr(error, "strerror", None) or error
-        raise WorkloadError("", f"cannot be read: {said}", where=where) from None
+        raise WorkloadError.unreadable(where, error) from None
     taken = _window(jobs, settings, left_out)
     description = f"read from {path.name} ({name})"
     if not taken:
@@ -343,7 +342,7 @@ def _opened(path: Path) -> TextIO:
         with path.open("rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"
     except ValueError as error:  # a NUL in the name
-        raise WorkloadError("", f"cannot be read: {error}", where=shown(str(path))) from None
+        raise WorkloadError.unreadable(shown(str(path)), error) from None
     return (
         gzip.open(path, "rt", encoding=_ENCODING, newline="") if packed else path.open(encoding=_ENCODING, newline="")
     )
