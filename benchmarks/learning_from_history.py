@@ -83,7 +83,7 @@ class Static:
             size = Allocation(max(min(count, request.max_workers), request.min_workers), min(count, request.max_ps))
             blocked = blocked or allocation.add(job, size) is not None
             allocation.refuse(job, Reason(Constraint.QUEUE, "as its user asked, in its turn"))
-        return allocation.decision(self.name, self.version)
+        return allocation.decision(self)
 
 
 TEACHERS: dict[str, Callable[[], Policy]] = {"fifo": Fifo, "drf": Drf, "srtf": Srtf, "static": Static}

@@ -167,6 +167,13 @@ class JobRequest:
         """Largest allocation within the job's bounds."""
         return Allocation(self.max_workers, self.max_ps)
 
+    @property
+    def bounds(self) -> tuple[Architecture, int, int, tuple[int, ...], int, int]:
+        """All that says which sizes the job may have: the architecture, the bounds and the allowed worker counts."""
+        return (
+            self.architecture, self.min_workers, self.max_workers, self.allowed_workers, self.min_ps, self.max_ps
+        )  # fmt: skip
+
     def allows(self, workers: int) -> bool:
         """Whether the job can run with this many workers."""
         in_bounds = self.min_workers <= workers <= self.max_workers

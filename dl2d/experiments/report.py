@@ -266,6 +266,7 @@ def _embedded(picture: Picture) -> str:
 
 def summary_json(run: Run) -> dict[str, object]:
     """The tables as one object, for ``--json``."""
+    cases = summarise(run)
     return {
         "experiment": run.experiment.name,
         "version": run.experiment.version,
@@ -288,7 +289,7 @@ def summary_json(run: Run) -> dict[str, object]:
                 "source": each.claim.source,
                 "why": each.claim.why,
             }
-            for each in findings(run, summarise(run))
+            for each in findings(run, cases)
         ],
         "tuned": [
             {"policy": each.entrant, "workload": each.case, "chosen": dict(each.chosen)} for each in choices(run)
@@ -299,22 +300,23 @@ def summary_json(run: Run) -> dict[str, object]:
                 "resource": case.resource,
                 "policies": {each.policy: _plain_policy(each) for each in case.policies},
             }
-            for case in summarise(run)
+            for case in cases
         },
     }
 
 
 def _plain_policy(each: PolicySummary) -> dict[str, object]:
-    return {
-        "avg_jct_slots": _plain(each.jct),
-        "avg_jct_slots_plain": _plain(each.jct_plain),
-        "makespan_slots": _plain(each.makespan),
-        "above_bound": _plain(each.above_bound),
-        "utilisation": _plain(each.utilisation),
-        "resizes_per_job": _plain(each.resizes),
-        "difference_slots": _plain(each.difference),
-        "change": _plain(each.change),
+    estimates = {
+        "avg_jct_slots": each.jct,
+        "avg_jct_slots_plain": each.jct_plain,
+        "makespan_slots": each.makespan,
+        "above_bound": each.above_bound,
+        "utilisation": each.utilisation,
+        "resizes_per_job": each.resizes,
+        "difference_slots": each.difference,
+        "change": each.change,
     }
+    return {name: _plain(estimate) for name, estimate in estimates.items()}
 
 
 def _plain(value: Estimate | None) -> dict[str, float | None] | None:

@@ -232,8 +232,7 @@ class _Field:
         wanted = np.log2(np.maximum(np.arange(float(columns)), 1.0))
         wide = np.stack([np.interp(wanted, np.log2(self._workers), row) for row in field])
         wanted = np.log2(np.maximum(np.arange(float(rows)), 1.0))
-        whole: Floats = np.stack([np.interp(wanted, np.log2(self._ps), column) for column in wide.T], axis=1)
-        return whole
+        return np.stack([np.interp(wanted, np.log2(self._ps), column) for column in wide.T], axis=1)
 
 
 def workload_of(day: Day, speeds: Mapping[TrainingKind, Table], slot_seconds: float) -> Workload | None:

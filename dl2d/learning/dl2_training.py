@@ -205,16 +205,14 @@ class Trainer:
                 seeds=seeds * count, speed_noise=self.settings.speed_noise, epochs_error=self.settings.epochs_error,
                 seen=measuring(self._ground, measurements) if self.settings.measuring else None,
             )  # fmt: skip
-            logs: Floats = np.log(played.jct).reshape(count, -1).mean(axis=1)
-            return logs
+            return np.log(played.jct).reshape(count, -1).mean(axis=1)
 
         return advance(search, self.settings.step, rng, cost)
 
     def _draw(self, count: int, rng: np.random.Generator) -> Ints:
         """Workloads with all parts of the nodes in turn, beginning anywhere."""
         parts = (np.arange(count) + rng.integers(len(self.settings.parts))) % len(self.settings.parts)
-        drawn: Ints = parts * self._trained_on + rng.integers(self._trained_on, size=count)
-        return drawn
+        return parts * self._trained_on + rng.integers(self._trained_on, size=count)
 
     def _look(self, state: State, training: float | None) -> State:
         surfaces = self._looked_at.surfaces(GaussianProcess(by_kind(state.measured)), self.settings.deciding_optimism)

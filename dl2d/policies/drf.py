@@ -81,4 +81,4 @@ class Drf:
             alternatives[job.key] = tuple(
                 Alternative(option, score) for option, score in scored if math.isfinite(score)
             )
-        return allocation.decision(self.name, self.version, measure="dominant share", alternatives=alternatives)
+        return allocation.decision(self, measure="dominant share", alternatives=alternatives)

@@ -37,4 +37,4 @@ class Fifo:
         del rng
         allocation = GreedyAllocation(snapshot, packing, whole_bundles=self._whole_bundles)
         serve_in_order(allocation, snapshot.jobs, lambda _: "came first")
-        return allocation.decision(self.name, self.version)
+        return allocation.decision(self)

@@ -167,8 +167,7 @@ class Lookahead:
                 scored.append(Alternative(size.plus(jump.step), jump.gain * left[place]))
             alternatives[job.key] = tuple(scored)
         return growing.allocation.decision(
-            self.name,
-            self.version,
+            self,
             measure="seconds saved per unit of dominant share",
             alternatives=alternatives,
         )

@@ -173,7 +173,7 @@ class Optimus:
                 growing.allocation.refuse(job, growing.ended or _satisfied(growing, place, choice, left[place]))
                 alternatives[job.key] = _alternatives(size, job, choice, left[place].samples)
         unit = "seconds saved per unit of dominant share" if self._by_resources else "seconds saved"
-        return growing.allocation.decision(self.name, self.version, measure=unit, alternatives=alternatives)
+        return growing.allocation.decision(self, measure=unit, alternatives=alternatives)
 
     def _fill(self, growing: GrowingJobs, left: list[Remaining], steps: dict[JobGroup | None, _Steps]) -> None:
         """Add tasks until no gain is positive or none has room."""

@@ -48,8 +48,7 @@ class Srtf:
         unit = "of its epochs" if self._by_fraction else "s"
         serve_in_order(allocation, order, lambda ahead: f"has less left ({left[ahead.key]:.3g} {unit})")
         return allocation.decision(
-            self.name,
-            self.version,
+            self,
             measure="remaining fraction" if self._by_fraction else "remaining seconds",
             alternatives={key: (Alternative(has, left[key]),) for key, has in allocation.allocations.items()},
         )

@@ -130,7 +130,6 @@ class _Machines:
         listed = {node.capacity for node in nodes} | {task.room for task in snapshot.tasks}
         listed |= {job.request.demand(role) for job in snapshot.jobs for role in TASK_ROLES}
         self.resources = sorted({name for demand in listed for name, _ in demand.thousandths})
-        self._known: dict[Resources, Ints] = {}
         self.names = [node.name for node in nodes]
         self.places = {name: place for place, name in enumerate(self.names)}
         #: Shape (machines, resources).
@@ -140,9 +139,7 @@ class _Machines:
 
     def amounts(self, demand: Resources) -> Ints:
         """A demand as a row: thousandths of each of ``resources``, in their order."""
-        if demand not in self._known:
-            self._known[demand] = np.array(demand.in_order(self.resources), dtype=np.int64)
-        return self._known[demand]
+        return np.array(demand.in_order(self.resources), dtype=np.int64)
 
     def resources_of(self, amounts: Ints) -> Resources:
         """The inverse of ``amounts``."""

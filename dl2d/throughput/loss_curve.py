@@ -175,5 +175,4 @@ def _fit_lines(epochs: Floats, losses: Floats, valid: Bools, asymptotes: Floats)
 
 def _sums(values: Floats, factors: Floats) -> Floats:
     """Sums of products over the points; shapes (jobs, asymptotes, points), (jobs, points) -> (jobs, asymptotes)."""
-    sums: Floats = (values @ factors[:, :, None])[:, :, 0]
-    return sums
+    return (values @ factors[:, :, None])[:, :, 0]

@@ -198,16 +198,14 @@ def merged_kinds(
 
 def _size_codes(points: Points) -> Ints:
     """One number for each size, in the order of sizes."""
-    codes: Ints = (points["workers"] << 32) + points["ps"]
-    return codes
+    return (points["workers"] << 32) + points["ps"]
 
 
 def _are_within(speeds_a: Floats, speeds_b: Floats, limit: float) -> Bools:
     """Whether logarithms of speeds differ by less than a limit; False where a speed is 0."""
     positive = (speeds_a > 0) & (speeds_b > 0)
     ratio = np.divide(speeds_a, speeds_b, where=positive, out=np.ones_like(speeds_a))
-    less: Bools = positive & (np.abs(np.log(ratio)) < limit)
-    return less
+    return positive & (np.abs(np.log(ratio)) < limit)
 
 
 def _rounded(points: Points) -> Points:

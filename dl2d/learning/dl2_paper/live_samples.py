@@ -106,8 +106,7 @@ def _probability(version: Dl2Original, observation: Observations, mask: Bools, a
     logits = np.where(mask, version.network(observation[None])[0].astype(np.float64), -np.inf)
     chances = np.exp(logits - logits.max())
     chances /= chances.sum()
-    sizes = version.sight.layout.sizes_in(observation[None])
-    corrections = correcting_actions(sizes[:, :, 0], sizes[:, :, 1], mask[None])
+    corrections = correcting_actions(version.sight.layout.sizes_in(observation[None]), mask[None])
     epsilon = version.exploration
     _, probability = explored(np.array([action]), chances[None], corrections, epsilon, np.ones(1))
     return max(float(probability[0]), 1e-6)

@@ -103,8 +103,7 @@ class SampleCollector:
         actions: Ints = (running > (draws[0] * running[:, -1])[:, None]).argmax(axis=1)
         taken, probability = actions, chances[np.arange(len(actions)), actions].astype(np.float64)
         if settings.epsilon:
-            sizes = windows.layout.sizes_in(observations)
-            corrections = correcting_actions(sizes[:, :, 0], sizes[:, :, 1], masks)
+            corrections = correcting_actions(windows.layout.sizes_in(observations), masks)
             taken, probability = explored(actions, chances, corrections, settings.epsilon, draws[1])
         void = 3 * settings.window
         # Where void is all that can be done there is nothing to learn.
@@ -198,8 +197,7 @@ class SampleCollector:
             worth: Floats = self._slot_worth[self._owner[samples]][:, None]
             return worth
         window = self._window[samples]
-        by_job: Floats = np.where(window >= 0, self._worth[self._owner[samples][:, None], window], 0.0)
-        return by_job
+        return np.where(window >= 0, self._worth[self._owner[samples][:, None], window], 0.0)
 
     def _advance(self) -> None:
         """Run some slots with random sizes, another number in each cluster."""
@@ -220,8 +218,7 @@ def rewards_of(report: SlotReport, settings: Settings) -> Floats:
     if settings.reward is Reward.PROGRESS:
         return report.progress
     rates = report.epochs if settings.reward is Reward.LOG_EPOCHS else report.rate
-    rewards: Floats = np.where(report.present, np.log(rates + MIN_RATE), 0.0)
-    return rewards
+    return np.where(report.present, np.log(rates + MIN_RATE), 0.0)
 
 
 # Validation.

@@ -8,6 +8,7 @@ from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Alternative, Constraint, Decision, JobDecision, Reason
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, Role
 from dl2d.core.packing import Blocked, Packing
+from dl2d.core.policy import Policy
 
 
 def next_bundle(job: Job, size: Allocation, *, whole: bool = False) -> Allocation | None:
@@ -109,8 +110,7 @@ class GreedyAllocation:
 
     def decision(
         self,
-        policy: str,
-        version: str,
+        policy: Policy,
         *,
         measure: str = "",
         alternatives: dict[JobKey, tuple[Alternative, ...]] | None = None,
@@ -128,8 +128,8 @@ class GreedyAllocation:
             Node of each task, if the policy chooses it.
         """
         return Decision(
-            policy=policy,
-            policy_version=version,
+            policy=policy.name,
+            policy_version=policy.version,
             measure=measure,
             jobs=tuple(
                 JobDecision(

@@ -71,7 +71,7 @@ class _KindSpeeds:
         """Sizes within a job's bounds that are to be sampled; empty where a function can be fitted already."""
         if self.sampling.enough():
             return []
-        key = (self.sampling.sizes, *_bounds(request))
+        key = (self.sampling.sizes, request.bounds)
         if key not in self.sizes_to_sample:
             self.sizes_to_sample[key] = self.sampling.informative(candidates(request))
         return self.sizes_to_sample[key]
@@ -175,7 +175,7 @@ class GrowingJobs:
         request = job.request
         if self._known is not None:
             grid = self._known.grid(job)
-            key = (id(grid), *_bounds(request), request.worker, request.ps)
+            key = (id(grid), request.bounds, request.worker, request.ps)
             if key not in self._groups:
                 self._known_grids.append(grid)
                 self._groups[key] = self._new_group(job, grid)
@@ -183,7 +183,7 @@ class GrowingJobs:
         kind = self._kinds[TrainingKind.of(request)]
         if kind.to_sample(request):
             return None
-        key = (kind.kind, *_bounds(request), request.worker, request.ps)
+        key = (kind.kind, request.bounds, request.worker, request.ps)
         if key not in self._groups:
             self._groups[key] = self._new_group(job, kind.grid(request))
         return self._groups[key]
@@ -222,7 +222,7 @@ class GrowingJobs:
         """
         kind, request, now = self._kind(index), self.jobs[index].request, self.sizes[index]
         possible = [size for size in kind.to_sample(request) if size.covers(now)]
-        key = (kind.kind, kind.sampling.sizes, now, *_bounds(request), request.worker, request.ps)
+        key = (kind.kind, kind.sampling.sizes, now, request.bounds, request.worker, request.ps)
         holds_no_more = now.covers(self._held[index])
         if holds_no_more and key in crowded:
             return False
@@ -265,13 +265,6 @@ def ended_at(job: Job) -> Reason:
 
 def _measured(kind: _KindSpeeds) -> str:
     return f"speeds of {kind.kind.model} are known at only {len(kind.points)} sizes"
-
-
-def _bounds(request: JobRequest) -> tuple[object, ...]:
-    return (
-        request.architecture, request.min_workers, request.max_workers, request.min_ps, request.max_ps,
-        request.allowed_workers,
-    )  # fmt: skip
 
 
 def _kinds(snapshot: Snapshot, sample_sizes: int) -> Mapping[TrainingKind, _KindSpeeds]:

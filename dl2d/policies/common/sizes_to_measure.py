@@ -98,5 +98,4 @@ def _thinned(counts: list[int]) -> list[int]:
 
 
 def _logarithms(sizes: Sequence[Allocation]) -> Floats:
-    logarithms: Floats = np.log2(np.maximum(np.array(sizes, dtype=np.float64), 1.0))
-    return logarithms
+    return np.log2(np.maximum(np.array(sizes, dtype=np.float64), 1.0))

@@ -183,8 +183,7 @@ def _fastest_first(grid_of: Ints, speed: Floats, taken: Ints) -> Ints:
 
 def _ps_for_worker(worker: Ints, ps: Ints) -> Ints:
     """Number of PSs that together need no more of any resource than one worker; shapes (R, G), (R, G) -> (G,)."""
-    number: Ints = np.where(ps > 0, worker // np.maximum(ps, 1), np.iinfo(np.int64).max).min(axis=0)
-    return number
+    return np.where(ps > 0, worker // np.maximum(ps, 1), np.iinfo(np.int64).max).min(axis=0)
 
 
 def _candidates(grids: Sequence[SizeGrid], speeds: Floats, ps_for_worker: Ints) -> Bools:
@@ -264,8 +263,7 @@ def _dominated(amounts: NDArray[np.integer[Any]]) -> Bools:
     for taken in amounts[1:]:
         no_less &= np.greater_equal.outer(taken, taken)
     # The first size in a row is the size itself, unless an earlier (faster) one takes no more: that dominates it.
-    dominated: Bools = no_less.argmax(axis=1) < np.arange(len(no_less))
-    return dominated
+    return no_less.argmax(axis=1) < np.arange(len(no_less))
 
 
 def _speed_at_base(grid: SizeGrid) -> float:
@@ -287,8 +285,7 @@ def _considered(length: int, current: int | None) -> Bools:
 
 def _shares(amounts: Ints, capacity: Ints) -> Floats:
     """Fractions of the capacity; those of a resource that the cluster lacks are 0, as are the amounts in any size."""
-    shares: Floats = amounts / np.maximum(capacity, 1)
-    return shares
+    return amounts / np.maximum(capacity, 1)
 
 
 def _shares_of_steps(need: Ints, capacity: Ints) -> Floats:
@@ -302,10 +299,7 @@ def _shares_of_steps(need: Ints, capacity: Ints) -> Floats:
 
 def allowed_sizes(request: JobRequest) -> Bools:
     """Whether a job may train at each size, ``sizes[ps, workers]``; read-only, shape (max_ps + 1, max_workers + 1)."""
-    return _allowed_sizes(
-        request.architecture, request.min_workers, request.max_workers, request.allowed_workers,
-        request.min_ps, request.max_ps,
-    )  # fmt: skip
+    return _allowed_sizes(*request.bounds)
 
 
 @lru_cache(maxsize=256)
@@ -331,10 +325,7 @@ def _allowed_sizes(
 
 def frontier_key(request: JobRequest) -> tuple[object, ...]:
     """Everything that determines the frontier of a job, except its speeds, its base and the cluster."""
-    return (
-        TrainingKind.of(request), request.min_workers, request.max_workers, request.min_ps, request.max_ps,
-        request.allowed_workers, request.worker, request.ps,
-    )  # fmt: skip
+    return TrainingKind.of(request), request.bounds, request.worker, request.ps
 
 
 def task_weight(demand: Ints, capacity: Ints) -> Floats:

@@ -116,8 +116,7 @@ class Dl2:
         packer = head_only_packing or GreedyPacking(allocation, smallest_first=packing.head_only)
         alternatives = {} if choice is None else self._size(allocation, packing, packer, cluster, choice)
         return allocation.decision(
-            self.name,
-            self.version,
+            self,
             measure="score of the next step",
             alternatives=alternatives,
             nodes=() if head_only_packing is None else head_only_packing.nodes,

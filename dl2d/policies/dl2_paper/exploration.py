@@ -1,20 +1,27 @@
-"""Job-aware exploration (Peng et al., arXiv 1909.06040, section 4.3): poor states are corrected now and then."""
+"""Exploration of the paper's policy: poor states are corrected now and then, and some jobs run at a drawn size.
+
+The first is the paper's (Peng et al., arXiv 1909.06040, section 4.3). It changes nothing where a job has a few tasks at
+most, and speeds are known at the sizes only that the previous scheduler gave: so a cluster has the second too.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dl2d.core.array_types import Floats, Ints
-from dl2d.policies.dl2_paper.sizing_state import Batch
+from dl2d.core.jobs import Allocation, Job
 
 #: Ratio of workers to PSs, or of PSs to workers, beyond which a state is poor: the paper's.
 _MAX_RATIO: Final = 10.0
+#: Bytes of a digest that make one draw.
+_DRAW_BYTES: Final = 8
 
 
-def correcting_actions(workers: Ints, ps: Ints, masks: NDArray[Any]) -> Ints:
+def correcting_actions(sizes: Ints, masks: NDArray[Any]) -> Ints:
     """The action that corrects the first job in a poor state that has an allowed one.
 
     Poor are: several workers and no PS, several PSs and no worker, or more than ten times as many of one as of
@@ -22,8 +29,8 @@ def correcting_actions(workers: Ints, ps: Ints, masks: NDArray[Any]) -> Ints:
 
     Parameters
     ----------
-    workers, ps
-        Of the jobs of the window, shape (N, J).
+    sizes
+        Workers and PSs of the jobs of the window, shape (N, J, 2).
     masks
         Shape (N, 3J + 1).
 
@@ -32,14 +39,14 @@ def correcting_actions(workers: Ints, ps: Ints, masks: NDArray[Any]) -> Ints:
     Ints
         Shape (N,); -1 where no state is poor.
     """
+    workers, ps = sizes[:, :, 0], sizes[:, :, 1]
     choices = masks[:, :-1].reshape(*workers.shape, 3) != 0
     wants_worker = (ps >= 2) & (ps > _MAX_RATIO * workers) & choices[:, :, 0]
     wants_ps = (workers >= 2) & (workers > _MAX_RATIO * ps) & choices[:, :, 1]
     poor = wants_worker | wants_ps
     first = poor.argmax(axis=1)
     rows = np.arange(len(workers))
-    action: Ints = np.where(poor.any(axis=1), 3 * first + wants_ps[rows, first], -1)
-    return action
+    return np.where(poor.any(axis=1), 3 * first + wants_ps[rows, first], -1)
 
 
 def explored(actions: Ints, chances: Floats, corrections: Ints, epsilon: float, draws: Floats) -> tuple[Ints, Floats]:
@@ -63,7 +70,23 @@ def explored(actions: Ints, chances: Floats, corrections: Ints, epsilon: float, 
     return taken, mixed
 
 
-def correcting_action(batch: Batch) -> int:
-    """The action that corrects a poor state of a batch; -1 where none is poor, or nothing can be done about it."""
-    sizes, mask = batch.sizes(), batch.mask()
-    return int(correcting_actions(sizes[None, :, 0], sizes[None, :, 1], mask[None])[0])
+def drawn_size(job: Job, slot: int, epsilon: float) -> Allocation | None:
+    """Random size within a job's bounds with probability ``epsilon``, at which it runs in a slot; otherwise None.
+
+    The random numbers are a hash of the slot and the job's id, so that the result can be computed again afterwards, to
+    tell which actions were the policy's.
+    """
+    request, least = job.request, job.request.min_size
+    if not epsilon or job.static:
+        return None
+    digest = hashlib.sha256(f"{slot}:{job.key.id}".encode()).digest()
+    explores, workers, ps = (
+        int.from_bytes(digest[start : start + _DRAW_BYTES], "big") / 256**_DRAW_BYTES
+        for start in range(0, 3 * _DRAW_BYTES, _DRAW_BYTES)
+    )
+    if explores >= epsilon:
+        return None
+    drawn = least.workers + int(workers * (request.max_workers - least.workers + 1))
+    return Allocation(
+        max(request.largest_allowed(drawn), least.workers), least.ps + int(ps * (request.max_ps - least.ps + 1))
+    )

@@ -42,8 +42,7 @@ class Dense:
             values = values @ matrix
             values += shift
             np.maximum(values, 0.0, out=values)
-        logits: Floats32 = values @ last + bias
-        return logits
+        return values @ last + bias
 
 
 class SharedJobs:
@@ -128,5 +127,4 @@ def network_of(weights: Arrays, settings: Mapping[str, Any]) -> Network:
 def chosen(logits: Floats32, masks: NDArray[Any], noise: NDArray[Any] | None) -> Ints:
     """The best allowed action of each, shape (N,); with Gumbel noise, shape (N, 3J + 1), a draw from the softmax."""
     scores = logits if noise is None else logits + noise
-    best: Ints = np.where(masks != 0, scores, -np.inf).argmax(axis=1)
-    return best
+    return np.where(masks != 0, scores, -np.inf).argmax(axis=1)

@@ -67,8 +67,7 @@ class Layout:
     def sizes_in(self, observations: Observations) -> Ints:
         """Workers and PSs of each job, shape (N, J, 2)."""
         scaled = self.jobs_of(observations)[:, :, self.types + 3 : self.types + 5]
-        sizes: Ints = np.rint(scaled * _TASKS_SCALE).astype(np.int64)
-        return sizes
+        return np.rint(scaled * _TASKS_SCALE).astype(np.int64)
 
     def bounds(self) -> tuple[Observations, Observations]:
         """Least and largest values of one observation, shape (length,) each."""
@@ -191,5 +190,4 @@ def dominant_share(sizes: Ints, demand: Ints, capacity: Ints) -> Floats:
         Of the whole cluster, 1 or more, shape (..., R).
     """
     held = sizes[..., 0, None] * demand[..., 0, :] + sizes[..., 1, None] * demand[..., 1, :]
-    share: Floats = (held / capacity).max(axis=-1, initial=0.0)
-    return share
+    return (held / capacity).max(axis=-1, initial=0.0)

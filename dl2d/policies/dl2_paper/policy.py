@@ -22,7 +22,7 @@ from dl2d.core.jobs import JobKey
 from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.policies.common.checkpoint import Checkpoint, version_of
-from dl2d.policies.dl2_paper.exploration import correcting_action
+from dl2d.policies.dl2_paper.exploration import correcting_actions
 from dl2d.policies.dl2_paper.inference_network import network_of
 from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.policies.dl2_paper.sizing_state import STEPS, Batch, Sizing, grows, usable
@@ -44,7 +44,7 @@ class Dl2Original:
         checkpoint says, which knows what did better in validation.
     exploration
         Probability, 0 to 1, with which a poor state is corrected instead of asking the network, and with which a job
-        has a drawn size in a slot (``dl2d.policies.dl2_paper.drawn_sizes``): so the policy's versions learn from sizes
+        has a drawn size in a slot (``dl2d.policies.dl2_paper.exploration``): so the policy's versions learn from sizes
         that it would not try.
 
     Raises
@@ -122,14 +122,14 @@ class Dl2Original:
             else:
                 text = f"more than {has} is not worth it to the learned policy"
             filling.refuse(job, reasons[job.key] or Reason(Constraint.SATISFIED, text))
-        return filling.decision(self.name, self.version, measure="probability", alternatives=alternatives)
+        return filling.decision(self, measure="probability", alternatives=alternatives)
 
     def _decide_batch(self, batch: Batch, rng: np.random.Generator) -> Floats32:
         """Give tasks until void; returns the last distribution over actions, shape (3J + 1,)."""
         void = self.sight.void
         while True:
             if self.exploration:
-                correction = correcting_action(batch)
+                correction = int(correcting_actions(batch.sizes()[None], batch.mask()[None])[0])
                 if correction >= 0 and rng.random() < self.exploration and batch.act(correction):
                     continue
             logits = self.network(batch.observation)[0]

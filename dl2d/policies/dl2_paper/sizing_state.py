@@ -22,7 +22,7 @@ from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.resources import Resources
 from dl2d.policies.common.greedy_allocation import GreedyAllocation
-from dl2d.policies.dl2_paper.drawn_sizes import drawn_size
+from dl2d.policies.dl2_paper.exploration import drawn_size
 from dl2d.policies.dl2_paper.observation import (
     Sight,
     dominant_share,
@@ -43,7 +43,7 @@ class Sizing:
     packing
         Made for the snapshot's decision; is filled.
     exploration
-        Probability that a job has a drawn size (``dl2d.policies.dl2_paper.drawn_sizes.drawn_size``): it is given that
+        Probability that a job has a drawn size (``dl2d.policies.dl2_paper.exploration.drawn_size``): it is given that
         at once, after first bundles, and no more.
     """
 
@@ -58,7 +58,6 @@ class Sizing:
         self._least = {job.key: job.request.min_size for job in snapshot.jobs}
         #: Why a job's last step had no room.
         self.reasons: dict[JobKey, Reason] = {}
-        self._demands: dict[Resources, Ints] = {}
         #: Capacity of the cluster in the order of the sight's resources, shape (R,); what it has nothing of counts 1.
         self.capacity = np.maximum(self.amounts(snapshot.capacity), 1)
         self._used = self.amounts(snapshot.capacity) - self.amounts(packing.left())
@@ -94,8 +93,7 @@ class Sizing:
 
     def free(self) -> Floats:
         """Free share of each resource, shape (R,)."""
-        free: Floats = 1.0 - self._used / self.capacity
-        return free
+        return 1.0 - self._used / self.capacity
 
     def steps(self, job: Job) -> Sequence[Allocation]:
         """What each of a job's three actions gives it now: what it lacks of its minimum size, or else ``STEPS``."""
@@ -161,9 +159,7 @@ class Sizing:
 
     def amounts(self, demand: Resources) -> Ints:
         """Thousandths of a demand in the order of the sight's resources, shape (R,)."""
-        if demand not in self._demands:
-            self._demands[demand] = np.array(demand.in_order(self.sight.resources), dtype=np.int64)
-        return self._demands[demand]
+        return np.array(demand.in_order(self.sight.resources), dtype=np.int64)
 
     def _give_first_bundles(self) -> None:
         """Give each elastic job in turn its minimum size, until one has no room.

@@ -336,8 +336,7 @@ class Table:
             raise ValueError(msg)
         at = self._at
         distances = np.hypot(at[:, None, 0] - at[None, :, 0], at[:, None, 1] - at[None, :, 1])
-        weights: Floats = np.linalg.solve(distances, np.array([speed for _, _, speed in self.points]))
-        return weights
+        return np.linalg.solve(distances, np.array([speed for _, _, speed in self.points]))
 
     @cached_property
     def _at(self) -> Floats:
@@ -348,8 +347,7 @@ class Table:
         if len(self.points) == 1:
             return np.full(len(workers), self.points[0][2])
         distances = np.hypot(self._at[None, :, 0] - float(ps), self._at[None, :, 1] - workers[:, None])
-        speeds: Floats = np.maximum((distances * self._weights[None, :]).sum(axis=1), 0.0)
-        return speeds
+        return np.maximum((distances * self._weights[None, :]).sum(axis=1), 0.0)
 
 
 def _check_counts(workers: int, ps: int) -> None:

@@ -128,21 +128,18 @@ class Clusters:
     @property
     def over(self) -> Bools:
         """Clusters whose jobs have all ended, shape (N,)."""
-        over: Bools = self.left == 0
-        return over
+        return self.left == 0
 
     def completion(self) -> Floats:
         """Completion times in slots (last slot - submit slot + used fraction of it), shape (N, J); NaN: not ended."""
-        times: Floats = np.where(self.last_slot >= 0, self.last_slot - self.submit + self.fraction, np.nan)
-        return times
+        return np.where(self.last_slot >= 0, self.last_slot - self.submit + self.fraction, np.nan)
 
     def mean_completion(self, unended: Floats | float) -> Floats:
         """Mean completion time of the jobs of each cluster, shape (N,); that of a job that has not ended is given."""
         times = self.completion()
         times = np.where(np.isnan(times), unended, times)
         is_job = np.arange(self._jobs) < self.library.jobs[self.workload][:, None]
-        means: Floats = np.where(is_job, times, 0.0).sum(axis=1) / is_job.sum(axis=1)
-        return means
+        return np.where(is_job, times, 0.0).sum(axis=1) / is_job.sum(axis=1)
 
     def reset(
         self,
@@ -214,8 +211,7 @@ class Clusters:
 
     def heads(self) -> Ints:
         """The least used node of each cluster, shape (N,), as cluster x M + node."""
-        heads: Ints = self.load.argmin(axis=1) + np.arange(self.count) * self._nodes
-        return heads
+        return self.load.argmin(axis=1) + np.arange(self.count) * self._nodes
 
     def lay(self, which: Ints, tasks: Ints, amounts: Ints) -> Ints:
         """Give tasks in turns, each task to the least used node; a turn ends at the first that has no room there.

@@ -225,5 +225,4 @@ class Windows:
 
 def _first_kind(lacks: Ints) -> Ints:
     """Kind of the first of the workers and PSs that are lacking, shape (..., 2): a worker (0), a PS (1) or both (2)."""
-    kind: Ints = np.where(lacks[..., 0] == 0, 1, np.where(lacks[..., 1] == 0, 0, 2))
-    return kind
+    return np.where(lacks[..., 0] == 0, 1, np.where(lacks[..., 1] == 0, 0, 2))

@@ -15,7 +15,7 @@ from dl2d.core.jobs import Job, Progress
 from dl2d.learning.dl2_paper.live_samples import LiveSlot, live_samples
 from dl2d.learning.recorded_decisions import Recording
 from dl2d.placement.load_balance import LoadBalance
-from dl2d.policies.dl2_paper.drawn_sizes import drawn_size
+from dl2d.policies.dl2_paper.exploration import drawn_size
 from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.policies.dl2_paper.policy import Dl2Original
 

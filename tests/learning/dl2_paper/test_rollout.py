@@ -123,8 +123,7 @@ def test_rewards_by_hand(reward: Reward, want: list[float]) -> None:
 def correction(*jobs: tuple[int, int], forbidden: tuple[int, ...] = ()) -> int:
     mask = np.ones((1, 3 * len(jobs) + 1), dtype=np.int8)
     mask[0, list(forbidden)] = 0
-    workers, ps = np.array([[size[0] for size in jobs]]), np.array([[size[1] for size in jobs]])
-    return int(correcting_actions(workers, ps, mask)[0])
+    return int(correcting_actions(np.array([jobs]), mask)[0])
 
 
 @pytest.mark.parametrize(

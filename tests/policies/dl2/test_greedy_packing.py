@@ -15,6 +15,7 @@ from dl2d.core.resources import Resources
 from dl2d.placement.dl2_paper import Dl2Paper
 from dl2d.policies.common.greedy_allocation import GreedyAllocation
 from dl2d.policies.dl2.greedy_packing import HeadOnlyPacking
+from dl2d.policies.drf import Drf
 from dl2d.tick.place.place import place
 
 SMALL, LARGE = Resources.of(cpu=2), Resources.of(cpu=2, gpu=4)
@@ -96,7 +97,7 @@ def test_placing_puts_every_task_on_its_node(snapshot: Snapshot, seed: int) -> N
     heads, filling, _, _ = given(bare, sizes, weight)
     for job in bare.jobs:
         filling.refuse(job, Reason(Constraint.SATISFIED, "has what it was to have"))
-    plan = place(bare, filling.decision("some", "1", nodes=heads.nodes), Dl2Paper())
+    plan = place(bare, filling.decision(Drf(), nodes=heads.nodes), Dl2Paper())
     assert not plan.deferred
     assert Counter((start.job, start.role, start.node) for start in plan.starts) == Counter(heads.nodes)
     for job, size in zip(bare.jobs, sizes, strict=True):

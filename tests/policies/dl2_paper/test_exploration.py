@@ -10,7 +10,7 @@ from policies.dl2_paper.test_policy import a_checkpoint
 from policies.snapshots import NO_PS, a_job, a_snapshot, ask, cluster
 
 from dl2d.core.jobs import Allocation
-from dl2d.policies.dl2_paper.drawn_sizes import drawn_size
+from dl2d.policies.dl2_paper.exploration import drawn_size
 from dl2d.policies.dl2_paper.policy import Dl2Original
 from dl2d.tick.decision_check import check_decision
 
