@@ -159,8 +159,7 @@ def plain(name: str) -> Participant:
 def original_settings(design: Design, given: Mapping[str, Setting]) -> Settings:
     """The settings of the paper's design. Raises ``WorkloadError``."""
     start = PAPER if design is Design.PAPER else Settings()
-    made: Settings = read(_ORIGINAL, {**to_plain(start), **given}, WorkloadError)
-    return made
+    return read(_ORIGINAL, {**to_plain(start), **given}, WorkloadError)
 
 
 def jumps_settings(given: Mapping[str, Setting], *, seed: int) -> TrainingSettings:

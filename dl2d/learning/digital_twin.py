@@ -337,14 +337,15 @@ def _day_job(job: Job, begin: float, end: float, history: History) -> DayJob | N
         sizes += ((end - begin, max((size for _, size in sizes), key=sum, default=request.min_size)),)
     if submitted >= begin:
         # At 0 stand those that were there before.
-        at = max(submitted - begin, 1e-3)
-        return DayJob(request, at, real, request.epochs, sizes, ended, job.owner, job.unreported)
-    done = [sight.epochs[job.key] for sight in history.sights if sight.at >= begin and job.key in sight.epochs]
-    if not done or done[0] >= real:
-        return None
-    left = real - done[0]
-    declared = max(request.epochs - done[0], _LEAST_EPOCHS)
-    return DayJob(request, 0.0, max(left, _LEAST_EPOCHS), declared, sizes, ended, job.owner, job.unreported)
+        at, left, declared = max(submitted - begin, 1e-3), real, request.epochs
+    else:
+        done = next(
+            (each.epochs[job.key] for each in history.sights if each.at >= begin and job.key in each.epochs), real
+        )
+        if done >= real:
+            return None
+        at, left, declared = 0.0, max(real - done, _LEAST_EPOCHS), max(request.epochs - done, _LEAST_EPOCHS)
+    return DayJob(request, at, left, declared, sizes, ended, job.owner, job.unreported)
 
 
 def _epochs(job: Job) -> float | None:

@@ -395,14 +395,14 @@ class _Run:
 
     def _said(self, live: _Live, speed: float, at: float) -> Progress:
         """What a coordinator would say: how far the job is, how fast it goes and how its loss has fallen."""
-        job = live.job
+        job, size = live.job, _size(live.tasks)
         return Progress(
             at=at,
             epoch=reported_epoch(job, live.epochs),
             loss=self._effects.loss(job, self.now, live.epochs) if live.epochs else None,
             samples_per_second=speed * job.samples_per_epoch / self.workload.slot_seconds,
-            workers=sum(task.role is Role.WORKER for task in live.tasks),
-            ps=sum(task.role is Role.PS for task in live.tasks),
+            workers=size.workers,
+            ps=size.ps,
         )
 
 

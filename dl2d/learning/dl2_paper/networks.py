@@ -30,25 +30,23 @@ class DenseNetwork(nn.Module):
 
     def __init__(self, inputs: int, hidden: int, outputs: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(inputs, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, outputs)])
+        self.first = nn.Linear(inputs, hidden)
+        self.second = nn.Linear(hidden, hidden)
+        self.last = nn.Linear(hidden, outputs)
 
     def forward(self, observations: Tensor) -> Tensor:
         """Shape (N, inputs) to (N, outputs)."""
-        answer: Tensor = self.layers[2](self.hidden(observations)[1])
+        answer: Tensor = self.last(self.hidden(observations)[1])
         return answer
 
     def hidden(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         """Values of both hidden layers, shape (N, hidden) each."""
-        first = torch.relu(self.layers[0](observations))
-        return first, torch.relu(self.layers[1](first))
+        first = torch.relu(self.first(observations))
+        return first, torch.relu(self.second(first))
 
     def named(self) -> dict[str, nn.Linear]:
         """Layers by the names that they have in a checkpoint."""
-        return {str(place): layer for place, layer in enumerate(self.layers) if isinstance(layer, nn.Linear)}
-
-    def outputs(self) -> list[nn.Linear]:
-        """Layers that are drawn afresh after imitation."""
-        return [self.named()["2"]]
+        return {"0": self.first, "1": self.second, "2": self.last}
 
 
 class SharedNetwork(nn.Module):
@@ -67,20 +65,18 @@ class SharedNetwork(nn.Module):
 
     def forward(self, observations: Tensor) -> Tensor:
         """Shape (N, J x width + free) to (N, J x outputs [+ 1]); columns without a job give 0."""
-        _, deep, pooled, there = self._layers(observations)
+        _, deep, pooled, there = self.hidden(observations)
         rows, places = there.nonzero(as_tuple=True)
         flat = torch.zeros(there.numel(), self.job.out_features)
         flat = flat.index_copy(0, rows * there.shape[1] + places, self.job(deep))
         jobs = flat.reshape(len(there), -1)
         return jobs if self.void is None else torch.cat((jobs, self.void(torch.relu(pooled))), dim=1)
 
-    def hidden(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        """Values of both hidden layers, shape (jobs that are there, hidden) each."""
-        first, second, _, _ = self._layers(observations)
-        return first, second
+    def hidden(self, observations: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Values of both hidden layers, shape (jobs that are there, hidden) each.
 
-    def _layers(self, observations: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Both hidden layers, what all jobs add to the second, shape (N, hidden), and where there are jobs."""
+        Then what all jobs add to the second, shape (N, hidden), and where there are jobs, shape (N, J).
+        """
         count = len(observations)
         split = observations.shape[1] - self._free
         columns = observations[:, :split].reshape(count, -1, self.width)
@@ -102,10 +98,6 @@ class SharedNetwork(nn.Module):
         """Layers by the names that they have in a checkpoint."""
         named = {"0": self.first, "1": self.second, "job": self.job}
         return named if self.void is None else {**named, "void": self.void}
-
-    def outputs(self) -> list[nn.Linear]:
-        """Layers that are drawn afresh after imitation."""
-        return [self.job] if self.void is None else [self.job, self.void]
 
 
 Net = DenseNetwork | SharedNetwork
@@ -149,9 +141,9 @@ def begin(network: Net, generator: torch.Generator, sight: Sight | None = None) 
 
 
 def draw_outputs(network: Net, generator: torch.Generator) -> None:
-    """Draw the output layers afresh and keep the body."""
+    """Draw the output layers afresh and keep the body, which is the first two layers."""
     with torch.no_grad():
-        for layer in network.outputs():
+        for layer in list(network.named().values())[2:]:
             layer.weight.normal_(0.0, _OUTPUT_DEVIATION, generator=generator)
             layer.bias.zero_()
 
