@@ -10,10 +10,10 @@ gives others by what may be.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey
+from dl2d.core.jobs import NOTHING, Allocation, Job
 from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.site_history import History
 from dl2d.throughput.gaussian_process import GaussianProcess
@@ -40,7 +40,10 @@ def with_assumed_speeds(history: History) -> History:
     return replace(
         history,
         jobs=tuple(_in_epochs(job, epochs_per_hour.get(job.key, 1.0)) for job in history.jobs),
-        sights=tuple(replace(each, epochs=_scaled(each.epochs, epochs_per_hour)) for each in history.sights),
+        sights=tuple(
+            replace(each, epochs={key: done * epochs_per_hour.get(key, 1.0) for key, done in each.epochs.items()})
+            for each in history.sights
+        ),
         speeds=speeds,
     )
 
@@ -70,7 +73,3 @@ def _in_epochs(job: Job, epochs_per_hour: float) -> Job:
         return job
     declared, done = job.request.epochs * epochs_per_hour, job.progress.epoch * epochs_per_hour
     return replace(job, request=replace(job.request, epochs=declared), progress=replace(job.progress, epoch=done))
-
-
-def _scaled(epochs: Mapping[JobKey, float], factors: Mapping[JobKey, float]) -> dict[JobKey, float]:
-    return {key: done * factors.get(key, 1.0) for key, done in epochs.items()}

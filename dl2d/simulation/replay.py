@@ -300,7 +300,7 @@ class _Run:
                 proposed, in_force = report.slot_decision.proposed, report.slot_decision.in_force
                 self.guarded += proposed is not in_force and proposed.allocations() != in_force.allocations()
                 self.failure = self.failure or in_force.fallback_cause
-            self._settle()
+            self._release(self._store.confirm_tasks(self._at))  # started tasks take part, leaving ones are gone
             self._idle = report.needless_wait.jobs
             plan = report.plan
             if not plan.starts and not plan.stops:
@@ -308,10 +308,6 @@ class _Run:
             if not plan.deferred and not plan.moves and not report.outcome.failures:
                 return  # all that was decided is done: another tick would find nothing to do
         raise SimulationError(f"slot {self.now}: after {_MOST_TICKS} ticks tasks are still being moved about")
-
-    def _settle(self) -> None:
-        """Started tasks take part, leaving ones are gone."""
-        self._release(self._store.confirm_tasks(self._at))
 
     def _release(self, tasks: Sequence[Task]) -> None:
         self._manager.forget(task.handle for task in tasks)

@@ -167,9 +167,7 @@ class Sizing:
         A job that runs at a fixed size waits for room for all of that.
         """
         for job in self._snapshot.jobs:
-            if job.static:
-                continue
-            if self.steps(job) is STEPS:
+            if job.static or self.steps(job) is STEPS:
                 continue
             if not self.add(job, _BUNDLE) and self.reasons[job.key].constraint is not Constraint.INFEASIBLE:
                 return

@@ -65,10 +65,6 @@ def _identity(value: object) -> str:
     return str(text)
 
 
-def _ascending(counts: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(sorted(counts))
-
-
 @dataclass(frozen=True, slots=True)
 class NodeGroup(Record):
     """``count`` nodes that are alike."""
@@ -102,7 +98,9 @@ class SimulatedJob(Record):
     min_ps: LeastCount = 0
     max_ps: WorkerBound = 0
     #: Worker counts that it can run with, ascending; empty for any within the bounds.
-    allowed_workers: Annotated[tuple[WorkerBound, ...], Items(MAX_TASKS), AfterValidator(_ascending)] = ()
+    allowed_workers: Annotated[
+        tuple[WorkerBound, ...], Items(MAX_TASKS), AfterValidator(lambda counts: tuple(sorted(counts)))
+    ] = ()
     architecture: Architecture = Architecture.PS
     #: Type that its user says it is, where that is another.
     said_model: str = ""
