@@ -19,7 +19,6 @@ from dl2d.core.errors import RequestError
 from dl2d.experiments.definition import (
     Experiment,
     builtin_names,
-    changed,
     describe_experiment,
     digest,
     find_experiment,
@@ -27,12 +26,11 @@ from dl2d.experiments.definition import (
     write_experiment,
 )
 from dl2d.experiments.executors import Executor, Local, Ray
-from dl2d.experiments.own_workload_files import names_kinds, on_files, on_kinds
-from dl2d.experiments.quick_scale import Scale, at_scale
 from dl2d.experiments.report import summary_json, write_report
 from dl2d.experiments.result_statistics import summarise
 from dl2d.experiments.run_experiment import Run, begin_run, check_experiment, read_run, run_cells
 from dl2d.experiments.run_simulation import Finished
+from dl2d.experiments.variants import Scale, at_scale, changed, names_kinds, on_files, on_kinds
 from dl2d.simulation.workload.sources import matching_files
 
 app = typer.Typer(no_args_is_help=True, help="Compares policies over workloads and seeds, and writes a report.")

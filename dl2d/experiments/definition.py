@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Self
@@ -41,7 +41,6 @@ from dl2d.experiments.participants import (
     Training,
     describe_participant,
     inherited,
-    plain,
 )
 from dl2d.simulation.replay import Rules
 from dl2d.simulation.simulation_presets import PresetName
@@ -319,17 +318,16 @@ def with_sources(experiment: Experiment, change: Callable[[str], str]) -> Experi
     )  # fmt: skip
 
 
+def sources_of(experiment: Experiment) -> tuple[str, ...]:
+    """All workload sources that the experiment names."""
+    of_cases = [source for case in experiment.cases for source in (*case.sources, *case.aside)]
+    trainings = [each.training for each in experiment.participants if each.training is not None]
+    return (*of_cases, *(source for each in trainings for source in (*each.sources, *each.validation)))
+
+
 def files_of(experiment: Experiment) -> tuple[str, ...]:
     """Distinct paths of all files that the experiment names."""
-    found: list[str] = []
-
-    def see(source: str) -> str:
-        if (file := named_file(source)) is not None:
-            found.append(file[1])
-        return source
-
-    with_sources(experiment, see)
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(file[1] for file in map(named_file, sources_of(experiment)) if file is not None))
 
 
 def builtin_names() -> tuple[str, ...]:
@@ -438,23 +436,3 @@ def _mapping(loader: _OnceLoader, node: yaml.MappingNode) -> dict[object, object
 
 
 _OnceLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
-
-
-#: Added to the version of a definition that was changed on the command line.
-CHANGED: Final = "+changed"
-
-
-def changed(experiment: Experiment, *, policies: Sequence[str] = (), seeds: Sequence[int] = ()) -> Experiment:
-    """The experiment with other policies or seeds; its version says so. The baseline gives way to the first policy."""
-    chosen = tuple(dict.fromkeys(policies)) or experiment.policies
-    known = {participant.name: participant for participant in experiment.participants}
-    made = replace(
-        experiment,
-        participants=tuple(known.get(name, plain(name)) for name in chosen),
-        baseline=experiment.baseline if experiment.baseline in chosen else chosen[0],
-        seeds=tuple(dict.fromkeys(seeds)) or experiment.seeds,
-        claims=tuple(claim for claim in experiment.claims if {claim.policy, claim.against} <= {*chosen}),
-    )
-    if made == experiment:
-        return experiment
-    return replace(made, version=experiment.version.removesuffix(CHANGED) + CHANGED)

@@ -14,7 +14,6 @@ from dl2d.experiments.definition import (
     Case,
     Experiment,
     builtin_names,
-    changed,
     describe_experiment,
     digest,
     find_experiment,
@@ -22,8 +21,8 @@ from dl2d.experiments.definition import (
     write_experiment,
 )
 from dl2d.experiments.participants import plain
-from dl2d.experiments.quick_scale import Scale, at_scale
 from dl2d.experiments.run_simulation import cells_of
+from dl2d.experiments.variants import Scale, at_scale, changed
 from dl2d.simulation.simulation_presets import PresetName
 
 PLAIN = {

@@ -20,7 +20,6 @@ from dl2d.experiments.definition import (
     read_experiment,
     write_experiment,
 )
-from dl2d.experiments.own_workload_files import on_files
 from dl2d.experiments.participant_preparation import combinations
 from dl2d.experiments.participants import (
     SEEDS_EACH,
@@ -34,9 +33,9 @@ from dl2d.experiments.participants import (
     original_settings,
     plain,
 )
-from dl2d.experiments.quick_scale import Scale, at_scale
 from dl2d.experiments.run_simulation import cells_of
 from dl2d.experiments.simulation_setup import tuned
+from dl2d.experiments.variants import Scale, at_scale, on_files
 
 CLAIM = {
     "policy": "paper", "against": "drf", "change": -44.1, "says": "faster\nby far", "source": "a paper", "why": "luck",
