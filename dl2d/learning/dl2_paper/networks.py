@@ -65,18 +65,20 @@ class SharedNetwork(nn.Module):
 
     def forward(self, observations: Tensor) -> Tensor:
         """Shape (N, J x width + free) to (N, J x outputs [+ 1]); columns without a job give 0."""
-        _, deep, pooled, there = self.hidden(observations)
+        _, deep, pooled, there = self._layers(observations)
         rows, places = there.nonzero(as_tuple=True)
         flat = torch.zeros(there.numel(), self.job.out_features)
         flat = flat.index_copy(0, rows * there.shape[1] + places, self.job(deep))
         jobs = flat.reshape(len(there), -1)
         return jobs if self.void is None else torch.cat((jobs, self.void(torch.relu(pooled))), dim=1)
 
-    def hidden(self, observations: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Values of both hidden layers, shape (jobs that are there, hidden) each.
+    def hidden(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+        """Values of both hidden layers, shape (jobs that are there, hidden) each."""
+        first, second, _, _ = self._layers(observations)
+        return first, second
 
-        Then what all jobs add to the second, shape (N, hidden), and where there are jobs, shape (N, J).
-        """
+    def _layers(self, observations: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Both hidden layers, what all jobs add to the second, shape (N, hidden), and where there are jobs."""
         count = len(observations)
         split = observations.shape[1] - self._free
         columns = observations[:, :split].reshape(count, -1, self.width)
