@@ -101,8 +101,7 @@ def recorded(tmp_path: Path) -> Iterator[Recorded]:
         world.tick(1.0)
         world.beat()
         world.settle()
-        second = world.submit(name="second", max_workers=4)
-        world.settle()
+        second = world.settled(name="second", max_workers=4)
         waiting = world.submit(name="[bold]huge[/bold]", min_workers=16, max_workers=16)
         world.settle(4)
         world.beat(

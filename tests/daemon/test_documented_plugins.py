@@ -75,7 +75,7 @@ def test_the_documented_manager_and_placement_work_together() -> None:
         job = world.submit(worker=Resources.of(cpu=2), ps=Resources.of(cpu=1), max_workers=1, max_ps=1)
         world.context = lambda: _with(context, placement)  # type: ignore[method-assign]
         world.settle()
-        assert {task.node for task in world.store.tasks(live=True, job=job)} == {"a"}
+        assert world.nodes_of(job) == {"a"}
     finally:
         world.close()
 

@@ -69,7 +69,7 @@ def test_the_api_answers_while_starts_are_submitted(world: ApiWorld, monkeypatch
         ticking = thread.submit(world.tick)
         try:
             gate.wait_for(3)
-            asked = world.store.tasks(live=True)
+            asked = world.tasks()
             assert {task.handle for task in asked} == {""}, "they are persisted before they are submitted"
             assert world.register().status_code == 200
             assert world.heartbeat(keys[0]).status_code == 200
@@ -81,7 +81,7 @@ def test_the_api_answers_while_starts_are_submitted(world: ApiWorld, monkeypatch
     assert gate.calls == len(report.plan.starts) == len(report.outcome.started) > 3
     running = {job.tag: job.handle for job in world.manager.live()}
     assert len(asked) == gate.calls
-    handles = {task.tag: task.handle for task in world.store.tasks(live=True)}
+    handles = {task.tag: task.handle for task in world.tasks()}
     assert handles == {task.tag: running[task.tag] for task in asked}
 
 
@@ -120,7 +120,7 @@ def test_no_further_batch_is_submitted_once_the_manager_allows_no_start(
     monkeypatch.setattr(world, "context", limited)
     report = world.tick(1.0)
     assert len(report.outcome.started) == 4 < len(report.plan.starts)
-    assert len(world.store.tasks(live=True)) == 4
+    assert len(world.tasks()) == 4
 
 
 def test_starts_that_a_tick_has_no_time_for_are_left_to_the_next(
@@ -137,13 +137,13 @@ def test_starts_that_a_tick_has_no_time_for_are_left_to_the_next(
     monkeypatch.setattr(world, "context", hurried)
     first = world.tick(1.0)
     assert 0 < len(first.outcome.started) < len(first.plan.starts)
-    assert len(world.store.tasks(live=True)) == len(first.outcome.started)
+    assert len(world.tasks()) == len(first.outcome.started)
     for _ in range(8):
         report = world.tick(1.0)
         assert not report.decided
     assert report.plan.starts == ()
     assert {task.state for task in world.store.tasks(live=False, job=key)} <= {TaskState.ASKED, TaskState.GRANTED}
-    assert len(world.store.tasks(live=True)) == len(first.plan.starts)
+    assert len(world.tasks()) == len(first.plan.starts)
 
 
 def _specs(count: int) -> list[TaskSpec]:

@@ -82,7 +82,7 @@ def ready(world: World, **changes: object) -> JobKey:
 
 
 def nodes_of(world: World, key: JobKey) -> set[str]:
-    return {task.node for task in world.store.tasks(live=True, job=key) if task.state.wanted}
+    return {task.node for task in world.tasks(key) if task.state.wanted}
 
 
 POLICIES = ("drf", "fifo", "srtf", "optimus", "tetris", "lookahead", "dl2")
@@ -94,7 +94,7 @@ def test_a_job_gets_as_much_as_the_nodes_have_that_it_may_use(world: World) -> N
     world.settle()
     assert nodes_of(world, restricted) == {"n1"}
     assert nodes_of(world, other) - {"n1"}
-    workers = [task for task in world.store.tasks(live=True, job=restricted) if task.role is Role.WORKER]
+    workers = [task for task in world.tasks(restricted) if task.role is Role.WORKER]
     assert 1 <= len(workers) <= 2
     report = world.tick()
     assert report.plan.deferred == ()
@@ -128,9 +128,7 @@ def test_a_node_that_refused_a_jobs_task_is_not_tried_again_for_a_while(world: W
     assert nodes.nodes == {"n3", "n4"}
     assert "not n1, refused: worker-0 on n1: not on this node; not n2, refused: " in nodes.reason
     manager.refusing = set()
-    for _ in range(12):
-        world.tick(30.0)
-        world.beat()
+    world.settle(12, 30.0)
     assert world.tick().snapshot.node_sets == ()
 
 
@@ -138,9 +136,7 @@ def test_a_task_that_will_not_be_started_on_its_node_is_asked_for_elsewhere(worl
     manager = manager_of(world)
     manager.waiting = {"n1", "n2", "n3"}
     key = world.ready(max_workers=1, max_ps=1)
-    for _ in range(20):
-        world.tick(20.0)
-        world.beat()
+    world.settle(20, 20.0)
     assert nodes_of(world, key) == {"n4"}
     asked = Counter(spec.node for spec in manager.submitted if spec.node)
     assert asked == {"n1": 1, "n2": 1, "n3": 1, "n4": 2}
@@ -156,7 +152,7 @@ def test_a_limit_that_tasks_wait_for_keeps_the_job_from_growing_for_a_while(worl
         world.beat()
         entry = report.decision.jobs[0]
         reasons |= {reason.text for reason in entry.guarded if reason.constraint is Constraint.LIMIT}
-    workers = [task for task in world.store.tasks(live=True, job=key) if task.role is Role.WORKER]
+    workers = [task for task in world.tasks(key) if task.role is Role.WORKER]
     assert sum(task.state is TaskState.CONFIRMED for task in workers) == 2
     assert reasons == {"QOS high has no more"}
     assert world.store.guard_state() == world.state.memory
@@ -165,7 +161,5 @@ def test_a_limit_that_tasks_wait_for_keeps_the_job_from_growing_for_a_while(worl
     asked = [spec for spec in manager.submitted if spec.role is Role.WORKER]
     assert len(asked) <= 2 + 4 * 2
     manager.max_workers = 100
-    for _ in range(70):
-        world.tick(10.0)
-        world.beat()
-    assert len([task for task in world.store.tasks(live=True, job=key) if task.role is Role.WORKER]) == 4
+    world.settle(70, 10.0)
+    assert len([task for task in world.tasks(key) if task.role is Role.WORKER]) == 4

@@ -85,7 +85,7 @@ def test_a_users_job_is_recorded_from_waiting_to_its_end(world: World) -> None:
     assert report.decision.jobs == ()
     job = world.job(key)
     assert (job.state, job.end_reason, job.ended_at) == (JobState.FINISHED, "done", ended)
-    assert world.store.tasks(live=True) == ()
+    assert world.tasks() == ()
     assert {task.state for task in world.store.tasks(live=False, job=key)} == {TaskState.RELEASED}
     assert nothing_was_done(world)
 
@@ -112,7 +112,7 @@ def test_one_that_is_not_listed_any_more_is_lost(world: World) -> None:
         assert world.has(key) == Allocation(3, 0)
     world.tick(60)
     assert world.job(key).state is JobState.LOST
-    assert world.store.tasks(live=True) == ()
+    assert world.tasks() == ()
 
 
 def test_a_number_that_is_given_again_is_another_job(world: World) -> None:
@@ -133,7 +133,7 @@ def test_a_job_that_the_scheduler_changes_is_followed(world: World) -> None:
     report = world.tick()
     assert report.decided
     assert world.has(key) == Allocation(2, 0)
-    assert sorted(task.node for task in world.store.tasks(live=True)) == ["n1", "n2"]
+    assert sorted(task.node for task in world.tasks()) == ["n1", "n2"]
     seen(world, "7", R.PENDING, a_static(workers=2), "requeued")
     world.tick()
     assert world.has(key) == NOTHING
@@ -187,8 +187,7 @@ def test_a_slot_is_read_back_as_it_was(world: World) -> None:
 
 def test_elastic_jobs_go_on_as_they_are(world: World) -> None:
     world.mode, watching = Mode.LIVE, world.mode
-    key = world.submit(max_workers=2, max_ps=1)
-    world.settle()
+    key = world.settled(max_workers=2, max_ps=1)
     had, started, stopped = world.has(key), len(world.manager.submitted), list(world.manager.stopped)
     assert had == Allocation(2, 1)
     world.mode = watching
@@ -200,7 +199,7 @@ def test_elastic_jobs_go_on_as_they_are(world: World) -> None:
     world.submit()
     world.tick(400)
     assert (len(world.manager.submitted), world.manager.stopped) == (started, stopped)
-    world.manager.end(world.store.tasks(live=True)[0].handle, R.FAILED, "fell over")
+    world.manager.end(world.tasks()[0].handle, R.FAILED, "fell over")
     world.tick(400)
     assert world.has(key) != had
     assert (len(world.manager.submitted), world.manager.stopped) == (started, stopped)
@@ -212,8 +211,7 @@ def test_in_live_mode_they_are_what_others_hold(build) -> None:
     world.tick()
     world.mode = Mode.LIVE
     seen(world, "8", R.RUNNING, a_static("n1", workers=1))
-    ours = world.submit(max_workers=4, max_ps=1)
-    world.settle()
+    ours = world.settled(max_workers=4, max_ps=1)
     report = world.tick()
     assert [entry.job for entry in report.decision.jobs] == [ours]
     assert report.decision.policy == "drf"
@@ -334,7 +332,7 @@ def test_tasks_of_an_array_are_jobs_under_the_ids_that_users_know(world: World) 
     seen(world, "13", R.RUNNING, a_static("n1", workers=1, started=world.now), array_id="12_3")
     world.tick()
     assert (world.has(keys[0]), world.has(keys[1])) == (Allocation(1, 0), NOTHING)
-    assert {task.handle for task in world.store.tasks(live=True)} == {"13"}
+    assert {task.handle for task in world.tasks()} == {"13"}
     assert world.job(keys[0]).anchor == "13"
     world.manager.end("13", R.DONE)
     world.tick()

@@ -84,23 +84,20 @@ def test_tasks_learn_from_the_job_file_that_servers_keep_replicas(world: World) 
 
 
 def test_a_second_job_shrinks_the_first_and_gives_the_room_back_when_it_ends(world: World) -> None:
-    first = world.submit(max_workers=8, max_ps=8)
-    world.settle()
+    first = world.settled(max_workers=8, max_ps=8)
     assert world.has(first) == (8, 8)
-    second = world.submit(max_workers=8, max_ps=8)
-    world.settle()
+    second = world.settled(max_workers=8, max_ps=8)
     assert (world.has(first), world.has(second)) == ((4, 4), (4, 4))
     world.beat(second, state="finished", result={"digest": "abc"})
     world.settle(20)
     assert world.has(first) == (8, 8)
     ended = world.job(second)
     assert (ended.state, ended.digest) == (JobState.FINISHED, "abc")
-    assert world.store.tasks(live=True, job=second) == ()
+    assert world.tasks(second) == ()
 
 
 def test_room_is_given_only_when_the_manager_says_that_it_is_free(world: World) -> None:
-    first = world.submit(max_workers=8, max_ps=8)
-    world.settle()
+    first = world.settled(max_workers=8, max_ps=8)
     second = world.submit()
     world.tick()
     world.coordinator.beat(second, world.now)
@@ -245,9 +242,7 @@ def test_waiting_tasks_that_the_manager_loses_again_and_again_delay_the_next_and
     world.manager.pending = False
     world.manager.unlisted.clear()
     world.settle(3)
-    for _ in range(70):
-        world.tick()
-        world.beat()
+    world.settle(70, 10.0)
     assert world.has(job) == (1, 1)
     assert world.state.memory.start_failures == {}
 
@@ -289,9 +284,7 @@ def test_starts_that_the_manager_refuses_are_tried_again_less_and_less_often(bui
     assert world.store.guard_state() == world.state.memory
     assert world.job(job).state is JobState.READY
     world.manager.refuse = None
-    for _ in range(70):
-        world.tick()
-        world.beat()
+    world.settle(70, 10.0)
     assert world.has(job) == (2, 2)
     assert world.state.memory.start_failures == {}
 
@@ -314,9 +307,7 @@ def test_a_job_that_trains_and_whose_new_workers_die_asks_for_them_less_and_less
     gaps = [later - earlier for earlier, later in itertools.pairwise(starts)]
     assert gaps == [20.0, 30.0, 50.0, 90.0, 170.0, 330.0]
     assert (world.job(job).state, world.has(job)) == (JobState.RUNNING, (1, 1))
-    for _ in range(65):
-        world.tick()
-        world.beat()
+    world.settle(65, 10.0)
     assert world.has(job) == (2, 1)
     assert world.state.memory.start_failures == {}
 
@@ -349,8 +340,7 @@ def test_a_task_that_ran_and_is_not_listed_any_more_is_a_failed_start(build) -> 
 
 
 def test_an_anchor_that_ends_takes_its_tasks_along(world: World) -> None:
-    job = world.submit()
-    world.settle()
+    job = world.settled()
     world.manager.end(world.manager.handle_of(f"dl2:{job.slug}:anchor"), RmJobState.FAILED, "signal 9")
     for _ in range(20):
         world.tick(1.0)
@@ -364,7 +354,7 @@ def test_how_tasks_and_anchors_ended_that_are_not_listed_any_more_is_asked_of_th
     world = build(url="sqlite://")
     key = world.ready()
     world.settle()
-    (worker, *_) = (task for task in world.store.tasks(live=True) if task.role is Role.WORKER)
+    (worker, *_) = (task for task in world.tasks() if task.role is Role.WORKER)
     listed = {job.handle: job for job in world.manager.listing().jobs}
     anchor = world.job(key).anchor
     world.accounted = [
@@ -437,7 +427,7 @@ def test_a_job_that_the_manager_refuses_to_stop_does_not_end_ticks(build, monkey
     world.tick(100.0)
     assert len(asked) == 2
     assert world.job(other).state is JobState.READY
-    assert [task for task in world.store.tasks(live=True) if task.job == other]
+    assert [task for task in world.tasks() if task.job == other]
 
 
 def test_a_manager_that_does_not_answer_is_asked_for_one_anchor_in_a_tick(build, monkeypatch) -> None:
@@ -511,15 +501,15 @@ def test_starts_that_are_not_allowed_yet_are_deferred_with_the_reason(build) -> 
     }
     world.tick()
     world.tick()
-    assert world.store.tasks(live=True, job=job)[-1].handle
-    assert len(world.store.tasks(live=True, job=job)) == 3
+    assert world.tasks(job)[-1].handle
+    assert len(world.tasks(job)) == 3
 
 
 def test_a_lost_answer_is_found_again_by_its_tag(build, world: World) -> None:
     """The daemon dies between sbatch and writing down what it answered."""
     job = world.ready(max_workers=1, max_ps=1)
     world.tick()
-    before = world.store.tasks(live=True, job=job)
+    before = world.tasks(job)
     # As if only the asking had been persisted: same marks in the manager, no handles in the store.
     fresh = build()
     fresh.now, fresh.manager = world.now, world.manager
@@ -559,14 +549,12 @@ def test_what_another_stores_daemon_started_is_left_alone(build, world: World) -
 
 
 def test_a_drained_node_gets_nothing_new_and_keeps_what_it_has(world: World) -> None:
-    job = world.submit(max_workers=8, max_ps=1)
-    world.settle()
-    used = {task.node for task in world.store.tasks(live=True, job=job)}
+    job = world.settled(max_workers=8, max_ps=1)
+    used = world.nodes_of(job)
     assert used == {"n1", "n2", "n3", "n4"}
     world.manager.set_node(structs.replace(make_nodes(4)[0], state=NodeState.DRAINING))
-    later = world.submit(worker=Resources.of(cpu=1), ps=Resources.of(cpu=1))
-    world.settle()
-    assert "n1" not in {task.node for task in world.store.tasks(live=True, job=later)}
+    later = world.settled(worker=Resources.of(cpu=1), ps=Resources.of(cpu=1))
+    assert "n1" not in world.nodes_of(later)
 
 
 class Broken(Drf):
@@ -628,8 +616,7 @@ def test_the_guard_changes_a_decision_and_says_why(build, rules, want, constrain
 
 def test_cool_down_holds_a_job_at_its_size(build) -> None:
     world = build(rules=GuardRules(cooldown_down=60.0))
-    first = world.submit(max_workers=8, max_ps=8)
-    world.settle()
+    first = world.settled(max_workers=8, max_ps=8)
     world.submit(max_workers=8, max_ps=8)
     world.tick(1.0)
     world.beat()
@@ -682,23 +669,21 @@ def test_capacity_is_never_exceeded_and_every_job_that_can_run_ends(arrivals, po
 
 
 def test_packing_takes_up_incumbents_where_they_are(world: World) -> None:
-    job = world.submit(max_workers=2, max_ps=1)
-    world.settle()
-    tasks = world.store.tasks(live=True, job=job)
+    job = world.settled(max_workers=2, max_ps=1)
+    tasks = world.tasks(job)
     report = world.tick(400.0)
     assert report.decided
     assert report.plan.starts == report.plan.stops == ()
-    assert world.store.tasks(live=True, job=job)[0].node == tasks[0].node
+    assert world.tasks(job)[0].node == tasks[0].node
 
 
 def test_a_daemon_that_was_away_gives_coordinators_the_time_to_drain_anew(world: World) -> None:
-    first = world.submit(max_workers=8, max_ps=8)
-    world.settle()
+    first = world.settled(max_workers=8, max_ps=8)
     world.submit(max_workers=8, max_ps=8)
     world.tick(1.0)
     world.coordinator.beat(world.store.jobs(live=True)[1].key, world.now)  # the first is not told
     world.tick(1.0)
-    draining = {task.handle for task in world.store.tasks(live=True, job=first) if task.state is TaskState.DRAINING}
+    draining = {task.handle for task in world.tasks(first) if task.state is TaskState.DRAINING}
     assert draining
     world.state = TickState(slot=world.state.slot)  # a new daemon
     world.tick(3600.0)
@@ -711,9 +696,8 @@ def test_a_daemon_that_was_away_gives_coordinators_the_time_to_drain_anew(world:
 
 def test_a_clock_set_back_does_not_make_a_silent_coordinator_one_that_was_told_to_drain(world: World) -> None:
     """Its last call is in the future until the clock has caught up; the task may hold weights of the job."""
-    job = world.submit()
-    world.settle()
-    leaving = world.store.tasks(live=True, job=job)[-1]
+    job = world.settled()
+    leaving = world.tasks(job)[-1]
     world.store.change_tasks([TaskChange(job, leaving.id, TaskState.DRAINING)], world.now)
     world.now -= 3600.0
     for _ in range(20):
@@ -726,14 +710,13 @@ def test_a_clock_set_back_does_not_make_a_silent_coordinator_one_that_was_told_t
 
 
 def test_a_coordinator_that_knows_and_does_not_drain_loses_the_task(world: World) -> None:
-    first = world.submit(max_workers=8, max_ps=8)
-    world.settle()
+    first = world.settled(max_workers=8, max_ps=8)
     world.submit(max_workers=8, max_ps=8)
     second = world.store.jobs(live=True)[1].key
     world.tick(1.0)
     world.coordinator.beat(second, world.now)
     world.tick(1.0)
-    draining = {task.handle for task in world.store.tasks(live=True, job=first) if task.state is TaskState.DRAINING}
+    draining = {task.handle for task in world.tasks(first) if task.state is TaskState.DRAINING}
     for _ in range(8):
         world.store.report_progress(first, Progress(at=world.now))  # it calls and does nothing
         world.tick(10.0)
@@ -741,8 +724,7 @@ def test_a_coordinator_that_knows_and_does_not_drain_loses_the_task(world: World
 
 
 def test_a_silent_job_keeps_what_it_has_until_it_calls_again(world: World) -> None:
-    first = world.submit(max_workers=8, max_ps=8)
-    world.settle()
+    first = world.settled(max_workers=8, max_ps=8)
     with capture_logs() as logs:
         world.tick(61.0)
         second = world.submit(max_workers=8, max_ps=8)
@@ -783,8 +765,7 @@ def test_what_waits_for_room_is_recorded_with_the_slot(world: World) -> None:
 
 def test_cool_downs_failures_and_stops_are_remembered_over_a_restart(build) -> None:
     world = build(rules=GuardRules(cooldown_up=1000.0, churn=50), timeouts=Timeouts(drain_seconds=5.0))
-    key = world.submit(max_workers=8, max_ps=8)
-    world.settle()
+    key = world.settled(max_workers=8, max_ps=8)
     other = world.submit(max_workers=8, max_ps=8)  # the first job shrinks
     world.settle()
     world.beat(other, state="finished")
@@ -810,14 +791,13 @@ def test_a_cool_down_counts_from_resizes_that_happened_not_from_decisions(world:
     assert world.state.memory.resized_at == {}
     world.manager.refuse = None
     world.settle()
-    confirmed = max(task.since for task in world.store.tasks(live=True, job=key))
+    confirmed = max(task.since for task in world.tasks(key))
     assert world.state.memory.resized_at == {key: confirmed}
 
 
 def test_a_daemon_that_lost_its_lease_submits_and_stops_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It stood still between a write to the store and the call of the resource manager."""
-    key = world.submit(max_workers=2, max_ps=2)
-    world.settle()
+    key = world.settled(max_workers=2, max_ps=2)
     world.beat(key, state="finished")
     waiting = world.submit()
     stopped: list[object] = []
@@ -864,8 +844,7 @@ def test_churn_is_counted_for_a_slot_not_for_each_decision_in_it(world: World) -
 
 def test_nothing_is_carried_on_of_jobs_that_are_gone(world: World) -> None:
     for _ in range(5):
-        key = world.submit(max_workers=2, max_ps=1)
-        world.settle()
+        key = world.settled(max_workers=2, max_ps=1)
         world.manager.end(world.manager.handle_of(f"dl2:{key.slug}:worker-0"), RmJobState.FAILED, "exit status 1")
         world.settle()
         world.beat(key, state="finished")
@@ -880,8 +859,7 @@ def test_equal_worlds_have_equal_histories(build) -> None:
 
     def history() -> bytes:
         world = build(url="sqlite://")
-        first = world.submit(max_workers=8, max_ps=8)
-        world.settle()
+        first = world.settled(max_workers=8, max_ps=8)
         world.submit(worker=Resources.of(cpu=3), max_workers=5)
         world.settle()
         world.beat(first, state="finished")

@@ -183,7 +183,7 @@ def task_cell(said: list[Listed], column: str, job_state: JobState = JobState.RE
     world.manager.marks = {"mark": task.tag, "other": task_tag(KEY, "worker-9")}
     played(world, said, calls=not job_state.ended)
     # Another one is started in the place of one that has ended.
-    after = world.store.ended or world.store.tasks(live=True, job=KEY)[0]
+    after = world.store.ended or world.tasks(KEY)[0]
     return outcome(state, after.state, world, "17"), after.note
 
 
@@ -402,7 +402,7 @@ def test_a_coordinator_that_was_ended_from_outside_gets_no_tasks_and_its_anchor_
     played(world, once(), calls=False)
     assert world.job(KEY).state is state
     assert reason in world.job(KEY).end_reason
-    assert world.store.tasks(live=True) == ()
+    assert world.tasks() == ()
     assert world.manager.stopped == []
     if state is JobState.RUNNING:  # the script does something else now: it is not stopped
         played(world, [Listed(after=TIMEOUTS.silent_seconds + 1)], calls=False)
@@ -425,8 +425,7 @@ def test_an_incomplete_listing_carries_out_no_decision_to_resize_and_is_shown() 
     """Nodes may be missing from it, so that jobs would seem to fit no more, and tasks, so that they would run twice."""
     world = World(cluster_nodes=make_nodes(4))
     try:
-        first = world.submit(max_workers=8, max_ps=8)
-        world.settle()
+        first = world.settled(max_workers=8, max_ps=8)
         second = world.submit(max_workers=8, max_ps=8)
         health = Health(lambda: world.elapsed)
         world.manager.incomplete = ("squeue: cannot read '17|RUN'",)

@@ -55,8 +55,7 @@ def five_ticks(world: World) -> Report:
 
 
 def test_a_job_that_waits_for_whole_nodes_starts_and_the_elastic_job_grows_again_afterwards(world: World) -> None:
-    job = world.submit(max_workers=8, max_ps=8)
-    world.settle()
+    job = world.settled(max_workers=8, max_ps=8)
     assert world.has(job) == (8, 8)
     world.manager.claims.append(claim())
     (entry,) = world.tick(1.0).decision.jobs
@@ -75,8 +74,7 @@ def test_a_job_that_waits_for_whole_nodes_starts_and_the_elastic_job_grows_again
 
 
 def test_only_jobs_of_lower_priority_yield_unless_the_site_says_otherwise(world: World) -> None:
-    job = world.submit(max_workers=8, max_ps=8)
-    world.settle()
+    job = world.settled(max_workers=8, max_ps=8)
     for priority, yields, starts in (
         (100, Yields.HIGHER_PRIORITY, []),
         (9000, Yields.NEVER, []),
@@ -98,7 +96,7 @@ def test_running_jobs_keep_their_floors_which_move_off_claimed_nodes(world: Worl
     for job in jobs:
         assert world.job(job).state is JobState.RUNNING
         assert world.has(job) == (1, 1)
-    assert len({task.node for job in jobs for task in world.store.tasks(live=True, job=job)}) == 1
+    assert len({task.node for job in jobs for task in world.tasks(job)}) == 1
 
 
 def test_a_claim_beyond_what_floors_leave_makes_nobody_shrink(world: World) -> None:
@@ -128,8 +126,7 @@ def test_a_claim_beyond_what_floors_leave_makes_nobody_shrink(world: World) -> N
     ids=lambda each: f"{each.nodes} nodes, {each.demand}",
 )
 def test_absurd_claims_drain_nothing_and_do_not_hide_a_proper_one(world: World, absurd: Claim) -> None:
-    job = world.submit(max_workers=8, max_ps=8)
-    world.settle()
+    job = world.settled(max_workers=8, max_ps=8)
     world.manager.claims.append(absurd)
     for _ in range(5):
         report = world.tick(1.0)
@@ -143,8 +140,7 @@ def test_absurd_claims_drain_nothing_and_do_not_hide_a_proper_one(world: World, 
 
 
 def test_a_queue_of_ten_thousand_takes_no_more_than_can_be_met(world: World) -> None:
-    job = world.submit(max_workers=8, max_ps=8)
-    world.settle()
+    job = world.settled(max_workers=8, max_ps=8)
     world.manager.claims = [claim(str(number), nodes=1 + number % 7) for number in range(10_000)]
     report = five_ticks(world)
     assert len({node for each in report.snapshot.claims for node in each.nodes}) == 3
@@ -153,8 +149,7 @@ def test_a_queue_of_ten_thousand_takes_no_more_than_can_be_met(world: World) -> 
 
 
 def test_a_share_of_a_node_takes_only_the_tasks_in_its_way(world: World) -> None:
-    job = world.submit(max_workers=8, max_ps=8)
-    world.settle()
+    job = world.settled(max_workers=8, max_ps=8)
     world.manager.claims.append(claim(nodes=1, whole=False, demand=Resources.of(cpu=2, gpu=1)))
     assert follow(world) == ["812"]
     assert world.has(job).workers == 7
@@ -162,8 +157,7 @@ def test_a_share_of_a_node_takes_only_the_tasks_in_its_way(world: World) -> None
 
 def test_a_share_that_fits_on_no_node_is_spread_over_more(world: World) -> None:
     """An ``sbatch -n 16`` says one node, and gets two of eight processors."""
-    job = world.submit(max_workers=8, max_ps=8)
-    world.settle()
+    job = world.settled(max_workers=8, max_ps=8)
     world.manager.claims.append(claim(nodes=1, whole=False, demand=Resources.of(cpu=16)))
     report = five_ticks(world)
     (claimed,) = report.snapshot.claims
@@ -172,8 +166,7 @@ def test_a_share_that_fits_on_no_node_is_spread_over_more(world: World) -> None:
 
 
 def test_planned_nodes_are_vacated_first(world: World) -> None:
-    job = world.submit(max_workers=8, max_ps=8)
-    world.settle()
+    job = world.settled(max_workers=8, max_ps=8)
     world.manager.claims.append(claim(planned=("n2", "n4")))
     report = five_ticks(world)
     (claimed,) = report.snapshot.claims
@@ -182,7 +175,7 @@ def test_planned_nodes_are_vacated_first(world: World) -> None:
     assert (
         msgspec.structs.replace(claimed, priority=4294901743).text == "room made for job 812 of bob on 2 nodes: n2, n4"
     )
-    assert {task.node for task in world.store.tasks(live=True, job=job)} == {"n1", "n3"}
+    assert world.nodes_of(job) == {"n1", "n3"}
 
 
 def occupy(world: World, handle: str, *nodes: str) -> None:
@@ -207,17 +200,16 @@ def test_growth_keeps_off_planned_nodes_and_they_are_vacated_in_time(world: Worl
     occupy(world, "9", "n3")
     world.tick(world.slot_seconds)
     world.settle()
-    assert {task.node for task in world.store.tasks(live=True, job=job)} == {"n2", "n4"}
+    assert world.nodes_of(job) == {"n2", "n4"}
     world.tick(220.0)
     assert follow(world) == []
-    assert {task.node for task in world.store.tasks(live=True, job=job)} == {"n4"}
+    assert world.nodes_of(job) == {"n4"}
     world.manager.end("7")
     assert follow(world) == ["812"]
 
 
 def test_room_of_a_claim_that_vanished_is_used_again(world: World) -> None:
-    job = world.submit(max_workers=8, max_ps=8)
-    world.settle()
+    job = world.settled(max_workers=8, max_ps=8)
     world.manager.claims.append(claim())
     five_ticks(world)
     assert world.has(job) == (4, 4)
@@ -229,8 +221,7 @@ def test_room_of_a_claim_that_vanished_is_used_again(world: World) -> None:
 
 def test_a_job_that_does_not_start_although_its_room_is_free_gives_it_back(world: World) -> None:
     """It waits for something that the resource manager does not tell."""
-    job = world.submit(max_workers=8, max_ps=8)
-    world.settle()
+    job = world.settled(max_workers=8, max_ps=8)
     world.manager.claims.append(claim())
     five_ticks(world)
     assert world.has(job) == (4, 4)
@@ -263,8 +254,7 @@ def minutes_at(world: World, job: JobKey, size: tuple[int, int], minutes: int = 
 )
 def test_jobs_that_never_start_do_not_keep_nodes_vacated_in_turn(world: World, claims: list[Claim]) -> None:
     """One user's jobs, each of which waits for something that the resource manager does not tell."""
-    job = world.submit(max_workers=8, max_ps=8)
-    world.settle()
+    job = world.settled(max_workers=8, max_ps=8)
     world.manager.claims = claims
     assert minutes_at(world, job, (8, 8)) > 45
     # Those of other users are met.
@@ -275,8 +265,7 @@ def test_jobs_that_never_start_do_not_keep_nodes_vacated_in_turn(world: World, c
 def test_a_job_that_could_not_start_yet_is_not_given_up_with_those_behind_it(world: World) -> None:
     """They would delay it, so that they are not started on free nodes either."""
     occupy(world, "7", "n4")
-    job = world.submit(max_workers=8, max_ps=8)
-    world.settle()
+    job = world.settled(max_workers=8, max_ps=8)
     behind = [claim(str(number), 1, 8000, demand=Resources.of(cpu=number)) for number in range(1, 7)]
     world.manager.claims = [claim(required=frozenset({"n4"})), *behind]
     assert minutes_at(world, job, (6, 6), 60) > 10
@@ -287,8 +276,7 @@ def test_a_job_that_could_not_start_yet_is_not_given_up_with_those_behind_it(wor
 def test_nodes_planned_for_a_job_that_is_late_are_used_until_all_of_them_can_be_vacated(world: World) -> None:
     """A job of eve on n1 does not end when it should."""
     occupy(world, "7", "n1")
-    job = world.submit(max_workers=8, max_ps=8)
-    world.settle()
+    job = world.settled(max_workers=8, max_ps=8)
     world.manager.claims.append(claim(nodes=3, planned=("n1", "n2", "n3"), expected_start=world.now))
     assert minutes_at(world, job, (2, 2), 5) > 2
     assert minutes_at(world, job, (6, 6)) > 90
@@ -298,8 +286,7 @@ def test_nodes_planned_for_a_job_that_is_late_are_used_until_all_of_them_can_be_
 
 def test_tasks_of_an_array_that_start_one_after_the_other_have_not_failed_to(world: World) -> None:
     """All that wait have the id of the array, and there is always room for one of them."""
-    job = world.submit(max_workers=8, max_ps=8)
-    world.settle()
+    job = world.settled(max_workers=8, max_ps=8)
     world.manager.claims = [claim(nodes=1) for _ in range(20)]
     for _ in range(15):
         world.tick(60.0)
@@ -313,8 +300,7 @@ def test_nodes_planned_for_a_job_of_lower_priority_are_not_kept_from_elastic_job
     occupy(world, "7", "n1")
     planned = ("n1", "n2", "n3", "n4")
     world.manager.claims.append(claim(nodes=4, priority=1, planned=planned, expected_start=world.now + 432_000.0))
-    job = world.submit(max_workers=8, max_ps=8)
-    world.settle()
+    job = world.settled(max_workers=8, max_ps=8)
     assert world.has(job) == (6, 6)
 
 
@@ -360,12 +346,11 @@ def test_a_job_that_may_not_use_planned_nodes_does_not_open_them_to_others(world
     world.manager.claims.append(claim(nodes=3, planned=planned, expected_start=world.now + 432_000.0))
     world.beat()
     world.settle()
-    assert {task.node for task in world.store.tasks(live=True)} == {"n4"}
+    assert world.nodes_of() == {"n4"}
 
 
 def test_an_incomplete_listing_and_a_silent_coordinator_vacate_nothing(world: World) -> None:
-    job = world.submit(max_workers=8, max_ps=8)
-    world.settle()
+    job = world.settled(max_workers=8, max_ps=8)
     world.manager.claims.append(claim())
     world.manager.incomplete = ("squeue: cannot read a line",)
     assert follow(world) == []
@@ -381,8 +366,7 @@ def test_an_incomplete_listing_and_a_silent_coordinator_vacate_nothing(world: Wo
 def test_the_guard_enforces_a_claim_and_names_it(build) -> None:
     """The policy wants to keep what the job has."""
     world = build()
-    job = world.submit(max_workers=8, max_ps=8)
-    world.settle()
+    job = world.settled(max_workers=8, max_ps=8)
     world.policy = GivesNothing()
     world.manager.claims.append(claim())
     report = world.tick(1.0)
@@ -392,13 +376,12 @@ def test_the_guard_enforces_a_claim_and_names_it(build) -> None:
     assert "room made for job 812 of bob (priority 9000) on 2 nodes: " in entry.guarded[0].text
     assert len(report.plan.stops) == 8
     (claimed,) = report.snapshot.claims
-    stay = {task.node for task in world.store.tasks(live=True, job=job) if task.state.wanted}
+    stay = {task.node for task in world.tasks(job) if task.state.wanted}
     assert stay == {"n1", "n2", "n3", "n4"} - set(claimed.nodes)
 
 
 def test_an_elastic_job_of_higher_priority_that_waits_comes_before_a_claim(world: World) -> None:
-    first = world.submit(max_workers=8, max_ps=8)
-    world.settle()
+    first = world.settled(max_workers=8, max_ps=8)
     second = world.submit(worker=Resources.of(cpu=7, gpu=2), max_workers=1, max_ps=1)
     world.tick(1.0)
     world.manager.priorities[world.job(second).anchor] = 10_000
@@ -412,8 +395,7 @@ def test_an_elastic_job_of_higher_priority_that_waits_comes_before_a_claim(world
 @pytest.mark.parametrize("obstacle", ["silent", "backing off", "limit"])
 def test_a_waiting_elastic_job_that_cannot_start_takes_nothing_from_claims(world: World, obstacle: str) -> None:
     world.policy = Fifo()
-    first = world.submit(max_workers=8, max_ps=8)
-    world.settle()
+    first = world.settled(max_workers=8, max_ps=8)
     second = world.submit(min_workers=4, min_ps=4, max_workers=4)
     world.settle(2)
     anchor = world.job(second).anchor
@@ -456,8 +438,7 @@ def test_a_claim_keeps_its_room_while_others_are_searched_for_in_vain_and_is_giv
     world: World, nodes: int, priority: int, count: int
 ) -> None:
     """Floors leave room for one job of bob, not for the other like it, nor for those of eve."""
-    job = world.submit(max_workers=8, max_ps=8)
-    world.settle()
+    job = world.settled(max_workers=8, max_ps=8)
     world.manager.claims = [claim("812")]
     five_ticks(world)
     assert world.has(job) == (4, 4)
@@ -472,15 +453,14 @@ def test_a_claim_keeps_its_room_while_others_are_searched_for_in_vain_and_is_giv
 
 
 def test_with_equal_floors_the_nodes_that_fewest_tasks_leave_are_vacated(world: World) -> None:
-    job = world.submit(max_workers=3, max_ps=3)
-    world.settle()
-    used = {task.node for task in world.store.tasks(live=True, job=job)}
+    job = world.settled(max_workers=3, max_ps=3)
+    used = world.nodes_of(job)
     assert len(used) > 2
     world.manager.claims.append(claim(nodes=1))
     report = world.tick(1.0)
     (claimed,) = report.snapshot.claims
     by_node = {node.name: 0 for node in make_nodes()}
-    for task in world.store.tasks(live=True, job=job):
+    for task in world.tasks(job):
         by_node[task.node] += 1
     assert by_node[claimed.nodes[0]] == min(by_node.values())
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from migrated import sqlite_store
 
-from dl2d.core.cluster import Node, Snapshot, TaskState
+from dl2d.core.cluster import Node, Snapshot, Task, TaskState
 from dl2d.core.credentials import Credentials
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
@@ -152,12 +152,25 @@ class World:
         for key in keys or [job.key for job in self.store.jobs(live=True)]:
             self.coordinator.beat(key, self.now, **said)  # type: ignore[arg-type]
 
-    def settle(self, ticks: int = 6) -> None:
+    def settle(self, ticks: int = 6, seconds: float = 1.0) -> None:
         """Ticks and heartbeats in turn, until what was decided is what runs."""
         for _ in range(ticks):
-            self.tick(1.0)
+            self.tick(seconds)
             self.beat()
 
+    def settled(self, **changes: object) -> JobKey:
+        """A job that has what it gets."""
+        key = self.submit(**changes)
+        self.settle()
+        return key
+
+    def tasks(self, key: JobKey | None = None) -> tuple[Task, ...]:
+        """Live tasks."""
+        return self.store.tasks(live=True, job=key)
+
+    def nodes_of(self, key: JobKey | None = None) -> set[str]:
+        return {task.node for task in self.tasks(key)}
+
     def has(self, key: JobKey, *, state: TaskState = TaskState.CONFIRMED) -> Allocation:
-        tasks = [task for task in self.store.tasks(live=True, job=key) if task.state is state]
+        tasks = [task for task in self.tasks(key) if task.state is state]
         return Allocation(*(sum(task.role is role for task in tasks) for role in (Role.WORKER, Role.PS)))

@@ -56,8 +56,7 @@ def everything(world: ApiWorld) -> tuple[object, ...]:
 
 
 def running(world: ApiWorld, **changes: object) -> JobKey:
-    key = world.submit(max_workers=2, max_ps=1, **changes)
-    world.settle()
+    key = world.settled(max_workers=2, max_ps=1, **changes)
     assert world.has(key) == (2, 1)
     return key
 
@@ -69,7 +68,7 @@ def test_the_time_to_drain_a_task_begins_with_the_first_answer_after_a_gap(world
     The task may hold weights of the job, and its coordinator learns only now that it is to drain it.
     """
     key = running(world)
-    leaving = world.store.tasks(live=True, job=key)[-1]
+    leaving = world.tasks(key)[-1]
 
     def beat() -> None:
         assert world.post_beat(key, {"address": "127.0.0.1:1", "state": "running"}).status_code == 200
@@ -408,7 +407,7 @@ class TestObserving:
         assert [(point.allocation, point.samples_per_second) for point in speeds.points] == [((3, 1), 12.0)]
         world.heartbeat(key, state="finished", members=[], epoch=3.0, result={"digest": "ab" * 32, "versions": 9})
         assert world.store.job(key).state is JobState.FINISHED
-        assert world.store.tasks(live=True) == ()
+        assert world.tasks() == ()
         assert {task.state for task in world.store.tasks(live=False)} == {TaskState.RELEASED}
         assert world.tick().decision.jobs == ()
         assert world.manager.submitted == world.manager.stopped == []
@@ -529,7 +528,7 @@ class TestHeartbeat:
         for cause, state in (("killed", TaskState.CONFIRMED), ("lost", TaskState.DRAINED)):
             members[0]["cause"], members[0]["how"] = cause, "silent for 31 s"
             assert world.heartbeat(job, state="running", members=members).status_code == 200
-            lost = next(task for task in world.store.tasks(live=True, job=job) if task.id == "worker-0")
+            lost = next(task for task in world.tasks(job) if task.id == "worker-0")
             assert lost.state is state
         assert lost.note == "its coordinator gave it up: silent for 31 s"
         report = world.tick(1.0)
@@ -642,10 +641,7 @@ class TestHeartbeat:
         for said in absurd:
             world.now += 20.0
             for job, speeds in ((liar, said), (honest, {"samples_per_second": 100.0})):
-                members = [
-                    {"task": task.id, "role": task.role.value, "state": "active"}
-                    for task in world.store.tasks(live=True, job=job)
-                ]
+                members = [{"task": task.id, "role": task.role.value, "state": "active"} for task in world.tasks(job)]
                 answer = world.heartbeat(job, state="running", members=members, **speeds)
                 assert answer.status_code == 200, (said, answer.text)
         kinds = [TrainingKind.of(world.store.job(honest).request)]
@@ -682,7 +678,7 @@ class TestCancel:
         for _ in range(20):
             world.tick(1.0)
         assert world.manager.live() == ()
-        assert world.store.tasks(live=True) == ()
+        assert world.tasks() == ()
 
     def test_by_number_and_by_name_the_one_that_lives(self, world):
         old = world.send_job(name="mine").json()
@@ -896,8 +892,7 @@ _beats = st.fixed_dictionaries(
 @pytest.fixture(scope="module")
 def shared() -> Iterator[tuple[ApiWorld, JobKey]]:
     world = ApiWorld(cluster_nodes=make_nodes(2))
-    job = world.submit(max_workers=2, max_ps=1, worker=Resources.of(cpu=1))
-    world.settle()
+    job = world.settled(max_workers=2, max_ps=1, worker=Resources.of(cpu=1))
     yield world, job
     world.close()
 
@@ -912,7 +907,7 @@ def test_no_heartbeat_breaks_the_daemon(shared, beat) -> None:
         assert answer.json()["members"] == ["worker-0", "worker-1", "ps-0"]
     else:
         assert error(answer).startswith("malformed request: ")
-    assert all(task.state is TaskState.CONFIRMED for task in world.store.tasks(live=True, job=job))
+    assert all(task.state is TaskState.CONFIRMED for task in world.tasks(job))
 
 
 _json = st.recursive(
@@ -1005,7 +1000,7 @@ class TestContainers:
         key = running(world)
         world.access.manager = manager = GivesOut()
         address = world.job(key).address
-        joined = next(iter(world.store.tasks(live=True, job=key))).id
+        joined = next(iter(world.tasks(key))).id
         (late,) = world.store.ask_tasks([Start(key, Role.WORKER, "n1", Resources.of(cpu=1))], world.now)
 
         def again(task: str, **more: object) -> bool:

@@ -124,11 +124,11 @@ def test_a_user_sees_status_decisions_history_and_usage_of_a_job(world: UserWorl
     job = world.anns.id
     status = world.view(StatusView, OWNER.uid, "/v1/status", job=job)
     assert [each.job.key for each in status.jobs] == [world.anns]
-    assert {each.id for each in status.tasks} == {task.id for task in world.store.tasks(live=True, job=world.anns)}
+    assert {each.id for each in status.tasks} == {task.id for task in world.tasks(world.anns)}
     why = world.view(WhyView, OWNER.uid, "/v1/why", job=job, limit=5)
     newest = world.store.decisions(world.anns, limit=5)[::-1]
     assert [each.entry.slot for each in why.decisions] == [entry.slot for entry in newest]
-    assert why.tasks == world.store.tasks(live=True, job=world.anns)
+    assert why.tasks == world.tasks(world.anns)
     changed = world.view(HistoryView, OWNER.uid, "/v1/history", job=job)
     assert changed.resizes == world.store.resizes(world.anns)[:20][::-1]
     assert [entry.slot for entry in changed.decisions]

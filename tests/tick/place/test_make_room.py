@@ -80,8 +80,7 @@ def test_nothing_moves_where_it_would_not_help() -> None:
 def test_a_job_whose_tasks_are_large_gets_in_among_small_ones() -> None:
     world = World(cluster_nodes=make_nodes(4, cpu=8, gpu=2), url="")
     try:
-        small = world.submit(worker=Resources.of(cpu=2), ps=Resources.of(cpu=1), max_workers=10, max_ps=10)
-        world.settle()
+        small = world.settled(worker=Resources.of(cpu=2), ps=Resources.of(cpu=1), max_workers=10, max_ps=10)
         large = world.submit(worker=Resources.of(cpu=7, gpu=2), ps=Resources.of(cpu=1), max_workers=2, max_ps=1)
         world.settle(20)
         decided = world.state.slot_decision.in_force.allocations()  # type: ignore[union-attr]
