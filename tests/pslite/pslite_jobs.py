@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from pslite.coordinator import Settings
+from pslite.testing import run_local
 
 #: of tests of leases: as short as it can be where a process may get no processor for seconds
 LEASE = Settings(grace=60.0, start=60.0, heartbeat=0.5, lease=8.0, balance="even")
@@ -43,6 +44,13 @@ def schedules(count: int, *, landing: int, fast: int = 0) -> list[pytest.Paramet
 def command(*options: str) -> list[str]:
     """Return the command of a job without torch."""
     return [sys.executable, WORKER, *options]
+
+
+def run_job(argv, *, state="finished", **more):
+    """Run a job of real processes, which has to end in this state; returns what became of it."""
+    result = run_local(argv, **more)
+    assert result.state == state, (result.reason, result.log)
+    return result
 
 
 def static_digest(*options: str) -> str:

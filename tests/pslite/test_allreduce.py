@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pslite_jobs import LEASE, PATIENT, KillAt, Kills, command, schedules, static_digest
+from pslite_jobs import LEASE, PATIENT, KillAt, Kills, command, run_job, schedules, static_digest
 from regression import Regression, segments
 from rehearsal import QUICK, Event, Fault, Rehearsal, job
 from rehearsal import static_digest as rehearsed_digest
@@ -151,14 +151,13 @@ def environ():
 
 
 def test_resizes_of_real_processes():
-    result = run_local(
+    result = run_job(
         command("--optimizer", "adam", "--clip", "0.5"),
         workers=1,
         servers=0,
         schedule=[Resize(4, 3, 0), Resize(30, 2, 0, oldest=True)],
         settings=PATIENT,
     )
-    assert result.state == "finished", result.log
     assert [(p.workers, p.servers) for p in result.plans] == [(1, 0), (3, 0), (2, 0)]
     assert result.digest == static_digest("--optimizer", "adam", "--clip", "0.5")
     assert set(result.exit_codes.values()) == {0}
@@ -166,8 +165,7 @@ def test_resizes_of_real_processes():
 
 def test_the_others_go_on_without_a_killed_worker():
     kill = KillAt("worker-0", 20)
-    result = run_local(command(*SLOW), workers=3, servers=0, on_status=kill)
-    assert result.state == "finished", result.log
+    result = run_job(command(*SLOW), workers=3, servers=0, on_status=kill)
     assert result.digest == static_digest(*SLOW)
     assert any(
         f"(pid {kill.pid}) died: killed by signal 9 (SIGKILL); the others go on without it" in line
@@ -180,16 +178,14 @@ def test_the_others_go_on_without_a_killed_worker():
 @pytest.mark.slow
 def test_a_worker_that_hangs_is_given_up_after_its_lease():
     kill = KillAt("worker-1", 20, signal.SIGSTOP)
-    result = run_local(command(*SLOW), workers=3, servers=0, on_status=kill, settings=LEASE)
-    assert result.state == "finished", result.log
+    result = run_job(command(*SLOW), workers=3, servers=0, on_status=kill, settings=LEASE)
     assert result.digest == static_digest(*SLOW)
     assert any(f"(pid {kill.pid}) died or hangs: silent for 8 s; the others go on" in line for line in result.log)
 
 
 def test_the_death_of_the_last_worker_ends_the_job():
     kill = KillAt("worker-0", 20)
-    result = run_local(command(*SLOW), workers=1, servers=0, on_status=kill)
-    assert result.state == "failed"
+    result = run_job(command(*SLOW), workers=1, servers=0, on_status=kill, state="failed")
     assert f"(pid {kill.pid}) died: killed by signal 9 (SIGKILL)" in result.reason
 
 
@@ -223,12 +219,10 @@ def test_all_workers_that_hang_begin_again_once():
 @pytest.mark.slow
 def test_a_job_goes_on_from_a_checkpoint_of_the_other_architecture(tmp_path):
     options = ("--optimizer", "momentum", "--checkpoint", str(tmp_path), "--every", "11")
-    first = run_local(command(*options, "--epochs", "4"), workers=2, servers=0)
-    assert first.state == "finished", first.log
+    run_job(command(*options, "--epochs", "4"), workers=2, servers=0)
     saved = int(latest(tmp_path).name)  # 44, unless the disk is too slow to keep every one
     assert saved
-    second = run_local(command(*options, "--epochs", "10"), workers=1, servers=2)
-    assert second.state == "finished", second.log
+    second = run_job(command(*options, "--epochs", "10"), workers=1, servers=2)
     assert any(f"goes on from its checkpoint of version {saved}" in line for line in second.log)
     assert second.digest == static_digest("--optimizer", "momentum")
 
@@ -239,8 +233,7 @@ def test_a_network_of_torch_has_one_digest_alone_with_servers_and_without(tmp_pa
         [sys.executable, TORCH], env=environ(), capture_output=True, text=True, timeout=200, check=True
     )
     kill = KillAt("worker-0", 20)
-    without = run_local([sys.executable, TORCH], workers=2, servers=0, schedule=[Resize(8, 3, 0)], on_status=kill)
-    assert without.state == "finished", without.log
+    without = run_job([sys.executable, TORCH], workers=2, servers=0, schedule=[Resize(8, 3, 0)], on_status=kill)
     servers = run_local([sys.executable, TORCH], workers=1, servers=1)
     assert {alone.stdout.strip()} == {without.digest, servers.digest}
 
@@ -250,8 +243,7 @@ def test_a_loop_in_the_style_of_ddp_has_one_digest_at_any_size():
     command_ = [sys.executable, TORCH, "--own-backward"]
     alone = subprocess.run(command_, env=environ(), capture_output=True, text=True, timeout=200, check=True)
     schedule = [Resize(5, 2, 0), Resize(15, 1, 0, oldest=True)]
-    result = run_local(command_, workers=1, servers=0, schedule=schedule)
-    assert result.state == "finished", result.log
+    result = run_job(command_, workers=1, servers=0, schedule=schedule)
     assert result.digest == alone.stdout.strip()
 
 
@@ -264,6 +256,5 @@ def test_kills_in_the_middle_of_resizes_of_real_processes(seed):
         schedule.append(Resize(version, rng.randint(2, 4), 0, wait=rng.random() < 0.5, oldest=rng.random() < 0.3))
     at = [max(1, rng.choice(schedule).at_version + rng.randint(-1, 3)) for _ in range(2)]
     kills = Kills([(version, rng.random(), "worker") for version in at])
-    result = run_local(command("--epochs", "20"), workers=3, servers=0, schedule=schedule, on_status=kills)
-    assert result.state == "finished", result.log
+    result = run_job(command("--epochs", "20"), workers=3, servers=0, schedule=schedule, on_status=kills)
     assert result.digest == static_digest("--epochs", "20")

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from pslite_jobs import KillAt, Replace, command
+from pslite_jobs import KillAt, Replace, command, run_job
 from regression import Regression, table_segments
 from rehearsal import QUICK, Event, Rehearsal, job, random_events
 from variants import first, nightly
@@ -20,7 +20,7 @@ from weather import CutData, rough_weather
 from pslite.errors import SpecError
 from pslite.job.job_spec import LAMB, SGD, Segment
 from pslite.storage.checkpoint_files import Checkpoint, latest
-from pslite.testing import Resize, run_local
+from pslite.testing import Resize
 from pslite.worker.single_session import SingleSession
 
 #: of those with deaths of servers; more are gone through by setting it so
@@ -196,12 +196,11 @@ def test_a_plan_takes_effect_while_workers_are_at_different_versions(tmp_path):
 @pytest.mark.parametrize("transport", first(1, ("", "tcp")))
 def test_processes_are_killed_and_resized(transport):
     environ = {**os.environ, "DL2_TRANSPORT": transport}
-    result = run_local(
+    result = run_job(
         command("--mode", "async", "--staleness", "3", "--step-seconds", "0.01", "--epochs", "15"),
         workers=3, servers=2, environ=environ, on_status=KillAt("worker-1", 20),
         schedule=[Resize(50, 3, 1, wait=False)],
     )  # fmt: skip
-    assert result.state == "finished", result.log
     assert any("its samples are left out until the next plan" in line for line in result.log)
 
 
@@ -212,15 +211,13 @@ ASYNC = ("--mode", "async", "--staleness", "3", "--step-seconds", "0.01", "--epo
 @pytest.mark.parametrize(("servers", "how", "task"), [(2, KillAt, "ps-1"), (1, Replace, "ps-0")])
 def test_a_job_whose_server_is_killed_begins_again(servers, how, task):
     options = command(*ASYNC, "--optimizer", "momentum")
-    result = run_local(options, workers=3, servers=servers, on_status=how(task, 20))
-    assert result.state == "finished", result.log
+    result = run_job(options, workers=3, servers=servers, on_status=how(task, 20))
     assert any("the job goes back to its beginning" in line for line in result.log)
 
 
 def test_who_prefers_it_has_the_job_end_with_a_server():
     kill = KillAt("ps-1", 20)
-    result = run_local(command(*ASYNC, "--on-loss", "fail"), workers=2, servers=2, on_status=kill)
-    assert result.state == "failed"
+    result = run_job(command(*ASYNC, "--on-loss", "fail"), workers=2, servers=2, on_status=kill, state="failed")
     died = f"ps-1 on {socket.gethostname()} (pid {kill.pid}) died: killed by signal 9 (SIGKILL)"
     assert result.reason.startswith(died)
     assert "on_loss is 'fail'" in result.reason

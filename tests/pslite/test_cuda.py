@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from pslite_jobs import PATIENT, Replace, environment
+from pslite_jobs import PATIENT, Replace, environment, run_job
 
 from pslite.launch.gpus import open_gpus
-from pslite.testing import Resize, run_local
+from pslite.testing import Resize
 
 pytestmark = [
     pytest.mark.slow,
@@ -58,11 +58,10 @@ def test_workers_compute_what_torch_alone_does_on_a_gpu(tmp_path, workers, serve
     options = ["--precision", precision]
     alone(*options, "--torch", "--epochs", "0", "--out", str(before))
     alone(*options, "--torch", "--out", str(plain))
-    result = run_local(
+    result = run_job(
         [*COMMAND, *options, "--out", str(elastic)],
         workers=workers, servers=servers, schedule=schedule, environ=environment(), settings=PATIENT,
     )  # fmt: skip
-    assert result.state == "finished", result.log
     assert len(result.plans) == 1 + len(schedule)
     moved = weights(plain) - weights(before)
     error = (weights(elastic) - weights(plain)).norm() / moved.norm()
@@ -72,22 +71,19 @@ def test_workers_compute_what_torch_alone_does_on_a_gpu(tmp_path, workers, serve
 
 @pytest.mark.parametrize("servers", [1, 0], ids=["ps", "allreduce"])
 def test_exact_mode_resized_has_the_bits_of_one_process(servers):
-    result = run_local(
+    result = run_job(
         [*COMMAND, "--mode", "exact", "--whole"],
         workers=1, servers=servers, schedule=[Resize(4, 2, servers), Resize(14, 1, servers)],
         environ=environment(), settings=PATIENT,
     )  # fmt: skip
-    assert result.state == "finished", result.log
     assert [plan.workers for plan in result.plans] == [1, 2, 1]
     assert result.digest == digest_alone("ps" if servers else "allreduce")
 
 
 def test_a_checkpoint_is_continued_by_another_number_of_workers(tmp_path):
     command = [*COMMAND, "--mode", "exact", "--whole", "--checkpoint", str(tmp_path / "checkpoint"), "--epochs"]
-    first = run_local([*command, "2"], workers=1, servers=1, environ=environment(), settings=PATIENT)
-    assert first.state == "finished", first.log
-    second = run_local([*command, "5"], workers=2, servers=2, environ=environment(), settings=PATIENT)
-    assert second.state == "finished", second.log
+    run_job([*command, "2"], workers=1, servers=1, environ=environment(), settings=PATIENT)
+    second = run_job([*command, "5"], workers=2, servers=2, environ=environment(), settings=PATIENT)
     assert any("version 12" in line for line in second.log), second.log
     assert second.digest == digest_alone()
 
@@ -95,11 +91,10 @@ def test_a_checkpoint_is_continued_by_another_number_of_workers(tmp_path):
 def test_a_script_that_begins_again_has_its_gpu_memory_once(tmp_path):
     starts = tmp_path / "starts"
     kill = Replace("ps-0", 8, planned=True)
-    result = run_local(
+    result = run_job(
         [*COMMAND, "--mode", "exact", "--whole", "--starts", str(starts)],
         workers=1, servers=1, on_status=kill, environ=environment(), settings=PATIENT,
     )  # fmt: skip
-    assert result.state == "finished", result.log
     assert result.digest == digest_alone()
     (pid, used), (again, used_again) = (map(int, line.split()) for line in starts.read_text().splitlines())
     assert pid == again

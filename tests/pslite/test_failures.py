@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pslite_jobs import LEASE, KillAt, command, static_digest
+from pslite_jobs import LEASE, KillAt, command, run_job, static_digest
 from variants import first
 
 from pslite.coordinator import Coordinator, Settings
@@ -23,7 +23,7 @@ from pslite.job.job_status import Reply
 from pslite.launch.mxnet_launcher import OpenMembership
 from pslite.net.authentication import Identity, connect
 from pslite.net.tensor_frames import INIT, PUSH, STATE, STATE_ACK, Header, region_header
-from pslite.testing import Resize, run_local
+from pslite.testing import Resize
 
 SLOW = ("--step-seconds", "0.02", "--epochs", "100")
 #: of a job that goes on until it is cancelled
@@ -33,18 +33,20 @@ ENDLESS = ("--step-seconds", "0.02", "--epochs", "100000")
 @pytest.mark.parametrize("task", first(1, ("ps-1", "ps-0")))
 def test_a_killed_server_fails_the_job_by_name(task):
     kill = KillAt(task, 5)
-    result = run_local(
-        command("--optimizer", "momentum", "--on-loss", "fail", *SLOW), workers=2, servers=2, on_status=kill
+    result = run_job(
+        command("--optimizer", "momentum", "--on-loss", "fail", *SLOW),
+        workers=2,
+        servers=2,
+        on_status=kill,
+        state="failed",
     )
-    assert result.state == "failed"
     assert f"{task} on {socket.gethostname()} (pid {kill.pid}) died: killed by signal 9 (SIGKILL)" in result.reason
     assert result.exit_codes.pop(task) == 128 + 9
     assert set(result.exit_codes.values()) == {1}
 
 
 def test_an_error_in_the_users_script_is_the_reason():
-    result = run_local(command("--raise-at", "7", *SLOW), workers=2, servers=1)
-    assert result.state == "failed"
+    result = run_job(command("--raise-at", "7", *SLOW), workers=2, servers=1, state="failed")
     assert "worker-" in result.reason
     assert "its script raised ValueError: the user's own mistake" in result.reason
     assert set(result.exit_codes.values()) == {1}
@@ -54,25 +56,22 @@ def run_code(code, **more):
     """Run a script that uses `numpy_worker` as `w`."""
     environ = {**os.environ, "PYTHONPATH": f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}"}
     code = f"import sys, os; sys.argv = ['x', '--epochs', '50']; import numpy_worker as w\n{code}"
-    return run_local([sys.executable, "-c", code], environ=environ, **more)
+    return run_job([sys.executable, "-c", code], environ=environ, **more)
 
 
 def test_a_script_that_ends_early_is_told_from_one_that_is_done():
-    result = run_code("w.pace = lambda v, t: sys.exit(0) if v == 4 else None; w.main()")
-    assert result.state == "failed"
+    result = run_code("w.pace = lambda v, t: sys.exit(0) if v == 4 else None; w.main()", state="failed")
     assert "script ended at version 4 of 550" in result.reason
 
 
 @pytest.mark.parametrize("leave", ["sys.exit", "exit"])
 def test_a_script_that_calls_exit_with_a_status_has_failed(leave):
-    result = run_code(f"w.pace = lambda v, t: {leave}('no data') if v == 4 else None; w.main()")
-    assert result.state == "failed"
+    result = run_code(f"w.pace = lambda v, t: {leave}('no data') if v == 4 else None; w.main()", state="failed")
     assert "its script called sys.exit('no data')" in result.reason
 
 
 def test_a_script_that_ends_with_an_exit_status_after_its_loop_has_failed():
-    result = run_code("w.main(); raise SystemExit(3)")
-    assert result.state == "failed"
+    result = run_code("w.main(); raise SystemExit(3)", state="failed")
     assert "worker-0" in result.reason
     assert "its process ended with status 3" in result.reason
 
@@ -80,7 +79,6 @@ def test_a_script_that_ends_with_an_exit_status_after_its_loop_has_failed():
 def test_a_script_that_ends_with_the_status_of_sigterm_is_lost_as_by_that_signal():
     code = "w.pace = lambda v, t: sys.exit(143) if v == 4 and os.environ['DL2_TASK'] == 'worker-0' else None; w.main()"
     result = run_code(code, workers=2, servers=1)
-    assert result.state == "finished"
     assert result.versions == 550
     assert any("worker-0" in line and "died: its process ended with status 143" in line for line in result.log)
 
@@ -89,22 +87,20 @@ def test_an_error_in_a_forked_process_is_the_reason():
     result = run_code(
         "def wrong(v, t): raise ValueError('a mistake')\n"
         "w.pace = wrong; import multiprocessing; child = multiprocessing.get_context('fork').Process(target=w.main)\n"
-        "child.start(); child.join(); sys.exit(child.exitcode)"
+        "child.start(); child.join(); sys.exit(child.exitcode)",
+        state="failed",
     )
-    assert result.state == "failed"
     assert "its script raised ValueError: a mistake" in result.reason
 
 
 def test_a_script_that_never_joins():
-    result = run_local([sys.executable, "-c", "raise SystemExit(3)"])
-    assert result.state == "failed"
+    result = run_job([sys.executable, "-c", "raise SystemExit(3)"], state="failed")
     assert "worker-0" in result.reason
     assert "status 3" in result.reason
 
 
 def test_a_command_that_does_not_exist():
-    result = run_local(["/no/such/program"])
-    assert result.state == "failed"
+    result = run_job(["/no/such/program"], state="failed")
     assert "cannot start '/no/such/program'" in result.reason
 
 
@@ -112,8 +108,7 @@ def test_the_only_server_killed_before_the_job_begins():
     kill = KillAt("ps-0", 0)
     # a worker that is still loading: nothing has begun
     slow = [sys.executable, "-c", "import time; time.sleep(30)"]
-    result = run_local(slow, workers=1, servers=1, on_status=kill)
-    assert result.state == "failed"
+    result = run_job(slow, workers=1, servers=1, on_status=kill, state="failed")
     assert result.reason == f"ps-0 on {socket.gethostname()} (pid {kill.pid}) died: killed by signal 9 (SIGKILL)"
 
 
@@ -140,7 +135,7 @@ class Frozen:
 
 def test_a_joiner_killed_before_it_is_ready_leaves_the_job_untouched():
     lines: list[str] = []
-    result = run_local(
+    result = run_job(
         command("--epochs", "12"),
         workers=2,
         servers=1,
@@ -149,7 +144,6 @@ def test_a_joiner_killed_before_it_is_ready_leaves_the_job_untouched():
         say=lines.append,
         settings=Settings(grace=60.0, start=60.0, lease=60.0, balance="even"),
     )
-    assert result.state == "finished", result.log
     assert result.digest == static_digest("--epochs", "12")
     assert len(result.plans) == 1
     assert any("plan 2 is given up" in line and "ps-1" in line for line in result.log)
@@ -158,7 +152,7 @@ def test_a_joiner_killed_before_it_is_ready_leaves_the_job_untouched():
 
 @pytest.mark.slow
 def test_a_joiner_that_never_gets_ready_is_dropped_and_the_others_join():
-    result = run_local(
+    result = run_job(
         command("--epochs", "100", "--step-seconds", "0.01"),
         workers=1,
         servers=1,
@@ -166,7 +160,6 @@ def test_a_joiner_that_never_gets_ready_is_dropped_and_the_others_join():
         on_status=Frozen(lambda status: any(plan.number > 2 for plan in status.plans)),
         settings=Settings(grace=60.0, start=60.0, lease=60.0, prepare=8.0, settle=60.0, balance="even"),
     )
-    assert result.state == "finished", result.log
     assert result.digest == static_digest("--epochs", "100")
     assert any("ps-1 not ready within 8 s" in line for line in result.log)
     assert [(p.workers, p.servers) for p in result.plans] == [(1, 1), (2, 1)]
@@ -176,14 +169,13 @@ def test_a_joiner_that_never_gets_ready_is_dropped_and_the_others_join():
 def test_a_silent_server_is_found_by_its_lease():
     kill = KillAt("ps-1", 5, signal.SIGSTOP)
     options = ("--step-seconds", "0.02", "--epochs", "20")
-    result = run_local(
+    result = run_job(
         command(*options),
         workers=2,
         servers=2,
         on_status=kill,
         settings=LEASE,
     )
-    assert result.state == "finished"
     assert result.digest == static_digest(*options)
     hangs = f"ps-1 on {socket.gethostname()} (pid {kill.pid}) died or hangs: silent for 8 s"
     # its blocks have no replicas, and there is no checkpoint

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from pslite_jobs import PATIENT, KillAt, Replace, environment
+from pslite_jobs import PATIENT, KillAt, Replace, environment, run_job
 from rehearsal import job
 from variants import first
 
@@ -36,9 +36,7 @@ def expected(steps, start=1.0, velocity=0.0):
 
 
 def run(out, *options, workers=2, servers=2, **more):
-    result = run_local(command(out, *options), workers=workers, servers=servers, settings=PATIENT, **more)
-    assert result.state == "finished", result.log
-    return result
+    return run_job(command(out, *options), workers=workers, servers=servers, settings=PATIENT, **more)
 
 
 def test_workers_know_their_place_first_and_the_first_ones_rule_counts(tmp_path):

@@ -6,12 +6,12 @@ from collections import Counter
 from dataclasses import replace
 
 import numpy as np
-from pslite_jobs import PATIENT, command, static_digest
+from pslite_jobs import PATIENT, command, run_job, static_digest
 from regression import Regression
 from rehearsal import QUICK, Event, Rehearsal, job
 from rehearsal import static_digest as rehearsed_digest
 
-from pslite.testing import Resize, run_local
+from pslite.testing import Resize
 from pslite.worker.single_session import SingleSession
 
 
@@ -24,8 +24,7 @@ def test_same_bits_as_the_static_run(tmp_path):
         Resize(20, workers=1, servers=2, oldest=True),
     ]
     log = tmp_path / "samples"
-    result = run_local(command(*options, "--log", str(log)), workers=2, servers=1, schedule=schedule, settings=PATIENT)
-    assert result.state == "finished", result.log
+    result = run_job(command(*options, "--log", str(log)), workers=2, servers=1, schedule=schedule, settings=PATIENT)
     assert [(p.workers, p.servers) for p in result.plans] == [(2, 1), (2, 3), (2, 2), (5, 2), (1, 2)]
     assert result.digest == static_digest(*options)
     assert set(result.exit_codes.values()) == {0}

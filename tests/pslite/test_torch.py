@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pslite_jobs import PATIENT, KillAt
+from pslite_jobs import PATIENT, KillAt, run_job
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -21,7 +21,7 @@ from torch.utils.data import TensorDataset
 from pslite.errors import SpecError, UsageError
 from pslite.job.sample_order import permutation
 from pslite.numeric.gradient_sums import GradientSums
-from pslite.testing import Resize, run_local
+from pslite.testing import Resize
 from pslite.torch import LAMB, SGD, Adam, Constant, Cosine, ElasticJob, Group, Milestones, Polynomial, StepDecay
 
 SCRIPT = str(Path(__file__).with_name("torch_worker.py"))
@@ -324,14 +324,13 @@ def static(tmp_path_factory):
 @pytest.mark.slow
 def test_a_convolutional_network_resized_has_the_bits_of_a_static_run(static, tmp_path):
     out = tmp_path / "model.pt"
-    result = run_local(
+    result = run_job(
         [sys.executable, SCRIPT, "--out", str(out)],
         workers=2,
         servers=1,
         schedule=[Resize(4, 3, 3), Resize(10, 1, 2, oldest=True)],
         settings=PATIENT,
     )
-    assert result.state == "finished", result.log
     assert [(p.workers, p.servers) for p in result.plans] == [(2, 1), (3, 3), (1, 2)]
     assert result.digest == static[1]
     saved = torch.load(out, weights_only=True)
@@ -343,11 +342,10 @@ def test_a_convolutional_network_resized_has_the_bits_of_a_static_run(static, tm
 def test_a_convolutional_network_whose_first_worker_is_killed_has_the_bits_of_a_static_run(static, tmp_path):
     (alone, digest), out = static, tmp_path / "model.pt"
     kill = KillAt("worker-0", 4)
-    result = run_local(
+    result = run_job(
         [sys.executable, SCRIPT, "--out", str(out)],
         workers=2, servers=1, schedule=[Resize(10, 2, 2)], on_status=kill, settings=PATIENT
     )  # fmt: skip
-    assert result.state == "finished", result.log
     assert any(f"(pid {kill.pid}) died: killed by signal 9 (SIGKILL)" in line for line in result.log)
     assert result.digest == digest
     # what the worker after it has saved is what the digest says
@@ -363,13 +361,12 @@ def test_fast_mode_under_resizing_stays_close(tmp_path):
     options = [sys.executable, script, "--model", "small", "--mode", "fast", "--epochs", "8", "--step-seconds", "0.005"]
     a, b = tmp_path / "a.pt", tmp_path / "b.pt"
     subprocess.run([*options, "--out", str(a)], env=environ(), timeout=200, check=True)
-    result = run_local(
+    run_job(
         [*options, "--out", str(b)],
         workers=2,
         servers=1,
         schedule=[Resize(3, 3, 2), Resize(20, 2, 1, oldest=True)],
     )
-    assert result.state == "finished", result.log
     first, second = torch.load(a, weights_only=True), torch.load(b, weights_only=True)
     flat = [torch.cat([t.reshape(-1) for t in model.values()]) for model in (first, second)]
     assert (flat[0] - flat[1]).norm() <= 1e-5 * flat[0].norm()

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from mxnet_jobs import Unavailable, environ, make_environment
+from pslite_jobs import run_job
 
 from pslite.coordinator import Settings
 from pslite.errors import SpecError
 from pslite.job.job_spec import SGD, Adam
 from pslite.job.learning_rates import Constant, Cosine
-from pslite.testing import Resize, run_local
+from pslite.testing import Resize
 from pslite.torch.optimizers import Elsewhere, groups_of
 
 #: their imports take seconds of CPU time
@@ -47,11 +48,10 @@ def test_a_trainer_resized_has_the_bits_of_one_process(python, tmp_path, trainer
     # to import a trainer takes long: what it refuses is seen in the same process
     digest = alone([*command, str(static), *(["--refused"] if trainer == "huggingface" else [])])
     schedule = [Resize(4, 3, 2 * servers), Resize(25, 2, servers, oldest=True)]
-    result = run_local(
+    result = run_job(
         [*command, str(resized)],
         workers=2, servers=servers, schedule=schedule, environ=environ(), settings=PATIENT,
     )  # fmt: skip
-    assert result.state == "finished", result.log
     assert [plan.workers for plan in result.plans] == [2, 3, 2]
     assert set(result.exit_codes.values()) == {0}
     assert result.digest == digest

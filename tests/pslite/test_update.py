@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from pslite_jobs import KillAt, command, static_digest
+from pslite_jobs import KillAt, command, run_job, static_digest
 from regression import table_segments
 from rehearsal import Event, Rehearsal, job
 from rehearsal import static_digest as rehearsed_digest
@@ -11,7 +11,7 @@ from rehearsal import static_digest as rehearsed_digest
 from pslite.errors import SpecError
 from pslite.job.job_spec import SGD
 from pslite.storage.checkpoint_files import latest
-from pslite.testing import Resize, run_local
+from pslite.testing import Resize
 
 
 def test_a_resize_moves_nothing():
@@ -39,27 +39,25 @@ def test_a_checkpoint_is_the_first_workers_and_fits_any_number(tmp_path):
         place = latest(tmp_path)
         return pending or place is None or int(place.name) < 40
 
-    result = run_local(
+    result = run_job(
         command(*options, "6", "--step-seconds", "0.01"), workers=2, servers=2, schedule=[Resize(25, 3, 1)],
         on_status=until_the_next_one,
     )  # fmt: skip
-    assert result.state == "finished", result.log
     assert result.digest == static_digest("--optimizer", "adam", "--epochs", "6")
     version = int(latest(tmp_path).name)
     assert version in (40, 60)
     # it goes on from there
-    result = run_local(command(*options, "8"), workers=1, servers=1)
-    assert result.state == "finished", result.log
+    result = run_job(command(*options, "8"), workers=1, servers=1)
     assert any(f"the job goes on from its checkpoint of version {version}" in line for line in result.log)
     assert result.digest == static_digest("--optimizer", "adam", "--epochs", "8")
 
 
 def test_the_death_of_the_only_worker_that_has_the_weights_ends_the_job():
-    result = run_local(
+    result = run_job(
         command("--update", "worker", "--step-seconds", "0.02", "--epochs", "20"), workers=1, servers=1,
         on_status=KillAt("worker-0", 20),
+        state="failed",
     )  # fmt: skip
-    assert result.state == "failed"
     assert "worker-0" in result.reason
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from pslite_jobs import LEASE, PATIENT, KillAt, Kills, Replace, command, schedules, static_digest
+from pslite_jobs import LEASE, PATIENT, KillAt, Kills, Replace, command, run_job, schedules, static_digest
 from rehearsal import job
 
 from pslite.coordinator.stall_detector import ProgressRule
@@ -53,11 +53,10 @@ def test_the_others_do_the_part_of_a_killed_worker(tmp_path):
 def test_whatever_is_trained_and_sent(options, transport):
     """A process is killed, and both roles are resized afterwards."""
     environ = {**os.environ, "DL2_TRANSPORT": transport}
-    result = run_local(
+    result = run_job(
         command(*SLOW, *options), workers=3, servers=2, environ=environ, on_status=KillAt("worker-1", 20),
         schedule=[Resize(40, 3, 1, wait=False), Resize(70, 2, 3)],
     )  # fmt: skip
-    assert result.state == "finished", result.log
     assert result.digest == static_digest(*SLOW, *options)
     assert len(result.plans) >= 3
 
@@ -73,8 +72,7 @@ def test_a_process_that_stands_still_is_given_up_after_its_lease_and_killed_by_i
             return director.processes[self.task].poll() is None
 
     stop = Stop("worker-1", 20, signal.SIGSTOP)
-    result = run_local(command(*SLOW), workers=2, servers=1, on_status=stop, settings=LEASE)
-    assert result.state == "finished", result.log
+    result = run_job(command(*SLOW), workers=2, servers=1, on_status=stop, settings=LEASE)
     assert result.digest == static_digest(*SLOW)
     assert any(f"(pid {stop.pid}) died or hangs: silent for 8 s; worker-0 does its part" in line for line in result.log)
     assert result.exit_codes == {"worker-0": 0, "ps-0": 0, "worker-1": 128 + 9}
@@ -88,8 +86,7 @@ SOON = replace(PATIENT, progress=ProgressRule(seconds=4.0, factor=5.0))
 def test_a_script_that_hangs_is_given_up_and_the_others_do_its_part(architecture, capfd):
     options = ("--epochs", "10", "--hang-at", "20", "--hang-task", "worker-1")
     servers = 1 if architecture == "ps" else 0
-    result = run_local(command(*options), workers=3, servers=servers, settings=SOON)
-    assert result.state == "finished", result.log
+    result = run_job(command(*options), workers=3, servers=servers, settings=SOON)
     assert result.digest == static_digest("--epochs", "10")
     assert any(re.match(r"no progress for \d+ s: the job is still at version 20", line) for line in result.log)
     hung = r"no progress at version 20 for \d+ s: it has been computing step 20 .* in before_step"
@@ -102,8 +99,7 @@ def test_a_script_that_hangs_is_given_up_and_the_others_do_its_part(architecture
 
 @pytest.mark.slow
 def test_a_script_that_hangs_again_after_its_restart_ends_the_job():
-    result = run_local(command("--epochs", "10", "--hang-at", "20"), workers=1, servers=1, settings=SOON)
-    assert result.state == "failed"
+    result = run_job(command("--epochs", "10", "--hang-at", "20"), workers=1, servers=1, settings=SOON, state="failed")
     assert re.match(r"no progress at version 20 for \d+ s: worker-0 on .* has been computing step 20", result.reason)
     assert "this happened before within 24 h" in result.reason
     assert any("the job goes back to its beginning" in line for line in result.log)
@@ -122,18 +118,16 @@ def test_the_death_of_the_last_worker_ends_the_job_by_its_name():
             return not self.pids
 
     kill = KillBoth()
-    result = run_local(command(*SLOW), workers=2, servers=1, on_status=kill)
-    assert result.state == "failed"
+    result = run_job(command(*SLOW), workers=2, servers=1, on_status=kill, state="failed")
     assert any(f"(pid {pid}) died: killed by signal 9 (SIGKILL)" in result.reason for pid in kill.pids)
 
 
 @pytest.mark.slow
 def test_another_worker_comes_in_the_place_of_the_only_one(tmp_path):
     options, saved = (*SLOW, "--optimizer", "momentum"), tmp_path / "weights.npy"
-    result = run_local(
+    result = run_job(
         command(*options, "--save", str(saved)), workers=1, servers=2, on_status=Replace("worker-0", 20)
     )  # fmt: skip
-    assert result.state == "finished", result.log
     assert any("it was the last worker; the job goes back to its beginning" in line for line in result.log)
     assert result.digest == static_digest(*options)
     assert saved.exists()
@@ -163,8 +157,7 @@ def test_deaths_in_the_middle_of_resizes(seed):
             Resize(version, rng.randint(2, 4), rng.randint(1, 3), wait=rng.random() < 0.5, oldest=rng.random() < 0.3)
         )
     kills = [(max(1, rng.choice(schedule).at_version + rng.randint(-1, 3)), rng.random(), "worker") for _ in range(2)]
-    result = run_local(
+    result = run_job(
         command("--epochs", "20"), workers=3, servers=rng.randint(1, 3), schedule=schedule, on_status=Kills(kills)
     )
-    assert result.state == "finished", result.log
     assert result.digest == static_digest("--epochs", "20")

@@ -15,7 +15,7 @@ import threading
 import time
 
 import pytest
-from pslite_jobs import command, environment, static_digest
+from pslite_jobs import command, environment, run_job, static_digest
 
 from pslite.coordinator import Coordinator, Settings
 from pslite.job.job_status import Cause, Reply
@@ -25,7 +25,7 @@ from pslite.launch.log_tail import open_tail
 from pslite.launch.task_agent import TaskAgent
 from pslite.net.authentication import Identity
 from pslite.net.message_framing import listen
-from pslite.testing import Resize, run_local
+from pslite.testing import Resize
 
 TOKEN = secrets.token_hex(32)
 DL2_RUN = [sys.executable, "-m", "pslite.run", "--"]
@@ -331,11 +331,10 @@ def test_what_tasks_use_and_how_they_end_is_in_the_jobs_status():
 
     options = ("--epochs", "40", "--step-seconds", "0.005")
     environ = {**os.environ, "DL2_WATCH_SECONDS": "0.1"}
-    result = run_local(
+    result = run_job(
         command(*options), workers=2, servers=1, environ=environ, on_status=look,
         settings=Settings(grace=60.0, start=60.0, heartbeat=0.2, balance="even"),
     )  # fmt: skip
-    assert result.state == "finished", result.log
     assert result.digest == static_digest(*options)
     assert seen.keys() == {"worker-0", "worker-1", "ps-0"}
     usage = seen["worker-0"][-1].usage

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from pslite_jobs import command, static_digest
+from pslite_jobs import command, run_job, static_digest
 from rehearsal import job
 from variants import nightly
 
@@ -24,7 +24,7 @@ from pslite.net.data_transport import machine, open_listeners, reach
 from pslite.net.shared_memory import Arena, MappedMemory, SharedMemory
 from pslite.net.tensor_frames import PUSH, REGION, Header, Link, region_header
 from pslite.numeric.gradient_sums import GradientSums, Supply
-from pslite.testing import Resize, run_local
+from pslite.testing import Resize
 
 TOKEN = b"t" * 32
 ME = Identity("worker", "worker-0", "i", TOKEN)
@@ -65,11 +65,10 @@ class Look:
 def test_processes_of_one_machine_share_memory_or_use_unix_sockets(transport, connections, regions):
     look = Look(connections, regions)
     environ = {**os.environ, "DL2_TRANSPORT": transport}
-    result = run_local(
+    result = run_job(
         command("--step-seconds", "0.01"), workers=2, servers=1, schedule=[Resize(20, 3, 2)], environ=environ,
         on_status=look,
     )  # fmt: skip
-    assert result.state == "finished", result.log
     assert result.digest == static_digest()
     assert max(look.most, 0) >= connections if connections else look.most <= 0
     assert look.regions >= regions if regions else not look.regions

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from encrypted import TOKEN, Door, Listener, listening, sealed_hello, sealed_pair, tcp_pair
-from pslite_jobs import command, static_digest
+from pslite_jobs import command, run_job, static_digest
 from rehearsal import Event, Rehearsal, job
 from rehearsal import static_digest as rehearsed_digest
 
@@ -28,7 +28,6 @@ from pslite.net.message_framing import Channel, Inbox, cut_off, frame, receive_o
 from pslite.net.messages import Accepted, Beat, Challenge, FromMember, Handshake
 from pslite.net.tensor_frames import PUSH, Header, Link
 from pslite.net.tls import VARIABLE, contexts
-from pslite.testing import run_local
 
 ENCRYPTED = {**os.environ, "DL2_TRANSPORT": "tcp", VARIABLE: "all"}
 ME = Identity("worker", "worker-7", "x", TOKEN)
@@ -64,8 +63,7 @@ def test_resizes_and_deaths_of_an_encrypted_job(monkeypatch):
 
 def test_an_all_reduce_job_whose_gradients_cannot_be_encrypted_is_refused():
     pytest.importorskip("torch")
-    result = run_local(command(), workers=1, servers=0, environ=ENCRYPTED)
-    assert result.state == "failed"
+    result = run_job(command(), workers=1, servers=0, environ=ENCRYPTED, state="failed")
     assert any("DL2_ENCRYPT is all, which is not possible in an all-reduce job" in line for line in result.log)
 
 

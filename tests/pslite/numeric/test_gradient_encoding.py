@@ -9,13 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pslite_jobs import KillAt, command, static_digest
+from pslite_jobs import KillAt, command, run_job, static_digest
 from rehearsal import job
 from variants import first
 
 from pslite.job.blocks import cut
 from pslite.numeric.gradient_encoding import Encoding, wire_bytes
-from pslite.testing import Resize, run_local
+from pslite.testing import Resize
 
 floats = st.lists(st.floats(width=32) | st.integers(0, 2**32 - 1).map(lambda i: float(np.uint32(i).view("f4"))))
 
@@ -68,11 +68,10 @@ def test_in_fast_mode_it_comes_close(transport, tmp_path):
     save = tmp_path / "weights.npy"
     environ = {**os.environ, "DL2_TRANSPORT": transport}
     options = ("--mode", "fast", "--epochs", "10", "--wire", "bfloat16", "--step-seconds", "0.01")
-    result = run_local(
+    run_job(
         command(*options, "--save", str(save)), workers=3, servers=2, environ=environ,
         on_status=KillAt("worker-1", 20), schedule=[Resize(40, 2, 1, wait=False)],
     )  # fmt: skip
-    assert result.state == "finished", result.log
     exact = tmp_path / "exact.npy"
     assert static_digest("--epochs", "10", "--save", str(exact))
     np.testing.assert_allclose(np.load(save), np.load(exact), rtol=0.05, atol=0.01)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from pslite_jobs import KillAt, command, environment, static_digest
+from pslite_jobs import KillAt, command, environment, run_job, static_digest
 
 from pslite.errors import CheckpointError
 from pslite.job.blocks import cut
@@ -83,16 +83,14 @@ def test_a_job_whose_server_died_goes_on_at_another_size_with_the_same_bits(tmp_
     def when_there_is_one(status, director):
         return latest(tmp_path) is None or kill(status, director)
 
-    first = run_local(command(*strict), workers=3, servers=2, on_status=when_there_is_one)
-    assert first.state == "failed"
+    first = run_job(command(*strict), workers=3, servers=2, on_status=when_there_is_one, state="failed")
     assert "on_loss is 'fail'" in first.reason
     place = latest(tmp_path)
     assert place is not None
     version = Checkpoint(place).version
     assert version % 7 == 0
     assert version >= 7
-    again = run_local(command(*options), workers=2, servers=3, schedule=[Resize(version + 3, 4, 1)])
-    assert again.state == "finished", again.log
+    again = run_job(command(*options), workers=2, servers=3, schedule=[Resize(version + 3, 4, 1)])
     assert again.plans[0].first_version == version
     assert any(f"goes on from its checkpoint of version {version}" in line for line in again.log)
     assert again.digest == static_digest(*ADAM)
@@ -113,8 +111,7 @@ def test_checkpoints_made_in_the_middle_of_resizes_are_whole(tmp_path):
         return len(list(copies.iterdir())) < 6
 
     options = (*ADAM, "--checkpoint", str(tmp_path / "kept"), "--every", "1")
-    result = run_local(command(*options), workers=2, servers=1, schedule=schedule, on_status=copy)
-    assert result.state == "finished", result.log
+    run_job(command(*options), workers=2, servers=1, schedule=schedule, on_status=copy)
     found = sorted(copies.iterdir())
     assert len(found) >= 6
     assert 0 < len(list((tmp_path / "kept").iterdir())) <= KEPT
@@ -147,8 +144,7 @@ def test_more_epochs_go_on_and_another_script_is_refused_with_the_difference(tmp
     longer = run_local(command("--epochs", "4", *kept))
     assert (longer.state, longer.digest) == ("finished", static_digest("--epochs", "4"))
     assert longer.plans[0].first_version == 22
-    other = run_local(command("--epochs", "4", "--batch", "16", *kept))
-    assert other.state == "failed"
+    other = run_job(command("--epochs", "4", "--batch", "16", *kept), state="failed")
     for word in ("belongs to another job", "batch: 16 here, 20 there", "resume=False"):
         assert word in other.reason
     anew = run_local(command("--epochs", "4", "--batch", "16", "--begin-anew", *kept))
@@ -165,8 +161,7 @@ def test_one_that_cannot_be_written_is_told_and_the_job_goes_on(tmp_path):
 
 def test_a_folder_that_is_none_is_told_before_anything_is_trained(tmp_path):
     (tmp_path / "file").touch()
-    result = run_local(command("--checkpoint", str(tmp_path / "file"), "--every", "30"))
-    assert result.state == "failed"
+    result = run_job(command("--checkpoint", str(tmp_path / "file"), "--every", "30"), state="failed")
     assert "file: cannot be read as a folder of checkpoints: Not a directory" in result.reason
 
 
