@@ -14,7 +14,6 @@ from dl2d.experiments.definition import (
     Experiment,
     Quick,
     builtin_names,
-    changed,
     digest,
     find_experiment,
     read_experiment,
@@ -35,7 +34,7 @@ from dl2d.experiments.participants import (
 )
 from dl2d.experiments.run_simulation import cells_of
 from dl2d.experiments.simulation_setup import tuned
-from dl2d.experiments.variants import Scale, at_scale, on_files
+from dl2d.experiments.variants import Scale, at_scale, changed, on_files
 
 CLAIM = {
     "policy": "paper", "against": "drf", "change": -44.1, "says": "faster\nby far", "source": "a paper", "why": "luck",
