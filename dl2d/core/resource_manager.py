@@ -93,6 +93,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     #: Nodes on which the resource manager plans to start it, and when, seconds since 1970; empty and 0 for unknown.
     planned: tuple[str, ...] = ()
     expected_start: float = 0.0
+    #: Number of jobs that wait under the handle. Tasks of a job array share one; there may be fewer claims than tasks.
+    waiting: int = 1
     #: Room that the site keeps free for any job: all elastic jobs but those that never yield give it up.
     standing: bool = False
     #: Of a standing claim on the nodes of a reservation that has begun: handles of its anchors. Tasks of all other

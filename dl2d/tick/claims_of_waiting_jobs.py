@@ -14,7 +14,7 @@ class ClaimKey(NamedTuple):
     """A waiting claim. Pending tasks of a job array share one handle: when one of them starts, the number changes."""
 
     handle: str
-    #: Number of claims that wait under the handle.
+    #: Number of jobs that wait under the handle.
     waiting: int
 
 

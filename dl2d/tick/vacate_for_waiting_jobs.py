@@ -83,19 +83,17 @@ def claim_nodes(
     # A sort is stable: standing claims come in the order of the listing.
     claims = sorted(listing.claims, key=lambda claim: (claim.standing, -claim.priority))
     searched = _SearchedClaims(history)
-    examined = list(searched.of_first_kinds(claims))
     waiting = rooms.waiting_jobs(growth_limits, held_back)
     previous = history.nodes_by_handle()
-    waiting_under = Counter(claim.handle for claim in examined)
     granted: list[ClaimedNodes] = []
     free_since: dict[ClaimKey, float] = {}
     vacated_since: dict[ClaimKey, float] = {}
-    for claim in examined:
+    for claim in searched.of_first_kinds(claims):
         if len(granted) >= MAX_GRANTED and not claim.standing:
             continue
         while waiting and rooms.priority(waiting[0]) >= claim.priority:
             rooms.reserve_minimum(waiting.pop(0))
-        shape, key = _shape(claim), ClaimKey(claim.handle, waiting_under[claim.handle])
+        shape, key = _shape(claim), ClaimKey(claim.handle, claim.waiting)
         found, unused, partial = None, 0.0, False
         may_meet, may_vacate_planned = given_up.allows(claim)
         if claim.standing:

@@ -402,6 +402,16 @@ def test_everything_is_found_again_after_a_restart(real: Real, manager: SlurmMan
     again.close()
 
 
+def test_tasks_of_an_array_that_wait_for_room_are_counted(real: Real, manager: SlurmManager) -> None:
+    handle = manager.submit(alices(real, FOREVER))
+    wait_for(real, manager, handle, RmJobState.RUNNING)
+    numbers = ",".join(str(number * number) for number in range(1, 31))
+    array = real.cluster.submit_as(real.bob, ANCHOR, "--nodelist=n1", "--exclusive", f"--array={numbers}%7")
+    real.cluster.wait_until(lambda: [claim.waiting for claim in manager.listing().claims] == [30] * 7, "claims")
+    assert {claim.handle for claim in manager.listing().claims} == {array}
+    real.cluster.run("scancel", array)
+
+
 def test_other_peoples_jobs_with_any_comment_and_name_do_no_harm(real: Real, manager: SlurmManager) -> None:
     tag = task_tag(JOB, "worker-1")
     comment = f"|1|2\n3|RUNNING|\n{tag}|é%A" + "y" * 300

@@ -136,6 +136,25 @@ def test_a_job_that_is_listed_twice_waits_once_and_tasks_of_an_array_each_for_th
     assert [claim.handle for claim in claims_of(*tasks, pending(3), pending(3))] == ["1", "1", "3"]
 
 
+@pytest.mark.parametrize(
+    ("shown", "waiting", "claims"),
+    [
+        ("1_[0-99]", 100, 64),
+        ("1_[0-5,7,10-20:5]", 10, 10),
+        ("1_[3-99%5]", 97, 3),
+        ("1_[3-99%2]", 97, 1),
+        ("1_[1,3,17...]", 3, 3),
+        ("1_[4]", 1, 1),
+    ],
+)
+def test_as_many_claims_as_tasks_of_an_array_may_start(claims_of, shown: str, waiting: int, claims: int) -> None:
+    """Two tasks run; without ``--array`` squeue shows those that wait in one record."""
+    rows = [job_row(10, JobArrayID="1_1"), job_row(11, JobArrayID="1_2")]
+    found = claims_of(*rows, pending(1, JobArrayID=shown, SchedNodes="n1"))
+    assert [(claim.handle, claim.waiting) for claim in found] == [("1", waiting)] * claims
+    assert [claim.planned for claim in found] == [("n1",), *[()] * (claims - 1)]
+
+
 def test_of_a_long_queue_the_jobs_of_the_highest_priority_are_told(claims_of) -> None:
     found = claims_of(*(pending(number, PriorityLong=number) for number in range(1, 2001)))
     assert (found[0].priority, found[-1].priority, len(found)) == (2000, 1489, 512)

@@ -285,13 +285,12 @@ def test_nodes_planned_for_a_job_that_is_late_are_used_until_all_of_them_can_be_
 
 
 def test_tasks_of_an_array_that_start_one_after_the_other_have_not_failed_to(world: World) -> None:
-    """All that wait have the id of the array, and there is always room for one of them."""
+    """All that wait have the id of the array, there is always room for one of them, and not each is a claim."""
     job = world.settled(max_workers=8, max_ps=8)
-    world.manager.claims = [claim(nodes=1) for _ in range(20)]
-    for _ in range(15):
+    for waiting in range(20, 5, -1):
+        world.manager.claims = [claim(nodes=1, waiting=waiting) for _ in range(5)]
         world.tick(60.0)
         world.beat()
-        world.manager.claims.pop()
     assert world.has(job) == (2, 2)
 
 

@@ -41,6 +41,7 @@ from dl2d_slurm.probe_job import probe
 from dl2d_slurm.queue_listing import (
     EXCLUDED_FORMAT,
     JOB_FIELDS,
+    LISTING_ENVIRONMENT,
     NODE_FIELDS,
     TIMES_AS_SECONDS,
     format_option,
@@ -273,7 +274,7 @@ class SlurmManager:
         return self._accounting.final_states([handle for handle in handles if handle.isascii() and handle.isdecimal()])
 
     def _ask(self, *argv: str) -> str:
-        answer = self._commands.run(*argv, more=TIMES_AS_SECONDS)
+        answer = self._commands.run(*argv, more=LISTING_ENVIRONMENT)
         if answer.status != 0:
             error = failure(f"{argv[0]} failed", answer)
             raise error if isinstance(error, Unavailable) else Unavailable(f"{argv[0]} failed", said=error.said)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -24,7 +25,15 @@ from dl2d_slurm.output_fields import count, hosts, limit_seconds, parse_gres, pr
 from dl2d_slurm.partitions import Partition
 from dl2d_slurm.sbatch_options import ANCHOR_FIELDS, OWN_OPTIONS_FIELD, REFUSED_FIELDS, AnchorOptions
 from dl2d_slurm.states import RESERVED, is_node_refused, job_state, node_state
-from dl2d_slurm.waiting_jobs import WAITING_FIELDS, SharingRule, WaitingJob, priority, sharing_rule, waiting_job
+from dl2d_slurm.waiting_jobs import (
+    WAITING_FIELDS,
+    SharingRule,
+    WaitingJob,
+    each_task,
+    priority,
+    sharing_rule,
+    waiting_job,
+)
 
 #: Names are those of ``squeue --Format`` and ``sinfo --Format``; the last one of each is free text, and so are those of
 #: ``_FREE``, which come after all others.
@@ -44,6 +53,8 @@ NODE_FIELDS = (
 EXCLUDED_FORMAT = "--format=%i|%x"
 #: Makes both commands print times as seconds since 1970.
 TIMES_AS_SECONDS: Mapping[str, str] = {"SLURM_TIME_FORMAT": "%s", "TZ": "UTC"}
+#: For listings; squeue shortens the numbers of an array's tasks that wait to 64 characters unless it is told otherwise.
+LISTING_ENVIRONMENT: Mapping[str, str] = {**TIMES_AS_SECONDS, "SLURM_BITSTR_LEN": "4096"}
 
 _SEPARATOR = "|"
 _FREE = ("Feature", "WCKey", OWN_OPTIONS_FIELD, "Name", "Comment")
@@ -180,11 +191,12 @@ def parse_jobs(
             if waits is not None:
                 waiting[job.handle, record["JobArrayID"]] = waits
     jobs = list(_without_forged_tags(jobs))
+    running_tasks = Counter(job.array_id.partition("_")[0] for job in jobs if job.state is RmJobState.RUNNING)
     ours = {job.handle: mark[0].id for job in jobs if (mark := parse_tag(job.tag)) is not None}
     return Jobs(
         tuple(jobs), tuple(ending), tuple(running), tuple(strange), tuple(unreadable), options,
         tuple((ours[handle], room) for handle, room in marked if handle in ours),
-        tuple(each for each in waiting.values() if each.claim.handle not in ours),
+        tuple(each for each in each_task(waiting, running_tasks) if each.claim.handle not in ours),
         {
             job.handle: (node, found.claim.demand)
             for job in jobs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,11 @@ WAITS_FOR_ROOM: Final = frozenset({"Resources", "Priority"})
 #: Maximum number of claims in a listing, and of those of one user; those of the highest priority are kept.
 _MAX_WAITING: Final = 2048
 _MAX_OF_USER: Final = 512
+#: Maximum number of claims of the tasks of one job array.
+_MAX_OF_ARRAY: Final = 64
+#: The id of the tasks of a job array that wait, as squeue shows them together, and one range of them.
+_ARRAY: Final = re.compile(r"[0-9]+_\[([0-9,:.-]+)(?:%([0-9]{1,9}))?\]")
+_RANGE: Final = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
 _MAX_NODES: Final = 100_000
 _MAX_PRIORITY: Final = 2**62
 
@@ -109,6 +115,41 @@ def waiting_job(record: Mapping[str, str], demand: Resources, known_as: str) -> 
 
 def _hosts(text: str) -> tuple[str, ...]:
     return hosts(text) if present(text) else ()
+
+
+def each_task(waiting: Mapping[tuple[str, str], WaitingJob], running: Mapping[str, int]) -> Iterator[WaitingJob]:
+    """The jobs, and of a job array one for each task that may start now, ``_MAX_OF_ARRAY`` at most.
+
+    Only the first task of an array has planned nodes: squeue shows the same ones for all of them.
+
+    Parameters
+    ----------
+    waiting
+        Jobs by handle and id as squeue shows it. Tasks of an array that wait share a handle; without ``--array`` they
+        are one job: ``12_[3-99%5]``, of which five at most run at once.
+    running
+        How many tasks of each array run.
+    """
+    tasks: Counter[str] = Counter()
+    most: dict[str, int] = {}
+    first: dict[str, WaitingJob] = {}
+    for (handle, id_), job in waiting.items():
+        first.setdefault(handle, job)
+        together = _ARRAY.fullmatch(id_)
+        tasks[handle] += _number_of_tasks(together[1]) if together else 1
+        if together and together[2]:
+            most[handle] = max(1, int(together[2]) - running.get(id_.partition("_")[0], 0))
+    for handle, job in first.items():
+        claim = replace(job.claim, waiting=tasks[handle])
+        yield WaitingJob(claim, job.options, job.id, job.limit)
+        other = WaitingJob(replace(claim, planned=(), expected_start=0.0), job.options, job.id, job.limit)
+        yield from [other] * (min(tasks[handle], most.get(handle, _MAX_OF_ARRAY), _MAX_OF_ARRAY) - 1)
+
+
+def _number_of_tasks(text: str) -> int:
+    """How many tasks ``1,3,10-19,30-50:2`` are; a list that is too long for squeue ends with dots."""
+    ranges = [match.groups() for part in text.split(",") if (match := _RANGE.match(part))]
+    return sum(1 + max(0, int(last or first) - int(first)) // max(1, int(step or 1)) for first, last, step in ranges)
 
 
 def highest_priority(waiting: Iterable[WaitingJob]) -> list[WaitingJob]:
