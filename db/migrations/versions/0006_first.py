@@ -7,8 +7,6 @@ from alembic import op
 
 revision = "0006"
 down_revision = None
-branch_labels = None
-depends_on = None
 
 _NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 

@@ -12,8 +12,6 @@ from alembic import op
 
 revision = "0008"
 down_revision = "0007"
-branch_labels = None
-depends_on = None
 
 _NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 #: Slots that are read at a time.

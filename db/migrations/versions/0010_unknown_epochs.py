@@ -6,8 +6,6 @@ from alembic import op
 
 revision = "0010"
 down_revision = "0009"
-branch_labels = None
-depends_on = None
 
 _UNREPORTED = "static AND address = ''"
 _VIEWS = ("decision_history", "shadow_decisions", "job_completion", "utilization_hourly", "resize_log",

@@ -7,8 +7,6 @@ from alembic import op
 
 revision = "0018"
 down_revision = "0017"
-branch_labels = None
-depends_on = None
 
 _NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
