@@ -190,7 +190,7 @@ class ServiceChanger:
         service.retry_at = self._timer() + min(delay, _MAX_RETRY_SECONDS)
         with self._lock:
             for task in self._tasks.of_job(service.job):
-                if task.state is RmJobState.PENDING and task.role is not Role.COORDINATOR:
+                if task.waits:
                     task.reason = reason
 
     def _resize(self, service: JobService) -> None:

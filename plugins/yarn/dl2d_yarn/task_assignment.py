@@ -76,6 +76,11 @@ class Task:
         return not self.state.ended
 
     @property
+    def waits(self) -> bool:
+        """Whether it is no anchor, and waits for a container."""
+        return self.state is RmJobState.PENDING and self.role is not Role.COORDINATOR
+
+    @property
     def sort_key(self) -> tuple[int, str]:
         """Sort key of waiting tasks, by the number in their id."""
         numbers = _NUMBERS.findall(self.id)
@@ -158,11 +163,7 @@ class ContainerTasks:
 
     def waiting(self) -> list[Task]:
         """Tasks, without anchors, that wait for a container."""
-        return [
-            task
-            for task in self._tasks.values()
-            if task.state is RmJobState.PENDING and task.role is not Role.COORDINATOR
-        ]
+        return [task for task in self._tasks.values() if task.waits]
 
     def component(self, job: JobKey, role: Role) -> Component:
         """The component of a role."""
@@ -305,10 +306,9 @@ class ContainerTasks:
 
         ``containers`` is the number of the job's containers that YARN has started.
         """
-        tasks = [task for task in self.of_job(job) if task.live]
-        waiting = [task for task in tasks if task.state is RmJobState.PENDING and task.role is not Role.COORDINATOR]
-        waiting.sort(key=lambda task: task.sort_key)
-        running = sum(bool(task.container) for task in tasks)
+        tasks = self.of_job(job)
+        waiting = sorted((task for task in tasks if task.waits), key=lambda task: task.sort_key)
+        running = sum(bool(task.container) for task in tasks if task.live)
         idle = sum(len(self.component(job, role).idle) for role in Role)
         return waiting[: max(0, containers - running - idle)]
 
