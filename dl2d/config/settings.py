@@ -6,11 +6,12 @@ import math
 import os
 import socket
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     FiniteFloat,
@@ -37,6 +38,10 @@ DEFAULT_PATH = Path("/etc/dl2d/dl2d.yaml")
 KNOWN_MODELS = (
     "resnet-50", "vgg-16", "resnext-110", "inception-bn", "seq2seq", "ctc", "dssm", "word-lm", "bert", "gpt-2", "other",
 )  # fmt: skip
+
+
+#: A path; empty for none.
+OptionalPath = Annotated[Path | None, BeforeValidator(lambda given: None if given == "" else given)]
 
 
 class _Section(BaseModel):
@@ -72,17 +77,12 @@ class PolicySettings(_Section):
     """The policy, and the fallback for when it fails."""
 
     name: str = "dl2"
-    checkpoint: Path | None = None
+    checkpoint: OptionalPath = None
     settings: dict[str, StrictBool | FiniteFloat] = Field(default_factory=dict)
     fallback: str = "drf"
     timeout_seconds: float = Field(default=5.0, gt=0, le=3600)
     idle_seconds: float = Field(default=300.0, gt=0, le=86_400)
     max_failures: int = Field(default=5, ge=1, le=1000)
-
-    @field_validator("checkpoint", mode="before")
-    @classmethod
-    def _empty_is_none(cls, value: object) -> object:
-        return None if value == "" else value
 
 
 class ScheduleSettings(_Section):
@@ -99,9 +99,9 @@ class ApiSettings(_Section):
     host: str = "127.0.0.1"
     port: int = Field(default=8910, ge=0, le=65_535)
     advertise: str = ""
-    address_file: Path | None = None
-    certificate: Path | None = None
-    certificate_key: Path | None = None
+    address_file: OptionalPath = None
+    certificate: OptionalPath = None
+    certificate_key: OptionalPath = None
     heartbeat_seconds: float = Field(default=2.0, gt=0, le=60)
     requests_per_second: float = Field(default=20.0, ge=1, le=10_000)
     connections_per_address: int = Field(default=256, ge=4, le=100_000)
@@ -120,24 +120,17 @@ class ApiSettings(_Section):
             host = socket.getfqdn()
         return f"{self.scheme}://[{host}]:{port}" if ":" in host else f"{self.scheme}://{host}:{port}"
 
-    @field_validator("address_file", "certificate", "certificate_key", mode="before")
-    @classmethod
-    def _empty_is_none(cls, value: object) -> object:
-        return None if value == "" else value
-
     @model_validator(mode="after")
     def _both_or_neither(self) -> ApiSettings:
         if (self.certificate is None) != (self.certificate_key is None):
-            msg = "api.certificate, api.certificate_key: set both or neither"
-            raise ValueError(msg)
+            raise ValueError("api.certificate, api.certificate_key: set both or neither")
         return self
 
     @field_validator("advertise")
     @classmethod
     def _is_url(cls, value: str) -> str:
         if value and not value.startswith(("http://", "https://")):
-            msg = "must be a URL such as http://head:8910, or empty"
-            raise ValueError(msg)
+            raise ValueError("must be a URL such as http://head:8910, or empty")
         return value.rstrip("/")
 
 
@@ -185,8 +178,7 @@ class GuardSettings(_Section):
         names = value if isinstance(value, dict) else [part.partition(":")[0].strip() for part in str(value).split(",")]
         for name in names:
             if not limit.get(str(name)):
-                msg = f"{name}: must be more than 0; a resource that is not named has no limit"
-                raise ValueError(msg)
+                raise ValueError(f"{name}: must be more than 0; a resource that is not named has no limit")
         return limit
 
 
@@ -207,8 +199,7 @@ class CanarySettings(_Section):
     @model_validator(mode="after")
     def _one_group(self) -> CanarySettings:
         if self.partition and self.account:
-            msg = "canary.partition, canary.account: set one of them at most"
-            raise ValueError(msg)
+            raise ValueError("canary.partition, canary.account: set one of them at most")
         return self
 
 
@@ -216,7 +207,7 @@ class LearningSettings(_Section):
     """Learning from what this site recorded, beside the daemon."""
 
     enabled: bool = False
-    folder: Path | None = None
+    folder: OptionalPath = None
     at: str = Field(default="", pattern=r"^(([01][0-9]|2[0-3]):[0-5][0-9])?$")
     every_hours: float = Field(default=24.0, gt=0, le=8760)
     days: int = Field(default=28, ge=2, le=3660)
@@ -228,16 +219,10 @@ class LearningSettings(_Section):
     memory_mib: int = Field(default=4096, ge=512)
     seed: int = Field(default=0, ge=0, lt=2**31)
 
-    @field_validator("folder", mode="before")
-    @classmethod
-    def _empty_is_none(cls, value: object) -> object:
-        return None if value == "" else value
-
     @model_validator(mode="after")
     def _ends_before_its_limit(self) -> LearningSettings:
         if self.minutes >= self.limit_minutes:
-            msg = f"learning.limit_minutes: must be more than learning.minutes={self.minutes:g}"
-            raise ValueError(msg)
+            raise ValueError(f"learning.limit_minutes: must be more than learning.minutes={self.minutes:g}")
         return self
 
 
@@ -255,8 +240,7 @@ class ResourceManagerSettings(_Section):
     def _extra_are_sections(self) -> ResourceManagerSettings:
         for key, value in (self.model_extra or {}).items():
             if not isinstance(value, dict):
-                msg = f"{key}: unknown key (the settings of another manager would be a section)"
-                raise ValueError(msg)
+                raise ValueError(f"{key}: unknown key (the settings of another manager would be a section)")
         return self
 
     @property
@@ -299,18 +283,17 @@ class Settings(BaseSettings):
     def _is_absolute(cls, value: Path) -> Path:
         """Refuse a relative path, which would be another folder for each working folder."""
         if not value.is_absolute():
-            msg = "must be an absolute path such as /var/lib/dl2d"
-            raise ValueError(msg)
+            raise ValueError("must be an absolute path such as /var/lib/dl2d")
         return value
 
     @model_validator(mode="after")
     def _compares_two_policies(self) -> Settings:
         if self.mode is Mode.CANARY and self.policy.name == self.policy.fallback:
-            msg = f"policy.fallback: mode canary compares it with policy.name={self.policy.name}; name another policy"
-            raise ValueError(msg)
+            raise ValueError(
+                f"policy.fallback: mode canary compares it with policy.name={self.policy.name}; name another policy"
+            )
         if self.mode is Mode.CANARY and self.store.keep.jobs < _DAY * self.canary.max_days:
-            msg = f"store.keep_jobs_days: must be at least canary.max_days={self.canary.max_days:g}, or 0"
-            raise ValueError(msg)
+            raise ValueError(f"store.keep_jobs_days: must be at least canary.max_days={self.canary.max_days:g}, or 0")
         return self
 
     @model_validator(mode="after")
@@ -319,16 +302,14 @@ class Settings(BaseSettings):
         keep = self.store.keep
         for name in ("decisions", "slots", "jobs"):
             if self.learning.enabled and getattr(keep, name) < needed:
-                msg = f"store.keep_{name}_days: must be at least learning.days={self.learning.days}, or 0"
-                raise ValueError(msg)
+                raise ValueError(f"store.keep_{name}_days: must be at least learning.days={self.learning.days}, or 0")
         return self
 
     @model_validator(mode="after")
     def _silence_is_longer_than_a_pause(self) -> Settings:
         if self.jobs.silent_seconds < 3 * self.api.heartbeat_seconds:
             beat = self.api.heartbeat_seconds
-            msg = f"jobs.silent_seconds: must be at least three times api.heartbeat_seconds={beat:g}"
-            raise ValueError(msg)
+            raise ValueError(f"jobs.silent_seconds: must be at least three times api.heartbeat_seconds={beat:g}")
         return self
 
     @classmethod

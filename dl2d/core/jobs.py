@@ -33,8 +33,7 @@ class JobKey(NamedTuple):
         """Inverse of ``slug``. Raises ``ValueError`` if the text is not a slug."""
         match = _SLUG.fullmatch(slug)
         if match is None:
-            msg = f"{slug!r} is not cluster.id.submitted"
-            raise ValueError(msg)
+            raise ValueError(f"{slug!r} is not cluster.id.submitted")
         return cls(match[1], match[2], int(match[3]))
 
 

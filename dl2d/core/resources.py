@@ -53,15 +53,14 @@ class Resources(msgspec.Struct, frozen=True, gc=False):
         scaled: dict[str, int] = {}
         for name, amount in {**(amounts or {}), **more}.items():
             if not _NAME.fullmatch(name):
-                msg = f"{name!r} is not a resource name (lower-case letters, digits, _ . : / -)"
-                raise ValueError(msg)
+                raise ValueError(f"{name!r} is not a resource name (lower-case letters, digits, _ . : / -)")
             if isinstance(amount, bool) or not math.isfinite(amount) or amount < 0 or amount > _LARGEST:
-                msg = f"{name}: an amount must be a finite number between 0 and {_LARGEST:g}, not {amount!r}"
-                raise ValueError(msg)
+                raise ValueError(
+                    f"{name}: an amount must be a finite number between 0 and {_LARGEST:g}, not {amount!r}"
+                )
             scaled[name] = round(amount * _SCALE)
             if amount and not scaled[name]:
-                msg = f"{name}: {amount!r} is too small; amounts are counted in thousandths"
-                raise ValueError(msg)
+                raise ValueError(f"{name}: {amount!r} is too small; amounts are counted in thousandths")
         return cls._exact(scaled)
 
     @classmethod
