@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from dl2d.config.settings import Settings
 from dl2d.core.canary import Canary, CanaryState
-from dl2d.core.daemon_mode import Mode
 from dl2d.core.json_codec import as_plain
 from dl2d.daemon.policy_versions.canary_comparison import CanaryComparison, compare_groups
 
@@ -20,11 +19,6 @@ def newest_canary(store: SqlStore, settings: Settings) -> tuple[Canary, CanaryCo
     for canary in store.canaries(limit=1):
         return canary, compare_groups(store.canary_jobs(canary), time.time(), settings.canary.max_days)
     return None
-
-
-def canary_in_force(store: SqlStore, settings: Settings, mode: Mode) -> tuple[Canary, CanaryComparison] | None:
-    """The newest canary in mode canary; None in other modes."""
-    return newest_canary(store, settings) if mode is Mode.CANARY else None
 
 
 def canary_sentence(canary: Canary, found: CanaryComparison) -> str:

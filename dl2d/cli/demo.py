@@ -28,7 +28,6 @@ import yaml
 
 from dl2d.cli.daemon_client import DaemonClient
 from dl2d.cli.demo_jobs import FAST, FULL, DemoJob, Played, Script
-from dl2d.cli.job_status_line import JobLine
 from dl2d.cli.optional_packages import require_extra
 from dl2d.cli.options import JsonOption
 from dl2d.cli.output import number, print_json, print_tables, table
@@ -36,6 +35,7 @@ from dl2d.cli.status import arrow
 from dl2d.cli.submit import job_environment
 from dl2d.config.settings import Settings, load_settings
 from dl2d.core.errors import Dl2dError
+from dl2d.core.job_views import JobStatus
 from dl2d.core.jobs import JobKey
 from dl2d.core.resource_manager import RmIdentity
 from dl2d.daemon.job_views_from_store import StoreViews
@@ -181,7 +181,7 @@ class _Site:
 
         def played() -> bool:
             seen = StoreViews(self.store).status(None, ended_since=0.0, limit=len(self.script.jobs))
-            lines = {line.job.key: line for line in map(JobLine.of, seen.jobs)}
+            lines = {line.job.key: line for line in seen.jobs}
             for line in lines.values():
                 if (text := _state(line)) != shown.get(line.job.key):
                     shown[line.job.key] = text
@@ -293,7 +293,7 @@ def _configuration(folder: Path, script: Script) -> Settings:
     return load_settings(folder / "dl2d.yaml")
 
 
-def _state(line: JobLine) -> str:
+def _state(line: JobStatus) -> str:
     job, progress = line.job, line.job.progress
     head = f"{job.request.name:8}{job.state:9}"
     if job.state.ended or line.decided is None:

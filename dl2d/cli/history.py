@@ -39,8 +39,8 @@ def history(
     elif as_json:
         print_json(
             {
-                "modes": [as_plain(change) for change in seen.modes],
-                "slots": [as_plain(slot) for slot in seen.slots],
+                "modes": as_plain(seen.modes),
+                "slots": as_plain(seen.slots),
                 **_resizes_json(seen.resizes, seen.plans),
             }
         )
@@ -161,11 +161,6 @@ def _change_json(entry: DecisionEntry) -> dict[str, object]:
 
 def _resizes_json(resizes: Sequence[Resize], plans: Sequence[tuple[JobKey, RuntimePlan]]) -> dict[str, object]:
     return {
-        "resizes": [
-            {"job": resize.job.slug, "task": resize.task, "role": str(resize.role), "node": resize.node,
-             "direction": resize.direction,
-             "events": [{"state": str(event.state), "at": event.at, "note": event.note} for event in resize.events]}
-            for resize in resizes
-        ],
+        "resizes": [{**as_plain(resize), "job": resize.job.slug} for resize in resizes],
         "plans": [{"job": key.slug, **as_plain(plan)} for key, plan in plans],
-    }  # fmt: skip
+    }

@@ -1,12 +1,11 @@
-"""One line per job: its progress, its newest decision, and the reason of that."""
+"""What commands show of a job with its newest decision: the reason of that, remarks, and the JSON."""
 
 from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from dl2d.core.decision import JobDecision
 from dl2d.core.job_views import JobStatus
 from dl2d.core.jobs import Allocation, Job, JobState
 
@@ -14,74 +13,61 @@ from dl2d.core.jobs import Allocation, Job, JobState
 _SAME_EPOCHS = 0.001
 
 
-@dataclass(frozen=True, slots=True)
-class JobLine:
-    """A job with its newest decision."""
+def why_of(status: JobStatus) -> str:
+    """Reason of a job's newest decision, what the job waits for, or why it ended."""
+    job = status.job
+    if job.state.ended:
+        return job.end_reason
+    if job.state is JobState.SUBMITTED:
+        return job.end_reason or "waits for the first heartbeat of its coordinator"
+    if status.decided is None:
+        return "runs at a fixed size, which dl2d does not change" if job.static else "waits for its first decision"
+    return status.decided.binding_reason.text
 
-    job: Job
-    #: None before the first decision and after the end.
-    decided: JobDecision | None
 
-    @classmethod
-    def of(cls, status: JobStatus) -> JobLine:
-        """The line of a job, with its progress until now."""
-        return cls(as_of_now(status.job), status.decided)
+def remark_on(job: Job) -> str:
+    """What the job file says otherwise than the script does; empty for nothing."""
+    declared, trained = job.request.epochs, job.script_epochs
+    if trained is None or math.isclose(trained, declared, rel_tol=_SAME_EPOCHS):
+        return ""
+    return (
+        f"the script trains {trained:.6g} epochs, but its job file says epochs: {declared:g}, from which dl2d "
+        "computes the remaining work; correct the job file"
+    )
 
-    @property
-    def why(self) -> str:
-        """Reason of the newest decision, what the job waits for, or why it ended."""
-        job = self.job
-        if job.state.ended:
-            return job.end_reason
-        if job.state is JobState.SUBMITTED:
-            return job.end_reason or "waits for the first heartbeat of its coordinator"
-        if self.decided is None:
-            return "runs at a fixed size, which dl2d does not change" if job.static else "waits for its first decision"
-        return self.decided.binding_reason.text
 
-    @property
-    def remark(self) -> str:
-        """What the job file says otherwise than the script does; empty for nothing."""
-        declared, trained = self.job.request.epochs, self.job.script_epochs
-        if trained is None or math.isclose(trained, declared, rel_tol=_SAME_EPOCHS):
-            return ""
-        return (
-            f"the script trains {trained:.6g} epochs, but its job file says epochs: {declared:g}, from which dl2d "
-            "computes the remaining work; correct the job file"
-        )
-
-    def as_json(self) -> dict[str, object]:
-        """For ``--json``."""
-        job, progress, decided = self.job, self.job.progress, self.decided
-        reason = None if decided is None else decided.binding_reason
-        return {
-            "job": job.key.slug,
-            "id": job.key.id,
-            "anchor": job.anchor,
-            "name": job.request.name,
-            "user": job.owner.user,
-            "model": job.request.model,
-            "state": str(job.state),
-            "allocation": allocation_json(Allocation(progress.workers, progress.ps)),
-            "decided": None if decided is None else allocation_json(decided.allocation),
-            "epoch": progress.epoch,
-            "epochs": job.request.epochs,
-            "script_epochs": job.script_epochs,
-            "epoch_is": "hour" if job.unreported else "epoch",
-            "version": progress.version,
-            "total_versions": progress.total_versions,
-            "steps_per_second": progress.steps_per_second,
-            "samples_per_second": progress.samples_per_second,
-            "loss": progress.loss,
-            "reported_at": progress.at or None,
-            "submitted_at": job.key.submitted,
-            "started_at": job.started_at,
-            "ended_at": job.ended_at,
-            "constraint": None if reason is None else str(reason.constraint),
-            "why": self.why,
-            "digest": job.digest or None,
-            "static": job.static,
-        }
+def job_json(status: JobStatus) -> dict[str, object]:
+    """A job for ``--json``."""
+    job, progress, decided = status.job, status.job.progress, status.decided
+    reason = None if decided is None else decided.binding_reason
+    return {
+        "job": job.key.slug,
+        "id": job.key.id,
+        "anchor": job.anchor,
+        "name": job.request.name,
+        "user": job.owner.user,
+        "model": job.request.model,
+        "state": str(job.state),
+        "allocation": allocation_json(Allocation(progress.workers, progress.ps)),
+        "decided": None if decided is None else allocation_json(decided.allocation),
+        "epoch": progress.epoch,
+        "epochs": job.request.epochs,
+        "script_epochs": job.script_epochs,
+        "epoch_is": "hour" if job.unreported else "epoch",
+        "version": progress.version,
+        "total_versions": progress.total_versions,
+        "steps_per_second": progress.steps_per_second,
+        "samples_per_second": progress.samples_per_second,
+        "loss": progress.loss,
+        "reported_at": progress.at or None,
+        "submitted_at": job.key.submitted,
+        "started_at": job.started_at,
+        "ended_at": job.ended_at,
+        "constraint": None if reason is None else str(reason.constraint),
+        "why": why_of(status),
+        "digest": job.digest or None,
+        "static": job.static,
+    }
 
 
 def as_of_now(job: Job) -> Job:

@@ -65,10 +65,10 @@ def list_policies(as_json: JsonOption = False, config: ConfigOption = DEFAULT_PA
             changes = store.registry.changes(limit=1000)
             runs = store.registry.runs(limit=100)
         found |= {
-            "versions": [as_plain(each) for each in versions],
-            "trials": [as_plain(each) for each in trials],
-            "changes": [as_plain(each) for each in changes],
-            "learning": [as_plain(each) for each in runs],
+            "versions": as_plain(versions),
+            "trials": as_plain(trials),
+            "changes": as_plain(changes),
+            "learning": as_plain(runs),
         }
     if as_json:
         print_json(found)

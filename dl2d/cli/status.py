@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Annotated, Final
 
 import typer
@@ -12,9 +12,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from dl2d.cli.canary_summary import canary_in_force, canary_json, canary_sentence
+from dl2d.cli.canary_summary import canary_json, canary_sentence, newest_canary
 from dl2d.cli.daemon_health import DaemonHealth
-from dl2d.cli.job_status_line import JobLine
+from dl2d.cli.job_status_line import as_of_now, job_json, remark_on, why_of
 from dl2d.cli.job_views_source import job_source
 from dl2d.cli.options import ConfigOption, JsonOption
 from dl2d.cli.output import (
@@ -29,11 +29,9 @@ from dl2d.cli.output import (
     table,
 )
 from dl2d.config.settings import DEFAULT_PATH
-from dl2d.core.cluster import Task
 from dl2d.core.daemon_mode import Mode
-from dl2d.core.job_views import StatusView
+from dl2d.core.job_views import JobStatus, StatusView, TaskStatus
 from dl2d.core.jobs import JobState
-from dl2d.core.store import TaskReport
 
 _DAY = 86_400.0
 #: Seconds between two looks at the store, or at what the daemon's job API shows.
@@ -98,7 +96,10 @@ def status(
             _watch(look, _WATCH_SECONDS if source.site else _WATCH_API_SECONDS, newest=newest)
             return
         seen = look()
-        canary = None if source.site is None else canary_in_force(source.site[1], source.site[0], seen.mode)
+        canary = None
+        if source.site is not None and seen.mode is Mode.CANARY:
+            settings, store = source.site
+            canary = newest_canary(store, settings)
         if as_json:
             tried = None if canary is None else canary_json(*canary)
             shown = _as_json(seen, newest=newest, with_tasks=job is not None)
@@ -110,9 +111,9 @@ def status(
             print_text(canary_sentence(*canary))
         lines = _lines(seen, newest=newest)
         if lines:
-            print_tables(*_tables(lines, _task_lines(seen), time.time()))
-            if job is not None and lines[0].remark:
-                print_text(lines[0].remark)
+            print_tables(*_tables(lines, seen.tasks, time.time()))
+            if job is not None and (remark := remark_on(lines[0].job)):
+                print_text(remark)
         else:
             typer.echo(_NO_JOBS_OF_A_DAY if every else _NO_JOBS)
         if seen.left_out:
@@ -121,42 +122,29 @@ def status(
             typer.echo(f"store: {byte_size(seen.store_bytes)}")
 
 
-@dataclass(frozen=True, slots=True)
-class TaskLine:
-    """A task and the newest report of its coordinator on it."""
-
-    id: str
-    #: None where the resource manager has not listed the task of an observed job yet.
-    task: Task | None
-    report: TaskReport | None
-
-    @property
-    def remark(self) -> str:
-        """Note of the daemon, reason of its end, slowdown."""
-        report = self.report
-        words = [self.task.note if self.task is not None else ""]
-        if report is not None:
-            words.append(report.how)
-            if report.slowdown is not None:
-                words.append(f"{report.slowdown:g} times slower: {report.slowdown_reason}")
-        return "; ".join(word for word in words if word)
-
-    def as_json(self) -> dict[str, object]:
-        """What ``--json`` shows of it; memory in MiB."""
-        task, report = self.task, self.report
-        shown: dict[str, object] = {"task": self.id}
-        if task is not None:
-            shown |= {"role": str(task.role), "state": str(task.state), "node": task.node,
-                      "since": task.since, "note": task.note}  # fmt: skip
-        return {**shown, "report": None if report is None else asdict(report)}
+def _task_remark(line: TaskStatus) -> str:
+    """Note of the daemon, reason of its end, slowdown."""
+    report = line.report
+    words = [line.task.note if line.task is not None else ""]
+    if report is not None:
+        words.append(report.how)
+        if report.slowdown is not None:
+            words.append(f"{report.slowdown:g} times slower: {report.slowdown_reason}")
+    return "; ".join(word for word in words if word)
 
 
-def _task_lines(seen: StatusView) -> tuple[TaskLine, ...]:
-    return tuple(TaskLine(*each) for each in seen.tasks)
+def _task_json(line: TaskStatus) -> dict[str, object]:
+    """A task for ``--json``; memory in MiB."""
+    task, report = line.task, line.report
+    shown: dict[str, object] = {"task": line.id}
+    if task is not None:
+        shown |= {"role": str(task.role), "state": str(task.state), "node": task.node,
+                  "since": task.since, "note": task.note}  # fmt: skip
+    return {**shown, "report": None if report is None else asdict(report)}
 
 
-def _lines(seen: StatusView, *, newest: bool) -> tuple[JobLine, ...]:
-    lines = tuple(map(JobLine.of, seen.jobs))
+def _lines(seen: StatusView, *, newest: bool) -> tuple[JobStatus, ...]:
+    lines = tuple(each._replace(job=as_of_now(each.job)) for each in seen.jobs)
     return lines[::-1] if newest else lines
 
 
@@ -166,7 +154,7 @@ def _watch(look: Callable[[], StatusView], seconds: float, *, newest: bool) -> N
             while True:
                 seen = look()
                 grid = Table.grid()
-                for part in _tables(_lines(seen, newest=newest), _task_lines(seen), time.time()):
+                for part in _tables(_lines(seen, newest=newest), seen.tasks, time.time()):
                     grid.add_row(part)
                 live.update(grid, refresh=True)
                 time.sleep(seconds)
@@ -174,25 +162,25 @@ def _watch(look: Callable[[], StatusView], seconds: float, *, newest: bool) -> N
             return
 
 
-def _tables(lines: Sequence[JobLine], tasks: Sequence[TaskLine], now: float) -> list[Table]:
+def _tables(lines: Sequence[JobStatus], tasks: Sequence[TaskStatus], now: float) -> list[Table]:
     parts = [table(_HEADINGS, (_row(line, now) for line in lines), dispensable=_DISPENSABLE)]
     if tasks:
         parts.append(table(_TASK_HEADINGS, (_task_row(line, now) for line in tasks)))
     return parts
 
 
-def _task_row(line: TaskLine, now: float) -> tuple[str, ...]:
+def _task_row(line: TaskStatus, now: float) -> tuple[str, ...]:
     task, report = line.task, line.report
     at_all = (line.id, str(task.state), task.node, duration(now - task.since)) if task else (line.id, "", "", "")
     if report is None:
-        return (*at_all, "-", "-", "-", "-", line.remark)
+        return (*at_all, "-", "-", "-", "-", _task_remark(line))
     return (
         *at_all,
         "-" if report.cpu_percent is None else f"{report.cpu_percent:.0f}%",
         _size(report.memory_peak if report.memory is None else report.memory),
         "-" if report.gpu_percent is None else f"{report.gpus}x{report.gpu_percent:.0f}%",
         "-" if report.step_ms is None else f"{number(report.step_ms)}/{number(report.step_p95_ms)}",
-        line.remark,
+        _task_remark(line),
     )
 
 
@@ -202,7 +190,7 @@ def _size(mebibytes: float | None) -> str:
     return f"{mebibytes:.0f}M" if mebibytes < 1024 else f"{mebibytes / 1024:.1f}G"
 
 
-def _row(line: JobLine, now: float) -> tuple[str | Text, ...]:
+def _row(line: JobStatus, now: float) -> tuple[str | Text, ...]:
     job, progress, decided = line.job, line.job.progress, line.decided
     ended = job.state.ended
     return (
@@ -217,7 +205,7 @@ def _row(line: JobLine, now: float) -> tuple[str | Text, ...]:
         "-" if ended else number(progress.steps_per_second),
         number(progress.loss),
         duration((job.ended_at or now) - job.key.submitted),
-        line.why,
+        why_of(line),
     )
 
 
@@ -232,8 +220,8 @@ def _as_json(seen: StatusView, *, newest: bool, with_tasks: bool) -> dict[str, o
         "slot": seen.slot,
         "mode": str(seen.mode),
         "store_bytes": seen.store_bytes,
-        "jobs": [line.as_json() for line in _lines(seen, newest=newest)],
+        "jobs": [job_json(line) for line in _lines(seen, newest=newest)],
     }
     if with_tasks:
-        shown["tasks"] = [line.as_json() for line in _task_lines(seen)]
+        shown["tasks"] = [_task_json(line) for line in seen.tasks]
     return shown

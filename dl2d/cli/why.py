@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dl2d.cli.job_status_line import JobLine, allocation_json, as_of_now
+from dl2d.cli.job_status_line import allocation_json, as_of_now, job_json, remark_on, why_of
 from dl2d.cli.job_views_source import job_source
 from dl2d.cli.options import ConfigOption, JobArgument, JsonOption
 from dl2d.cli.output import duration, moment, print_json, print_text
@@ -18,7 +18,7 @@ from dl2d.config.settings import DEFAULT_PATH, Settings
 from dl2d.core.cluster import Task
 from dl2d.core.decision import Constraint, JobDecision, Reason
 from dl2d.core.errors import ConfigError, RequestError
-from dl2d.core.job_views import DecisionView, WhyView
+from dl2d.core.job_views import DecisionView, JobStatus, WhyView
 from dl2d.core.json_codec import as_plain
 from dl2d.core.store import DecisionEntry
 
@@ -96,10 +96,10 @@ def _text(seen: WhyView, answers: Sequence[Answer], now: float) -> list[str]:
         lines.append(f"  ended        {moment(job.ended_at)}: {job.end_reason or 'no reason given'}")
     else:
         lines.append(f"  trains with  {progress.workers}w+{progress.ps}ps, epoch {progress.epoch:.2f}")
-    if remark := JobLine(job, None).remark:
+    if remark := remark_on(job):
         lines.append(f"  epochs       {remark}")
     if not answers:
-        lines.append(f"  no decision  {JobLine(job, None).why}")
+        lines.append(f"  no decision  {why_of(JobStatus(job, None))}")
     for answer in answers:
         lines += ["", *_decision_text(answer, tasks)]
     if tasks:
@@ -196,7 +196,7 @@ def _as_json(seen: WhyView, answers: Sequence[Answer]) -> dict[str, object]:
     job, tasks, lost = seen.job, seen.tasks, seen.lost
     newest = seen.decisions[-1].entry.decided if seen.decisions and not job.state.ended else None
     return {
-        **JobLine(job, newest).as_json(),
+        **job_json(JobStatus(job, newest)),
         "decisions": [_decision_json(answer) for answer in answers],
         "tasks": [
             {"task": task.id, "state": str(task.state), "node": task.node, "since": task.since, "note": task.note}
