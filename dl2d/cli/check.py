@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -352,13 +352,11 @@ def _store(settings: Settings) -> Finding:
 def _store_size(settings: Settings) -> str:
     """Size of the store, and where it is a file the room on its disk."""
     place = Place.parse(settings.store_url)
-    database = Database(place)
     try:
-        size = byte_size(database.size())
+        with closing(Database(place)) as database:
+            size = byte_size(database.size())
     except Dl2dError:  # another finding
         return "size unknown"
-    finally:
-        database.close()
     return f"{size}; {byte_size(shutil.disk_usage(place.file.parent).free)} free on its disk" if place.file else size
 
 

@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,11 +83,8 @@ def manager_answers(settings: Settings) -> Iterator[Finding]:
     """Whether Slurm answers, and what it says."""
     item = "slurm"
     try:
-        manager = load_manager(settings.resource_manager.name, manager_settings(settings), time.time)
-        try:
+        with closing(load_manager(settings.resource_manager.name, manager_settings(settings), time.time)) as manager:
             capabilities, listing = manager.capabilities(), manager.listing()
-        finally:
-            manager.close()
     except Dl2dError as error:
         yield Finding(item, False, str(error))
         return

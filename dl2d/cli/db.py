@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -61,14 +62,10 @@ def export(
     place = Place.parse(load_settings(config).store_url)
     if place.is_missing():
         raise SchemaOutdated(f"there is no store at {place}")
-    database = Database(place)
-    try:
-        with console().status("exporting") as shown:
-            rows = write_files(
-                database, folder, table or (), done=lambda name, count: shown.update(f"{name}: {count} rows")
-            )
-    finally:
-        database.close()
+    with closing(Database(place)) as database, console().status("exporting") as shown:
+        rows = write_files(
+            database, folder, table or (), done=lambda name, count: shown.update(f"{name}: {count} rows")
+        )
     if as_json:
         typer.echo(json.dumps({"folder": str(folder), "rows": rows}))
     else:

@@ -76,8 +76,9 @@ def configure_logging(settings: LogSettings) -> None:
         structlog.processors.StackInfoRenderer(),
     ]
     renderer: structlog.typing.Processor = structlog.processors.JSONRenderer() if as_json else _console()
+    last = [structlog.processors.format_exc_info, escape, renderer]
     structlog.configure(
-        processors=[*shared, structlog.processors.format_exc_info, escape, renderer],
+        processors=[*shared, *last],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _LossyStream(sys.stderr))),
         cache_logger_on_first_use=False,
@@ -86,12 +87,7 @@ def configure_logging(settings: LogSettings) -> None:
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
-            processors=[
-                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.processors.format_exc_info,
-                escape,
-                renderer,
-            ],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
         )
     )
     root = logging.getLogger()

@@ -33,8 +33,5 @@ def reading(settings: Settings) -> Iterator[SqlStore]:
     """The store, opened without the lease and without a change of its schema, as beside a running daemon."""
     from dl2d.store.sql_store import SqlStore  # noqa: PLC0415 - half a second that commands without a store do not wait for
 
-    store = SqlStore(settings.store_url)
-    try:
+    with contextlib.closing(SqlStore(settings.store_url)) as store:
         yield store
-    finally:
-        store.close()

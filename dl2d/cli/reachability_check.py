@@ -7,6 +7,7 @@ import stat
 import sysconfig
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -81,14 +82,11 @@ def probe_findings(settings: Settings, user: str) -> Iterator[Finding]:
     name = settings.resource_manager.name
     runner = Path(sysconfig.get_path("scripts")) / "dl2-run"
     try:
-        manager = load_manager(name, manager_settings(settings), time.time)
-        try:
+        with closing(load_manager(name, manager_settings(settings), time.time)) as manager:
             if not isinstance(manager, ProbeManager):
                 yield Finding("probe", False, f"the resource manager {name} has no probe; only slurm has one")
                 return
             steps = manager.probe(str(runner), user, _PROBE_SECONDS)
-        finally:
-            manager.close()
     except Dl2dError as error:
         yield Finding("probe job", False, str(error))
         return

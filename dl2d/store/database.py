@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from sqlalchemy import Connection, Engine, create_engine, event
@@ -156,21 +156,14 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if options.get(_WRITE) else "BEGIN")
 
 
-class Fence(Protocol):
-    """Stops a writer whose lease has passed to another daemon."""
-
-    def check(self, connection: Connection) -> None:
-        """Raise ``AlreadyRunning`` if so; called first in each writing transaction."""
-        ...
-
-
 class Database:
     """Transactions on one store, for any number of threads."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
         self.engine = open_engine(place)
-        self.fence: Fence | None = None
+        #: Called first in each writing transaction; raises ``AlreadyRunning`` if another daemon has the lease.
+        self.fence: Callable[[Connection], None] | None = None
         self._closed = False
         self._file = None if place.file is None else SqliteFile(place.file)
         # SQLite has one writer at a time. Waiting for a lock of ours is fair and wakes at once; waiting for
@@ -198,7 +191,7 @@ class Database:
             if self.fence is not None:
                 if self.place.is_postgresql:  # one that stands still in the middle must not keep its locks
                     connection.exec_driver_sql(_END_IDLE)
-                self.fence.check(connection)
+                self.fence(connection)
             yield connection
 
     def size(self) -> int:

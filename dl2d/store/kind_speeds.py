@@ -47,14 +47,10 @@ _PAGE = 256
 
 
 def _values(tally: Tally) -> Values:
-    point, other = tally.point, tally.other
+    point, other = tally.point._asdict(), tally.other
+    del point["allocation"]
     return {
-        "samples_per_second": point.samples_per_second,
-        "measurements": point.measurements,
-        "jobs": point.jobs,
-        "at": point.at,
-        "since": point.since,
-        "previous_speed": point.previous_speed,
+        **point,
         "job": tally.job,
         "other_samples_per_second": None if other is None else other.samples_per_second,
         "other_measurements": 0 if other is None else other.measurements,

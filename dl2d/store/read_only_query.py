@@ -37,8 +37,7 @@ def _read_only(place: Place) -> Iterator[Connection]:
         raise SchemaOutdated(
             f"there is no database at {place}; the daemon's first start or `dl2d db upgrade` creates it"
         )
-    database = Database(place)
-    try:
+    with contextlib.closing(Database(place)) as database:
         with database.reading("opening the database") as connection:
             schema.check(connection, place)
         with database.engine.connect() as connection:
@@ -46,8 +45,6 @@ def _read_only(place: Place) -> Iterator[Connection]:
             connection.exec_driver_sql(read_only if place.is_postgresql else "PRAGMA query_only = ON")
             connection.commit()
             yield connection
-    finally:
-        database.close()
 
 
 def _answer(connection: Connection, query: str) -> tuple[list[str], Rows]:

@@ -55,12 +55,9 @@ def current(url: str) -> str | None:
     place = Place.parse(url)
     if place.in_memory or place.is_missing():
         return None
-    database = Database(place)
-    try:
-        with database.reading("reading the schema's version") as connection:
-            return revision_of(connection)
-    finally:
-        database.close()
+    doing = "reading the schema's version"
+    with contextlib.closing(Database(place)) as database, database.reading(doing) as connection:
+        return revision_of(connection)
 
 
 def upgrade(url: str) -> None:
@@ -84,20 +81,16 @@ def upgrade(url: str) -> None:
     if place.file is not None:
         with translated(place, "setting up the write-ahead log"):
             sqlite_file.create(place.file, LOCK_SECONDS)
-    database = Database(place)
-    try:
-        with database.writing("upgrading the schema") as connection:
-            if place.is_postgresql:
-                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
-            found = revision_of(connection)
-            check_known(found, place)
-            if found not in (None, head()):
-                _check_unused(database)
-                # A suspended daemon that has lost its lock must not go on either, with code for the old schema.
-                connection.execute(update(LeaseRow).values(term=LeaseRow.term + 1, holder="dl2d db upgrade"))
-            migrate(connection)
-    finally:
-        database.close()
+    with contextlib.closing(Database(place)) as database, database.writing("upgrading the schema") as connection:
+        if place.is_postgresql:
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
+        found = revision_of(connection)
+        check_known(found, place)
+        if found not in (None, head()):
+            _check_unused(database)
+            # A suspended daemon that has lost its lock must not go on either, with code for the old schema.
+            connection.execute(update(LeaseRow).values(term=LeaseRow.term + 1, holder="dl2d db upgrade"))
+        migrate(connection)
 
 
 def _check_unused(database: Database) -> None:
@@ -121,15 +114,11 @@ def grant_reading(url: str, role: str) -> None:
     place = Place.parse(url)
     if not place.is_postgresql:
         raise StoreError(f"{place} is an SQLite file, which has no roles: give the file to a group that may read it")
-    database = Database(place)
-    try:
-        with database.writing(f"granting {role} to read") as connection:
-            check(connection, place)
-            quoted = connection.dialect.identifier_preparer.quote_identifier(role)
-            for what in readable():
-                connection.exec_driver_sql(f"GRANT SELECT {what} TO {quoted}")
-    finally:
-        database.close()
+    with contextlib.closing(Database(place)) as database, database.writing(f"granting {role} to read") as connection:
+        check(connection, place)
+        quoted = connection.dialect.identifier_preparer.quote_identifier(role)
+        for what in readable():
+            connection.exec_driver_sql(f"GRANT SELECT {what} TO {quoted}")
 
 
 def migrate(connection: Connection) -> None:

@@ -115,7 +115,7 @@ class SqlStore(SqlJobs, SqlTasks, SqlResizes, SqlRuntimePlans, SqlSlots, SqlGuar
             self._locked = False
             raise
         self._term, self._holder = term, holder
-        self._database.fence = self
+        self._database.fence = self._check_fence
 
     def renew_lease(self) -> None:
         """Give a sign of life as the holder. Raises ``AlreadyRunning`` if another daemon has the lease.
@@ -149,7 +149,7 @@ class SqlStore(SqlJobs, SqlTasks, SqlResizes, SqlRuntimePlans, SqlSlots, SqlGuar
         with self._database.reading("checking the lease") as connection:
             self._check_term(self._sign_in(connection))
 
-    def check(self, connection: Connection) -> None:
+    def _check_fence(self, connection: Connection) -> None:
         """Refuse to write once another daemon has taken the store, e.g. while this one stood still.
 
         The row is locked until the transaction ends (in SQLite the whole database is), so no daemon can take over in
