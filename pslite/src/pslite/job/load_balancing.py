@@ -128,14 +128,6 @@ def _filled(costs: Mapping[str, float], tasks: Sequence[str]) -> list[float]:
     return [costs.get(task, usual) for task in tasks]
 
 
-@dataclass
-class _Promise:
-    """What the last division was to bring, and how long a step took before."""
-
-    step: float
-    gain: float
-
-
 class LoadBalancer:
     """Measures the members of a job, and says when its work should be divided anew.
 
@@ -162,7 +154,8 @@ class LoadBalancer:
         self._since = 0.0
         self._divided_at = float("-inf")
         self._pause = rule.pause
-        self._promise: _Promise | None = None
+        #: seconds of a step at most if the last division has brought half of what it promised; None: that is known
+        self._promised: float | None = None
         self._members: frozenset[str] = frozenset()
 
     def begin(self, now: float, plan: Plan) -> None:
@@ -174,7 +167,7 @@ class LoadBalancer:
         members = frozenset(plan.tasks())
         if members != self._members:
             self._members = members
-            self._promise, self._pause = None, self._rule.pause
+            self._promised, self._pause = None, self._rule.pause
 
     def note(self, task: str, pace: Throughput | None, steps: StepTimes | None) -> None:
         """Take what a member has said with a heartbeat."""
@@ -224,7 +217,7 @@ class LoadBalancer:
         if now - self._since < rule.steady or now - self._divided_at < self._pause:
             return None
         self._divided_at, self._since = now, 0.0
-        self._promise = _Promise(step, proposal.gain)
+        self._promised = step * (1 - proposal.gain / 2)
         self.division = proposal.division
         return proposal
 
@@ -244,10 +237,9 @@ class LoadBalancer:
 
     def _keep_word(self, step: float) -> None:
         """See whether the last division has brought what it promised: if not, be slower to make another."""
-        promise, self._promise = self._promise, None
-        if promise is not None:
-            kept = 1 - step / promise.step >= promise.gain / 2
-            self._pause = self._rule.pause if kept else min(self._rule.most_pause, 2 * self._pause)
+        promised, self._promised = self._promised, None
+        if promised is not None:
+            self._pause = self._rule.pause if step <= promised else min(self._rule.most_pause, 2 * self._pause)
 
     def _propose(
         self,

@@ -185,17 +185,15 @@ def choose_backups(
     """
     loads = [0] * len(servers)
     chosen = []
+    if len(servers) == 1:
+        return (-1,) * len(blocks)
     for block, owner in zip(blocks, owners, strict=True):
-        places = [i for i in range(len(servers)) if i != owner]
-        if not places:
-            return (-1,) * len(blocks)
         holders = holders_of(previous, block.number)
-
-        def rank(place: int, owner: int = owner, holders: Collection[str] = holders) -> tuple[bool, bool, int, int]:
-            member = servers[place]
-            return member.host == servers[owner].host, member.task not in holders, loads[place], place
-
-        best = min(places, key=rank)
+        *_, best = min(
+            (member.host == servers[owner].host, member.task not in holders, loads[place], place)
+            for place, member in enumerate(servers)
+            if place != owner
+        )
         loads[best] += block.nbytes
         chosen.append(best)
     return tuple(chosen)

@@ -46,7 +46,7 @@ class Updater:
         self,
         optimizer: Optimizer,
         state: Array,
-        gradient: Array,
+        gradient: Array | Rows,
         samples: float,
         version: int,
         clip: float = 1.0,
@@ -55,6 +55,9 @@ class Updater:
     ) -> None:
         """Turn version `version` of a block into the next one.
 
+        In a sparse block other rows than the gradient's stay as they are.  That is what torch.optim.SparseAdam does
+        too ("lazy": the moments of other rows do not decay); for plain SGD it is the same as with all rows.
+
         Parameters
         ----------
         optimizer
@@ -62,7 +65,7 @@ class Updater:
         state
             shape (1 + slots, n); row 0 is the weights, the others the optimizer's; changed in place.
         gradient
-            shape (n,), the *sum* over samples; stays as it is.
+            shape (n,), or rows of it, the *sum* over samples; stays as it is.
         samples
             the number of samples in the sum, or what else it is divided by.
         version
@@ -75,6 +78,13 @@ class Updater:
             how often the state was updated before, for Adam's bias correction; None for `version`.
 
         """
+        if isinstance(gradient, Rows):
+            rows = state.reshape(state.shape[0], -1, gradient.values.shape[1])
+            part = rows[:, gradient.numbers]
+            flat = part.reshape(state.shape[0], -1)
+            self.apply(optimizer, flat, gradient.values.reshape(-1), samples, version, clip, updates=updates)
+            rows[:, gradient.numbers] = flat.reshape(part.shape)
+            return
         if isinstance(optimizer, LAMB) and sum(size for size, _ in factors) != gradient.size:
             raise ValueError("LAMB needs a factor for each tensor in the block")
         if isinstance(optimizer, Sum):
@@ -95,27 +105,6 @@ class Updater:
                 np.subtract(part[0], scratch, out=part[0])
             else:
                 np.add(part[0], grad, out=part[0])
-
-    def apply_rows(
-        self,
-        optimizer: Optimizer,
-        state: Array,
-        gradient: Rows,
-        samples: float,
-        version: int,
-        clip: float = 1.0,
-        updates: int | None = None,
-    ) -> None:
-        """Turn version `version` of a sparse block into the next one: other rows than the gradient's stay as they are.
-
-        That is what torch.optim.SparseAdam does too ("lazy": the moments of other rows do not decay); for plain SGD it
-        is the same as with all rows.
-        """
-        width = gradient.values.shape[1]
-        rows = state.reshape(state.shape[0], -1, width)
-        part = rows[:, gradient.numbers].reshape(state.shape[0], -1)
-        self.apply(optimizer, part, gradient.values.reshape(-1), samples, version, clip, updates=updates)
-        rows[:, gradient.numbers] = part.reshape(state.shape[0], -1, width)
 
     def squares(
         self,

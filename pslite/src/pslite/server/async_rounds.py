@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from pslite.errors import ProtocolError
 from pslite.net.tensor_frames import PARAM, Header, Link
 from pslite.numeric.sparse_rows import Rows
-from pslite.server.block_state import Array, BlockState, Idle
+from pslite.server.block_state import BlockState, Gradient, Idle
 from pslite.server.block_step import Step
 from pslite.server.plan_activation import NO_ANNOUNCEMENT
 from pslite.server.rounds import Rounds
@@ -40,7 +40,7 @@ class AsynchronousRounds(Rounds):
     def _is_still_awaited(self, link: Link, header: Header) -> bool:  # noqa: ARG002
         return True  # asynchronous jobs have no replicas: no failover sets blocks back
 
-    def _add(self, link: Link, header: Header, block: BlockState, gradient: Array | Rows | Idle) -> None:
+    def _add(self, link: Link, header: Header, block: BlockState, gradient: Gradient) -> None:
         if isinstance(gradient, Idle):
             raise ProtocolError(f"{link.task} pushed no gradient: workers of an asynchronous job push all keys")
         assert not isinstance(gradient, Rows)  # asynchronous jobs have no sparse blocks

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import InitVar, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +47,7 @@ class BufferPool:
         free = self._free.get(key)
         return free.pop() if free else np.zeros(key[1], dtype=key[0])
 
-    def give(self, buffer: Array | Rows | Idle) -> None:
+    def give(self, buffer: Gradient) -> None:
         """Take a buffer back for reuse.
 
         Not kept are rows and the bytes in which rows arrived (uint8), as their sizes differ, and a worker's shared
@@ -79,6 +79,8 @@ class Idle:
 
 
 IDLE = Idle()
+#: a gradient of a block, or a sum of them
+Gradient: TypeAlias = Array | Rows | Idle
 
 
 @dataclass(eq=False, slots=True)
@@ -130,9 +132,9 @@ class BlockState:
     #: synchronous jobs: tree nodes of the present step that have been pushed
     received: set[int] = field(default_factory=set)
     #: synchronous jobs: partial sums of the present step
-    sums: TreeSum[Array | Rows | Idle] = field(init=False)
+    sums: TreeSum[Gradient] = field(init=False)
     #: synchronous jobs: the sum of the present step, when it is complete
-    total: Array | Rows | Idle | None = None
+    total: Gradient | None = None
     #: synchronous jobs: steps without a gradient, which the optimizer does not count; whether the last was one
     idle: int = 0
     unchanged: bool = False

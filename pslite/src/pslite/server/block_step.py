@@ -15,7 +15,7 @@ from pslite.net.messages import Clip, Norm, Trust
 from pslite.numeric.norms import Squares
 from pslite.numeric.optimizers import Updater, square_norm
 from pslite.numeric.sparse_rows import Rows, parse
-from pslite.server.block_state import IDLE, Array, BlockState, Idle
+from pslite.server.block_state import IDLE, Array, BlockState, Gradient, Idle
 from pslite.server.server_state import ServerState
 
 #: the vectors of which sums of squares are reported: the mean gradient (for clipping), or LAMB's update and weights
@@ -27,7 +27,7 @@ class Step:
     """Everything that the optimizer needs to turn a version of a block into the next one."""
 
     #: sum of the gradients
-    total: Array | Rows | Idle
+    total: Gradient
     #: number of samples in the sum, which makes it a mean
     divisor: float
     #: factor of the mean gradient by clipping; 1 if the norm of all gradients is within the limit
@@ -83,7 +83,7 @@ class Steps:
     def _updater(self) -> Updater:
         return Updater(self.server.spec.clip_value)
 
-    def make(self, block: BlockState, total: Array | Rows | Idle) -> Step | None:
+    def make(self, block: BlockState, total: Gradient) -> Step | None:
         """Return the step of a block whose gradient sum is complete.
 
         If a factor has not come from the coordinator yet, return None and keep the sums of squares that the
@@ -145,13 +145,11 @@ class Steps:
         updates = block.version - block.idle if updates is None else updates
         version = updates + block.definition.since if version is None else version
         self.server.meter.add(block.definition.nbytes)
+        pieces = self.server.tensors.pieces[block.number] if step.factors else ()
+        factors = tuple((piece.size, factor) for piece, factor in zip(pieces, step.factors, strict=True))
+        self._updater.apply(optimizer, block.state, total, step.divisor, version, step.clip, factors, updates)
         if isinstance(total, Rows):
-            self._updater.apply_rows(optimizer, block.state, total, step.divisor, version, step.clip, updates)
             block.note_rows(total)
-        else:
-            pieces = self.server.tensors.pieces[block.number] if step.factors else ()
-            factors = tuple((piece.size, factor) for piece, factor in zip(pieces, step.factors, strict=True))
-            self._updater.apply(optimizer, block.state, total, step.divisor, version, step.clip, factors, updates)
 
     def take_factors(self, message: Clip | Trust) -> bool:
         """Take factors from the coordinator; return False if they belong to a step that is done."""

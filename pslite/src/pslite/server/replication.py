@@ -18,8 +18,8 @@ from pslite.errors import ProtocolError
 from pslite.fault_points import FaultPoint, FaultPoints
 from pslite.job.blocks import Block
 from pslite.net.tensor_frames import REPLICATE, REPLICATED, SEED, SEEDED, Header, Link
-from pslite.numeric.sparse_rows import Rows, checked_length
-from pslite.server.block_state import Array, BlockState, BufferPool, Idle
+from pslite.numeric.sparse_rows import checked_length
+from pslite.server.block_state import Array, BlockState, BufferPool, Gradient
 from pslite.server.block_step import Step
 
 #: the most seeds that are sent at a time, as answers to workers go first
@@ -32,7 +32,7 @@ class _UnacknowledgedStep:
 
     block: BlockState
     version: int
-    total: Array | Rows | Idle
+    total: Gradient
     #: backups that have not acknowledged it
     waits_for: set[str]
 

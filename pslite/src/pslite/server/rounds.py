@@ -38,7 +38,7 @@ from pslite.net.tensor_frames import (
 from pslite.numeric.gradient_encoding import Encoding
 from pslite.numeric.sparse_rows import Rows, parse
 from pslite.server.block_handoff import Handoff
-from pslite.server.block_state import IDLE, Array, BlockState, Idle
+from pslite.server.block_state import IDLE, Array, BlockState, Gradient, Idle
 from pslite.server.block_step import Steps
 from pslite.server.data_connections import Connections
 from pslite.server.server_state import ANY_WORKER, ServerState
@@ -124,7 +124,7 @@ class Rounds(ABC):
         """Return whether to add a push that was admitted before its gradient arrived."""
 
     @abstractmethod
-    def _add(self, link: Link, header: Header, block: BlockState, gradient: Array | Rows | Idle) -> None:
+    def _add(self, link: Link, header: Header, block: BlockState, gradient: Gradient) -> None:
         """Add a gradient, whose memory is the callee's from now on."""
 
     def not_admitted(self, link: Link, header: Header) -> None:
@@ -282,7 +282,7 @@ class SynchronousRounds(Rounds):
     def _is_still_awaited(self, link: Link, header: Header) -> bool:
         return self.admit(link, header)
 
-    def _add(self, link: Link, header: Header, block: BlockState, gradient: Array | Rows | Idle) -> None:
+    def _add(self, link: Link, header: Header, block: BlockState, gradient: Gradient) -> None:
         block.received.add(header.node)
         if not isinstance(gradient, Idle) and link.task == self.server.plan_of(block).first_worker:
             block.leads = True
@@ -294,9 +294,7 @@ class SynchronousRounds(Rounds):
             block.total = root[1]
             self.proceed(block)
 
-    def _combine(
-        self, left: Array | Rows | Idle, right: Array | Rows | Idle, encoding: Encoding | None
-    ) -> Array | Rows | Idle:
+    def _combine(self, left: Gradient, right: Gradient, encoding: Encoding | None) -> Gradient:
         """Return the sum of two tree nodes, in the memory of one of them if that is writable."""
         if isinstance(left, Idle):
             return right

@@ -114,10 +114,8 @@ class ModelReplica:
             updates = version - self._idle[block.number]
             schedule = updates + block.since
             factors = self._tensors.factors(block.number, trust) if block.number in lengths else ()
-            if some is None:
-                self._updater.apply(block.optimizer, state, part, count, schedule, clip, factors, updates)
-            else:
-                self._updater.apply_rows(block.optimizer, state, some, count, schedule, clip, updates)
+            total = part if some is None else some
+            self._updater.apply(block.optimizer, state, total, count, schedule, clip, factors, updates)
             self._weights.part(block)[:] = state[0]
 
     def updates(self, blocks: Iterable[int], version: int) -> list[int]:
