@@ -95,4 +95,5 @@ def distances(inputs_a: Floats, inputs_b: Floats) -> Floats:
 
 def _matern(distance: Floats, length: float, variance: float) -> Floats:
     scaled = distance * (np.sqrt(3.0) / length)
-    return variance * (1.0 + scaled) * np.exp(-scaled)
+    covariance: Floats = variance * (1.0 + scaled) * np.exp(-scaled)
+    return covariance

@@ -198,7 +198,8 @@ def merged_kinds(
 
 def _size_codes(points: Points) -> Ints:
     """One number for each size, in the order of sizes."""
-    return (points["workers"] << 32) + points["ps"]
+    codes: Ints = (points["workers"] << 32) + points["ps"]
+    return codes
 
 
 def _are_within(speeds_a: Floats, speeds_b: Floats, limit: float) -> Bools:

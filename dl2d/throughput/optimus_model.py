@@ -137,4 +137,5 @@ def adds_information(kind: TrainingKind, sizes: Sequence[Allocation], candidates
     _, singular_values, directions = np.linalg.svd(terms_at(kind, sizes) / scale)
     rank = int((singular_values > _TOLERANCE * singular_values[0]).sum())
     outside = np.linalg.norm(rows @ directions[rank:].T, axis=1)
-    return outside > _TOLERANCE * np.linalg.norm(rows, axis=1)
+    independent: Bools = outside > _TOLERANCE * np.linalg.norm(rows, axis=1)
+    return independent

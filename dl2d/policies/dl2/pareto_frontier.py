@@ -183,7 +183,8 @@ def _fastest_first(grid_of: Ints, speed: Floats, taken: Ints) -> Ints:
 
 def _ps_for_worker(worker: Ints, ps: Ints) -> Ints:
     """Number of PSs that together need no more of any resource than one worker; shapes (R, G), (R, G) -> (G,)."""
-    return np.where(ps > 0, worker // np.maximum(ps, 1), np.iinfo(np.int64).max).min(axis=0)
+    number: Ints = np.where(ps > 0, worker // np.maximum(ps, 1), np.iinfo(np.int64).max).min(axis=0)
+    return number
 
 
 def _candidates(grids: Sequence[SizeGrid], speeds: Floats, ps_for_worker: Ints) -> Bools:
@@ -263,7 +264,8 @@ def _dominated(amounts: NDArray[np.integer[Any]]) -> Bools:
     for taken in amounts[1:]:
         no_less &= np.greater_equal.outer(taken, taken)
     # The first size in a row is the size itself, unless an earlier (faster) one takes no more: that dominates it.
-    return no_less.argmax(axis=1) < np.arange(len(no_less))
+    dominated: Bools = no_less.argmax(axis=1) < np.arange(len(no_less))
+    return dominated
 
 
 def _speed_at_base(grid: SizeGrid) -> float:

@@ -127,4 +127,5 @@ def network_of(weights: Arrays, settings: Mapping[str, Any]) -> Network:
 def chosen(logits: Floats32, masks: NDArray[Any], noise: NDArray[Any] | None) -> Ints:
     """The best allowed action of each, shape (N,); with Gumbel noise, shape (N, 3J + 1), a draw from the softmax."""
     scores = logits if noise is None else logits + noise
-    return np.where(masks != 0, scores, -np.inf).argmax(axis=1)
+    best: Ints = np.where(masks != 0, scores, -np.inf).argmax(axis=1)
+    return best

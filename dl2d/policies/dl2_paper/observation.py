@@ -67,7 +67,8 @@ class Layout:
     def sizes_in(self, observations: Observations) -> Ints:
         """Workers and PSs of each job, shape (N, J, 2)."""
         scaled = self.jobs_of(observations)[:, :, self.types + 3 : self.types + 5]
-        return np.rint(scaled * _TASKS_SCALE).astype(np.int64)
+        sizes: Ints = np.rint(scaled * _TASKS_SCALE).astype(np.int64)
+        return sizes
 
     def bounds(self) -> tuple[Observations, Observations]:
         """Least and largest values of one observation, shape (length,) each."""
@@ -190,4 +191,5 @@ def dominant_share(sizes: Ints, demand: Ints, capacity: Ints) -> Floats:
         Of the whole cluster, 1 or more, shape (..., R).
     """
     held = sizes[..., 0, None] * demand[..., 0, :] + sizes[..., 1, None] * demand[..., 1, :]
-    return (held / capacity).max(axis=-1, initial=0.0)
+    share: Floats = (held / capacity).max(axis=-1, initial=0.0)
+    return share

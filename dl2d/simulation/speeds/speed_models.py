@@ -347,7 +347,8 @@ class Table:
         if len(self.points) == 1:
             return np.full(len(workers), self.points[0][2])
         distances = np.hypot(self._at[None, :, 0] - float(ps), self._at[None, :, 1] - workers[:, None])
-        return np.maximum((distances * self._weights[None, :]).sum(axis=1), 0.0)
+        speeds: Floats = np.maximum((distances * self._weights[None, :]).sum(axis=1), 0.0)
+        return speeds
 
 
 def _check_counts(workers: int, ps: int) -> None:
