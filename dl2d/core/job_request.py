@@ -22,6 +22,8 @@ from dl2d.core.resources import NO_RESOURCES, Resources
 
 MAX_EPOCHS = 1e6
 MAX_TASKS = 10_000
+#: Maximum length of the ``#DL2`` lines of a script together.
+_MAX_DIRECTIVES = 16_384
 _DIRECTIVE = re.compile(r"#DL2(?:\s+(.*))?", re.DOTALL)
 
 
@@ -228,14 +230,18 @@ def read_directives(script: str, *, where: str = "script") -> dict[str, object]:
     Raises
     ------
     RequestError
-        A line has no ``key=value``, or a key stands twice; names the line.
+        A line has no ``key=value``, a key stands twice, or the lines are too long; names the line.
     """
     found: dict[str, object] = {}
+    length = 0
     for number, line in enumerate(script.splitlines(), start=1):
         match = _DIRECTIVE.fullmatch(line.strip())
         if match is None:
             continue
         place = f"{where}, line {number}"
+        length += len(line)
+        if length > _MAX_DIRECTIVES:
+            raise RequestError("#DL2", f"the lines are longer than {_MAX_DIRECTIVES} characters", where=place)
         pairs = _split(match[1] or "", place)
         if not pairs:
             raise RequestError("#DL2", "the line has no key=value", where=place)

@@ -259,6 +259,7 @@ def test_a_quote_of_the_other_kind_is_kept() -> None:
     ("line", "key", "problem"),
     [
         ("#DL2", "#DL2", "the line has no key=value"),
+        pytest.param(f"#DL2 model={'x' * 20_000}", "#DL2", "the lines are longer than 16384 characters", id="long"),
         ("#DL2   ", "#DL2", "the line has no key=value"),
         ("#DL2 epochs", "#DL2", "'epochs' is not key=value"),
         ("#DL2 epochs 90", "#DL2", "'epochs' is not key=value"),

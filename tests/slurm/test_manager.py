@@ -678,6 +678,7 @@ def test_the_clusters_name_is_asked_for_once(slurm: FakeSlurm, manager_on: Manag
     able = manager.capabilities()
     assert (able.name, able.version, able.cluster) == ("slurm", "22.05.8", "fake")
     assert able.other_users
+    assert able.parallel_authentication
     assert not able.starts_anchors
     manager.capabilities()
     assert len(slurm.calls("scontrol")) == 1
@@ -769,6 +770,9 @@ def test_what_is_no_job_id_never_reaches_squeue(authentication: FakeSlurm, manag
         ("#SBATCH --container-image=x.sqsh", {}, "--container-image .* start the container in the command of dl2-run"),
         ("#SBATCH -Mother", {}, "--clusters"),
         ("#SBATCH hetjob", {}, "hetjob of sbatch"),
+        ("  # x\n#SBATCH--exclusive", {}, "--exclusive"),
+        pytest.param(f"#SBATCH --comment={'x' * 40_000}", {}, "#SBATCH lines .* longer than 32768", id="long line"),
+        pytest.param("#SBATCH -c1\n" * 4_000, {}, "#SBATCH lines .* longer than 32768", id="many lines"),
         ("", {"Container": "/oci/bundle"}, "--container"),
         ("", {"MCSLabel": "secret"}, "--mcs-label"),
     ],

@@ -147,7 +147,8 @@ class SlurmManager:
         #: Of the last listing, too.
         self._anchors: Mapping[str, AnchorOptions] = {}
         self._partitions: Mapping[str, Partition] = {}
-        #: Nodes that the jobs of tasks, and waiting jobs, exclude, by the jobs' ids; asked once of each job.
+        #: Nodes that the jobs of tasks, and waiting jobs, exclude, by the jobs' ids; asked once of each job. One
+        #: dictionary for good: jobs are submitted and authenticated beside a listing.
         self._excluded: dict[str, str] = {}
         self._site_options = site_options(settings.sbatch_options)
         #: Known reservations, and when they were asked for.
@@ -173,6 +174,7 @@ class SlurmManager:
             starts_anchors=False,
             other_users=self._uid in self._control.privileged(),
             parallel_submits=_PARALLEL_SUBMITS,
+            parallel_authentication=True,
             output="{cwd}/dl2-{id}/{name}.out",
         )
 
@@ -213,7 +215,8 @@ class SlurmManager:
         self._anchors, self._partitions = jobs.options, nodes.partitions
         waiting = highest_priority(jobs.waiting)
         known = {job.id for job in waiting} | jobs.options.keys()
-        self._excluded = {job: excluded for job, excluded in self._excluded.items() if job in known}
+        for gone in [job for job in list(self._excluded) if job not in known]:
+            del self._excluded[gone]
         marks = (parse_tag(job.tag) for job in jobs.jobs if job.tag and not job.state.ended)
         with_tasks = {mark[0].id for mark in marks if mark is not None and mark[0].id in jobs.options}
         self._ask_excluded_of_listed({*with_tasks, *(job.id for job in waiting)})

@@ -28,9 +28,11 @@ _REFUSED: Final = {
 OWN_OPTIONS_FIELD: Final = "admin_comment"
 #: Maximum length of the lines with these options.
 _MAX_OWN_OPTIONS: Final = 4096
+#: Maximum length of a script's ``#SBATCH`` lines together. The time to split one grows with the square of its length.
+_MAX_DIRECTIVES: Final = 32_768
 _TIME_LIMIT: Final = re.compile(r"(?:([0-9]+)-)?([0-9]+)(?::([0-9]+))?(?::([0-9]+))?")
 _NO_TIME_LIMIT: Final = frozenset({"UNLIMITED", "INFINITE", "-1"})
-_DIRECTIVE: Final = re.compile(r"#SBATCH\s+(.*)")
+_DIRECTIVE: Final = re.compile(r"#SBATCH\s*(.*)")
 _SHORT: Final = {"-M": "--clusters"}
 
 
@@ -134,13 +136,20 @@ def own_options(record: Mapping[str, str]) -> str:
 
 
 def _directives(script: str) -> Iterator[str]:
-    """Names of the options in a script's ``#SBATCH`` lines, which stand before its first command."""
-    for line in script.splitlines():
-        if line.strip() and not line.startswith("#"):
+    """Names of the options in a script's ``#SBATCH`` lines, which stand before its first command.
+
+    Raises ``Rejected`` where they are too long to be read.
+    """
+    length = 0
+    for line in script.split("\n"):
+        if line.strip() and not line.lstrip().startswith("#"):
             return
         match = _DIRECTIVE.match(line)
         if match is None:
             continue
+        length += len(line)
+        if length > _MAX_DIRECTIVES:
+            raise Rejected(f"the #SBATCH lines of the batch script are longer than {_MAX_DIRECTIVES} characters")
         try:
             words = shlex.split(match[1], comments=True)
         except ValueError:  # sbatch has refused it, or takes it otherwise
