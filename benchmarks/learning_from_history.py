@@ -1,10 +1,10 @@
 """Imitation of a recorded scheduler, and learning after it: mean completion times beside the scheduler's own.
 
     python benchmarks/learning_from_history.py [--teachers fifo drf srtf static] [--designs dl2 dl2-original]
-        [--jobs 110] [--rounds 40] [--weeks 0] [--tests 6] [--seed 0]
+        [--nodes 2] [--jobs 110] [--rounds 40] [--weeks 0] [--tests 6] [--seed 0]
 
-As figure 10 of the DL2 paper. A scheduler decides for some days on a made-up site of two nodes and is recorded in a
-store as in mode `observe`; `static` gives each job a fixed size by its model, first come, first served. The site's
+As figure 10 of the DL2 paper. A scheduler decides for some days on a made-up site of `--nodes` nodes and is recorded in
+a store as in mode `observe`; `static` gives each job a fixed size by its model, first come, first served. The site's
 models have names that no checkpoint knows. Each policy then decides on workloads of other seeds with the true speeds,
 of which it sees only what jobs report. A change is that of the mean completion time compared with the recorded
 scheduler on the same workloads: the mean of the logarithm over workloads, with its 95 % interval.
@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -89,8 +90,12 @@ class Static:
 TEACHERS: dict[str, Callable[[], Policy]] = {"fifo": Fifo, "drf": Drf, "srtf": Srtf, "static": Static}
 
 
-def a_workload(jobs: int, seed: int) -> Workload:
-    source = f"generator:poisson?nodes=2&jobs={jobs}&rate=0.25&median_seconds=9000&most_gpus=4&slot_seconds={SLOT:g}"
+def a_workload(nodes: int, jobs: int, seed: int) -> Workload:
+    """The load of a node is the same for each number of nodes."""
+    source = (
+        f"generator:poisson?nodes={nodes}&jobs={jobs}&rate={nodes / 8:g}&median_seconds=9000&most_gpus=4"
+        f"&slot_seconds={SLOT:g}"
+    )
     made = load_source(source, seed=seed).workload
     return replace(
         made,
@@ -101,6 +106,7 @@ def a_workload(jobs: int, seed: int) -> Workload:
 
 def learned(options: argparse.Namespace, url: str, folder: Path, design: str) -> dict[str, Checkpoint]:
     """The checkpoints that are compared, by what they learned from."""
+    made = partial(a_workload, options.nodes)
     with closing(SqlStore(url)) as store:
         slots = [slot for each in reversed(store.slots(limit=5000)) if (slot := store.slot(each.number)) is not None]
         days, seed = int((slots[-1].at - MONDAY) // DAY), options.seed
@@ -132,7 +138,7 @@ def learned(options: argparse.Namespace, url: str, folder: Path, design: str) ->
             alone, found = train(split.training, split.validation, how, seed=seed), {}
             live = imitated
             for week in range(1, options.weeks + 1):
-                more, number = a_workload(options.jobs, 500 + 100 * seed + week), store.last_slot_number() + 1
+                more, number = made(options.jobs, 500 + 100 * seed + week), store.last_slot_number() + 1
                 deciding = Dl2Original(live, exploration=EXPLORATION)
                 record(url, more, deciding, begin=MONDAY + days * DAY, first_slot=number)
                 days = math.ceil((store.slots(limit=1)[0].at - MONDAY) / DAY)
@@ -151,13 +157,14 @@ def site(url: str, design: str, checkpoint: Path) -> Settings:
 
 def main() -> None:
     options = options_of(
-        __doc__, teachers=list(TEACHERS), designs=list(POLICIES), jobs=110, rounds=40, weeks=0, tests=6, seed=0
+        __doc__, teachers=list(TEACHERS), designs=list(POLICIES), nodes=2, jobs=110, rounds=40, weeks=0, tests=6, seed=0
     )
-    tests = [a_workload(40, 1000 + 100 * options.seed + number) for number in range(options.tests)]
+    made = partial(a_workload, options.nodes)
+    tests = [made(20 * options.nodes, 1000 + 100 * options.seed + number) for number in range(options.tests)]
     for teacher in options.teachers:
         with tempfile.TemporaryDirectory() as name:
             url = f"sqlite:///{name}/dl2d.sqlite"
-            record(url, a_workload(options.jobs, options.seed), TEACHERS[teacher](), decided_by="observed")
+            record(url, made(options.jobs, options.seed), TEACHERS[teacher](), decided_by="observed")
             base = [jct(workload, TEACHERS[teacher]()) for workload in tests]
             for design in options.designs:
                 begin = time.process_time()
