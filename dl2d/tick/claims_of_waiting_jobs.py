@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from dl2d.core.cluster import ClaimedNodes
+
+#: What claims that are met alike have in common: number of nodes, demand, and which nodes they may use.
+ClaimShape: TypeAlias = tuple[object, ...]
 
 
 class ClaimKey(NamedTuple):
@@ -22,8 +25,7 @@ class GivenUpClaim(NamedTuple):
     """A claim for which no nodes are vacated for a while, since its job did not start although it had room."""
 
     user: str
-    #: Its number of nodes, its demand, and which nodes it may use.
-    shape: tuple[object, ...]
+    shape: ClaimShape
     #: When it was given up, seconds on a monotonic clock.
     at: float
     #: Whether it was given up after some of its planned nodes were vacated. It is met again as soon as all nodes that
@@ -43,9 +45,8 @@ class ClaimHistory:
     #: Since when planned nodes have been vacated for a claim that cannot be met yet.
     vacated_since: Mapping[ClaimKey, float] = field(default_factory=dict)
     given_up: tuple[GivenUpClaim, ...] = ()
-    #: Shapes for which nodes were searched in vain in the last ticks. They are not searched for until the ones behind
-    #: them were.
-    failed: frozenset[tuple[object, ...]] = frozenset()
+    #: Shapes of the waiting claims, those first for which nodes were searched longest ago.
+    queue: tuple[ClaimShape, ...] = ()
     #: How many claims were met in the last tick, by handle.
     met: Mapping[str, int] = field(default_factory=dict)
 

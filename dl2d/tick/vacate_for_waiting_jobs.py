@@ -20,7 +20,7 @@ released, and nothing is vacated for it until all its nodes can be.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -30,23 +30,23 @@ from dl2d.core.cluster import ClaimedNodes, Node, NodeState, Snapshot, Task
 from dl2d.core.jobs import NOTHING, TASK_ROLES, JobKey, Role
 from dl2d.core.resource_manager import Claim, GrowthLimit, RmJob, RmListing, Yields
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d.tick.claims_of_waiting_jobs import ClaimHistory, ClaimKey, GivenUpClaim, nodes_of_claims
+from dl2d.tick.claims_of_waiting_jobs import ClaimHistory, ClaimKey, ClaimShape, GivenUpClaim, nodes_of_claims
 from dl2d.tick.place.leaving_order import first_member, leaving_order
 from dl2d.tick.place.make_room import TaskGroup
 
 #: Maximum number of claims that get room at once.
 MAX_GRANTED: Final = 64
-#: Maximum number of kinds of claims that are examined in one tick. Claims of the same user with the same demand and the
-#: same nodes are of one kind.
+#: Maximum number of kinds of claims whose planned nodes are looked at in one tick. Claims of the same user with the
+#: same demand and the same nodes are of one kind.
 MAX_EXAMINED: Final = 256
-#: When nodes were searched for this many claims and floors left too few, no more are searched for in the tick; the next
-#: one goes on with the claims behind them.
-MAX_FAILED: Final = 16
+#: For this many kinds of highest priority, nodes are searched in each tick.
+MAX_FIRST_KINDS: Final = 8
+#: For the others in turn: for as many in a tick as make this number together with the nodes of the cluster.
+MAX_SEARCHED_NODES: Final = 20_000
 #: When the tasks of so many planned nodes had nowhere to go, no further planned nodes are vacated in the tick.
 MAX_VAIN_PLANNED: Final = 256
-#: When so many tasks could not move although other tasks of their nodes could, no further ones are moved to keep nodes
-#: free in the tick.
-MAX_VAIN_MOVES: Final = 64
+#: When so many tasks could not move although other tasks of their nodes could, no further ones are moved for a claim.
+MAX_VAIN_MOVES: Final = 32
 #: How long a claim's room may be free without its job starting.
 MAX_UNUSED_SECONDS: Final = 300.0
 #: After how long a claim that was given up is tried again.
@@ -82,13 +82,13 @@ def claim_nodes(
     free_now = {node.name: node.capacity.minus(node.used) for node in snapshot.nodes}
     # A sort is stable: standing claims come in the order of the listing.
     claims = sorted(listing.claims, key=lambda claim: (claim.standing, -claim.priority))
-    searched = _SearchedClaims(history)
+    searched = _SearchedClaims(history, MAX_SEARCHED_NODES // max(len(snapshot.nodes), 1))
     waiting = rooms.waiting_jobs(growth_limits, held_back)
     previous = history.nodes_by_handle()
     granted: list[ClaimedNodes] = []
     free_since: dict[ClaimKey, float] = {}
     vacated_since: dict[ClaimKey, float] = {}
-    for claim in searched.of_first_kinds(claims):
+    for claim in searched.examined(claims, _GivenUp(given_up.claims)):
         if len(granted) >= MAX_GRANTED and not claim.standing:
             continue
         while waiting and rooms.priority(waiting[0]) >= claim.priority:
@@ -98,7 +98,7 @@ def claim_nodes(
         may_meet, may_vacate_planned = given_up.allows(claim)
         if claim.standing:
             found = rooms.keep_free(claim, previous[claim.handle])
-        elif may_meet and searched.include(claim, is_exhausted=rooms.is_exhausted):
+        elif may_meet and searched.include(claim):
             found = rooms.meet(claim, previous[claim.handle])
             if found is None:
                 searched.failed.add(shape)
@@ -125,7 +125,7 @@ def claim_nodes(
     decided = history.decided if granted else frozenset[tuple[str, str]]()
     claimed = ClaimHistory(
         nodes_of_claims(granted), decided, free_since, vacated_since, tuple(given_up.claims),
-        searched.failed_lately(), searched.met,
+        searched.queue, searched.met,
     )  # fmt: skip
     return _with_claims(snapshot, granted), claimed
 
@@ -148,60 +148,59 @@ def _with_claims(snapshot: Snapshot, claims: Sequence[ClaimedNodes]) -> Snapshot
     return replace(snapshot, nodes=nodes, claims=tuple(claims))
 
 
-def _shape(claim: Claim) -> tuple[object, ...]:
+def _shape(claim: Claim) -> ClaimShape:
     return claim.nodes, claim.demand, claim.whole, claim.eligible, claim.required
 
 
 class _SearchedClaims:
     """The claims for which nodes are searched in a tick, and which of them are met.
 
-    Those that were met in the last tick always are, so that no others that cannot be met take their room from them.
+    They are those that were met in the last tick, so that no others that cannot be met take their room from them; those
+    of highest priority; and of the others those for which nodes were searched longest ago.
     """
 
-    def __init__(self, history: ClaimHistory) -> None:
+    def __init__(self, history: ClaimHistory, in_turn: int) -> None:
         #: How many claims are met, by handle.
         self.met = Counter[str]()
         #: Shapes for which nodes were searched in vain in this tick.
-        self.failed: set[tuple[object, ...]] = set()
-        self._met_before = history.met
-        self._failed_before = history.failed
-        #: Whether all claims have had their turn since the first of ``failed_lately``.
-        self._complete = True
+        self.failed: set[ClaimShape] = set()
+        #: The next ``ClaimHistory.queue``.
+        self.queue: tuple[ClaimShape, ...] = ()
+        self._history = history
+        #: For how many shapes nodes are searched because it is their turn.
+        self._in_turn = in_turn
+        self._due: set[ClaimShape] = set()
 
-    def of_first_kinds(self, claims: Iterable[Claim]) -> Iterator[Claim]:
-        """Standing claims, those under handles that were met in the last tick, and those of the first kinds.
-
-        Claims whose like failed in the last ticks do not count.
+    def examined(self, claims: Sequence[Claim], given_up: _GivenUp) -> list[Claim]:
+        """Standing claims, those under handles that were met in the last tick, those of the first kinds, and those
+        whose turn it is. Claims that were given up have no turn.
         """
-        kinds: set[tuple[object, ...]] = set()
+        allowed: dict[tuple[str, ClaimShape], bool] = {}
         for claim in claims:
-            if claim.standing or claim.handle in self._met_before:
-                yield claim
-                continue
+            kind = claim.user, _shape(claim)
+            if not claim.standing and kind not in allowed:
+                allowed[kind], _ = given_up.allows(claim)
+        shapes = dict.fromkeys(shape for (_, shape), may_meet in allowed.items() if may_meet)
+        queue = [*(shape for shape in self._history.queue if shape in shapes), *shapes]
+        first = set(list(shapes)[:MAX_FIRST_KINDS])
+        in_turn = [shape for shape in dict.fromkeys(queue) if shape not in first][: self._in_turn]
+        self._due = first.union(in_turn)
+        self.queue = tuple(dict.fromkeys([*(shape for shape in queue if shape not in self._due), *first, *in_turn]))
+        looked_at = set(list(allowed)[:MAX_EXAMINED])
+        examined = []
+        for claim in claims:
             shape = _shape(claim)
-            kind = claim.user, shape
-            if shape not in self._failed_before and kind not in kinds:
-                if len(kinds) == MAX_EXAMINED:
-                    self._complete = False
-                    continue
-                kinds.add(kind)
-            yield claim
+            has_turn = shape in self._due or (claim.user, shape) in looked_at
+            if claim.standing or claim.handle in self._history.met or has_turn:
+                examined.append(claim)
+        return examined
 
-    def include(self, claim: Claim, *, is_exhausted: bool) -> bool:
-        """Whether nodes are searched for a claim; ``is_exhausted``: others were searched for in vain too often."""
+    def include(self, claim: Claim) -> bool:
+        """Whether nodes are searched for a claim."""
         shape = _shape(claim)
         if shape in self.failed:
             return False
-        if self.met[claim.handle] < self._met_before.get(claim.handle, 0):
-            return True
-        if shape in self._failed_before:
-            return False
-        self._complete = self._complete and not is_exhausted
-        return not is_exhausted
-
-    def failed_lately(self) -> frozenset[tuple[object, ...]]:
-        """Shapes that are not searched for in the next tick, so that those behind them have their turn."""
-        return self._failed_before | self.failed if not self._complete else frozenset()
+        return shape in self._due or self.met[claim.handle] < self._history.met.get(claim.handle, 0)
 
 
 class _GivenUp:
@@ -210,7 +209,7 @@ class _GivenUp:
     def __init__(self, claims: Iterable[GivenUpClaim]) -> None:
         self.claims = list(claims)
         #: Shapes of those that were looked for, by user.
-        self._found: dict[str, set[tuple[object, ...]]] = defaultdict(set)
+        self._found: dict[str, set[ClaimShape]] = defaultdict(set)
 
     def allows(self, claim: Claim) -> tuple[bool, bool]:
         """Whether a claim may get all its room now, and whether its planned nodes may be vacated before that.
@@ -286,13 +285,14 @@ class _NodeRoom:
         #: Changes that can be undone: mapping, key and former value. ``_undo_point``: its length before the last claim.
         self._undo_log: list[tuple[dict[Any, Any], Any, Any]] = []
         self._undo_point = 0
-        #: Number of claims that turned out to exceed what floors leave.
-        self.failed = 0
-        #: Tasks that could not move while nodes are kept free, by demand and nodes that their job may use, with the
-        #: nodes that were not tried: that of the last such task itself.
+        #: What is free on nodes, where it was asked for since it changed last.
+        self._free_on: dict[str, Resources] = {}
+        #: Tasks that could not move while nodes are vacated for a claim, by demand and nodes that their job may use,
+        #: with the nodes that were not tried: that of the last such task itself.
         self._immovable: dict[tuple[Resources, frozenset[str] | None], list[str]] = {}
         #: By demand and nodes that their job may use, where in ``_move_targets`` tasks found room last.
         self._first_target: dict[tuple[Resources, frozenset[str] | None], int] = {}
+        #: Number of tasks that could not move for the present claim although others of their nodes could.
         self._vain_moves = 0
         #: Number of planned nodes whose tasks yield and had nowhere to go.
         self._vain_planned = 0
@@ -348,7 +348,7 @@ class _NodeRoom:
         Nodes that it requires come first, then those that are planned for it, those that no task has to leave (before
         all those that it had in the last tick), and those that the fewest tasks have to leave.
         """
-        self._undo_point, self._move_targets = len(self._undo_log), []
+        self._begin()
         eligible = [name for name in self._capacity if claim.eligible is None or name in claim.eligible]
         count = self._node_count(claim, eligible)
         if count is None or not claim.required <= set(eligible):
@@ -360,24 +360,16 @@ class _NodeRoom:
         chosen, leaving = self._vacate_first(count, ranked, share, claim)
         if len(chosen) < count or not claim.required <= chosen.keys():
             self._undo(self._undo_point)
-            self.failed += 1
             return None
         return _claimed(claim, chosen, leaving)
-
-    @property
-    def is_exhausted(self) -> bool:
-        """Whether nodes were searched for in vain so often that no more are searched for in this tick."""
-        return self.failed >= MAX_FAILED
 
     def keep_free(self, claim: Claim, previous: Collection[str]) -> ClaimedNodes:
         """As many whole nodes as can be had of those that a standing claim asks for, in the order of ``meet``."""
         if claim.members is not None:
             return self._vacate_reserved(claim, claim.members)
-        self._undo_point, self._move_targets = len(self._undo_log), []
+        self._begin()
         eligible = (name for name in self._capacity if claim.eligible is None or name in claim.eligible)
         ranked = self._ranked(eligible, None, claim, previous)
-        self._immovable.clear()
-        self._first_target.clear()
         return _claimed(claim, *self._vacate_first(claim.nodes, ranked, None, claim))
 
     def _ranked(
@@ -412,11 +404,9 @@ class _NodeRoom:
 
     def _vacate_reserved(self, claim: Claim, members: Collection[str]) -> ClaimedNodes:
         """Let the tasks of jobs that are not ``members`` leave the nodes of a reservation, as far as floors allow."""
-        self._undo_point, self._move_targets = len(self._undo_log), []
+        self._begin()
         reserved = frozenset(self._tasks_on if claim.eligible is None else claim.eligible)
         leaving: list[Task] = []
-        self._immovable.clear()
-        self._first_target.clear()
         for node in (name for name in self._tasks_on if name in reserved):
             for task in self._tasks_on[node]:
                 if self._yields(task.job, claim) and self._anchors[task.job].handle not in members:
@@ -428,6 +418,13 @@ class _NodeRoom:
                         self._undo(self._node_point)
         return _claimed(claim, dict.fromkeys((task.node for task in leaving), NO_RESOURCES), leaving)
 
+    def _begin(self) -> None:
+        """Begin with the next claim."""
+        self._undo_point, self._move_targets = len(self._undo_log), []
+        self._vain_moves = 0
+        self._immovable.clear()
+        self._first_target.clear()
+
     def undo_last(self) -> None:
         """Take back the claim that was met last, or for which nodes were vacated last."""
         self._undo(self._undo_point)
@@ -437,7 +434,7 @@ class _NodeRoom:
         share = None if claim.whole else _share(claim, len(claim.planned))
         chosen: dict[str, Resources] = {}
         leaving: list[Task] = []
-        self._undo_point, self._move_targets = len(self._undo_log), []
+        self._begin()
         for name in claim.planned:
             if name in self._capacity and self._vain_planned < MAX_VAIN_PLANNED:
                 before = self._used_by_others_on[name]
@@ -484,13 +481,12 @@ class _NodeRoom:
         return anchor is not None and key not in self._silent and _yields(anchor, claim)
 
     def _free(self, node: str) -> Resources:
-        here = self._tasks_on[node]
-        used = (
-            Resources.total((self._used_by_others_on[node], *(task.room for task in here)))
-            if here
-            else self._used_by_others_on[node]
-        )
-        return self._capacity[node].minus(used)
+        free = self._free_on.get(node)
+        if free is None:
+            rooms = (task.room for task in self._tasks_on[node])
+            free = self._capacity[node].minus(Resources.total((self._used_by_others_on[node], *rooms)))
+            self._free_on[node] = free
+        return free
 
     def _leavers(self, node: str, share: Resources | None, claim: Claim | None) -> list[Task] | None:
         """Tasks whose leaving makes room for a share, or (None) for the whole node; None where nothing makes it.
@@ -553,12 +549,10 @@ class _NodeRoom:
                 (name for name in self._capacity if name not in claim.planned),
                 key=lambda name: (eligible is None or name in eligible, not self._tasks_on[name], self._index[name]),
             )
-        if claim.standing:
-            return self._move(task, node, chosen)
-        return self._take(task.job, task.demand, [n for n in self._move_targets if n != node and n not in chosen])
+        return self._move(task, node, chosen)
 
     def _move(self, task: Task, node: str, chosen: Collection[str]) -> bool:
-        """Move a task off a node that is to be kept free; returns whether it can.
+        """Move a task off a node that is vacated; returns whether it can.
 
         Room on nodes becomes less and less meanwhile: the search goes on where one for the like of the task had found
         room, and where that had found none it is not repeated. The task's own node was left out of that search.
@@ -592,7 +586,7 @@ class _NodeRoom:
         if allowed is not None:
             nodes = [name for name in nodes if name in allowed]
         found = next((name for name in nodes if demand.fits_in(self._free(name))), None)
-        if found is None:
+        if found is None and any(self._above_floor.values()):
             found = next((name for name in nodes if self._tasks_on[name] and self._make_room(name, demand)), None)
         if found is not None:
             self._set(self._used_by_others_on, found, self._used_by_others_on[found] + demand)
@@ -614,11 +608,13 @@ class _NodeRoom:
     def _remove(self, node: str, task: Task) -> None:
         self._set(self._tasks_on, node, tuple(other for other in self._tasks_on[node] if other is not task))
 
-    def _set(self, mapping: dict[Any, Any], key: object, value: object) -> None:
+    def _set(self, mapping: dict[Any, Any], key: Any, value: object) -> None:
         self._undo_log.append((mapping, key, mapping[key]))
         mapping[key] = value
+        self._free_on.pop(key, None)
 
     def _undo(self, undo_point: int) -> None:
         while len(self._undo_log) > undo_point:
             mapping, key, value = self._undo_log.pop()
             mapping[key] = value
+            self._free_on.pop(key, None)

@@ -18,6 +18,7 @@ from dl2d.core.resources import Resources
 from dl2d.core.start_failures import StartFailures
 from dl2d.policies.fifo import Fifo
 from dl2d.testing.builders import make_job, make_nodes
+from dl2d.tick import vacate_for_waiting_jobs
 from dl2d.tick.claims_of_waiting_jobs import ClaimHistory
 from dl2d.tick.record import Report
 from dl2d.tick.vacate_for_waiting_jobs import claim_nodes
@@ -506,6 +507,55 @@ def test_a_claim_counts_nodes_that_no_elastic_job_may_use_and_tasks_move_only_wh
     world.manager.claims.append(claim("813"))
     assert follow(world) == []
     assert world.has(job) == (4, 4)
+
+
+@pytest.mark.parametrize("others", ["many", "new ones in each tick"])
+def test_the_claim_of_highest_priority_is_met_as_soon_as_floors_allow_it(others: str) -> None:
+    """However many others are searched for in vain, and whatever is searched for in vain before."""
+    nodes = tuple(structs.replace(node, used=node.capacity) for node in make_nodes(8))
+    whole = nodes[0].capacity
+    job = replace(
+        make_job(1, worker=whole, min_workers=4, max_workers=8, min_ps=0, max_ps=0), state=JobState.RUNNING, anchor="1"
+    )
+    tasks = tuple(
+        Task(
+            job=job.key, id=f"worker-{number}", role=Role.WORKER, node=node.name, demand=whole,
+            state=TaskState.CONFIRMED,
+        )
+        for number, node in enumerate(nodes)
+    )  # fmt: skip
+    anchor = RmJob(handle="1", state=RmJobState.RUNNING, yields=Yields.ALWAYS)
+    history, met = ClaimHistory(), []
+    for tick, floor in enumerate((8, 8, 8, 4)):
+        sizes = range(100 * tick, 100 * tick + 100) if others == "new ones in each tick" else range(1000)
+        too_many = [
+            claim(f"more {size}", 5, 9000 - size, demand=Resources.of(cpu=5 + size / 1000), user=f"user {size % 9}")
+            for size in sizes
+        ]
+        snapshot = Snapshot(
+            at=15.0 * tick, slot=1, nodes=nodes, jobs=(job,), tasks=tasks, floors=((job.key, Allocation(floor, 0)),)
+        )
+        listing = RmListing(15.0 * tick, nodes, (anchor,), claims=(claim("812", 2, 9900), *too_many))
+        found, history = claim_nodes(snapshot, listing, history, silent=(), now=15.0 * tick, lead_seconds=60.0)
+        met.append([each.handle for each in found.claims])
+    assert met == [[], [], [], ["812"]]
+    assert len(history.queue) <= 1001  # those that do not wait any more are forgotten
+
+
+def test_claims_of_low_priority_have_their_turn_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes are searched for eight kinds of claims of highest priority in each tick, and here for five others."""
+    monkeypatch.setattr(vacate_for_waiting_jobs, "MAX_SEARCHED_NODES", 20)
+    nodes = make_nodes(4)
+    job = replace(make_job(1), state=JobState.RUNNING, anchor="1")
+    anchor = RmJob(handle="1", state=RmJobState.RUNNING, yields=Yields.ALWAYS)
+    in_vain = [claim(str(number), 5, 9000 - number, demand=Resources.of(cpu=33 + number)) for number in range(40)]
+    snapshot = Snapshot(at=0.0, slot=1, nodes=tuple(nodes), jobs=(job,), tasks=())
+    listing = RmListing(0.0, tuple(nodes), (anchor,), claims=(*in_vain, claim("last", 1, 1)))
+    history, met = ClaimHistory(), []
+    for tick in range(8):
+        found, history = claim_nodes(snapshot, listing, history, silent=(), now=15.0 * tick, lead_seconds=60.0)
+        met.append(bool(found.claims))
+    assert met == [False] * 6 + [True] * 2  # it is the last of 33 behind the first eight
 
 
 @pytest.mark.parametrize(("cpus", "free"), [(4, 20), (8, 0)], ids=["half", "full"])
