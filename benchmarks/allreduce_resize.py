@@ -20,7 +20,6 @@ import argparse
 import json
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import tempfile
@@ -29,7 +28,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from harness import command_of, options_of, show
+from harness import command_of, free_port, options_of, show
 from resize_suspension import scaled_resnet50
 from runtime_jobs import exchange, run_job, started
 
@@ -148,13 +147,10 @@ def train(options: argparse.Namespace) -> None:
 
 def with_torchrun(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     """Run nodes 1 -> 2 -> 1; return what it cost."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     worker = command_of(options, "torchrun", folder=folder)
     command = [
         worker[0], "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1", "--rdzv-backend=c10d",
-        f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=resize", "--max-restarts=3", *worker[1:],
+        f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=resize", "--max-restarts=3", *worker[1:],
     ]  # fmt: skip
     # Otherwise the newcomer fails after 60 s (torch 2.13).
     environ = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import socket
 import sys
 import tempfile
 from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
+
+import psutil
 
 W = TypeVar("W", bound=Hashable)
 F = TypeVar("F")
@@ -66,6 +70,23 @@ def by_turns(ways: Iterable[W], repeats: int, run: Callable[[W], F]) -> dict[W, 
         for way, figures in found.items():
             figures.append(run(way))
     return found
+
+
+def cpu_seconds(processes: Iterable[psutil.Process]) -> float:
+    """User and system time so far of those processes that are there."""
+    total = 0.0
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            total += sum(process.cpu_times()[:2])
+    return total
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody uses."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def show(**values: Any) -> None:

@@ -23,9 +23,7 @@ import contextlib
 import itertools
 import json
 import os
-import re
 import secrets
-import socket
 import statistics
 import subprocess
 import sys
@@ -34,7 +32,8 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from harness import by_turns, command_of, options_of, resnet50_shapes, show
+import psutil
+from harness import by_turns, command_of, cpu_seconds, free_port, options_of, resnet50_shapes, show
 
 ROOT = Path(__file__).resolve().parent.parent
 #: in the environment of all processes of one run, so that their CPU time can be found
@@ -53,50 +52,34 @@ SETS = {"resnet50": resnet50_shapes, "one": lambda: [(25_000_000,)]}
 COLUMNS = ("worker", "server", "coordinator", "all")
 
 
-def processes(mark: str) -> Iterator[tuple[Path, str]]:
-    """Give the folder in /proc and the kind of each process that has this mark in its environment."""
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
+def processes(mark: str) -> Iterator[tuple[psutil.Process, str]]:
+    """Give each process that has this mark in its environment, and its kind."""
+    for process in psutil.process_iter():
         try:
-            environ = dict(each.partition(b"=")[::2] for each in (folder / "environ").read_bytes().split(b"\0"))
-            command = (folder / "cmdline").read_bytes()
-        except OSError:
+            environ, command = process.environ(), " ".join(process.cmdline())
+        except psutil.Error:
             continue  # it has ended, or is another user's
-        if environ.get(MARK.encode()) != mark.encode():
+        if environ.get(MARK) != mark:
             continue
-        if b"server_process" in command or environ.get(b"DMLC_ROLE") == b"server":
-            yield folder, "server"
-        elif environ.get(b"DMLC_ROLE") == b"scheduler" or (b"pslite.run" in command and b"DL2_ROLE" not in environ):
-            yield folder, "coordinator"
+        role = environ.get("DMLC_ROLE")
+        if "server_process" in command or role == "server":
+            yield process, "server"
+        elif role == "scheduler" or ("pslite.run" in command and "DL2_ROLE" not in environ):
+            yield process, "coordinator"
         else:
-            yield folder, "agent" if b"pslite.run" in command else "worker"
-
-
-def cpu_seconds(mark: str) -> float:
-    """Return user and system time of all processes that have this mark in their environment."""
-    ticks = 0
-    for folder, _ in processes(mark):
-        with contextlib.suppress(OSError):
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+            yield process, "agent" if "pslite.run" in command else "worker"
 
 
 def memory(mark: str) -> dict[str, float]:
     """Return the highest resident memory so far of each kind of process, and the sum for all now, in MB."""
     found: dict[str, float] = {"all": 0.0}
-    for folder, kind in processes(mark):
-        with contextlib.suppress(OSError):
-            found[kind] = max(found.get(kind, 0.0), entry(folder / "status", "VmHWM"))
-            found["all"] += entry(folder / "smaps_rollup", "Pss")
+    for process, kind in processes(mark):
+        with contextlib.suppress(OSError, psutil.Error):
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            highest = int(status.partition("VmHWM:")[2].split()[0]) / 1024
+            found[kind] = max(found.get(kind, 0.0), highest)
+            found["all"] += process.memory_full_info().pss / 2**20
     return found
-
-
-def entry(file: Path, name: str) -> float:
-    """Return an entry of a file in /proc, in MB."""
-    found = re.search(rf"^{name}:\s+(\d+) kB", file.read_text(), re.MULTILINE)
-    return int(found[1]) / 1024 if found else 0.0
 
 
 def work(options: argparse.Namespace) -> None:
@@ -108,8 +91,12 @@ def work(options: argparse.Namespace) -> None:
     gradients = [mx.nd.ones(shape) for shape in shapes]
     mx.nd.waitall()
     if options.role == "alone":
-        print(entry(Path("/proc/self/status"), "VmRSS"))
+        print(psutil.Process().memory_info().rss / 2**20)
         return
+
+    def marked() -> Iterator[psutil.Process]:
+        return (process for process, _ in processes(os.environ[MARK]))
+
     kv = mx.kv.create("dist_sync")
     rank = kv.rank
     for key, weight in enumerate(weights):
@@ -121,7 +108,7 @@ def work(options: argparse.Namespace) -> None:
     for number in range(options.warm + options.rounds):
         if number == options.warm:
             kv._barrier()  # noqa: SLF001  (both have it by this name)
-            cpu = cpu_seconds(os.environ[MARK]) if rank == 0 else 0.0
+            cpu = cpu_seconds(marked()) if rank == 0 else 0.0
         began_refresh = time.process_time()
         for gradient in gradients:  # as a backward pass would: stock's pull leaves the weights in them
             gradient[:] = 0.01
@@ -135,7 +122,7 @@ def work(options: argparse.Namespace) -> None:
         if number >= options.warm:
             rounds.append(time.perf_counter() - began)
     kv._barrier()  # noqa: SLF001
-    cpu = cpu_seconds(os.environ[MARK]) - cpu if rank == 0 else 0.0
+    cpu = cpu_seconds(marked()) - cpu if rank == 0 else 0.0
     found = memory(os.environ[MARK]) if rank == 0 else {}
     kv._barrier()  # noqa: SLF001  (until then nobody ends)
     last = float(weights[-1].reshape(-1)[0].asscalar())
@@ -173,13 +160,10 @@ def run(options: argparse.Namespace, tensors: str, workers: int, servers: int, w
 
 def stock(command: list[str], environ: dict[str, str], workers: int, servers: int) -> str:
     """Run a command as MXNet's own launcher does; return what it has printed."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     environ = {
         **environ,
         "DMLC_PS_ROOT_URI": "127.0.0.1",
-        "DMLC_PS_ROOT_PORT": str(port),
+        "DMLC_PS_ROOT_PORT": str(free_port()),
         "DMLC_NODE_HOST": "127.0.0.1",
         "DMLC_NUM_WORKER": str(workers),
         "DMLC_NUM_SERVER": str(servers),

@@ -21,7 +21,7 @@ from functools import partial
 
 import numpy as np
 import psutil
-from harness import measured, options_of, resnet50_shapes, show, write_figures
+from harness import cpu_seconds, measured, options_of, resnet50_shapes, show, write_figures
 from runtime_jobs import describe, run_job
 
 from pslite.numeric.gradient_encoding import encoding_of
@@ -33,14 +33,10 @@ WARM = 4
 TRANSPORTS = {"TCP": ("tcp", "control"), "TLS": ("tcp", "all"), "Unix": ("unix", "control"), "shm": ("", "control")}
 
 
-def cpu_seconds(root: int) -> float:
-    """Return the CPU time so far of a process and all below it."""
+def family(root: int) -> list[psutil.Process]:
+    """Return a process and all below it."""
     process = psutil.Process(root)
-    total = 0.0
-    for each in [process, *process.children(recursive=True)]:
-        times = each.cpu_times()
-        total += times.user + times.system
-    return total
+    return [process, *process.children(recursive=True)]
 
 
 def work(options: argparse.Namespace) -> None:
@@ -63,13 +59,13 @@ def work(options: argparse.Namespace) -> None:
     cpu = 0.0
     while session.version < spec.total_versions:
         if session.version == WARM and session.is_chief:
-            cpu = cpu_seconds(options.root)
+            cpu = cpu_seconds(family(options.root))
         time.sleep(options.compute)
         began = time.monotonic()
         session.exchange(contributions, 0.0, 1)
         times.append((time.monotonic() - began) * 1e3)
     if session.is_chief:
-        cpu = cpu_seconds(options.root) - cpu
+        cpu = cpu_seconds(family(options.root)) - cpu
         write_figures(options, {"ms": statistics.median(times[WARM:]), "cpu_ms": cpu / options.steps * 1e3})
     session.finish()
 
