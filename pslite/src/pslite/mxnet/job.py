@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Unpack
+from typing import Any, Unpack
 
 import mxnet as mx
 import numpy as np
@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from pslite.errors import SpecError, UsageError
 from pslite.job.blocks import digest_of_fixed
-from pslite.job.job_spec import Descent, Mean, Part, Segment
+from pslite.job.job_spec import Descent, Part
 from pslite.mxnet.arrays import reading, trainable, write
 from pslite.mxnet.sparse import STYPE, rows_of
 from pslite.numeric.gradient_sums import Bundle
-from pslite.worker.training_loop import Indices, LoopJob, LoopSettings
+from pslite.worker.training_loop import Indices, Kind, LoopJob, LoopSettings, segments_of
 
 Array = NDArray[Any]
 
@@ -115,7 +115,7 @@ class _Layout:
 
     def __init__(self, net: Any, optimizer: Descent, optimizers: Mapping[str, Descent]) -> None:
         own = dict(optimizers)
-        kinds: dict[tuple[Literal["float32", "float64"], Descent, str], list[Any]] = {}
+        kinds: dict[Kind, list[Any]] = {}
         self._buffers: list[Any] = []
         frozen: list[tuple[str, tuple[int, ...], str, memoryview]] = []
         for name, parameter in net.collect_params().items():
@@ -137,16 +137,8 @@ class _Layout:
             raise SpecError("the net has no trainable parameters")
         self.fixed = digest_of_fixed(frozen)
         self._parameters = list(kinds.values())
-        segments = [
-            Segment(
-                dtype=kind, optimizer=rule, parts=tuple(_part(parameter) for parameter in members), sparse=bool(table)
-            )
-            for (kind, rule, table), members in kinds.items()
-        ]
-        if self._buffers:
-            parts = tuple(_part(parameter) for parameter in self._buffers)
-            segments.append(Segment(dtype="float64", optimizer=Mean(), parts=parts))
-        self.segments = tuple(segments)
+        parts = {kind: list(map(_part, members)) for kind, members in kinds.items()}
+        self.segments = segments_of(parts, list(map(_part, self._buffers)))
 
     def adopt(self, weights: Bundle) -> None:
         """Put the net's values into the flat arrays."""

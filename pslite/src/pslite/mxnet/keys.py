@@ -127,18 +127,21 @@ class KeyTable:
             whole = value
         else:
             whole = value.copyto(home)
-        kind = trainable(f"key {key!r}", whole)
+        self._add(key, value, whole).home = home
         self.groups[0] = []
-        self._tensors[key] = KeyTensor(key, whole, kind, value.grad is not None, sparse=is_sparse(value), home=home)
 
     def add_late(self, key: Key, value: Any) -> None:
         """Give a key its initial value after the first step; `extend` and `place` have it take part."""
         (whole,) = dense([value.copy()])
-        kind = trainable(f"key {key!r}", whole)
-        marked = value.grad is not None
-        tensor = KeyTensor(key, whole, kind, marked, sparse=is_sparse(value), late=True, group=-1)
-        self._tensors[key] = tensor
+        tensor = self._add(key, value, whole)
+        tensor.late, tensor.group = True, -1
         self.unplaced.append(tensor)
+
+    def _add(self, key: Key, value: Any, whole: Any) -> KeyTensor:
+        kind = trainable(f"key {key!r}", whole)
+        tensor = KeyTensor(key, whole, kind, marked=value.grad is not None, sparse=is_sparse(value))
+        self._tensors[key] = tensor
+        return tensor
 
     def place(self, spec: JobSpec) -> list[KeyTensor]:
         """Give keys that came late their places in the job's description; return those that have none there.

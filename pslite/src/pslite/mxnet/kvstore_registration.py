@@ -45,11 +45,9 @@ def _maker(kind: type[ElasticKVStore]) -> Callable[[], ElasticKVStore]:
 def register() -> None:
     """Have mx.kv.create, Trainer and Module make an `ElasticKVStore`."""
     KVStoreBase.kv_registry[NAME] = _maker(ElasticKVStore)
-    for name in SYNC:
-        kind = type(name, (ElasticKVStore,), {"_type": name, "__doc__": ElasticKVStore.__doc__})
-        KVStoreBase.kv_registry[name] = _maker(kind)
-    for name in ASYNC:
-        kind = type(name, (ElasticKVStore,), {"_type": name, "_staleness": MAX_STALENESS})
+    for name in (*SYNC, *ASYNC):
+        staleness = MAX_STALENESS if name in ASYNC else 0
+        kind = type(name, (ElasticKVStore,), {"_type": name, "_staleness": staleness})
         KVStoreBase.kv_registry[name] = _maker(kind)
     # These make no KVStore at all for a name without "dist" in it, where there is one device.
     make = mx.model._create_kvstore  # noqa: SLF001

@@ -224,6 +224,10 @@ def connect(
     return sock, challenge
 
 
+def _seconds_to(deadline: float) -> float:
+    return max(0.1, deadline - time.monotonic())
+
+
 def _open(address: str, deadline: float) -> socket.socket:
     if address.startswith("\0"):
         return _open_local(address, deadline)
@@ -231,7 +235,7 @@ def _open(address: str, deadline: float) -> socket.socket:
     pause = 0.05
     while True:
         try:
-            sock = socket.create_connection((host, port), timeout=max(0.1, deadline - time.monotonic()))
+            sock = socket.create_connection((host, port), timeout=_seconds_to(deadline))
         except OSError as error:
             if time.monotonic() + pause >= deadline:
                 raise ConnectError(f"cannot connect to {address}: {error}") from error
@@ -246,7 +250,7 @@ def _open(address: str, deadline: float) -> socket.socket:
 def _open_local(address: str, deadline: float) -> socket.socket:
     """Connect to an abstract Unix socket: it is there or it is not, so that nothing is tried again."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.settimeout(max(0.1, deadline - time.monotonic()))
+    sock.settimeout(_seconds_to(deadline))
     try:
         sock.connect(address)
     except OSError as error:
@@ -258,7 +262,7 @@ def _open_local(address: str, deadline: float) -> socket.socket:
 def _seal(sock: socket.socket, address: str, token: bytes, deadline: float) -> Sealed:
     """Do the TLS handshake; the socket is closed if it fails."""
     context = contexts(token).client
-    sock.settimeout(max(0.1, deadline - time.monotonic()))
+    sock.settimeout(_seconds_to(deadline))
     sealed = cast("Sealed", context.wrap_socket(sock, do_handshake_on_connect=False))
     try:
         sealed.do_handshake()
@@ -292,7 +296,7 @@ def _introduce(
         nonce=secrets.token_bytes(NONCE_BYTES),
         encrypt=identity.encrypt,
     )
-    sock.settimeout(max(0.1, deadline - time.monotonic()))
+    sock.settimeout(_seconds_to(deadline))
     sock.sendall(frame(hello))
     challenge = _expect(receive_one(sock, inbox, deadline), Challenge, address)
     if incarnation and challenge.incarnation != incarnation:

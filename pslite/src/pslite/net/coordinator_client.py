@@ -193,13 +193,7 @@ class CoordinatorClient:
             self._lose(self._heard, f"the coordinator at {self._address} sends nothing")
 
     def _lose(self, since: float, reason: str) -> None:
-        channel = self._line.channel
-        assert channel is not None
-        self._line.detach()
-        if self._selector is not None:
-            with contextlib.suppress(KeyError, ValueError):
-                self._selector.unregister(channel.sock)
-        channel.close()
+        self._drop_connection()
         if self._closed.is_set() or not self._lasting or self._ended_for_us():
             self._end(reason)
             return
@@ -314,14 +308,17 @@ class CoordinatorClient:
         with self._lock:
             self._closed.set()
             self._over = True
-            channel = self._line.channel
-            if channel is not None:
-                self._line.detach()
-                if self._selector is not None:
-                    with contextlib.suppress(KeyError, ValueError, RuntimeError):
-                        self._selector.unregister(channel.sock)
-                channel.close()
+            self._drop_connection()
             self._drop_found()
+
+    def _drop_connection(self) -> None:
+        channel = self._line.channel
+        if channel is not None:
+            self._line.detach()
+            if self._selector is not None:
+                with contextlib.suppress(KeyError, ValueError, RuntimeError):
+                    self._selector.unregister(channel.sock)
+            channel.close()
 
     def _drop_found(self) -> None:
         with contextlib.suppress(queue.Empty):

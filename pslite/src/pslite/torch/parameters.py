@@ -10,9 +10,10 @@ import torch
 
 from pslite.errors import SpecError, UsageError
 from pslite.job.blocks import digest_of_fixed
-from pslite.job.job_spec import Descent, Mean, Part, Segment
+from pslite.job.job_spec import Descent, Part
 from pslite.numeric.gradient_sums import Bundle
 from pslite.numeric.sparse_rows import Rows
+from pslite.worker.training_loop import Kind, segments_of
 
 _DTYPES: dict[torch.dtype, Literal["float32", "float64"]] = {torch.float32: "float32", torch.float64: "float64"}
 
@@ -51,7 +52,7 @@ class ParameterLayout:
             for module in model.modules()
             if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.sparse
         }
-        kinds: dict[tuple[str, Descent, str], list[tuple[str, torch.nn.Parameter]]] = {}
+        kinds: dict[Kind, list[tuple[str, torch.nn.Parameter]]] = {}
         for name, parameter in model.named_parameters():
             rule = chosen.pop(id(parameter), optimizer)
             if not parameter.requires_grad:
@@ -76,21 +77,11 @@ class ParameterLayout:
                 f"the parameters are on several devices ({', '.join(sorted(map(str, devices)))}): move them to one"
             )
         self._device = devices.pop()
-        segments = [
-            Segment(
-                dtype="float32" if dtype == "float32" else "float64",
-                optimizer=rule,
-                parts=tuple(Part(name, tuple(parameter.shape)) for name, parameter in members),
-                sparse=bool(table),
-            )
-            for (dtype, rule, table), members in kinds.items()
-        ]
         self._buffers = [name for name, buffer in model.named_buffers() if buffer.numel()]
-        if self._buffers:
-            segments.append(
-                Segment(dtype="float64", optimizer=Mean(), parts=tuple(self._buffer_part(n) for n in self._buffers))
-            )
-        self.segments = tuple(segments)
+        parts = {
+            kind: [Part(name, tuple(parameter.shape)) for name, parameter in members] for kind, members in kinds.items()
+        }
+        self.segments = segments_of(parts, [self._buffer_part(name) for name in self._buffers])
         #: on another device: the weights, and where backward writes
         self._values: list[torch.Tensor] = []
         self._staging: list[torch.Tensor] = []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import selectors
+import socket
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -29,13 +31,15 @@ from pslite.net.messages import (
     Message,
     PlanDone,
     Prepare,
+    Pushed,
     Refused,
     RollBack,
     Stacks,
 )
-from pslite.worker.script_exit import Host, ScriptProcess
+from pslite.storage.checkpoint_files import Saver
+from pslite.worker.script_exit import ScriptProcess
 from pslite.worker.step_progress import Progress
-from pslite.worker.training_session import Drained
+from pslite.worker.training_session import Drained, Stopwatch
 
 #: the least time between two progress reports of a fast loop
 _PROGRESS_SECONDS = 0.1
@@ -54,7 +58,7 @@ class MemberOptions(TypedDict, total=False):
 
     say: Required[Callable[[str], None]]
     join_timeout: float
-    process: Host | None
+    process: ScriptProcess | None
     faults: FaultHook | None
 
 
@@ -85,7 +89,7 @@ class Membership(ABC):
         *,
         say: Callable[[str], None],
         join_timeout: float = 60.0,
-        process: Host | None = None,
+        process: ScriptProcess | None = None,
         faults: FaultHook | None = None,
     ) -> None:
         self._progress = Progress()
@@ -112,6 +116,10 @@ class Membership(ABC):
         #: the work of the user's thread
         self._meter = ThroughputMeter()
         self._steps = StepTimer()
+        #: waiting for a new plan, and what was reported of it; whether this worker was a member of the plan before
+        self._suspension = Stopwatch()
+        self._suspensions: list[float] = []
+        self._was_member = False
         self._client: CoordinatorClient | None = None
         self._thread: threading.Thread | None = None
         #: the thread of the script, and whether it computes: it does not wait for others
@@ -153,10 +161,10 @@ class Membership(ABC):
         self._identity = self._client.identity
         return self._client
 
-    def _join(self, message: Join) -> None:
-        """Become a member, and answer for this process from now on."""
+    def _join(self, spec: JobSpec | None, **place: str) -> None:
+        """Become a member, and answer for this process from now on; `place` says where others reach it."""
         self._process.enter(self._script_ended, self._script_raised)
-        self._send(message)
+        self._send(Join(host=socket.gethostname(), pid=os.getpid(), spec=spec, **place))
         self._thread = threading.Thread(target=self._control_loop, name="pslite-control", daemon=True)
         self._thread.start()
 
@@ -246,6 +254,17 @@ class Membership(ABC):
             pace = self._meter.take() if force else None
             version = self.version
             self._send(Beat(version=version, loss=loss, samples=samples, steps=steps, pace=pace, resize=resize))
+
+    def _report_suspension(self, plan: int) -> None:
+        """Report with the first push under a plan how long the worker has waited for it."""
+        waited = self._suspension.total_ms if self._was_member else None
+        if waited is not None:
+            self._suspensions.append(waited)
+        self._send(Pushed(plan=plan, suspension_ms=waited))
+
+    def _saver_of(self, spec: JobSpec) -> Saver:
+        """Return what writes this worker's parts of checkpoints."""
+        return Saver(spec, f"{self._identity.task}-{self._identity.incarnation[:8]}", self._send)
 
     def _note_step(self) -> None:
         """A step has ended."""

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from multiprocessing.util import Finalize
 from types import TracebackType
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from pslite.job.printable_text import indented
 
@@ -20,28 +20,16 @@ from pslite.job.printable_text import indented
 _FOLDER = os.readlink("/proc/self/cwd")  # noqa: PTH115  (it may be gone)
 
 
-class Host(Protocol):
-    """What a worker needs of the process around it."""
+class ScriptProcess:
+    """A process that runs one training script: what a worker needs of the process around it."""
 
     def enter(self, leave: Callable[[], None], raised: Callable[[BaseException], None]) -> None:
         """The worker joins: from now on call `leave` when the script ends, and before that `raised` if by an error.
 
-        sys.exit and exit with a status other than 0 are errors, too; `raise SystemExit` is not seen, but dl2-run
-        reports the exit status.
+        The script ends with the interpreter, or with the function that a process of multiprocessing runs. sys.exit and
+        exit with a status other than 0 are errors, too; `raise SystemExit` is not seen, but dl2-run reports the exit
+        status.
         """
-
-    def begin_again(self, reason: str) -> None:
-        """The job goes back to a checkpoint: run the script once more from its beginning; does not return."""
-
-    def abandon(self, reason: str) -> None:
-        """The job has failed and the script does not notice: end it."""
-
-
-class ScriptProcess:
-    """A process that runs one training script."""
-
-    def enter(self, leave: Callable[[], None], raised: Callable[[BaseException], None]) -> None:
-        """Watch the end of the interpreter, or of the function that a process of multiprocessing runs."""
         forked_or_spawned = multiprocessing.parent_process() is not None
         ended_by: SystemExit | None = None
 
@@ -73,7 +61,10 @@ class ScriptProcess:
             setattr(module, name, leave_by)
 
     def begin_again(self, reason: str) -> None:
-        """Replace the program by a fresh one of the same command line; dl2-run goes on watching the same process."""
+        """The job goes back to a checkpoint: run the script once more from its beginning; does not return.
+
+        The program is replaced by a fresh one of the same command line; dl2-run goes on watching the same process.
+        """
         sys.stderr.write(f"pslite: {indented(reason)}; the script starts again\n")
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
@@ -84,7 +75,10 @@ class ScriptProcess:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
 
     def abandon(self, reason: str) -> None:
-        """End the process: the script is busy in a long step or in code of its own, and nothing it does matters."""
+        """The job has failed and the script does not notice: end the process.
+
+        The script is busy in a long step or in code of its own, and nothing it does matters.
+        """
         sys.stderr.write(f"pslite: {indented(reason)}\n")
         sys.stderr.flush()
         os._exit(1)

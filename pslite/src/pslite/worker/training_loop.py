@@ -11,14 +11,14 @@ import os
 import random
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pslite.errors import SpecError, UsageError
-from pslite.job.job_spec import JobSpec, Segment, block_bytes_for
+from pslite.job.job_spec import Descent, JobSpec, Mean, Part, Segment, block_bytes_for
 from pslite.job.sample_order import permutation, stream
 from pslite.job.shard_and_block_assignment import DEFAULT_SHARDS, sample_slice
 from pslite.launch.task_environment import architecture_of, durability_of
@@ -52,6 +52,21 @@ class Layout(Protocol):
 
         With `add` it is added to what is there.
         """
+
+
+#: what tensors of one segment have in common: type, optimizer, and the name of one that is a sparse table, or ""
+Kind = tuple[Literal["float32", "float64"], Descent, str]
+
+
+def segments_of(kinds: Mapping[Kind, Sequence[Part]], buffers: Sequence[Part]) -> tuple[Segment, ...]:
+    """Return the segments of a model: one for each kind of parameters, then one for its buffers, if it has any."""
+    segments = [
+        Segment(dtype=dtype, optimizer=rule, parts=tuple(parts), sparse=bool(table))
+        for (dtype, rule, table), parts in kinds.items()
+    ]
+    if buffers:
+        segments.append(Segment(dtype="float64", optimizer=Mean(), parts=tuple(buffers)))
+    return tuple(segments)
 
 
 class LoopSettings(TypedDict, total=False):

@@ -37,7 +37,7 @@ def hear():
         store.take(*ends[rank].recv())
 
 threading.Thread(target=hear, daemon=True).start()
-group = Group(1, rank, 2, store, "127.0.0.1", lambda: None)
+group = Group(rank, 2, store, "127.0.0.1", lambda: None)
 nothing, data = np.zeros(0, np.uint8), np.zeros(1 << 26, np.uint8)
 if rank:
     group.exchange(nothing, [0, 0], data, [data.size, 0])
@@ -77,7 +77,7 @@ def test_an_operation_in_which_another_member_takes_no_part_ends_in_time():
     stores += [RelayStore(lambda key, value, other=1 - rank: stores[other].take(key, value)) for rank in (0, 1)]
     done = threading.Event()
     with ThreadPoolExecutor(2) as pool:
-        groups = list(pool.map(lambda rank: Group(1, rank, 2, stores[rank], "127.0.0.1", done.set, 1.0), (0, 1)))
+        groups = list(pool.map(lambda rank: Group(rank, 2, stores[rank], "127.0.0.1", done.set, 1.0), (0, 1)))
     work = groups[0].add(np.ones(4, np.float32))
     assert done.wait(60)
     with pytest.raises(PeerLost, match=r"(?i)timed out"):

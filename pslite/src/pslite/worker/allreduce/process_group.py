@@ -131,8 +131,6 @@ class Group:
 
     Parameters
     ----------
-    number
-        of the plan.
     rank
         this worker's place in it.
     size
@@ -157,7 +155,6 @@ class Group:
 
     def __init__(
         self,
-        number: int,
         rank: int,
         size: int,
         store: RelayStore,
@@ -165,7 +162,7 @@ class Group:
         wake: Callable[[], None],
         seconds: float = 0.0,
     ) -> None:
-        self.number, self.rank, self.size = number, rank, size
+        self.rank, self.size = rank, size
         self._store = store
         self._wake = wake
         self._backend: Any = None

@@ -14,8 +14,6 @@ version among them is theirs, who has an older one gets it, and they go on from 
 
 from __future__ import annotations
 
-import os
-import socket
 import sys
 import threading
 import time
@@ -42,13 +40,11 @@ from pslite.net.messages import (
     Failed,
     Finished,
     FromCoordinator,
-    Join,
     Nack,
     PlanDone,
     Prepare,
     Publish,
     Published,
-    Pushed,
     Ready,
     Restored,
 )
@@ -62,7 +58,7 @@ from pslite.worker.allreduce.process_group import Bytes, Group, RelayStore, Work
 from pslite.worker.allreduce.state_transfer import Giving, Taking
 from pslite.worker.control_connection import MemberOptions, Membership
 from pslite.worker.model_replica import ModelReplica
-from pslite.worker.training_session import Share, Stopwatch
+from pslite.worker.training_session import Share
 
 _LOOK_SECONDS = 1.0
 #: how long the end of a process may wait until a group's threads have ended
@@ -133,11 +129,8 @@ class AllReduceWorker(Membership):
         self._taking: Taking | None = None
         self._giving: list[Giving] = []
         self._saver: Saver | None = None
-        self._watch = Stopwatch()
-        #: a plan whose first step is not done yet, and whether we were in the one before
+        #: a plan whose first step is not done yet
         self._unreported = 0
-        self._was_member = False
-        self._suspensions: list[float] = []
         # shared with other threads
         self._bell = threading.Event()
         self._stages_lock = threading.Lock()
@@ -178,17 +171,13 @@ class AllReduceWorker(Membership):
         client = self._open()
         self._host = self._host or client.own_host
         self._taking = Taking(self._identity, self._job, self._host, self._say)
-        self._saver = Saver(self.spec, f"{self._identity.task}-{self._identity.incarnation[:8]}", self._send)
+        self._saver = self._saver_of(self.spec)
         host = f"[{self._host}]" if ":" in self._host else self._host
         self._join(
-            Join(
-                host=socket.gethostname(),
-                pid=os.getpid(),
-                address=f"{host}:{self._taking.port}",
-                local=self._taking.local,
-                machine=self._taking.machine,
-                spec=self.spec,
-            )
+            self.spec,
+            address=f"{host}:{self._taking.port}",
+            local=self._taking.local,
+            machine=self._taking.machine,
         )
         self._recover()
         self._catch_up()
@@ -330,14 +319,14 @@ class AllReduceWorker(Membership):
         """Wait until nobody is getting a block from us any more: a change that has begun must be made whole."""
         if all(giving.spares(block) for giving in self._giving):
             return
-        self._watch.start()
+        self._suspension.start()
         while not all(giving.spares(block) for giving in self._giving):
             self._check()
             if self._plan is not None and self._recovery > self._plan.number:
                 self._stop_giving()
             self._bell.wait(_LOOK_SECONDS)
             self._bell.clear()
-        self._watch.stop()
+        self._suspension.stop()
 
     @staticmethod
     def _compare(plan: Plan, version: int, said: NDArray[np.int64]) -> None:
@@ -361,10 +350,7 @@ class AllReduceWorker(Membership):
             self._divide(group, range(group.size))
         if self._unreported == plan.number:
             self._unreported = 0
-            waited = self._watch.total_ms if self._was_member else None
-            if waited is not None:
-                self._suspensions.append(waited)
-            self._send(Pushed(plan=plan.number, suspension_ms=waited))
+            self._report_suspension(plan.number)
 
     def _divide(self, group: Group, ready: Sequence[int]) -> None:
         self._division = Division(self.spec, group.size, ready, self.weights.memory.size)
@@ -379,12 +365,12 @@ class AllReduceWorker(Membership):
         group, plan = stage.group, stage.plan
         assert group is not None
         self._was_member = self._progress.entered
-        self._watch.total_ms = 0.0
-        self._watch.start()
+        self._suspension.total_ms = 0.0
+        self._suspension.start()
         self._plan, self._group = plan, group
         self._summing.reserve(stage.room)
         versions = self._versions(group)
-        self._watch.stop()
+        self._suspension.stop()
         self._newest = max(versions)
         if self._newest < 0:
             if not stage.fresh:
@@ -588,7 +574,7 @@ class AllReduceWorker(Membership):
             if message.spec != self.spec:
                 raise UsageError("the plan's job description differs from that of this worker's script")
             if rank >= 0:
-                group = Group(plan.number, rank, size, store, self._host, self._bell.set, message.progress_seconds)
+                group = Group(rank, size, store, self._host, self._bell.set, message.progress_seconds)
                 with self._stages_lock:
                     self._made = [other for other in self._made if not other.join(0.0)] + [group]
                 how = Division(self.spec, size, range(size), self.weights.memory.size)

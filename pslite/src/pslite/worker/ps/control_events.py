@@ -1,4 +1,4 @@
-"""What other threads of a worker hand to the thread of its script, with one handler for each kind."""
+"""What other threads of a worker hand to the thread of its script, and what that does with each kind."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any
 
 from pslite.errors import ProtocolError, PsliteError, Unreachable, UsageError
 from pslite.fault_points import FaultPoint, FaultPoints
@@ -79,20 +78,6 @@ class ControlEvents:
         self.chief = ""
         #: the last plan that all members have moved to, until this worker is in it too
         self._done_plan = 0
-        self._handlers: dict[type, Callable[[Any], None]] = {
-            PreparedPlan: self._prepared,
-            Link: self._opened,
-            Abort: self._aborted,
-            Begin: self._begin,
-            Reassign: self._workers_died,
-            Promote: self._servers_died,
-            PlanDone: self._plan_done,
-            Seat: self._seated,
-            BarrierOpen: self._barrier_open,
-            AssignSamples: self._samples_assigned,
-            Resume: self._resume,
-            Complete: self._complete,
-        }
 
     # --- any thread -----------------------------------------------------------------------------------------------
 
@@ -136,8 +121,7 @@ class ControlEvents:
     def take_all(self) -> None:
         """Take up all events that there are."""
         while not self._queue.empty():
-            event = self._queue.get()
-            self._handlers[type(event)](event)
+            self._take(self._queue.get())
         done, plan = self._done_plan, self._plans.current
         if done and plan is not None and plan.number == done:
             self._done_plan = 0
@@ -156,7 +140,38 @@ class ControlEvents:
         self._closed = True
         self.discard()
 
-    # --- handlers -------------------------------------------------------------------------------------------------
+    def _take(self, event: Event) -> None:
+        match event:
+            case PreparedPlan():
+                self._prepared(event)
+            case Link():
+                if self.plane.adopt(event):
+                    self.recovery.reconnected(event.task)
+            case Abort():
+                # its connections stay: the plan that is tried next probably needs them
+                self._plans.give_up(event.plan)
+            case Begin():
+                self._faults.reached(FaultPoint.FIRST_WEIGHTS)
+                self.initial.begin(event.plan, event.checkpoint)
+            case Reassign():
+                # in async mode a dead worker's samples are left out until a plan gives them to others
+                self._plans.lose_workers(event.gone, {} if self.model.spec.asynchronous else event.nodes)
+                self.initial.send_to_newcomers()
+            case Promote():
+                self.recovery.follow(event)
+            case PlanDone():
+                self._done_plan = event.plan
+            case Seat():
+                self.seat = event.rank, event.workers
+            case BarrierOpen():
+                self.barriers_open += 1
+                self.missed_steps = event.missed_steps
+            case AssignSamples():
+                self.samples = event
+            case Resume():
+                self.resumed = event.plan
+            case Complete():
+                self.chief = event.chief
 
     def _prepared(self, prepared: PreparedPlan) -> None:
         if self._plans.add(prepared):
@@ -166,42 +181,3 @@ class ControlEvents:
                 self.initial.expect(added)
             self._faults.reached(FaultPoint.PLAN_KNOWN, prepared.plan)
             self.plane.reopen_missing()
-
-    def _opened(self, link: Link) -> None:
-        if self.plane.adopt(link):
-            self.recovery.reconnected(link.task)
-
-    def _aborted(self, message: Abort) -> None:
-        # its connections stay: the plan that is tried next probably needs them
-        self._plans.give_up(message.plan)
-
-    def _begin(self, message: Begin) -> None:
-        self._faults.reached(FaultPoint.FIRST_WEIGHTS)
-        self.initial.begin(message.plan, message.checkpoint)
-
-    def _workers_died(self, message: Reassign) -> None:
-        # in async mode a dead worker's samples are left out until a plan gives them to others
-        self._plans.lose_workers(message.gone, {} if self.model.spec.asynchronous else message.nodes)
-        self.initial.send_to_newcomers()
-
-    def _servers_died(self, message: Promote) -> None:
-        self.recovery.follow(message)
-
-    def _plan_done(self, message: PlanDone) -> None:
-        self._done_plan = message.plan
-
-    def _seated(self, message: Seat) -> None:
-        self.seat = message.rank, message.workers
-
-    def _barrier_open(self, message: BarrierOpen) -> None:
-        self.barriers_open += 1
-        self.missed_steps = message.missed_steps
-
-    def _samples_assigned(self, message: AssignSamples) -> None:
-        self.samples = message
-
-    def _resume(self, message: Resume) -> None:
-        self.resumed = message.plan
-
-    def _complete(self, message: Complete) -> None:
-        self.chief = message.chief

@@ -14,7 +14,7 @@ from pslite.job.membership_plan import Member
 from pslite.net.authentication import Identity
 from pslite.net.message_framing import cut_off
 from pslite.net.server_connections import ServerConnections
-from pslite.net.tensor_frames import Link, Receiver
+from pslite.net.tensor_frames import Header, Link, Receiver
 from pslite.worker.ps.known_plans import PlanTable
 
 #: seconds between two looks at the control connection's news while nothing comes; shorter where a server is in doubt
@@ -109,6 +109,12 @@ class DataPlane:
         if link.unsent != (link in self._writing):
             self._selector.modify(link.sock, selectors.EVENT_READ | (selectors.EVENT_WRITE if link.unsent else 0), link)
             (self._writing.add if link.unsent else self._writing.discard)(link)
+
+    def send(self, server: str, header: Header, *payload: memoryview) -> None:
+        """Queue a frame; one without a connection, or its successor, is sent or asked later for what it lacks."""
+        link = self.links.get(server)
+        if link is not None:
+            link.send(header, *payload)
 
     @property
     def unsent(self) -> bool:

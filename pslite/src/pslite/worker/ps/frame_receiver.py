@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import zlib
 from collections.abc import Callable
-from typing import NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
@@ -37,7 +36,7 @@ from pslite.worker.step_progress import Progress
 
 
 class FrameReceiver:
-    """Takes frames into the model's memory; the handlers of each kind of frame are in `_HANDLERS`.
+    """Takes frames into the model's memory.
 
     A frame that is not needed any more, such as weights that another server has sent already, is received into memory
     that nobody looks at, and dropped.
@@ -65,14 +64,26 @@ class FrameReceiver:
         #: connections over which a frame comes that is dropped, and memory for it
         self._dropping: WeakSet[Link] = WeakSet()
         self._spare = bytearray()
+        weights = self._weights_place, self._weights_arrived
+        #: by kind of frame: where its payload goes, and what takes it when it is complete
+        self._handlers: dict[int, tuple[Callable[[Link, Header], memoryview], Callable[[Link, Header], None]]] = {
+            PARAM: weights,
+            PARAM_ROWS: weights,
+            SAME: (self._nothing, self._weights_arrived),
+            WHOLE: (self._fetched_place, self._fetched_arrived),
+            FIRST_STATE: (self._first_state_place, self._first_state_arrived),
+            REFUSED: (self._nothing, self._refused),
+            NEED_FIRST_STATE: (self._nothing, self._first_state_needed),
+        }
 
     def payload(self, link: Link, header: Header) -> memoryview:
         """Return the memory for the payload of a frame."""
         self._faults.reached(FaultPoint.PAYLOAD, link, header)
-        handler = _HANDLERS.get(header.kind)
-        if handler is None or (handler.of_block and header.block >= len(self._model.known_blocks)):
+        of_block = header.kind not in (REFUSED, NEED_FIRST_STATE)
+        if header.kind not in self._handlers or (of_block and header.block >= len(self._model.known_blocks)):
             raise _misplaced(link, header)
-        return handler.payload(self, link, header)
+        place, _ = self._handlers[header.kind]
+        return place(link, header)
 
     def arrived(self, link: Link, header: Header) -> None:
         """Take a frame whose payload is complete."""
@@ -81,7 +92,8 @@ class FrameReceiver:
         if link in self._dropping:
             self._dropping.discard(link)
         else:
-            _HANDLERS[header.kind].arrived(self, link, header)
+            _, take = self._handlers[header.kind]
+            take(link, header)
 
     def shared(self, link: Link, header: Header) -> None:
         """Take weights that lie in the server's memory, or that memory."""
@@ -225,27 +237,6 @@ class FrameReceiver:
             if late.kind == header.kind or {late.kind, header.kind} == {PARAM, PARAM_ROWS}:
                 self._dropping.add(other)
                 other.divert()
-
-
-class _Handler(NamedTuple):
-    """What a receiver does with a kind of frame."""
-
-    payload: Callable[[FrameReceiver, Link, Header], memoryview]
-    arrived: Callable[[FrameReceiver, Link, Header], None]
-    #: whether its block must be one of the job's
-    of_block: bool = True
-
-
-_WEIGHTS = _Handler(FrameReceiver._weights_place, FrameReceiver._weights_arrived)  # noqa: SLF001  (its own table)
-_HANDLERS = {
-    PARAM: _WEIGHTS,
-    PARAM_ROWS: _WEIGHTS,
-    SAME: _Handler(FrameReceiver._nothing, FrameReceiver._weights_arrived),  # noqa: SLF001
-    WHOLE: _Handler(FrameReceiver._fetched_place, FrameReceiver._fetched_arrived),  # noqa: SLF001
-    FIRST_STATE: _Handler(FrameReceiver._first_state_place, FrameReceiver._first_state_arrived),  # noqa: SLF001
-    REFUSED: _Handler(FrameReceiver._nothing, FrameReceiver._refused, of_block=False),  # noqa: SLF001
-    NEED_FIRST_STATE: _Handler(FrameReceiver._nothing, FrameReceiver._first_state_needed, of_block=False),  # noqa: SLF001
-}
 
 
 def _misplaced(link: Link, header: Header) -> ProtocolError:

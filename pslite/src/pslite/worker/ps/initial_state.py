@@ -84,20 +84,18 @@ class InitialState:
         """Send servers their blocks; one without a connection, or its successor, is sent what it lacks later."""
         plan, model = self._plans.current, self._model
         assert plan is not None
-        links = {number: self._plane.links.get(plan.owner(number).task) for number in numbers}
         if self.given is None:
-            for number, link in links.items():
+            for number in numbers:
                 view = model.arriving(0).views[number]
-                if link is not None:
-                    link.send(Header(INIT, plan.number, number, 0, view.nbytes, 0, 0), view)
+                self._plane.send(plan.owner(number).task, Header(INIT, plan.number, number, 0, view.nbytes, 0, 0), view)
             return
         version = self._progress.awaited
         for block, state in self.given.states():
-            link = links.get(block.number)
             model.arriving(version).views[block.number][:] = state[0].data.cast("B")
-            if link is not None:
+            if block.number in numbers:
                 whole = state.reshape(-1).data.cast("B")
-                link.send(Header(RESTORE, plan.number, block.number, 0, whole.nbytes, version, version), whole)
+                header = Header(RESTORE, plan.number, block.number, 0, whole.nbytes, version, version)
+                self._plane.send(plan.owner(block.number).task, header, whole)
 
     def expect(self, added: Collection[int]) -> None:
         """Wait for these blocks too, if this worker is about to begin under the plan that adds them."""

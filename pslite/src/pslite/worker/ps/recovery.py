@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from pslite.fault_points import FaultPoint, FaultPoints
 from pslite.net.messages import Promote
@@ -15,26 +16,17 @@ from pslite.worker.ps.state_fetch import StateFetch
 from pslite.worker.step_progress import Progress
 
 
+@dataclass(eq=False)
 class Recovery:
     """Sends again, and asks again, what a server may not have got or its answer may not have come."""
 
-    def __init__(
-        self,
-        plans: PlanTable,
-        progress: Progress,
-        plane: DataPlane,
-        sender: GradientSender,
-        initial: InitialState,
-        fetch: StateFetch,
-        faults: FaultPoints,
-    ) -> None:
-        self._plans = plans
-        self._progress = progress
-        self._plane = plane
-        self._sender = sender
-        self._initial = initial
-        self._fetch = fetch
-        self._faults = faults
+    _plans: PlanTable
+    _progress: Progress
+    _plane: DataPlane
+    _sender: GradientSender
+    _initial: InitialState
+    _fetch: StateFetch
+    _faults: FaultPoints
 
     def reconnected(self, server: str) -> None:
         """Go on with a server over a new connection: what was on the one before may be lost, in both directions."""
@@ -81,6 +73,4 @@ class Recovery:
         version = NEWEST if progress.any_version else version
         for number in numbers:
             for owner in self._plans.may_own(number):
-                link = self._plane.links.get(owner)
-                if link is not None:
-                    link.send(Header(RESEND, 0, number, 0, 0, version, 0))
+                self._plane.send(owner, Header(RESEND, 0, number, 0, 0, version, 0))

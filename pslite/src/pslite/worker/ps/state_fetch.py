@@ -45,9 +45,8 @@ class StateFetch:
         plan = self._plans.current
         assert plan is not None
         for number in self._awaited.keys() & set(blocks):
-            link = self._plane.links.get(plan.owner(number).task)
-            if link is not None:
-                link.send(Header(FETCH, plan.number, number, 0, 0, self._progress.version, self._plans.first))
+            header = Header(FETCH, plan.number, number, 0, 0, self._progress.version, self._plans.first)
+            self._plane.send(plan.owner(number).task, header)
 
     def place(self, block: int, version: int) -> memoryview | None:
         """Return where the state of a block goes; None if it is not awaited, since it came from another owner."""

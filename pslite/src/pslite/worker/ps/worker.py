@@ -7,8 +7,6 @@ first one computes, and opens what a coming plan needs.  Taking a new plan into 
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Unpack
@@ -27,8 +25,6 @@ from pslite.net.messages import (
     Drained,
     Finished,
     FromCoordinator,
-    Join,
-    Pushed,
     Severed,
 )
 from pslite.numeric.gradient_sums import Array, Bundle, Contribution, Supply
@@ -43,7 +39,7 @@ from pslite.worker.ps.known_plans import PlanTable, PreparedPlan
 from pslite.worker.ps.model_buffers import ModelBuffers
 from pslite.worker.ps.recovery import Recovery
 from pslite.worker.ps.state_fetch import StateFetch
-from pslite.worker.training_session import Share, StartState, Stopwatch
+from pslite.worker.training_session import Share, StartState
 
 #: how long a broken data connection may take to be there again, or the coordinator to say why it will not
 _VERDICT_SECONDS = 10.0
@@ -90,11 +86,8 @@ class Worker(Membership):
         self._writes_files: bool | None = None
         #: whether the script waits for something that can be done when the last version is there
         self._patient = False
-        #: waiting for a new plan; reported with the first push under it
-        self._suspension = Stopwatch()
-        self._suspensions: list[float] = []
+        #: whether the next push is the first under its plan
         self._report_first_push = False
-        self._was_member = False
 
     # --- what there is --------------------------------------------------------------------------------------------
 
@@ -163,8 +156,7 @@ class Worker(Membership):
         self._events.model, self._events.initial = model, initial
         self._events.recovery = Recovery(plans, progress, plane, sender, initial, fetch, faults)
         if model.replica is not None and spec.checkpoint:
-            name = f"{self._identity.task}-{self._identity.incarnation[:8]}"
-            self._saver = Saver(spec, name, self._send)
+            self._saver = self._saver_of(spec)
         self.share = Share(spec, 1, 0)
 
     def attach(self) -> None:
@@ -206,7 +198,7 @@ class Worker(Membership):
     def _connect(self, spec: JobSpec | None) -> None:
         self._open()
         self._plane.identity = self._identity
-        self._join(Join(host=socket.gethostname(), pid=os.getpid(), spec=spec))
+        self._join(spec)
 
     def extend(self, spec: JobSpec, weights: Mapping[int, Array]) -> None:
         """Ask for further segments, with the first worker's weights; steps go on until `spec` has them."""
@@ -321,7 +313,7 @@ class Worker(Membership):
         """Complete a step of which the last worker that trained pushed some blocks before it died: of the others, 0."""
         progress, zeros = self._progress, self.supply.take()
         progress.missing, progress.awaited = behind, self.version + 1
-        self._report_suspension()
+        self._begin_push()
         while progress.missing:
             undone = tuple(node for node in self._due if node not in self._sender.nodes) or self._left_undone()
             self._sender.push([Contribution(node, zeros) for node in undone])
@@ -419,7 +411,7 @@ class Worker(Membership):
         self._suspension.start()
         self._events.take_all()
         self._suspension.stop()
-        self._report_suspension()
+        self._begin_push()
         first = not self._sender.nodes
         self._sender.push(contributions)
         self._note_progress(loss, samples)
@@ -496,16 +488,13 @@ class Worker(Membership):
             self._pump(lambda: self._events.resumed >= plan.number)
             self._suspension.stop()
 
-    def _report_suspension(self) -> None:
-        """Report with the first push under a plan how long the worker has waited for it."""
+    def _begin_push(self) -> None:
+        """Report the suspension if this is the first push under a plan."""
         plan = self._plans.current
         assert plan is not None
         if self._report_first_push:
             self._report_first_push = False
-            waited = self._suspension.total_ms if self._was_member else None
-            if waited is not None:
-                self._suspensions.append(waited)
-            self._send(Pushed(plan=plan.number, suspension_ms=waited))
+            self._report_suspension(plan.number)
         self._suspension.total_ms = 0.0
 
     def _leave_unless_member(self, following: PreparedPlan) -> None:
