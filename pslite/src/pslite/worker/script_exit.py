@@ -14,7 +14,7 @@ from multiprocessing.util import Finalize
 from types import TracebackType
 from typing import NoReturn
 
-from pslite.job.printable_text import indented
+from pslite.job.printable_text import tell
 
 #: where the script was started: relative names on its command line are valid there
 _FOLDER = os.readlink("/proc/self/cwd")  # noqa: PTH115  (it may be gone)
@@ -65,9 +65,8 @@ class ScriptProcess:
 
         The program is replaced by a fresh one of the same command line; dl2-run goes on watching the same process.
         """
-        sys.stderr.write(f"pslite: {indented(reason)}; the script starts again\n")
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+        tell("pslite", f"{reason}; the script starts again")
+        sys.stdout.flush()
         for child in multiprocessing.active_children():
             child.kill()  # workers of a data loader, which would go on
         with contextlib.suppress(OSError):
@@ -79,6 +78,5 @@ class ScriptProcess:
 
         The script is busy in a long step or in code of its own, and nothing it does matters.
         """
-        sys.stderr.write(f"pslite: {indented(reason)}\n")
-        sys.stderr.flush()
+        tell("pslite", reason)
         os._exit(1)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from functools import partial
 
 from pslite.errors import UsageError
 from pslite.job.job_spec import JobSpec
-from pslite.job.printable_text import indented
+from pslite.job.printable_text import tell
 from pslite.launch.task_environment import TaskEnvironment, role_of, task_environment
 from pslite.worker.ps.worker import Worker
 from pslite.worker.single_session import SingleSession
@@ -51,4 +50,4 @@ def _session(spec: JobSpec | None) -> Worker | SingleSession:
 def _say(place: TaskEnvironment, text: str) -> None:
     """Write a line for the user."""
     if os.environ.get("DL2_QUIET") != "1":
-        sys.stderr.write(f"{place.identity.task}: {indented(text)}\n")
+        tell(place.identity.task, text)
