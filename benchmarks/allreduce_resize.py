@@ -48,12 +48,9 @@ def note(folder: Path, name: str, **values: Any) -> None:
         file.write(json.dumps({"at": time.monotonic(), **values}) + "\n")
 
 
-def read(folder: Path, pattern: str) -> dict[str, list[dict[str, Any]]]:
-    """Return the lines of files, by their names."""
-    return {
-        place.name: [json.loads(line) for line in place.read_text(encoding="utf-8").splitlines()]
-        for place in sorted(folder.glob(pattern))
-    }
+def read(place: Path) -> list[dict[str, Any]]:
+    """Return the lines of a file; none if there is no such file yet."""
+    return [json.loads(line) for line in place.read_text(encoding="utf-8").splitlines()] if place.exists() else []
 
 
 # --- pslite ---------------------------------------------------------------------------------------------------------
@@ -61,8 +58,7 @@ def read(folder: Path, pattern: str) -> dict[str, list[dict[str, Any]]]:
 
 def work(options: argparse.Namespace) -> None:
     """Be a worker."""
-    folder = Path(options.folder)
-    task = os.environ["DL2_TASK"]
+    folder, task = Path(options.out), os.environ["DL2_TASK"]
     note(folder, f"{task}.started")
     spec = scaled_resnet50(options.scale, STEPS, architecture="allreduce", mode=options.mode, shards=SHARDS)
     session, sums = started(spec)
@@ -79,16 +75,12 @@ def work(options: argparse.Namespace) -> None:
 def with_pslite(options: argparse.Namespace, mode: str, folder: Path) -> list[dict[str, Any]]:
     """Run the schedule; return what it cost."""
     result = run_job(
-        command_of(options, "worker", folder=folder, mode=mode), workers=1, servers=0, schedule=SCHEDULE, timeout=400
+        command_of(options, "worker", out=folder, mode=mode), workers=1, servers=0, schedule=SCHEDULE, timeout=400
     )
-    ends = {
-        name.removesuffix(".steps"): {line["version"]: line["at"] for line in lines}
-        for name, lines in read(folder, "*.steps").items()
-    }
-    paused = {line["version"]: line["paused"] for line in read(folder, "worker-0.steps")["worker-0.steps"]}
-    begun = {name.removesuffix(".started"): lines[0]["at"] for name, lines in read(folder, "*.started").items()}
-    first = ends["worker-0"]
-    took = {v: first[v] - first[v - 1] - paused[v] for v in first if v - 1 in first}
+    begun = {place.stem: read(place)[0]["at"] for place in folder.glob("*.started")}
+    lines = {line["version"]: line for line in read(folder / "worker-0.steps")}
+    ends = {version: line["at"] for version, line in lines.items()}
+    took = {v: ends[v] - ends[v - 1] - lines[v]["paused"] for v in ends if v - 1 in ends}
     rows = []
     for before, plan in zip(result.plans, result.plans[1:], strict=False):
         clock = plan.first_version
@@ -103,8 +95,8 @@ def with_pslite(options: argparse.Namespace, mode: str, folder: Path) -> list[di
         }
         if plan.added:
             coming = begun[plan.added[0]]
-            joining = [took[v] for v in took if v <= clock and first[v - 1] > coming]
-            earlier = [took[v] for v in took if before.first_version + _AFFECTED < v and first[v] < coming]
+            joining = [took[v] for v in took if v <= clock and ends[v - 1] > coming]
+            earlier = [took[v] for v in took if before.first_version + _AFFECTED < v and ends[v] < coming]
             row["steps_while_joining"] = len(joining)
             row["step_ms_before"] = round(1e3 * statistics.median(earlier)) if earlier else None
             row["step_ms_while_joining"] = round(1e3 * statistics.median(joining)) if joining else None
@@ -120,7 +112,7 @@ def train(options: argparse.Namespace) -> None:
     import torch  # noqa: PLC0415  (the other roles do not need it)
     import torch.distributed as dist  # noqa: PLC0415
 
-    folder = Path(options.folder)
+    folder = Path(options.out)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -147,7 +139,7 @@ def train(options: argparse.Namespace) -> None:
 
 def with_torchrun(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     """Run nodes 1 -> 2 -> 1; return what it cost."""
-    worker = command_of(options, "torchrun", folder=folder)
+    worker = command_of(options, "torchrun", out=folder)
     command = [
         worker[0], "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1", "--rdzv-backend=c10d",
         f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=resize", "--max-restarts=3", *worker[1:],
@@ -160,7 +152,7 @@ def with_torchrun(options: argparse.Namespace, folder: Path) -> list[dict[str, A
             return subprocess.Popen(command, env=environ, stdout=log, stderr=log)
 
     def steps() -> list[dict[str, Any]]:
-        return read(folder, "torchrun.steps").get("torchrun.steps", [])
+        return read(folder / "torchrun.steps")
 
     def until(done: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + 150.0
@@ -201,7 +193,7 @@ def with_torchrun(options: argparse.Namespace, folder: Path) -> list[dict[str, A
 
 def main() -> None:
     """Run everything, and print a line for each resize."""
-    options = options_of(__doc__, compute=0.3, scale=1.0, without_torchrun=False, mode="exact", folder=".")
+    options = options_of(__doc__, compute=0.3, scale=1.0, without_torchrun=False, mode="exact")
     if options.role:
         (work if options.role == "worker" else train)(options)
         return

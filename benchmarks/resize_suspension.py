@@ -58,7 +58,7 @@ def scaled_resnet50(scale: float, steps: int, **changes: Any) -> JobSpec:
 
 def work(options: argparse.Namespace) -> None:
     """Be a worker."""
-    folder, task = Path(options.folder), os.environ["DL2_TASK"]
+    folder, task = Path(options.out), os.environ["DL2_TASK"]
     spec = scaled_resnet50(options.scale, options.steps)
     session, sums = started(spec)
     checkpoint = folder / "checkpoint.npy"
@@ -121,7 +121,7 @@ def restart(options: argparse.Namespace, added: int) -> list[float]:
         quiet = {**os.environ, "DL2_QUIET": "1"}
         run = [sys.executable, "-m", "pslite.run", f"--workers={WORKERS}"]
         first = subprocess.Popen(
-            [*run, "--servers=1", *command_of(options, "worker", folder=name, stop_at=4)],
+            [*run, "--servers=1", *command_of(options, "worker", out=name, stop_at=4)],
             env=quiet,
             stderr=subprocess.DEVNULL,
         )
@@ -133,7 +133,7 @@ def restart(options: argparse.Namespace, added: int) -> list[float]:
         # the quickest end there is: no grace for anybody, the tasks end when they see the coordinator gone
         first.kill()
         first.wait()
-        again = command_of(options, "worker", folder=name, load=True, steps=2)
+        again = command_of(options, "worker", out=name, load=True, steps=2)
         subprocess.run([*run, f"--servers={1 + added}", *again], env=quiet, check=True, timeout=300)
         # forward and backward pass of the new first step are not counted
         stops = [float((folder / f"stop-worker-{i}").read_text()) for i in range(WORKERS)]
@@ -188,7 +188,7 @@ def main() -> None:
     """Run everything, and print a line for each."""
     options = options_of(
         __doc__, adds=[1, 2, 4], ways=["tagged", "stop", "restart"], repeats=2, cycles=2, compute=0.3, scale=1.0,
-        scales=[0.1, 0.5, 1.0, 2.0], joins=[1, 4], steps=0, folder=".", load=False, stop_at=0,
+        scales=[0.1, 0.5, 1.0, 2.0], joins=[1, 4], steps=0, load=False, stop_at=0,
     )  # fmt: skip
     options.steps = options.steps or PERIOD * (2 * options.cycles + 1)
     if options.role:
