@@ -29,6 +29,8 @@ MIN_BLOCK_BYTES = 1 << 10
 #: small models are cut finer than MAX_BLOCK_BYTES so that several servers can share them
 AIM_BLOCKS = 32
 
+#: types of weights
+DType = Literal["float32", "float64"]
 ITEM_BYTES = {"float32": 4, "float64": 8}
 
 
@@ -132,7 +134,7 @@ class Part(WireRecord):
 class Segment(WireRecord):
     """Tensors of one type and one optimizer, laid end to end in one flat array."""
 
-    dtype: Literal["float32", "float64"]
+    dtype: DType
     optimizer: Optimizer
     parts: tuple[Part, ...]
     #: one table of which a step touches a few rows (the first axis): only those are pushed, and updated

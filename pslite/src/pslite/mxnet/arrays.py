@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import mxnet as mx
 import numpy as np
@@ -12,11 +12,12 @@ from mxnet.base import _LIB, check_call
 from numpy.typing import NDArray
 
 from pslite.errors import SpecError
+from pslite.job.job_spec import DType
 
 Array = NDArray[Any]
 
 
-def trainable(name: str, array: Any) -> Literal["float32", "float64"]:
+def trainable(name: str, array: Any) -> DType:
     """Return an array's type.
 
     Raises

@@ -20,26 +20,22 @@ _taken = False
 _splits: dict[tuple[str, int], ElasticSplit] = {}
 
 
-def _attached_session() -> OpenSession:
-    session = open_session()
-    session.attach()
-    return session
-
-
 def session_for_kvstore() -> OpenSession:
     """Return the session of the process; each KVStore after the first opens another one."""
     global _session, _taken  # noqa: PLW0603
-    if _session is None or _taken:
-        _session = _attached_session()
+    if _taken:
+        _session = None
     _taken = True
-    return _session
+    return _session_for_split()
 
 
 def _session_for_split() -> OpenSession:
     """Return the session of the process, which its first KVStore uses, too."""
     global _session  # noqa: PLW0603
     if _session is None:
-        _session = _attached_session()
+        session = open_session()
+        session.attach()
+        _session = session
     return _session
 
 

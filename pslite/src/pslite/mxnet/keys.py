@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pslite.errors import UsageError
 from pslite.job.blocks import digest_of_fixed
-from pslite.job.job_spec import MAX_SHARDS, JobSpec, Mean, Optimizer, Part, Segment, Sum, block_bytes_for
+from pslite.job.job_spec import MAX_SHARDS, DType, JobSpec, Mean, Optimizer, Part, Segment, Sum, block_bytes_for
 from pslite.mxnet.arrays import near, reading, trainable
 from pslite.mxnet.optimizer_translation import rule_of
 from pslite.mxnet.sparse import dense, is_sparse, lazy, table_part
@@ -32,7 +32,7 @@ class KeyTensor:
     key: Key
     #: the initial value: a copy, or the script's own array of the weights
     value: Any
-    dtype: Literal["float32", "float64"]
+    dtype: DType
     #: whether it has a gradient that is MXNet's own (Gluon); in Module none has
     marked: bool
     segment: int = -1
@@ -310,7 +310,7 @@ class KeyTable:
 
 
 #: what tensors of one segment have in common: type, update rule, and the key of one that is alone in its segment
-_Kind = tuple[Literal["float32", "float64"], Optimizer, Key | None]
+_Kind = tuple[DType, Optimizer, Key | None]
 
 
 def _part(tensor: KeyTensor) -> Part:
@@ -318,7 +318,7 @@ def _part(tensor: KeyTensor) -> Part:
     return table_part(str(tensor.key), shape) if tensor.by_rows else Part(str(tensor.key), shape or (1,))
 
 
-def _segment(dtype: Literal["float32", "float64"], rule: Optimizer, members: Sequence[KeyTensor]) -> Segment:
+def _segment(dtype: DType, rule: Optimizer, members: Sequence[KeyTensor]) -> Segment:
     by_rows = members[0].by_rows
     parts = tuple(map(_part, members))
     return Segment(dtype=dtype, optimizer=rule, parts=parts, sparse=by_rows, lazy=by_rows)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 
 from pslite.errors import SpecError, UsageError
 from pslite.job.blocks import digest_of_fixed
-from pslite.job.job_spec import Descent, Part
+from pslite.job.job_spec import Descent, DType, Part
 from pslite.numeric.gradient_sums import Bundle
 from pslite.numeric.sparse_rows import Rows
 from pslite.worker.training_loop import Kind, segments_of
 
-_DTYPES: dict[torch.dtype, Literal["float32", "float64"]] = {torch.float32: "float32", torch.float64: "float64"}
+_DTYPES: dict[torch.dtype, DType] = {torch.float32: "float32", torch.float64: "float64"}
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pslite.errors import SpecError, UsageError
-from pslite.job.job_spec import Descent, JobSpec, Mean, Part, Segment, block_bytes_for
+from pslite.job.job_spec import Descent, DType, JobSpec, Mean, Part, Segment, block_bytes_for
 from pslite.job.sample_order import permutation, stream
 from pslite.job.shard_and_block_assignment import DEFAULT_SHARDS, sample_slice
 from pslite.launch.task_environment import architecture_of, durability_of
@@ -55,7 +55,7 @@ class Layout(Protocol):
 
 
 #: what tensors of one segment have in common: type, optimizer, and the name of one that is a sparse table, or ""
-Kind = tuple[Literal["float32", "float64"], Descent, str]
+Kind = tuple[DType, Descent, str]
 
 
 def segments_of(kinds: Mapping[Kind, Sequence[Part]], buffers: Sequence[Part]) -> tuple[Segment, ...]:

@@ -441,8 +441,7 @@ class Worker(Membership):
 
     def _left_undone(self) -> tuple[int, ...]:
         """Return the nodes of dead workers that this one computes in this step and has not pushed yet."""
-        inherited = self._plans.inherited
-        return tuple(node for node in inherited if node not in self._sender.nodes) if inherited else ()
+        return tuple(node for node in self._plans.inherited if node not in self._sender.nodes)
 
     def _complete_step(self) -> None:
         """Take the next version into use: all blocks of it are here."""
