@@ -128,35 +128,28 @@ def _filled(costs: Mapping[str, float], tasks: Sequence[str]) -> list[float]:
     return [costs.get(task, usual) for task in tasks]
 
 
+@dataclass(eq=False)
 class LoadBalancer:
-    """Measures the members of a job, and says when its work should be divided anew.
+    """Measures the members of a job, and says when its work should be divided anew."""
 
-    Parameters
-    ----------
-    rule
-        when.
-    by
-        "even": never; members are measured all the same.
-
-    """
-
-    def __init__(self, rule: Rule, by: Literal["speed", "even"] = "speed") -> None:
-        self._rule = rule
-        self._by = by
-        #: what plans are made by
-        self.division = WorkDivision()
-        self.stragglers: tuple[Straggler, ...] = ()
-        self._paces: dict[str, deque[Throughput]] = {}
-        self._steps: dict[str, deque[StepTimes]] = {}
-        self._began = 0.0
-        self._looked = 0.0
-        #: since when a proposal has been good without a break
-        self._since = 0.0
-        self._divided_at = float("-inf")
-        self._pause = rule.pause
-        #: seconds of a step at most if the last division has brought half of what it promised; None: that is known
-        self._promised: float | None = None
-        self._members: frozenset[str] = frozenset()
+    rule: Rule
+    #: "even": never; members are measured all the same
+    by: Literal["speed", "even"] = "speed"
+    #: what plans are made by
+    division: WorkDivision = WorkDivision()
+    stragglers: tuple[Straggler, ...] = ()
+    _paces: dict[str, deque[Throughput]] = field(default_factory=dict)
+    _steps: dict[str, deque[StepTimes]] = field(default_factory=dict)
+    _began: float = 0.0
+    _looked: float = 0.0
+    #: since when a proposal has been good without a break
+    _since: float = 0.0
+    _divided_at: float = float("-inf")
+    #: the least time between two divisions now; set by `begin`
+    _pause: float = 0.0
+    #: seconds of a step at most if the last division has brought half of what it promised; None: that is known
+    _promised: float | None = None
+    _members: frozenset[str] = frozenset()
 
     def begin(self, now: float, plan: Plan) -> None:
         """A plan has taken effect: what was measured before belongs to another."""
@@ -167,7 +160,7 @@ class LoadBalancer:
         members = frozenset(plan.tasks())
         if members != self._members:
             self._members = members
-            self._promised, self._pause = None, self._rule.pause
+            self._promised, self._pause = None, self.rule.pause
 
     def note(self, task: str, pace: Throughput | None, steps: StepTimes | None) -> None:
         """Take what a member has said with a heartbeat."""
@@ -193,7 +186,7 @@ class LoadBalancer:
             versions that are left.
 
         """
-        rule = self._rule
+        rule = self.rule
         if now - self._looked < rule.look:
             return None
         self._looked = now
@@ -206,7 +199,7 @@ class LoadBalancer:
             *_slow(plan, servers, rule.slow, "updates 1 MB in {0:.3g} ms, the others in {1:.3g} ms", 1e9),
         )
         step = self._step_seconds()
-        if self._by == "even" or not step:
+        if self.by == "even" or not step:
             return None
         self._keep_word(step)
         proposal = self._propose(plan, workers if shards else {}, servers, step, shards, sizes)
@@ -226,7 +219,7 @@ class LoadBalancer:
         found = {}
         for task in tasks:
             reports = self._paces.get(task, ())
-            if len(reports) < self._rule.reports:
+            if len(reports) < self.rule.reports:
                 return {}
             found[task] = statistics.median(pace.seconds / pace.amount for pace in reports)
         return found
@@ -239,7 +232,7 @@ class LoadBalancer:
         """See whether the last division has brought what it promised: if not, be slower to make another."""
         promised, self._promised = self._promised, None
         if promised is not None:
-            self._pause = self._rule.pause if step <= promised else min(self._rule.most_pause, 2 * self._pause)
+            self._pause = self.rule.pause if step <= promised else min(self.rule.most_pause, 2 * self._pause)
 
     def _propose(
         self,
@@ -251,7 +244,7 @@ class LoadBalancer:
         sizes: Sequence[int],
     ) -> Proposal | None:
         by_worker, by_server = self.division.workers, self.division.servers
-        least = self._rule.gain * step
+        least = self.rule.gain * step
         saved, reasons = 0.0, []
         if len(workers) > 1:
             worker_costs = list(workers.values())

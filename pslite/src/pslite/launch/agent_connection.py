@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import dataclass, field
 
 from pslite.errors import PsliteError
 from pslite.net.authentication import Identity, connect
@@ -13,35 +14,28 @@ from pslite.net.messages import MAX_CONTROL_BYTES, AgentExit, FromCoordinator, J
 _PAUSE_SECONDS = 0.01
 
 
+@dataclass(eq=False)
 class AgentConnection:
-    """Reports about one task to the coordinator; may be used from any thread.
+    """Reports about one task to the coordinator; may be used from any thread."""
 
-    Parameters
-    ----------
-    identity
-        the task's.
-    address
-        host:port of the coordinator.
-
-    """
-
-    def __init__(self, identity: Identity, address: str) -> None:
-        self._identity = identity
-        self._address = address
-        self._lock = threading.Lock()
-        self._channel: Channel[FromCoordinator] | None = None
-        self._noted = False
-        #: whether the coordinator has ever been reached
-        self.reached = False
-        #: whether the job goes on without the task, whose process has to end
-        self.given_up = False
-        #: whether the coordinator has ended since the job was cancelled; not if another one has taken its place
-        self.cancelled = False
+    #: the task's
+    identity: Identity
+    #: host:port of the coordinator
+    address: str
+    #: whether the coordinator has ever been reached
+    reached: bool = False
+    #: whether the job goes on without the task, whose process has to end
+    given_up: bool = False
+    #: whether the coordinator has ended since the job was cancelled; not if another one has taken its place
+    cancelled: bool = False
+    _channel: Channel[FromCoordinator] | None = None
+    _noted: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def open(self, seconds: float) -> str:
         """Connect within `seconds`; return the reason of a failure, "" for success."""
         try:
-            sock, _ = connect(self._address, self._identity, "agent", timeout=seconds)
+            sock, _ = connect(self.address, self.identity, "agent", timeout=seconds)
         except PsliteError as error:
             return str(error)
         with self._lock:

@@ -17,7 +17,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
@@ -97,83 +97,61 @@ def locate_log(environ: Mapping[str, str]) -> LogLocation:
     return LogLocation(folder, port=port, wanted=wanted or frozenset())
 
 
+@dataclass(eq=False)
 class Supervisor:
-    """Runs the coordinators of a job, one after the other.
+    """Runs the coordinators of a job, one after the other."""
 
-    Parameters
-    ----------
-    make
-        creates a coordinator, in its own process, from its membership source (`director`), the listening socket
-        (`listener`) and the log (`log`).
-    listener
-        the listening socket; open here until `run` returns.
-    location
-        where the log is.
-    say
-        takes lines for the user.
-    tasks
-        starts the tasks on this machine, and decides who is a member.
-    source
-        a membership source in the coordinator's process, which decides where there are no `tasks`.
-    clock
-        monotonic seconds, by which deaths of coordinators are counted.
-
-    """
-
-    def __init__(
-        self,
-        make: Callable[..., Coordinator],
-        *,
-        listener: socket.socket,
-        location: LogLocation,
-        say: Callable[[str], None],
-        tasks: LocalTasks | None = None,
-        source: MembershipSource | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._make = make
-        self._clock = clock
-        self._listener = listener
-        self._location = location
-        self._folder = location.folder
-        self._say = say
-        self._tasks = tasks
-        self._source = source
-        self._tasks_started = False
-        #: process id of the coordinator, 0 without one
-        self._child = 0
-        self._channel: Channel[FromCoordinator] | None = None
-        #: signals received that end the job; whether the coordinator has been sent the first
-        self._signals: list[int] = []
-        self._terminate_sent = False
-        #: whether the signal handler may send: the main thread is not in the middle of a message
-        self._idle = False
+    #: creates a coordinator, in its own process, from its membership source (`director`), the listening socket
+    #: (`listener`) and the log (`log`)
+    make: Callable[..., Coordinator]
+    #: the listening socket; open here until `run` returns
+    listener: socket.socket
+    #: where the log is
+    location: LogLocation
+    #: takes lines for the user
+    say: Callable[[str], None]
+    #: starts the tasks on this machine, and decides who is a member
+    tasks: LocalTasks | None = None
+    #: a membership source in the coordinator's process, which decides where there are no `tasks`
+    source: MembershipSource | None = None
+    #: monotonic seconds, by which deaths of coordinators are counted
+    clock: Callable[[], float] = time.monotonic
+    #: folder of the log; None without one
+    _folder: Path | None = None
+    _tasks_started: bool = False
+    #: process id of the coordinator, 0 without one
+    _child: int = 0
+    _channel: Channel[FromCoordinator] | None = None
+    #: signals received that end the job; whether the coordinator has been sent the first
+    _signals: list[int] = field(default_factory=list)
+    _terminate_sent: bool = False
+    #: whether the signal handler may send: the main thread is not in the middle of a message
+    _idle: bool = False
 
     def run(self) -> int:
         """Run the job to its end; return the exit status."""
         deaths: list[Incident] = []
         try:
             with handled(self._on_signal):
-                if self._location.temporary:
-                    self._folder = self._make_folder()
+                self._folder = self._make_folder() if self.location.temporary else self.location.folder
                 while True:
                     code = os.waitstatus_to_exitcode(self._run_coordinator())
                     if code >= 0:
                         return code
-                    now = self._clock()
+                    now = self.clock()
                     deaths = [*_MAX_DEATHS.recent(deaths, now), Incident(now)]
                     name = signal.Signals(-code).name
                     too_often = len(deaths) >= _MAX_DEATHS.count
                     if self._signals or self._folder is None or too_often:
                         often = f", {len(deaths)} times within {_MAX_DEATHS.seconds / 3600:g} h" if too_often else ""
-                        self._say(f"the coordinator was killed by {name}{often}")
+                        self.say(f"the coordinator was killed by {name}{often}")
                         return 128 + (self._signals[0] if self._signals else -code)
-                    self._say(f"the coordinator was killed by {name}; another one takes its place")
+                    self.say(f"the coordinator was killed by {name}; another one takes its place")
         finally:
-            self._listener.close()
-            if self._tasks is not None:
-                self._tasks.stop(2.0)
-            if self._location.temporary and self._folder is not None:
+            self.listener.close()
+            if self.tasks is not None:
+                self.tasks.stop(2.0)
+            if self.location.temporary and self._folder is not None:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
     def _make_folder(self) -> Path | None:
@@ -181,7 +159,7 @@ class Supervisor:
         try:
             return Path(tempfile.mkdtemp(prefix="pslite-"))
         except OSError as error:
-            self._say(
+            self.say(
                 f"the coordinator's log cannot be created ({error.strerror}): the job ends if its coordinator dies"
             )
             return None
@@ -189,13 +167,13 @@ class Supervisor:
     def _on_signal(self, number: int) -> None:
         """Forward a signal to the tasks, or end the job: in good order, or at once with the second signal."""
         if number in OWN:
-            if self._tasks is not None:
-                self._tasks.send_signal(number)
+            if self.tasks is not None:
+                self.tasks.send_signal(number)
             return
         self._signals.append(number)
         if len(self._signals) > 1:
-            if self._tasks is not None:
-                self._tasks.stop(0.0)
+            if self.tasks is not None:
+                self.tasks.stop(0.0)
             if self._child:
                 os.kill(self._child, signal.SIGKILL)
         elif self._idle:
@@ -242,7 +220,7 @@ class Supervisor:
                 took = time.monotonic() - began
                 silent = silent + took if took < 2 * _POLL_SECONDS else 0.0
                 if silent >= _HANG_SECONDS:
-                    self._say(f"the coordinator hangs: it has sent nothing for {_HANG_SECONDS:g} s")
+                    self.say(f"the coordinator hangs: it has sent nothing for {_HANG_SECONDS:g} s")
                     os.kill(self._child, signal.SIGKILL)
                     monitored = False
                 continue
@@ -252,8 +230,8 @@ class Supervisor:
             for message in messages:
                 last = isinstance(message, StatusMessage) and message.last
                 monitored = self._folder is not None and not last
-                if self._tasks is not None:
-                    self._answer(self._tasks, channel, message)
+                if self.tasks is not None:
+                    self._answer(self.tasks, channel, message)
             if not still_open:
                 return
 
@@ -280,16 +258,16 @@ class Supervisor:
             folder = self._folder
             channel = SupervisorChannel(
                 sock,
-                followed=self._location.folder is not None,
-                has_tasks=self._tasks is not None,
-                source=self._source,
+                followed=self.location.folder is not None,
+                has_tasks=self.tasks is not None,
+                source=self.source,
             )
             try:
                 log = CoordinatorLog(folder) if folder is not None else None
-                coordinator = self._make(director=channel, listener=self._listener, log=log)
+                coordinator = self.make(director=channel, listener=self.listener, log=log)
             except PsliteError as error:
-                if self._source is not None:
-                    report_failure(self._source, str(error))
+                if self.source is not None:
+                    report_failure(self.source, str(error))
                 raise
             code = _run(coordinator, channel)
         except PsliteError as error:

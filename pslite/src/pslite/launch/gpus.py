@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,51 +30,44 @@ def visible_gpus(environ: Mapping[str, str], driver: Path = _DRIVER) -> list[str
     return list(itertools.takewhile(lambda name: name and not name.startswith("-"), names))
 
 
+@dataclass(frozen=True)
 class Gpus:
-    """Samples how much GPUs are used.
+    """Samples how much GPUs are used."""
 
-    Parameters
-    ----------
-    driver
-        the module `pynvml`, initialized.
-    devices
-        handles of the devices.
-
-    """
-
-    def __init__(self, driver: Any, devices: Sequence[Any]) -> None:
-        self._driver = driver
-        self._devices = list(devices)
+    #: the module `pynvml`, initialized
+    driver: Any
+    #: handles of the devices
+    devices: Sequence[Any]
 
     def sample(self) -> tuple[GpuUsage, ...]:
         """Return how much each device is used; devices that do not answer are left out."""
         found = []
-        for device in self._devices:
+        for device in self.devices:
             try:
-                memory = self._driver.nvmlDeviceGetMemoryInfo(device)
+                memory = self.driver.nvmlDeviceGetMemoryInfo(device)
                 found.append(
                     GpuUsage(
-                        name=_text(self._driver.nvmlDeviceGetName(device)),
+                        name=_text(self.driver.nvmlDeviceGetName(device)),
                         percent=self._percent(device),
                         memory_bytes=int(memory.used),
                         memory_total=int(memory.total),
                     )
                 )
-            except self._driver.NVMLError:
+            except self.driver.NVMLError:
                 continue
         return tuple(found)
 
     def _percent(self, device: Any) -> float:
         try:
-            return float(self._driver.nvmlDeviceGetUtilizationRates(device).gpu)
-        except self._driver.NVMLError:
+            return float(self.driver.nvmlDeviceGetUtilizationRates(device).gpu)
+        except self.driver.NVMLError:
             return 0.0  # a part of a device (MIG) has none
 
     def close(self) -> None:
         """Shut the driver interface down."""
         try:
-            self._driver.nvmlShutdown()
-        except self._driver.NVMLError:
+            self.driver.nvmlShutdown()
+        except self.driver.NVMLError:
             pass
 
 

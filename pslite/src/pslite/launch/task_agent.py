@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from pslite.job.job_status import Cause
 from pslite.job.member_measurements import Usage, in_words
@@ -32,59 +33,36 @@ _CONNECT_SECONDS, _AGAIN_SECONDS, _LOOK_SECONDS = 60.0, 5.0, 0.5
 STOPPED_VARIABLE = "DL2_STOPPED_STATUS"
 
 
+@dataclass(eq=False)
 class TaskAgent:
-    """Runs the command of a task.
+    """Runs the command of a task."""
 
-    Parameters
-    ----------
-    identity
-        the task's.
-    coordinator
-        host:port of the coordinator.
-    command
-        what to run, without a shell.
-    environ
-        its environment.
-    say
-        takes lines for the user.
-    watch_seconds
-        the shortest time between two samples of what the task uses; 0 for none.
-    count_kills
-        counts processes that were killed for lack of memory.
-    open_log
-        finds out where the task's error output goes.
+    identity: Identity
+    #: host:port of the coordinator
+    coordinator: str
+    #: what to run, without a shell, and its environment
+    command: Sequence[str]
+    environ: Mapping[str, str]
+    #: takes lines for the user
+    say: Callable[[str], None]
+    #: the shortest time between two samples of what the task uses; 0 for none
+    watch_seconds: float = 5.0
+    #: counts processes that were killed for lack of memory
+    count_kills: Callable[[], OomKills] = oom_kills
+    #: finds out where the task's error output goes
+    open_log: Callable[[], LogTail | None] = open_tail
+    _process: subprocess.Popen[bytes] | None = None
+    #: set when the process has been started, or never will be
+    _began: threading.Event = field(default_factory=threading.Event)
+    _over: threading.Event = field(default_factory=threading.Event)
+    _peak: int = 0
+    #: signals that came before there was a process
+    _early: list[int] = field(default_factory=list)
+    _interrupts: int = 0
+    _terminated: bool = False
 
-    """
-
-    def __init__(
-        self,
-        identity: Identity,
-        coordinator: str,
-        command: Sequence[str],
-        environ: Mapping[str, str],
-        *,
-        say: Callable[[str], None],
-        watch_seconds: float = 5.0,
-        count_kills: Callable[[], OomKills] = oom_kills,
-        open_log: Callable[[], LogTail | None] = open_tail,
-    ) -> None:
-        self._identity = identity
-        self._command = list(command)
-        self._environ = dict(environ)
-        self._say = say
-        self._watch_seconds = watch_seconds
-        self._count_kills = count_kills
-        self._open_log = open_log
-        self._connection = AgentConnection(identity, coordinator)
-        self._process: subprocess.Popen[bytes] | None = None
-        #: set when the process has been started, or never will be
-        self._began = threading.Event()
-        self._over = threading.Event()
-        self._peak = 0
-        #: signals that came before there was a process
-        self._early: list[int] = []
-        self._interrupts = 0
-        self._terminated = False
+    def __post_init__(self) -> None:
+        self._connection = AgentConnection(self.identity, self.coordinator)
 
     def run(self) -> int:
         """Run the command to its end; return the exit status for dl2-run (128 + n for a signal n)."""
@@ -97,13 +75,13 @@ class TaskAgent:
                 self._began.set()
 
     def _run(self) -> int:
-        before, kills, since = resource.getrusage(resource.RUSAGE_CHILDREN), self._count_kills(), time.monotonic()
-        log = self._open_log()
+        before, kills, since = resource.getrusage(resource.RUSAGE_CHILDREN), self.count_kills(), time.monotonic()
+        log = self.open_log()
         try:
-            self._process = process = subprocess.Popen(self._command, env=self._environ)
+            self._process = process = subprocess.Popen(self.command, env=self.environ)
         except OSError as error:
-            text = f"cannot start {self._command[0]!r}: {error.strerror}"
-            self._say(text)
+            text = f"cannot start {self.command[0]!r}: {error.strerror}"
+            self.say(text)
             self._report(0, 127, ExitStatus(Cause.NOT_STARTED, text))
             return 127
         self._began.set()
@@ -113,9 +91,9 @@ class TaskAgent:
         self._over.set()
         output = log.text() if code and log is not None else ""
         usage = self._total_usage(before, time.monotonic() - since)
-        self._say(f"{self._identity.task} has used {in_words(usage)}")
-        self._report(process.pid, code, classify(code, kills, self._count_kills), usage, output)
-        status = self._environ.get(STOPPED_VARIABLE, "")
+        self.say(f"{self.identity.task} has used {in_words(usage)}")
+        self._report(process.pid, code, classify(code, kills, self.count_kills), usage, output)
+        status = self.environ.get(STOPPED_VARIABLE, "")
         if code and status.isdecimal() and (self._terminated or self._connection.cancelled):
             return int(status)
         return code if code >= 0 else 128 - code
@@ -130,7 +108,7 @@ class TaskAgent:
             if number in ENDING:
                 self._early.append(number)
             return
-        if process.returncode is not None or (number in OWN and self._identity.role == "ps"):
+        if process.returncode is not None or (number in OWN and self.identity.role == "ps"):
             return  # scripts alone give these signals a meaning
         if number == signal.SIGINT:
             self._interrupts += 1
@@ -147,20 +125,20 @@ class TaskAgent:
         """Thread: keep the connection to the coordinator open, and report what the task uses."""
         refused = self._connection.open(_CONNECT_SECONDS)
         if refused:
-            self._say(f"cannot report to the coordinator: {refused}")
+            self.say(f"cannot report to the coordinator: {refused}")
         self._began.wait()
         process = self._process
         if process is None:
             return
-        gpus = open_gpus(self._environ) if self._watch_seconds and self._identity.role == "worker" else None
-        monitor = ProcessMonitor(process.pid, interval=self._watch_seconds, gpus=gpus)
+        gpus = open_gpus(self.environ) if self.watch_seconds and self.identity.role == "worker" else None
+        monitor = ProcessMonitor(process.pid, interval=self.watch_seconds, gpus=gpus)
         due = time.monotonic() + monitor.pause
         while not self._over.wait(min(_LOOK_SECONDS, monitor.pause or _LOOK_SECONDS)):
             if not self._connection.poll() and not refused:
                 self._connection.open(_AGAIN_SECONDS)
             if self._connection.given_up:
                 self._kill_if_it_hangs(process)
-            if not self._watch_seconds or time.monotonic() < due:
+            if not self.watch_seconds or time.monotonic() < due:
                 continue
             usage = monitor.sample()
             due = time.monotonic() + monitor.pause
@@ -174,7 +152,7 @@ class TaskAgent:
         """The job goes on without the task: kill it with its descendants if it does not end by itself."""
         if self._over.wait(_GIVEN_UP_SECONDS):
             return
-        self._say(f"{self._identity.task} was given up and does not end: it is killed")
+        self.say(f"{self.identity.task} was given up and does not end: it is killed")
         kill(reversed(family(process.pid)))
         self._over.wait(_GIVEN_UP_SECONDS)
 
@@ -207,5 +185,5 @@ class TaskAgent:
         # a coordinator that has not heard of the task waits for it
         reach = _REPORT_SECONDS if code or not self._connection.reached else _QUICK_SECONDS
         if not self._connection.report(report, _REPORT_SECONDS, reach) and code:
-            self._say("the coordinator did not accept the report of how the task ended")
+            self.say("the coordinator did not accept the report of how the task ended")
         self._connection.close()
