@@ -18,6 +18,7 @@ from pslite.launch.mxnet_launcher import OpenMembership
 from pslite.net.messages import Abort, Announced, AssignSamples, Clip, Exit, Reassign, Reassigned
 from pslite.net.reliable_channel import ReliableChannel
 from pslite.storage.coordinator_log import CoordinatorLog
+from pslite.storage.disk_thread import DiskThread
 
 #: attributes of a coordinator and its job, and why the next coordinator need not know them: the rest is in the state
 FORGOTTEN = {
@@ -134,7 +135,7 @@ def test_a_log_that_cannot_be_written_is_given_up_with_words(tmp_path):
     a_job, lines = job([f"worker-{n}" for n in range(1000)])
     log = CoordinatorLog(folder)
     written = threading.Event()
-    writer = LogWriter(log, lines.append, written.set)
+    writer = LogWriter(log, lines.append, DiskThread(written.set))
     log._database.execute("PRAGMA max_page_count = 1")
     writer.changed = True
     writer.write(a_job, ())

@@ -133,7 +133,7 @@ class Coordinator:
         self._wake_out, self._wake_in = socket.socketpair()
         self._wake_out.setblocking(False)
         self._wake_in.setblocking(False)
-        self._log = LogWriter(log, say, self._wake, lambda: self._faults.reached(FaultPoint.DISK, "log"))
+        self._log = LogWriter(log, say, DiskThread(self._wake, lambda: self._faults.reached(FaultPoint.DISK, "log")))
         written = self._log.last_state()
         #: whether the job was begun by another coordinator
         self._follows = written is not None

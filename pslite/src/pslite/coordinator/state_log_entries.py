@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -21,60 +22,47 @@ from pslite.storage.disk_thread import DiskThread
 _CLOSE_SECONDS = 5.0
 
 
+@dataclass(eq=False)
 class LogWriter:
     """Writes the job's state to the log, in a thread of its own.
 
     Messages that follow from a state are sent when that state is written: `write` holds them back until then.  Without
     a log, or once it cannot be written, they are sent at once and nothing is recorded.
-
-    Parameters
-    ----------
-    log
-        the log, closed with this; None for none.
-    say
-        takes lines for the user.
-    wake
-        called by the thread after each write, so that the loop calls `write` again.
-    before
-        called by the thread before it writes.
-
     """
 
-    def __init__(
-        self,
-        log: CoordinatorLog | None,
-        say: Callable[[str], None],
-        wake: Callable[[], None] = lambda: None,
-        before: Callable[[], object] = lambda: None,
-    ) -> None:
-        self._log = log
-        self._say = say
-        self._disk = DiskThread(wake, before)
+    #: the log, closed with this; None for none
+    log: CoordinatorLog | None
+    #: takes lines for the user
+    say: Callable[[str], None]
+    #: the thread, which wakes the loop after each write, so that it calls `write` again
+    disk: DiskThread = field(default_factory=DiskThread)
+    #: whether the state has changed in a way that no counted message shows
+    changed: bool = False
+    #: what to do when the present state is written
+    _then: list[Callable[[], None]] = field(default_factory=list)
+    #: what to do when the state that is being written is written
+    _held: list[Callable[[], None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
         #: of the log, counted from 1; 0 without one
-        self.term = log.term if log is not None else 0
-        #: whether the state has changed in a way that no counted message shows
-        self.changed = False
-        #: what to do when the present state is written
-        self._then: list[Callable[[], None]] = []
-        #: what to do when the state that is being written is written
-        self._held: list[Callable[[], None]] = []
+        self.term = self.log.term if self.log is not None else 0
 
     @property
     def lasting(self) -> bool:
         """Whether another coordinator could continue the job."""
-        return self._log is not None
+        return self.log is not None
 
     def last_state(self) -> JobState | None:
         """Return the state that a coordinator before this one has written; None if there was none."""
-        if self._log is None or self._log.state is None:
+        if self.log is None or self.log.state is None:
             return None
-        return decode(self._log.state)
+        return decode(self.log.state)
 
     def last_step_record(self) -> StepRecord:
         """Return the step record that that coordinator has written; an empty one if it has written none."""
-        if self._log is not None and self._log.state is not None and self._log.step_record:
+        if self.log is not None and self.log.state is not None and self.log.step_record:
             with contextlib.suppress(msgspec.MsgspecError):
-                return msgspec.msgpack.decode(self._log.step_record, type=StepRecord)
+                return msgspec.msgpack.decode(self.log.step_record, type=StepRecord)
         return StepRecord()
 
     def then(self, action: Callable[[], None]) -> None:
@@ -99,8 +87,8 @@ class LogWriter:
             another coordinator has opened the log since.
 
         """
-        self._disk.take()
-        if self._disk.busy:
+        self.disk.take()
+        if self.disk.busy:
             return
         self._send_held(channels)
         for channel in channels:
@@ -122,7 +110,7 @@ class LogWriter:
         job.step_record_changed = False
         channels = [member.channel for member in job.state.members.values()]
         changed = self.changed or any(channel.changed for channel in channels)
-        log = self._log
+        log = self.log
         if log is None or not (changed or step_record is not None):
             return False
         state = None
@@ -139,34 +127,34 @@ class LogWriter:
             if state is not None:
                 log.write(state)
 
-        self._disk.submit(put_down, self._written)
+        self.disk.submit(put_down, self._written)
         return True
 
     def _written(self, result: object) -> None:
         """Take the result of a write; if it failed, go on without a log."""
         if isinstance(result, LogError):
-            if self._log is not None:
-                self._say(f"the coordinator's log cannot be written ({result}): the job ends if its coordinator dies")
+            if self.log is not None:
+                self.say(f"the coordinator's log cannot be written ({result}): the job ends if its coordinator dies")
             self.forget()
-            self._log = None
+            self.log = None
         elif isinstance(result, Exception):
             raise result
 
     def check(self) -> None:
         """Check, in the thread, that no other coordinator has opened the log; if one has, `write` raises Fenced."""
-        if self._log is not None:
-            self._disk.submit(self._log.check, self._written)
+        if self.log is not None:
+            self.disk.submit(self.log.check, self._written)
 
     def forget(self) -> None:
         """Delete the log, since no coordinator may continue the job."""
-        if self._log is not None:
-            self._disk.submit(self._log.remove, lambda _: None)
+        if self.log is not None:
+            self.disk.submit(self.log.remove, lambda _: None)
 
     def close(self) -> None:
         """Release the log for another coordinator when all is written, or after `_CLOSE_SECONDS`."""
-        if self._log is not None:
-            self._disk.submit(self._log.close, lambda _: None)
-        self._disk.close(_CLOSE_SECONDS)
+        if self.log is not None:
+            self.disk.submit(self.log.close, lambda _: None)
+        self.disk.close(_CLOSE_SECONDS)
 
 
 class _Entry(msgspec.Struct):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -16,46 +17,31 @@ from pslite.launch.gpus import Gpus
 MAX_SHARE = 0.001
 
 
+@dataclass(eq=False)
 class ProcessMonitor:
-    """Samples the resources that a process and its descendants use.
+    """Samples the resources that a process and its descendants use."""
 
-    Parameters
-    ----------
-    pid
-        the process.
-    interval
-        the shortest time between two samples, in seconds.
-    gpus
-        its devices, if any.
-    clock, busy
-        seconds, of the day and of this thread's processor time.
+    pid: int
+    #: the shortest time between two samples, in seconds
+    interval: float
+    #: its devices, if any
+    gpus: Gpus | None = None
+    #: seconds, of the day and of this thread's processor time
+    clock: Callable[[], float] = time.monotonic
+    busy: Callable[[], float] = time.thread_time
+    peak: int = 0
+    _cpu: float = 0.0
 
-    """
-
-    def __init__(
-        self,
-        pid: int,
-        *,
-        interval: float,
-        gpus: Gpus | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        busy: Callable[[], float] = time.thread_time,
-    ) -> None:
-        self._pid = pid
-        self._interval = interval
-        self._gpus = gpus
-        self._clock, self._busy = clock, busy
-        self._before = clock()
-        self._cpu = 0.0
-        self.peak = 0
+    def __post_init__(self) -> None:
+        self._before = self.clock()
         #: seconds until the next sample
-        self.pause = interval
+        self.pause = self.interval
 
     def sample(self) -> Usage | None:
         """Return what the task uses now; None if its process has ended."""
-        began, now = self._busy(), self._clock()
+        began, now = self.busy(), self.clock()
         cpu, private, shared, count = 0.0, 0, 0, 0
-        for process in family(self._pid):
+        for process in family(self.pid):
             try:
                 with process.oneshot():
                     times, memory = process.cpu_times(), process.memory_info()
@@ -80,10 +66,10 @@ class ProcessMonitor:
             memory_bytes=memory_bytes,
             memory_peak=self.peak,
             processes=count,
-            gpus=self._gpus.sample() if self._gpus is not None else (),
+            gpus=self.gpus.sample() if self.gpus is not None else (),
         )
         self._before, self._cpu = now, cpu
-        self.pause = max(self._interval, (self._busy() - began) / MAX_SHARE)
+        self.pause = max(self.interval, (self.busy() - began) / MAX_SHARE)
         return usage
 
 

@@ -6,6 +6,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from pslite.errors import Cancelled, Fenced
 from pslite.job.job_status import MembershipSource, Reply, Status
@@ -52,40 +53,32 @@ class Terminate(WireRecord, tag=True):
 FromCoordinator = Started | StatusMessage
 
 
+@dataclass(eq=False)
 class SupervisorChannel:
-    """The coordinator's end: the membership source of the job, which forwards to those that decide.
+    """The coordinator's end: the membership source of the job, which forwards to those that decide."""
 
-    Parameters
-    ----------
-    sock
-        connected to the supervisor.
-    followed
-        whether a new supervisor may continue the job from the log; then the coordinator ends silently if this one dies.
-    has_tasks
-        whether the supervisor starts the tasks: then its requests count, and it is sent every status.
-    source
-        a membership source in the coordinator's own process; its requests count if the supervisor has no tasks.
+    #: connected to the supervisor
+    sock: socket.socket
+    #: whether a new supervisor may continue the job from the log; then the coordinator ends silently if this one dies
+    followed: bool
+    #: whether the supervisor starts the tasks: then its requests count, and it is sent every status
+    has_tasks: bool
+    #: a membership source in the coordinator's own process; its requests count if the supervisor has no tasks
+    source: MembershipSource | None
+    #: the signal that ends the job
+    ending: int = 0
+    _reply: Reply | None = None
+    _sent_at: float = 0.0
+    _orphaned: bool = False
 
-    """
-
-    def __init__(
-        self, sock: socket.socket, *, followed: bool, has_tasks: bool, source: MembershipSource | None
-    ) -> None:
-        self._channel: Channel[Request | Terminate] = Channel(sock, Inbox(Request | Terminate, MAX_BYTES))
-        self._followed = followed
-        self._has_tasks = has_tasks
-        self._source = source
-        self._reply: Reply | None = None
-        self._sent_at = 0.0
-        #: the signal that ends the job
-        self.ending = 0
-        self._orphaned = False
+    def __post_init__(self) -> None:
+        self._channel: Channel[Request | Terminate] = Channel(self.sock, Inbox(Request | Terminate, MAX_BYTES))
 
     def start(self, address: str, token: bytes, wake: Callable[[], None]) -> None:
         """Have the supervisor start its tasks, and the source."""
         self._channel.send(Started(address, token))
-        if self._source is not None:
-            self._source.start(address, token, wake)
+        if self.source is not None:
+            self.source.start(address, token, wake)
 
     def exchange(self, status: Status, *, urgent: bool) -> Reply | None:
         """Forward the status; return the newest request.
@@ -102,10 +95,10 @@ class SupervisorChannel:
         now = time.monotonic()
         if not self._channel.unsent and (urgent or now - self._sent_at >= _STATUS_SECONDS):
             self._sent_at = now
-            self._channel.send(StatusMessage(status if self._has_tasks else None, urgent))
+            self._channel.send(StatusMessage(status if self.has_tasks else None, urgent))
         self._channel.flush()
-        reply = self._source.exchange(status, urgent=urgent) if self._source is not None else None
-        return self._reply if self._has_tasks else reply
+        reply = self.source.exchange(status, urgent=urgent) if self.source is not None else None
+        return self._reply if self.has_tasks else reply
 
     def _receive(self) -> None:
         messages, still_open = self._channel.receive()
@@ -116,7 +109,7 @@ class SupervisorChannel:
                 self.ending = message.number
                 raise Cancelled(signal.Signals(message.number).name)
         if not still_open and not self.ending:
-            if self._followed:
+            if self.followed:
                 raise Fenced("dl2-run has died, and may be started again")
             self.ending, self._orphaned = signal.SIGKILL, True
             raise Cancelled("dl2-run has died")
@@ -125,7 +118,7 @@ class SupervisorChannel:
         """Report how the job has ended, unless the supervisor has died, which the scheduler sees by itself."""
         if self._orphaned:
             return
-        self._channel.sock.settimeout(_CLOSE_SECONDS)
-        self._channel.send(StatusMessage(status if self._has_tasks else None, urgent=True, last=True))
-        if self._source is not None:
-            self._source.close(status)
+        self.sock.settimeout(_CLOSE_SECONDS)
+        self._channel.send(StatusMessage(status if self.has_tasks else None, urgent=True, last=True))
+        if self.source is not None:
+            self.source.close(status)
