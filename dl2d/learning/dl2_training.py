@@ -205,7 +205,8 @@ class Trainer:
                 seeds=seeds * count, speed_noise=self.settings.speed_noise, epochs_error=self.settings.epochs_error,
                 seen=measuring(self._ground, measurements) if self.settings.measuring else None,
             )  # fmt: skip
-            return np.log(played.jct).reshape(count, -1).mean(axis=1)
+            logs: Floats = np.log(played.jct).reshape(count, -1).mean(axis=1)
+            return logs
 
         return advance(search, self.settings.step, rng, cost)
 

@@ -154,7 +154,7 @@ class Sizing:
         if kind not in self._starts:
             least = self._least[job.key]
             blocked = None if self._packing.fits(job, least) else self.filling.add(job, least)
-            self._starts[kind] = blocked and blocked.reason(f"next step of {least}: {blocked}")
+            self._starts[kind] = None if blocked is None else blocked.reason(f"next step of {least}: {blocked}")
         return self._starts[kind]
 
     def amounts(self, demand: Resources) -> Ints:

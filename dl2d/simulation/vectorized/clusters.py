@@ -128,7 +128,8 @@ class Clusters:
     @property
     def over(self) -> Bools:
         """Clusters whose jobs have all ended, shape (N,)."""
-        return self.left == 0
+        over: Bools = self.left == 0
+        return over
 
     def completion(self) -> Floats:
         """Completion times in slots (last slot - submit slot + used fraction of it), shape (N, J); NaN: not ended."""
@@ -139,7 +140,8 @@ class Clusters:
         times = self.completion()
         times = np.where(np.isnan(times), unended, times)
         is_job = np.arange(self._jobs) < self.library.jobs[self.workload][:, None]
-        return np.where(is_job, times, 0.0).sum(axis=1) / is_job.sum(axis=1)
+        means: Floats = np.where(is_job, times, 0.0).sum(axis=1) / is_job.sum(axis=1)
+        return means
 
     def reset(
         self,
@@ -211,7 +213,8 @@ class Clusters:
 
     def heads(self) -> Ints:
         """The least used node of each cluster, shape (N,), as cluster x M + node."""
-        return self.load.argmin(axis=1) + np.arange(self.count) * self._nodes
+        heads: Ints = self.load.argmin(axis=1) + np.arange(self.count) * self._nodes
+        return heads
 
     def lay(self, which: Ints, tasks: Ints, amounts: Ints) -> Ints:
         """Give tasks in turns, each task to the least used node; a turn ends at the first that has no room there.
