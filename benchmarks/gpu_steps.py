@@ -32,6 +32,13 @@ LR, MOMENTUM = 0.01, 0.9
 BATCHES = {"perceptron": 256, "resnet50": 128}
 
 
+def perceptron() -> nn.Module:
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise((1024, 3072, 3072, 2048, 100)):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
 def made(name: str) -> tuple[nn.Module, TensorDataset]:
     """A model on the GPU, and four batches of its samples."""
     torch.manual_seed(0)
@@ -41,10 +48,7 @@ def made(name: str) -> tuple[nn.Module, TensorDataset]:
 
         net, shape, classes = torchvision.models.resnet50(), (3, 224, 224), 1000
     else:
-        layers: list[nn.Module] = []
-        for inputs, outputs in pairwise((1024, 3072, 3072, 2048, 100)):
-            layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-        net, shape, classes = nn.Sequential(*layers[:-1]), (1024,), 100
+        net, shape, classes = perceptron(), (1024,), 100
     data = torch.randn(samples, *shape, device="cuda"), torch.randint(0, classes, (samples,), device="cuda")
     return net.to("cuda"), TensorDataset(*data)
 
