@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from typing import Final
+from functools import cached_property, lru_cache, reduce
+from operator import and_
+from typing import Final, TypeAlias
 
 from dl2d.core.resource_manager import EligibleNodes
 from dl2d_slurm.output_fields import hosts
@@ -15,6 +18,11 @@ from dl2d_slurm.sbatch_options import AnchorOptions
 
 _TOKEN: Final = re.compile(r"\s*([&|,()\[\]]|[^&|,()\[\]\s]+)")
 _MAX_NAMES = 5
+#: Maximum length of an expression that is read, and the maximum number of its features, operators and parentheses.
+_MAX_LENGTH: Final = 4096
+_MAX_TOKENS: Final = 128
+#: Alternatives, each of terms that a node has to meet together: features, or alternatives in parentheses.
+_Alternatives: TypeAlias = "tuple[tuple[str | _Alternatives, ...], ...]"
 
 
 class Eligibility:
@@ -52,6 +60,15 @@ class Eligibility:
             self._found[like] = self._find(job, keeping_out)
         return self._found[like]
 
+    @cached_property
+    def _by_feature(self) -> Mapping[str, frozenset[str]]:
+        """Nodes with each feature."""
+        found: defaultdict[str, set[str]] = defaultdict(set)
+        for name in self._all:
+            for feature in self._features.get(name, ()):
+                found[feature].add(name)
+        return {feature: frozenset(names) for feature, names in found.items()}
+
     def _find(self, job: AnchorOptions, keeping_out: Iterable[Reservation]) -> EligibleNodes | None:
         left, reasons = self._all, list[str]()
 
@@ -68,9 +85,9 @@ class Eligibility:
             restrict(frozenset[str]().union(*(each.nodes for each in up)), f"partition {job.partition}{''.join(down)}")
         if job.exclude:
             restrict(self._all - frozenset(hosts(job.exclude)), f"not {job.exclude}, which the job excludes")
-        if job.features:
-            meets = {name for name in left if has_features(self._features.get(name, frozenset()), job.features)}
-            restrict(frozenset(meets), f"constraint {job.features}")
+        read = _alternatives(job.features) if len(job.features) <= _MAX_LENGTH else None
+        if read is not None:  # otherwise Slurm decides
+            restrict(_meeting(read, self._by_feature), f"constraint {job.features}")
         own = [each for each in self._reservations if each.name in job.reservations]
         if own and not any(each.flexible for each in own):
             active = [each for each in own if each.active(self._at)]
@@ -86,43 +103,60 @@ def _joined(reasons: Collection[str]) -> str:
     return "; ".join(shown) + more
 
 
-def has_features(features: Collection[str], expression: str) -> bool:
-    """Whether a node with these features meets an expression of ``--constraint``.
+def _meeting(alternatives: _Alternatives, by_feature: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    """The nodes that meet an expression; whatever the number of nodes, no more set operations than it has terms."""
+    found: frozenset[str] = frozenset()
+    for terms in alternatives:
+        found |= reduce(
+            and_,
+            (
+                by_feature.get(term, frozenset()) if isinstance(term, str) else _meeting(term, by_feature)
+                for term in terms
+            ),
+        )
+    return found
 
-    Counts (``a*2``) and brackets, which are about several nodes, are taken as what each node needs. True where the
-    expression cannot be read: Slurm decides.
+
+# Every listing asks for the same ones again.
+@lru_cache(4096)
+def _alternatives(expression: str) -> _Alternatives | None:
+    """An expression of ``--constraint``; None where it cannot be read, or has more than some 64 features.
+
+    Counts (``a*2``) and brackets, which are about several nodes, are taken as what each node needs.
     """
     tokens: list[str] = _TOKEN.findall(expression)
-    met, rest = _any_of(tokens, features)
-    return met if not rest else True
+    if len(tokens) > _MAX_TOKENS:
+        return None
+    tokens.reverse()
+    try:
+        found = _any_of(tokens)
+    except IndexError:  # it ends too early
+        return None
+    return None if tokens or found is None else found
 
 
-def _any_of(tokens: list[str], features: Collection[str]) -> tuple[bool, list[str]]:
-    met, rest = _all_of(tokens, features)
-    while rest[:1] == ["|"]:
-        other, rest = _all_of(rest[1:], features)
-        met = met or other
-    return met, rest
+def _any_of(tokens: list[str]) -> _Alternatives | None:
+    """Alternatives at the end of tokens in reverse order, which are taken off; None for what is none."""
+    found: list[list[str | _Alternatives]] = [[]]
+    while True:
+        term = _term(tokens)
+        if term is None:
+            return None
+        found[-1].append(term)
+        if tokens[-1:] == ["|"]:
+            found.append([])
+        elif tokens[-1:] not in (["&"], [","]):
+            return tuple(map(tuple, found))
+        tokens.pop()
 
 
-def _all_of(tokens: list[str], features: Collection[str]) -> tuple[bool, list[str]]:
-    met, rest = _term(tokens, features)
-    while rest[:1] in (["&"], [","]):
-        other, rest = _term(rest[1:], features)
-        met = met and other
-    return met, rest
-
-
-def _term(tokens: list[str], features: Collection[str]) -> tuple[bool, list[str]]:
-    if not tokens:
-        return True, ["?"]
-    first, *rest = tokens
+def _term(tokens: list[str]) -> str | _Alternatives | None:
+    first = tokens.pop()
     if first in ("(", "["):
-        met, rest = _any_of(rest, features)
-        closed = rest[:1] in ([")"], ["]"])
-        rest = rest[1:] if closed else ["?"]
-        # ``[a|b]*2``
-        return met, rest[1:] if rest and rest[0].startswith("*") else rest
-    if first in ("&", "|", ",", ")", "]"):
-        return True, ["?"]
-    return first.partition("*")[0] in features, rest
+        inner = _any_of(tokens)
+        if inner is None or tokens.pop() not in (")", "]"):
+            return None
+        if tokens and tokens[-1].startswith("*"):  # ``[a|b]*2``
+            tokens.pop()
+        return inner
+    return None if first in ("&", "|", ",", ")", "]") else first.partition("*")[0]
