@@ -266,6 +266,7 @@ class JobSpec(WireRecord, kw_only=True):
         _check(not self.staleness or self.asynchronous, f'staleness is {self.staleness}: it needs mode="async"')
         _one_of("durability", self.durability, ("none", "durable"))
         _one_of("on_loss", self.on_loss, ("restore", "fail"))
+        table = next((segment.parts[0].name for segment in self.segments if segment.sparse), "")
         if self.asynchronous:
             refused = "this is not possible in async mode, which has no common step"
             _check(not self.clip_norm, f"clip_norm is {self.clip_norm}: {refused}")
@@ -274,17 +275,15 @@ class JobSpec(WireRecord, kw_only=True):
             for segment in self.segments:
                 name = segment.parts[0].name if segment.parts else "?"
                 _check(not isinstance(segment.optimizer, LAMB), f"the optimizer of {name} is LAMB: {refused}")
-                _check(not segment.sparse, f"{name} is sparse: {refused}")
+            _check(not table, f"{table} is sparse: {refused}")
         if self.architecture == "allreduce":
             refused = "this is not possible in an all-reduce job"
             _check(self.mode in ("exact", "fast"), f"mode is {self.mode!r}: {refused}")
             _check(self.update == "server", f"update is 'worker': {refused}")
             _check(self.wire == "float32", f"wire is {self.wire!r}: {refused}")
-            for segment in self.segments:
-                _check(not segment.sparse, f"{segment.parts[0].name} is sparse: {refused}")
+            _check(not table, f"{table} is sparse: {refused}")
         if self.update == "worker":
             _check(not self.open, 'update="worker" is not possible in a job whose script has its own loop')
-            table = next((segment.parts[0].name for segment in self.segments if segment.sparse), "")
             _check(not table, f'{table} is sparse: update="worker" is possible with dense tensors only')
         _check(
             self.durability == "none" or (self.update == "server" and self.architecture == "ps"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -65,10 +66,8 @@ class Gpus:
 
     def close(self) -> None:
         """Shut the driver interface down."""
-        try:
+        with contextlib.suppress(self.driver.NVMLError):
             self.driver.nvmlShutdown()
-        except self.driver.NVMLError:
-            pass
 
 
 def open_gpus(environ: Mapping[str, str], load: Callable[[str], Any] = importlib.import_module) -> Gpus | None:
