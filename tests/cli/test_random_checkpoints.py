@@ -117,7 +117,7 @@ def test_no_checkpoint_harms_a_job(dl2d: Dl2d, tmp_path: Path, first: int, count
             continue
         with closing(SqlStore(store_url(tmp_path))) as store:
             policy = ActiveVersion(load_settings(config), store, lambda: 1.0).policy
-        harmless(World(policy=policy, idle_seconds=30.0), seed)
+        harmless(World(policy=policy, idle_seconds=30.0, url=""), seed)
     assert len(set(outcomes)) == 2  # some are refused, some are not
 
 

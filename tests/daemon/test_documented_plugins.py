@@ -44,7 +44,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("site")
 def test_the_documented_policy_decides_whole_ticks() -> None:
     assert "even" in available(POLICIES)
-    world = World(cluster_nodes=make_nodes(4), policy=load_policy("even"))
+    world = World(cluster_nodes=make_nodes(4), policy=load_policy("even"), url="")
     try:
         keys = [world.submit(max_workers=8, max_ps=8) for _ in range(2)]
         world.settle()
@@ -68,7 +68,7 @@ def test_the_documented_manager_and_placement_work_together() -> None:
     manager = load_manager("mine", {"nodes": {"a": {"cpu": 4}, "b": {"cpu": 8}}}, lambda: 5.0)
     assert [node.capacity for node in manager.listing().nodes] == [Resources.of(cpu=4), Resources.of(cpu=8)]
     assert manager.capabilities().cluster == "rehearsal"
-    world = World(cluster_nodes=list(manager.listing().nodes))
+    world = World(cluster_nodes=list(manager.listing().nodes), url="")
     context = world.context()
     try:
         placement = load_placement("pack")

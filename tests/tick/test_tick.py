@@ -645,7 +645,7 @@ def test_cool_down_holds_a_job_at_its_size(build) -> None:
     st.sampled_from([Drf(), Fifo()]),
 )
 def test_capacity_is_never_exceeded_and_every_job_that_can_run_ends(arrivals, policy) -> None:
-    world = World(cluster_nodes=make_nodes(3), policy=policy)
+    world = World(cluster_nodes=make_nodes(3), policy=policy, url="")
     try:
         keys, left = {}, {}
         for round_number in range(240):

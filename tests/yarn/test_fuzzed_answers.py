@@ -48,7 +48,7 @@ class WaitingJob:
     """A job whose coordinator has reported: the next tick with a complete listing starts its tasks."""
 
     def __init__(self) -> None:
-        self.yarn, self.world = FakeYarn(nodes=2), World(slot_seconds=1.0)
+        self.yarn, self.world = FakeYarn(nodes=2), World(slot_seconds=1.0, url="")
         self.manager = self.yarn.manager(lambda: self.world.now, kind=NotingManager, cluster="test")
         self.world.manager = self.manager  # type: ignore[assignment]
         key = self.world.submit(max_workers=2, max_ps=1)
