@@ -9,7 +9,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, ForeignKey, Select, bindparam, delete, select
+from sqlalchemy import Connection, ForeignKey, Select, bindparam, select
 from sqlalchemy.orm import Mapped, mapped_column
 
 from dl2d.core.jobs import JobKey, Progress
@@ -36,12 +36,6 @@ def count(connection: Connection, job_number: int, progress: Progress) -> None:
     curve = LossCurve() if row is None else decoded_json(row, _CURVE, f"losses of job number {job_number}")
     curve = curve.added(LossPoint(progress.epoch, progress.loss))
     connection.execute(upsert(connection, JobLossRow, replace=True), {"job_number": job_number, "curve": curve})
-
-
-def forget(connection: Connection, job_number: int) -> None:
-    """Delete the losses of a job."""
-    table = table_of(JobLossRow)
-    connection.execute(delete(table).where(table.c.job_number == job_number))
 
 
 def losses(connection: Connection, jobs: Mapping[int, JobKey]) -> tuple[MeasuredLoss, ...]:

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, ForeignKey, Select, bindparam, delete, select
+from sqlalchemy import Connection, ForeignKey, Select, bindparam, select
 from sqlalchemy.orm import Mapped, mapped_column
 
 from dl2d.core.jobs import Allocation, JobKey, Progress
@@ -54,12 +54,6 @@ def count(connection: Connection, job_number: int, progress: Progress) -> None:
         "last": last,
     }
     connection.execute(upsert(connection, JobSpeedRow, replace=True), {**key, **values})
-
-
-def forget(connection: Connection, job_number: int) -> None:
-    """Delete the speeds of a job."""
-    table = table_of(JobSpeedRow)
-    connection.execute(delete(table).where(table.c.job_number == job_number))
 
 
 def speeds(connection: Connection, jobs: Mapping[int, JobKey]) -> tuple[JobSpeeds, ...]:

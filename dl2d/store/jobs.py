@@ -15,6 +15,7 @@ from sqlalchemy import (
     Select,
     Update,
     bindparam,
+    delete,
     false,
     func,
     insert,
@@ -34,6 +35,8 @@ from dl2d.core.resources import Resources
 from dl2d.core.store import MAX_NAMESAKES, JobChange, JobList
 from dl2d.store import job_losses, job_speeds
 from dl2d.store.database import StoreTables
+from dl2d.store.job_losses import JobLossRow
+from dl2d.store.job_speeds import JobSpeedRow
 from dl2d.store.kind_speeds import count_speed
 from dl2d.store.row_mapping import (
     EMPTY,
@@ -319,8 +322,8 @@ class SqlJobs(StoreTables):
             if after.state.ended and not job.state.ended and row.progress_at > (row.series_at or 0.0):
                 _add_to_series(connection, row, job.progress)
             if after.state.ended:
-                job_speeds.forget(connection, row.number)
-                job_losses.forget(connection, row.number)
+                for table in map(table_of, (JobSpeedRow, JobLossRow)):
+                    connection.execute(delete(table).where(table.c.job_number == row.number))
             return job_of(_locked_job(connection, key))
 
     def series(self, key: JobKey) -> tuple[Progress, ...]:

@@ -12,7 +12,6 @@ import hashlib
 import os
 import threading
 from pathlib import Path
-from typing import Protocol
 
 import structlog
 from sqlalchemy import Connection, Engine, event, text
@@ -41,44 +40,27 @@ _MAX_HOLDER_BYTES = 1000
 _ADVICE = "stop it first, start this one with --standby, or give it a store of its own"
 
 
-class Lease(Protocol):
-    """A lock that only one process can hold."""
+class Lease:
+    """A lock that only one process can hold. For a store in memory, which is this process's own, there is none."""
 
     def take(self, holder: str) -> None:
         """Take it or raise ``AlreadyRunning`` naming its holder."""
-        ...
 
     def check(self) -> None:
         """Take it again if it was lost; ``AlreadyRunning`` if another process has it."""
-        ...
 
     def release(self) -> None:
         """Give it back."""
-        ...
 
     def check_free(self) -> None:
         """Raise ``AlreadyRunning`` if a process holds it."""
-        ...
 
 
-class NoLease:
-    """A store in memory is this process's own."""
+class FileLease(Lease):
+    """A lock on ``<database>.lock``, which holds the holder's name. The file stays: only the lock on it counts.
 
-    def take(self, holder: str) -> None:
-        """Nothing to take."""
-
-    def check(self) -> None:
-        """Nothing to lose."""
-
-    def release(self) -> None:
-        """Nothing to release."""
-
-    def check_free(self) -> None:
-        """Nobody else can hold it."""
-
-
-class FileLease:
-    """A lock on ``<database>.lock``, which holds the holder's name. The file stays: only the lock on it counts."""
+    It cannot be lost: the kernel releases it only when the process ends.
+    """
 
     def __init__(self, place: Place, file: Path) -> None:
         self._place = place
@@ -111,9 +93,6 @@ class FileLease:
             raise StoreUnavailable(f"cannot lock the store: {self._path}: {error.strerror}") from error
         self._descriptor = descriptor
 
-    def check(self) -> None:
-        """The kernel releases the lock only when the process ends."""
-
     def release(self) -> None:
         """Give the lock back."""
         if self._descriptor is not None:
@@ -127,7 +106,7 @@ class FileLease:
             self.release()
 
 
-class ServerLease:
+class ServerLease(Lease):
     """An advisory lock that belongs to one connection to PostgreSQL, which is used for nothing else.
 
     The server ends the lock with the connection. If the server restarts, the lock is taken again before the next write.
@@ -231,7 +210,7 @@ def lease_of(database: Database) -> Lease:
     if place.file is not None:
         return FileLease(place, place.file)
     if not place.is_postgresql:
-        return NoLease()
+        return Lease()
     lease = ServerLease(place, database.engine)
     event.listen(database.engine, "connect", lambda *_: lease.doubt())
     return lease

@@ -352,12 +352,13 @@ def _decided_values(slot: int, job_number: int, decided: JobDecision) -> Values:
 
 def _decision_values(slot: int, job_number: int, decided: JobDecision) -> Values:
     detail = DecisionDetail(decided.reason.shortfalls, decided.alternatives, decided.guarded)
+    policy, version = decided.by or (None, None)
     return {
         **_decided_values(slot, job_number, decided),
         "previous_workers": decided.previous.workers,
         "previous_ps": decided.previous.ps,
-        "policy": None if decided.by is None else decided.by.name,
-        "policy_version": None if decided.by is None else decided.by.version,
+        "policy": policy,
+        "policy_version": version,
         "detail": None if detail == _NO_DETAIL else detail,
     }
 
