@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from dataclasses import asdict, dataclass, field
-from typing import NamedTuple
+from dataclasses import asdict, dataclass
 
 import httpx2
 
@@ -13,6 +12,9 @@ from dl2d.cli.output import duration
 from dl2d.config.settings import Settings
 from dl2d.core.errors import Dl2dError
 from dl2d.daemon.key_file import load_credentials
+
+#: What ``--json`` leaves out.
+_NOT_SHOWN = ("blocked", "own", "cluster")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,10 @@ class DaemonHealth:
     #: Why that one failed; only the daemon's account is told.
     last_error: str = ""
     #: Whether something else has its port, so that it could not start.
-    blocked: bool = field(default=False)
+    blocked: bool = False
+    #: Whether it takes the credential as that of its own account, and the name of its cluster.
+    own: bool = True
+    cluster: str = ""
 
     @property
     def text(self) -> str:
@@ -50,7 +55,7 @@ class DaemonHealth:
 
     def as_json(self) -> dict[str, object]:
         """What ``--json`` shows of it."""
-        return {name: value for name, value in asdict(self).items() if name != "blocked"}
+        return {name: value for name, value in asdict(self).items() if name not in _NOT_SHOWN}
 
 
 def daemon_health(settings: Settings, seconds: float) -> DaemonHealth:
@@ -65,7 +70,7 @@ def daemon_health(settings: Settings, seconds: float) -> DaemonHealth:
         credential = ""  # of another account, or not made yet
     answer = ask_health(url, trust, credential, seconds)
     if answer.own or not _knows_own_key(settings, credential):
-        return answer.health
+        return answer
     problem = (
         f"the daemon at {url} (cluster {answer.cluster}) belongs to another state_dir than "
         f"{settings.state_dir}; set another api.port, or stop that daemon"
@@ -73,17 +78,7 @@ def daemon_health(settings: Settings, seconds: float) -> DaemonHealth:
     return DaemonHealth(runs=False, problems=(problem,), blocked=True)
 
 
-class HealthAnswer(NamedTuple):
-    """Health as the program at an address says, or as the lack of an answer shows."""
-
-    health: DaemonHealth
-    #: Whether it takes the credential as that of its own account.
-    own: bool = True
-    #: Name of its cluster.
-    cluster: str = ""
-
-
-def ask_health(url: str, trust: ssl.SSLContext | bool, credential: str, seconds: float) -> HealthAnswer:  # noqa: FBT001 - as httpx has it
+def ask_health(url: str, trust: ssl.SSLContext | bool, credential: str, seconds: float) -> DaemonHealth:  # noqa: FBT001 - as httpx has it
     """Ask the daemon at a URL, for at most so many seconds; ``credential``: that of its account, or empty."""
     try:
         with httpx2.Client(timeout=seconds, trust_env=False, verify=trust) as client:
@@ -91,8 +86,8 @@ def ask_health(url: str, trust: ssl.SSLContext | bool, credential: str, seconds:
         content = answer.json()
         if "error" in content:
             error = str(content["error"])
-            return HealthAnswer(DaemonHealth(runs=True, problems=(error,), description=f"the daemon runs at {url}"))
-        health = DaemonHealth(
+            return DaemonHealth(runs=True, problems=(error,), description=f"the daemon runs at {url}")
+        return DaemonHealth(
             runs=True,
             problems=tuple(map(str, content.get("problems", ()))),
             description=f"version {content['version']} runs at {url}, slot {content['slot']}",
@@ -100,17 +95,17 @@ def ask_health(url: str, trust: ssl.SSLContext | bool, credential: str, seconds:
             last_error_seconds=content.get("last_error_seconds"),
             waiting=str(content.get("waiting", "")),
             last_error=str(content.get("last_error", "")),
+            own=bool(content.get("own", True)),
+            cluster=str(content.get("cluster")),
         )
-        own = bool(content.get("own", True))
     except httpx2.ConnectError:
-        return HealthAnswer(DaemonHealth(runs=False, description=f"no daemon answers at {url}"))
+        return DaemonHealth(runs=False, description=f"no daemon answers at {url}")
     except httpx2.TransportError as error:
         problem = f"{url} gives no valid answer: {error or type(error).__name__}"
-        return HealthAnswer(DaemonHealth(runs=False, problems=(problem,), blocked=True))
+        return DaemonHealth(runs=False, problems=(problem,), blocked=True)
     except (ValueError, KeyError, TypeError):
         problem = f"another program listens at {url}; set another api.port, or end that program"
-        return HealthAnswer(DaemonHealth(runs=False, problems=(problem,), blocked=True))
-    return HealthAnswer(health, own, str(content.get("cluster")))
+        return DaemonHealth(runs=False, problems=(problem,), blocked=True)
 
 
 def _knows_own_key(settings: Settings, credential: str) -> bool:

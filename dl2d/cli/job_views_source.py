@@ -134,7 +134,7 @@ class ApiViews:
 
     def health(self) -> DaemonHealth:
         """What the daemon says of itself to everybody."""
-        return ask_health(self._url, self._trust, "", _HEALTH_SECONDS).health
+        return ask_health(self._url, self._trust, "", _HEALTH_SECONDS)
 
     def status(self, job: str | None, *, ended_since: float | None, limit: int) -> StatusView:
         """See ``JobViews.status``."""

@@ -130,9 +130,9 @@ def duration(seconds: float) -> str:
     raise AssertionError
 
 
-def number(value: float | None, digits: int = 3) -> str:
-    """A measured value to some significant digits; ``-`` for none."""
-    return "-" if value is None else f"{value:.{digits}g}" if abs(value) < 10**digits else f"{value:.0f}"
+def number(value: float | None) -> str:
+    """A measured value to three significant digits; ``-`` for none."""
+    return "-" if value is None else f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
 
 
 def byte_size(count: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from dl2d.core.jobs import NOTHING, Allocation, JobKey, Role
@@ -114,11 +114,11 @@ class Decision:
     measure: str = ""
     #: The increments from which the policy put the allocations together, in the order in which it gave them: the job,
     #: and the tasks that it got.
-    actions: tuple[tuple[JobKey, Allocation], ...] = field(default=())
+    actions: tuple[tuple[JobKey, Allocation], ...] = ()
     #: Nodes on which the policy wants the tasks of its jobs, one entry for each task, running ones included. The stage
     #: place tries these nodes first, and waits for them if tasks are about to leave them. Jobs without an entry are
     #: placed by the site's placement alone.
-    nodes: tuple[tuple[JobKey, Role, str], ...] = field(default=())
+    nodes: tuple[tuple[JobKey, Role, str], ...] = ()
 
     @property
     def fallback_cause(self) -> str:

@@ -6,7 +6,6 @@ import getpass
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Final, Literal, NoReturn, Self, TypeVar
 
 import httpx2
@@ -137,9 +136,7 @@ class RestClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
