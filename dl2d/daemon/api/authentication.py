@@ -80,7 +80,9 @@ class JobRoute(PublicRoute):
         """Whether it shows the credential of the job in its path."""
         with suppress(ValueError):
             key = JobKey.from_slug(request.path_params["slug"])
-            connection_of(request).authenticated = _services(request).credentials.is_for_job(key, _bearer(request))
+            connection_of(request).authenticated = _services(request).credentials.is_for_job(
+                key, credential_in(request, "bearer")
+            )
         return connection_of(request).authenticated
 
     def admit(self, request: Request) -> None:
@@ -228,7 +230,7 @@ def _limited(request: Request, limit: int) -> Callable[[], Awaitable[Message]]:
 
 def shows_submission_credential(request: Request) -> bool:
     """Whether a request comes from the daemon's account."""
-    return _services(request).credentials.is_for_submission(_bearer(request))
+    return _services(request).credentials.is_for_submission(credential_in(request, "bearer"))
 
 
 def _services(request: Request) -> Services:
@@ -236,6 +238,7 @@ def _services(request: Request) -> Services:
     return services
 
 
-def _bearer(request: Request) -> str:
+def credential_in(request: Request, scheme: str) -> str:
+    """The credential of some scheme that a request shows; empty if it shows none."""
     kind, _, shown = request.headers.get("authorization", "").partition(" ")
-    return shown.strip() if kind.lower() == "bearer" else ""
+    return shown.strip() if kind.lower() == scheme else ""

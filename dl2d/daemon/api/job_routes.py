@@ -99,8 +99,8 @@ def health(request: Request, services: Services = Depends(services_of)) -> dict[
     if request.headers.get("authorization"):
         details["own"] = shows_submission_credential(request)
         if details["own"]:
-            details |= {"waiting": status.waiting}
-            details |= {"last_error": status.last_error, "last_error_seconds": status.last_error_seconds}
+            details |= {"waiting": status.waiting, "last_error": status.last_error}
+            details["last_error_seconds"] = status.last_error_seconds
     return {
         "version": __version__,
         "cluster": services.cluster,

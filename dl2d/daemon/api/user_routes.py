@@ -23,6 +23,7 @@ from dl2d.daemon.api.authentication import (
     PublicRoute,
     address_of,
     connection_of,
+    credential_in,
     refuse_clear_text,
     services_of,
 )
@@ -43,7 +44,7 @@ class _UserRoute(PublicRoute):
     def admit(self, request: Request) -> None:
         """Refuse a request without anything that could be a credential, or with one in clear text."""
         refuse_clear_text(request)
-        if not _credential(request):
+        if not credential_in(request, "munge"):
             raise HTTPException(401, "this request needs a munge credential of its user")
 
     async def serve(self, request: Request, handle: Callable[[Request], Awaitable[Response]]) -> Response:
@@ -65,11 +66,6 @@ class _UserRoute(PublicRoute):
 users = APIRouter(route_class=_UserRoute)
 
 
-def _credential(request: Request) -> str:
-    kind, _, shown = request.headers.get("authorization", "").partition(" ")
-    return shown.strip() if kind.lower() == "munge" else ""
-
-
 def _authenticate(request: Request, services: Services) -> tuple[int, StoreViews]:
     """The user id of whoever has made the credential of a request, and what they may see; raises HTTPException.
 
@@ -82,7 +78,7 @@ def _authenticate(request: Request, services: Services) -> tuple[int, StoreViews
     query = request.scope["query_string"].decode("ascii", "replace")
     payload = request_payload(request.method, services.url, f"{path}?{query}" if query else path)
     try:
-        uid = manager.authenticate_user(_credential(request), payload)
+        uid = manager.authenticate_user(credential_in(request, "munge"), payload)
     except ResourceManagerError as error:
         raise HTTPException(503 if isinstance(error, Unavailable) else 403, str(error)) from None
     if uid in (0, os.geteuid()):
