@@ -17,12 +17,12 @@ import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from harness import options_of, show
 
-from dl2d.core.cluster import Node
+from dl2d.core.cluster import Node, Task
 from dl2d.core.credentials import Credentials
 from dl2d.core.jobs import Architecture, Job, JobKey, JobState, Progress
 from dl2d.core.resource_manager import Claim, RmJob, RmJobState, RmListing, Yields
@@ -96,8 +96,8 @@ class Queue(MemoryManager):
         self.started: dict[int, float] = {}
         self.anchors: dict[str, Job] = {}
 
-    def listing(self, ended_since: float | None = None) -> RmListing:
-        listing = super().listing(ended_since)
+    def listing(self, ended_since: float | None = None, tasks: Collection[Task] | None = None) -> RmListing:
+        listing = super().listing(ended_since, tasks)
         anchors = tuple(
             RmJob(
                 handle=handle, state=RmJobState.RUNNING, user=OWNER.user, submitted=job.key.submitted,

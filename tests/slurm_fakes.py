@@ -11,7 +11,7 @@ from typing import Any
 
 from slurm_cluster import SlurmCluster, User
 
-from dl2d.core.cluster import task_tag
+from dl2d.core.cluster import Task, parse_tag, task_tag
 from dl2d.core.credentials import Credentials
 from dl2d.core.jobs import JobKey, JobRequest, Launch, Owner, Role
 from dl2d.core.resource_manager import RmIdentity, TaskSpec
@@ -149,6 +149,14 @@ def identity(number: int, **more: object) -> RmIdentity:
     row = job_row(number, **more)
     mark = str(row["Comment"]) if str(row["Comment"]).startswith("dl2:") else ""
     return RmIdentity(str(number), int(str(row["SubmitTime"])), str(row["UserName"]), mark)
+
+
+def live_task(handle: str, tag: str, **more: Any) -> Task:
+    """A task as the store has it: that of the row of a job with this number."""
+    found = parse_tag(tag)
+    assert found is not None
+    given = {"node": "n1", "demand": Resources.of(cpu=1), "handle": handle, "submitted": 1795253932, **more}
+    return Task(job=found[0], id=found[1], role=Role.WORKER, **given)
 
 
 JOB = JobKey("fake", "12", 1_795_000_000)

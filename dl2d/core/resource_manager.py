@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
-from dl2d.core.cluster import Node
+from dl2d.core.cluster import Node, Task
 from dl2d.core.jobs import FailureCause, JobKey, JobState, Launch, Owner, Role
 from dl2d.core.resources import NO_RESOURCES, Resources
 
@@ -416,13 +416,17 @@ class ResourceManager(Protocol):
         """What this manager can do; asked once."""
         ...
 
-    def listing(self, ended_since: float | None = None) -> RmListing:
+    def listing(self, ended_since: float | None = None, tasks: Collection[Task] | None = None) -> RmListing:
         """The nodes and jobs now, read by a number of queries that does not grow with the number of jobs.
 
         A record that cannot be read makes the listing ``incomplete``.
         Jobs that ended stay listed for at least ten minutes or until the manager forgets them by its own rule. Where it
         has accounting, static jobs that ended after ``ended_since`` (seconds since 1970) are listed even if it has
         forgotten them, up to the time ``ended_until`` of the answer; a job may be listed in several answers.
+
+        ``tasks`` are the live tasks of elastic jobs as the store has them (None: those of the last call). Where users
+        can write tags themselves, a task of these has its tag whatever its user wrote, and nothing else counts as a
+        task in ``growth_limits``.
         """
         ...
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final
 
+from dl2d.core.cluster import Task
 from dl2d.core.errors import Unavailable
 from dl2d.core.resource_manager import Anchor, Capabilities, ResourceManager, RmIdentity, RmListing, TaskSpec
 
@@ -31,10 +32,10 @@ class SharedManager:
         with self._lock:
             return self._manager.capabilities()
 
-    def listing(self, ended_since: float | None = None) -> RmListing:
+    def listing(self, ended_since: float | None = None, tasks: Collection[Task] | None = None) -> RmListing:
         """See ``ResourceManager.listing``."""
         with self._lock:
-            return self._manager.listing(ended_since)
+            return self._manager.listing(ended_since, tasks)
 
     def submit(self, task: TaskSpec) -> str:
         """See ``ResourceManager.submit``."""

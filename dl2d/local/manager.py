@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,7 +22,7 @@ import psutil
 import structlog
 
 from dl2d import __version__
-from dl2d.core.cluster import Node, NodeState
+from dl2d.core.cluster import Node, NodeState, Task
 from dl2d.core.error_wording import some_of
 from dl2d.core.errors import AlreadyRunning, ConfigError, Denied, NotFound, Rejected, Unavailable
 from dl2d.core.jobs import JobKey, Role
@@ -106,8 +106,8 @@ class LocalManager:
             output=f"{str(self._output).replace('{', '{{').replace('}', '}}')}/{{slug}}/{{name}}.log",
         )  # fmt: skip
 
-    def listing(self, ended_since: float | None = None) -> RmListing:
-        del ended_since
+    def listing(self, ended_since: float | None = None, tasks: Collection[Task] | None = None) -> RmListing:
+        del ended_since, tasks
         now = self._clock()
         jobs: list[RmJob] = []
         used: dict[str, list[Resources]] = {}

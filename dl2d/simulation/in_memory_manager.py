@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from msgspec import structs
 
-from dl2d.core.cluster import Node, NodeState
+from dl2d.core.cluster import Node, NodeState, Task
 from dl2d.core.errors import Denied, NotFound, Rejected
 from dl2d.core.jobs import Role
 from dl2d.core.resource_manager import Anchor, Capabilities, RmIdentity, RmJob, RmJobState, RmListing, TaskSpec
@@ -99,9 +99,9 @@ class MemoryManager:
         """It starts anchors, like the local manager."""
         return Capabilities("memory", self._cluster, "1", starts_anchors=True, other_users=True)
 
-    def listing(self, ended_since: float | None = None) -> RmListing:
+    def listing(self, ended_since: float | None = None, tasks: Collection[Task] | None = None) -> RmListing:
         """Nodes and tasks as they are."""
-        del ended_since
+        del ended_since, tasks
         listing = RmListing(self._clock(), self.nodes, tuple([entry.job for entry in self._entries.values()]))
         if not self._keep_ended:
             self.forget(self._ended)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from msgspec import structs
 
-from dl2d.core.cluster import Node
+from dl2d.core.cluster import Node, Task
 from dl2d.core.errors import Denied, NotFound, ResourceManagerError
 from dl2d.core.resource_manager import (
     Anchor,
@@ -59,10 +59,10 @@ class ScriptedManager(MemoryManager):
         #: Nodes that tasks may use, by the handle of their anchor.
         self.eligible: dict[str, EligibleNodes] = {}
 
-    def listing(self, ended_since: float | None = None) -> RmListing:
+    def listing(self, ended_since: float | None = None, tasks: Collection[Task] | None = None) -> RmListing:
         """Nodes and jobs as they are; all that ended are listed until ``forget``."""
         self.asked_since.append(ended_since)
-        listing = super().listing(ended_since)
+        listing = super().listing(ended_since, tasks)
         jobs = tuple(
             structs.replace(job, priority=self.priorities.get(job.handle, self.anchor_priority), yields=self.yields)
             for job in listing.jobs

@@ -55,7 +55,8 @@ def observe(store: TickStore, manager: ResourceManager, ended_since: float | Non
 
     Raises ``ResourceManagerError``, ``StoreError`` if the resource manager or the store does not answer.
     """
-    listing = manager.listing(ended_since)
+    listing = manager.listing(ended_since, live_jobs(store)[0].tasks)
+    # Again: while the resource manager answered, jobs have registered, reported and been cancelled.
     elastic, static = live_jobs(store)
     return Observed(listing, elastic, static)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slurm_fakes import Clock, FakeSlurm, job_row
+from slurm_fakes import Clock, FakeSlurm, job_row, live_task
 
 from dl2d.core.errors import Unavailable
 from dl2d.core.resource_manager import RmJob, RmJobState
@@ -77,7 +77,8 @@ def test_limits_of_tasks_of_a_job_array_name_their_handles(slurm: FakeSlurm, man
     slurm.answer("squeue", rows=[*array, job_row(20, QOS="high", Comment="dl2:fake.8_1.9:worker-1")])
     slurm.answer("scontrol", stdout="QOS=high(3) GrpTRES=cpu=9(3) Account Limits=No Accounts User Limits=No Users\n")
     shares = [{"partition": "gpu", "max_share": 0.5}]
-    for limit in manager_on(sharing=shares).listing().growth_limits:
+    task = live_task("20", "dl2:fake.8_1.9:worker-1")
+    for limit in manager_on(sharing=shares).listing(tasks=[task]).growth_limits:
         assert limit.anchors == {"8", "9", "20"}, limit
 
 
@@ -116,7 +117,7 @@ def test_what_a_limit_leaves_follows_the_tasks_that_run_between_two_answers(
     slurm.answer("scontrol", stdout=user + line.format("10(5)", "3(2)"))
     for rows in ((2,), (2, 3), (2, 3, 4)):
         slurm.answer("squeue", rows=[job_row(1, **own), job_row(9, **other), *(job_row(each, **task) for each in rows)])
-        limits = manager.listing().growth_limits
+        limits = manager.listing(tasks=[live_task(str(each), "dl2:fake.1.9:worker-1") for each in rows]).growth_limits
         assert all("1" in limit.anchors and "9" not in limit.anchors for limit in limits)
         seen.append({limit.reason: limit.left for limit in limits})
         clock.now += 15

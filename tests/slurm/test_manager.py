@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 import pytest
-from slurm_fakes import JOB, Clock, FakeSlurm, Managers, identity, job_row, node_row, task
+from slurm_fakes import JOB, Clock, FakeSlurm, Managers, identity, job_row, live_task, node_row, task
 from structlog.testing import capture_logs
 
-from dl2d.core.cluster import NodeState
+from dl2d.core.cluster import NodeState, Task
 from dl2d.core.errors import Denied, NodeRefused, NotFound, Rejected, ResourceManagerError, Unavailable
 from dl2d.core.jobs import Launch, Owner
 from dl2d.core.resource_manager import RmIdentity, RmJobState
@@ -477,19 +477,22 @@ def test_a_job_whose_user_changes_its_comment_is_stopped_all_the_same(
 
 def test_a_task_keeps_the_tag_that_its_user_removes(slurm: FakeSlurm, manager_on: Managers, clock: Clock) -> None:
     mark = "dl2:fake.12.9:worker-1"
+    known = live_task("1", mark)
     manager = manager_on()
 
-    def listed(**more: object) -> tuple[str, bool]:
+    def listed(task: Task, **more: object) -> tuple[str, bool]:
         """Tag of job 1, and whether it is known what it holds."""
         slurm.answer("squeue", rows=[job_row(12), job_row(1, **more)])
         clock.now += 31
-        return next((job.tag, bool(job.held.thousandths)) for job in manager.listing().jobs if job.handle == "1")
+        jobs = manager.listing(tasks=[task]).jobs
+        return next((job.tag, bool(job.held.thousandths)) for job in jobs if job.handle == "1")
 
-    assert listed(Comment=mark) == (mark, True)
-    assert listed(Comment="mine") == (mark, True)
-    assert listed() == (mark, True)
-    assert listed(SubmitTime=1795253933) == ("", False)  # another job
-    assert listed() == ("", False)
+    assert listed(known, Comment="mine") == (mark, True)
+    assert listed(known) == (mark, True)
+    assert listed(known, SubmitTime=1795253933) == ("", False)  # another job
+    # It has not been listed yet.
+    assert listed(live_task("1", mark, submitted=0, asked_at=1795253932.7)) == (mark, True)
+    assert listed(live_task("1", mark, submitted=0, asked_at=1795253933.7)) == ("", False)
 
 
 def test_of_a_job_array_only_the_task_that_was_meant_is_cancelled(

@@ -76,6 +76,21 @@ def add_job(store: SqlStore, number: int) -> JobKey:
     return key
 
 
+def test_a_task_whose_comment_its_user_removed_before_it_was_listed_is_found(
+    slurm: FakeSlurm, manager_on: Managers
+) -> None:
+    store = SqlStore("sqlite://")
+    key = add_job(store, 7)
+    (task,) = store.ask_tasks([Start(key, Role.WORKER, "n1", REQUEST.worker)], SUBMITTED)
+    store.change_tasks([TaskChange(key, task.id, TaskState.ASKED, handle="8")], SUBMITTED)
+    slurm.answer("squeue", rows=[job_row(7), job_row(8)])
+    slurm.answer("sinfo", rows=[node_row("n1")])
+    tick(context_of(manager_on(), store), TickState())
+    (found,) = store.tasks(live=True, job=key)[:1]
+    assert (found.state, found.submitted) == (TaskState.GRANTED, SUBMITTED)
+    store.close()
+
+
 @pytest.mark.parametrize(
     "comment",
     [f"dl2:fake.7.{SUBMITTED}:anchor", "dl2:a.1.1:b", f"dl2:fake.8.{SUBMITTED}:worker-0"],

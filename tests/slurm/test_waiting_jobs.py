@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from slurm_fakes import FakeSlurm, Managers, job_row, node_row
+from slurm_fakes import FakeSlurm, Managers, job_row, live_task, node_row
 
+from dl2d.core.cluster import Task
 from dl2d.core.errors import ConfigError
 from dl2d.core.resource_manager import Claim, Yields
 from dl2d.core.resources import Resources
@@ -176,7 +177,7 @@ def test_nodes_are_kept_free_and_elastic_jobs_hold_a_share_of_a_partition(
     task = {"Comment": TAG, "tres-alloc": "cpu=3,mem=1000M,node=1"}
     slurm.answer("squeue", rows=[job_row(7), job_row(8, **task), job_row(9, Partition="cpu"), pending(10)])
     rules = [{"partition": "gpu", "max_share": 0.5, "min_free": 7}, {"partition": "cpu", "min_free": 1}]
-    listing = manager_on(sharing=rules).listing()
+    listing = manager_on(sharing=rules).listing(tasks=[live_task("8", TAG)])
     kept = [claim for claim in listing.claims if claim.standing]
     assert [(claim.handle, claim.nodes, claim.eligible) for claim in kept] == [
         ("partition cpu", 1, {"n2", "n3"}),
@@ -187,6 +188,25 @@ def test_nodes_are_kept_free_and_elastic_jobs_hold_a_share_of_a_partition(
     assert limit.reason == "elastic jobs may hold 50 % of partition gpu"
     assert "7" in limit.anchors
     assert "9" not in limit.anchors
+
+
+def test_of_jobs_with_a_tag_only_tasks_of_the_store_count_in_a_share(slurm: FakeSlurm, manager_on: Managers) -> None:
+    """Alice has removed the comment of one of her tasks, and written that of a task on a job that is none."""
+    slurm.answer("sinfo", rows=[node_row("n1")])
+    slurm.answer("squeue", rows=[job_row(7), job_row(8), job_row(9, Comment=TAG)])
+    manager = manager_on(sharing=[{"max_share": 0.5}], poll_floor_seconds=60)
+
+    def left(*tasks: Task) -> float:
+        (limit,) = manager.listing(tasks=tasks).growth_limits
+        return limit.left["cpu"]
+
+    assert left() == 4
+    assert left(live_task("8", TAG.replace("-1", "-2"))) == 3
+    assert [limit.left["cpu"] for limit in manager.listing().growth_limits] == [3]
+    assert left(live_task("8", TAG, submitted=5), live_task("9", TAG)) == 3
+    # One whose submission was not answered.
+    assert left(live_task("", TAG.replace("-1", "-2"), submitted=0)) == 4
+    assert left(live_task("", TAG, submitted=0)) == 3
 
 
 @pytest.mark.parametrize(

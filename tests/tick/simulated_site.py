@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -128,8 +128,8 @@ class FaultyManager(ScriptedManager):
         #: Jobs that carry a mark of ours and are not ours.
         self.forged: set[RmIdentity] = set()
 
-    def listing(self, ended_since: float | None = None) -> RmListing:
-        listing = super().listing(ended_since)
+    def listing(self, ended_since: float | None = None, tasks: Collection[Task] | None = None) -> RmListing:
+        listing = super().listing(ended_since, tasks)
         happens = self._site.happens
         if happens(0.05):
             raise Unavailable("squeue did not answer")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 import pytest
 from msgspec import structs
 from tick.world import World
 
-from dl2d.core.cluster import NodeState, TaskState
+from dl2d.core.cluster import NodeState, Task, TaskState
 from dl2d.core.decision import Constraint
 from dl2d.core.errors import NodeRefused
 from dl2d.core.jobs import JobKey, Role
@@ -35,8 +35,8 @@ class Restricted(ScriptedManager):
         #: Workers beyond so many wait for a limit.
         self.max_workers = 1_000
 
-    def listing(self, ended_since: float | None = None) -> RmListing:
-        listing = super().listing(ended_since)
+    def listing(self, ended_since: float | None = None, tasks: Collection[Task] | None = None) -> RmListing:
+        listing = super().listing(ended_since, tasks)
         return replace(listing, eligible_nodes=self.eligible)
 
     def submit(self, task: TaskSpec) -> str:

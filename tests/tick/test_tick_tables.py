@@ -7,7 +7,7 @@ and ``!`` where the resource manager is told to stop it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -119,9 +119,9 @@ class Given(ScriptedManager):
     anchor: tuple[RmJob, ...] = ()
     marks: Mapping[str, str] = {}
 
-    def listing(self, ended_since: float | None = None) -> RmListing:
+    def listing(self, ended_since: float | None = None, tasks: Collection[Task] | None = None) -> RmListing:
         records = tuple(structs.replace(each, tag=self.marks.get(each.tag, "")) for each in self.said.records)
-        listing = super().listing(ended_since)
+        listing = super().listing(ended_since, tasks)
         return replace(
             listing, jobs=(*self.anchor, *records), incomplete=("torn record",) if self.said.incomplete else (),
             unreported=frozenset({"a"} if self.said.unreported else ()),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import pytest
 from msgspec import structs
 from tick.world import World
 
-from dl2d.core.cluster import TaskState
+from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import Allocation, JobKey, Role
 from dl2d.core.resource_manager import RmJobState, RmListing
 from dl2d.testing import PromptCoordinator, ScriptedManager
@@ -69,8 +69,8 @@ def test_a_clock_that_differs_from_the_resource_managers_replaces_no_task_too_ea
     build, ahead: float
 ) -> None:
     class Slow(ScriptedManager):
-        def listing(self, ended_since: float | None = None) -> RmListing:
-            listing = super().listing(ended_since)
+        def listing(self, ended_since: float | None = None, tasks: Collection[Task] | None = None) -> RmListing:
+            listing = super().listing(ended_since, tasks)
             jobs = (
                 structs.replace(job, time_limit_at=job.time_limit_at and job.time_limit_at - ahead)
                 for job in listing.jobs

@@ -13,7 +13,7 @@ from dataclasses import replace
 import structlog
 from msgspec import structs
 
-from dl2d.core.cluster import parse_tag
+from dl2d.core.cluster import Task, parse_tag
 from dl2d.core.errors import ConfigError, NodeRefused, Rejected, ResourceManagerError, Unavailable
 from dl2d.core.resource_manager import (
     Anchor,
@@ -95,8 +95,9 @@ def create(settings: Mapping[str, object], *, clock: Callable[[], float]) -> Res
 class SlurmManager:
     """Slurm through its commands or slurmrestd; implements ``dl2d.core.resource_manager.ResourceManager``.
 
-    All that it knows is in Slurm: tasks are found again by the mark in their comment. Only the deadlines of jobs that
-    were asked to end are in memory; a thread keeps them until ``close``.
+    All that it knows is in Slurm and in the store, whose tasks each tick tells it: those without a handle are found by
+    the mark in their comment. Only the deadlines of jobs that were asked to end are in memory; a thread keeps them
+    until ``close``.
 
     Parameters
     ----------
@@ -141,7 +142,8 @@ class SlurmManager:
         self._limits = AssociationLimits(self._commands, settings.partition)
         self._withheld_room = WithheldRoom(timer)
         self._submit_rate = TokenBucket(settings.submit_rate_per_second, clock=clock, sleep=sleep)
-        self._tagged: Mapping[str, RmIdentity] = {}
+        #: Live tasks of the store in the last call of ``listing``, by handle, or by tag where they have none yet.
+        self._tasks: Mapping[str, Task] = {}
         self._spelling: Mapping[str, str] = {}
         self._capacities: Mapping[str, Resources] = {}
         #: Of the last listing, too.
@@ -178,11 +180,14 @@ class SlurmManager:
             output="{cwd}/dl2-{id}/{name}.out",
         )
 
-    def listing(self, ended_since: float | None = None) -> RmListing:
+    def listing(self, ended_since: float | None = None, tasks: Collection[Task] | None = None) -> RmListing:
         """One squeue and one sinfo, whatever the number of jobs; before them, one scancel if a grace is over.
 
         After them one sacct, where slurmctld may have forgotten jobs that ended after ``ended_since``.
         """
+        if tasks is not None:
+            before, self._tasks = self._tasks, {task.handle or task.tag: task for task in tasks}
+            self._last = self._last if self._tasks.keys() == before.keys() else None
         if self._stopper.cancel_due():
             self._last = None
         now = self._clock()
@@ -204,9 +209,7 @@ class SlurmManager:
         arrays = ("--array",) if rules else ()
         answer = self._ask("squeue", "--noheader", "--all", "--states=all", *arrays, format_option(fields, word))
         sharing = self._settings.sharing
-        jobs = parse_jobs(answer, word, fields=fields, rules=rules, sharing=sharing, tagged=self._tagged)
-        tagged = {job.handle: job.identity for job in jobs.jobs if job.tag}
-        self._tagged = {**self._tagged, **tagged} if jobs.unreadable else tagged
+        jobs = parse_jobs(answer, word, fields=fields, rules=rules, sharing=sharing, tasks=self._tasks)
         # Jobs of other partitions may wait for the same nodes.
         answer = self._ask("sinfo", "--noheader", "--Node", "--all", format_option(NODE_FIELDS, word))
         nodes = parse_nodes(answer, word, [name for name in self._settings.partition.split(",") if name])

@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 from msgspec.structs import replace
 
-from dl2d.core.cluster import ANCHOR, Node, NodeState, parse_tag
+from dl2d.core.cluster import ANCHOR, Node, NodeState, Task, parse_tag
 from dl2d.core.resource_manager import RmIdentity, RmJob, RmJobState
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d_slurm.observed_jobs import WATCH_FIELDS, SlurmStaticJobRule, static_job
@@ -80,7 +80,7 @@ class Jobs:
     unreadable: tuple[str, ...] = ()
     #: Options of each job that has not ended, by the id by which its user knows it.
     options: Mapping[str, AnchorOptions] = field(default_factory=dict)
-    #: What each task job holds, with the id of its anchor.
+    #: What each of dl2d's tasks holds, with the id of its anchor.
     tasks: tuple[tuple[str, Resources], ...] = ()
     #: Jobs that wait for room, and are no tasks of dl2d.
     waiting: tuple[WaitingJob, ...] = ()
@@ -142,13 +142,13 @@ def parse_jobs(
     fields: Sequence[str] = JOB_FIELDS,
     rules: Sequence[SlurmStaticJobRule] = (),
     sharing: Sequence[SharingRule] = (),
-    tagged: Mapping[str, RmIdentity] = MappingProxyType({}),
+    tasks: Mapping[str, Task] = MappingProxyType({}),
 ) -> Jobs:
     """Read squeue's answer. What cannot be read is left out and reported in ``unreadable``.
 
     ``rules`` say which jobs of others are watched; then ``fields`` are ``watched_fields()``. ``sharing`` says to whom
-    elastic jobs yield. ``tagged`` has jobs that had a tag in the last listing, by handle: they keep it, whatever their
-    users have made of their comments since then.
+    elastic jobs yield. ``tasks`` are dl2d's live tasks by handle, or by tag where they have no handle yet: they
+    have their tags, whatever their users have made of their comments.
     """
     jobs: list[RmJob] = []
     ending: list[tuple[str, Resources]] = []
@@ -158,7 +158,7 @@ def parse_jobs(
     options: dict[str, AnchorOptions] = {}
     #: By both ids, since a job may be listed twice, and tasks of an array have one.
     waiting: dict[tuple[str, str], WaitingJob] = {}
-    marked: list[tuple[str, Resources]] = []
+    held: list[tuple[str, Resources]] = []
     for record in records(text, fields, word):
         if isinstance(record, str) or not record["JobID"].isascii() or not record["JobID"].isdecimal():
             unreadable.append(f"squeue: cannot read {str(record)[:200]!r}")
@@ -167,9 +167,11 @@ def parse_jobs(
             unreadable.append(f"squeue: no state or submit time of job {record['JobID']}: {str(record)[:200]!r}")
             continue
         job, placed = parse_job(record, rules)
-        before = tagged.get(job.handle)
-        if before is not None and before.tag != job.tag and before == job.identity._replace(tag=before.tag):
-            job = replace(job, tag=before.tag)
+        task = tasks.get(job.handle) or tasks.get(job.tag)
+        if task is not None and _is_task(job, task):
+            job = replace(job, tag=task.tag)
+        else:
+            task = None
         if not job_state(record["State"], placed=bool(placed))[1]:
             strange.append(f"squeue: unknown job state {record['State'][:60]!r}, taken as {job.state}")
         # While files of an ended job are staged out of a burst buffer, others have its nodes already.
@@ -179,7 +181,8 @@ def parse_jobs(
             running.append((job.node, _held(record)))
         if job.tag and job.state.holds_resources:
             job = replace(job, held=_held(record))
-            marked.append((job.handle, job.held))
+            if task is not None:
+                held.append((task.job.id, job.held))
         if not job.state.ended:
             # Of jobs with a tag, too: an anchor's user may write one into its comment.
             options[job.array_id or job.handle] = AnchorOptions.of(record)
@@ -195,7 +198,7 @@ def parse_jobs(
     ours = {job.handle: mark[0].id for job in jobs if (mark := parse_tag(job.tag)) is not None}
     return Jobs(
         tuple(jobs), tuple(ending), tuple(running), tuple(strange), tuple(unreadable), options,
-        tuple((ours[handle], room) for handle, room in marked if handle in ours),
+        tuple(held),
         tuple(each for each in each_task(waiting, running_tasks) if each.claim.handle not in ours),
         {
             job.handle: (node, found.claim.demand)
@@ -205,6 +208,13 @@ def parse_jobs(
             for node in found.claim.required
         },
     )  # fmt: skip
+
+
+def _is_task(job: RmJob, task: Task) -> bool:
+    """Whether a job with the handle of a task, or with the tag of one that has no handle yet, is this task."""
+    if task.submitted:
+        return job.submitted == task.submitted
+    return job.tag == task.tag or job.submitted >= int(task.asked_at)
 
 
 def parse_job(record: Mapping[str, str], rules: Sequence[SlurmStaticJobRule]) -> tuple[RmJob, tuple[str, ...]]:

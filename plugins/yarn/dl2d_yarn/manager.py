@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -165,10 +165,10 @@ class YarnManager:
             output="the log of its container (yarn logs)",
         )
 
-    def listing(self, ended_since: float | None = None) -> RmListing:
+    def listing(self, ended_since: float | None = None, tasks: Collection[object] | None = None) -> RmListing:
         """See ``ResourceManager.listing``. Makes two calls, whatever the number of jobs.
 
-        ``ended_since`` is ignored: YARN lists applications for long after their end.
+        ``ended_since`` is ignored: YARN lists applications for long after their end. ``tasks`` is: users write no tags.
 
         Raises
         ------
@@ -177,7 +177,7 @@ class YarnManager:
         Waiting
             Containers may not have reported yet since the daemon's start.
         """
-        del ended_since
+        del ended_since, tasks
         at, now = self._clock(), self._timer()
         with self._lock:
             self._tasks.spread_reports(0)  # by those that have reported, if YARN does not answer
