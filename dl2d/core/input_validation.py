@@ -126,20 +126,16 @@ def read_fields(record: Any, given: Mapping[str, object]) -> tuple[dict[str, Any
 @cache
 def _adapters(record: type[Any]) -> dict[str, TypeAdapter[Any]]:
     hints = get_type_hints(record, include_extras=True)
-    return {each.name: TypeAdapter(hints[each.name]) for each in _fields(record)}
+    return {each.name: TypeAdapter(hints[each.name]) for each in dataclasses.fields(record)}
 
 
 @cache
 def _keys(cls: type[Any]) -> tuple[frozenset[str], tuple[str, ...]]:
     """The keys that a file may have for a record, and those that it must have."""
-    fields = [each for each in _fields(cls) if each.name not in cls.internal_fields]
+    fields = [each for each in dataclasses.fields(cls) if each.name not in cls.internal_fields]
     keys = {each.name: cls.file_keys.get(each.name, each.name) for each in fields}
     required = tuple(keys[each.name] for each in fields if _default(each) is dataclasses.MISSING)
     return frozenset(keys.values()) | cls.expanded_keys, required
-
-
-def _fields(record: Any) -> tuple[dataclasses.Field[Any], ...]:
-    return dataclasses.fields(record)
 
 
 def _default(field: dataclasses.Field[Any]) -> object:
@@ -149,7 +145,7 @@ def _default(field: dataclasses.Field[Any]) -> object:
 def to_plain(record: Any) -> dict[str, Any]:
     """The record as plain values by file key, without internal fields and those that are empty by default."""
     made: dict[str, Any] = {}
-    for field in _fields(record):
+    for field in dataclasses.fields(record):
         if field.name in record.internal_fields:
             continue
         value = getattr(record, field.name)

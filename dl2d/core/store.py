@@ -65,23 +65,6 @@ class SlotSummary:
     draining: int
     failures: int
 
-    @classmethod
-    def of(cls, slot: Slot) -> SlotSummary:
-        """Summary of a whole slot."""
-        decision, outcome = slot.decision, slot.outcome
-        return cls(
-            number=slot.number,
-            at=slot.at,
-            policy=decision.policy,
-            policy_version=decision.policy_version,
-            inputs_hash=slot.inputs_hash,
-            seconds=slot.seconds,
-            changed=sum(decided.allocation != decided.previous for decided in decision.jobs),
-            started=len(outcome.started),
-            draining=len(outcome.draining),
-            failures=len(outcome.failures),
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class DecisionEntry:

@@ -184,22 +184,28 @@ class SqlSlots(StoreTables):
         """See ``TickStore.record_slot``. Raises ``StoreError`` if the number is taken or a job is not known."""
         _check_scores(slot)
         shadow = slot.shadow.jobs if slot.shadow is not None else ()
+        decision, outcome = slot.decision, slot.outcome
         with self._database.writing(f"recording slot {slot.number}") as connection:
-            numbers = job_numbers(connection, {decided.job for decided in slot.decision.jobs})
+            numbers = job_numbers(connection, {decided.job for decided in decision.jobs})
             values = _SLOT.values(
                 slot,
-                **_SUMMARY.values(SlotSummary.of(slot)),
-                measure=slot.decision.measure,
+                policy=decision.policy,
+                policy_version=decision.policy_version,
+                measure=decision.measure,
+                changed=sum(decided.allocation != decided.previous for decided in decision.jobs),
+                started=len(outcome.started),
+                draining=len(outcome.draining),
+                failures=len(outcome.failures),
                 seed=str(slot.seed),
-                proposed=None if slot.proposed == slot.decision else slot.proposed,
-                version_number=_version_number(connection, slot.decision),
+                proposed=None if slot.proposed == decision else slot.proposed,
+                version_number=_version_number(connection, decision),
                 fallback=slot.proposed.fallback_cause,
                 shadow_policy=None if slot.shadow is None else slot.shadow.policy,
                 shadow_policy_version=None if slot.shadow is None else slot.shadow.policy_version,
             )
             connection.execute(insert(table_of(SlotRow)), values)
             rows = {
-                DecisionRow: [_decision_values(slot.number, numbers[each.job], each) for each in slot.decision.jobs],
+                DecisionRow: [_decision_values(slot.number, numbers[each.job], each) for each in decision.jobs],
                 ShadowAllocationRow: [_decided_values(slot.number, numbers[each.job], each) for each in shadow],
                 SlotResourceRow: [{"slot": slot.number, **use} for use in resource_use(slot.snapshot)],
             }
