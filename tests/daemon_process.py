@@ -166,6 +166,11 @@ class DaemonProcess:
                 raise AssertionError(f"not within {timeout:g} s: {what}\n{self.said()}\n{self._outputs()}")
             time.sleep(every)
 
+    def wait_for_size(self, key: JobKey, workers: int, ps: int, **limit: float) -> None:
+        """Wait until so many tasks take part in the training."""
+        what = f"job {key.slug} has {workers} workers and {ps} servers"
+        self.wait_until(lambda: self.confirmed(key) == (workers, ps), what, **limit)
+
     def wait_for_end(self, *keys: JobKey, timeout: float = 120) -> None:
         self.wait_until(lambda: all(self.job(key).state.ended for key in keys), "the jobs end", timeout=timeout)
 

@@ -288,7 +288,7 @@ def test_a_full_disk_stops_decisions_but_no_job_and_passes(waiting: LocalCluster
     try:
         waiting.start()
         job = waiting.train("mine", "--optimizer", "momentum", "--step-seconds", "0.02", gate=gate, **SMALL)
-        waiting.wait_until(lambda: waiting.confirmed(job) == (2, 1), "the job trains")
+        waiting.wait_for_size(job, 2, 1)
         ballast = disk / "ballast"
         fill(ballast)
         before = {process.pid for process in waiting.processes()}

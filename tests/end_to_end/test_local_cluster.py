@@ -52,14 +52,20 @@ def gate(tmp_path: Path) -> Path:
     return path
 
 
+def check_end(cluster: LocalCluster, job: JobKey) -> None:
+    """The job of ``FAST`` that was held at its gate finishes with the weights of a static run."""
+    ended, want = cluster.ended(job), cluster.static_digest("--optimizer", "momentum", epochs=HELD)
+    assert (ended.state, ended.digest) == (JobState.FINISHED, want)
+
+
 def test_two_jobs_share_the_nodes_and_end_with_the_weights_of_a_static_run(cluster: LocalCluster, gate: Path) -> None:
     first = cluster.train("first", *FAST, epochs=30, gate=gate, max_workers=4, max_ps=4)
-    cluster.wait_until(lambda: cluster.confirmed(first) == (4, 4), "the first job has all it may have")
+    cluster.wait_for_size(first, 4, 4)
     second = cluster.train("second", *FAST, epochs=30, max_workers=4, max_ps=4)
     cluster.wait_until(lambda: cluster.confirmed(second).workers >= 1, "the second job trains")
     cluster.wait_until(lambda: cluster.confirmed(first).workers < 4, "the first job has shrunk")
     cluster.wait_for_end(second)
-    cluster.wait_until(lambda: cluster.confirmed(first) == (4, 4), "the first job has grown again")
+    cluster.wait_for_size(first, 4, 4)
     gate.unlink()
     for key in (first, second):
         cluster.ended(key)
@@ -116,7 +122,7 @@ def test_a_daemon_killed_in_the_middle_of_a_resize_goes_on_where_it_was(cluster:
     before = {process.pid for process in cluster.processes()}
 
     cluster.start()
-    cluster.wait_until(lambda: cluster.confirmed(job) == (4, 3), "the job has what was decided")
+    cluster.wait_for_size(job, 4, 3)
     tasks = cluster.tasks(job, live=True)
     roles = Counter(process.environ().get("DL2_TASK", "anchor") for process in _mains(cluster))
     assert roles == Counter({"anchor": 1, **{task.id: 1 for task in tasks}})  # nothing doubled
@@ -149,7 +155,7 @@ def _has_shrunk(cluster: LocalCluster, job: JobKey) -> bool:
 @pytest.mark.slow
 def test_sigterm_leaves_the_jobs_alone_and_a_restart_takes_them_up(cluster: LocalCluster, gate: Path) -> None:
     job = cluster.train("mine", *FAST, epochs=HELD, gate=gate, max_workers=2, max_ps=1)
-    cluster.wait_until(lambda: cluster.confirmed(job) == (2, 1), "the job trains")
+    cluster.wait_for_size(job, 2, 1)
     before = {process.pid for process in cluster.processes()}
     assert cluster.stop() == 0
     assert {process.pid for process in cluster.processes()} == before
@@ -158,11 +164,7 @@ def test_sigterm_leaves_the_jobs_alone_and_a_restart_takes_them_up(cluster: Loca
     cluster.wait_until(lambda: cluster.job(job).progress.version > version, "its coordinator calls again")
     assert {process.pid for process in cluster.processes()} == before
     gate.unlink()
-    ended = cluster.ended(job)
-    assert (ended.state, ended.digest) == (
-        JobState.FINISHED,
-        cluster.static_digest("--optimizer", "momentum", epochs=HELD),
-    )
+    check_end(cluster, job)
 
 
 @pytest.mark.slow
@@ -173,7 +175,7 @@ def test_a_killed_server_is_replaced_and_the_job_goes_back(cluster: LocalCluster
     )
     cluster.process_of(cluster.task(job, "ps-0"), "pslite.launch.server_process").kill()
     cluster.wait_until(lambda: cluster.task(job, "ps-0").state is TaskState.FAILED, "its death is noticed")
-    cluster.wait_until(lambda: cluster.confirmed(job) == (2, 1), "another takes its place")
+    cluster.wait_for_size(job, 2, 1)
     reports = {report.task: report for report in cluster.store.task_reports(job)}
     assert (reports["ps-0"].cause, reports["ps-0"].how) == ("killed", "died: killed by signal 9 (SIGKILL)")
     assert reports["ps-0"].cpu_seconds
@@ -197,7 +199,7 @@ def test_a_job_file_asks_for_replicas_and_a_killed_server_loses_nothing(
     )
     cluster.process_of(cluster.task(job, "ps-0"), "pslite.launch.server_process").kill()
     cluster.wait_until(lambda: cluster.task(job, "ps-0").state is TaskState.FAILED, "its death is noticed")
-    cluster.wait_until(lambda: cluster.confirmed(job) == (2, 2), "another takes its place")
+    cluster.wait_for_size(job, 2, 2)
     gate.unlink()
     ended = cluster.ended(job)
     assert (ended.state, ended.progress.version) == (JobState.FINISHED, 60)
@@ -208,7 +210,7 @@ def test_a_job_file_asks_for_replicas_and_a_killed_server_loses_nothing(
 
 def test_a_server_that_is_killed_ends_its_job_if_that_is_preferred(cluster: LocalCluster) -> None:
     job = cluster.train("mine", *STRICT, max_workers=2, max_ps=2)
-    cluster.wait_until(lambda: cluster.confirmed(job) == (2, 2), "the job trains")
+    cluster.wait_for_size(job, 2, 2)
     cluster.wait_until(lambda: cluster.job(job).progress.version > 0, "it has taken a step")
     task = cluster.task(job, "ps-1")
     victim = cluster.process_of(task, "pslite.launch.server_process")
@@ -224,17 +226,13 @@ def test_a_server_that_is_killed_ends_its_job_if_that_is_preferred(cluster: Loca
 
 def test_a_worker_that_is_killed_is_replaced_and_nothing_is_lost(cluster: LocalCluster, gate: Path) -> None:
     job = cluster.train("mine", *FAST, epochs=HELD, gate=gate, max_workers=2, max_ps=1)
-    cluster.wait_until(lambda: cluster.confirmed(job) == (2, 1), "the job trains")
+    cluster.wait_for_size(job, 2, 1)
     cluster.process_of(cluster.task(job, "worker-1"), "numpy_worker.py").kill()
     cluster.wait_until(lambda: cluster.task(job, "worker-1").state is TaskState.FAILED, "its death is noticed")
-    cluster.wait_until(lambda: cluster.confirmed(job) == (2, 1), "another takes its place")
+    cluster.wait_for_size(job, 2, 1)
     assert cluster.task(job, "worker-2").state is TaskState.CONFIRMED
     gate.unlink()
-    ended = cluster.ended(job)
-    assert (ended.state, ended.digest) == (
-        JobState.FINISHED,
-        cluster.static_digest("--optimizer", "momentum", epochs=HELD),
-    )
+    check_end(cluster, job)
 
 
 @pytest.mark.slow
@@ -242,23 +240,19 @@ def test_a_job_without_servers_grows_loses_a_worker_and_ends_with_the_weights_of
     cluster: LocalCluster, gate: Path
 ) -> None:
     job = cluster.train("mine", *FAST, epochs=HELD, gate=gate, max_workers=2, architecture="allreduce")
-    cluster.wait_until(lambda: cluster.confirmed(job) == (2, 0), "the job trains")
+    cluster.wait_for_size(job, 2, 0)
     assert {task.role for task in cluster.store.tasks(live=True, job=job)} == {Role.WORKER}
     cluster.process_of(cluster.task(job, "worker-0"), "numpy_worker.py").kill()
     cluster.wait_until(lambda: cluster.task(job, "worker-0").state is TaskState.FAILED, "its death is noticed")
-    cluster.wait_until(lambda: cluster.confirmed(job) == (2, 0), "another takes its place")
+    cluster.wait_for_size(job, 2, 0)
     gate.unlink()
-    ended = cluster.ended(job)
-    assert (ended.state, ended.digest) == (
-        JobState.FINISHED,
-        cluster.static_digest("--optimizer", "momentum", epochs=HELD),
-    )
+    check_end(cluster, job)
 
 
 @pytest.mark.slow
 def test_a_task_whose_whole_process_group_is_killed_is_named_too(cluster: LocalCluster) -> None:
     job = cluster.train("mine", *STRICT, max_workers=2, max_ps=1)
-    cluster.wait_until(lambda: cluster.confirmed(job) == (2, 1), "the job trains")
+    cluster.wait_for_size(job, 2, 1)
     # a server that dies before the first plan is in force is replaced
     cluster.wait_until(lambda: cluster.job(job).progress.version > 0, "it has taken a step")
     handle = cluster.task(job, "ps-0").handle
@@ -275,23 +269,19 @@ def test_a_task_whose_whole_process_group_is_killed_is_named_too(cluster: LocalC
 @pytest.mark.slow
 def test_a_killed_coordinator_is_followed_by_another_one(cluster: LocalCluster, gate: Path) -> None:
     job = cluster.train("mine", *FAST, epochs=HELD, gate=gate, max_workers=2, max_ps=1)
-    cluster.wait_until(lambda: cluster.confirmed(job) == (2, 1), "the job trains")
+    cluster.wait_for_size(job, 2, 1)
     anchor = next(process for process in _mains(cluster) if process.environ()["DL2_ROLE"] == "coordinator")
     (coordinator,) = anchor.children()
     coordinator.kill()
     cluster.wait_until(lambda: set(anchor.children()) - {coordinator}, "another one is started")
     gate.unlink()
-    ended = cluster.ended(job)
-    assert (ended.state, ended.digest) == (
-        JobState.FINISHED,
-        cluster.static_digest("--optimizer", "momentum", epochs=HELD),
-    )
+    check_end(cluster, job)
 
 
 @pytest.mark.slow
 def test_a_killed_dl2_run_around_a_coordinator_ends_its_job_and_its_tasks(cluster: LocalCluster) -> None:
     job = cluster.train("mine", "--step-seconds", "0.2", max_workers=2, max_ps=1)
-    cluster.wait_until(lambda: cluster.confirmed(job) == (2, 1), "the job trains")
+    cluster.wait_for_size(job, 2, 1)
     anchor = next(process for process in _mains(cluster) if process.environ()["DL2_ROLE"] == "coordinator")
     anchor.kill()
     ended = cluster.ended(job)
@@ -302,7 +292,7 @@ def test_a_killed_dl2_run_around_a_coordinator_ends_its_job_and_its_tasks(cluste
 
 def test_a_cancelled_job_leaves_nothing(cluster: LocalCluster) -> None:
     job = cluster.train("mine", "--step-seconds", "0.2", max_workers=2, max_ps=1)
-    cluster.wait_until(lambda: cluster.confirmed(job) == (2, 1), "the job trains")
+    cluster.wait_for_size(job, 2, 1)
     # Who looks at the processes, the log or the database learns no secret.
     credentials = load_credentials(cluster.state_dir / "secret", create=False)
     seen = [word for process in cluster.processes() for word in process.cmdline()]

@@ -102,7 +102,7 @@ def test_a_daemon_killed_in_the_middle_of_a_resize_goes_on_where_it_was(
     assert any(task.state is TaskState.ASKED for task in half)
 
     daemon.start()
-    daemon.wait_until(lambda: daemon.confirmed(job) == (6, 3), "the job has what was decided", timeout=90)
+    daemon.wait_for_size(job, 6, 3, timeout=90)
     rows = cluster.run("squeue", "-h", "-t", "RUNNING,PENDING", "-o", "%i|%k").stdout.splitlines()
     comments = Counter(row.partition("|")[2] for row in rows)
     tags = {task.tag for task in daemon.tasks(job, live=True)}
@@ -145,7 +145,7 @@ def test_an_ordinary_user_sees_their_own_jobs_without_the_daemons_files(
     (alice.home / "train.py").write_text(WORKER.read_text())
     job_id = cluster.submit_as(alice, script(daemon, directives="#DL2 max_workers=2 max_ps=1", gate=gate))
     job = registered(daemon, job_id)
-    daemon.wait_until(lambda: daemon.confirmed(job) == (2, 1), "the job trains")
+    daemon.wait_for_size(job, 2, 1)
     bob = cluster.add_user("bob")
 
     def dl2d(user: User, *arguments: str) -> Ran:
@@ -178,7 +178,7 @@ def test_a_cancelled_anchor_takes_its_tasks_along(cluster: SlurmCluster, alice: 
     (alice.home / "train.py").write_text(WORKER.read_text())
     job_id = cluster.submit_as(alice, script(daemon, "--step-seconds", "1", directives="#DL2 max_workers=2 max_ps=1"))
     job = registered(daemon, job_id)
-    daemon.wait_until(lambda: daemon.confirmed(job) == (2, 1), "the job trains")
+    daemon.wait_for_size(job, 2, 1)
     cluster.run("scancel", job_id, user=alice)
     daemon.wait_for_end(job)
     daemon.wait_until_empty()
@@ -193,7 +193,7 @@ def test_an_orphan_of_a_dead_anchor_is_reaped(cluster: SlurmCluster, alice: User
     (alice.home / "train.py").write_text(WORKER.read_text())
     job_id = cluster.submit_as(alice, script(daemon, "--step-seconds", "1", directives="#DL2 max_workers=1 max_ps=1"))
     job = registered(daemon, job_id)
-    daemon.wait_until(lambda: daemon.confirmed(job) == (1, 1), "the job trains")
+    daemon.wait_for_size(job, 1, 1)
     daemon.kill()
     # What a task job looks like that neither hears its coordinator's end nor anything else.
     deaf = "#!/bin/sh\ntrap '' TERM\nwhile :; do sleep 1; done\n"
@@ -215,7 +215,7 @@ def test_an_elastic_job_makes_room_for_a_rigid_one_of_higher_priority_and_grows_
     options = ("--optimizer", "momentum", "--step-seconds", "0.01")
     lines = "#DL2 max_workers=12 max_ps=3"
     job = registered(daemon, cluster.submit_as(alice, script(daemon, *options, directives=lines, gate=gate)))
-    daemon.wait_until(lambda: daemon.confirmed(job) == (12, 3), "it has all nodes", timeout=120)
+    daemon.wait_for_size(job, 12, 3, timeout=120)
     assert {task.node for task in daemon.tasks(job, live=True)} == set(cluster.nodes)
 
     bob = cluster.add_user("bob")
@@ -239,7 +239,7 @@ def test_an_elastic_job_makes_room_for_a_rigid_one_of_higher_priority_and_grows_
     assert {task.state for task in ended} == {TaskState.RELEASED}  # they drained
 
     cluster.run("scancel", rigid)
-    daemon.wait_until(lambda: daemon.confirmed(job) == (12, 3), "it has grown again", timeout=120)
+    daemon.wait_for_size(job, 12, 3, timeout=120)
     gate.unlink()
     daemon.wait_for_end(job, timeout=240)
     assert daemon.job(job).digest == static_digest()
@@ -252,7 +252,7 @@ def test_a_requeued_job_goes_on_from_its_checkpoint(
     options = ("--optimizer", "momentum", "--step-seconds", "0.01", "--checkpoint", '"$HOME/kept"', "--every", "50")
     job_id = cluster.submit_as(alice, script(daemon, *options, directives="#DL2 max_workers=2 max_ps=1", gate=gate))
     first = registered(daemon, job_id)
-    daemon.wait_until(lambda: daemon.confirmed(first) == (2, 1), "the job trains")
+    daemon.wait_for_size(first, 2, 1)
     kept = alice.home / "kept"
     daemon.wait_until(lambda: kept.exists() and any(kept.glob("*/*")), "it has a checkpoint", timeout=90)
     cluster.run("scontrol", "requeue", job_id)
@@ -264,7 +264,7 @@ def test_a_requeued_job_goes_on_from_its_checkpoint(
     daemon.wait_until(lambda: daemon.tasks(first, live=True) == (), "tasks of the first run end", timeout=90)
     assert cluster.job_state(job_id) == "PENDING"
     cluster.run("scontrol", "update", f"JobId={job_id}", "StartTime=now")  # Slurm would let it wait for two minutes
-    daemon.wait_until(lambda: daemon.confirmed(second) == (2, 1), "it trains again", timeout=90)
+    daemon.wait_for_size(second, 2, 1, timeout=90)
     gate.unlink()
     daemon.wait_for_end(second, timeout=240)
     outputs = [path.read_text() for path in alice.home.rglob("*.out")]
@@ -285,7 +285,7 @@ def test_a_job_trains_where_its_partition_and_reservations_allow_it_as_long_as_i
         sbatch = ("--partition=small", "--exclude=n3", "--time=30")
         text = script(daemon, "--step-seconds", "0.01", directives="#DL2 max_workers=12 max_ps=1", gate=gate)
         job = registered(daemon, cluster.submit_as(alice, text, *sbatch))
-        daemon.wait_until(lambda: daemon.confirmed(job) == (3, 1), "it has all that it may use", timeout=120)
+        daemon.wait_for_size(job, 3, 1, timeout=120)
         slot = daemon.store.last_slot_number()
         daemon.wait_until(lambda: daemon.store.last_slot_number() > slot + 1, "it was decided again")
         tasks = daemon.tasks(job, live=False)
@@ -310,7 +310,7 @@ def test_an_elastic_job_leaves_the_nodes_of_a_reservation_before_it_begins(
     (alice.home / "train.py").write_text(WORKER.read_text())
     lines = "#DL2 max_workers=12 max_ps=3"
     job = registered(daemon, cluster.submit_as(alice, script(daemon, directives=lines, gate=gate)))
-    daemon.wait_until(lambda: daemon.confirmed(job) == (12, 3), "it has all nodes", timeout=120)
+    daemon.wait_for_size(job, 12, 3, timeout=120)
     # Its anchor stays where it is, so not on that node.
     anchor = cluster.run("squeue", "-h", "-j", job.id, "-o", "%N").stdout.strip()
     node = next(node for node in cluster.nodes if node != anchor)

@@ -75,7 +75,7 @@ exec dl2-run python "$HOME/numpy_worker.py" --epochs 60
     job = cluster.submit_as(alice, script)
     daemon.wait_until(lambda: daemon.store.find_jobs(job), f"job {job} is registered", timeout=90)
     key = daemon.store.find_jobs(job)[0].key
-    daemon.wait_until(lambda: daemon.confirmed(key) == (3, 1), "the job has what was decided", timeout=90)
+    daemon.wait_for_size(key, 3, 1, timeout=90)
     users = set(cluster.run("squeue", "-h", "-o", "%u").stdout.split())
     assert users == {alice.name}
     gate.unlink()

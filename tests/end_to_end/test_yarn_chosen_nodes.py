@@ -92,7 +92,7 @@ def test_a_job_runs_where_the_attribute_is_and_yarn_gets_the_flags_of_docker(
     chosen = {"template": str(template), "node_attributes": ["nm.yarn.io/accelerator=t4"]}
     with YarnDaemon(tmp_path, yarn, **chosen) as daemon:
         key = daemon.train("chosen", *FAST, epochs=12, gate=gate, max_workers=2, max_ps=1)
-        daemon.wait_until(lambda: daemon.confirmed(key) == (2, 1), "the job trains")
+        daemon.wait_for_size(key, 2, 1)
         found = environments(daemon.processes_of(key, str(WORKER)))
         assert {environment["NM_HOST"] for environment in found} == {T4}
         # What YARN got for the containers; the environment of a task is its job's.

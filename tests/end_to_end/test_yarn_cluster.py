@@ -102,7 +102,7 @@ def test_the_daemon_is_killed_in_mid_resize_then_a_worker_and_the_cancelled_job_
     daemon.kill()
     assert daemon.confirmed(key) != (2, 1)
     daemon.start()
-    daemon.wait_until(lambda: daemon.confirmed(key) == (2, 1), "the job trains")
+    daemon.wait_for_size(key, 2, 1)
     # Nothing is doubled: as many containers as were asked for, and each live task runs once.
     assert daemon.containers(key).total() == 4
     live = Counter(task.id for task in daemon.tasks(key, live=True))
@@ -115,7 +115,7 @@ def test_the_daemon_is_killed_in_mid_resize_then_a_worker_and_the_cancelled_job_
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     daemon.wait_until(lambda: victim not in {task.id for task in daemon.tasks(key, live=True)}, "it has failed")
-    daemon.wait_until(lambda: daemon.confirmed(key) == (2, 1), "another worker has its place")
+    daemon.wait_for_size(key, 2, 1)
     daemon.cancel(key)
     daemon.wait_until_empty()
     daemon.wait_until_gone(key)
@@ -157,7 +157,7 @@ def test_a_service_that_its_user_posts_with_a_packed_environment(
 @pytest.mark.nightly
 def test_a_job_trains_while_the_resource_manager_is_killed_and_restarted(daemon: YarnDaemon, gate: Path) -> None:
     key = daemon.train("through", *FAST, epochs=12, gate=gate, max_workers=2, max_ps=1)
-    daemon.wait_until(lambda: daemon.confirmed(key) == (2, 1), "the job trains")
+    daemon.wait_for_size(key, 2, 1)
     daemon.wait_until(lambda: daemon.containers(key) == {"READY": 4}, "YARN knows all containers' addresses")
     before = {task.id for task in daemon.tasks(key, live=True)}
     daemon.yarn.kill("rm")
@@ -180,7 +180,7 @@ def test_a_job_goes_on_after_its_application_master_and_the_resource_manager_wer
     # A defect of Hadoop 3.4.2: a master that was restarted releases all containers when the ResourceManager is.
     checkpoint = ("--checkpoint", str(tmp_path / "checkpoint"), "--every", "11")
     key = daemon.train("again", *FAST, *checkpoint, epochs=60, gate=gate, max_workers=2, max_ps=1)
-    daemon.wait_until(lambda: daemon.confirmed(key) == (2, 1), "the job trains")
+    daemon.wait_for_size(key, 2, 1)
     daemon.wait_until(lambda: daemon.containers(key) == {"READY": 4}, "YARN knows all containers' addresses")
     before = {task.id for task in daemon.tasks(key, live=True)}
     (master,) = daemon.masters(key)
@@ -221,7 +221,7 @@ def test_a_worker_whose_node_manager_died_is_lost_and_its_orphan_ended(daemon: Y
     # A node has room for one worker and two small containers, so at least one node has a worker only.
     worker = {"cpu": 4, "memory": 256}
     key = daemon.train("orphan", *FAST, epochs=60, gate=gate, max_workers=3, architecture="allreduce", worker=worker)
-    daemon.wait_until(lambda: daemon.confirmed(key) == (3, 0), "the job trains")
+    daemon.wait_for_size(key, 3, 0)
     agents = [process.environ() for process in daemon.processes_of(key)]
     keeping = {agent["NM_PORT"] for agent in agents if agent.get("DL2_INSTANCE") == "coordinator-0"}
     keeping |= {process.environ().get("NM_PORT") for process in daemon.masters(key)}
@@ -237,7 +237,7 @@ def test_a_worker_whose_node_manager_died_is_lost_and_its_orphan_ended(daemon: Y
     assert next(task for task in daemon.tasks(key) if task.id == victim.id).note == f"{victim.node} is down"
     daemon.yarn.start(name)
     daemon.yarn.wait_for_nodes(3)
-    daemon.wait_until(lambda: daemon.confirmed(key) == (3, 0), "another worker has its place")
+    daemon.wait_for_size(key, 3, 0)
     gate.unlink()
     daemon.wait_for_end(key, timeout=120)
     assert daemon.job(key).digest == _static_digest(("--optimizer", "momentum"), 60)

@@ -150,7 +150,7 @@ def test_a_job_trains_through_a_fail_over_and_is_resized_after_it(cluster: YarnC
     worker = {"cpu": 4, "memory": 256}
     with YarnDaemon(tmp_path, cluster) as daemon:
         first = daemon.train("first", *FAST, epochs=60, gate=gate, worker=worker, max_workers=2, max_ps=1)
-        daemon.wait_until(lambda: daemon.confirmed(first) == (2, 1), "the first job has all it may have")
+        daemon.wait_for_size(first, 2, 1)
         daemon.wait_until(lambda: daemon.containers(first) == {"READY": 4}, "YARN knows all containers' addresses")
         before = {task.id for task in daemon.tasks(first, live=True)}
 

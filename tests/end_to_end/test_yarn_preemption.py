@@ -61,13 +61,13 @@ def test_preempted_workers_are_an_ordinary_resize(daemon: YarnDaemon, tmp_path: 
     gate.touch()
     # 11 of the cluster's 18 CPUs, of which its queue is guaranteed 7: master, coordinator, PS, four workers of 2.
     key = daemon.train("elastic", *FAST, epochs=100, gate=gate, max_workers=4, max_ps=1)
-    daemon.wait_until(lambda: daemon.confirmed(key) == (4, 1), "the job has all it may have")
+    daemon.wait_for_size(key, 4, 1)
     # All the rest, in containers that fit everywhere: two of the workers have to go.
     prod = daemon.post_plain("prod", "bob", queue="prod", containers=10, cpu=1)
     daemon.wait_until(lambda: app(daemon, prod)["runningContainers"] == 11, "the other application has its containers")
     assert app(daemon, f"dl2-{key.id}-{key.submitted}")["numNonAMContainerPreempted"] >= 2
     preempted = {task.id for task in daemon.tasks(key) if task.state is TaskState.FAILED}
-    daemon.wait_until(lambda: daemon.confirmed(key) == (2, 1), "the job trains with what is left")
+    daemon.wait_for_size(key, 2, 1)
     lost = [task for task in daemon.tasks(key) if task.state is TaskState.FAILED]
     assert preempted <= {task.id for task in lost}
     assert "YARN ended its container: preempted, over its memory, or its node stops" in {task.note for task in lost}
@@ -81,7 +81,7 @@ def test_preempted_workers_are_an_ordinary_resize(daemon: YarnDaemon, tmp_path: 
     assert "no decision  Application is Activated, waiting for resources to be assigned for AM." in said
     daemon.cancel(waits)
     daemon.delete_plain("prod", "bob")
-    daemon.wait_until(lambda: daemon.confirmed(key) == (4, 1), "it has grown again")
+    daemon.wait_for_size(key, 4, 1)
     gate.unlink()
     daemon.wait_for_end(key)
     job = daemon.job(key)

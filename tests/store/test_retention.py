@@ -104,7 +104,7 @@ def test_jobs_that_ended_long_ago_go_with_all_that_is_theirs(store: SqlStore) ->
 def test_the_file_becomes_smaller(tmp_path: Path) -> None:
     with closing(SqlStore(sqlite_store(tmp_path / "x.sqlite"), progress_seconds=0)) as store:
         store.add_job(job := a_job())
-        for number in range(300):
+        for number in range(100):
             store.report_progress(job.key, Progress(at=NOW - 100 * DAY + number, workers=number))
             store.record_slot(a_slot(number + 1, (job,)))
         with store._database.writing("checkpoint") as connection:
