@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping
+from typing import Final
 
 from dl2d.core.cluster import ANCHOR
-from dl2d.core.jobs import Job
+from dl2d.core.jobs import Job, JobKey
 from dl2d.core.resource_manager import RmIdentity, RmJob
 from dl2d.core.store import TickStore
 from dl2d.tick.task_matching import Matches
+
+#: Maximum number of jobs for which a user's strays are looked up in a tick.
+MAX_JOBS_OF_USER: Final = 64
 
 
 def strays_of_known_jobs(store: TickStore, matches: Matches) -> dict[RmIdentity, Job]:
     """The job of each stray that the store has ever asked for. Other strays may not be dl2d's.
 
-    A job that was submitted before the task whose tag it has is not that task: users can write tags themselves.
+    A job that was submitted before the task whose tag it has is not that task: users can write tags themselves. So of
+    each user's strays only those of ``MAX_JOBS_OF_USER`` jobs are looked up in a tick.
     """
+    known = store.known_jobs({key for _, key, _ in matches.strays})
+    of_job: dict[JobKey, list[tuple[RmJob, str]]] = defaultdict(list)
+    looked_up: dict[str, set[JobKey]] = defaultdict(set)
+    for listed, key, name in matches.strays:
+        keys = looked_up[listed.user]
+        if key in known and (key in keys or len(keys) < MAX_JOBS_OF_USER):
+            keys.add(key)
+            of_job[key].append((listed, name))
     found: dict[RmIdentity, Job] = {}
-    for key in {key for _, key, _ in matches.strays}:
+    for key, strays in of_job.items():
         job = store.job(key)
         if job is not None and not job.static:
             submitted = {task.id: task.submitted for task in store.tasks(live=False, job=key)} | {ANCHOR: 0}
             found |= {
                 listed.identity: job
-                for listed, of, name in matches.strays
-                if of == key and name in submitted and not 0 < listed.submitted < submitted[name]
+                for listed, name in strays
+                if name in submitted and not 0 < listed.submitted < submitted[name]
             }
     return found
 

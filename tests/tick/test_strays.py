@@ -1,0 +1,38 @@
+"""Jobs with dl2d's tags that are no tasks of the store: which of them the store has asked for."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from dl2d.core.cluster import ANCHOR, task_tag
+from dl2d.core.jobs import Job, JobKey
+from dl2d.core.resource_manager import RmJob, RmJobState, RmListing
+from dl2d.testing import MemoryStore
+from dl2d.testing.builders import make_job
+from dl2d.tick.observe import LiveJobs
+from dl2d.tick.strays import MAX_JOBS_OF_USER, strays_of_known_jobs
+from dl2d.tick.task_matching import match_listing
+
+
+def test_a_user_who_writes_thousands_of_tags_costs_few_lookups_and_hides_no_stray_of_another() -> None:
+    looked_up: list[JobKey] = []
+
+    class Counting(MemoryStore):
+        def job(self, key: JobKey) -> Job | None:
+            looked_up.append(key)
+            return super().job(key)
+
+    store = Counting()
+    jobs = [make_job(number) for number in range(1, 301)]
+    for job in jobs:
+        store.add_job(job)
+    keys = [*(job.key for job in jobs), *(jobs[0].key._replace(id=str(number)) for number in range(1000, 4000))]
+    listed = [
+        RmJob(handle=f"{user}{place}", state=RmJobState.PENDING, tag=task_tag(key, ANCHOR), user=user, submitted=9)
+        for user, of in (("bob", keys), ("eve", keys[299:300]))
+        for place, key in enumerate(of)
+    ]
+    matches = match_listing(LiveJobs(), {}, RmListing(0.0, (), tuple(listed)), cluster=keys[0].cluster)
+    found = strays_of_known_jobs(store, matches)
+    assert Counter(identity.user for identity in found) == {"bob": MAX_JOBS_OF_USER, "eve": 1}
+    assert len(looked_up) == MAX_JOBS_OF_USER + 1
