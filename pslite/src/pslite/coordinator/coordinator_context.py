@@ -14,12 +14,10 @@ from pslite.job.job_spec import JobSpec
 from pslite.job.load_balancing import LoadBalancer, Rule
 from pslite.job.member_measurements import ResizeSteps, Usage
 from pslite.job.sample_assignment import SampleAssigner
-from pslite.net.messages import AssignSamples, Clip, JobEnded, Message, Trust
+from pslite.net.messages import AssignSamples, Clip, JobEnded, Message, Trust, Vector
 from pslite.net.tls import Encryption
 from pslite.numeric.norms import Squares
 from pslite.storage.disk_thread import DiskThread
-
-Of = Literal["gradient", "update"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +119,7 @@ class Job:
     slow_reported: set[str] = field(default_factory=set)
 
     #: by version and of what, the sums of squares of the blocks that have theirs
-    squares: dict[tuple[int, Of], dict[int, Squares]] = field(default_factory=dict)
+    squares: dict[tuple[int, Vector], dict[int, Squares]] = field(default_factory=dict)
     #: written to the log beside the state when it has changed
     step_record: StepRecord = field(default_factory=StepRecord)
     step_record_changed: bool = False

@@ -10,7 +10,7 @@ import msgspec
 
 from pslite.job.blocks import Block, cut
 from pslite.job.job_spec import JobSpec
-from pslite.job.job_status import PlanReport, Reply, Result
+from pslite.job.job_status import JobPhase, MemberPhase, PlanReport, Reply, Result, Role
 from pslite.job.member_measurements import StepTimes
 from pslite.job.membership_plan import Member, Plan
 from pslite.net.messages import AgentExit, Exit, Moved
@@ -18,7 +18,6 @@ from pslite.net.reliable_channel import ReliableChannel
 from pslite.rate_limit import Incident
 from pslite.storage.checkpoint_files import SavedFile
 
-Role = Literal["worker", "ps"]
 #: what users call the roles
 ROLES: dict[Role, str] = {"worker": "worker", "ps": "server"}
 
@@ -36,7 +35,7 @@ class MemberState:
     local: str
     machine: str
     channel: ReliableChannel
-    state: Literal["joined", "active", "draining", "left"] = "joined"
+    state: MemberPhase = "joined"
     #: monotonic times in seconds: of its last message, of its joining, of the loss of its connection (0: not lost)
     heard: float = 0.0
     joined: float = 0.0
@@ -237,7 +236,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
     reports: list[PlanReport] = []
     #: whether a plan was completed since the job began, or began again: then workers have weights
     begun: bool = False
-    state: Literal["waiting", "running", "finished", "failed", "cancelled"] = "waiting"
+    state: JobPhase = "waiting"
     reason: str | None = None
     result: Result | None = None
     #: the worker that writes files at the end knows it, and all others were told to end

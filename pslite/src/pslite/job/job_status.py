@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import signal
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 
@@ -14,6 +14,11 @@ from pslite.job.member_measurements import StepTimes, Usage
 
 #: exit status of a program that has handled SIGTERM and ends because of it
 TERMINATED = 128 + signal.SIGTERM
+
+
+Role: TypeAlias = Literal["worker", "ps"]
+MemberPhase: TypeAlias = Literal["joined", "active", "draining", "left"]
+JobPhase: TypeAlias = Literal["waiting", "running", "finished", "failed", "cancelled"]
 
 
 class Cause(enum.StrEnum):
@@ -75,8 +80,8 @@ class MemberReport(msgspec.Struct, frozen=True, kw_only=True):
     """One process of the job."""
 
     task: str
-    role: Literal["worker", "ps"]
-    state: Literal["joined", "active", "draining", "left"]
+    role: Role
+    state: MemberPhase
     host: str
     pid: int
     #: what its processes used last, as its dl2-run saw it
@@ -101,7 +106,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
     address: str
     incarnation: str
-    state: Literal["waiting", "running", "finished", "failed", "cancelled"]
+    state: JobPhase
     reason: str | None
     version: int
     total_versions: int | None

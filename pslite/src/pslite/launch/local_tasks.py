@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from pslite.coordinator.job_state import Role
-from pslite.job.job_status import Reply, Status
+from pslite.job.job_status import Reply, Role, Status
 from pslite.launch.gpus import VISIBLE, visible_gpus
 
 #: how long members may take to end by themselves when the job is over, and tasks that have not joined by then

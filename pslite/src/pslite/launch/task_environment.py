@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
 from pslite.errors import UsageError
+from pslite.job.job_status import Role
 from pslite.net.authentication import Identity, parse_token
 from pslite.net.message_framing import split_address
 from pslite.net.tls import VARIABLE, Encryption
@@ -117,7 +118,7 @@ def need(environ: Mapping[str, str], name: str) -> str:
     return value
 
 
-def task_environment(environ: Mapping[str, str], role: Literal["worker", "ps"]) -> TaskEnvironment:
+def task_environment(environ: Mapping[str, str], role: Role) -> TaskEnvironment:
     """Read DL2_TASK, DL2_COORDINATOR, DL2_TOKEN and DL2_ENCRYPT; the incarnation is new for each process.
 
     Raises

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 
 from pslite.job.job_spec import JobSpec
-from pslite.job.job_status import Cause
+from pslite.job.job_status import Cause, Role
 from pslite.job.member_measurements import ResizeSteps, StepTimes, Throughput, Usage
 from pslite.job.membership_plan import Member, Plan
 from pslite.job.sample_assignment import SampleRange, Seen
 from pslite.job.wire_record import WireRecord
 
+#: the vectors of which sums of squares are reported: the mean gradient (for clipping), or LAMB's update and weights
+Vector: TypeAlias = Literal["gradient", "update"]
 PROTOCOL = 3
 MAX_HANDSHAKE_BYTES = 4096
 MAX_CONTROL_BYTES = 8 << 20
@@ -31,7 +33,7 @@ class Hello(Message):
 
     protocol: int
     channel: Literal["control", "agent", "data"]
-    role: Literal["worker", "ps"]
+    role: Role
     task: str
     incarnation: str
     nonce: bytes
@@ -216,7 +218,7 @@ class Norm(Message):
 
     version: int
     squares: dict[int, tuple[float, ...]]
-    of: Literal["gradient", "update"] = "gradient"
+    of: Vector = "gradient"
 
 
 class Publish(Message):

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 
 from pslite.fault_points import FaultPoint
 from pslite.job.blocks import Block
 from pslite.job.job_spec import LAMB
-from pslite.net.messages import Clip, Norm, Trust
+from pslite.net.messages import Clip, Norm, Trust, Vector
 from pslite.numeric.norms import Squares
 from pslite.numeric.optimizers import Updater, square_norm
 from pslite.numeric.sparse_rows import Rows, parse
 from pslite.server.block_state import IDLE, Array, BlockState, Gradient, Idle
 from pslite.server.server_state import ServerState
-
-#: the vectors of which sums of squares are reported: the mean gradient (for clipping), or LAMB's update and weights
-Vector = Literal["gradient", "update"]
 
 
 @dataclass(frozen=True)
