@@ -18,7 +18,7 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import Connection, Engine, text, update
+from sqlalchemy import Connection, text, update
 
 from dl2d.core.errors import AlreadyRunning, SchemaOutdated, StoreError
 from dl2d.store import sqlite_file
@@ -29,7 +29,7 @@ from dl2d.store.views import create_views, describe, readable
 #: Not alembic's usual name, so that the database may be shared with another program that uses alembic.
 VERSION_TABLE = "dl2d_schema_version"
 # Alembic's operations go through one proxy per process, so only one thread may migrate at a time.
-_MIGRATING = threading.Lock()
+_MIGRATING = threading.RLock()
 # Key of PostgreSQL's advisory lock for migrations: "dl2d" and a 1 in hexadecimal.
 _MIGRATION_LOCK = 0x646C32640001
 
@@ -124,15 +124,11 @@ def grant_reading(url: str, role: str) -> None:
 def migrate(connection: Connection) -> None:
     """Run the missing migrations in the connection's transaction."""
     with _MIGRATING:
-        _run_migrations(connection)
-
-
-def _run_migrations(connection: Connection) -> None:
-    config = _config()
-    config.attributes["connection"] = connection
-    command.upgrade(config, "head")
-    create_views(connection)
-    describe(connection)
+        config = _config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+        create_views(connection)
+        describe(connection)
 
 
 def make_in_memory(database: Database) -> None:
@@ -140,21 +136,20 @@ def make_in_memory(database: Database) -> None:
 
     The migrations are run once in a process, and what they made is copied: to run them takes 60 ms.
     """
-    with _MIGRATING:
-        _copy(_made_in_memory().engine, database.engine)
+    with (
+        _MIGRATING,
+        contextlib.closing(_made_in_memory().engine.raw_connection()) as made,
+        contextlib.closing(database.engine.raw_connection()) as empty,
+    ):
+        cast("sqlite3.Connection", made.driver_connection).backup(cast("sqlite3.Connection", empty.driver_connection))
 
 
 @functools.cache
 def _made_in_memory() -> Database:
     database = Database(Place.parse("sqlite://"))
     with database.writing("making the schema") as connection:
-        _run_migrations(connection)
+        migrate(connection)
     return database
-
-
-def _copy(source: Engine, target: Engine) -> None:
-    with contextlib.closing(source.raw_connection()) as made, contextlib.closing(target.raw_connection()) as empty:
-        cast("sqlite3.Connection", made.driver_connection).backup(cast("sqlite3.Connection", empty.driver_connection))
 
 
 def check(connection: Connection, place: Place) -> None:
