@@ -103,6 +103,23 @@ def test_limits_stay_as_they_were_where_slurm_does_not_answer() -> None:
     assert answers == []
 
 
+def test_limits_are_asked_for_more_and_more_rarely_where_slurm_does_not_tell() -> None:
+    asked: list[int] = []
+
+    class Slow(Commands):
+        def run(self, *argv: str, **options: Any) -> Answer:
+            asked.append(minute)
+            if 2 <= minute < 400:
+                raise Unavailable("scontrol did not answer within 10 s")
+            return Answer(0, "", "")
+
+    limits = AssociationLimits(Slow({}, 10.0, RpcRate(1000, lambda: 0.0)))
+    for minute in range(430):
+        list(limits.growth_limits(Jobs(()), ["cpu"], 60.0 * minute))
+    assert asked[:15] == [0, 1, 2, 3, 5, 9, 17, 33, 65, 125, 185, 245, 305, 365, 425]
+    assert asked[15:] == [426, 427, 428, 429]
+
+
 def test_what_a_limit_leaves_follows_the_tasks_that_run_between_two_answers(
     slurm: FakeSlurm, manager_on: Managers, clock: Clock
 ) -> None:

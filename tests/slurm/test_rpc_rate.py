@@ -141,13 +141,29 @@ def test_after_an_overload_all_but_cancelling_waits_and_twice_as_long_each_time(
     assert manager.call_statistics().overloads == 13
 
 
-def test_a_command_without_an_answer_counts_as_an_overload(slurm: FakeSlurm, manager_on: Managers) -> None:
+def test_a_listing_without_an_answer_counts_as_an_overload(slurm: FakeSlurm, manager_on: Managers) -> None:
     manager = manager_on(command_timeout_seconds=1)
     slurm.answer("squeue", delay=30)
     with pytest.raises(Unavailable, match="did not answer"):
         manager.listing()
     with pytest.raises(Waiting):
         manager.listing()
+
+
+def test_one_users_start_and_limits_without_an_answer_are_no_overload(
+    slurm: FakeSlurm, manager_on: Managers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dl2d_slurm.association_limits._ANSWER_SECONDS", 0.5)
+    manager = manager_on(command_timeout_seconds=2, poll_floor_seconds=0)
+    slurm.answer("squeue", rows=[job_row(1)])
+    slurm.answer("scontrol", delay=30)
+    slurm.answer("sbatch", delay=30)
+    manager.listing()
+    with pytest.raises(Unavailable, match="sbatch did not answer"):
+        manager.submit(task())
+    assert manager.call_statistics().overloads == 0
+    assert manager.listing().jobs
+    assert manager.start_allowance().tasks
 
 
 def test_calls_are_counted_by_command(slurm: FakeSlurm, manager_on: Managers, clock: Clock) -> None:

@@ -14,6 +14,7 @@ import structlog
 from dl2d.core.errors import ResourceManagerError
 from dl2d.core.resource_manager import GrowthLimit
 from dl2d.core.resources import Resources
+from dl2d.core.start_failures import doubled
 from dl2d_slurm.commands import Commands
 from dl2d_slurm.queue_listing import Jobs
 from dl2d_slurm.sbatch_options import AnchorOptions
@@ -24,6 +25,8 @@ log = structlog.get_logger(__name__)
 _ASK: Final = ("scontrol", "--oneliner", "show", "assoc_mgr", "flags=assoc,qos")
 #: At sites with thousands of users the answer has megabytes.
 _ASK_SECONDS: Final = 60.0
+#: After each failure in a row the time to the next question is doubled, up to this.
+_MAX_ASK_SECONDS: Final = 3600.0
 #: How long a listing waits for the answer.
 _ANSWER_SECONDS: Final = 10.0
 
@@ -174,7 +177,7 @@ def _resource(kind: str) -> str:
 
 
 class AssociationLimits:
-    """The limits that hold for elastic jobs, asked for once a minute.
+    """The limits that hold for elastic jobs, asked for once a minute; more rarely where Slurm does not tell.
 
     ``partition`` is that in which all tasks run, or "" where they run in those of their anchors.
     """
@@ -185,6 +188,8 @@ class AssociationLimits:
         #: By the user for whom they hold; "" for those that hold for several.
         self._limits: Mapping[str, Sequence[AssociationLimit]] = {}
         self._asked = -math.inf
+        #: Failures in a row.
+        self._failures = 0
 
     def growth_limits(self, jobs: Jobs, resources: Collection[str], now: float) -> Iterator[GrowthLimit]:
         """What the limits leave to elastic jobs besides their tasks that run.
@@ -192,7 +197,7 @@ class AssociationLimits:
         ``resources`` are the names of all there are: where no more jobs may run, nothing is left of any of them.
         """
         anchors = _Anchors(jobs, self._partition)
-        if not 0 <= now - self._asked < _ASK_SECONDS:
+        if not 0 <= now - self._asked < doubled(_ASK_SECONDS, self._failures, _MAX_ASK_SECONDS):
             self._asked = now
             self._ask(anchors)
         for user in ("", *anchors.users):
@@ -215,6 +220,7 @@ class AssociationLimits:
         except ResourceManagerError as error:
             said = str(error)
         if said:
+            self._failures += 1
             log.warning("limits of associations and QOS stay as they were", said=said[:200])
             return
         limits = defaultdict(list)
@@ -223,7 +229,7 @@ class AssociationLimits:
             ours = anchors.held(anchors.of(limit))
             used = {name: max(0.0, used - ours.get(name, 0.0)) for name, used in limit.used.items()}
             limits[limit.user].append(replace(limit, used=used))
-        self._limits = limits
+        self._limits, self._failures = limits, 0
 
 
 class _Anchors:

@@ -67,9 +67,18 @@ class Commands:
         self._rate = rate
 
     def run(
-        self, *argv: str, stdin: str = "", more: Mapping[str, str] | None = None, seconds: float | None = None
+        self,
+        *argv: str,
+        stdin: str = "",
+        more: Mapping[str, str] | None = None,
+        seconds: float | None = None,
+        overloaded_if_late: bool = False,
     ) -> Answer:
         """Run a command to its end, within other seconds than usual if given; its exit status is the caller's to judge.
+
+        ``overloaded_if_late``: whether it does not end in time only where slurmctld has too much to do. Commands about
+        one user may wait for the name service, and those with long answers for something else: of these, what they say
+        before they are killed counts.
 
         Raises
         ------
@@ -97,7 +106,7 @@ class Commands:
             raise Unavailable(f"{argv[0]} cannot be run", said=str(error)) from None
         except subprocess.TimeoutExpired as error:
             said = (error.stderr or b"").decode(errors="replace")
-            overloaded = True
+            overloaded = overloaded_if_late or is_overloaded(said)
             raise Unavailable(f"{argv[0]} did not answer within {limit:g} s", said=_short(said)) from None
         else:
             # Commands that were told to wait, and did, end well.

@@ -280,7 +280,7 @@ class SlurmManager:
         return self._accounting.final_states([handle for handle in handles if handle.isascii() and handle.isdecimal()])
 
     def _ask(self, *argv: str) -> str:
-        answer = self._commands.run(*argv, more=LISTING_ENVIRONMENT)
+        answer = self._commands.run(*argv, more=LISTING_ENVIRONMENT, overloaded_if_late=True)
         if answer.status != 0:
             error = failure(f"{argv[0]} failed", answer)
             raise error if isinstance(error, Unavailable) else Unavailable(f"{argv[0]} failed", said=error.said)

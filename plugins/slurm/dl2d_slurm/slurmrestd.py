@@ -207,7 +207,6 @@ class RestControl:
                         raise Unavailable(f"slurmrestd at {self._address} answered with over {_MAX_ANSWER_BYTES} bytes")
             overloaded = not answer.is_success and is_overloaded(_shown(text))
         except httpx2.TimeoutException as error:
-            overloaded = True
             raise Unavailable(f"slurmrestd at {self._address} did not answer in time", said=str(error)) from None
         except httpx2.TransportError as error:
             raise Unavailable(f"slurmrestd at {self._address} does not answer", said=self._unreachable(error)) from None
