@@ -71,6 +71,9 @@ from dl2d.testing import MemoryManager
 from dl2d.testing.builders import make_job
 from dl2d.tick.task_specs import TaskSpecs
 
+# isort: split
+from self_signed import self_signed
+
 TLS_LOADS = ["tls-reconnect", "hello", "silent"]
 LOADS = ["status", "one-user", "forged", "health", "unknown", "wrong-credential", "reconnect", "flood", *TLS_LOADS]
 CREDENTIALS = Credentials(b"k" * 32)
@@ -94,14 +97,6 @@ class UserManager(MemoryManager):
         return int(credential)
 
 
-def certificate_in(folder: Path) -> tuple[Path, Path]:
-    """A certificate and its key, made as docs/slurm.md says."""
-    certificate, key = folder / "certificate.pem", folder / "key.pem"
-    command = ("openssl", "req", "-x509", "-newkey", "ed25519", "-nodes", "-subj", "/CN=dl2d")
-    subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True)
-    return certificate, key
-
-
 def serve(jobs: int, ports: SimpleQueue[int], *, tls: bool) -> None:
     """Serve until this process is ended; puts the port when it does."""
     with tempfile.TemporaryDirectory(prefix="dl2d-bench-") as folder, (Path(folder) / "log").open("w") as log:
@@ -116,7 +111,7 @@ def serve(jobs: int, ports: SimpleQueue[int], *, tls: bool) -> None:
             uid = FIRST_UID + number
             store.add_job(replace(job, key=key, owner=Owner(f"user-{uid}", uid, uid)))
             store.change_job(key, JobChange(state=JobState.RUNNING), 1.0)
-        server = ApiServer("127.0.0.1", 0, DEFAULT_LIMITS, *(certificate_in(Path(folder)) if tls else ()))
+        server = ApiServer("127.0.0.1", 0, DEFAULT_LIMITS, *(self_signed(Path(folder)) if tls else ()))
         host, port = server.address
         timer = time.monotonic
         services = Services(

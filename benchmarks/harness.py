@@ -15,6 +15,9 @@ from typing import Any, TypeVar
 
 import psutil
 
+#: what tests have for themselves is not installed; benchmarks import it after this module
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
 W = TypeVar("W", bound=Hashable)
 F = TypeVar("F")
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -62,7 +61,7 @@ from dl2d.simulation.workload.format import Workload
 from dl2d.simulation.workload.sources import load_source
 from dl2d.store.sql_store import SqlStore
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+# isort: split
 from recorded_site import MONDAY, record
 
 SLOT, DAY = 1200.0, 86_400.0

@@ -19,7 +19,6 @@ from __future__ import annotations
 import os
 import re
 import resource
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -46,7 +45,7 @@ from dl2d_slurm.manager import SlurmManager
 from dl2d_slurm.queue_listing import JOB_FIELDS, NODE_FIELDS, format_option
 from dl2d_slurm.settings import SlurmSettings
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+# isort: split
 from slurm_cluster import SlurmCluster
 from slurm_fakes import Clock, context_of, job_row, node_row
 

@@ -9,7 +9,6 @@ is asked without parallel workers. The elapsed time is the least, too; other pro
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,7 @@ from store_tick import empty_store
 
 from dl2d.store.database import Database, Place
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+# isort: split
 from filled_store import cookbook, fill, on_day
 
 

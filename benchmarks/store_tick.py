@@ -17,7 +17,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from pathlib import Path
 from typing import TypeVar
 
 from harness import options_of, show
@@ -31,7 +30,7 @@ from dl2d.core.tick_plan import Outcome, Plan, Start, Stop
 from dl2d.store import schema
 from dl2d.store.sql_store import SqlStore
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+# isort: split
 from postgres_server import PostgresMissing, PostgresServer
 
 T = TypeVar("T")

@@ -14,13 +14,11 @@ import json
 import logging
 import math
 import multiprocessing
-import sys
 import threading
 import time
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.connection import Connection
-from pathlib import Path
 from statistics import median
 from urllib.parse import urlsplit
 
@@ -35,7 +33,7 @@ from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d_yarn.manager import YarnManager
 from dl2d_yarn.settings import YarnSettings
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+# isort: split
 from yarn.fake_yarn import FakeYarn
 
 BUDGET_SECONDS, BUDGET_CALLS = 2.0, 2
