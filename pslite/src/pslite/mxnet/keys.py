@@ -62,6 +62,10 @@ class KeyTensor:
         return bundle.arrays[self.segment][self.offset : self.offset + self.size]
 
 
+#: keys, each with the script's arrays of its weights
+Places = list[tuple[KeyTensor, list[Any]]]
+
+
 class KeyTable:
     """All keys of a KVStore: pushed in each step, changed by the workers' own passes, or frozen."""
 
@@ -73,7 +77,7 @@ class KeyTable:
         #: keys that came late and have no place in the job's arrays
         self.unplaced: list[KeyTensor] = []
         #: keys that are never pushed, but change as the worker computes (BatchNorm's running statistics), and where
-        self.running: list[tuple[KeyTensor, list[Any]]] = []
+        self.running: Places = []
 
     def __contains__(self, key: Key) -> bool:
         return key in self._tensors
@@ -220,9 +224,7 @@ class KeyTable:
             tensor.group = len(self.groups)
         self.groups.append(candidates)
 
-    def choose_trained(
-        self, optimizer: Any, asked: Iterable[tuple[KeyTensor, list[Any]]], pushed: Collection[Key] = ()
-    ) -> None:
+    def choose_trained(self, optimizer: Any, asked: Places, pushed: Collection[Key] = ()) -> None:
         """Say which keys are pushed in each step: those with gradients, or all that are not known to be frozen.
 
         Keys that were `pushed` already are so in any case.  Of the others, those whose values are `asked` for and that

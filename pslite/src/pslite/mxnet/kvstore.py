@@ -28,7 +28,7 @@ from pslite.launch.task_environment import durability_of
 from pslite.mxnet import optimizer_states
 from pslite.mxnet.arrays import memory, reading, write
 from pslite.mxnet.elastic_split import give_again, session_for_kvstore
-from pslite.mxnet.keys import Array, Key, KeyTable, KeyTensor, listed, pairs
+from pslite.mxnet.keys import Array, Key, KeyTable, KeyTensor, Places, listed, pairs
 from pslite.mxnet.optimizer_states import part_of, whole_state
 from pslite.mxnet.optimizer_translation import rule_of
 from pslite.mxnet.push_pull import StepExchange
@@ -104,13 +104,13 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         self._unled: set[int] = set()
         #: by group of keys: gradients that were pushed for its present step
         self._pushed: dict[int, dict[Key, list[Any]]] = {}
-        self._outs: list[tuple[KeyTensor, list[Any]]] = []
+        self._outs: Places = []
         #: where the weights of the last step of each group were written
-        self._last_outs: dict[int, list[tuple[KeyTensor, list[Any]]]] = {}
+        self._last_outs: dict[int, Places] = {}
         #: rows that are asked for of keys that are pushed in it
         self._rows: list[tuple[KeyTensor, Any, Any]] = []
         #: what was asked for before the job had the keys
-        self._firsts: list[tuple[KeyTensor, list[Any]]] = []
+        self._firsts: Places = []
 
     def __del__(self) -> None:
         """There is nothing of MXNet's own behind it: it is a KVStore because Trainer asks for one."""
@@ -504,8 +504,8 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         self,
         tensors: Iterable[KeyTensor],
         pushed: dict[Key, list[Any]],
-        running: list[tuple[KeyTensor, list[Any]]],
-        outs: list[tuple[KeyTensor, list[Any]]],
+        running: Places,
+        outs: Places,
     ) -> None:
         """Do a step of some keys, of which all are pushed or running; all others stay as they are."""
         session = self._session
@@ -537,7 +537,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         ours = float(self._optimizer.rescale_grad)
         return any(math.isclose(rescale * seen, ours * self._workers, rel_tol=1e-9) for seen in self._seen)
 
-    def _write(self, outs: list[tuple[KeyTensor, list[Any]]], *, just_arrived: bool = False) -> None:
+    def _write(self, outs: Places, *, just_arrived: bool = False) -> None:
         """Write the weights where they were asked for; frozen keys stay as they are.  Parameters as for `_values`."""
         moving = [(tensor, arrays) for tensor, arrays in outs if tensor.segment >= 0]
         values = self._values([tensor for tensor, _ in moving], just_arrived=just_arrived)
