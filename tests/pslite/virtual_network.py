@@ -2,7 +2,7 @@
 
 Bytes travel in pieces, in order, each with a delay.  Between two processes the network can be cut in one direction or
 in both: as with TCP, what was sent is delivered once it is whole again, and a connection ends on both sides when it was
-cut for longer than `message_framing.watch_peer` sets.  A connection can break in the middle of what is on its way.
+cut for longer than `message_framing.set_up_tcp` sets.  A connection can break in the middle of what is on its way.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class _Watched:
         self.timeout = seconds
 
     def setsockopt(self, *_: object) -> None:
-        """Nothing: `message_framing.watch_peer` is taken as given."""
+        """Nothing: `message_framing.set_up_tcp` is taken as given."""
 
     def fileno(self) -> int:
         return -1 if self.closed else 1

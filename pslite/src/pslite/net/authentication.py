@@ -20,7 +20,7 @@ from typing import Literal, TypeVar, cast
 import msgspec
 
 from pslite.errors import AuthenticationError, ConnectError, PeerLost, ProtocolError, Rejected
-from pslite.net.message_framing import Inbox, frame, receive_one, split_address, watch_peer
+from pslite.net.message_framing import Inbox, frame, receive_one, set_up_tcp, split_address
 from pslite.net.messages import (
     MAX_HANDSHAKE_BYTES,
     PROTOCOL,
@@ -242,8 +242,7 @@ def _open(address: str, deadline: float) -> socket.socket:
             time.sleep(pause)
             pause = min(2 * pause, 1.0)
         else:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            watch_peer(sock)
+            set_up_tcp(sock)
             return sock
 
 

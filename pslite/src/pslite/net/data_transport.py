@@ -20,8 +20,6 @@ from pslite.net.shared_memory import VARIABLE
 
 #: how long another member may take to accept a connection
 _CONNECT_SECONDS = 15.0
-#: of a Unix socket; its default is a fraction of a block
-_BUFFER_BYTES = 1 << 20
 
 
 def machine() -> str:
@@ -70,14 +68,5 @@ def reach(member: Member, identity: Identity) -> socket.socket:
         except PsliteError as error:
             failed = error
         else:
-            tune(sock)
             return sock
     raise Unreachable(member.task, str(failed)) from failed
-
-
-def tune(sock: socket.socket) -> None:
-    """Set what suits frames of a MiB."""
-    if sock.family == socket.AF_UNIX:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
-    else:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

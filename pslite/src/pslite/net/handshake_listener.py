@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from pslite.errors import ProtocolError
 from pslite.net.authentication import Acceptor
-from pslite.net.message_framing import watch_peer
+from pslite.net.message_framing import set_up_tcp
 from pslite.net.messages import Hello
 from pslite.net.tls import VARIABLE, Sealed, begins_tls, why
 
@@ -101,8 +101,7 @@ class HandshakeListener:
         sock.setblocking(False)
         local = sock.family == socket.AF_UNIX
         if not local:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            watch_peer(sock)
+            set_up_tcp(sock)
         host = "this machine" if local else str(address[0])
         origin = host if local else f"{host}:{address[1]}"
         self._make_room(host)

@@ -167,8 +167,9 @@ def split_address(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def watch_peer(sock: socket.socket) -> None:
-    """Have the kernel end a TCP connection whose peer is gone, or takes no data, without closing it."""
+def set_up_tcp(sock: socket.socket) -> None:
+    """Have the kernel send at once, and end the connection if its peer is gone without closing it, or takes no data."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, seconds in ((socket.TCP_KEEPIDLE, _IDLE), (socket.TCP_KEEPINTVL, _INTERVAL)):
         sock.setsockopt(socket.IPPROTO_TCP, option, seconds)

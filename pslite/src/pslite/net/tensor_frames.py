@@ -12,7 +12,9 @@ import socket
 import struct
 from collections import deque
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
 
 from pslite.errors import PeerLost, ProtocolError
 from pslite.net.shared_memory import MappedMemory
@@ -82,6 +84,8 @@ _FILE = struct.Struct("i")
 _ANCILLARY = socket.CMSG_LEN(_FILE.size)
 #: bytes received from one peer, or looked at in its memory, before others get their turn and answers are sent
 _BUDGET = 2 << 20
+#: of a Unix socket; its default is a fraction of a block
+_BUFFER_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +154,12 @@ def unpack(data: bytearray) -> Header:
     return Header(kind, plan, block, node, length, version, first, next_plan, next_first, crc, place)
 
 
+def bytes_of(array: NDArray[Any]) -> memoryview:
+    """Return the memory of an array without gaps, as the payload of a frame."""
+    view: memoryview = array.reshape(-1).data.cast("B")
+    return view
+
+
 class Receiver(Protocol):
     """Receiver of frames: gives the memory for a payload, and is called again when the payload is complete."""
 
@@ -168,8 +178,6 @@ class Link:
 
     def __init__(self, sock: socket.socket, task: str, incarnation: str, role: str) -> None:
         sock.setblocking(False)
-        if sock.family in (socket.AF_INET, socket.AF_INET6):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock = sock
         self.task = task
         self.incarnation = incarnation
@@ -178,6 +186,8 @@ class Link:
         self._sealed = sock if isinstance(sock, Sealed) else None
         #: whether memory can be shared over it
         self.local = sock.family == socket.AF_UNIX
+        if self.local:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
         #: the peer's shared memory, by number
         self.regions: dict[int, MappedMemory] = {}
         self._out: deque[memoryview] = deque()

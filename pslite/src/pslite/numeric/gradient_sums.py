@@ -14,6 +14,7 @@ from pslite.job.blocks import Block
 from pslite.job.job_spec import JobSpec
 from pslite.job.reduction_tree import TreeSum, width
 from pslite.net.shared_memory import Layout, SharedMemory
+from pslite.net.tensor_frames import bytes_of
 from pslite.numeric.gradient_encoding import Encoding, encoding_of, narrow
 from pslite.numeric.sparse_rows import Rows
 
@@ -59,7 +60,7 @@ class Bundle:
         self.take: Callable[[Block], None] | None = None
         self._blocks = blocks
         self._own = list(self.arrays)
-        self.views = [self.part(block).data.cast("B") for block in blocks]
+        self.views = [bytes_of(self.part(block)) for block in blocks]
 
     def extend(self, spec: JobSpec, blocks: Sequence[Block]) -> None:
         """Have the further segments and blocks of a description that begins with the present one, full of zeros."""
@@ -67,7 +68,7 @@ class Bundle:
             self.arrays.append(np.zeros(segment.size, dtype=segment.dtype))
             self._own.append(self.arrays[-1])
         self._blocks = blocks
-        self.views += [self.part(block).data.cast("B") for block in blocks[len(self.views) :]]
+        self.views += [bytes_of(self.part(block)) for block in blocks[len(self.views) :]]
 
     def shorten(self, segments: int, blocks: Sequence[Block]) -> None:
         """Have the first segments and blocks only: others were to be added, but are not."""
@@ -88,7 +89,7 @@ class Bundle:
             self.arrays[segment] = array
             for block in self._blocks:
                 if block.segment == segment:
-                    self.views[block.number] = self.part(block).data.cast("B")
+                    self.views[block.number] = bytes_of(self.part(block))
 
     def is_own(self, segment: int) -> bool:
         """Whether a segment lies in this bundle's own memory, into which servers may look if it is shared."""
@@ -124,8 +125,7 @@ class Bundle:
         if packed is None:
             packed = self._packed[block.number] = np.empty(block.size, dtype=encoding.dtype)
         encoding.pack(self.part(block), packed)
-        view: memoryview = packed.data.cast("B")
-        return view
+        return bytes_of(packed)
 
 
 @dataclass(eq=False, slots=True)

@@ -12,7 +12,7 @@ from pslite.errors import PeerLost, ProtocolError
 from pslite.fault_points import FaultPoint
 from pslite.net.authentication import Acceptor, Identity
 from pslite.net.coordinator_client import CoordinatorClient
-from pslite.net.data_transport import open_listeners, tune
+from pslite.net.data_transport import open_listeners
 from pslite.net.handshake_listener import HandshakeListener
 from pslite.net.message_framing import cut_off
 from pslite.net.messages import Hello, Severed
@@ -90,7 +90,6 @@ class Connections:
         return ""
 
     def _accept(self, sock: socket.socket, hello: Hello) -> None:
-        tune(sock)
         if hello.role == "worker" and hello.task not in self._violators:
             self._broken.pop(hello.task, None)  # it has reconnected, and asks for the weights that it lacks
         self._add(Link(sock, hello.task, hello.incarnation, hello.role), self.accepted)

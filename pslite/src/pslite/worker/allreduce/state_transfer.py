@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 from pslite.errors import PeerLost, ProtocolError, PsliteError
 from pslite.job.membership_plan import Member
 from pslite.net.authentication import Acceptor, Identity
-from pslite.net.data_transport import machine, open_listeners, reach, tune
+from pslite.net.data_transport import machine, open_listeners, reach
 from pslite.net.handshake_listener import HandshakeListener
 from pslite.net.messages import Hello
-from pslite.net.tensor_frames import STATE, Header, Link
+from pslite.net.tensor_frames import STATE, Header, Link, bytes_of
 from pslite.numeric.gradient_sums import Array
 
 #: how long the giver may take to connect; it does so at once
@@ -97,7 +97,7 @@ class Giving:
                 with self._looking:
                     if self._stopped.is_set():
                         return
-                    whole = state.reshape(-1).data.cast("B")
+                    whole = bytes_of(state)
                     version = self._version
                     crc = zlib.crc32(whole)
                     link.send(Header(STATE, self._plan, number, 0, whole.nbytes, version, version, crc=crc), whole)
@@ -201,7 +201,6 @@ class Taking:
         if hello.incarnation != self._giver:
             sock.close()  # of a plan that was given up
             return
-        tune(sock)
         link = Link(sock, hello.task, hello.incarnation, hello.role)
         self._links.add(link)
         self._selector.register(sock, selectors.EVENT_READ, link)
@@ -230,8 +229,7 @@ class Taking:
                 f"{header.version} of plan {header.plan}, which this worker does not expect"
             )
         self._source, self._version = link, header.version
-        view: memoryview = self._states[header.block].reshape(-1).data.cast("B")
-        return view
+        return bytes_of(self._states[header.block])
 
     def shared(self, link: Link, header: Header) -> None:  # noqa: ARG002
         """Refuse shared memory: what is not copied would change under us."""
@@ -239,7 +237,7 @@ class Taking:
 
     def arrived(self, link: Link, header: Header) -> None:
         """Check a block that is complete."""
-        crc = zlib.crc32(self._states[header.block].reshape(-1).data.cast("B"))
+        crc = zlib.crc32(bytes_of(self._states[header.block]))
         if crc != header.crc:
             raise ProtocolError(
                 f"the state of block {header.block} was damaged on its way from {link.task}: "

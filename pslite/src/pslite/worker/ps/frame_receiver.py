@@ -24,6 +24,7 @@ from pslite.net.tensor_frames import (
     WHOLE,
     Header,
     Link,
+    bytes_of,
 )
 from pslite.numeric.optimizers import slots
 from pslite.numeric.sparse_rows import checked_length, parse
@@ -163,7 +164,7 @@ class FrameReceiver:
         replica, progress = self._model.replica, self._progress
         if replica is None:
             raise _misplaced(link, header)
-        whole: memoryview = replica.states[header.block].reshape(-1).data.cast("B")
+        whole = bytes_of(replica.states[header.block])
         if self._plans.current is None and self._plans.begin(header.plan) is not None:
             progress.awaited = header.first
         if not progress.entered and progress.wants(header.block, header.version):
@@ -208,7 +209,7 @@ class FrameReceiver:
         assert replica is not None
         if progress.entered or header.block not in progress.missing:
             return
-        if zlib.crc32(replica.states[header.block].reshape(-1).data.cast("B")) != header.crc:
+        if zlib.crc32(bytes_of(replica.states[header.block])) != header.crc:
             raise ProtocolError(
                 f"the state of block {header.block} was damaged on its way through {link.task}: wrong checksum"
             )

@@ -9,7 +9,7 @@ from pslite.errors import UsageError
 from pslite.job.job_spec import JobSpec, differences
 from pslite.job.membership_plan import Plan
 from pslite.net.messages import Message, Restored
-from pslite.net.tensor_frames import FIRST_STATE, INIT, RESTORE, Header
+from pslite.net.tensor_frames import FIRST_STATE, INIT, RESTORE, Header, bytes_of
 from pslite.numeric.gradient_sums import Array
 from pslite.storage.checkpoint_files import Checkpoint, to_resume
 from pslite.worker.model_replica import ModelReplica
@@ -91,9 +91,9 @@ class InitialState:
             return
         version = self._progress.awaited
         for block, state in self.given.states():
-            model.arriving(version).views[block.number][:] = state[0].data.cast("B")
+            model.arriving(version).views[block.number][:] = bytes_of(state[0])
             if block.number in numbers:
-                whole = state.reshape(-1).data.cast("B")
+                whole = bytes_of(state)
                 header = Header(RESTORE, plan.number, block.number, 0, whole.nbytes, version, version)
                 self._plane.send(plan.owner(block.number).task, header, whole)
 
@@ -127,7 +127,7 @@ class InitialState:
         for number in missing.intersection(again) if done else sorted(missing):
             block = model.known_blocks[number]
             link = self._plane.links.get(plan.owner(number).task)
-            view = weights[block.segment][block.offset : block.offset + block.size].data.cast("B")
+            view = bytes_of(weights[block.segment][block.offset : block.offset + block.size])
             if link is not None:
                 link.send(Header(INIT, plan.number, number, 0, view.nbytes, version, version), view)
                 self._plane.flush(link)
@@ -154,6 +154,6 @@ class InitialState:
         link = self._plane.links.get(plan.owner(number).task)
         if link is None:
             return
-        whole, version = replica.states[number].reshape(-1).data.cast("B"), self._progress.version
+        whole, version = bytes_of(replica.states[number]), self._progress.version
         crc = zlib.crc32(whole)
         link.send(Header(FIRST_STATE, plan.number, number, 0, whole.nbytes, version, version, crc=crc), whole)

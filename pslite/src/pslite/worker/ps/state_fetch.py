@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from pslite.net.tensor_frames import FETCH, Header
+from pslite.net.tensor_frames import FETCH, Header, bytes_of
 from pslite.numeric.gradient_sums import Array
 from pslite.numeric.optimizers import slots
 from pslite.worker.ps.data_connections import DataPlane
@@ -52,8 +52,7 @@ class StateFetch:
         """Return where the state of a block goes; None if it is not awaited, since it came from another owner."""
         if block not in self._awaited or version != self._progress.version:
             return None
-        view: memoryview = self._awaited[block].reshape(-1).data.cast("B")
-        return view
+        return bytes_of(self._awaited[block])
 
     def arrived(self, block: int, idle: int) -> None:
         """Note that the state of a block is here; so many steps had no gradient of it."""
