@@ -276,6 +276,11 @@ class SlurmCluster:
         """Folder of the installation that ``add_python`` makes, which all nodes share."""
         return self.directory / "opt"
 
+    def resource_manager(self, **more: object) -> dict[str, object]:
+        """What the configuration of a daemon says of this cluster."""
+        given = {"slurm_conf": str(self.conf), "munge_socket": str(self.munge_socket), **more}
+        return {"name": "slurm", "slurm": given}
+
     def add_python(self, user: User) -> None:
         """Install dl2d for ordinary users, as a virtual environment with this interpreter's packages on their PATH.
 

@@ -235,7 +235,7 @@ def test_the_job_file_of_the_yarn_guide_runs_on_slurm(cluster: SlurmCluster, tmp
     alice: User = cluster.add_user("alice")
     cluster.add_python(alice)
     job = JobFile.read(job_of_the_yarn_guide(alice.home), RequestRules(), {"command": ["python", "train_digits.py"]})
-    slurm = {"name": "slurm", "slurm": {"slurm_conf": str(cluster.conf), "munge_socket": str(cluster.munge_socket)}}
+    slurm = cluster.resource_manager()
     with DaemonProcess(tmp_path, {"resource_manager": slurm}) as daemon:
         lines = job.as_batch_script(alice.home).splitlines()
         number = cluster.submit_as(alice, "\n".join([lines[0], f"export DL2_DAEMON={daemon.url}", *lines[1:], ""]))

@@ -45,8 +45,7 @@ def alice(cluster: SlurmCluster) -> User:
 @pytest.fixture
 def daemon(cluster: SlurmCluster, tmp_path: Path) -> Iterator[DaemonProcess]:
     watch = [{"partition": cluster.partition, "name": "bert-*", "model": "bert"}]
-    slurm = {"slurm_conf": str(cluster.conf), "munge_socket": str(cluster.munge_socket), "watch": watch}
-    settings = {"mode": "observe", "resource_manager": {"name": "slurm", "slurm": slurm}}
+    settings = {"mode": "observe", "resource_manager": cluster.resource_manager(watch=watch)}
     with DaemonProcess(tmp_path, settings) as daemon:
         yield daemon
     cluster.clear()

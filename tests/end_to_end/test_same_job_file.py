@@ -80,8 +80,7 @@ def slurm(directory: Path) -> Iterator[Site]:
     with SlurmCluster(nodes=3, cpus=4) as cluster:
         alice = cluster.add_user("alice")
         cluster.add_python(alice)
-        slurm = {"slurm_conf": str(cluster.conf), "munge_socket": str(cluster.munge_socket)}
-        manager = {"name": "slurm", "slurm": slurm}
+        manager = cluster.resource_manager()
         with DaemonProcess(directory, {"resource_manager": manager}) as daemon:
             config = alice.home / "dl2d.yaml"
             config.write_text(yaml.safe_dump({"resource_manager": manager, "api": {"advertise": daemon.url}}))

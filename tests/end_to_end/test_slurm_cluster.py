@@ -47,10 +47,7 @@ def alice(cluster: SlurmCluster) -> User:
 @pytest.fixture
 def daemon(cluster: SlurmCluster, alice: User, tmp_path: Path) -> Iterator[DaemonProcess]:
     settings = {
-        "resource_manager": {
-            "name": "slurm",
-            "slurm": {"slurm_conf": str(cluster.conf), "munge_socket": str(cluster.munge_socket)},
-        },
+        "resource_manager": cluster.resource_manager(),
         "jobs": {"drain_seconds": 20, "end_seconds": 5, "grace_seconds": 3},
     }
     with DaemonProcess(tmp_path, settings) as daemon:

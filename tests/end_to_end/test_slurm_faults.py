@@ -139,10 +139,7 @@ exec dl2-run python "$HOME/train.py" --epochs 60 --optimizer momentum --step-sec
 
 def test_every_job_ends_with_the_weights_of_a_static_run(cluster: SlurmCluster, alice: User, tmp_path: Path) -> None:
     settings = {
-        "resource_manager": {
-            "name": "slurm",
-            "slurm": {"slurm_conf": str(cluster.conf), "munge_socket": str(cluster.munge_socket)},
-        },
+        "resource_manager": cluster.resource_manager(),
         "jobs": {"drain_seconds": 20, "end_seconds": 5, "grace_seconds": 3},
     }
     rng = random.Random(SEED)

@@ -76,8 +76,7 @@ def test_a_job_grows_up_to_a_limit_without_submitting_what_exceeds_it(
     cluster.sacctmgr("modify", "user", alice.name, "set", "qos+=six")
     gate = alice.home / "hold-job"
     gate.touch()
-    slurm = {"slurm_conf": str(cluster.conf), "munge_socket": str(cluster.munge_socket)}
-    with DaemonProcess(tmp_path, {"resource_manager": {"name": "slurm", "slurm": slurm}}) as daemon:
+    with DaemonProcess(tmp_path, {"resource_manager": cluster.resource_manager()}) as daemon:
         job_id = cluster.submit_as(
             alice,
             f"""#!/bin/sh

@@ -495,9 +495,8 @@ def test_jobs_complete_within_limits_whatever_happens(size: Size, timeout: float
     want = static_digest(epochs=60)
     print(f"seed {SEED}", flush=True)
     with AccountingCluster(nodes=size.nodes, cpus=4, memory=2000, gpus=0, cgroups=True, extra=PREEMPTION) as cluster:
-        slurm = {"slurm_conf": str(cluster.conf), "munge_socket": str(cluster.munge_socket)}
         settings = {
-            "resource_manager": {"name": "slurm", "slurm": {**slurm, "sharing": [{"yield": "always"}]}},
+            "resource_manager": cluster.resource_manager(sharing=[{"yield": "always"}]),
             "schedule": {"poll_seconds": size.poll_seconds, "slot_seconds": 10 * size.poll_seconds},
             "api": {"heartbeat_seconds": size.poll_seconds},
             "jobs": {"drain_seconds": 20, "end_seconds": 5, "grace_seconds": 3},

@@ -58,8 +58,7 @@ def alice(cluster: SlurmCluster) -> User:
 
 @pytest.fixture
 def daemon(cluster: SlurmCluster, tmp_path: Path) -> Iterator[DaemonProcess]:
-    slurm = {"slurm_conf": str(cluster.conf), "munge_socket": str(cluster.munge_socket)}
-    with DaemonProcess(tmp_path, {"resource_manager": {"name": "slurm", "slurm": slurm}}) as daemon:
+    with DaemonProcess(tmp_path, {"resource_manager": cluster.resource_manager()}) as daemon:
         yield daemon
     cluster.clear()
 

@@ -44,9 +44,8 @@ def daemon(cluster: SlurmCluster, alice: User) -> Iterator[DaemonProcess]:
     folder = cluster.directory / "daemon"
     folder.mkdir()
     os.chown(folder, user.uid, user.gid)
-    slurm = {"slurm_conf": str(cluster.conf), "munge_socket": str(cluster.munge_socket)}
-    slurm["slurmrestd"] = f"unix:{cluster.slurmrestd_socket}"
-    daemon = DaemonProcess(folder, {"resource_manager": {"name": "slurm", "slurm": slurm}}, env=cluster.env(user))
+    manager = cluster.resource_manager(slurmrestd=f"unix:{cluster.slurmrestd_socket}")
+    daemon = DaemonProcess(folder, {"resource_manager": manager}, env=cluster.env(user))
     daemon.program = folder / "dl2d"
     become = f"setpriv --reuid={user.uid} --regid={user.gid} --clear-groups"
     daemon.program.write_text(f'#!/bin/sh\nexec {become} {cluster.prefix}/bin/dl2d "$@"\n')

@@ -178,8 +178,7 @@ def slurm_site(directory: Path, store_url: str) -> Iterator[Site]:
             name = "train.py" if source == WORKER else source.name
             (user.home / name).write_text(source.read_text())
         watch = [{"partition": cluster.partition, "name": "bert-*", "model": "bert"}]
-        slurm = {"slurm_conf": str(cluster.conf), "munge_socket": str(cluster.munge_socket), "watch": watch}
-        settings = settings_of_site(store_url) | {"resource_manager": {"name": "slurm", "slurm": slurm}}
+        settings = settings_of_site(store_url) | {"resource_manager": cluster.resource_manager(watch=watch)}
         daemon = DaemonProcess(directory, settings)
         with recorded(daemon):
             yield SlurmSite(daemon, cluster, user)
