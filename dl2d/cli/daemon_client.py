@@ -139,7 +139,7 @@ def daemon_url(settings: Settings) -> str:
     if api.port == 0:
         raise ConfigError("api.port: with 0 the daemon listens on a port that commands cannot know; set a port number")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(api.host, api.host)  # noqa: S104 - compared, not bound
-    return f"{api.scheme}://[{host}]:{api.port}" if ":" in host else f"{api.scheme}://{host}:{api.port}"
+    return api.url_of(host, api.port)
 
 
 def daemon_trust(settings: Settings) -> ssl.SSLContext | bool:

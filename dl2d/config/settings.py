@@ -107,18 +107,16 @@ class ApiSettings(_Section):
     connections_per_address: int = Field(default=256, ge=4, le=100_000)
     operators: tuple[str, ...] = ()
 
-    @property
-    def scheme(self) -> str:
-        """``https`` with a certificate, otherwise ``http``."""
-        return "https" if self.certificate else "http"
-
     def url(self, host: str, port: int) -> str:
         """Where jobs reach the API that listens on this address and port."""
         if self.advertise:
             return self.advertise
-        if host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
-            host = socket.getfqdn()
-        return f"{self.scheme}://[{host}]:{port}" if ":" in host else f"{self.scheme}://{host}:{port}"
+        return self.url_of(socket.getfqdn() if host in ("0.0.0.0", "::") else host, port)  # noqa: S104 - compared, not bound
+
+    def url_of(self, host: str, port: int) -> str:
+        """URL of a host and port: ``https`` with a certificate, otherwise ``http``."""
+        scheme = "https" if self.certificate else "http"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     @model_validator(mode="after")
     def _both_or_neither(self) -> ApiSettings:
