@@ -175,7 +175,7 @@ class GrowingJobs:
         request = job.request
         if self._known is not None:
             grid = self._known.grid(job)
-            key = (id(grid), request.bounds, request.worker, request.ps)
+            key: tuple[object, ...] = (id(grid), request.bounds, request.worker, request.ps)
             if key not in self._groups:
                 self._known_grids.append(grid)
                 self._groups[key] = self._new_group(job, grid)
