@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slurm_fakes import Clock, FakeSlurm, job_row, live_task
+from slurm_fakes import Clock, FakeSlurm, context_of, job_row, live_task
 
 from dl2d.core.errors import Unavailable
 from dl2d.core.resource_manager import RmJob, RmJobState
+from dl2d.daemon.health_and_metrics import Health
+from dl2d.store.sql_store import SqlStore
+from dl2d.tick.tick import tick
+from dl2d.tick.tick_state import TickState
 from dl2d_slurm.association_limits import AssociationLimits, parse_limits
 from dl2d_slurm.commands import Answer, Commands
 from dl2d_slurm.manager import SlurmManager
@@ -118,6 +122,21 @@ def test_limits_are_asked_for_more_and_more_rarely_where_slurm_does_not_tell() -
         list(limits.growth_limits(Jobs(()), ["cpu"], 60.0 * minute))
     assert asked[:15] == [0, 1, 2, 3, 5, 9, 17, 33, 65, 125, 185, 245, 305, 365, 425]
     assert asked[15:] == [426, 427, 428, 429]
+
+
+def test_health_says_how_old_the_limits_are(slurm: FakeSlurm, manager_on: Managers, clock: Clock) -> None:
+    slurm.answer("squeue", rows=[job_row(1)])
+    context, state, health = context_of(manager_on(), SqlStore("sqlite://")), TickState(), Health(clock.timer)
+    said = []
+    for _ in range(4):
+        clock.now += 90
+        state, report = tick(context, state)
+        health.completed(report)
+        said.append(health.status().problems)
+        slurm.answer("scontrol", status=1, stderr="slurm_load_assoc_mgr_info error: Unexpected message received\n")
+    text = "Slurm's limits of associations and QOS are 3 minutes old: scontrol show assoc_mgr fails; the log says why"
+    assert said[:3] == [(), (), (text,)]
+    assert "4 minutes old" in said[3][0]
 
 
 def test_what_a_limit_leaves_follows_the_tasks_that_run_between_two_answers(

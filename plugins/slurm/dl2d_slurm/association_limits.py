@@ -27,6 +27,8 @@ _ASK: Final = ("scontrol", "--oneliner", "show", "assoc_mgr", "flags=assoc,qos")
 _ASK_SECONDS: Final = 60.0
 #: After each failure in a row the time to the next question is doubled, up to this.
 _MAX_ASK_SECONDS: Final = 3600.0
+#: After so many the daemon's health says how old the limits are.
+_FAILURES_SAID: Final = 2
 #: How long a listing waits for the answer.
 _ANSWER_SECONDS: Final = 10.0
 
@@ -188,8 +190,9 @@ class AssociationLimits:
         #: By the user for whom they hold; "" for those that hold for several.
         self._limits: Mapping[str, Sequence[AssociationLimit]] = {}
         self._asked = -math.inf
-        #: Failures in a row.
+        #: Failures in a row, and when Slurm told last.
         self._failures = 0
+        self._told: float | None = None
 
     def growth_limits(self, jobs: Jobs, resources: Collection[str], now: float) -> Iterator[GrowthLimit]:
         """What the limits leave to elastic jobs besides their tasks that run.
@@ -199,7 +202,7 @@ class AssociationLimits:
         anchors = _Anchors(jobs, self._partition)
         if not 0 <= now - self._asked < doubled(_ASK_SECONDS, self._failures, _MAX_ASK_SECONDS):
             self._asked = now
-            self._ask(anchors)
+            self._ask(anchors, now)
         for user in ("", *anchors.users):
             for limit in self._limits.get(user, ()):
                 if not (ids := anchors.of(limit)):
@@ -212,7 +215,14 @@ class AssociationLimits:
                     least = {name: max(0.0, amount) for name, amount in left.items()}
                     yield GrowthLimit(anchors.handles(ids), least, f"Slurm's limit {limit.title}")
 
-    def _ask(self, anchors: _Anchors) -> None:
+    def outdated(self, now: float) -> tuple[str, ...]:
+        """That the limits are old, where Slurm has not told them twice in a row."""
+        if self._failures < _FAILURES_SAID:
+            return ()
+        age = "not known" if self._told is None else f"{(now - self._told) / 60:.0f} minutes old"
+        return (f"Slurm's limits of associations and QOS are {age}: scontrol show assoc_mgr fails; the log says why",)
+
+    def _ask(self, anchors: _Anchors, now: float) -> None:
         """Ask for the limits, which stay as they were where Slurm does not tell."""
         try:
             answer = self._commands.run(*_ASK, seconds=_ANSWER_SECONDS)
@@ -229,7 +239,7 @@ class AssociationLimits:
             ours = anchors.held(anchors.of(limit))
             used = {name: max(0.0, used - ours.get(name, 0.0)) for name, used in limit.used.items()}
             limits[limit.user].append(replace(limit, used=used))
-        self._limits, self._failures = limits, 0
+        self._limits, self._failures, self._told = limits, 0, now
 
 
 class _Anchors:

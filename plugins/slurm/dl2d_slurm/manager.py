@@ -263,6 +263,7 @@ class SlurmManager:
                 *standing_claims(nodes.partitions, sharing),
             ),
             eligible_nodes=self._eligible_nodes(eligibility, running),
+            outdated=self._limits.outdated(now) if running else (),
         )
         self._last = listing if last_submit is self._last_submit else None
         return listing
