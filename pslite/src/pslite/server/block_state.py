@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pslite.job.reduction_tree import ROOT, TreeSum
-from pslite.net.tensor_frames import Header
+from pslite.net.tensor_frames import Header, bytes_of
 from pslite.numeric.optimizers import slots
 from pslite.numeric.sparse_rows import Numbers, Rows
 
@@ -165,13 +165,12 @@ class BlockState:
     @property
     def weights(self) -> memoryview:
         """The weights, as bytes."""
-        weights: memoryview = self.state[0].data.cast("B")
-        return weights
+        return bytes_of(self.state[0])
 
     @property
     def whole(self) -> memoryview:
         """The weights and the optimizer slots, as bytes."""
-        return self.state.reshape(-1).data.cast("B")
+        return bytes_of(self.state)
 
     @property
     def backups(self) -> list[str]:

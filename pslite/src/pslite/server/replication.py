@@ -17,7 +17,7 @@ import numpy as np
 from pslite.errors import ProtocolError
 from pslite.fault_points import FaultPoint, FaultPoints
 from pslite.job.blocks import Block
-from pslite.net.tensor_frames import REPLICATE, REPLICATED, SEED, SEEDED, Header, Link
+from pslite.net.tensor_frames import REPLICATE, REPLICATED, SEED, SEEDED, Header, Link, bytes_of
 from pslite.numeric.sparse_rows import checked_length
 from pslite.server.block_state import Array, BlockState, BufferPool, Gradient
 from pslite.server.block_step import Step
@@ -128,7 +128,7 @@ class ReplicaSender:
         if link is None:
             return  # the server has died; the next plan names another backup
         # copied, because the next step may change the block before all of it is sent
-        payload = np.array(block.state).reshape(-1).data.cast("B")
+        payload = bytes_of(np.array(block.state))
         link.send(block.header(SEED, payload.nbytes, node=block.idle, crc=zlib.crc32(payload)), payload)
         self._sent_seeds[block.number] = task
         if block.backup:
