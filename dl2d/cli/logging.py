@@ -75,8 +75,8 @@ def configure_logging(settings: LogSettings) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.StackInfoRenderer(),
     ]
-    renderer: structlog.typing.Processor = structlog.processors.JSONRenderer() if as_json else _console()
-    last = [structlog.processors.format_exc_info, escape, renderer]
+    renderer = structlog.processors.JSONRenderer() if as_json else _console()
+    last: list[structlog.typing.Processor] = [structlog.processors.format_exc_info, escape, renderer]
     structlog.configure(
         processors=[*shared, *last],
         wrapper_class=structlog.make_filtering_bound_logger(level),
