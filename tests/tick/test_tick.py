@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -36,10 +35,8 @@ from dl2d.tick.tick_state import TickState
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
-    yield world
-    world.close()
+def world(build) -> World:
+    return build()
 
 
 def reason(report, key):
@@ -113,7 +110,8 @@ def test_room_is_given_only_when_the_manager_says_that_it_is_free(world: World) 
     assert not report.decided  # carrying on with the standing decision, not a new one
 
 
-def test_every_resize_keeps_all_its_states_with_their_times(world: World) -> None:
+def test_every_resize_keeps_all_its_states_with_their_times(build) -> None:
+    world = build(url="sqlite://")
     job = world.ready(max_workers=1, max_ps=1)
     world.tick()
     world.tick()
@@ -130,7 +128,8 @@ def test_every_resize_keeps_all_its_states_with_their_times(world: World) -> Non
     assert min(times) > 1_000_000
 
 
-def test_a_recorded_slot_is_recomputed_bit_for_bit(world: World) -> None:
+def test_a_recorded_slot_is_recomputed_bit_for_bit(build) -> None:
+    world = build(url="sqlite://")
     world.submit(max_workers=3)
     world.submit(worker=Resources.of(cpu=4), max_workers=5)
     world.settle()
@@ -165,7 +164,8 @@ def test_a_reason_names_the_binding_constraint_with_amounts(world: World, change
     assert words in entry.reason.text
 
 
-def test_a_task_that_dies_is_recorded_and_asks_for_a_new_decision(world: World) -> None:
+def test_a_task_that_dies_is_recorded_and_asks_for_a_new_decision(build) -> None:
+    world = build(url="sqlite://")
     job = world.ready()
     world.tick()
     handle = world.manager.handle_of(f"dl2:{job.slug}:worker-0")
@@ -522,7 +522,8 @@ def test_a_lost_answer_is_found_again_by_its_tag(build, world: World) -> None:
     assert [task.handle for task in fresh.store.tasks(live=True, job=job)] == [task.handle for task in before]
 
 
-def test_a_start_that_never_reached_the_manager_is_given_up(world: World) -> None:
+def test_a_start_that_never_reached_the_manager_is_given_up(build) -> None:
+    world = build(url="sqlite://")
     job = world.ready(max_workers=1, max_ps=1)
     world.manager.refuse = Unavailable("timed out")
     world.tick()
@@ -749,7 +750,8 @@ def test_a_clock_that_is_set_back_does_not_keep_a_decision_standing(world: World
     assert not world.tick(1.0).decided
 
 
-def test_what_waits_for_room_is_recorded_with_the_slot(world: World) -> None:
+def test_what_waits_for_room_is_recorded_with_the_slot(build) -> None:
+    world = build(url="sqlite://")
     world.submit(max_workers=8, max_ps=8)
     world.settle()
     second = world.submit(max_workers=8, max_ps=8)
