@@ -312,7 +312,7 @@ def test_commands_get_nothing_of_the_daemons_environment_but_path_and_configurat
     manager.stop([identity(1)], 5)
     for call in slurm.calls():
         # LC_CTYPE: set by the interpreter of the fake itself.
-        assert call.env.keys() - {"LC_CTYPE"} <= {"PATH", "SLURM_CONF", "SLURM_TIME_FORMAT", "TZ"}
+        assert call.env.keys() - {"LC_CTYPE"} <= {"PATH", "SLURM_BITSTR_LEN", "SLURM_CONF", "SLURM_TIME_FORMAT", "TZ"}
         assert call.env["SLURM_CONF"] == "/x/slurm.conf"
     assert slurm.calls("sbatch")[0].env.keys() - {"LC_CTYPE"} == {"PATH", "SLURM_CONF"}
 

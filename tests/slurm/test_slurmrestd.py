@@ -415,6 +415,7 @@ def test_a_submission_without_its_own_answer_is_not_repeated(
         slurm.answer("squeue", rows=[row for row in rows if str(row["JobID"]) not in stopped])
 
     rows, stopped = [job_row(12)], set[str]()
+    clock.now = 1_795_254_000.0  # after the anchor was submitted, which is no task by that
     store = site_with_a_job(slurm, clock)
     slurmrestd.write = start
     context, state = context_of(manager, store, clock.timer), TickState()
