@@ -21,11 +21,11 @@ from dl2d.core.tick_plan import Outcome, Plan
 from dl2d.store.database import Database, Place
 from dl2d.store.jobs import JobRow, ProgressRow
 from dl2d.store.kind_speeds import SpeedRow
+from dl2d.store.membership_changes import RuntimePlanRow
 from dl2d.store.mode_changes import ModeChangeRow
 from dl2d.store.policy_versions import PolicyChangeRow, PolicyVersionRow
 from dl2d.store.resizes import ResizeEventRow, ResizeRow
 from dl2d.store.row_mapping import Base, table_of
-from dl2d.store.runtime_plans import RuntimePlanRow
 from dl2d.store.scheduling_slots import DecisionRow, ShadowAllocationRow, SlotResourceRow, SlotRow
 from dl2d.store.tasks import TaskReportRow, TaskRow
 

@@ -23,7 +23,7 @@ from dl2d.cli.daemon_start_check import (
     unusable_certificate,
 )
 from dl2d.cli.job_file import JobFile, is_batch_script, read_batch_script
-from dl2d.cli.job_views_source import is_hidden
+from dl2d.cli.job_views_from_store_or_api import is_hidden
 from dl2d.cli.options import ConfigOption, JsonOption, reading
 from dl2d.cli.output import byte_size, print_json, print_text
 from dl2d.cli.reachability_check import jobs_find_daemon, probe_findings

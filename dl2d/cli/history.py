@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from dl2d.cli.job_status_line import allocation_json
-from dl2d.cli.job_views_source import job_source
+from dl2d.cli.job_views_from_store_or_api import job_source
 from dl2d.cli.options import ConfigOption, JsonOption
 from dl2d.cli.output import moment, print_json, print_tables, table
 from dl2d.config.settings import DEFAULT_PATH

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Final
 
 from dl2d.cli.decisions_to_learn_from import RecordedSlots
+from dl2d.cli.imitation_report import check_before_writing, comparison_lines, finish_imitation, not_better_than
 from dl2d.cli.options import reading
 from dl2d.cli.progress_display import interruptible, progress_bars, show_on_bar
 from dl2d.cli.promotion_trial import Side, on_trial, policy_of
-from dl2d.cli.supervised_report import check_before_writing, comparison_lines, finish_imitation, not_better_than
 from dl2d.config.settings import Settings
 from dl2d.core.errors import GateRefused
 from dl2d.core.json_codec import as_plain

@@ -10,9 +10,7 @@ from typing import Annotated, Final
 import typer
 
 from dl2d.cli.decisions_to_learn_from import recorded_slots
-from dl2d.cli.options import JsonOption
-from dl2d.cli.progress_display import interruptible, progress_bars, show_on_bar
-from dl2d.cli.supervised_report import (
+from dl2d.cli.imitation_report import (
     check_before_writing,
     comparison_lines,
     finish_imitation,
@@ -20,6 +18,8 @@ from dl2d.cli.supervised_report import (
     not_better_than,
     replay_line,
 )
+from dl2d.cli.options import JsonOption
+from dl2d.cli.progress_display import interruptible, progress_bars, show_on_bar
 from dl2d.cli.train_options import Design, refuse_inapplicable, site_settings
 from dl2d.core.errors import GateRefused
 from dl2d.learning.dl2_paper.settings import NetworkKind, Settings, SupervisedLoss

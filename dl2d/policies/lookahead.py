@@ -17,7 +17,7 @@ from dl2d.core.packing import Blocked, Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.policies.common.marginal_gain import GrowingJobs, JobGroup
 from dl2d.policies.common.speeds_after_resize import DEFAULT_OPTIMISM, PredictedSpeeds
-from dl2d.throughput.remaining_work import samples_left
+from dl2d.throughput.remaining_time import samples_left
 
 #: A jump that saves less than this part of the remaining time is not made.
 _WORTHWHILE = 0.01

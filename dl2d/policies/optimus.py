@@ -18,7 +18,7 @@ from dl2d.core.packing import Blocked, Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.policies.common.marginal_gain import GrowingJobs, JobGroup, ended_at, seconds_per_sample
 from dl2d.throughput.loss_curve import fit_losses
-from dl2d.throughput.remaining_work import Remaining, samples_left, until_settled
+from dl2d.throughput.remaining_time import Remaining, samples_left, until_settled
 
 
 class _Option(NamedTuple):

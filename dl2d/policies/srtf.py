@@ -12,7 +12,7 @@ from dl2d.core.jobs import JobKey
 from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.policies.common.greedy_allocation import GreedyAllocation, serve_in_order
-from dl2d.throughput.remaining_work import measured_or_mean_speeds, samples_left
+from dl2d.throughput.remaining_time import measured_or_mean_speeds, samples_left
 
 
 class Srtf:

@@ -19,7 +19,7 @@ from dl2d.core.packing import Blocked, Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.core.resources import Resources
 from dl2d.policies.common.greedy_allocation import next_bundle
-from dl2d.throughput.remaining_work import measured_or_mean_speeds, samples_left
+from dl2d.throughput.remaining_time import measured_or_mean_speeds, samples_left
 
 #: Largest amount of remaining work that is told apart, so that sums stay finite.
 _MAX_WORK = 1e100

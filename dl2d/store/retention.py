@@ -16,9 +16,9 @@ from dl2d.store.canaries import CanaryJobRow
 from dl2d.store.job_losses import JobLossRow
 from dl2d.store.job_speeds import JobSpeedRow
 from dl2d.store.jobs import JobRow, ProgressRow
+from dl2d.store.membership_changes import RuntimePlanRow
 from dl2d.store.resizes import ResizeEventRow, ResizeRow
 from dl2d.store.row_mapping import Base, table_of
-from dl2d.store.runtime_plans import RuntimePlanRow
 from dl2d.store.scheduling_slots import DecisionRow, ShadowAllocationRow, SlotResourceRow, SlotRow
 from dl2d.store.tasks import TaskReportRow, TaskRow
 

@@ -17,9 +17,9 @@ from dl2d.core.resources import Resources
 from dl2d.core.site_history import History, RecordedSizes, Sight
 from dl2d.store.jobs import JobRow, job_of
 from dl2d.store.kind_speeds import speeds
+from dl2d.store.membership_changes import RuntimePlanRow, runtime_plan_of
 from dl2d.store.resizes import GROW, ResizeEventRow, ResizeRow
 from dl2d.store.row_mapping import columns, table_of
-from dl2d.store.runtime_plans import RuntimePlanRow, runtime_plan_of
 from dl2d.store.scheduling_slots import DecisionRow, SlotRow, snapshot
 
 _HOUR: Final = 3600.0

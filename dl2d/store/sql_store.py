@@ -26,11 +26,11 @@ from dl2d.store.guard_state import SqlGuardState
 from dl2d.store.jobs import SqlJobs, report_progress
 from dl2d.store.kind_speeds import speeds
 from dl2d.store.lease import LeaseRow, lease_of
+from dl2d.store.membership_changes import SqlRuntimePlans
 from dl2d.store.mode_changes import SqlModes
 from dl2d.store.policy_versions import SqlRegistry
 from dl2d.store.resizes import SqlResizes
 from dl2d.store.row_mapping import upsert
-from dl2d.store.runtime_plans import SqlRuntimePlans
 from dl2d.store.scheduling_slots import SqlSlots
 from dl2d.store.site_history import read_history
 from dl2d.store.tasks import SqlTasks, keep_task_reports

@@ -37,7 +37,7 @@ from dl2d.tick.resource_manager_refusals import (
 )
 from dl2d.tick.silent_coordinators import MAX_FUTURE_SECONDS, has_called, update_calling_since
 from dl2d.tick.static_jobs import follow_static_jobs, unlisted_static_jobs
-from dl2d.tick.strays import compare_strays, strays_of_known_jobs
+from dl2d.tick.stray_tasks import compare_strays, strays_of_known_jobs
 from dl2d.tick.task_matching import Matches, match_listing, may_stop
 from dl2d.tick.tick_context import Context, Timeouts
 from dl2d.tick.tick_state import TickState

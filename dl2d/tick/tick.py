@@ -14,8 +14,8 @@ from dl2d.tick.guard_limits import guard
 from dl2d.tick.needlessly_waiting_jobs import NeedlessWait, startable_waiting_jobs
 from dl2d.tick.observe import observe, with_evidence
 from dl2d.tick.observe_mode_decision import observed_decision
-from dl2d.tick.place.defer_starts import within_allowance, within_limits
 from dl2d.tick.place.place import place
+from dl2d.tick.place.starts_within_limits import within_allowance, within_limits
 from dl2d.tick.policy_failures import set_aside_after_wait
 from dl2d.tick.reconcile import reconcile
 from dl2d.tick.record import Report, record

@@ -18,7 +18,7 @@ from pslite.mxnet import SGD, ElasticJob, elastic_split
 from pslite.mxnet.arrays import reading, write
 from pslite.mxnet.optimizer_translation import rule_of, schedule_of
 from pslite.numeric.optimizers import Updater, slots
-from pslite.worker.single_session import SingleSession
+from pslite.worker.session_without_network import SingleSession
 
 
 def raises(kind, text, function, *arguments, **named):

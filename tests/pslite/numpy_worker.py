@@ -17,7 +17,7 @@ from pslite.job.learning_rates import Cosine
 from pslite.launch.task_environment import architecture_of
 from pslite.testing import pace
 from pslite.worker.session_from_environment import session_for
-from pslite.worker.single_session import SingleSession
+from pslite.worker.session_without_network import SingleSession
 
 
 def main() -> int:

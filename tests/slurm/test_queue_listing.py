@@ -10,7 +10,7 @@ from slurm_fakes import job_row, node_row
 from dl2d.core.cluster import NodeState
 from dl2d.core.resource_manager import RmJobState
 from dl2d.core.resources import Resources
-from dl2d_slurm.output_fields import count, parse_gres
+from dl2d_slurm.command_output_values import count, parse_gres
 from dl2d_slurm.partitions import Partition
 from dl2d_slurm.queue_listing import (
     JOB_FIELDS,

@@ -24,7 +24,7 @@ from dl2d.store.sql_store import SqlStore
 from dl2d.tick.tick import tick
 from dl2d.tick.tick_state import TickState
 from dl2d_slurm.manager import SlurmManager
-from dl2d_slurm.rest_job import job_description, job_fields
+from dl2d_slurm.slurmrestd_job_fields import job_description, job_fields
 from dl2d_slurm.submission_backends import Backend, chosen_backend
 
 #: Recorded: status and body by release, version of the API, and what was asked.

@@ -9,7 +9,7 @@ from dl2d.core.jobs import Job, JobKey
 from dl2d.core.measured_speeds import TrainingKind
 from dl2d.policies.dl2.checkpoint_contents import Parameters
 from dl2d.throughput.mislabelled_jobs import Relabelling
-from dl2d.throughput.remaining_work import samples_left
+from dl2d.throughput.remaining_time import samples_left
 
 #: Optimism of an exploring job, as a multiple of that of other jobs.
 EXPLORATION_FACTOR: Final = 2.0

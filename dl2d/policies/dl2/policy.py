@@ -40,7 +40,7 @@ from dl2d.policies.dl2.scoring import MIN_WORK_LEFT, ClusterJobs, describe_steps
 from dl2d.policies.dl2.size_search import choose_sizes
 from dl2d.policies.dl2.speed_predictions import CheckpointSpeeds, Predictions
 from dl2d.throughput.gaussian_process import GaussianProcess
-from dl2d.throughput.remaining_work import declared_samples, samples_left
+from dl2d.throughput.remaining_time import declared_samples, samples_left
 
 #: Folder of the checkpoint that comes with dl2d.
 DEFAULT_CHECKPOINT: Final = Path(__file__).parent / "default"

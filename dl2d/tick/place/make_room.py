@@ -18,7 +18,7 @@ from typing import NamedTuple
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resources import Resources
-from dl2d.tick.place.leaving_order import leaving_order
+from dl2d.tick.place.task_leaving_order import leaving_order
 
 #: The tasks of one job and role. They are alike, so a job may lose any of them.
 TaskGroup = tuple[JobKey, Role]

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dl2d.core.errors import Denied, NotFound, Rejected, Unavailable
 from dl2d.core.jobs import JobKey
 from dl2d.core.resource_manager import Anchor, RmJobState
+from dl2d_slurm.command_output_values import has_whole_nodes, owner_of, seconds
 from dl2d_slurm.commands import Commands, failure
-from dl2d_slurm.output_fields import has_whole_nodes, owner_of, seconds
 from dl2d_slurm.queue_listing import OWNER_FIELDS, TIMES_AS_SECONDS, array_id, format_option, records
 from dl2d_slurm.sbatch_options import own_options, refuse_options
 from dl2d_slurm.states import job_state

@@ -11,7 +11,7 @@ from operator import and_
 from typing import Final, TypeAlias
 
 from dl2d.core.resource_manager import EligibleNodes
-from dl2d_slurm.output_fields import hosts
+from dl2d_slurm.command_output_values import hosts
 from dl2d_slurm.partitions import Partition
 from dl2d_slurm.reservations import Reservation
 from dl2d_slurm.sbatch_options import AnchorOptions

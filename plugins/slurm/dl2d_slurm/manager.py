@@ -30,14 +30,13 @@ from dl2d.core.resource_manager import (
     TaskSpec,
 )
 from dl2d.core.resources import Resources
-from dl2d_slurm.accounting import Accounting
 from dl2d_slurm.association_limits import AssociationLimits
 from dl2d_slurm.authentication import anchor, proven_uid
 from dl2d_slurm.commands import Commands, TokenBucket, configured, failure
 from dl2d_slurm.eligible_nodes import Eligibility
+from dl2d_slurm.ended_jobs_from_accounting import Accounting
 from dl2d_slurm.limits_from_waiting_reasons import with_limits
 from dl2d_slurm.partitions import Partition, partitions_of, task_minutes
-from dl2d_slurm.probe_job import probe
 from dl2d_slurm.queue_listing import (
     EXCLUDED_FORMAT,
     JOB_FIELDS,
@@ -51,13 +50,14 @@ from dl2d_slurm.queue_listing import (
     watched_fields,
     with_held,
 )
+from dl2d_slurm.reachability_probe_job import probe
 from dl2d_slurm.reservations import Reservation, parse_reservations, reservation_claims, with_reserved
-from dl2d_slurm.rest_job import job_fields
 from dl2d_slurm.room_slurm_withholds import WithheldRoom
 from dl2d_slurm.rpc_rate import RpcRate
 from dl2d_slurm.sbatch_options import NO_OPTIONS, AnchorOptions, site_options, time_limit_minutes
 from dl2d_slurm.settings import SlurmSettings
 from dl2d_slurm.slurmrestd import RestControl
+from dl2d_slurm.slurmrestd_job_fields import job_fields
 from dl2d_slurm.stopping import Stopper
 from dl2d_slurm.submission import options, script
 from dl2d_slurm.submission_backends import Backend, CommandControl, JobControl, chosen_backend

@@ -20,8 +20,8 @@ from msgspec.structs import replace
 from dl2d.core.cluster import ANCHOR, Node, NodeState, Task, parse_tag
 from dl2d.core.resource_manager import RmIdentity, RmJob, RmJobState
 from dl2d.core.resources import NO_RESOURCES, Resources
+from dl2d_slurm.command_output_values import count, hosts, limit_seconds, parse_gres, present, seconds
 from dl2d_slurm.observed_jobs import WATCH_FIELDS, SlurmStaticJobRule, static_job
-from dl2d_slurm.output_fields import count, hosts, limit_seconds, parse_gres, present, seconds
 from dl2d_slurm.partitions import Partition
 from dl2d_slurm.sbatch_options import ANCHOR_FIELDS, OWN_OPTIONS_FIELD, REFUSED_FIELDS, AnchorOptions
 from dl2d_slurm.states import RESERVED, is_node_refused, job_state, node_state

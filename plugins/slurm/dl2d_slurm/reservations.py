@@ -11,7 +11,7 @@ from msgspec import structs
 from dl2d.core.cluster import Node, NodeState
 from dl2d.core.resource_manager import Claim
 from dl2d.core.resources import NO_RESOURCES
-from dl2d_slurm.output_fields import count, hosts, present, seconds
+from dl2d_slurm.command_output_values import count, hosts, present, seconds
 from dl2d_slurm.queue_listing import Nodes
 from dl2d_slurm.sbatch_options import AnchorOptions
 

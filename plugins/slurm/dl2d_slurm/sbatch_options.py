@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from dl2d.core.errors import Rejected
-from dl2d_slurm.output_fields import WHOLE_NODE_FIELDS, present, seconds, time_span
+from dl2d_slurm.command_output_values import WHOLE_NODE_FIELDS, present, seconds, time_span
 
 #: Fields of squeue with these options, beside ``EndTime``; the last two are free text.
 ANCHOR_FIELDS: Final = ("Partition", "Nice", "Reservation", "Account", "QOS", "Feature", "WCKey")

@@ -17,11 +17,11 @@ import httpx2
 import msgspec
 
 from dl2d.core.errors import Unavailable
-from dl2d.deadline_transport import Deadline, DeadlineTransport
+from dl2d.http_call_deadline import Deadline, DeadlineTransport
 from dl2d_slurm.commands import Answer, Commands, configured
 from dl2d_slurm.json_web_token import JsonWebToken
-from dl2d_slurm.rest_job import job_description
 from dl2d_slurm.rpc_rate import RpcRate, is_overloaded
+from dl2d_slurm.slurmrestd_job_fields import job_description
 
 #: Versions of the data parser with the fields used here, of Slurm 24.11 to 26.05; the first that is there is used.
 VERSIONS: Final = ("v0.0.42", "v0.0.43", "v0.0.44", "v0.0.45")

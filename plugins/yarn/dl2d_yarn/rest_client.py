@@ -13,7 +13,7 @@ import msgspec
 
 from dl2d.core.error_wording import printable_line
 from dl2d.core.errors import ConfigError, Denied, NotFound, Rejected, Unavailable
-from dl2d.deadline_transport import Deadline, DeadlineTransport
+from dl2d.http_call_deadline import Deadline, DeadlineTransport
 from dl2d_yarn.settings import YarnSettings
 from dl2d_yarn.spnego import Spnego
 

@@ -34,7 +34,7 @@ from pslite.mxnet.optimizer_translation import rule_of
 from pslite.mxnet.push_pull import StepExchange
 from pslite.mxnet.sparse import STYPE, dense, lazy, numbers_of, put, same_dense
 from pslite.numeric.gradient_sums import Contribution, GradientSums
-from pslite.worker.single_session import SingleSession
+from pslite.worker.session_without_network import SingleSession
 from pslite.worker.training_session import OpenSession
 
 #: folders whose code asks for the number of workers whenever it needs it

@@ -24,7 +24,7 @@ from pslite.job.shard_and_block_assignment import DEFAULT_SHARDS, sample_slice
 from pslite.launch.task_environment import architecture_of, durability_of
 from pslite.numeric.gradient_sums import Bundle, GradientSums
 from pslite.worker.session_from_environment import session_for
-from pslite.worker.single_session import SingleSession
+from pslite.worker.session_without_network import SingleSession
 from pslite.worker.training_session import Session
 
 Indices = NDArray[np.int64]

@@ -14,7 +14,7 @@ from daemon.api.api_world import ApiWorld
 from free_ports import free_port
 from self_signed import self_signed
 
-from dl2d.cli import job_views_source
+from dl2d.cli import job_views_from_store_or_api
 from dl2d.core.errors import Denied
 from dl2d.core.job_views import MAX_DECISIONS
 from dl2d.core.jobs import JobKey
@@ -60,7 +60,7 @@ def config(tmp_path: Path) -> Path:
 def hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The default path of the configuration, on a machine that has none; munge is there, and no address file."""
     path = tmp_path / "etc" / "dl2d.yaml"
-    monkeypatch.setattr(job_views_source, "DEFAULT_PATH", path)
+    monkeypatch.setattr(job_views_from_store_or_api, "DEFAULT_PATH", path)
     monkeypatch.setattr(daemon_address_file, "search_files", lambda: (tmp_path / "job-api.json",))
     for name in ("DL2_DAEMON", "DL2_DAEMON_CERTIFICATE", "MUNGE_SOCKET"):
         monkeypatch.delenv(name, raising=False)
@@ -223,7 +223,7 @@ def test_a_user_who_asks_too_often_is_asked_to_wait_and_the_command_does(
         write_address(tmp_path, world.api_url)
         assert dl2d("status", "-c", hidden).status == 0
         with monkeypatch.context() as patched:
-            patched.setattr(job_views_source, "_BUSY_SECONDS", 0.5)
+            patched.setattr(job_views_from_store_or_api, "_BUSY_SECONDS", 0.5)
             ran = dl2d("status", "-c", hidden)
         assert ran.status == 1
         assert "refused this, repeated for 0.5 s: too many requests of this user; try again in a few seconds" in ran.err

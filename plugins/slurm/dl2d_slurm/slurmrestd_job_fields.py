@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from dl2d.core.errors import Rejected
+from dl2d_slurm.command_output_values import hosts
 from dl2d_slurm.commands import UMASK
-from dl2d_slurm.output_fields import hosts
 from dl2d_slurm.sbatch_options import time_limit_minutes
 
 _NUMBER: Final = re.compile(r"-?[0-9]{1,20}")

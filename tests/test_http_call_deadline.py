@@ -11,7 +11,7 @@ import httpx2
 import pytest
 from yarn.rm_answers import raw_server
 
-from dl2d.deadline_transport import Deadline, DeadlineTransport
+from dl2d.http_call_deadline import Deadline, DeadlineTransport
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dl2d_slurm.output_fields import hosts, limit_seconds
+from dl2d_slurm.command_output_values import hosts, limit_seconds
 
 
 @pytest.mark.parametrize(
