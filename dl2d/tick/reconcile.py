@@ -340,7 +340,7 @@ def compare(
     timeouts: Timeouts,
     start_failures: Mapping[JobKey, StartFailures],
     elapsed: Mapping[str, Elapsed],
-    strays_asked_for: Mapping[RmIdentity, Job] = MappingProxyType({}),
+    strays_asked_for: Mapping[RmIdentity, Job | None] = MappingProxyType({}),
     tasks_as_owner: bool = True,
 ) -> Changes:
     """Find the changes after which store and resource manager agree.

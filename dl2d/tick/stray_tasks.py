@@ -16,21 +16,25 @@ from dl2d.tick.task_matching import Matches
 MAX_JOBS_OF_USER: Final = 64
 
 
-def strays_of_known_jobs(store: TickStore, matches: Matches) -> dict[RmIdentity, Job]:
-    """The job of each stray that the store has ever asked for. Other strays may not be dl2d's.
+def strays_of_known_jobs(store: TickStore, matches: Matches) -> dict[RmIdentity, Job | None]:
+    """The job of each stray that the store has ever asked for; None where the stray was not looked up in this tick.
 
-    A job that was submitted before the task whose tag it has is not that task: users can write tags themselves. So of
-    each user's strays only those of ``MAX_JOBS_OF_USER`` jobs are looked up in a tick.
+    Other strays may not be dl2d's. A job that was submitted before the task whose tag it has is not that task: users
+    can write tags themselves. So of each user's strays only those of ``MAX_JOBS_OF_USER`` jobs are looked up in a tick.
     """
     known = store.known_jobs({key for _, key, _ in matches.strays})
     of_job: dict[JobKey, list[tuple[RmJob, str]]] = defaultdict(list)
     looked_up: dict[str, set[JobKey]] = defaultdict(set)
+    found: dict[RmIdentity, Job | None] = {}
     for listed, key, name in matches.strays:
         keys = looked_up[listed.user]
-        if key in known and (key in keys or len(keys) < MAX_JOBS_OF_USER):
+        if key not in known:
+            continue
+        if key in keys or len(keys) < MAX_JOBS_OF_USER:
             keys.add(key)
             of_job[key].append((listed, name))
-    found: dict[RmIdentity, Job] = {}
+        else:
+            found[listed.identity] = None
     for key, strays in of_job.items():
         job = store.job(key)
         if job is not None and not job.static:
@@ -44,15 +48,17 @@ def strays_of_known_jobs(store: TickStore, matches: Matches) -> dict[RmIdentity,
 
 
 def compare_strays(
-    matches: Matches, live_tags: Collection[str], known: Mapping[RmIdentity, Job]
+    matches: Matches, live_tags: Collection[str], known: Mapping[RmIdentity, Job | None]
 ) -> tuple[list[tuple[RmJob, Job | None, str]], list[str]]:
     """The strays that have to be stopped, with their job and the reason; and remarks on those that are not dl2d's."""
     stops: list[tuple[RmJob, Job | None, str]] = []
     remarks = []
     for stray, key, name in matches.strays:
         job, other = known.get(stray.identity), matches.listed.get(stray.tag)
-        if job is None:
+        if stray.identity not in known:
             remarks.append(f"{stray.handle} has the tag of {name} of {key.slug}, which this store never asked for")
+        elif job is None:
+            continue
         elif stray.tag not in live_tags:
             stops.append((stray, job, f"{name} of {key.slug} is not wanted"))
         elif other is not None and not other.state.ended:

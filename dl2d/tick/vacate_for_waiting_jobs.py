@@ -45,8 +45,8 @@ MAX_FIRST_KINDS: Final = 8
 MAX_SEARCHED_NODES: Final = 20_000
 #: When the tasks of so many planned nodes had nowhere to go, no further planned nodes are vacated in the tick.
 MAX_VAIN_PLANNED: Final = 256
-#: When so many tasks could not move although other tasks of their nodes could, no further ones are moved for a claim.
-MAX_VAIN_MOVES: Final = 32
+#: When the tasks of so many nodes could each move but not all of them, no further ones are moved for a claim.
+MAX_VAIN_MOVES: Final = 64
 #: How long a claim's room may be free without its job starting.
 MAX_UNUSED_SECONDS: Final = 300.0
 #: After how long a claim that was given up is tried again.
@@ -82,7 +82,7 @@ def claim_nodes(
     free_now = {node.name: node.capacity.minus(node.used) for node in snapshot.nodes}
     # A sort is stable: standing claims come in the order of the listing.
     claims = sorted(listing.claims, key=lambda claim: (claim.standing, -claim.priority))
-    searched = _SearchedClaims(history, MAX_SEARCHED_NODES // max(len(snapshot.nodes), 1))
+    searched = _SearchedClaims(history, max(MAX_SEARCHED_NODES // max(len(snapshot.nodes), 1), 1))
     waiting = rooms.waiting_jobs(growth_limits, held_back)
     previous = history.nodes_by_handle()
     granted: list[ClaimedNodes] = []
@@ -292,11 +292,14 @@ class _NodeRoom:
         self._immovable: dict[tuple[Resources, frozenset[str] | None], list[str]] = {}
         #: By demand and nodes that their job may use, where in ``_move_targets`` tasks found room last.
         self._first_target: dict[tuple[Resources, frozenset[str] | None], int] = {}
-        #: Number of tasks that could not move for the present claim although others of their nodes could.
+        #: Ways in which tasks could not leave a node together, by the order in which they leave: for each the group
+        #: that can spare it, or what the like of it demands.
+        self._stuck: set[tuple[object, ...]] = set()
+        #: Number of nodes whose tasks could not move together for the present claim, of which nothing more is known.
         self._vain_moves = 0
         #: Number of planned nodes whose tasks yield and had nowhere to go.
         self._vain_planned = 0
-        #: Length of the undo log before the node or task that is looked at.
+        #: Length of the undo log when the tasks of a node that leave were taken off it, before the first has moved.
         self._node_point = 0
         #: Nodes to which tasks may move for the claim that is met: first those that it cannot use, then those where
         #: other tasks run.
@@ -410,12 +413,13 @@ class _NodeRoom:
         for node in (name for name in self._tasks_on if name in reserved):
             for task in self._tasks_on[node]:
                 if self._yields(task.job, claim) and self._anchors[task.job].handle not in members:
-                    self._node_point = len(self._undo_log)
+                    undo_point = len(self._undo_log)
                     self._remove(node, task)
+                    self._node_point = len(self._undo_log)
                     if self._leave(task, node, claim, reserved):
                         leaving.append(task)
                     else:
-                        self._undo(self._node_point)
+                        self._undo(undo_point)
         return _claimed(claim, dict.fromkeys((task.node for task in leaving), NO_RESOURCES), leaving)
 
     def _begin(self) -> None:
@@ -423,6 +427,7 @@ class _NodeRoom:
         self._undo_point, self._move_targets = len(self._undo_log), []
         self._vain_moves = 0
         self._immovable.clear()
+        self._stuck.clear()
         self._first_target.clear()
 
     def undo_last(self) -> None:
@@ -520,14 +525,21 @@ class _NodeRoom:
 
         ``chosen`` are nodes to which no task moves from there.
         """
-        self._node_point = undo_point = len(self._undo_log)
+        undo_point = len(self._undo_log)
         leavers = self._leavers(node, share, claim)
         if leavers is None:
             return None
         for task in leavers:
             self._remove(node, task)
+        self._node_point = len(self._undo_log)
+        ways: tuple[object, ...] = ()
         for task in leavers:
-            if not self._leave(task, node, claim, chosen):
+            can_spare = self._above_floor.get((task.job, task.role), 0) > 0
+            ways = (*ways, (task.job, task.role) if can_spare else self._alike(task))
+            if ways in self._stuck or not self._leave(task, node, claim, chosen):
+                if ways not in self._stuck and self._leaves_alone(task, node, claim, chosen):
+                    self._undo(undo_point)
+                    self._note_stuck(ways, leavers, node)
                 self._undo(undo_point)
                 return None
         self._set(
@@ -536,6 +548,24 @@ class _NodeRoom:
             self._used_by_others_on[node] + (self._capacity[node] if share is None else share),
         )
         return leavers
+
+    def _leaves_alone(self, task: Task, node: str, claim: Claim, chosen: Collection[str]) -> bool:
+        """Whether a task that could not leave a node after others of it can do so as the first one."""
+        if len(self._undo_log) == self._node_point:
+            return False
+        self._undo(self._node_point)
+        return self._leave(task, node, claim, chosen)
+
+    def _note_stuck(self, ways: tuple[object, ...], leavers: Iterable[Task], node: str) -> None:
+        """Note that tasks cannot leave a node together, and that the like of them cannot leave another one.
+
+        This does not follow if there is room for one of them on the node itself, which was left out of the search.
+        """
+        free = self._free(node)
+        if any(task.demand.fits_in(free) for task in leavers):
+            self._vain_moves += 1
+        else:
+            self._stuck.add(ways)
 
     def _leave(self, task: Task, node: str, claim: Claim, chosen: Collection[str]) -> bool:
         """Let a task leave that its job can do without, or move to another node; returns whether it can."""
@@ -557,7 +587,7 @@ class _NodeRoom:
         Room on nodes becomes less and less meanwhile: the search goes on where one for the like of the task had found
         room, and where that had found none it is not repeated. The task's own node was left out of that search.
         """
-        alike = task.demand, self._may_use.get(task.job)
+        alike = self._alike(task)
         untried = self._immovable.get(alike)
         if untried is None and self._vain_moves >= MAX_VAIN_MOVES:
             return False
@@ -574,11 +604,13 @@ class _NodeRoom:
                 return True
         if self._take(task.job, task.demand, [name for name in targets if name != node and name not in chosen]):
             return True
-        if untried is not None or all(mapping is self._tasks_on for mapping, *_ in self._undo_log[self._node_point :]):
+        if untried is not None or len(self._undo_log) == self._node_point:
             self._immovable[alike] = [node] if node in self._capacity else []
-        else:
-            self._vain_moves += 1
         return False
+
+    def _alike(self, task: Task) -> tuple[Resources, frozenset[str] | None]:
+        """What tasks have in common that find the same room: their demand, and the nodes that their job may use."""
+        return task.demand, self._may_use.get(task.job)
 
     def _take(self, key: JobKey, demand: Resources, nodes: Collection[str]) -> bool:
         """Take a demand of a job on the first node where it is free, or else where jobs can spare tasks for it."""

@@ -161,6 +161,17 @@ def test_of_a_long_queue_the_jobs_of_the_highest_priority_are_told(claims_of) ->
     assert (found[0].priority, found[-1].priority, len(found)) == (2000, 1489, 512)
 
 
+def test_many_arrays_leave_room_for_the_claims_of_other_jobs(claims_of) -> None:
+    arrays = [
+        pending(number, JobArrayID=f"{number}_[0-99]", UserName=f"user{number % 4}", PriorityLong=9000)
+        for number in range(1, 41)
+    ]
+    found = claims_of(*arrays, pending(99, UserName="user1", PriorityLong=10))
+    assert len(found) == 2048
+    assert found[-1].handle == "99"
+    assert {claim.handle for claim in found} == {*map(str, range(1, 41)), "99"}
+
+
 def test_the_first_rule_for_a_partition_says_to_whom_its_jobs_yield(slurm: FakeSlurm, manager_on: Managers) -> None:
     slurm.answer("squeue", rows=[job_row(1), job_row(2, Partition="debug"), job_row(3, Partition="debug", Comment=TAG)])
     rules = [{"partition": "deb*", "yield": "always"}, {"yield": "never"}, {"partition": "gpu", "yield": "always"}]

@@ -10,7 +10,7 @@ from dl2d.core.resource_manager import RmJob, RmJobState, RmListing
 from dl2d.testing import MemoryStore
 from dl2d.testing.builders import make_job
 from dl2d.tick.observe import LiveJobs
-from dl2d.tick.stray_tasks import MAX_JOBS_OF_USER, strays_of_known_jobs
+from dl2d.tick.stray_tasks import MAX_JOBS_OF_USER, compare_strays, strays_of_known_jobs
 from dl2d.tick.task_matching import match_listing
 
 
@@ -34,5 +34,8 @@ def test_a_user_who_writes_thousands_of_tags_costs_few_lookups_and_hides_no_stra
     ]
     matches = match_listing(LiveJobs(), {}, RmListing(0.0, (), tuple(listed)), cluster=keys[0].cluster)
     found = strays_of_known_jobs(store, matches)
-    assert Counter(identity.user for identity in found) == {"bob": MAX_JOBS_OF_USER, "eve": 1}
+    asked_for = Counter(identity.user for identity, job in found.items() if job is not None)
+    assert asked_for == {"bob": MAX_JOBS_OF_USER, "eve": 1}
+    _, remarks = compare_strays(matches, (), found)
+    assert len(remarks) == 3000  # of those that the store never asked for, not of those that were not looked up
     assert len(looked_up) == MAX_JOBS_OF_USER + 1

@@ -542,6 +542,34 @@ def test_the_claim_of_highest_priority_is_met_as_soon_as_floors_allow_it(others:
     assert len(history.queue) <= 1001  # those that do not wait any more are forgotten
 
 
+@pytest.mark.parametrize("workers", [1, 2], ids=["none has room", "one has room"])
+def test_a_node_behind_many_whose_tasks_cannot_all_move_is_vacated(workers: int) -> None:
+    """On each of 100 nodes a server could move, and where there are two workers, one of them; on the last, all can."""
+    large, small = Resources.of(cpu=2, gpu=2 / workers), Resources.of(cpu=1)
+    nodes = [*make_nodes(101), structs.replace(make_nodes(102)[-1], capacity=Resources.of(cpu=8))]
+    jobs, tasks = [], []
+    used = {node.name: [Resources.of(gpu=1)] if node.name == "n101" else [] for node in nodes}
+    for number in range(1, 101):
+        servers = 1 if number > 3 else 2  # the first three jobs have their second server on the last node
+        request = {"min_workers": workers, "max_workers": workers, "min_ps": servers, "max_ps": servers}
+        job = replace(make_job(number, worker=large, ps=small, **request), state=JobState.RUNNING, anchor=str(number))
+        jobs.append(job)
+        places = [(Role.WORKER, f"n{number}", large)] * workers
+        places += [(Role.PS, f"n{number}", small), (Role.PS, "n102", small)][:servers]
+        for role, node, demand in places:
+            used[node].append(demand)
+            tasks.append(
+                Task(job=job.key, id=f"{role}-{len(tasks)}", role=role, node=node, demand=demand,
+                     state=TaskState.CONFIRMED)
+            )  # fmt: skip
+    held = tuple(structs.replace(node, used=Resources.total(used[node.name])) for node in nodes)
+    anchors = tuple(RmJob(handle=job.anchor, state=RmJobState.RUNNING, yields=Yields.ALWAYS) for job in jobs)
+    snapshot = Snapshot(at=0.0, slot=1, nodes=held, jobs=tuple(jobs), tasks=tuple(tasks))
+    listing = RmListing(0.0, held, anchors, claims=(claim(nodes=1),))
+    found, _ = claim_nodes(snapshot, listing, ClaimHistory(), silent=(), now=0.0, lead_seconds=60.0)
+    assert [each.nodes for each in found.claims] == [("n102",)]
+
+
 def test_claims_of_low_priority_have_their_turn_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes are searched for eight kinds of claims of highest priority in each tick, and here for five others."""
     monkeypatch.setattr(vacate_for_waiting_jobs, "MAX_SEARCHED_NODES", 20)

@@ -219,7 +219,7 @@ class SlurmManager:
         waiting = highest_priority(jobs.waiting)
         known = {job.id for job in waiting} | jobs.options.keys()
         for gone in [job for job in list(self._excluded) if job not in known]:
-            del self._excluded[gone]
+            self._excluded.pop(gone, None)
         marks = (parse_tag(job.tag) for job in jobs.jobs if job.tag and not job.state.ended)
         with_tasks = {mark[0].id for mark in marks if mark is not None and mark[0].id in jobs.options}
         self._ask_excluded_of_listed({*with_tasks, *(job.id for job in waiting)})

@@ -158,7 +158,7 @@ def parse_jobs(
     options: dict[str, AnchorOptions] = {}
     #: By both ids, since a job may be listed twice, and tasks of an array have one.
     waiting: dict[tuple[str, str], WaitingJob] = {}
-    held: list[tuple[str, Resources]] = []
+    held: list[tuple[str, str, Resources]] = []
     for record in records(text, fields, word):
         if isinstance(record, str) or not record["JobID"].isascii() or not record["JobID"].isdecimal():
             unreadable.append(f"squeue: cannot read {str(record)[:200]!r}")
@@ -182,7 +182,7 @@ def parse_jobs(
         if job.tag and job.state.holds_resources:
             job = replace(job, held=_held(record))
             if task is not None:
-                held.append((task.job.id, job.held))
+                held.append((job.handle, task.job.id, job.held))
         if not job.state.ended:
             # Of jobs with a tag, too: an anchor's user may write one into its comment.
             options[job.array_id or job.handle] = AnchorOptions.of(record)
@@ -198,7 +198,7 @@ def parse_jobs(
     ours = {job.handle: mark[0].id for job in jobs if (mark := parse_tag(job.tag)) is not None}
     return Jobs(
         tuple(jobs), tuple(ending), tuple(running), tuple(strange), tuple(unreadable), options,
-        tuple(held),
+        tuple((anchor, room) for handle, anchor, room in held if handle in ours),
         tuple(each for each in each_task(waiting, running_tasks) if each.claim.handle not in ours),
         {
             job.handle: (node, found.claim.demand)

@@ -161,16 +161,24 @@ def _number_of_tasks(text: str) -> int:
 
 
 def highest_priority(waiting: Iterable[WaitingJob]) -> list[WaitingJob]:
-    """The jobs of the highest priority, of which there are claims."""
-    found: list[WaitingJob] = []
+    """The jobs of the highest priority, of which there are claims: each once, and further tasks of arrays if any places
+    are left.
+    """
+    by_priority = sorted(waiting, key=lambda job: -job.claim.priority)
     of_user: Counter[str] = Counter()
-    for job in sorted(waiting, key=lambda job: -job.claim.priority):
-        of_user[job.claim.user] += 1
-        if of_user[job.claim.user] <= _MAX_OF_USER:
-            found.append(job)
-        if len(found) == _MAX_WAITING:
-            break
-    return found
+    seen: set[str] = set()
+    firsts: list[int] = []
+    others: list[int] = []
+    for place, job in enumerate(by_priority):
+        (others if job.claim.handle in seen else firsts).append(place)
+        seen.add(job.claim.handle)
+    places: list[int] = []
+    for place in (*firsts, *others):
+        user = by_priority[place].claim.user
+        if len(places) < _MAX_WAITING and of_user[user] < _MAX_OF_USER:
+            of_user[user] += 1
+            places.append(place)
+    return [by_priority[place] for place in sorted(places)]
 
 
 def claims(
