@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slurm_fakes import job_row, node_row
 
-from dl2d.core.cluster import NodeState
+from dl2d.core.cluster import NodeState, Task
+from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resource_manager import RmJobState
 from dl2d.core.resources import Resources
 from dl2d_slurm.command_output_values import count, parse_gres
@@ -122,8 +123,13 @@ def test_a_mark_counts_only_on_jobs_of_the_anchors_owner() -> None:
         job_row(9, UserName="mallory", Comment=TAG),
         job_row(10, UserName="mallory", Comment="dl2:lab.6.1:worker-1"),
     ]
-    tags = {job.handle: job.tag for job in parse_jobs(jobs_of(*rows), WORD).jobs}
+    task = Task(
+        job=JobKey("lab", "7", 1795253000), id="worker-1", role=Role.WORKER, node="n1", demand=Resources.of(cpu=1)
+    )
+    parsed = parse_jobs(jobs_of(*rows), WORD, tasks={task.tag: task})  # it has no handle yet
+    tags = {job.handle: job.tag for job in parsed.jobs}
     assert tags == {"7": "", "8": TAG, "9": "", "10": "dl2:lab.6.1:worker-1"}
+    assert [anchor for anchor, _ in parsed.tasks] == ["7"]
 
 
 @given(st.text(max_size=300))
