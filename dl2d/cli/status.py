@@ -32,6 +32,7 @@ from dl2d.config.settings import DEFAULT_PATH
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.job_views import JobStatus, StatusView, TaskStatus
 from dl2d.core.jobs import JobState
+from pslite.job.printable_text import printable
 
 _DAY = 86_400.0
 #: Seconds between two looks at the store, or at what the daemon's job API shows.
@@ -82,19 +83,19 @@ def status(
     """Show jobs: allocation now and as decided, progress, and what each one waits for."""
 
     def tell_problems(health: DaemonHealth) -> None:
-        if not as_json and (health.problems or health.waiting or not health.runs):
-            print_text(f"daemon: {health.text.removeprefix('; ')}", err=True)
+        if not as_json and (line := _health_line(health)):
+            print_text(line, err=True)
 
     with job_source(config, on_failure=tell_problems) as source:
-        health = source.health()
-        tell_problems(health)
 
         def look() -> StatusView:
             return source.views.status(job, ended_since=time.time() - _DAY if every else None, limit=limit)
 
         if watch and on_terminal() and not as_json:
-            _watch(look, _WATCH_SECONDS if source.site else _WATCH_API_SECONDS, newest=newest)
+            _watch(look, source.health, _WATCH_SECONDS if source.site else _WATCH_API_SECONDS, newest=newest)
             return
+        health = source.health()
+        tell_problems(health)
         seen = look()
         canary = None
         if source.site is not None and seen.mode is Mode.CANARY:
@@ -148,12 +149,21 @@ def _lines(seen: StatusView, *, newest: bool) -> tuple[JobStatus, ...]:
     return lines[::-1] if newest else lines
 
 
-def _watch(look: Callable[[], StatusView], seconds: float, *, newest: bool) -> None:
+def _health_line(health: DaemonHealth) -> str:
+    """What is wrong with the daemon; empty if nothing is."""
+    if health.runs and not health.problems and not health.waiting:
+        return ""
+    return f"daemon: {health.text.removeprefix('; ')}"
+
+
+def _watch(look: Callable[[], StatusView], health: Callable[[], DaemonHealth], seconds: float, *, newest: bool) -> None:
     with Live(console=console(), auto_refresh=False, screen=False) as live:
         try:
             while True:
                 seen = look()
                 grid = Table.grid()
+                if line := _health_line(health()):
+                    grid.add_row(Text(printable(line)))
                 for part in _tables(_lines(seen, newest=newest), seen.tasks, time.time()):
                     grid.add_row(part)
                 live.update(grid, refresh=True)

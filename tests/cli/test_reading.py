@@ -7,6 +7,7 @@ import csv
 import math
 import os
 import pty
+import signal
 import subprocess
 import time
 from contextlib import closing
@@ -151,6 +152,20 @@ def test_a_narrow_terminal_keeps_names_and_reasons(recorded: Recorded, width: in
     assert first.split()[:2] == ["1", "first"]
     assert "next bundle of" in first
     assert max(map(len, (heading, first))) <= width
+
+
+def test_who_watches_sees_that_the_daemon_is_away(recorded: Recorded):
+    near, far = pty.openpty()
+    environment = {**os.environ, "COLUMNS": "200", "LINES": "40", "NO_COLOR": "1", "TERM": "xterm"}
+    command = [BIN / "dl2d", "status", "--watch", "-c", recorded.config]
+    with subprocess.Popen(command, stdout=far, stderr=subprocess.DEVNULL, env=environment) as watching:
+        os.close(far)
+        said = b""
+        while b"first" not in said:
+            said += os.read(near, 65536)
+        watching.send_signal(signal.SIGINT)
+    os.close(near)
+    assert b"daemon: no daemon answers at " in said
 
 
 def test_a_list_of_jobs_has_a_limit(dl2d: Dl2d, recorded: Recorded):

@@ -198,7 +198,7 @@ class Smallest:
         for job in snapshot.jobs:
             if allocation.allocations[job.key] != NOTHING or allocation.grow(job) is None:
                 allocation.refuse(job, Reason(Constraint.SATISFIED, "has its minimum size"))
-        return allocation.decision(self.name, self.version)
+        return allocation.decision(self)
 
 
 @pytest.mark.usefixtures("few_draws", "no_pictures")

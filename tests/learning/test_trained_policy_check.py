@@ -43,7 +43,7 @@ class StartsTen(Drf):
             starts = self._known[job.key] < 10 and allocation.allocations[job.key] == NOTHING
             if not starts or allocation.grow(job) is None:
                 allocation.refuse(job, Reason(Constraint.SATISFIED, "no"))
-        return allocation.decision(self.name, self.version)
+        return allocation.decision(self)
 
 
 def load() -> Workload:
