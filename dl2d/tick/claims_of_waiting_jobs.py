@@ -49,6 +49,8 @@ class ClaimHistory:
     queue: tuple[ClaimShape, ...] = ()
     #: How many claims were met in the last tick, by handle.
     met: Mapping[str, int] = field(default_factory=dict)
+    #: Nodes that could not be vacated in the last ticks, for shapes of claims for which not all nodes were tried.
+    passed_over: Mapping[ClaimShape, frozenset[str]] = field(default_factory=dict)
 
     def nodes_by_handle(self) -> defaultdict[str, set[str]]:
         """The nodes of each claim in the last tick, by its handle; none for a claim that had none."""

@@ -45,7 +45,8 @@ MAX_FIRST_KINDS: Final = 8
 MAX_SEARCHED_NODES: Final = 20_000
 #: When the tasks of so many planned nodes had nowhere to go, no further planned nodes are vacated in the tick.
 MAX_VAIN_PLANNED: Final = 256
-#: When the tasks of so many nodes could each move but not all of them, no further ones are moved for a claim.
+#: When the tasks of so many nodes could each move but not all of them, no further ones are moved for a claim in a tick.
+#: The next tick begins with the nodes behind them.
 MAX_VAIN_MOVES: Final = 64
 #: How long a claim's room may be free without its job starting.
 MAX_UNUSED_SECONDS: Final = 300.0
@@ -99,10 +100,9 @@ def claim_nodes(
         if claim.standing:
             found = rooms.keep_free(claim, previous[claim.handle])
         elif may_meet and searched.include(claim):
-            found = rooms.meet(claim, previous[claim.handle])
-            if found is None:
-                searched.failed.add(shape)
-            elif _is_free(found, free_now):
+            found = rooms.meet(claim, previous[claim.handle], searched.passed_over_before(shape))
+            searched.note(shape, rooms.vain, is_met=found is not None, is_cut_short=rooms.is_cut_short)
+            if found is not None and _is_free(found, free_now):
                 free_since[key] = history.free_since.get(key, now)
                 unused = now - free_since[key]
         is_met = found is not None
@@ -125,7 +125,7 @@ def claim_nodes(
     decided = history.decided if granted else frozenset[tuple[str, str]]()
     claimed = ClaimHistory(
         nodes_of_claims(granted), decided, free_since, vacated_since, tuple(given_up.claims),
-        searched.queue, searched.met,
+        searched.queue, searched.met, searched.passed_over,
     )  # fmt: skip
     return _with_claims(snapshot, granted), claimed
 
@@ -164,6 +164,8 @@ class _SearchedClaims:
         self.met = Counter[str]()
         #: Shapes for which nodes were searched in vain in this tick.
         self.failed: set[ClaimShape] = set()
+        #: The next ``ClaimHistory.passed_over``.
+        self.passed_over: dict[ClaimShape, frozenset[str]] = {}
         #: The next ``ClaimHistory.queue``.
         self.queue: tuple[ClaimShape, ...] = ()
         self._history = history
@@ -194,6 +196,20 @@ class _SearchedClaims:
             if claim.standing or claim.handle in self._history.met or has_turn:
                 examined.append(claim)
         return examined
+
+    def passed_over_before(self, shape: ClaimShape) -> frozenset[str]:
+        """Nodes that were tried in vain for a shape in the last ticks."""
+        return self._history.passed_over.get(shape, frozenset())
+
+    def note(self, shape: ClaimShape, vain: frozenset[str], *, is_met: bool, is_cut_short: bool) -> None:
+        """Note how a search ended, and which nodes were tried in vain."""
+        before = self.passed_over_before(shape)
+        if not is_met:
+            self.failed.add(shape)
+        if is_cut_short:
+            self.passed_over[shape] = vain if vain <= before else vain | before
+        elif is_met and before:
+            self.passed_over[shape] = before
 
     def include(self, claim: Claim) -> bool:
         """Whether nodes are searched for a claim."""
@@ -295,8 +311,8 @@ class _NodeRoom:
         #: Ways in which tasks could not leave a node together, by the order in which they leave: for each the group
         #: that can spare it, or what the like of it demands.
         self._stuck: set[tuple[object, ...]] = set()
-        #: Number of nodes whose tasks could not move together for the present claim, of which nothing more is known.
-        self._vain_moves = 0
+        #: Nodes whose tasks could not move together for the present claim, of which nothing follows for others.
+        self.vain = frozenset[str]()
         #: Number of planned nodes whose tasks yield and had nowhere to go.
         self._vain_planned = 0
         #: Length of the undo log when the tasks of a node that leave were taken off it, before the first has moved.
@@ -345,11 +361,17 @@ class _NodeRoom:
                     self._undo(undo_point)
                     return
 
-    def meet(self, claim: Claim, previous: Collection[str]) -> ClaimedNodes | None:
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether so many nodes were tried in vain for the present claim that no more tasks move for it."""
+        return len(self.vain) >= MAX_VAIN_MOVES
+
+    def meet(self, claim: Claim, previous: Collection[str], passed_over: Collection[str]) -> ClaimedNodes | None:
         """Nodes for a claim and the tasks that leave them; None where it cannot be met now.
 
         Nodes that it requires come first, then those that are planned for it, those that no task has to leave (before
-        all those that it had in the last tick), and those that the fewest tasks have to leave.
+        all those that it had in the last tick), and those that the fewest tasks have to leave; ``passed_over``, which
+        were tried in vain in the last ticks, behind others that tasks have to leave.
         """
         self._begin()
         eligible = [name for name in self._capacity if claim.eligible is None or name in claim.eligible]
@@ -357,7 +379,7 @@ class _NodeRoom:
         if count is None or not claim.required <= set(eligible):
             return None
         share = None if claim.whole else _share(claim, count)
-        ranked = self._ranked(eligible, share, claim, previous)
+        ranked = self._ranked(eligible, share, claim, previous, passed_over)
         if len(ranked) < count:
             return None
         chosen, leaving = self._vacate_first(count, ranked, share, claim)
@@ -376,8 +398,9 @@ class _NodeRoom:
         return _claimed(claim, *self._vacate_first(claim.nodes, ranked, None, claim))
 
     def _ranked(
-        self, names: Iterable[str], share: Resources | None, claim: Claim, previous: Collection[str]
-    ) -> list[str]:
+        self, names: Iterable[str], share: Resources | None, claim: Claim, previous: Collection[str],
+        passed_over: Collection[str] = (),
+    ) -> list[str]:  # fmt: skip
         """The nodes that can give a share (None: all of a node) to a claim, in the order of ``meet``."""
         ranked = []
         for name in names:
@@ -385,7 +408,8 @@ class _NodeRoom:
             if leavers is not None:
                 order = (
                     name not in claim.required, name not in claim.planned, bool(leavers), name not in previous,
-                    len(leavers), any(task in self._rank0_workers for task in leavers), self._index[name],
+                    name in passed_over, len(leavers), any(task in self._rank0_workers for task in leavers),
+                    self._index[name],
                 )  # fmt: skip
                 ranked.append((order, name))
         return [name for _, name in sorted(ranked)]
@@ -425,7 +449,7 @@ class _NodeRoom:
     def _begin(self) -> None:
         """Begin with the next claim."""
         self._undo_point, self._move_targets = len(self._undo_log), []
-        self._vain_moves = 0
+        self.vain = frozenset()
         self._immovable.clear()
         self._stuck.clear()
         self._first_target.clear()
@@ -559,11 +583,13 @@ class _NodeRoom:
     def _note_stuck(self, ways: tuple[object, ...], leavers: Iterable[Task], node: str) -> None:
         """Note that tasks cannot leave a node together, and that the like of them cannot leave another one.
 
-        This does not follow if there is room for one of them on the node itself, which was left out of the search.
+        This does not follow if there is room for one of them on the node itself, which was left out of the search, or
+        if others can make room there.
         """
         free = self._free(node)
-        if any(task.demand.fits_in(free) for task in leavers):
-            self._vain_moves += 1
+        can_spare = any(self._above_floor.get((task.job, task.role), 0) > 0 for task in self._tasks_on[node])
+        if can_spare or any(task.demand.fits_in(free) for task in leavers):
+            self.vain |= {node}
         else:
             self._stuck.add(ways)
 
@@ -589,7 +615,7 @@ class _NodeRoom:
         """
         alike = self._alike(task)
         untried = self._immovable.get(alike)
-        if untried is None and self._vain_moves >= MAX_VAIN_MOVES:
+        if untried is None and self.is_cut_short:
             return False
         allowed, targets = alike[1], self._move_targets if untried is None else untried
         first, own = self._first_target.setdefault(alike, 0) if untried is None else 0, -1

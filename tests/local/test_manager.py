@@ -501,7 +501,7 @@ def settled(local: LocalHarness) -> bool:
     living = set()
     for process in local.supervisors():
         with contextlib.suppress(psutil.NoSuchProcess):  # it may end while it is looked at
-            living.add(process.cmdline()[-1])
+            living.update(process.cmdline()[-1:])  # none of one that has ended and was not waited for
     return not pending & living
 
 

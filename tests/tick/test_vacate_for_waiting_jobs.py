@@ -550,7 +550,7 @@ def test_a_node_behind_many_whose_tasks_cannot_all_move_is_vacated(workers: int)
     jobs, tasks = [], []
     used = {node.name: [Resources.of(gpu=1)] if node.name == "n101" else [] for node in nodes}
     for number in range(1, 101):
-        servers = 1 if number > 3 else 2  # the first three jobs have their second server on the last node
+        servers = 1 if number > 4 else 2  # the first four jobs have their second server on the last node
         request = {"min_workers": workers, "max_workers": workers, "min_ps": servers, "max_ps": servers}
         job = replace(make_job(number, worker=large, ps=small, **request), state=JobState.RUNNING, anchor=str(number))
         jobs.append(job)
@@ -566,8 +566,12 @@ def test_a_node_behind_many_whose_tasks_cannot_all_move_is_vacated(workers: int)
     anchors = tuple(RmJob(handle=job.anchor, state=RmJobState.RUNNING, yields=Yields.ALWAYS) for job in jobs)
     snapshot = Snapshot(at=0.0, slot=1, nodes=held, jobs=tuple(jobs), tasks=tuple(tasks))
     listing = RmListing(0.0, held, anchors, claims=(claim(nodes=1),))
-    found, _ = claim_nodes(snapshot, listing, ClaimHistory(), silent=(), now=0.0, lead_seconds=60.0)
-    assert [each.nodes for each in found.claims] == [("n102",)]
+    history, met = ClaimHistory(), []
+    for tick in range(4):
+        found, history = claim_nodes(snapshot, listing, history, silent=(), now=15.0 * tick, lead_seconds=60.0)
+        met.append([each.nodes for each in found.claims])
+    assert [("n102",)] in met[:2]
+    assert met[2:] == [[("n102",)]] * 2
 
 
 def test_claims_of_low_priority_have_their_turn_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
