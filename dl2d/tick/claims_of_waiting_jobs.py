@@ -51,6 +51,8 @@ class ClaimHistory:
     met: Mapping[str, int] = field(default_factory=dict)
     #: Nodes that could not be vacated in the last ticks, for shapes of claims for which not all nodes were tried.
     passed_over: Mapping[ClaimShape, frozenset[str]] = field(default_factory=dict)
+    #: Since when tasks have been about to leave the nodes of a claim that is met.
+    vacating_since: Mapping[ClaimKey, float] = field(default_factory=dict)
 
     def nodes_by_handle(self) -> defaultdict[str, set[str]]:
         """The nodes of each claim in the last tick, by its handle; none for a claim that had none."""

@@ -5,11 +5,12 @@ They are in memory only: after a restart of the daemon they are counted from the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from dl2d.core.cluster import Task, TaskState
-from dl2d.core.jobs import JobKey
+from dl2d.core.jobs import JobKey, Role
 
 
 def update_state_since(
@@ -33,7 +34,9 @@ class Elapsed(NamedTuple):
     #: Since a tick first found it there.
     in_state: float
     #: Since its coordinator can first have been told of the state: since a tick first found it there, and the
-    #: coordinator has called without a gap. None if the coordinator does not call.
+    #: coordinator has called without a gap. None if the coordinator does not call. Of a task that leaves it also counts
+    #: from when another one of its role had joined, since a job keeps its last worker and its last server until then;
+    #: None while such a task is wanted and has not joined.
     since_told: float | None
 
 
@@ -44,9 +47,17 @@ def elapsed_times(
     now: float,
 ) -> dict[str, Elapsed]:
     """For how long each task has been in its state, by tag."""
+    tasks = tuple(tasks)
+    joined_since: dict[tuple[JobKey, Role], float] = {}
+    for task in tasks:
+        if task.state.wanted:
+            since = state_since[task.tag][1] if task.state.rank >= TaskState.JOINED.rank else math.inf
+            joined_since[task.job, task.role] = min(since, joined_since.get((task.job, task.role), math.inf))
     found = {}
     for task in tasks:
         _, since = state_since[task.tag]
-        calling = calling_since.get(task.job)
-        found[task.tag] = Elapsed(now - since, None if calling is None else now - max(since, calling))
+        told = max(since, calling_since.get(task.job, math.inf))
+        if not task.state.wanted:
+            told = max(told, joined_since.get((task.job, task.role), told))
+        found[task.tag] = Elapsed(now - since, None if told == math.inf else now - told)
     return found

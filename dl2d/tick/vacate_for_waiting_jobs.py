@@ -12,9 +12,10 @@ in time. On nodes that are planned for later, running tasks stay and no new ones
 them yield to that claim.
 
 If a claim's room has been free for ``MAX_UNUSED_SECONDS`` and its job has not started, it waits for something that the
-resource manager does not show. The claim is given up, with all like it of that user, and tried again after
-``RETRY_SECONDS``. If the job has not started ``MAX_UNUSED_SECONDS`` after its planned start, its planned nodes are
-released, and nothing is vacated for it until all its nodes can be.
+resource manager does not show; if tasks have not left its nodes for ``MAX_VACATING_SECONDS`` more, they cannot. The
+claim is given up, with all like it of that user, and tried again after ``RETRY_SECONDS``. If the job has not started
+``MAX_UNUSED_SECONDS`` after its planned start, its planned nodes are released, and nothing is vacated for it until all
+its nodes can be.
 """
 
 from __future__ import annotations
@@ -50,6 +51,9 @@ MAX_VAIN_PLANNED: Final = 256
 MAX_VAIN_MOVES: Final = 64
 #: How long a claim's room may be free without its job starting.
 MAX_UNUSED_SECONDS: Final = 300.0
+#: How long tasks may take to leave a claim's nodes, before ``MAX_UNUSED_SECONDS`` begin: what has to replace them may
+#: not start, for want of room or because the resource manager refuses it.
+MAX_VACATING_SECONDS: Final = 900.0
 #: After how long a claim that was given up is tried again.
 RETRY_SECONDS: Final = 3600.0
 #: When this many claims of one user are given up, the user's claims of lower priority are given up as well; otherwise
@@ -87,8 +91,7 @@ def claim_nodes(
     waiting = rooms.waiting_jobs(growth_limits, held_back)
     previous = history.nodes_by_handle()
     granted: list[ClaimedNodes] = []
-    free_since: dict[ClaimKey, float] = {}
-    vacated_since: dict[ClaimKey, float] = {}
+    since = _Since(history, now)
     for claim in searched.examined(claims, _GivenUp(given_up.claims)):
         if len(granted) >= MAX_GRANTED and not claim.standing:
             continue
@@ -102,17 +105,15 @@ def claim_nodes(
         elif may_meet and searched.include(claim):
             found = rooms.meet(claim, previous[claim.handle], searched.passed_over_before(shape))
             searched.note(shape, rooms.vain, is_met=found is not None, is_cut_short=rooms.is_cut_short)
-            if found is not None and _is_free(found, free_now):
-                free_since[key] = history.free_since.get(key, now)
-                unused = now - free_since[key]
+            if found is not None:
+                unused = since.met(key, is_free=_is_free(found, free_now))
         is_met = found is not None
         if found is None and claim.planned and may_vacate_planned:
             if claim.expected_start - snapshot.at > lead_seconds:
                 found = rooms.hold_planned(claim, free_now)
             else:
                 found, partial = rooms.vacate_planned(claim), True
-                vacated_since[key] = history.vacated_since.get(key, now)
-                unused = now - vacated_since[key] - lead_seconds
+                unused = since.planned_vacated(key) - lead_seconds
         if unused > MAX_UNUSED_SECONDS:
             rooms.undo_last()
             given_up.claims.append(GivenUpClaim(claim.user, shape, now, partial))
@@ -124,8 +125,8 @@ def claim_nodes(
                 free_now[node] = free_now[node].minus(room)
     decided = history.decided if granted else frozenset[tuple[str, str]]()
     claimed = ClaimHistory(
-        nodes_of_claims(granted), decided, free_since, vacated_since, tuple(given_up.claims),
-        searched.queue, searched.met, searched.passed_over,
+        nodes_of_claims(granted), decided, since.free, since.vacated, tuple(given_up.claims),
+        searched.queue, searched.met, searched.passed_over, since.vacating,
     )  # fmt: skip
     return _with_claims(snapshot, granted), claimed
 
@@ -217,6 +218,31 @@ class _SearchedClaims:
         if shape in self.failed:
             return False
         return shape in self._due or self.met[claim.handle] < self._history.met.get(claim.handle, 0)
+
+
+class _Since:
+    """Since when claims have room, or are about to get it; in seconds on a monotonic clock."""
+
+    def __init__(self, history: ClaimHistory, now: float) -> None:
+        self._history = history
+        self._now = now
+        #: The next fields of the history.
+        self.free: dict[ClaimKey, float] = {}
+        self.vacated: dict[ClaimKey, float] = {}
+        self.vacating: dict[ClaimKey, float] = {}
+
+    def met(self, key: ClaimKey, *, is_free: bool) -> float:
+        """For how long a claim that is met has not used its room, beyond the time that its tasks have to leave."""
+        if is_free:
+            self.free[key] = self._history.free_since.get(key, self._now)
+            return self._now - self.free[key]
+        self.vacating[key] = self._history.vacating_since.get(key, self._now)
+        return self._now - self.vacating[key] - MAX_VACATING_SECONDS
+
+    def planned_vacated(self, key: ClaimKey) -> float:
+        """For how long planned nodes have been vacated for a claim that cannot be met yet."""
+        self.vacated[key] = self._history.vacated_since.get(key, self._now)
+        return self._now - self.vacated[key]
 
 
 class _GivenUp:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 
 import msgspec
@@ -16,6 +17,7 @@ from dl2d.core.jobs import Allocation, JobKey, JobState, Role
 from dl2d.core.resource_manager import Claim, EligibleNodes, GrowthLimit, RmJob, RmJobState, RmListing, Yields
 from dl2d.core.resources import Resources
 from dl2d.core.start_failures import StartFailures
+from dl2d.daemon.api.heartbeat import Heartbeat, receive
 from dl2d.policies.fifo import Fifo
 from dl2d.testing.builders import make_job, make_nodes
 from dl2d.tick import vacate_for_waiting_jobs
@@ -572,6 +574,31 @@ def test_a_node_behind_many_whose_tasks_cannot_all_move_is_vacated(workers: int)
         met.append([each.nodes for each in found.claims])
     assert [("n102",)] in met[:2]
     assert met[2:] == [[("n102",)]] * 2
+
+
+def test_the_only_server_that_has_to_move_runs_until_its_replacement_has_joined_and_the_claim_is_given_up() -> None:
+    """No replacement starts, and a coordinator keeps the only member of a role."""
+    with closing(World(cluster_nodes=make_nodes(2), url="")) as world:
+        job = world.settled(max_workers=1, max_ps=1)
+        world.manager.claims.append(claim(nodes=1))
+        world.manager.pending = True
+        granted = []
+        for _ in range(130):
+            report = world.tick(15.0)
+            running = {each.tag for each in world.manager.live() if each.state is RmJobState.RUNNING}
+            members = [
+                {"task": task.id, "role": task.role.value, "state": "active"}
+                for task in world.tasks(job)
+                if task.tag in running
+            ]
+            said = Heartbeat.model_validate({"address": "127.0.0.1:1", "state": "running", "members": members})
+            received = receive(world.job(job), world.tasks(job), said, world.now)
+            world.store.change_tasks(received.tasks, world.now)
+            world.store.report_progress(job, received.progress)
+            granted.append(bool(report.snapshot.claims))
+        assert {member["role"] for member in members} == {"worker", "ps"}
+        assert granted[5]
+        assert not granted[-1]
 
 
 def test_claims_of_low_priority_have_their_turn_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
