@@ -287,6 +287,12 @@ def test_a_missing_command_is_named(slurm: FakeSlurm, manager_on: Managers) -> N
         manager_on().submit(task())
 
 
+def test_arguments_that_the_system_does_not_take_refuse_the_task(slurm: FakeSlurm, manager_on: Managers) -> None:
+    del slurm
+    with pytest.raises(Rejected, match="sbatch: its options are too long for the system"):
+        manager_on().submit(task(launch=Launch(("dl2-run",), "/" + 140_000 * "x", ())))
+
+
 # Submitting
 
 

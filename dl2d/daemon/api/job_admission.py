@@ -15,6 +15,8 @@ from pslite.job.environment_allow_list import is_secret
 
 #: Maximum size of command and environment together, in bytes.
 MAX_LAUNCH_BYTES = 256 * 1024
+#: Maximum length of the working folder's path, in bytes: PATH_MAX of Linux.
+MAX_FOLDER_BYTES = 4096
 #: Refused jobs that are remembered.
 _MAX_REFUSED = 1000
 
@@ -143,7 +145,9 @@ def check_launch(launch: Launch) -> None:
             "that only its user can read",
         )
     if not launch.cwd.startswith("/"):
-        raise RequestError("cwd", f"must be an absolute path, got {launch.cwd!r}")
+        raise RequestError("cwd", f"must be an absolute path, got {launch.cwd[:MAX_FOLDER_BYTES]!r}")
+    if len(launch.cwd.encode()) > MAX_FOLDER_BYTES:
+        raise RequestError("cwd", f"is longer than {MAX_FOLDER_BYTES} bytes, as no path may be")
 
 
 class RefusedJobs:

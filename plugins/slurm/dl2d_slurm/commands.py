@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import subprocess
 import threading
@@ -82,8 +83,10 @@ class Commands:
 
         Raises
         ------
+        Rejected
+            Its arguments are longer than the system allows.
         Unavailable
-            The command is not installed, or did not end in time.
+            The command is not installed or cannot be run, or did not end in time.
         """
         limit = self._time_limit if seconds is None else seconds
         begin, overloaded = self._rate.begins(argv), False
@@ -102,7 +105,9 @@ class Commands:
         except FileNotFoundError:
             path = self._environment.get("PATH", "")
             raise Unavailable(f"{argv[0]} is not installed (PATH is {path})") from None
-        except PermissionError as error:
+        except OSError as error:
+            if error.errno == errno.E2BIG:
+                raise Rejected(f"{argv[0]}: its options are too long for the system", said=str(error)) from None
             raise Unavailable(f"{argv[0]} cannot be run", said=str(error)) from None
         except subprocess.TimeoutExpired as error:
             said = (error.stderr or b"").decode(errors="replace")

@@ -346,6 +346,7 @@ class TestSubmission:
             ({"env": {"PATH": "/bin", "WANDB_API_KEY": "x"}}, "env.WANDB_API_KEY: looks like a secret"),
             ({"more": 1}, "more"),
             ({"cwd": None}, "cwd"),
+            ({"cwd": "/home" + 4092 * "x"}, "cwd: is longer than 4096 bytes, as no path may be"),
         ],
     )
     def test_a_bad_command_is_explained(self, world, change, words):
