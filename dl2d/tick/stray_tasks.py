@@ -22,6 +22,8 @@ def strays_of_known_jobs(store: TickStore, matches: Matches) -> dict[RmIdentity,
     Other strays may not be dl2d's. A job that was submitted before the task whose tag it has is not that task: users
     can write tags themselves. So of each user's strays only those of ``MAX_JOBS_OF_USER`` jobs are looked up in a tick.
     """
+    if not matches.strays:
+        return {}
     known = store.known_jobs({key for _, key, _ in matches.strays})
     of_job: dict[JobKey, list[tuple[RmJob, str]]] = defaultdict(list)
     looked_up: dict[str, set[JobKey]] = defaultdict(set)

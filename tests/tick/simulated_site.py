@@ -144,7 +144,6 @@ class FaultyManager(ScriptedManager):
         if not torn:
             there = {job.identity for job in jobs}
             absent = self._absent.setdefault(self.asked_by, Counter())
-            self._absent_before = absent.copy()
             for job in self.live():
                 absent[job.handle] = 0 if job.identity in there else absent[job.handle] + 1
                 if absent[job.handle] > 2:
@@ -153,8 +152,13 @@ class FaultyManager(ScriptedManager):
         self._site.count["incomplete listings"] += torn
         return replace(listing, jobs=tuple(jobs), incomplete=("torn",) if torn else ())
 
+    def tick_begins(self, daemon: str) -> None:
+        """A tick may fail before it asks for a listing, or after that."""
+        self.asked_by = daemon
+        self._absent_before = self._absent.get(daemon, Counter()).copy()
+
     def last_listing_does_not_count(self) -> None:
-        """The tick that asked for it has failed, and its daemon knows nothing of it."""
+        """The tick has failed, and its daemon knows nothing of the listing, if it had asked for one."""
         self._absent[self.asked_by] = self._absent_before
 
     def submit(self, task: TaskSpec) -> str:
@@ -314,6 +318,7 @@ class Daemon:
 
     def tick(self) -> Report | None:
         site = self.site
+        site.manager.tick_begins(self.name)
         try:
             self.state, report = tick(self.context, self.state)
         except ResourceManagerError:
