@@ -586,11 +586,14 @@ class _NodeRoom:
         for task in leavers:
             can_spare = self._above_floor.get((task.job, task.role), 0) > 0
             ways = (*ways, (task.job, task.role) if can_spare else self._alike(task))
-            if ways in self._stuck or not self._leave(task, node, claim, chosen):
-                if ways not in self._stuck and self._leaves_alone(task, node, claim, chosen):
-                    self._undo(undo_point)
-                    self._note_stuck(ways, leavers, node)
+            if ways in self._stuck:
                 self._undo(undo_point)
+                return None
+            if not self._leave(task, node, claim, chosen):
+                leaves_alone = self._leaves_alone(task, node, claim, chosen)
+                self._undo(undo_point)
+                if leaves_alone:
+                    self._note_stuck(ways, leavers, node)
                 return None
         self._set(
             self._used_by_others_on,
