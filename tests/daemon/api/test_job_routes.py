@@ -68,7 +68,7 @@ def test_the_time_to_drain_a_task_begins_with_the_first_answer_after_a_gap(world
     The task may hold weights of the job, and its coordinator learns only now that it is to drain it.
     """
     key = running(world)
-    leaving = world.tasks(key)[-1]
+    leaving = world.tasks(key)[1]
 
     def beat() -> None:
         assert world.post_beat(key, {"address": "127.0.0.1:1", "state": "running"}).status_code == 200
