@@ -94,7 +94,10 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
         positions = {job.tag: job.position for job in observed.listing.jobs if job.position is not None}
         # With an incomplete listing no job is resized, neither by the decision nor to make room.
         jobs_to_keep = silent if not incomplete else [job.key for job in snapshot.jobs]
-        plan = place(snapshot, slot_decision.in_force, deciders.placement, silent=jobs_to_keep, positions=positions)
+        plan = place(
+            snapshot, slot_decision.in_force, deciders.placement,
+            silent=jobs_to_keep, backing_off=reconciled.backing_off, positions=positions,
+        )  # fmt: skip
         plan = within_limits(plan, snapshot, reconciled.owners, context.guard_rules)
         if context.start_allowance is not None:
             plan = within_allowance(plan, context.start_allowance())

@@ -12,8 +12,10 @@ from tick.world import World
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import Allocation, JobKey, Role
 from dl2d.core.resource_manager import RmJobState, RmListing
+from dl2d.core.resources import Resources
 from dl2d.testing import PromptCoordinator, ScriptedManager
 from dl2d.testing.builders import make_nodes
+from dl2d.tick.tick_context import GuardRules
 
 
 def limit(world: World, seconds: float, *, of: Callable[[str], bool]) -> None:
@@ -43,10 +45,21 @@ def run(world: World, key: JobKey, seconds: float, *, task_limit: float, every: 
 
 
 @pytest.mark.parametrize(
-    ("max_workers", "nodes", "least"), [(1, 4, 1), (4, 4, 4), (4, 2, 1)], ids=["one", "room for all", "no room"]
+    ("max_workers", "nodes", "least", "per_user"),
+    [
+        (1, 4, 1, {}),
+        (4, 4, 4, {}),
+        (4, 2, 1, {}),
+        (1, 4, 1, {"gpu": 1, "cpu": 3}),
+        (4, 4, 1, {"gpu": 4, "cpu": 9}),
+    ],
+    ids=["one", "room for all", "no room", "full limit, one", "full limit"],
 )
-def test_tasks_are_replaced_before_their_time_limit_ends_them(build, max_workers: int, nodes: int, least: int) -> None:
-    world = build(cluster_nodes=make_nodes(nodes), url="sqlite://")
+def test_tasks_are_replaced_before_their_time_limit_ends_them(
+    build, max_workers: int, nodes: int, least: int, per_user: dict[str, int]
+) -> None:
+    rules = GuardRules(per_user=Resources.of(**per_user))
+    world = build(cluster_nodes=make_nodes(nodes), url="sqlite://", rules=rules)
     key = world.ready(max_workers=max_workers, max_ps=1)
     limit(world, 100_000, of=is_anchor)
     had = run(world, key, 7200, task_limit=1800)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -13,6 +14,7 @@ from tick.world import GivesNothing, World
 
 from dl2d.core.cluster import NodeSet, Snapshot, Task, TaskState
 from dl2d.core.decision import Constraint
+from dl2d.core.errors import Rejected
 from dl2d.core.jobs import Allocation, JobKey, JobState, Role
 from dl2d.core.resource_manager import Claim, EligibleNodes, GrowthLimit, RmJob, RmJobState, RmListing, Yields
 from dl2d.core.resources import Resources
@@ -23,6 +25,7 @@ from dl2d.testing.builders import make_job, make_nodes
 from dl2d.tick import vacate_for_waiting_jobs
 from dl2d.tick.claims_of_waiting_jobs import ClaimHistory
 from dl2d.tick.record import Report
+from dl2d.tick.tick_context import GuardRules
 from dl2d.tick.vacate_for_waiting_jobs import claim_nodes
 
 
@@ -599,6 +602,36 @@ def test_the_only_server_that_has_to_move_runs_until_its_replacement_has_joined_
         assert {member["role"] for member in members} == {"worker", "ps"}
         assert granted[5]
         assert not granted[-1]
+
+
+def test_tasks_of_a_floor_move_for_a_claim_although_a_limit_is_full() -> None:
+    rules = GuardRules(per_user=Resources.of(cpu=3, gpu=1))
+    with closing(World(cluster_nodes=make_nodes(2), rules=rules, url="")) as world:
+        job = world.settled(max_workers=1, max_ps=1)
+        world.manager.claims.append(claim(nodes=1))
+        most = Allocation(0, 0)
+        for _ in range(20):
+            world.tick(1.0)
+            counts = Counter(task.role for task in world.tasks(job))
+            most = Allocation(max(most.workers, counts[Role.WORKER]), max(most.ps, counts[Role.PS]))
+            world.beat()
+        assert world.manager.start_claims() == ["812"]
+        assert world.has(job) == (1, 1)
+        assert max(most) == 2  # one task above the limit, no more
+
+
+def test_tasks_of_a_floor_whose_replacements_are_refused_are_tried_no_more_often_than_the_back_off_allows() -> None:
+    with closing(World(cluster_nodes=make_nodes(2), url="")) as world:
+        job = world.settled(max_workers=1, max_ps=1)
+        had = world.tasks(job)
+        world.manager.claims.append(claim(nodes=1))
+        world.manager.refuse = Rejected("sbatch: error: QOSMaxSubmitJobPerUserLimit")
+        attempts = 0
+        for _ in range(120):
+            attempts += bool(world.tick(15.0).plan.starts)
+            world.beat()
+        assert 1 <= attempts <= 8
+        assert [task.id for task in world.tasks(job)] == [task.id for task in had]
 
 
 def test_claims_of_low_priority_have_their_turn_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,12 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from dl2d.core.cluster import Snapshot
-from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, JobKey, Owner, Role
+from dl2d.core.cluster import Snapshot, task_tag
+from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, JobKey, Owner
 from dl2d.core.resource_manager import StartAllowance
 from dl2d.core.resources import Resources, Shortfall
-from dl2d.core.tick_plan import Deferred, Plan, Start
+from dl2d.core.tick_plan import Deferred, Plan, Start, Stop
 from dl2d.tick.guard_limits import limit_text, limits_of
+from dl2d.tick.place.make_room import TaskGroup
 from dl2d.tick.tick_context import GuardRules
 
 
@@ -24,7 +25,9 @@ def within_limits(plan: Plan, snapshot: Snapshot, owners: Mapping[JobKey, Owner]
     """The plan without the starts that have no room in a limit now; they are deferred, as those without room on a node.
 
     Tasks up to a running job's floor start all the same, and a job that has nothing starts with its minimum size or not
-    at all. ``owners`` are those of the jobs of all tasks in the snapshot.
+    at all. Of tasks that reach their time limit or leave a claimed node, those of the floor are replaced all the same,
+    one of each job and role at a time, and the others stop without a replacement. ``owners`` are those of the jobs of
+    all tasks in the snapshot.
     """
     limited = any(limit.thousandths for limit in (rules.per_user, rules.per_account, rules.per_partition))
     if not plan.starts or not limited:
@@ -33,6 +36,7 @@ def within_limits(plan: Plan, snapshot: Snapshot, owners: Mapping[JobKey, Owner]
     for task in snapshot.tasks:
         in_use.add(task.job, task.demand)
     requests, floors, held = {job.key: job.request for job in snapshot.jobs}, dict(snapshot.floors), snapshot.held()
+    replaced = _floor_tasks_replaced(plan, snapshot)
     by_job: dict[JobKey, list[int]] = defaultdict(list)
     for number, start in enumerate(plan.starts):
         by_job[start.job].append(number)
@@ -45,7 +49,8 @@ def within_limits(plan: Plan, snapshot: Snapshot, owners: Mapping[JobKey, Owner]
             role = plan.starts[unit[0]].role
             demand = Resources.total(plan.starts[number].demand for number in unit)
             lacks = in_use.lacks(key, demand)
-            if lacks is not None and (has == NOTHING or present[role] >= floor.count(role)):
+            below_floor = has != NOTHING and present[role] < floor.count(role)
+            if lacks is not None and not below_floor and replaced.isdisjoint(unit):
                 lack = _Lack(limit=lacks[0], shortfalls=lacks[1])
                 deferred |= dict.fromkeys(unit, lack)
                 if has == NOTHING and unit[0] == numbers[0]:  # not even its minimum size
@@ -54,13 +59,63 @@ def within_limits(plan: Plan, snapshot: Snapshot, owners: Mapping[JobKey, Owner]
                 continue
             in_use.add(key, demand)
             present[role] += len(unit)
-    return _without(plan, deferred) if deferred else plan
+    return _with_expiring_stopped(plan, _without(plan, deferred), snapshot) if deferred else plan
 
 
 def within_allowance(plan: Plan, allowance: StartAllowance) -> Plan:
-    """The plan with no more starts than may be submitted now; the others are deferred."""
-    late = range(allowance.tasks, len(plan.starts))
+    """The plan with no more starts than may be submitted now, those of moved tasks first; the others are deferred."""
+    moved_from = len(plan.starts) - len(plan.moves)
+    late = (*range(moved_from, len(plan.starts)), *range(moved_from))[allowance.tasks :]
     return _without(plan, dict.fromkeys(late, _Lack(postponed=allowance.reason))) if late else plan
+
+
+def _floor_tasks_replaced(plan: Plan, snapshot: Snapshot) -> set[int]:
+    """Numbers of the starts that replace a task of a floor which has to go: it expires, or leaves for a claim.
+
+    At most one of each job and role, and none while another task of them leaves: so a floor exceeds a limit by no more
+    than one task of a role.
+    """
+    going = snapshot.expiring.union(*(claim.leaving for claim in snapshot.claims))
+    floors, stopping = dict(snapshot.floors), {(stop.job, stop.task) for stop in plan.stops}
+    staying = Counter[TaskGroup]()
+    leaving = set[TaskGroup]()
+    for task in snapshot.tasks:
+        group = task.job, task.role
+        if not task.state.wanted or (task.job, task.id) in stopping:
+            leaving.add(group)
+        elif task.tag not in going:
+            staying[group] += 1
+    first: dict[TaskGroup, int] = {}
+    for number, move in enumerate(plan.moves, len(plan.starts) - len(plan.moves)):
+        key, role = group = move.job, plan.starts[number].role
+        is_floor = staying[group] < floors.get(key, NOTHING).count(role)
+        if task_tag(key, move.task) in going and is_floor and group not in leaving:
+            first.setdefault(group, number)
+    return set(first.values())
+
+
+def _with_expiring_stopped(plan: Plan, kept: Plan, snapshot: Snapshot) -> Plan:
+    """The plan ``kept``, in which tasks that expire stop if ``plan`` moved them, and they are beyond their floors.
+
+    At their time limit they would end all the same, without having drained.
+    """
+    floors, held = dict(snapshot.floors), snapshot.held()
+    roles = {(task.job, task.id): task.role for task in snapshot.tasks}
+    beyond = Counter(
+        {
+            (key, role): held[key].count(role) - floors.get(key, NOTHING).count(role)
+            for key in held
+            for role in TASK_ROLES
+        }
+    )
+    beyond.subtract((stop.job, roles[stop.job, stop.task]) for stop in kept.stops)
+    stops = []
+    for move in plan.moves:
+        group = move.job, roles[move.job, move.task]
+        if move not in kept.moves and task_tag(move.job, move.task) in snapshot.expiring and beyond[group] > 0:
+            beyond[group] -= 1
+            stops.append(Stop(move.job, move.task))
+    return replace(kept, stops=(*kept.stops, *stops))
 
 
 class _Lack(NamedTuple):
@@ -98,7 +153,7 @@ def _units(starts: Sequence[Start], numbers: Sequence[int], first: Allocation | 
 
 def _deferred(starts: Sequence[Start], lacks: Mapping[int, _Lack]) -> Iterable[Deferred]:
     """One record for each job and role. Tasks that were to be moved have not been decided on, so they are left out."""
-    groups: dict[tuple[JobKey, Role], list[int]] = defaultdict(list)
+    groups: dict[TaskGroup, list[int]] = defaultdict(list)
     for number, start in enumerate(starts):
         if number in lacks:
             groups[start.job, start.role].append(number)

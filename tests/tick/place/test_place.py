@@ -405,3 +405,17 @@ def test_what_has_room_starts_and_what_does_not_is_deferred_with_a_true_reason(n
             assert short or not any(node.state is NodeState.UP for node in nodes)
             if has != NOTHING and full:  # no node has room for one more of what waits
                 assert not left.fits(job, Allocation(int(role is W), int(role is P)))
+
+
+@pytest.mark.parametrize(("held", "leave"), [((1, 1), []), ((3, 1), ["worker-1", "worker-2"])])
+def test_of_a_job_that_may_start_nothing_tasks_of_the_floor_stay_and_others_leave_before_their_time_limit(
+    held: tuple[int, int], leave: list[str]
+) -> None:
+    snapshot = a_snapshot([a_job(1)], cluster(4, cpu=8, gpu=2), held={0: Allocation(*held)})
+    snapshot = replace(snapshot, expiring=frozenset(task.tag for task in snapshot.tasks))
+    job = snapshot.jobs[0]
+    decision = Decision("test", "1", (JobDecision(job.key, Allocation(*held), WHY),))
+    plan = place(snapshot, decision, LoadBalance(), backing_off={job.key})
+    assert (plan.starts, plan.moves) == ((), ())
+    assert sorted(stop.task for stop in plan.stops) == leave
+    assert len(place(snapshot, decision, LoadBalance()).moves) == sum(held)
