@@ -93,6 +93,8 @@ def run(
 
     Exit status 1 if a simulation failed, 130 after Ctrl-C; what is finished is kept either way.
     """
+    if jobs is not None and executor is ExecutorName.RAY:
+        raise typer.BadParameter("--jobs cannot be used with --executor ray: Ray has its own processes")
     found = at_scale(find_experiment(name), scale)
     if workload:
         found = on_files(found, _files(workload))

@@ -28,6 +28,17 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id, name or cluster.id.submitted of a job.")]
 
 
+def options_given(context: typer.Context) -> dict[str, str]:
+    """The options of a command line, by parameter: their names, as ``--min-jobs`` of ``min_jobs``."""
+    given: dict[str, str] = {}
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            given[name] = parameter.opts[0]
+    return given
+
+
 @contextlib.contextmanager
 def reading(settings: Settings) -> Iterator[SqlStore]:
     """The store, opened without the lease and without a change of its schema, as beside a running daemon."""

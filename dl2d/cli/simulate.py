@@ -15,14 +15,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from dl2d.cli.options import JsonOption
+from dl2d.cli.options import JsonOption, options_given
 from dl2d.cli.output import print_tables, table
 from dl2d.core.error_wording import printable
 from dl2d.core.errors import WorkloadError
 from dl2d.core.json_codec import as_plain
 from dl2d.plugins import load_placement
 from dl2d.simulation.lower_bound import Bound, lower_bound
-from dl2d.simulation.policy_lookup import find_policy
+from dl2d.simulation.policy_lookup import LEARNED, find_policy
 from dl2d.simulation.replay import Replayed, Rules, replay
 from dl2d.simulation.simulation_presets import Preset, PresetName, preset
 from dl2d.simulation.speeds.realism_options import Realism
@@ -30,6 +30,7 @@ from dl2d.simulation.workload.sources import load_source, source_forms
 
 
 def simulate(
+    context: typer.Context,
     workload: Annotated[
         str, typer.Option("--workload", "-w", help=f"What to replay: {source_forms()} (docs/workloads.md).")
     ],
@@ -51,7 +52,7 @@ def simulate(
             help="A cost, noise or failure, also on top of a preset; may be repeated (docs/simulator.md).",
         ),
     ] = None,
-    placement: Annotated[str, typer.Option(help="Placement; a preset has its own.")] = "load_balance",
+    placement: Annotated[str, typer.Option(help="Placement. Not with --preset, which has its own.")] = "load_balance",
     checkpoint: Annotated[
         Path | None,
         typer.Option(
@@ -65,6 +66,11 @@ def simulate(
 
     It is the daemon's own tick on a simulated cluster. Times are in slots of the workload's length.
     """
+    given = options_given(context)
+    if preset_name is not None and "placement" in given:
+        raise typer.BadParameter("--placement cannot be used with --preset, which has its own")
+    if checkpoint is not None and not LEARNED.intersection(policy or ()):
+        raise typer.BadParameter(f"--checkpoint needs a learned policy: --policy {' or '.join(sorted(LEARNED))}")
     chosen = preset(preset_name) if preset_name is not None else Preset(Rules(), load_placement(placement), {})
     rules = replace(chosen.rules, realism=_realism(chosen.rules.realism, options or []))
     sourced = load_source(workload, seed=seed)

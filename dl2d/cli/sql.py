@@ -32,6 +32,8 @@ def sql(
     """
     place = Place.parse(load_settings(config).store_url)
     if query is None and sys.stdin.isatty():
+        if as_json:
+            raise typer.BadParameter("--json needs a query: a shell has its own output")
         _open_shell(place)
     headings, rows = ask(place, sys.stdin.read() if query is None else query)
     if as_json:

@@ -9,12 +9,11 @@ from typing import Annotated, Final
 import typer
 
 from dl2d.cli.optional_packages import require_extra
-from dl2d.cli.options import ConfigOption, JsonOption
+from dl2d.cli.options import JsonOption, options_given
 from dl2d.cli.train_options import Design, TrainOptions, refuse_inapplicable, site_settings
 from dl2d.cli.train_supervised import supervised
-from dl2d.config.settings import DEFAULT_PATH
 from dl2d.learning.dl2_paper.settings import Teacher
-from dl2d.simulation.workload.sources import source_forms
+from dl2d.simulation.workload.sources import is_drawn, source_forms
 
 _PAPERS_OPTIONS: Final = ("teacher", "start", "offline")
 _TWINS_OPTIONS: Final = ("days", "gate", "store", "config")
@@ -79,8 +78,15 @@ def train(
     ] = False,
     days: Annotated[int | None, typer.Option(min=2, help="With --twin: how many of the last days count.")] = None,
     gate: Annotated[bool, typer.Option("--gate", help="With --twin: have it go live if it is surely better.")] = False,
-    store: Annotated[str, typer.Option(help="With --twin: URL of a store, instead of a configuration.")] = "",
-    config: ConfigOption = DEFAULT_PATH,
+    store: Annotated[
+        str | None, typer.Option(help="With --twin: URL of the store, instead of the configuration's.")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", "-c", help="With --twin: configuration; not needed with --store.", envvar="DL2D_CONFIG"
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train a policy from simulated workloads and write a checkpoint, or run one of the commands below.
@@ -89,7 +95,11 @@ def train(
     the slots that they decided. Exit status 130
     after Ctrl-C; what was reached is kept and --resume goes on with it.
     """
-    if context.invoked_subcommand is not None:
+    given = options_given(context)
+    if (command := context.invoked_subcommand) is not None:
+        if given:
+            problem = f"{', '.join(given.values())} before {command!r} would be ignored"
+            raise typer.BadParameter(f"{problem}: write options of `dl2d train {command}` behind its name")
         return
     way = "--twin" if twin else f"--design {design}"
     refuse_inapplicable(context, _INAPPLICABLE[way], way)
@@ -97,6 +107,8 @@ def train(
         raise typer.BadParameter("give one or more workloads to train on", param_hint="--workload")
     if teacher is not None and start is not None:
         raise typer.BadParameter("--teacher and --start cannot be used together: training begins with one of them")
+    if "draws" in given and not any(map(is_drawn, (*(workload or ()), *(validate or ())))):
+        raise typer.BadParameter("--draws needs a generator: no other workload is drawn")
     require_extra("train")
     options = TrainOptions(
         workload=tuple(workload or ()), validate=tuple(validate or ()), out=out, iterations=iterations, seed=seed,
@@ -107,7 +119,7 @@ def train(
     if twin:
         from dl2d.cli.train_in_digital_twin import train_twin  # noqa: PLC0415
 
-        train_twin(site_settings(None if store else config, store), options, paper=design is Design.ORIGINAL)
+        train_twin(site_settings(config, store), options, paper=design is Design.ORIGINAL)
     elif design is Design.ORIGINAL:
         from dl2d.cli.train_dl2_paper import train_original  # noqa: PLC0415
 

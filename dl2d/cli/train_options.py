@@ -10,6 +10,7 @@ from typing import Final
 
 import typer
 
+from dl2d.cli.options import options_given
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.simulation.workload.format import Workload
 from dl2d.simulation.workload.sources import is_drawn, load_source, matching_files
@@ -82,15 +83,9 @@ def _load(source: str, seed: int, draws: int) -> list[Workload]:
 
 def refuse_inapplicable(context: typer.Context, names: Iterable[str], way: str) -> None:
     """Exit status 2 where one of these options was given, which would be ignored."""
-    given = [name for name in names if _is_given(context, name)]
-    if given:
-        options = ", ".join(f"--{name}" for name in given)
+    given = options_given(context)
+    if options := ", ".join(given[name] for name in names if name in given):
         raise typer.BadParameter(f"{options} cannot be used with {way}")
-
-
-def _is_given(context: typer.Context, parameter: str) -> bool:
-    source = context.get_parameter_source(parameter)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def site_settings(config: Path | None, store: str | None) -> Settings:

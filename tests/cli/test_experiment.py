@@ -208,6 +208,7 @@ def test_what_ships_is_listed_and_shown(dl2d, tmp_path: Path) -> None:
         (["run", "smoke", "--policy", "dfr"], "experiment smoke, workload dl2: there is no 'dfr' (did you mean drf?)"),
         (["run", "smoke", "--jobs", "0"], "--jobs"),
         (["run", "smoke", "--executor", "slurm"], "slurm"),
+        (["run", "smoke", "--executor", "ray", "--jobs", "2"], "--jobs cannot be used with --executor ray"),
     ],
 )
 def test_wrong_use_is_told_and_ends_with_status_2(

@@ -42,6 +42,12 @@ def test_a_query_from_standard_input(dl2d: Dl2d, config: Path, monkeypatch: pyte
     assert dl2d("sql", "-c", config, "--json").json == [{"jobs": 60}]
 
 
+def test_a_shell_has_no_json(dl2d: Dl2d, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    ran = dl2d("sql", "-c", config, "--json")
+    assert (ran.status, "--json needs a query" in ran.err) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("query", "problem"),
     [
