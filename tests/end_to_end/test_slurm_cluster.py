@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -79,6 +80,7 @@ def registered(daemon: DaemonProcess, job: str) -> JobKey:
     return daemon.store.find_jobs(job)[0].key
 
 
+@functools.cache
 def static_digest(epochs: int = EPOCHS) -> str | None:
     # Equal bits need equal kernels: settings of the BLAS in this environment do not reach the users' jobs.
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("OPENBLAS_", "OMP_", "MKL_"))}
@@ -169,6 +171,39 @@ def test_an_ordinary_user_sees_their_own_jobs_without_the_daemons_files(
     assert "no job is waiting or running" in others.stdout
     gate.unlink()
     daemon.wait_for_end(job, timeout=240)
+
+
+def test_each_task_of_a_job_array_is_an_elastic_job_of_its_own(
+    cluster: SlurmCluster, alice: User, daemon: DaemonProcess, gate: Path
+) -> None:
+    (alice.home / "train.py").write_text(WORKER.read_text())
+    options = ("--optimizer", "momentum", "--step-seconds", "0.01")
+    text = script(daemon, *options, directives="#DL2 max_workers=2 max_ps=1", gate=gate)
+    array = cluster.submit_as(alice, text, "--array=3-5")
+    ids = [f"{array}_{number}" for number in (3, 4, 5)]
+    jobs = [registered(daemon, each) for each in ids]
+    for job in jobs:
+        daemon.wait_for_size(job, 2, 1, timeout=90)
+    assert [job.id for job in jobs] == ids
+    names = cluster.run("squeue", "-h", "-t", "RUNNING", "-o", "%j").stdout.split()
+    tasks = Counter(f"dl2-{each}-{task}" for each in ids for task in ("worker-0", "worker-1", "ps-0"))
+    assert Counter(names) == tasks + Counter(elastic=3)
+    environment = {"DL2_DAEMON": daemon.url}
+    status = cluster.run("dl2d", "status", user=alice, env=environment).stdout
+    assert [each for each in ids if each not in status.split()] == []
+    assert ids[1] in cluster.run("dl2d", "why", ids[1], user=alice, env=environment).stdout
+
+    cluster.run("scancel", ids[1], user=alice)
+    daemon.wait_for_end(jobs[1])
+    daemon.wait_until(lambda: not daemon.tasks(jobs[1], live=True), "its tasks have ended")
+    assert [daemon.confirmed(job) for job in jobs] == [(2, 1), (0, 0), (2, 1)]
+    gate.unlink()
+    daemon.wait_for_end(*jobs, timeout=240)
+    daemon.wait_until_empty()
+    finished = JobState.FINISHED
+    assert [daemon.job(job).state for job in jobs] == [finished, JobState.CANCELLED, finished]
+    assert {daemon.job(job).digest for job in (jobs[0], jobs[2])} == {static_digest()}
+    assert cluster.running() == []
 
 
 def test_a_cancelled_anchor_takes_its_tasks_along(cluster: SlurmCluster, alice: User, daemon: DaemonProcess) -> None:
