@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import sys
+import uuid
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from daemon_process import DaemonProcess
 from slurm_cluster import Ran, SlurmCluster, User, why_not
 
 from dl2d.core.cluster import TaskState
 from dl2d.core.jobs import JobKey, JobState
+from dl2d.daemon.key_file import load_credentials
+from pslite.errors import AuthenticationError
+from pslite.net.authentication import Identity, connect, parse_token
 from pslite.testing import run_local
 
 #: A partition of some of the nodes, whose jobs end after a minute if they say nothing of their time.
@@ -305,6 +311,72 @@ def test_a_requeued_job_goes_on_from_its_checkpoint(
     assert daemon.job(second).digest == static_digest()
     daemon.wait_until_empty()
     assert cluster.running() == []
+
+
+def processes_on(user: User, node: str) -> list[psutil.Process]:
+    """What runs of a user's jobs on a node."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.uids().real == user.uid and process.environ().get("SLURMD_NODENAME") == node:
+                found.append(process)
+    return found
+
+
+def test_what_survives_on_a_lost_node_of_a_requeued_job_ends_and_is_not_let_in(
+    cluster: SlurmCluster, alice: User, daemon: DaemonProcess, gate: Path
+) -> None:
+    (alice.home / "train.py").write_text(WORKER.read_text())
+    options = ("--optimizer", "momentum", "--step-seconds", "0.01", "--checkpoint", '"$HOME/fenced"', "--every", "50")
+    job_id = cluster.submit_as(alice, script(daemon, *options, directives="#DL2 max_workers=2 max_ps=1", gate=gate))
+    first = registered(daemon, job_id)
+    daemon.wait_for_size(first, 2, 1, timeout=90)
+    kept = alice.home / "fenced"
+    daemon.wait_until(lambda: kept.exists() and any(kept.glob("*/*")), "it has a checkpoint", timeout=90)
+    node = cluster.run("squeue", "-h", "-j", job_id, "-o", "%N").stdout.strip()
+    survivors = processes_on(alice, node)
+    assert "dl2-run" in " ".join(word for process in survivors for word in process.cmdline())
+    try:
+        # The node hangs; Slurm takes it for lost, and cannot end what is there.
+        for process in survivors:
+            process.suspend()
+        cluster.kill(node)
+        cluster.run("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
+        daemon.wait_until(lambda: daemon.job(first).state.ended, "its first run ends")
+        second = daemon.store.find_jobs(job_id)[0].key
+        assert second > first
+        cluster.wait_until(lambda: cluster.job_state(job_id) == "PENDING", "it waits again")
+        cluster.run("scontrol", "update", f"JobId={job_id}", "StartTime=now")
+        daemon.wait_for_size(second, 2, 1, timeout=90)
+        assert node not in {task.node for task in daemon.tasks(second)}
+        reached = daemon.job(first).progress.version
+
+        credentials = load_credentials(daemon.state_dir / "secret", create=False)
+        beat = daemon.post(f"/v1/jobs/{second.slug}/heartbeat", {}, credential=credentials.for_job(first))
+        assert beat.status_code == 403
+        address = daemon.job(second).address
+        stale = Identity("worker", "worker-0", uuid.uuid4().hex, parse_token(credentials.token(first)))
+        with pytest.raises(AuthenticationError, match="token"):
+            connect(address, stale, "control", timeout=20)
+
+        assert [process for process in survivors if process.status() != psutil.STATUS_STOPPED] == []
+        for process in survivors:
+            process.resume()
+        _, left = psutil.wait_procs(survivors, timeout=60)
+        assert left == []
+        daemon.wait_until(lambda: not daemon.tasks(first, live=True), "no task of the first run is left")
+        assert daemon.confirmed(second) == (2, 1)
+        assert daemon.job(first).progress.version == reached
+    finally:
+        for process in survivors:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
+        cluster.start_node(node)
+    gate.unlink()
+    daemon.wait_for_end(second, timeout=240)
+    assert daemon.job(second).state is JobState.FINISHED
+    assert daemon.job(second).digest == static_digest()
+    daemon.wait_until_empty()
 
 
 def test_a_job_trains_where_its_partition_and_reservations_allow_it_as_long_as_its_anchor(
