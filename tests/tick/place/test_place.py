@@ -5,26 +5,29 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
-from policies.snapshots import a_job, a_snapshot, cluster
+from policies.snapshots import NO_PS, a_job, a_snapshot, cluster
 
-from dl2d.core.cluster import Node, NodeState, Snapshot, Task, TaskState
+from dl2d.core.cluster import Node, NodeSet, NodeState, Snapshot, Task, TaskState
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
-from dl2d.core.jobs import NOTHING, Allocation, Job, Role
+from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, Architecture, Job, Role
 from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.resources import Resources
-from dl2d.core.tick_plan import Plan
+from dl2d.core.tick_plan import Deferred, Plan
 from dl2d.placement.best_fit import BestFit
 from dl2d.placement.dl2_paper import Dl2Paper
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.placement.optimus import Optimus
 from dl2d.tick.place.place import place
+from dl2d.tick.place.starts_within_limits import within_limits
+from dl2d.tick.tick_context import GuardRules
 
 WHY = Reason(Constraint.SATISFIED, "because")
 W, P = Role.WORKER, Role.PS
+LIVE = [state for state in TaskState if not state.ended]
 
 
 def plan_for(
@@ -356,55 +359,109 @@ def test_whatever_is_decided(nodes, shapes, present, named, placement) -> None:
     assert all(known[stop.job, stop.task].state.wanted for stop in plan.stops)
 
 
-_requests = st.builds(
-    dict,
-    worker=st.builds(lambda cpu, gpu: Resources.of(cpu=cpu, gpu=gpu), st.integers(1, 4), st.integers(0, 2)),
-    min_workers=st.integers(1, 3),
-    min_ps=st.integers(1, 2),
-    allowed_workers=st.sampled_from([(), (2, 4), (3,)]),
+_requests = st.fixed_dictionaries(
+    {
+        "worker": st.builds(lambda cpu, gpu: Resources.of(cpu=cpu, gpu=gpu), st.integers(1, 4), st.integers(0, 2)),
+        "min_workers": st.integers(1, 3),
+        "allowed_workers": st.sampled_from([(), (2, 4), (3,), (1, 2, 4)]),
+    }
 )
+_with_servers = st.fixed_dictionaries(
+    {"ps": st.builds(lambda cpu: Resources.of(cpu=cpu), st.integers(1, 3)), "min_ps": st.integers(1, 2)}
+)
+_without_servers = st.just({**NO_PS, "max_workers": 4, "architecture": Architecture.ALLREDUCE})
+_limits = st.sampled_from([{}, {}, {"cpu": 6}, {"gpu": 3}, {"cpu": 10, "gpu": 2}]).map(Resources.of)
 
 
 @st.composite
-def _decided(draw: st.DrawFn) -> tuple[list[Job], dict[int, tuple[int, int]], list[tuple[int, tuple[int, int]]]]:
-    """Jobs, sizes with which they can run, or nothing, and steps that lead there in any order, or only part of them."""
-    jobs = [a_job(number, **one) for number, one in enumerate(draw(st.lists(_requests, max_size=5)), start=1)]
-    sizes, steps = {}, []
+def _decided(draw: st.DrawFn) -> tuple[Snapshot, dict[int, tuple[int, int]], list[tuple[int, tuple[int, int]]]]:
+    """Jobs with and without tasks, sizes with which they can run, or nothing, and steps that lead there in any order.
+
+    The steps may lead there only in part.
+    """
+    requests = draw(st.lists(st.tuples(_requests, st.one_of(_with_servers, _without_servers)), max_size=5))
+    jobs = [a_job(number, **first, **second) for number, (first, second) in enumerate(requests, start=1)]
+    nodes = {node.name: node for node in draw(_nodes)}
+    tasks, sizes, steps = list[Task](), {}, list[tuple[int, tuple[int, int]]]()
     for number, job in enumerate(jobs, start=1):
+        roles_ = [W, P] if job.request.max_ps else [W]
+        shapes = st.tuples(st.sampled_from(roles_), st.sampled_from(sorted(nodes) or [""]), st.sampled_from(LIVE))
+        for ordinal, (role, node, state) in enumerate(draw(st.lists(shapes, max_size=4)) if nodes else ()):
+            task = a_task(job, role, ordinal, state, node)
+            used = nodes[node].used + task.demand
+            if used.fits_in(nodes[node].capacity):
+                nodes[node] = structs.replace(nodes[node], used=used)
+                tasks.append(task)
         least = job.request.min_size
-        workers = draw(st.sampled_from([0, *(count for count in range(7) if job.request.allows(count))]))
-        ps = draw(st.integers(least.ps, 5)) if workers else 0
+        workers = draw(st.sampled_from([0, *(count for count in range(5) if job.request.allows(count))]))
+        ps = draw(st.integers(least.ps, job.request.max_ps)) if workers else 0
         sizes[number] = workers, ps
         steps += [(number, WORKER)] * workers + [(number, PS)] * ps
     order = draw(st.permutations(steps))
-    return jobs, sizes, order[: draw(st.integers(0, len(order)))]
+    keys = [job.key for job in jobs]
+    some = draw(st.sets(st.sampled_from(keys))) if keys else set()
+    node_sets = (NodeSet(tuple(sorted(some)), frozenset({"n0", "n2"}), "partition small"),) if some else ()
+    snapshot = replace(a_snapshot(jobs, list(nodes.values())), tasks=tuple(tasks), node_sets=node_sets)
+    return snapshot, sizes, order[: draw(st.integers(0, len(order)))]
 
 
-@given(_nodes, _decided(), st.sampled_from([LoadBalance(), BestFit(), Optimus(), Dl2Paper()]))
-def test_what_has_room_starts_and_what_does_not_is_deferred_with_a_true_reason(nodes, decided, placement) -> None:
-    jobs, sizes, steps = decided
-    snapshot = a_snapshot(jobs, nodes)
-    plan = plan_for(snapshot, sizes, placement, steps=steps)
-    started = roles(plan)
-    left = Packing(nodes, placement)
-    for start in plan.starts:
-        assert left.place_on(start.node, start.demand)
-    for number, job in enumerate(jobs, start=1):
-        wanted, least = Allocation(*sizes[number]), job.request.min_size
-        has = Allocation(started[str(number), W], started[str(number), P])
-        waits = {item.role: item for item in plan.deferred if item.job == job.key}
-        assert has == NOTHING or (has.workers >= least.workers and has.ps >= least.ps)
-        assert has == wanted or waits
-        # Where only the first node in order is tried, a later start may change which one it is: the next tick sees it.
-        full = not placement.head_only
-        if has == NOTHING != wanted and full:
-            assert not left.fits(job, least)
-        for role, item in waits.items():
-            assert has.count(role) < wanted.count(role)
-            short = {part.resource for part in item.shortfalls}
-            assert short or not any(node.state is NodeState.UP for node in nodes)
-            if has != NOTHING and full:  # no node has room for one more of what waits
-                assert not left.fits(job, Allocation(int(role is W), int(role is P)))
+@given(_decided(), st.sampled_from([LoadBalance(), BestFit(), Optimus(), Dl2Paper()]), _limits)
+@settings(max_examples=200, deadline=None)
+def test_what_has_room_starts_and_what_does_not_is_deferred_with_a_true_reason(decided, placement, limit) -> None:
+    snapshot, sizes, steps = decided
+    planned = plan_for(snapshot, sizes, placement, steps=steps)
+    owners = {job.key: job.owner for job in snapshot.jobs}
+    plan = within_limits(planned, snapshot, owners, GuardRules(per_user=limit))
+    #: What is free when all has started that had room on a node, and what the tasks of the user hold then.
+    left = Packing(snapshot.nodes, placement, node_sets=snapshot.node_sets)
+    for start in planned.starts:
+        assert left.place_on(start.node, start.demand, start.job)
+    in_use = Resources.total(one.demand for one in (*snapshot.tasks, *plan.starts))
+    started = roles(replace(plan, starts=plan.starts[: len(plan.starts) - len(plan.moves)]))
+    held = snapshot.held()
+    for number, job in enumerate(snapshot.jobs, start=1):
+        wanted, least, before = Allocation(*sizes[number]), job.request.min_size, held[job.key]
+        new = Allocation(started[str(number), W], started[str(number), P])
+        waits = [item for item in plan.deferred if item.job == job.key]
+        assert len({(item.role, item.limit) for item in waits}) == len(waits)
+        starts_whole = before == NOTHING
+        if starts_whole:
+            assert new == NOTHING or new.covers(least)
+            assert new == wanted or waits
+        if not starts_whole or new != NOTHING:
+            for role in TASK_ROLES:
+                count = sum(item.count for item in waits if item.role is role)
+                assert new.count(role) + count == max(wanted.count(role) - before.count(role), 0)
+        for item in waits:
+            unit = least if starts_whole and new == NOTHING else Allocation(int(item.role is W), int(item.role is P))
+            assert item.count > 0
+            if item.limit:
+                assert item.limit == f"jobs of ann may hold {limit} together"
+                assert item.shortfalls
+                wanting = in_use + job.request.demand_of(unit)
+                for short in item.shortfalls:
+                    assert wanting.get(short.resource) > limit.get(short.resource)
+            elif not placement.head_only:
+                # Where only the first node in order is tried, a later start may change which it is: the next tick
+                # sees it.
+                assert not left.fits(job, unit)
+                assert_lacks(snapshot, left, item, job.request.demand_of(unit))
+
+
+def assert_lacks(snapshot: Snapshot, left: Packing, item: Deferred, unit: Resources) -> None:
+    """The node that is named has less than a task needs, when the others of ``unit`` have been put there."""
+    demand = next(job for job in snapshot.jobs if job.key == item.job).request.demand(item.role)
+    allowed = snapshot.may_use().get(item.job)
+    usable = {node.name for node in snapshot.nodes if node.state is NodeState.UP}
+    usable = usable if allowed is None else usable & allowed
+    if not item.nearest:
+        assert not usable
+        return
+    assert item.nearest in usable
+    assert item.shortfalls
+    for short in item.shortfalls:
+        assert demand.get(short.resource) == short.wanted > short.had
+        assert left.room_on(item.nearest).get(short.resource) <= short.had + unit.get(short.resource)
 
 
 @pytest.mark.parametrize(("held", "leave"), [((1, 1), []), ((3, 1), ["worker-1", "worker-2"])])
