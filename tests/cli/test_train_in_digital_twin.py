@@ -22,9 +22,10 @@ from dl2d.core.decision import Constraint, Decision, Reason
 from dl2d.core.jobs import NOTHING
 from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE
-from dl2d.core.policy_registry import SITE_SCHEDULER, VersionState
+from dl2d.core.policy_registry import SITE_SCHEDULER, RunState, VersionState
 from dl2d.daemon.policy_versions.active_version import keep_version
 from dl2d.daemon.policy_versions.candidates import withdraw_if_worse
+from dl2d.daemon.policy_versions.learner_process import Learner, learner_command
 from dl2d.learning import train_test_split, training_report
 from dl2d.learning.promotion_gate import GateSettings, Verdict
 from dl2d.policies.common.checkpoint import read_checkpoint, write_checkpoint
@@ -321,6 +322,35 @@ def test_the_papers_policy_learns_from_its_own_slots_and_the_twin(dl2d: Dl2d, tm
     assert "report.md" in {path.name for path in out.iterdir()}
     with closing(SqlStore(url)) as store:
         assert {each.digest for each in store.registry.versions()} == {policy.checkpoint.digest, done["digest"]}
+
+
+@pytest.mark.slow
+def test_the_learner_process_trains_the_papers_policy_on_its_own_slots(tmp_path: Path) -> None:
+    """One round, in a process as the daemon starts it; the gate's result is registered as the daemon does it."""
+    url, at = store_url(tmp_path), time.time() // DAY * DAY - 3 * DAY
+    start = a_checkpoint(0, network="shared")
+    record(url, load_source(DAYS, seed=2).workload, Dl2Original(start, sampled=True), begin=at)
+    config = write_config(
+        tmp_path, schedule={"slot_seconds": 1200.0}, policy={"name": "dl2-original"}, learning={"minutes": 0.001}
+    )
+    with closing(SqlStore(url)) as store:
+        registry = store.registry
+        decides = keep_version(start, load_settings(config).versions_path, registry, at=at, origin="a test")
+        registry.change(decides.policy, decides.digest, VersionState.LIVE, at=at, by="ann", reason="a test")
+        learner = Learner(registry, learner_command(str(config)), clock=time.time)
+        learner.start("dl2-original", 300.0)
+        while registry.runs()[0].state is RunState.RUNNING:
+            time.sleep(0.1)
+        learner.close()
+        (run,) = registry.runs()
+        assert (run.state, run.policy) == (RunState.FINISHED, "dl2-original"), run.note
+        (learned,) = (version for version in registry.versions("dl2-original") if version.parent == start.digest)
+        (trial,) = (each for each in registry.trials("dl2-original") if each.candidate == learned.digest)
+        assert trial.current == start.digest
+        assert run.note.startswith(f"version {learned.digest[:12]} ")
+    live = read_checkpoint(Path(learned.folder), policy="dl2-original").training["live"]
+    assert live["slots"] > 20
+    assert live["samples"] > 50
 
 
 @pytest.mark.usefixtures("few_draws")
