@@ -165,7 +165,10 @@ def _columns(name: str, about: str, columns: Iterable[tuple[str, str]]) -> list[
 def _group(app: typer.Typer, name: str) -> list[str]:
     callback = app.registered_callback
     about = _about(callback.callback) if callback is not None and callback.callback is not None else app.info.help
-    out = [f"\n## {name}\n\n{_prose(about)}\n"] if isinstance(about, str) else []
+    if callback is not None and callback.callback is not None and app.info.invoke_without_command is True:
+        out = _command(callback.callback, name)
+    else:
+        out = [f"\n## {name}\n\n{_prose(about)}\n"] if isinstance(about, str) else []
     for command in app.registered_commands:
         assert command.callback is not None
         out += _command(command.callback, f"{name} {command.name or command.callback.__name__.replace('_', '-')}")

@@ -39,7 +39,7 @@ def train(
     workload: Annotated[
         list[str] | None,
         typer.Option(
-            "--workload", "-w", help=f"To train on; may be repeated. {source_forms()}, or a pattern of files."
+            "--workload", "-w", help=f"To train on; may be repeated: {source_forms()}, or a pattern of files."
         ),
     ] = None,
     validate: Annotated[
@@ -69,7 +69,10 @@ def train(
     ] = False,
     minutes: Annotated[float | None, typer.Option(min=0, help="Stop early after so many minutes.")] = None,
     compare: Annotated[
-        bool, typer.Option(help="Also show the baselines' completion times on the validation workloads.")
+        bool,
+        typer.Option(
+            "--compare/--no-compare", help="Also show the baselines' completion times on the validation workloads."
+        ),
     ] = True,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in the folder.")] = False,
     twin: Annotated[

@@ -21,11 +21,13 @@ class CanaryRow(Base):
 
     __tablename__ = "canaries"
 
-    number: Mapped[int] = mapped_column(NUMBER, primary_key=True, comment="in the order in which they began")
+    number: Mapped[int] = mapped_column(NUMBER, primary_key=True, comment="number in the order in which they began")
     policy: Mapped[str] = mapped_column(comment="policy that decides on the jobs of its group")
     version: Mapped[str] = mapped_column(FreeText(), comment="its version")
     fallback: Mapped[str] = mapped_column(comment="policy that decides on the other jobs")
-    share: Mapped[float] = mapped_column(comment="fraction of jobs in the group; 0 with a partition or account")
+    share: Mapped[float] = mapped_column(
+        comment="fraction of all jobs in the group, 0 to 1; 0 with a partition or account"
+    )
     partition: Mapped[str] = mapped_column(FreeText(), comment="partition of the jobs in the group, or empty")
     account: Mapped[str] = mapped_column(FreeText(), comment="account of the jobs in the group, or empty")
     began_at: Mapped[float] = mapped_column(comment="seconds since 1970")

@@ -29,7 +29,7 @@ class JobSpeedRow(Base):
     workers: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, comment="number of workers")
     ps: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, comment="number of parameter servers")
     samples_per_second: Mapped[float] = mapped_column(comment="mean over the measurements, samples/s")
-    measurements: Mapped[int] = mapped_column(comment="rows of progress that count in the mean, the last 16 at most")
+    measurements: Mapped[int] = mapped_column(comment="number of rows of progress in the mean, the last 16 at most")
     at: Mapped[float] = mapped_column(comment="when the last of them was measured, seconds since 1970")
     since: Mapped[float] = mapped_column(comment="when the first of them was measured, seconds since 1970")
     last: Mapped[_Measurements] = mapped_column(

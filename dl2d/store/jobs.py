@@ -64,9 +64,9 @@ class _Reported:
 
     version: Mapped[int] = mapped_column(comment="completed updates")
     total_versions: Mapped[int | None] = mapped_column(comment="updates that the whole training has, if it is known")
-    loss: Mapped[float | None] = mapped_column(Finite(), comment="training loss")
-    steps_per_second: Mapped[float | None] = mapped_column(Finite(), comment="updates in a second")
-    samples_per_second: Mapped[float | None] = mapped_column(Finite(), comment="training speed")
+    loss: Mapped[float | None] = mapped_column(Finite(), comment="training loss, a number without unit")
+    steps_per_second: Mapped[float | None] = mapped_column(Finite(), comment="training speed, updates/s")
+    samples_per_second: Mapped[float | None] = mapped_column(Finite(), comment="training speed, samples/s")
     workers: Mapped[int] = mapped_column(comment="workers that train now")
     ps: Mapped[int] = mapped_column(comment="parameter servers that train now")
 
@@ -126,7 +126,10 @@ class JobRow(_Reported, Base):
     static: Mapped[bool] = mapped_column(
         server_default=false(), comment="a static job: the site's own scheduler runs it, dl2d only records it"
     )
-    epochs: Mapped[float] = mapped_column(server_default=ZERO, comment="epochs that its user declared")
+    epochs: Mapped[float] = mapped_column(
+        server_default=ZERO,
+        comment="epochs that its user declared; of a static job that reports nothing, hours that it may run",
+    )
     max_workers: Mapped[int] = mapped_column(server_default=ZERO, comment="most workers that it may have")
     max_ps: Mapped[int] = mapped_column(server_default=ZERO, comment="most parameter servers that it may have")
     worker_demand: Mapped[Resources | None] = mapped_column(
@@ -148,7 +151,7 @@ class ProgressRow(_Reported, Base):
 
     job_number: Mapped[int] = mapped_column(ForeignKey("jobs.number"), primary_key=True, comment="jobs.number")
     at: Mapped[float] = mapped_column(primary_key=True, comment="when the report came, seconds since 1970")
-    epoch: Mapped[float] = mapped_column(comment="completed epochs")
+    epoch: Mapped[float] = mapped_column(comment="completed epochs; 0 of a static job that reports nothing")
 
 
 class JobIdRow(Base):

@@ -30,9 +30,9 @@ class LeaseRow(Base):
 
     name: Mapped[str] = mapped_column(primary_key=True, comment="always daemon")
     holder: Mapped[str] = mapped_column(FreeText(), comment="process and machine")
-    term: Mapped[int] = mapped_column(comment="grows by one with each holder; a holder of an older term may not write")
+    term: Mapped[int] = mapped_column(comment="number of the holder, from 1; one with a smaller number may not write")
     since: Mapped[float] = mapped_column(comment="seconds since 1970")
-    renewals: Mapped[int] = mapped_column(server_default=ZERO, comment="grows with each sign of life of the holder")
+    renewals: Mapped[int] = mapped_column(server_default=ZERO, comment="number of signs of life of the holder")
 
 
 _log = structlog.get_logger(__name__)

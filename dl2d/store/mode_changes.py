@@ -17,7 +17,7 @@ class ModeChangeRow(Base):
 
     __tablename__ = "mode_changes"
 
-    number: Mapped[int] = mapped_column(NUMBER, primary_key=True, comment="in the order in which they were made")
+    number: Mapped[int] = mapped_column(NUMBER, primary_key=True, comment="number in the order in which they were made")
     at: Mapped[float] = mapped_column(comment="seconds since 1970")
     before: Mapped[str] = mapped_column(comment="empty for the first")
     after: Mapped[Mode] = mapped_column(Choice(Mode), comment="observe shadow canary live")

@@ -34,7 +34,9 @@ class PolicyVersionRow(Base):
     __tablename__ = "policy_versions"
     __table_args__ = (UniqueConstraint("policy", "digest"), Index(None, "policy", "state"))
 
-    number: Mapped[int] = mapped_column(NUMBER, primary_key=True, comment="in the order in which they were registered")
+    number: Mapped[int] = mapped_column(
+        NUMBER, primary_key=True, comment="number in the order in which they were registered"
+    )
     policy: Mapped[str] = mapped_column(comment="name of the policy")
     digest: Mapped[str] = mapped_column(comment="SHA-256 of what decides")
     parent: Mapped[str] = mapped_column(comment="digest of the version that training began with")
@@ -43,7 +45,7 @@ class PolicyVersionRow(Base):
     at: Mapped[float] = mapped_column(comment="when it was registered, seconds since 1970")
     data_from: Mapped[float | None] = mapped_column(comment="jobs from then on were learned from, seconds since 1970")
     data_to: Mapped[float | None] = mapped_column(comment="jobs until then were learned from, seconds since 1970")
-    jobs: Mapped[int] = mapped_column(comment="so many jobs were learned from")
+    jobs: Mapped[int] = mapped_column(comment="number of jobs that were learned from")
     metrics: Mapped[dict[str, Any]] = mapped_column(Json(dict[str, Any]), comment="how well it did in training, JSON")
     state: Mapped[VersionState] = mapped_column(Choice(VersionState), comment="candidate live retired rejected")
 
@@ -54,7 +56,7 @@ class PolicyChangeRow(Base):
     __tablename__ = "policy_changes"
     __table_args__ = (Index(None, "version"),)
 
-    number: Mapped[int] = mapped_column(NUMBER, primary_key=True, comment="in the order in which they were made")
+    number: Mapped[int] = mapped_column(NUMBER, primary_key=True, comment="number in the order in which they were made")
     version: Mapped[int] = mapped_column(ForeignKey("policy_versions.number"), comment="number of the version")
     at: Mapped[float] = mapped_column(comment="seconds since 1970")
     before: Mapped[VersionState] = mapped_column(Choice(VersionState), comment="state before")
@@ -62,7 +64,7 @@ class PolicyChangeRow(Base):
     by: Mapped[str] = mapped_column(FreeText(), comment="a user, gate or daemon")
     reason: Mapped[str] = mapped_column(FreeText(), comment="why, in words")
     replaced: Mapped[int | None] = mapped_column(
-        ForeignKey("policy_versions.number"), comment="version that was live until then"
+        ForeignKey("policy_versions.number"), comment="number of the version that was live until then"
     )
     rollback: Mapped[bool] = mapped_column(comment="whether the version before went live again")
 
@@ -72,7 +74,7 @@ class PolicyTrialRow(Base):
 
     __tablename__ = "policy_trials"
 
-    number: Mapped[int] = mapped_column(NUMBER, primary_key=True, comment="in the order in which they were made")
+    number: Mapped[int] = mapped_column(NUMBER, primary_key=True, comment="number in the order in which they were made")
     policy: Mapped[str] = mapped_column(comment="policy of both versions")
     candidate: Mapped[str] = mapped_column(comment="digest")
     current: Mapped[str] = mapped_column(
@@ -83,9 +85,15 @@ class PolicyTrialRow(Base):
     cases: Mapped[tuple[TrialCase, ...]] = mapped_column(
         Json(tuple[TrialCase, ...]), comment="mean completion times in slots by workload, JSON"
     )
-    change: Mapped[float | None] = mapped_column(Finite(), comment="mean completion time, candidate / current - 1")
-    low: Mapped[float | None] = mapped_column(Finite(), comment="lower end of the 95 % interval of change")
-    high: Mapped[float | None] = mapped_column(Finite(), comment="upper end of the 95 % interval of change")
+    change: Mapped[float | None] = mapped_column(
+        Finite(), comment="ratio of the mean completion times, candidate / current, minus 1"
+    )
+    low: Mapped[float | None] = mapped_column(
+        Finite(), comment="lower end of the 95 % interval of change, a ratio minus 1"
+    )
+    high: Mapped[float | None] = mapped_column(
+        Finite(), comment="upper end of the 95 % interval of change, a ratio minus 1"
+    )
     passed: Mapped[bool] = mapped_column(comment="whether the candidate passed the gate")
     reason: Mapped[str] = mapped_column(FreeText(), comment="result in words")
 
@@ -95,7 +103,7 @@ class LearningRunRow(Base):
 
     __tablename__ = "learning_runs"
 
-    number: Mapped[int] = mapped_column(NUMBER, primary_key=True, comment="in the order in which they began")
+    number: Mapped[int] = mapped_column(NUMBER, primary_key=True, comment="number in the order in which they began")
     policy: Mapped[str] = mapped_column(comment="policy that learns")
     started_at: Mapped[float] = mapped_column(comment="seconds since 1970")
     ended_at: Mapped[float | None] = mapped_column(comment="seconds since 1970")

@@ -73,7 +73,7 @@ class ResizeEventRow(Base):
     state: Mapped[TaskState] = mapped_column(
         Choice(TaskState), primary_key=True, comment="state of the task that it entered"
     )
-    step: Mapped[int] = mapped_column(comment="position of the state in its machine, to sort by")
+    step: Mapped[int] = mapped_column(comment="number of the state in its machine, to sort by")
     at: Mapped[float] = mapped_column(comment="seconds since 1970")
     note: Mapped[str] = mapped_column(FreeText(), comment="reason, if there is one")
 

@@ -55,7 +55,7 @@ class SlotRow(Base):
 
     __tablename__ = "slots"
 
-    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, comment="counts up from 1")
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, comment="number of the slot, from 1")
     at: Mapped[float] = mapped_column(index=True, comment="when it was decided, seconds since 1970")
     policy: Mapped[str] = mapped_column(
         comment="policy that decided; observed where the site's scheduler did, canary where two did"
@@ -75,18 +75,20 @@ class SlotRow(Base):
     inputs_hash: Mapped[str] = mapped_column(comment="SHA-256 over snapshot, policy, version and seed")
     seed: Mapped[str] = mapped_column(comment="decimal; text because it may have more than 64 bits")
     seconds: Mapped[float] = mapped_column(comment="duration of the whole tick, s")
-    changed: Mapped[int] = mapped_column(comment="jobs whose allocation was changed")
-    started: Mapped[int] = mapped_column(comment="tasks")
-    draining: Mapped[int] = mapped_column(comment="tasks")
-    failures: Mapped[int] = mapped_column(comment="requests that the resource manager refused or did not answer")
+    changed: Mapped[int] = mapped_column(comment="number of jobs whose allocation was changed")
+    started: Mapped[int] = mapped_column(comment="number of tasks that were started")
+    draining: Mapped[int] = mapped_column(comment="number of tasks that were asked to leave")
+    failures: Mapped[int] = mapped_column(
+        comment="number of requests that the resource manager refused or did not answer"
+    )
     snapshot: Mapped[Snapshot] = mapped_column(CompressedJson(Snapshot), comment="what the policy was given, JSON")
-    decision: Mapped[Decision] = mapped_column(CompressedJson(Decision), comment="as carried out")
+    decision: Mapped[Decision] = mapped_column(CompressedJson(Decision), comment="decision as carried out, JSON")
     proposed: Mapped[Decision | None] = mapped_column(
-        CompressedJson(Decision), comment="as the policy gave it; NULL where the guard changed nothing"
+        CompressedJson(Decision), comment="decision as the policy gave it, JSON; NULL where the guard changed nothing"
     )
     shadow: Mapped[Decision | None] = mapped_column(
         CompressedJson(Decision),
-        comment="what dl2d would have carried out; NULL where it was in charge or was not asked",
+        comment="what dl2d would have carried out, JSON; NULL where it was in charge or was not asked",
     )
     plan: Mapped[Plan] = mapped_column(
         CompressedJson(Plan), comment="starts, stops and deferred starts of the tick, JSON"
@@ -143,9 +145,11 @@ class SlotResourceRow(Base):
         ForeignKey("slots.number"), primary_key=True, autoincrement=False, comment="slots.number"
     )
     resource: Mapped[str] = mapped_column(primary_key=True, comment="cpu, gpu, memory (MiB) or another one")
-    capacity: Mapped[float] = mapped_column(comment="of all nodes that take tasks")
-    used: Mapped[float] = mapped_column(comment="in use on these nodes, by whomever")
-    held: Mapped[float] = mapped_column(comment="held by tasks of jobs that dl2d knows")
+    capacity: Mapped[float] = mapped_column(
+        comment="of all nodes that take tasks, in units of the resource; memory in MiB"
+    )
+    used: Mapped[float] = mapped_column(comment="in use on these nodes, by whomever; memory in MiB")
+    held: Mapped[float] = mapped_column(comment="held by tasks of jobs that dl2d knows; memory in MiB")
 
 
 class _Part(msgspec.Struct):

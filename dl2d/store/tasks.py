@@ -98,14 +98,14 @@ class TaskReportRow(Base):
     cpu_percent: Mapped[float | None] = mapped_column(comment="load in the last interval, per cent of a core")
     memory: Mapped[float | None] = mapped_column(comment="resident memory, MiB")
     memory_peak: Mapped[float | None] = mapped_column(comment="highest resident memory seen, MiB")
-    gpus: Mapped[int] = mapped_column(comment="how many it has, as far as is known")
+    gpus: Mapped[int] = mapped_column(comment="number of GPUs that it has, as far as is known")
     gpu_percent: Mapped[float | None] = mapped_column(comment="load of its GPUs, mean, per cent")
     gpu_memory: Mapped[float | None] = mapped_column(comment="memory in use on all its GPUs, MiB")
     step_ms: Mapped[float | None] = mapped_column(comment="time of a step, mean over the last steps, ms")
     step_p95_ms: Mapped[float | None] = mapped_column(comment="95th percentile over its last steps, ms")
     cause: Mapped[str] = mapped_column(FreeText(), comment="why its process ended; empty while it runs")
     how: Mapped[str] = mapped_column(FreeText(), comment="the same in words")
-    slowdown: Mapped[float | None] = mapped_column(comment="times as long as others for the same work")
+    slowdown: Mapped[float | None] = mapped_column(comment="ratio of its time to that of others for the same work")
     slowdown_reason: Mapped[str] = mapped_column(FreeText(), comment="why it is slow, in words")
 
 

@@ -63,9 +63,9 @@ FROM jobs;
 
 COMMENT ON VIEW job_completion IS 'How long each job waited and trained, and how it ended.';
 COMMENT ON COLUMN job_completion.days_ago IS 'days from its submission until now';
-COMMENT ON COLUMN job_completion.waiting_seconds IS 'from its submission until it trained first, or until now';
-COMMENT ON COLUMN job_completion.training_seconds IS 'from when it trained first until it ended, or until now; NULL if it never trained';
-COMMENT ON COLUMN job_completion.completion_seconds IS 'from its submission until it ended; NULL if it has not';
+COMMENT ON COLUMN job_completion.waiting_seconds IS 'seconds from its submission until it trained first, or until now';
+COMMENT ON COLUMN job_completion.training_seconds IS 'seconds from when it trained first until it ended, or until now; NULL if it never trained';
+COMMENT ON COLUMN job_completion.completion_seconds IS 'seconds from its submission until it ended; NULL if it has not';
 COMMENT ON COLUMN job_completion.epochs IS 'epochs that its user declared; NULL of a static job that reports nothing';
 COMMENT ON COLUMN job_completion.epochs_done IS 'epochs completed; NULL of a static job that reports nothing';
 
@@ -81,10 +81,10 @@ GROUP BY {hour slots.at}, slot_resources.resource;
 COMMENT ON VIEW utilization_hourly IS 'Capacity and use of each resource, as means over the scheduling intervals of an hour.';
 COMMENT ON COLUMN utilization_hourly.hour IS 'beginning of the hour';
 COMMENT ON COLUMN utilization_hourly.days_ago IS 'days from the last of its intervals until now';
-COMMENT ON COLUMN utilization_hourly.capacity IS 'of all nodes that take tasks; memory in MiB';
-COMMENT ON COLUMN utilization_hourly.used IS 'in use on these nodes, by whomever';
-COMMENT ON COLUMN utilization_hourly.held IS 'held by tasks of jobs that dl2d knows';
-COMMENT ON COLUMN utilization_hourly.slots IS 'scheduling intervals in the hour';
+COMMENT ON COLUMN utilization_hourly.capacity IS 'of all nodes that take tasks, in units of the resource; memory in MiB';
+COMMENT ON COLUMN utilization_hourly.used IS 'in use on these nodes, by whomever; memory in MiB';
+COMMENT ON COLUMN utilization_hourly.held IS 'held by tasks of jobs that dl2d knows; memory in MiB';
+COMMENT ON COLUMN utilization_hourly.slots IS 'number of scheduling intervals in the hour';
 COMMENT ON COLUMN utilization_hourly.used_percent IS 'used, as per cent of the capacity';
 COMMENT ON COLUMN utilization_hourly.held_percent IS 'held, as per cent of the capacity';
 
@@ -110,8 +110,8 @@ COMMENT ON COLUMN resize_log.draining_at IS 'decided to leave';
 COMMENT ON COLUMN resize_log.drained_at IS 'no longer takes part';
 COMMENT ON COLUMN resize_log.released_at IS 'ended; its resources are free';
 COMMENT ON COLUMN resize_log.failed_at IS 'ended without being asked to';
-COMMENT ON COLUMN resize_log.granted_seconds IS 'from the beginning until the resource manager ran it';
-COMMENT ON COLUMN resize_log.seconds IS 'from the beginning until it took part or had ended; NULL while in progress';
+COMMENT ON COLUMN resize_log.granted_seconds IS 'seconds from the beginning until the resource manager ran it';
+COMMENT ON COLUMN resize_log.seconds IS 'seconds from the beginning until it took part or had ended; NULL while in progress';
 
 CREATE VIEW policy_performance AS
 SELECT COALESCE(decisions.policy, slots.policy) AS policy,
@@ -130,12 +130,12 @@ GROUP BY COALESCE(decisions.policy, slots.policy), COALESCE(decisions.policy_ver
 COMMENT ON VIEW policy_performance IS 'Jobs that ended, by the policy and version that made the last decision on them.';
 COMMENT ON COLUMN policy_performance.policy IS 'policy that made the last decision on them';
 COMMENT ON COLUMN policy_performance.policy_version IS 'its version';
-COMMENT ON COLUMN policy_performance.jobs IS 'jobs that ended';
-COMMENT ON COLUMN policy_performance.finished IS 'of these, jobs that completed all epochs';
+COMMENT ON COLUMN policy_performance.jobs IS 'number of jobs that ended';
+COMMENT ON COLUMN policy_performance.finished IS 'number of these that completed all epochs';
 COMMENT ON COLUMN policy_performance.first_submitted_at IS 'when the first of them was submitted';
 COMMENT ON COLUMN policy_performance.last_ended_at IS 'when the last of them ended';
-COMMENT ON COLUMN policy_performance.mean_waiting_seconds IS 'mean time from submission until a job trained';
-COMMENT ON COLUMN policy_performance.mean_completion_seconds IS 'mean time from submission to end, of finished jobs';
+COMMENT ON COLUMN policy_performance.mean_waiting_seconds IS 'mean seconds from submission until a job trained';
+COMMENT ON COLUMN policy_performance.mean_completion_seconds IS 'mean seconds from submission to end, of finished jobs';
 
 CREATE VIEW user_usage AS
 SELECT {day tasks.granted_at} AS day, ({now} - min(tasks.granted_at)) / 86400 AS days_ago,
@@ -151,11 +151,11 @@ GROUP BY {day tasks.granted_at}, jobs.user_name, jobs.account;
 COMMENT ON VIEW user_usage IS 'Resources that users'' tasks held, by the day on which the task began to run.';
 COMMENT ON COLUMN user_usage.day IS 'day on which the tasks began';
 COMMENT ON COLUMN user_usage.days_ago IS 'days from the first of these tasks until now';
-COMMENT ON COLUMN user_usage.jobs IS 'jobs that had such tasks';
-COMMENT ON COLUMN user_usage.tasks IS 'tasks that began on the day';
+COMMENT ON COLUMN user_usage.jobs IS 'number of jobs that had such tasks';
+COMMENT ON COLUMN user_usage.tasks IS 'number of tasks that began on the day';
 COMMENT ON COLUMN user_usage.task_hours IS 'hours that they ran, until now for those that run';
-COMMENT ON COLUMN user_usage.cpu_hours IS 'the same times the CPUs of each';
-COMMENT ON COLUMN user_usage.gpu_hours IS 'the same times the GPUs of each';
+COMMENT ON COLUMN user_usage.cpu_hours IS 'the same hours times the CPUs of each';
+COMMENT ON COLUMN user_usage.gpu_hours IS 'the same hours times the GPUs of each';
 
 CREATE VIEW failures_by_cause AS
 SELECT failures.day, min(failures.days_ago) AS days_ago, failures.what, failures.cause, count(*) AS failures,
@@ -180,7 +180,7 @@ COMMENT ON COLUMN failures_by_cause.day IS 'day on which they ended';
 COMMENT ON COLUMN failures_by_cause.days_ago IS 'days from the last of them until now';
 COMMENT ON COLUMN failures_by_cause.what IS 'task or job';
 COMMENT ON COLUMN failures_by_cause.cause IS 'one word: see the page on the database';
-COMMENT ON COLUMN failures_by_cause.failures IS 'how many failed for this cause';
+COMMENT ON COLUMN failures_by_cause.failures IS 'number of tasks or jobs that failed for this cause';
 COMMENT ON COLUMN failures_by_cause.example IS 'what was reported of one of them';
 
 CREATE VIEW waiting_now AS
@@ -194,6 +194,6 @@ WHERE jobs.state IN ('submitted', 'ready');
 
 COMMENT ON VIEW waiting_now IS 'Jobs that do not train yet, each with the last decision on it.';
 COMMENT ON COLUMN waiting_now.waiting_seconds IS 'seconds since its submission';
-COMMENT ON COLUMN waiting_now.slot IS 'scheduling interval of that decision; NULL if there is none';
+COMMENT ON COLUMN waiting_now.slot IS 'number of that decision''s slot; NULL if there is none';
 COMMENT ON COLUMN waiting_now.workers IS 'workers decided on, which have not joined yet';
 COMMENT ON COLUMN waiting_now.ps IS 'parameter servers decided on, which have not joined yet';

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 import pytest
 from filled_store import cookbook, fill, on_day
 from migrated import sqlite_store
-from sqlalchemy import Connection, inspect, text
+from sqlalchemy import Boolean, Connection, Float, Integer, inspect, text
 
 from dl2d.core.errors import RequestError
 from dl2d.store import schema
@@ -20,6 +22,11 @@ from dl2d.store.row_mapping import Base
 from dl2d.store.views import views
 
 QUESTIONS = cookbook()
+#: What a comment of a number has at least one of.
+UNIT = re.compile(
+    r"\b(seconds|s|ms|hours|days|per cent|MiB|bytes|samples/s|updates/s|epochs|updates|workers|servers|version"
+    r"|number|ratio|fraction|id)\b"
+)
 _NOW = time.time()
 
 
@@ -122,6 +129,30 @@ def test_every_table_view_and_column_is_described(filled: Connection) -> None:
     if filled.dialect.name == "postgresql":
         assert found.get_table_comment("jobs")["text"] == "A job, and the last report of its coordinator."
         assert all(column["comment"] for column in found.get_columns("waiting_now"))
+
+
+def test_each_comment_of_a_number_names_its_unit_or_says_what_is_counted(filled: Connection) -> None:
+    def is_number(column: Any) -> bool:
+        return isinstance(getattr(column.type, "impl", column.type), Float | Integer)
+
+    said = {
+        f"{table.name}.{column.name}": column.comment or ""
+        for table in Base.metadata.sorted_tables
+        for column in table.c
+        if is_number(column)
+    }
+    for view in views():
+        for column in inspect(filled).get_columns(view.name):
+            name = column["name"]
+            value = filled.execute(
+                text(f'SELECT "{name}" FROM {view.name} WHERE "{name}" IS NOT NULL LIMIT 1')
+            ).scalar_one_or_none()
+            if not isinstance(column["type"], Boolean) and isinstance(value, int | float | Decimal):
+                said[f"{view.name}.{name}"] = view.columns[name]
+    assert "speeds.measurements" in said
+    assert "jobs.loss" in said
+    assert "utilization_hourly.used" in said
+    assert {name: words for name, words in said.items() if not UNIT.search(words)} == {}
 
 
 @pytest.mark.postgres
