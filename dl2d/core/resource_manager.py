@@ -210,8 +210,9 @@ class RmListing:
     ended_until: float | None = None
     #: Why nodes or jobs may be missing, such as a record that cannot be read; empty if the listing is complete.
     incomplete: tuple[str, ...] = ()
-    #: What of it is old, such as limits that were not told this time; one sentence each.
-    outdated: tuple[str, ...] = ()
+    #: What an administrator should know of it, such as limits that were not told this time, or states and reasons that
+    #: the plug-in does not know; one sentence each.
+    remarks: tuple[str, ...] = ()
     #: Limits for some of the jobs (YARN's queues and their users), which the nodes do not show.
     growth_limits: tuple[GrowthLimit, ...] = ()
     #: Nodes that the tasks of a job may use, by the handle of its anchor; jobs that are absent may use all.

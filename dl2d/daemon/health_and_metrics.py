@@ -109,7 +109,7 @@ class Health:
     def completed(self, report: Report) -> None:
         """A tick was completed."""
         waiting, seconds = len(report.needless_wait.jobs), report.needless_wait.seconds
-        problems = [*report.outdated]
+        problems = [*report.listing_remarks]
         if report.incomplete:
             more = f" (and {len(report.incomplete) - 1} more)" if len(report.incomplete) > 1 else ""
             problems.append(

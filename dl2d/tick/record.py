@@ -41,8 +41,8 @@ class Report:
     mode: Mode
     #: Why the resource manager's listing may lack something (``RmListing.incomplete``).
     incomplete: tuple[str, ...] = ()
-    #: What of it is old (``RmListing.outdated``).
-    outdated: tuple[str, ...] = ()
+    #: What an administrator should know of it (``RmListing.remarks``).
+    listing_remarks: tuple[str, ...] = ()
     #: Jobs of the resource manager that are not stopped, since they may not be dl2d's; one sentence each.
     remarks: tuple[str, ...] = ()
 

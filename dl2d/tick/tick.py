@@ -119,7 +119,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
     report = Report(
         snapshot=snapshot, slot_decision=slot_decision, plan=plan, outcome=outcome, needless_wait=needless_wait,
         set_aside=set_aside, policy_failures=policy_failures, decided=decided, seconds=context.timer() - begin,
-        mode=mode, incomplete=incomplete, outdated=observed.listing.outdated, remarks=reconciled.remarks,
+        mode=mode, incomplete=incomplete, listing_remarks=observed.listing.remarks, remarks=reconciled.remarks,
     )  # fmt: skip
     state = replace(state, claim_history=claim_history)
     return record(context, state, reconciled, report, situation), report

@@ -10,7 +10,6 @@ from dl2d_slurm.eligible_nodes import Eligibility
 from dl2d_slurm.partitions import Partition
 from dl2d_slurm.reservations import Reservation, parse_reservations, reservation_claims
 from dl2d_slurm.sbatch_options import AnchorOptions
-from dl2d_slurm.states import is_node_refused, site_limit
 
 
 def is_eligible(features: set[str], expression: str) -> bool:
@@ -118,25 +117,6 @@ def test_tasks_end_with_their_job_and_at_their_own_time_limit(
     eligibility = Eligibility(CPUS, partitions, {}, [Reservation("later", frozenset({"n1"}), 100, 200)], 50.0)
     found = eligibility.of(AnchorOptions(ends=ends, partition=partition), limit)
     assert (found is not None) is kept_out
-
-
-@pytest.mark.parametrize(
-    "reason",
-    [
-        "ReqNodeNotAvail, UnavailableNodes:n3",
-        "ReqNodeNotAvail, May be reserved for other job",
-        "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
-        "PartitionTimeLimit",
-    ],
-)
-def test_reasons_that_are_about_the_node(reason: str) -> None:
-    assert is_node_refused(reason)
-    assert site_limit(reason) is None
-
-
-@pytest.mark.parametrize("reason", ["Resources", "Priority", "None", "", "QOSGrpGRES", "BeginTime", "JobHeldAdmin"])
-def test_reasons_that_are_not_about_the_node(reason: str) -> None:
-    assert not is_node_refused(reason)
 
 
 def test_nodes_of_a_reservation_are_claimed_from_ten_minutes_before_it_begins_to_its_end() -> None:

@@ -96,7 +96,7 @@ def test_no_comment_breaks_the_listing(comment: str, user: str, reason: str) -> 
     parsed = parse_jobs(text, WORD)
     assert [job.handle for job in parsed.jobs] == ["1", "2", "3"]
     assert parsed.jobs[1].tag == TAG
-    assert parsed.strange == ()
+    assert parsed.unreadable == ()
 
 
 @pytest.mark.parametrize("fields", [JOB_FIELDS, watched_fields()], ids=["own", "watched"])

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from dl2d.core.cluster import parse_tag
 from dl2d.core.resource_manager import GrowthLimit, RmJob, RmJobState
 from dl2d_slurm.sbatch_options import NO_OPTIONS, AnchorOptions
-from dl2d_slurm.states import SiteLimit, site_limit
+from dl2d_slurm.waiting_reasons import SiteLimit, site_limit
 
 
 def with_limits(

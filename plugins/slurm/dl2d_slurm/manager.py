@@ -71,6 +71,8 @@ _NODE_REFUSED = re.compile(
     re.IGNORECASE,
 )
 _MAX_REPORTED = 1000
+#: Maximum number of states and reasons without a meaning that a listing names.
+_MAX_REMARKS = 5
 _DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 #: sbatch commands that run at once, so that a slow controller is asked at the full rate.
@@ -263,7 +265,7 @@ class SlurmManager:
                 *standing_claims(nodes.partitions, sharing),
             ),
             eligible_nodes=self._eligible_nodes(eligibility, running),
-            outdated=self._limits.outdated(now) if running else (),
+            remarks=(*(self._limits.outdated(now) if running else ()), *(jobs.strange + nodes.strange)[:_MAX_REMARKS]),
         )
         self._last = listing if last_submit is self._last_submit else None
         return listing

@@ -24,7 +24,7 @@ from dl2d_slurm.command_output_values import count, hosts, limit_seconds, parse_
 from dl2d_slurm.observed_jobs import WATCH_FIELDS, SlurmStaticJobRule, static_job
 from dl2d_slurm.partitions import Partition
 from dl2d_slurm.sbatch_options import ANCHOR_FIELDS, OWN_OPTIONS_FIELD, REFUSED_FIELDS, AnchorOptions
-from dl2d_slurm.states import RESERVED, is_node_refused, job_state, node_state
+from dl2d_slurm.states import RESERVED, job_state, node_state
 from dl2d_slurm.waiting_jobs import (
     WAITING_FIELDS,
     SharingRule,
@@ -34,6 +34,7 @@ from dl2d_slurm.waiting_jobs import (
     sharing_rule,
     waiting_job,
 )
+from dl2d_slurm.waiting_reasons import is_node_refused, waiting_reason
 
 #: Names are those of ``squeue --Format`` and ``sinfo --Format``; the last one of each is free text, and so are those of
 #: ``_FREE``, which come after all others.
@@ -74,7 +75,7 @@ class Jobs:
     ending: tuple[tuple[str, Resources], ...] = ()
     #: Those of each marked job that runs.
     running: tuple[tuple[str, Resources], ...] = ()
-    #: States that no table has.
+    #: States and reasons that no table has, each once.
     strange: tuple[str, ...] = ()
     #: Records that could not be read: jobs may be missing.
     unreadable: tuple[str, ...] = ()
@@ -174,6 +175,11 @@ def parse_jobs(
             task = None
         if not job_state(record["State"], placed=bool(placed))[1]:
             strange.append(f"squeue: unknown job state {record['State'][:60]!r}, taken as {job.state}")
+        if job.state is RmJobState.PENDING and waiting_reason(record["Reason"]) is None:
+            strange.append(
+                f"squeue: unknown reason {_first_words(record['Reason'])!r} of jobs that wait; nothing is concluded "
+                "from it"
+            )
         # While files of an ended job are staged out of a burst buffer, others have its nodes already.
         if job.state is RmJobState.ENDING and len(placed) == 1 and record["State"] != "STAGE_OUT":
             ending.append((job.node, _held(record)))
@@ -197,7 +203,7 @@ def parse_jobs(
     running_tasks = Counter(job.array_id.partition("_")[0] for job in jobs if job.state is RmJobState.RUNNING)
     ours = {job.handle: mark[0].id for job in jobs if (mark := parse_tag(job.tag)) is not None}
     return Jobs(
-        tuple(jobs), tuple(ending), tuple(running), tuple(strange), tuple(unreadable), options,
+        tuple(jobs), tuple(ending), tuple(running), tuple(dict.fromkeys(strange)), tuple(unreadable), options,
         tuple((anchor, room) for handle, anchor, room in held if handle in ours),
         tuple(each for each in each_task(waiting, running_tasks) if each.claim.handle not in ours),
         {
@@ -208,6 +214,11 @@ def parse_jobs(
             for node in found.claim.required
         },
     )  # fmt: skip
+
+
+def _first_words(text: str) -> str:
+    """What of a reason may be shown to everybody: sentences may name files or other jobs behind it."""
+    return " ".join(text.split()[:3])[:60]
 
 
 def _is_task(job: RmJob, task: Task) -> bool:
@@ -422,7 +433,8 @@ def parse_nodes(text: str, word: str, chosen: Collection[str] = ()) -> Nodes:
         for name, (members, limit, state) in partitions.items()
     }
     return Nodes(
-        tuple(nodes.values()), spelling, found_partitions, features, frozenset(reserved), tuple(strange),
+        tuple(nodes.values()), spelling, found_partitions, features, frozenset(reserved),
+        tuple(dict.fromkeys(strange)),
         tuple(unreadable),
     )  # fmt: skip
 

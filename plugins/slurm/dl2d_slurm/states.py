@@ -95,61 +95,7 @@ NODE_MARKS: Mapping[str, tuple[NodeState, str]] = MappingProxyType(
 #: sinfo's words for an idle node that a reservation keeps for its own jobs.
 RESERVED: Final = frozenset({"reserved", "resv"})
 
-#: squeue(1), JOB REASON CODES: beginnings of those with which a job that asks for a node is not started there, whatever
-#: is free. ``ReqNodeNotAvail`` says more behind a comma.
-_NODE_REASONS: Final = (
-    *("ReqNodeNotAvail", "Required Node not available", "Nodes required for job are", "NodeDown", "BadConstraints"),
-    *("Reservation", "PartitionDown", "PartitionInactive", "PartitionNodeLimit", "PartitionTimeLimit"),
-    *("PartitionConfig", "FrontEndDown"),
-)
-#: The same for limits of associations and of qualities of service.
-_LIMIT_REASONS: Final = (
-    *("Assoc", "QOS", "MaxCpuPerAccount", "MaxMemPerAccount", "MaxGRESPerAccount"),
-    *("MaxNodePerAccount", "MaxJobsPerAccount", "MaxBillingPerAccount"),
-)
-
 _WORSE = {NodeState.UP: 0, NodeState.DRAINING: 1, NodeState.DOWN: 2}
-
-
-def is_node_refused(reason: str) -> bool:
-    """Whether a job that waits for this reason will not be started on the node that it asks for."""
-    return reason.startswith(_NODE_REASONS)
-
-
-@dataclass(frozen=True, slots=True)
-class SiteLimit:
-    """A limit of an association or quality of service, by the reason of a job that waits for it."""
-
-    #: What the limited jobs have in common with it: some of ``qos``, ``account`` and ``user``; nothing if it limits
-    #: each job by itself.
-    shared: tuple[str, ...]
-    #: ``cpu``, ``memory`` or ``gres``; empty for all that a job may have.
-    resource: str
-
-
-def site_limit(reason: str) -> SiteLimit | None:
-    """The limit that a pending reason such as ``QOSGrpGRES`` names; None if it names none."""
-    if not reason.startswith(_LIMIT_REASONS):
-        return None
-    words = reason.lower()
-    resource = next((name for word, name in _LIMITED.items() if word in words), "")
-    if words.startswith("qosmin") or any(word in words for word in _OF_JOB_ALONE):
-        return SiteLimit((), resource)
-    if words == "qosusagethreshold":  # of its user's usage in the account
-        return SiteLimit(("qos", "account", "user"), resource)
-    of = ("qos",) if words.startswith("qos") else ("account",)
-    if "peruser" in words:
-        return SiteLimit((*of, "user"), resource)
-    if "peraccount" in words or words.endswith("account"):
-        return SiteLimit((*of, "account") if of == ("qos",) else of, resource)
-    # The maximum of an association is that of a user in an account; a group's is shared by all in it.
-    return SiteLimit(of if "grp" in words or of == ("qos",) else (*of, "user"), resource)
-
-
-#: Parts of the names of limits that each job meets or not, whatever others have; minima of a QOS are such limits, too.
-_OF_JOB_ALONE: Final = ("perjob", "pernode", "timelimit", "notallowed")
-#: Parts of a limit's name by what they limit.
-_LIMITED: Final = {"gres": "gres", "cpu": "cpu", "mem": "memory"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,16 +27,13 @@ from dl2d_slurm.command_output_values import (
 )
 from dl2d_slurm.partitions import Partition
 from dl2d_slurm.sbatch_options import AnchorOptions
+from dl2d_slurm.waiting_reasons import waits_for_room
 
 #: Fields of squeue from which claims are made, beside ``ANCHOR_FIELDS``.
 WAITING_FIELDS: Final = (
     *("PriorityLong", "StartTime", "TimeLimit", "SchedNodes", "ReqNodes", "NumNodes", "NumTasks"),
     *("tres-per-task", "tres-per-job", *WHOLE_NODE_FIELDS),
 )
-#: Reasons of jobs that would start if there were room. All others (held, dependency, begin time, limits of a QOS or an
-#: association, licences, nodes that are down) remain where there is room, and a job that Slurm has not looked at yet
-#: has no reason.
-WAITS_FOR_ROOM: Final = frozenset({"Resources", "Priority"})
 #: Maximum number of claims in a listing, and of those of one user; those of the highest priority are kept.
 _MAX_WAITING: Final = 2048
 _MAX_OF_USER: Final = 512
@@ -101,7 +98,7 @@ def waiting_job(record: Mapping[str, str], demand: Resources, known_as: str) -> 
     A job with a reservation waits for the nodes of that, where others run nothing.
     """
     number = priority(record)
-    if not number or record["Reason"] not in WAITS_FOR_ROOM or present(record["Reservation"]):
+    if not number or not waits_for_room(record["Reason"]) or present(record["Reservation"]):
         return None
     # The number may be a range, 2-4, where the job takes what there is.
     nodes = count(record["NumNodes"].partition("-")[0]) or 1
