@@ -193,6 +193,22 @@ def test_a_refused_registration_ends_with_status_2(daemon, munge):
     assert "malformed #DL2 line 3: epocs" in process.stderr.read()
 
 
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        ("SLURM_SPANK__SLURM_SPANK_OPTION_pyxis_container_image", "--container-image of sbatch"),
+        ("SLURM_SPANK__SLURM_SPANK_OPTION_pyxis_container_name", "--container-name of sbatch"),
+        ("PYXIS_CONTAINER_IMAGE", "PYXIS_CONTAINER_IMAGE"),
+    ],
+)
+def test_a_job_that_runs_in_a_container_of_pyxis_is_refused_by_name(daemon, munge, name, option):
+    given = {name: "docker://train", "SLURM_SPANK__SLURM_SPANK_OPTION_other_image": "x"}
+    process = daemon.launch("coordinator", ["x"], DL2_DAEMON=daemon.url, SLURM_JOB_ID="1", PATH=munge, **given)
+    assert process.wait(60) == 2
+    assert f"{option} cannot be used with an elastic job" in process.stderr.read()
+    assert not daemon.registrations
+
+
 def test_a_job_waits_for_its_turn_while_the_daemon_is_busy(daemon, monkeypatch):
     monkeypatch.setattr("pslite.launch.job_registration._REGISTER_SECONDS", 0.0)
     daemon.busy = 2

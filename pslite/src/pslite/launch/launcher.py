@@ -22,7 +22,7 @@ from pslite.launch.local_tasks import LocalTasks
 from pslite.launch.membership_from_daemon import DaemonClient, report_failure
 from pslite.launch.munge import munge_credential, registration_payload
 from pslite.launch.mxnet_launcher import OpenMembership, launched_listener
-from pslite.launch.slurm_batch_script import submission_options
+from pslite.launch.slurm_batch_script import refuse_container, submission_options
 from pslite.launch.task_environment import balance_of, encryption_of, need, progress_deadline
 from pslite.net.authentication import TOKEN_BYTES, parse_token
 from pslite.net.message_framing import listen
@@ -218,6 +218,7 @@ def _register(
 ) -> Registration:
     """Make ourselves known to the daemon, as the anchor that a user's batch job is."""
     rm_id = need(environ, "SLURM_JOB_ID")
+    refuse_container(environ)
     given = submission_options(environ)
     kept = user_environment(environ)
     for line in remarks(kept):

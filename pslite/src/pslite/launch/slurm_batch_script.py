@@ -16,12 +16,35 @@ _DIRECTIVE = re.compile(r"#DL2(\s.*)?")
 _COPY = "slurm_script"
 #: beginning of the variables that Slurm sets for dl2d's options of sbatch
 _OPTION = "SLURM_SPANK_DL2_"
+#: variables that Slurm sets for options of sbatch by which pyxis runs the batch script in a container, and pyxis' own
+_CONTAINER = re.compile(
+    r"(?:SLURM_SPANK__SLURM_SPANK_OPTION_pyxis_container|PYXIS_CONTAINER)_(image|name)", re.IGNORECASE
+)
 _NO_SCRIPT = "Job script not specified"
 
 
 def submission_options(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the options of dl2d that were given to sbatch (`--dl2-...`), by the keys of `#DL2` lines."""
     return {name.removeprefix(_OPTION).lower(): value for name, value in environ.items() if name.startswith(_OPTION)}
+
+
+def refuse_container(environ: Mapping[str, str]) -> None:
+    """Refuse a batch job that pyxis runs in a container, where its tasks would not be.
+
+    Raises
+    ------
+    UsageError
+        it is one.
+
+    """
+    for name, value in environ.items():
+        found = _CONTAINER.fullmatch(name)
+        if found is not None and value:
+            option = name if name.startswith("PYXIS_") else f"--container-{found[1]} of sbatch"
+            raise UsageError(
+                f"{option} cannot be used with an elastic job: tasks would run outside of the container; start it in "
+                "the command of dl2-run"
+            )
 
 
 def asks_for_daemon(environ: Mapping[str, str]) -> bool:
