@@ -58,6 +58,7 @@ from dl2d.store import schema
 from dl2d.store.database import Database, Place
 from dl2d.store.sql_store import SqlStore
 from dl2d.tick.policy_starts_jobs_check import start_check
+from dl2d_slurm.cluster_check import priorities_advice
 from dl2d_slurm.settings import SlurmSettings
 from dl2d_slurm.submission_backends import chosen_backend
 from dl2d_yarn.cluster_check import check_cluster
@@ -312,7 +313,10 @@ def _manager(settings: Settings) -> Iterator[Finding]:
                 text = f"not in PATH: {', '.join(missing)}; install them where the daemon runs"
                 yield Finding("slurm commands", not missing, text if missing else "all are in PATH")
                 if not missing:
-                    yield from manager_answers(settings)
+                    yield from (answers := list(manager_answers(settings)))
+                    asked = all(finding.good for finding in answers)
+                    if asked and (advice := priorities_advice(parsed, os.environ)):
+                        yield Finding("slurm priorities", True, advice, warning=True)
             case "yarn":
                 cluster = YarnSettings.parse(manager_settings(settings))
                 yield Finding(item, True, "settings are valid")

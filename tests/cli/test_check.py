@@ -281,6 +281,28 @@ def test_what_slurm_lacks_for_a_daemon_that_is_not_root(dl2d: Dl2d, tmp_path: Pa
     assert warned(dl2d, config)["slurm users"].startswith("uid 1000 may not submit jobs of other users")
 
 
+@pytest.mark.parametrize(
+    ("kind", "rules", "warns"),
+    [
+        ("priority/basic", [], True),
+        ("priority/basic", [{"partition": "gpu", "min_free": 1}], True),
+        ("priority/basic", [{"partition": "gpu", "yield": "always"}], False),
+        ("priority/multifactor", [], False),
+    ],
+)
+def test_priorities_that_only_tell_who_came_first(
+    dl2d: Dl2d, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, rules: list[dict[str, object]], warns: bool
+):
+    slurm = FakeSlurm(tmp_path / "bin")
+    slurm.answer("sinfo", rows=[node_row("n1")], **{"--version": {"stdout": "slurm 26.05.5\n"}})
+    slurm.answer("scontrol", stdout=f"ClusterName = fake\nMinJobAge = 300 sec\nPriorityType            = {kind}\n")
+    (tmp_path / "bin" / "munge").symlink_to("unmunge")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    manager = {"name": "slurm", "slurm": {"backend": "command", "sharing": rules}}
+    said = warned(dl2d, configured(tmp_path, resource_manager=manager)).get("slurm priorities", "")
+    assert ("give a rule of resource_manager.slurm.sharing yield: always" in said) is warns
+
+
 @pytest.fixture
 def address_file() -> Iterator[Path]:
     """In a folder that everybody may enter."""

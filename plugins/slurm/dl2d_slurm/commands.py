@@ -30,6 +30,7 @@ _DENIED = re.compile(r"only permitted by root|permission denied|invalid user id|
 _NOT_FOUND = re.compile(r"invalid node name|invalid job id", re.IGNORECASE)
 _JOB_ID = re.compile(r"^([0-9]+)(?:;\S*)?$", re.MULTILINE)
 _MAX_SHOWN = 2000
+_DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 #: File mode mask of commands. sbatch hands it on to the job: the user's files, not the daemon's.
 UMASK: Final = 0o022
 
@@ -159,6 +160,15 @@ class TokenBucket:
                 self._tokens += wait * self._rate
                 self._at += wait
             self._tokens -= 1
+
+
+def command_environment(slurm_conf: str, given: Mapping[str, str]) -> dict[str, str]:
+    """The environment of Slurm's commands, from that of this process; ``slurm_conf`` replaces its SLURM_CONF.
+
+    sbatch hands all of it on to the jobs, so there is no more of it than the commands need.
+    """
+    conf = slurm_conf or given.get("SLURM_CONF", "")
+    return {"PATH": given.get("PATH", _DEFAULT_PATH), **({"SLURM_CONF": conf} if conf else {})}
 
 
 def configured(commands: Commands, name: str) -> str:

@@ -32,7 +32,7 @@ from dl2d.core.resource_manager import (
 from dl2d.core.resources import Resources
 from dl2d_slurm.association_limits import AssociationLimits
 from dl2d_slurm.authentication import anchor, proven_uid
-from dl2d_slurm.commands import Commands, TokenBucket, configured, failure
+from dl2d_slurm.commands import Commands, TokenBucket, command_environment, configured, failure
 from dl2d_slurm.eligible_nodes import Eligibility
 from dl2d_slurm.ended_jobs_from_accounting import Accounting
 from dl2d_slurm.limits_from_waiting_reasons import with_limits
@@ -73,7 +73,6 @@ _NODE_REFUSED = re.compile(
 _MAX_REPORTED = 1000
 #: Maximum number of states and reasons without a meaning that a listing names.
 _MAX_REMARKS = 5
-_DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 #: sbatch commands that run at once, so that a slow controller is asked at the full rate.
 _PARALLEL_SUBMITS = 8
@@ -131,10 +130,7 @@ class SlurmManager:
         self._clock = clock
         self._uid = os.geteuid() if uid is None else uid
         given = os.environ if environ is None else environ
-        # sbatch hands all of this on to the jobs, so there is no more of it than Slurm's commands need.
-        environment = {"PATH": given.get("PATH", _DEFAULT_PATH)}
-        if conf := settings.slurm_conf or given.get("SLURM_CONF", ""):
-            environment["SLURM_CONF"] = conf
+        environment = command_environment(settings.slurm_conf, given)
         self._timer, self._sleep = timer, sleep
         self._rate = RpcRate(settings.rpcs_per_minute, timer)
         self._commands = Commands(environment, settings.command_timeout_seconds, self._rate)
