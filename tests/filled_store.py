@@ -15,7 +15,7 @@ from dl2d.core.cluster import Snapshot
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Constraint, Decision
 from dl2d.core.jobs import JobRequest, JobState, Launch
-from dl2d.core.policy_registry import VersionState
+from dl2d.core.policy_registry import RunState, TrialCase, VersionState
 from dl2d.core.resources import Resources
 from dl2d.core.tick_plan import Outcome, Plan
 from dl2d.store.database import Database, Place
@@ -23,7 +23,7 @@ from dl2d.store.jobs import JobRow, ProgressRow
 from dl2d.store.kind_speeds import SpeedRow
 from dl2d.store.membership_changes import RuntimePlanRow
 from dl2d.store.mode_changes import ModeChangeRow
-from dl2d.store.policy_versions import PolicyChangeRow, PolicyVersionRow
+from dl2d.store.policy_versions import LearningRunRow, PolicyChangeRow, PolicyTrialRow, PolicyVersionRow
 from dl2d.store.resizes import ResizeEventRow, ResizeRow
 from dl2d.store.row_mapping import Base, table_of
 from dl2d.store.scheduling_slots import DecisionRow, ShadowAllocationRow, SlotResourceRow, SlotRow
@@ -62,6 +62,8 @@ def fill(
     rows: dict[type[Base], list[dict[str, Any]]] = {
         PolicyVersionRow: [_version(number, begin) for number in (1, 2)],
         PolicyChangeRow: [_policy_change(number, begin) for number in (1, 2)],
+        PolicyTrialRow: [_trial(day, begin) for day in range(1, days + 1)],
+        LearningRunRow: [_learning_run(day, begin) for day in range(1, days + 1)],
         ModeChangeRow: [_mode(1, begin, "", modes[0]), _mode(2, begin + days * 43_200, modes[0].value, modes[1])],
         SpeedRow: [_speed(model, workers, begin) for model in _MODELS for workers in (1, 2, 4, 8)],
     }
@@ -235,6 +237,21 @@ def _policy_change(number: int, at: float) -> dict[str, Any]:
         "number": number, "version": number, "at": at, "before": VersionState.CANDIDATE, "after": VersionState.LIVE,
         "by": "gate", "reason": "passed", "replaced": None, "rollback": False,
     }  # fmt: skip
+
+
+def _trial(day: int, begin: float) -> dict[str, Any]:
+    return {
+        "number": day, "policy": "dl2", "candidate": "ab"[day % 2] * 64, "current": "ba"[day % 2] * 64,
+        "at": begin + day * 86_400, "days": ("2026-01-01", "2026-01-02", "2026-01-03"),
+        "cases": tuple(TrialCase(f"day {number}", 4.0, 3.9) for number in range(20)), "change": -0.02, "low": -0.05,
+        "high": 0.01, "passed": False, "reason": "not surely better",
+    }  # fmt: skip
+
+
+def _learning_run(day: int, begin: float) -> dict[str, Any]:
+    at = begin + day * 86_400 - 900
+    return {"number": day, "policy": "dl2", "started_at": at, "ended_at": at + 600, "state": RunState.FINISHED,
+            "note": "version aaaaaaaaaaaa failed: not surely better"}  # fmt: skip
 
 
 def _mode(number: int, at: float, before: str, after: Mode) -> dict[str, Any]:
