@@ -30,7 +30,10 @@ class Use:
 
 
 def report(job: JobArgument, as_json: JsonOption = False, config: ConfigOption = DEFAULT_PATH) -> None:
-    """Say what a job used until now: hours of all tasks that it has or had, times the resources of each."""
+    """Say what a job used until now: hours of all tasks that it has or had, times the resources of each.
+
+    Of a requeued job all runs are summed, or, if JOB is cluster.id.submitted, that run.
+    """
     with job_source(config) as source:
         used = source.views.usage(job)
     chosen, times = used.job, used.times
@@ -40,10 +43,11 @@ def report(job: JobArgument, as_json: JsonOption = False, config: ConfigOption =
     if as_json:
         said = {"job": chosen.key.slug, "id": chosen.key.id, "name": chosen.request.name, "user": chosen.owner.user}
         roles = {role: _as_json(use) for role, use in by_role.items() if use.tasks}
-        print_json({**said, "state": str(chosen.state), "roles": roles, "all": _as_json(total)})
+        print_json({**said, "state": str(chosen.state), "runs": used.runs, "roles": roles, "all": _as_json(total)})
         return
     ended = f", ended {moment(chosen.ended_at)}" if chosen.state.ended else ""
-    print_text(f"job {chosen.key.id} ({chosen.request.name}) of {chosen.owner.user}: {chosen.state}{ended}")
+    runs = f"; {used.runs} runs" if used.runs > 1 else ""
+    print_text(f"job {chosen.key.id} ({chosen.request.name}) of {chosen.owner.user}: {chosen.state}{ended}{runs}")
     if not times:
         print_text("none of its tasks has run")
         return

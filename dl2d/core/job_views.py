@@ -94,10 +94,12 @@ class HistoryView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageView:
-    """Times during which the tasks of a job held their resources."""
+    """Times during which the tasks of a job held their resources: of all its runs, or of one that was asked for."""
 
+    #: The last run.
     job: Job
     times: tuple[TaskTime, ...]
+    runs: int = 1
 
 
 class JobViews(Protocol):
@@ -116,7 +118,7 @@ class JobViews(Protocol):
         ...
 
     def usage(self, job: str) -> UsageView:
-        """What a job used."""
+        """What a job used in all its runs, or in one if its slug is given."""
         ...
 
 

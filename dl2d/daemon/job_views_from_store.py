@@ -173,14 +173,12 @@ class StoreViews:
 
     def _history_of(self, job: Job, limit: int) -> HistoryView:
         store = self._store
-        owner = User(job.owner.uid, job.owner.user)
-        same_id = (run for run in store.find_jobs(job.key.id, owner)[::-1] if run.key[:2] == job.key[:2])
         plans: tuple[tuple[JobKey, RuntimePlan], ...] = tuple(
             (job.key, plan) for plan in store.runtime_plans(job.key, limit=limit)
         )
         return HistoryView(
             job=job,
-            runs=tuple(same_id),
+            runs=self._runs(job),
             decisions=tuple(map(self._seen_entry, store.decisions(job.key, limit=limit, changed=True)[::-1])),
             resizes=store.resizes(job.key, limit=limit)[::-1],
             plans=plans,
@@ -189,7 +187,14 @@ class StoreViews:
     def usage(self, job: str) -> UsageView:
         """See ``JobViews.usage``."""
         chosen = self.find(job)
-        return UsageView(job=chosen, times=self._store.task_times(chosen.key))
+        runs = (chosen,) if job == chosen.key.slug else self._runs(chosen)
+        times = tuple(time for run in runs for time in self._store.task_times(run.key))
+        return UsageView(job=chosen, times=times, runs=len(runs))
+
+    def _runs(self, job: Job) -> tuple[Job, ...]:
+        """The job and its other runs, oldest first: a requeued job is a new one with the same id and owner."""
+        found = self._store.find_jobs(job.key.id, User(job.owner.uid, job.owner.user))
+        return tuple(run for run in found[::-1] if run.key[:2] == job.key[:2])
 
     def find(self, text: str) -> Job:
         """The job with a slug, id or name; of several, the only one that has not ended, or the last with that id.

@@ -20,12 +20,13 @@ from daemon_process import BIN
 from tick.world import World
 
 from dl2d.cli.usage_report import use_of
-from dl2d.core.cluster import NodeSet, Task
+from dl2d.core.cluster import NodeSet, Task, TaskState
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Alternative
 from dl2d.core.jobs import Allocation, FailureCause, JobKey, JobState, Role
 from dl2d.core.resources import Resources
-from dl2d.core.store import JobChange, TaskReport, TaskTime
+from dl2d.core.store import JobChange, TaskChange, TaskReport, TaskTime
+from dl2d.core.tick_plan import Start
 from dl2d.policies.drf import Drf
 from dl2d.store.sql_store import SqlStore
 from dl2d.tick.tick_context import GuardRules
@@ -519,6 +520,27 @@ def test_a_report_sums_what_all_tasks_of_a_job_held(dl2d: Dl2d, recorded: Record
     assert workers[0] == "job 1 (first) of ann: running"
     assert workers[1].split() == ["ROLE", "TASKS", "TASK-HOURS", "CPU-HOURS", "GPU-HOURS"]
     assert [line.split()[0] for line in workers[2:]] == ["worker", "ps", "all"]
+
+
+def test_a_report_of_a_requeued_job_sums_all_its_runs_and_of_one_run_that(dl2d: Dl2d, recorded: Recorded):
+    world, store = recorded.world, recorded.world.store
+    first = store.change_job(recorded.first, JobChange(state=JobState.LOST, end_reason="was requeued"), world.now)
+    again = recorded.first._replace(submitted=recorded.first.submitted + 500)
+    store.add_job(replace(first, key=again, state=JobState.SUBMITTED, ended_at=None, end_reason=""))
+    (task,) = store.ask_tasks([Start(again, Role.WORKER, "n1", Resources.of(cpu=1))], world.now)
+    for state, at in ((TaskState.CONFIRMED, world.now), (TaskState.FAILED, world.now + 3600)):
+        store.change_tasks([TaskChange(again, task.id, state, handle="77")], at)
+
+    def used(name: str) -> tuple[int, int, float]:
+        shown = dl2d("report", name, "--json", "-c", recorded.config).json
+        return shown["runs"], shown["all"]["tasks"], shown["all"]["cpu_hours"]
+
+    assert used(again.slug) == (1, 1, pytest.approx(1.0))
+    runs, tasks, hours = used(again.id)
+    alone = used(recorded.first.slug)
+    assert (runs, tasks) == (2, 1 + alone[1])
+    assert hours == pytest.approx(1.0 + alone[2], rel=1e-3)
+    assert dl2d("report", again.id, "-c", recorded.config).out.splitlines()[0].endswith("; 2 runs")
 
 
 def test_a_report_of_a_job_that_has_not_run(dl2d: Dl2d, recorded: Recorded):
