@@ -54,7 +54,7 @@ from harness import options_of, show
 from dl2d.core.credentials import Credentials
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.errors import Denied
-from dl2d.core.job_request import RequestRules
+from dl2d.core.job_request_parser import RequestRules
 from dl2d.core.jobs import JobKey, JobState, Owner
 from dl2d.core.store import JobChange
 from dl2d.daemon.api.application import create_api
@@ -69,7 +69,7 @@ from dl2d.store import schema
 from dl2d.store.sql_store import SqlStore
 from dl2d.testing import MemoryManager
 from dl2d.testing.builders import make_job
-from dl2d.tick.task_specs import TaskSpecs
+from dl2d.tick.task_command_and_environment import TaskSpecs
 
 # isort: split
 from self_signed import self_signed

@@ -26,7 +26,7 @@ from dl2d.store.mode_changes import ModeChangeRow
 from dl2d.store.policy_versions import LearningRunRow, PolicyChangeRow, PolicyTrialRow, PolicyVersionRow
 from dl2d.store.resizes import ResizeEventRow, ResizeRow
 from dl2d.store.row_mapping import Base, table_of
-from dl2d.store.scheduling_slots import DecisionRow, ShadowAllocationRow, SlotResourceRow, SlotRow
+from dl2d.store.slots_and_decisions import DecisionRow, ShadowAllocationRow, SlotResourceRow, SlotRow
 from dl2d.store.tasks import TaskReportRow, TaskRow
 
 SLOT_SECONDS = 1200.0

@@ -20,7 +20,7 @@ from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.store.sql_store import SqlStore
-from dl2d.tick.task_specs import TaskSpecs
+from dl2d.tick.task_command_and_environment import TaskSpecs
 from dl2d.tick.tick_context import Context, Deciders, GuardRules, Timeouts
 from dl2d_slurm.manager import SlurmManager
 from dl2d_slurm.settings import SlurmSettings

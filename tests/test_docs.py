@@ -18,7 +18,7 @@ from typer.main import get_command
 from dl2d.cli.job_file import JobFile, read_batch_script
 from dl2d.cli.main import COMMANDS
 from dl2d.config.settings import Settings, load_settings
-from dl2d.core.job_request import RequestRules
+from dl2d.core.job_request_parser import RequestRules
 from dl2d.store import schema
 
 ROOT = Path(__file__).parents[1]

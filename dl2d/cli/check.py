@@ -34,7 +34,7 @@ from dl2d.core.cluster import Node
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.error_wording import counted
 from dl2d.core.errors import Dl2dError
-from dl2d.core.job_request import RequestRules
+from dl2d.core.job_request_parser import RequestRules
 from dl2d.core.policy import Policy
 from dl2d.core.policy_registry import Version
 from dl2d.core.resource_manager import RmListing

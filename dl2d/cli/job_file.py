@@ -12,7 +12,7 @@ from typing import TypeVar
 import yaml
 
 from dl2d.core.errors import RequestError
-from dl2d.core.job_request import RequestRules, parse_request, read_directives
+from dl2d.core.job_request_parser import RequestRules, parse_request, read_directives
 from dl2d.core.jobs import JobRequest
 
 #: A job file is a page of text; a larger file was named by mistake.

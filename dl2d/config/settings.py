@@ -27,7 +27,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.errors import ConfigError, RequestError
 from dl2d.core.input_validation import problems_of
-from dl2d.core.job_request import MAX_TASKS, RequestRules
+from dl2d.core.job_request_parser import MAX_TASKS, RequestRules
 from dl2d.core.resources import Resources, parse_resources
 from dl2d.core.store import Keep
 

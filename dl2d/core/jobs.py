@@ -109,7 +109,7 @@ NOTHING = Allocation(0, 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRequest:
-    """What a user requests; see ``dl2d.core.job_request`` for the keys, defaults and checks."""
+    """What a user requests; see ``dl2d.core.job_request_parser`` for the keys, defaults and checks."""
 
     #: Name for people; not unique.
     name: str
@@ -154,7 +154,7 @@ class JobRequest:
     def min_size(self) -> Allocation:
         """Smallest allocation that the job can run with; it starts with this as a whole or not at all.
 
-        0 workers where none is allowed within the bounds, which ``dl2d.core.job_request`` refuses.
+        0 workers where none is allowed within the bounds, which ``dl2d.core.job_request_parser`` refuses.
         """
         workers = next(
             (count for count in range(max(self.min_workers, 1), self.max_workers + 1) if self.allows(count)), 0

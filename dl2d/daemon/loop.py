@@ -58,7 +58,7 @@ from dl2d.store.sql_store import SqlStore
 from dl2d.tick.policy_call import Deadline
 from dl2d.tick.policy_failures import RECENT_DECISIONS
 from dl2d.tick.record import Report
-from dl2d.tick.task_specs import TaskSpecs
+from dl2d.tick.task_command_and_environment import TaskSpecs
 from dl2d.tick.tick import tick
 from dl2d.tick.tick_context import Context, Deciders
 from dl2d.tick.tick_state import TickState

@@ -1,4 +1,4 @@
-"""Report of a run as ``report.md`` and ``report.html``, both made from the same tables."""
+"""Report of a run as ``report.md`` and ``report.html``: its warnings and tables; ``templates`` has the layouts."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ def write_report(run: Run) -> tuple[Path, Path]:
         environment.filters |= {"cell": _markdown_cell, "embedded": _embedded, "lines": _fenced}
         values = _values(run, cases, pictures)
         written = []
-        for name in (MARKDOWN, HTML):
+        for name, layout in ((MARKDOWN, "report_layout.md"), (HTML, "report_layout.html")):
             path = run.folder / name
-            path.write_text(environment.get_template(name).render(values), encoding="utf-8")
+            path.write_text(environment.get_template(layout).render(values), encoding="utf-8")
             written.append(path)
     except OSError as error:
         raise ExperimentError(f"{error.filename or run.folder}: {error.strerror or error}") from None

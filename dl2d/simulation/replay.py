@@ -30,7 +30,7 @@ from dl2d.simulation.result_time_series import SlotRecorder, SlotSeries
 from dl2d.simulation.seeded_random import SeededRandom
 from dl2d.simulation.speeds.realism_options import Realism
 from dl2d.simulation.workload.format import SimulatedJob, Workload, to_request
-from dl2d.tick.task_specs import TaskSpecs
+from dl2d.tick.task_command_and_environment import TaskSpecs
 from dl2d.tick.tick import tick
 from dl2d.tick.tick_context import Context, Deciders, GuardRules, Timeouts
 from dl2d.tick.tick_state import TickState

@@ -20,7 +20,7 @@ from dl2d.store.kind_speeds import speeds
 from dl2d.store.membership_changes import RuntimePlanRow, runtime_plan_of
 from dl2d.store.resizes import GROW, ResizeEventRow, ResizeRow
 from dl2d.store.row_mapping import columns, table_of
-from dl2d.store.scheduling_slots import DecisionRow, SlotRow, snapshot
+from dl2d.store.slots_and_decisions import DecisionRow, SlotRow, snapshot
 
 _HOUR: Final = 3600.0
 

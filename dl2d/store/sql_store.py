@@ -1,8 +1,8 @@
 """The store in SQL: SQLite in a file on the head node, or PostgreSQL.
 
 This module opens the database and holds the lease; tables and the operations on them are in the modules of ``jobs``,
-``tasks``, ``resizes``, ``runtime_plans``, ``scheduling_slots``, ``kind_speeds``, ``guard_state``, ``mode_changes``,
-``canaries`` and ``policy_versions``.
+``tasks``, ``resizes``, ``membership_changes``, ``slots_and_decisions``, ``kind_speeds``, ``guard_state``,
+``mode_changes``, ``canaries`` and ``policy_versions``.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from dl2d.store.mode_changes import SqlModes
 from dl2d.store.policy_versions import SqlRegistry
 from dl2d.store.resizes import SqlResizes
 from dl2d.store.row_mapping import upsert
-from dl2d.store.scheduling_slots import SqlSlots
 from dl2d.store.site_history import read_history
+from dl2d.store.slots_and_decisions import SqlSlots
 from dl2d.store.tasks import SqlTasks, keep_task_reports
 
 _LEASE = "daemon"

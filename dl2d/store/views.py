@@ -21,7 +21,7 @@ from dl2d.store import (  # noqa: F401 - their tables
     lease,
     mode_changes,
     policy_versions,
-    scheduling_slots,
+    slots_and_decisions,
     tasks,
 )
 from dl2d.store.row_mapping import Base

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from dl2d.core.cluster import ANCHOR, Task, TaskState, task_tag
-from dl2d.core.job_request import RequestRules
+from dl2d.core.job_request_parser import RequestRules
 from dl2d.core.jobs import (
     HOUR_SECONDS,
     NO_LAUNCH,

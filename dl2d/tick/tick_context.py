@@ -10,7 +10,7 @@ from dl2d.core.canary import Canary
 from dl2d.core.cluster import Snapshot
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Decision
-from dl2d.core.job_request import RequestRules
+from dl2d.core.job_request_parser import RequestRules
 from dl2d.core.jobs import JobKey
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Evidence, Policy
@@ -19,7 +19,7 @@ from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.core.store import TickStore
 from dl2d.tick.policy_call import call_directly
 from dl2d.tick.policy_failures import SetAside
-from dl2d.tick.task_specs import TaskSpecs
+from dl2d.tick.task_command_and_environment import TaskSpecs
 from dl2d.tick.task_submitter import TaskSubmitter
 
 

@@ -18,7 +18,7 @@ import pytest
 from cli.conftest import Dl2d
 
 from dl2d.cli.demo_jobs import FAST, FULL
-from dl2d.core.job_request import RequestRules, parse_request
+from dl2d.core.job_request_parser import RequestRules, parse_request
 
 PNG = b"\x89PNG\r\n\x1a\n"
 _MARK = "DEMO_TEST_MARK"

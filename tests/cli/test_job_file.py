@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dl2d.cli.job_file import JobFile, is_batch_script, parse_override, read_batch_script
 from dl2d.core.errors import RequestError
-from dl2d.core.job_request import RequestRules, parse_request, read_directives
+from dl2d.core.job_request_parser import RequestRules, parse_request, read_directives
 
 RULES = RequestRules()
 GOOD: dict[str, Any] = {

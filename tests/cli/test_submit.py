@@ -25,7 +25,7 @@ from yarn.rm_answers import client_of
 from dl2d.cli import daemon_client
 from dl2d.cli.submit import job_environment
 from dl2d.core.errors import Waiting
-from dl2d.core.job_request import RequestRules
+from dl2d.core.job_request_parser import RequestRules
 from dl2d.core.jobs import Job, JobState
 from dl2d.core.resource_manager import RmListing
 from dl2d.core.store import JobChange

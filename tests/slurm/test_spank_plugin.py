@@ -9,7 +9,7 @@ import pytest
 from spank_plugin import build, why_not
 
 from dl2d.core.errors import RequestError
-from dl2d.core.job_request import RequestRules, parse_request
+from dl2d.core.job_request_parser import RequestRules, parse_request
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "it can be built")
 

@@ -26,7 +26,7 @@ from dl2d.store.sql_store import SqlStore
 from dl2d.testing import MemoryStore, PromptCoordinator, ScriptedManager
 from dl2d.testing.builders import make_job, make_nodes
 from dl2d.tick.record import Report
-from dl2d.tick.task_specs import TaskSpecs
+from dl2d.tick.task_command_and_environment import TaskSpecs
 from dl2d.tick.tick import tick
 from dl2d.tick.tick_context import Context, Deciders, GuardRules, Timeouts
 from dl2d.tick.tick_state import TickState

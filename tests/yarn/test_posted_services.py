@@ -18,7 +18,7 @@ from yarn.posted_service import POSTED, REQUEST, SETTINGS
 from yarn.test_manager import wait_until
 
 from dl2d.core.errors import ConfigError, Denied, NotFound, Rejected, RequestError, Unavailable
-from dl2d.core.job_request import RequestRules, parse_request, read_directives
+from dl2d.core.job_request_parser import RequestRules, parse_request, read_directives
 from dl2d.core.jobs import JobKey, Launch, Role
 from dl2d.core.resource_manager import ContainerReport, RmJobState, TaskSpec
 from dl2d.core.resources import Resources

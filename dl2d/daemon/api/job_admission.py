@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from dl2d.core.errors import RequestError
-from dl2d.core.job_request import RequestRules, parse_request, read_directives
+from dl2d.core.job_request_parser import RequestRules, parse_request, read_directives
 from dl2d.core.jobs import NO_LAUNCH, TASK_ROLES, Consistency, Job, JobKey, JobRequest, Launch, Owner, User
 from dl2d.core.resource_manager import Anchor, RmListing
 from pslite.job.environment_allow_list import is_secret

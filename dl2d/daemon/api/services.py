@@ -15,7 +15,7 @@ from dl2d.daemon.api.request_limits import MAX_HEARTBEATS, PUBLIC_SECONDS, FairT
 from dl2d.daemon.health_and_metrics import Health
 from dl2d.daemon.resource_manager_access import ManagerAccess
 from dl2d.store.sql_store import SqlStore
-from dl2d.tick.task_specs import TaskSpecs
+from dl2d.tick.task_command_and_environment import TaskSpecs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from dl2d.simulation.options import Options, within
+from dl2d.simulation.key_value_options import Options, within
 
 _LONGEST = 1e9
 

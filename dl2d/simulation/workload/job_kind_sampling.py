@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dl2d.core.errors import WorkloadError
-from dl2d.simulation.options import Options, within
+from dl2d.simulation.key_value_options import Options, within
 from dl2d.simulation.workload.format import (
     MAX_JOBS,
     MAX_NODES,

@@ -20,9 +20,9 @@ from typing import Final, NoReturn, TextIO
 
 from dl2d.core.error_wording import shown
 from dl2d.core.errors import WorkloadError
-from dl2d.simulation.options import within
-from dl2d.simulation.workload.conversion import PastJob, Settings, convert
+from dl2d.simulation.key_value_options import within
 from dl2d.simulation.workload.format import MAX_JOBS, Workload
+from dl2d.simulation.workload.past_job_conversion import PastJob, Settings, convert
 
 #: Usable rows that are kept while a log is read; about 300 MB.
 MAX_ROWS: Final = 1_000_000
@@ -272,8 +272,8 @@ FORMATS: Final[Mapping[str, _Format]] = {
 def read_trace(name: str, path: Path, settings: TraceSettings, *, seed: int = 0) -> ReadTrace:
     """Read a log of one of the ``FORMATS`` as a workload.
 
-    Models are drawn as ``dl2d.simulation.workload.conversion.model_by_hash`` says; ``convert`` says what becomes of
-    the rest.
+    Models are drawn as ``dl2d.simulation.workload.past_job_conversion.model_by_hash`` says; ``convert`` says what
+    becomes of the rest.
 
     Raises
     ------

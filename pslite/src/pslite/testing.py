@@ -13,8 +13,8 @@ from typing import Any
 
 from pslite.coordinator import Coordinator, Settings
 from pslite.job.job_status import PlanReport, Reply, Status
+from pslite.launch.environment_parsing import encryption_of
 from pslite.launch.local_tasks import LocalTasks, Resize
-from pslite.launch.task_environment import encryption_of
 from pslite.net.authentication import TOKEN_BYTES
 
 __all__ = ["LocalResult", "Resize", "pace", "run_local"]

@@ -13,7 +13,7 @@ import httpx2
 from tick.world import World
 
 from dl2d.core.credentials import Credentials
-from dl2d.core.job_request import RequestRules
+from dl2d.core.job_request_parser import RequestRules
 from dl2d.core.jobs import JobKey
 from dl2d.core.resource_manager import Anchor
 from dl2d.daemon.api.answered_heartbeats import AnsweredHeartbeats
@@ -27,7 +27,7 @@ from dl2d.daemon.health_and_metrics import Health
 from dl2d.daemon.parallel_task_submitter import ParallelTaskSubmitter
 from dl2d.daemon.resource_manager_access import ManagerAccess
 from dl2d.testing.builders import OWNER
-from dl2d.tick.task_specs import TaskSpecs
+from dl2d.tick.task_command_and_environment import TaskSpecs
 from dl2d.tick.tick_context import Context
 
 JSON = {"Content-Type": "application/json"}

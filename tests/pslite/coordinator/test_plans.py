@@ -8,7 +8,7 @@ from msgspec import structs
 
 from pslite.coordinator import plans
 from pslite.coordinator.job_state import PendingPlan, Reassignment
-from pslite.coordinator.members import give_ranks
+from pslite.coordinator.joining_and_start import give_ranks
 from pslite.job.job_spec import SGD, Part, Segment
 from pslite.net.messages import Announced, Drained, Moved, Nack, Pushed, Ready
 

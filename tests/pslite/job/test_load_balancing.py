@@ -18,7 +18,7 @@ from pslite.job.member_measurements import StepTimes, Throughput, ThroughputMete
 from pslite.job.membership_plan import Member, make_plan, reduction
 from pslite.job.reduction_tree import span
 from pslite.job.shard_and_block_assignment import assign, consecutive_ranges
-from pslite.launch.task_environment import balance_of
+from pslite.launch.environment_parsing import balance_of
 from pslite.worker.training_session import Share
 
 costs = st.lists(st.floats(1e-4, 1e2), min_size=1, max_size=12)

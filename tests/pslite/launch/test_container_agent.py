@@ -21,7 +21,7 @@ from pslite.errors import UsageError
 from pslite.launch.container_agent import container_environment
 
 FOREVER = "echo >started; while :; do sleep 0.05; done"
-IMPORTS = "import sys; from pslite.launch import container_agent, dl2_run"
+IMPORTS = "import sys; from pslite import run; from pslite.launch import container_agent"
 ENVIRONMENT = {
     "DL2_DAEMON": "http://head:1/",
     "DL2_JOB": "yarn.1.2",
@@ -98,7 +98,7 @@ class Scheduler:
         environment = {**ENVIRONMENT, "DL2_ROLE": "container", "DL2_DAEMON": url, "DL2_INSTANCE": instance}
         environment |= {"PATH": os.environ["PATH"], "SECRET_OF_THE_NODE": "x"}
         return subprocess.Popen(
-            [sys.executable, "-c", f"{IMPORTS}; {changes or 'pass'}; sys.exit(dl2_run.main([]))"], env=environment,
+            [sys.executable, "-c", f"{IMPORTS}; {changes or 'pass'}; sys.exit(run.main([]))"], env=environment,
             stderr=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
 

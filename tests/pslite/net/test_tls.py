@@ -22,7 +22,7 @@ from rehearsal import Event, Rehearsal, job
 from rehearsal import static_digest as rehearsed_digest
 
 from pslite.errors import AuthenticationError, UsageError
-from pslite.launch.task_environment import encryption_of
+from pslite.launch.environment_parsing import encryption_of
 from pslite.net.authentication import Identity, connect
 from pslite.net.message_framing import Channel, Inbox, cut_off, frame, receive_one
 from pslite.net.messages import Accepted, Beat, Challenge, FromMember, Handshake

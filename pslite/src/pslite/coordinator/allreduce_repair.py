@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from pslite.coordinator import members, plans
+from pslite.coordinator import finished_workers, plans
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import MemberState, PendingPlan
 from pslite.job.membership_plan import Plan
@@ -21,7 +21,7 @@ def lose_worker(job: Job, member: MemberState, text: str) -> None:
         job.give_up(member, text)
         _make_group(job, text, "the others go on without it; nothing is lost")
         return
-    members.lose_finished(job, member, text)
+    finished_workers.lose_finished(job, member, text)
 
 
 def _make_group(job: Job, what: str, then: str) -> None:

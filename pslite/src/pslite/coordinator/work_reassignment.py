@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
-from pslite.coordinator import checkpoint_restore, members, plans
+from pslite.coordinator import checkpoint_restore, finished_workers, plans
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import MemberState, Reassignment
 from pslite.job.membership_plan import Plan, reduction
@@ -20,7 +20,7 @@ def lose_worker(job: Job, member: MemberState, text: str) -> None:
     """
     state = job.state
     if member.finished and (state.complete or job.spec.open):
-        members.lose_finished(job, member, text)
+        finished_workers.lose_finished(job, member, text)
         return
     if state.pending is not None and state.pending.phase == "preparing":
         plans.abort(job, state.pending, text)

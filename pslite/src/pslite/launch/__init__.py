@@ -1,1 +1,1 @@
-"""Processes of a job and their surroundings: dl2-run, the launcher with its coordinators, task agents."""
+"""Processes of a job and their surroundings: what starts coordinators, their supervisors, and task agents."""

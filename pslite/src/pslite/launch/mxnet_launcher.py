@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from pslite.errors import UsageError
 from pslite.job.job_status import Reply, Status
-from pslite.launch.task_environment import need
+from pslite.launch.environment_parsing import need
 from pslite.net.authentication import parse_token
 from pslite.net.message_framing import listen
 

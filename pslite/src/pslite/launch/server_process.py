@@ -8,8 +8,8 @@ import sys
 
 from pslite.errors import PsliteError, RolledBack
 from pslite.job.printable_text import tell
+from pslite.launch.environment_parsing import task_environment
 from pslite.launch.signals import OWN
-from pslite.launch.task_environment import task_environment
 from pslite.server import Server
 
 

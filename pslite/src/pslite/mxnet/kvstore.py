@@ -24,7 +24,7 @@ from mxnet import autograd
 from mxnet.kvstore import KVStore, KVStoreBase
 
 from pslite.errors import UsageError
-from pslite.launch.task_environment import durability_of
+from pslite.launch.environment_parsing import durability_of
 from pslite.mxnet import optimizer_states
 from pslite.mxnet.arrays import memory, reading, write
 from pslite.mxnet.elastic_split import give_again, session_for_kvstore

@@ -17,7 +17,7 @@ Only the owner of block 0 receives `Commit` and sends `Announced`; other servers
 
 Modules, in an order in which each uses only those below it:
 
-- `loop` dispatches the coordinator's messages, and gives data frames to `frame_handlers`;
+- `event_loop` dispatches the coordinator's messages, and gives data frames to `frame_handlers`;
 - `failover` makes this server the owner of blocks whose servers have died;
 - `rounds` (synchronous) and `async_rounds` (asynchronous) do the training;
 - `block_handoff` moves blocks to their owners under a new plan, which `plan_preparation` has prepared;
@@ -29,6 +29,6 @@ Modules, in an order in which each uses only those below it:
 
 from __future__ import annotations
 
-from pslite.server.loop import Server
+from pslite.server.event_loop import Server
 
 __all__ = ["Server"]

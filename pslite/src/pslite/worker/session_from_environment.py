@@ -8,7 +8,7 @@ from functools import partial
 from pslite.errors import UsageError
 from pslite.job.job_spec import JobSpec
 from pslite.job.printable_text import tell
-from pslite.launch.task_environment import TaskEnvironment, role_of, task_environment
+from pslite.launch.environment_parsing import TaskEnvironment, role_of, task_environment
 from pslite.worker.ps.worker import Worker
 from pslite.worker.session_without_network import SingleSession
 from pslite.worker.training_session import OpenSession, Session

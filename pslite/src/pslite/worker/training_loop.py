@@ -21,7 +21,7 @@ from pslite.errors import SpecError, UsageError
 from pslite.job.job_spec import Descent, DType, JobSpec, Mean, Part, Segment, block_bytes_for
 from pslite.job.sample_order import permutation, stream
 from pslite.job.shard_and_block_assignment import DEFAULT_SHARDS, sample_slice
-from pslite.launch.task_environment import architecture_of, durability_of
+from pslite.launch.environment_parsing import architecture_of, durability_of
 from pslite.numeric.gradient_sums import Bundle, GradientSums
 from pslite.worker.session_from_environment import session_for
 from pslite.worker.session_without_network import SingleSession

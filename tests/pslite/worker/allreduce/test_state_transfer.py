@@ -12,7 +12,7 @@ import pytest
 from pslite.errors import ProtocolError
 from pslite.job.membership_plan import Member
 from pslite.net.authentication import Identity
-from pslite.net.data_transport import reach
+from pslite.net.tcp_or_unix_socket import reach
 from pslite.net.tensor_frames import STATE, Header, Link
 from pslite.worker.allreduce.state_transfer import Giving, Taking
 

@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from pslite.errors import PeerLost, ProtocolError, PsliteError
 from pslite.job.membership_plan import Member
 from pslite.net.authentication import Acceptor, Identity
-from pslite.net.data_transport import machine, open_listeners, reach
 from pslite.net.handshake_listener import HandshakeListener
 from pslite.net.messages import Hello
+from pslite.net.tcp_or_unix_socket import machine, open_listeners, reach
 from pslite.net.tensor_frames import STATE, Header, Link, bytes_of
 from pslite.numeric.gradient_sums import Array
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pslite.launch.dl2_run import with_hooks
+from pslite.run import with_hooks
 
 
 def test_a_sitecustomize_that_is_hidden_runs_too(tmp_path):

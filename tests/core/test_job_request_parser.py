@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dl2d.core.errors import RequestError
 from dl2d.core.input_validation import NAME_RULE
-from dl2d.core.job_request import MAX_EPOCHS, RequestRules, parse_request, read_directives
+from dl2d.core.job_request_parser import MAX_EPOCHS, RequestRules, parse_request, read_directives
 from dl2d.core.jobs import Architecture, Consistency, Durability, JobRequest
 from dl2d.core.resources import Resources
 

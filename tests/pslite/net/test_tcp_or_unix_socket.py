@@ -20,8 +20,8 @@ from pslite.job.blocks import Block, cut
 from pslite.job.job_spec import SGD
 from pslite.job.membership_plan import Member
 from pslite.net.authentication import Acceptor, Identity, connect
-from pslite.net.data_transport import machine, open_listeners, reach
 from pslite.net.shared_memory import Arena, MappedMemory, SharedMemory
+from pslite.net.tcp_or_unix_socket import machine, open_listeners, reach
 from pslite.net.tensor_frames import PUSH, REGION, Header, Link, region_header
 from pslite.numeric.gradient_sums import GradientSums, Supply
 from pslite.testing import Resize

@@ -14,7 +14,7 @@ from pslite.errors import PsliteError
 from pslite.fault_points import FaultPoint, FaultPoints
 from pslite.job.membership_plan import Member
 from pslite.net.authentication import Identity
-from pslite.net.data_transport import reach
+from pslite.net.tcp_or_unix_socket import reach
 from pslite.net.tensor_frames import Link
 
 #: seconds between two tries to open a connection again, the first and the longest

@@ -18,7 +18,7 @@ from pslite.coordinator import (
     failover,
     failure_detector,
     job_completion,
-    members,
+    joining_and_start,
     plans,
     status_report,
     work_reassignment,
@@ -440,7 +440,7 @@ class Coordinator:
     def _join(self, connection: _Connection, message: Join) -> None:
         """Let a process join the job, or refuse it."""
         job, hello = self._job, connection.hello
-        reason = members.objection(job, hello, message)
+        reason = joining_and_start.objection(job, hello, message)
         if reason:
             job.say(f"refused {hello.task}: {reason}")
             connection.refused = True
@@ -448,7 +448,7 @@ class Coordinator:
             return
         line = ReliableChannel(taken=1)
         line.attach(connection.channel, 0)
-        member = connection.member = members.join(job, hello, message, line)
+        member = connection.member = joining_and_start.join(job, hello, message, line)
         line.send(
             Welcome(
                 heartbeat_seconds=job.settings.heartbeat,

@@ -22,7 +22,6 @@ from pslite.job.job_spec import JobSpec
 from pslite.job.stack_dump import dump_stacks
 from pslite.net.authentication import Identity
 from pslite.net.coordinator_client import CoordinatorClient
-from pslite.net.data_transport import machine
 from pslite.net.messages import (
     Abort,
     Beat,
@@ -51,6 +50,7 @@ from pslite.net.messages import (
     Stacks,
     Trust,
 )
+from pslite.net.tcp_or_unix_socket import machine
 from pslite.net.tensor_frames import Link
 from pslite.server.async_rounds import AsynchronousRounds
 from pslite.server.block_handoff import Handoff

@@ -1,4 +1,4 @@
-"""Members up to their first plan: who may join, what the job is, ranks, and the time limit of the start."""
+"""Joining of members and start of the job: who may join, what the job is, ranks, and the time limit of the start."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import ROLES, JobState, MemberState
 from pslite.job.job_spec import JobSpec, differences
-from pslite.net.messages import Describe, Finished, Hello, Join, Refused, Seat
+from pslite.net.messages import Describe, Hello, Join, Refused, Seat
 from pslite.net.reliable_channel import ReliableChannel
 from pslite.net.tls import VARIABLE
 
@@ -91,27 +91,6 @@ def _mismatch(job: Job, spec: JobSpec) -> str:
             "them from the servers: only servers can be added"
         )
     return ""
-
-
-def finished(job: Job, member: MemberState, message: Finished) -> None:
-    """A worker has the last version that it computes."""
-    member.finished, member.chief, member.finished_at = True, message.chief, member.heard
-    member.finished_version = message.version
-    job.state.version = max(job.state.version, message.version)
-
-
-def lose_finished(job: Job, member: MemberState, text: str) -> None:
-    """Continue without a worker that has the last version; fail if it was to write files and no other one can."""
-    state = job.state
-    member.state = "left"
-    others = any(state.members[task].present for task in state.workers_left(state.plan))
-    if not member.chief:
-        job.say(f"{text}; it had finished")
-    elif state.complete and not state.dismissed and others:
-        member.chief = False
-        job.say(f"{text}; it had finished, and another worker writes files")
-    else:
-        job.fail(f"{text}, before it had written what the script saves at its end")
 
 
 def give_ranks(job: Job, now: float) -> None:
