@@ -30,6 +30,8 @@ class DaemonHealth:
     #: Seconds since its last good tick, and since its last failed one; None for none yet.
     last_tick_seconds: float | None = None
     last_error_seconds: float | None = None
+    #: Age of the resource manager's listing from which the last good tick decided; None for none yet.
+    listing_seconds: float | None = None
     #: What its ticks wait for, if that is no fault; only the daemon's account is told.
     waiting: str = ""
     #: Why that one failed; only the daemon's account is told.
@@ -47,6 +49,7 @@ class DaemonHealth:
         if self.runs:
             last = self.last_tick_seconds
             parts.append("no good tick yet" if last is None else f"last good tick {duration(last)} ago")
+            parts += [] if self.listing_seconds is None else [f"listing {duration(self.listing_seconds)} old"]
         parts += [f"waiting: {self.waiting}"] if self.waiting else []
         parts += self.problems
         if self.last_error and self.last_error_seconds is not None:
@@ -93,6 +96,7 @@ def ask_health(url: str, trust: ssl.SSLContext | bool, credential: str, seconds:
             description=f"version {content['version']} runs at {url}, slot {content['slot']}",
             last_tick_seconds=content.get("last_tick_seconds"),
             last_error_seconds=content.get("last_error_seconds"),
+            listing_seconds=content.get("listing_seconds"),
             waiting=str(content.get("waiting", "")),
             last_error=str(content.get("last_error", "")),
             own=bool(content.get("own", True)),

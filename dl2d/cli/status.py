@@ -80,13 +80,17 @@ def status(
     as_json: JsonOption = False,
     config: ConfigOption = DEFAULT_PATH,
 ) -> None:
-    """Show jobs: allocation now and as decided, progress, and what each one waits for."""
+    """Show jobs: allocation now and as decided, progress, and what each one waits for.
 
-    def tell_problems(health: DaemonHealth) -> None:
-        if not as_json and (line := _health_line(health)):
-            print_text(line, err=True)
+    The first line says how the daemon is: its last good tick, the age of its listing of the cluster, what is wrong, and
+    its last error. It is written to the error output.
+    """
 
-    with job_source(config, on_failure=tell_problems) as source:
+    def tell_health(health: DaemonHealth) -> None:
+        if not as_json:
+            print_text(_health_line(health), err=True)
+
+    with job_source(config, on_failure=tell_health) as source:
 
         def look() -> StatusView:
             return source.views.status(job, ended_since=time.time() - _DAY if every else None, limit=limit)
@@ -95,7 +99,7 @@ def status(
             _watch(look, source.health, _WATCH_SECONDS if source.site else _WATCH_API_SECONDS, newest=newest)
             return
         health = source.health()
-        tell_problems(health)
+        tell_health(health)
         seen = look()
         canary = None
         if source.site is not None and seen.mode is Mode.CANARY:
@@ -150,9 +154,6 @@ def _lines(seen: StatusView, *, newest: bool) -> tuple[JobStatus, ...]:
 
 
 def _health_line(health: DaemonHealth) -> str:
-    """What is wrong with the daemon; empty if nothing is."""
-    if health.runs and not health.problems and not health.waiting:
-        return ""
     return f"daemon: {health.text.removeprefix('; ')}"
 
 
@@ -162,8 +163,7 @@ def _watch(look: Callable[[], StatusView], health: Callable[[], DaemonHealth], s
             while True:
                 seen = look()
                 grid = Table.grid()
-                if line := _health_line(health()):
-                    grid.add_row(Text(printable(line)))
+                grid.add_row(Text(printable(_health_line(health()))))
                 for part in _tables(_lines(seen, newest=newest), seen.tasks, time.time()):
                     grid.add_row(part)
                 live.update(grid, refresh=True)

@@ -29,6 +29,8 @@ class Status:
     problems: tuple[str, ...]
     #: Seconds since the last tick that was completed; None for none yet.
     last_tick_seconds: float | None
+    #: Age of the resource manager's listing from which that tick decided; None for none yet.
+    listing_seconds: float | None
     #: What ticks wait for, which only the daemon's account may read; empty if nothing.
     waiting: str = ""
     #: Error of the last tick that failed, which only the daemon's account may read.
@@ -60,6 +62,8 @@ class Health:
         self._failing = False
         self._waiting = ""
         self._last: float | None = None
+        #: How old the listing of that tick was by its end.
+        self._listing_age = 0.0
         self._registry = CollectorRegistry()
 
         def gauge(name: str, text: str) -> Gauge:
@@ -106,8 +110,8 @@ class Health:
         with self._lock:
             self._refused = (f"the last reload was refused: {printable(error[:_MAX_ERROR])}",) if error else ()
 
-    def completed(self, report: Report) -> None:
-        """A tick was completed."""
+    def completed(self, report: Report, listing_age: float = 0.0) -> None:
+        """A tick was completed; ``listing_age``: how old the listing is by now from which it decided, in seconds."""
         waiting, seconds = len(report.needless_wait.jobs), report.needless_wait.seconds
         problems = [*report.listing_remarks]
         if report.incomplete:
@@ -134,7 +138,7 @@ class Health:
             )
         with self._lock:
             self._problems, self._failing, self._last = tuple(problems), False, self._timer()
-            self._waiting = ""
+            self._waiting, self._listing_age = "", listing_age
         self._ticks.inc()
         self._starts.inc(len(report.outcome.started))
         self._stops.inc(len(report.plan.stops))
@@ -179,6 +183,7 @@ class Health:
             return Status(
                 (*failure, *stuck, *self._lasting, *self._refused, *self._problems),
                 last,
+                None if last is None else last + self._listing_age,
                 self._waiting,
                 self._error,
                 since_error,

@@ -363,7 +363,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             self._ticking.clear()
             if self._again.is_set():
                 self._wakeup.set()
-        self._health.completed(report)
+        self._health.completed(report, max(0.0, self._clock() - report.snapshot.at))
         if self._tick_log.write(report, self._context.idle_seconds):
             self._withdraw_canary(report)
             self.wake()

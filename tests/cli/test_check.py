@@ -169,17 +169,21 @@ def test_the_last_good_tick_and_the_last_error_of_the_own_daemon(dl2d: Dl2d, tmp
     secret.write_bytes(other.credentials.key)
     assert wrong(dl2d, config) == {}
     assert "no good tick yet" in dl2d("check", "-c", config).out
-    other.health.completed(other.tick())
+    other.health.completed(other.tick(), 2.0)
+    # Where all is well, too, it is the first line.
+    said = dl2d("status", "-c", config).err
+    assert (said.startswith("daemon: version "), "; last good tick 0 s ago; listing 2 s old\n" in said) == (True, True)
     other.now += 100
     other.health.failed("sinfo: Unable to contact slurm controller")
     other.now += 5
     found = wrong(dl2d, config)["daemon"]
-    assert "last good tick 1 min 45 s ago; the last tick failed" in found
+    assert "last good tick 1 min 45 s ago; listing 1 min 47 s old; the last tick failed" in found
     assert "last error 5 s ago: sinfo: Unable to contact slurm controller" in found
     ran = dl2d("status", "-c", config)
     assert (ran.status, ran.err) == (0, f"daemon: {found}\n")
     shown = dl2d("status", "--json", "-c", config).json["daemon"]
     assert (shown["runs"], shown["last_tick_seconds"], shown["last_error_seconds"]) == (True, 105, 5)
+    assert shown["listing_seconds"] == 107
     # Ticks that wait for a known time are no problem.
     other.health.waits("containers may not have reported yet; waiting 4.0 s")
     assert wrong(dl2d, config) == {}

@@ -108,6 +108,7 @@ def health(request: Request, services: Services = Depends(services_of)) -> dict[
         "status": "degraded" if status.problems else "waiting" if status.waiting else "ok",
         "problems": list(status.problems),
         "last_tick_seconds": status.last_tick_seconds,
+        "listing_seconds": status.listing_seconds,
         **details,
     }
 

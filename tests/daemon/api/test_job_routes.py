@@ -734,7 +734,7 @@ class TestStoreAway:
 
 def test_health_needs_no_credential_and_says_no_more_than_it_must(world):
     answer = world.client.get("/v1/health").json()
-    public = {"version", "cluster", "slot", "status", "problems", "last_tick_seconds"}
+    public = {"version", "cluster", "slot", "status", "problems", "last_tick_seconds", "listing_seconds"}
     assert set(answer) == public
     assert (answer["status"], answer["problems"], answer["last_tick_seconds"]) == ("ok", [], None)
     world.health.failed("the disk is full\x1b[2J")
