@@ -53,8 +53,10 @@ if rows is not None and wanted:
     rows = [row for row in rows if chosen is None or str(row.get("JobID")) in chosen]
     for row in rows:
         sys.stdout.write("".join(str(row.get(field, "")) + suffix for field, _, suffix in fields) + "\\n")
-if rows is not None and "--format=%i|%x" in sys.argv:
-    sys.stdout.write("".join(f"{row['JobID']}|{row.get('excluded', '')}\\n" for row in rows))
+excluded = next((word for word in sys.argv if word.startswith("--format=%i")), "").removeprefix("--format=%i")
+if rows is not None and excluded:
+    ends = excluded.split("%x")
+    sys.stdout.write("".join(f"{row['JobID']}{ends[0]}{row.get('excluded', '')}{ends[1]}\\n" for row in rows))
 sys.stdout.write(answer.get("stdout", ""))
 sys.stderr.write(answer.get("stderr", ""))
 sys.exit(answer.get("status", 0))

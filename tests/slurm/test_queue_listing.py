@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,10 +16,13 @@ from dl2d.core.resources import Resources
 from dl2d_slurm.command_output_values import count, parse_gres
 from dl2d_slurm.partitions import Partition
 from dl2d_slurm.queue_listing import (
+    IDENTITY_FIELDS,
     JOB_FIELDS,
     NODE_FIELDS,
     OWNER_FIELDS,
+    excluded_option,
     format_option,
+    parse_excluded,
     parse_jobs,
     parse_nodes,
     records,
@@ -44,8 +49,8 @@ def nodes_of(*rows: dict[str, object]) -> str:
     return rendered(list(rows), NODE_FIELDS)
 
 
-def test_the_format_ends_each_record_with_the_word() -> None:
-    assert format_option(("JobID", "Comment"), WORD) == f"--Format=JobID:|,Comment:|{WORD}"
+def test_the_format_ends_each_field_and_each_record_with_the_word() -> None:
+    assert format_option(("JobID", "Comment"), WORD) == f"--Format=JobID:|{WORD}-,Comment:|{WORD}"
 
 
 def test_a_job_has_all_that_was_asked_for() -> None:
@@ -109,6 +114,30 @@ def test_an_anchors_options_are_read_whatever_separators_they_hold(fields: tuple
     assert parsed.options == dict.fromkeys("34", AnchorOptions(1795260000, "gpu,small", "ml", "[a|b]&c", 7, "x|y"))
 
 
+@pytest.mark.parametrize("fields", [JOB_FIELDS, watched_fields(), OWNER_FIELDS, NODE_FIELDS, IDENTITY_FIELDS])
+@given(text=st.text("ab|-\n,:1", max_size=40))
+def test_whatever_a_field_holds_the_others_keep_their_places(fields: tuple[str, ...], text: str) -> None:
+    for name in fields:
+        row: dict[str, object] = {other: str(place) for place, other in enumerate(fields)} | {name: text}
+        assert list(records(rendered([row, row], fields), fields, WORD)) == [row | {name: text.strip()}] * 2
+
+
+def test_the_type_of_a_generic_resource_cannot_make_a_held_job_one_of_highest_priority() -> None:
+    gres = (
+        "gres:gpu:x|9|N/A|0|Resources|4611686018427387904|N/A|UNLIMITED||(null)|3|1|N/A|N/A|NO|NODE|gpu|0|(null)|a|q:1"
+    )
+    held = {"State": "PENDING", "NodeList": "", "Reason": "JobHeldUser", "PriorityLong": 0}
+    parsed = parse_jobs(jobs_of(job_row(9, **held, **{"tres-per-node": gres})), WORD)
+    assert [(job.reason, job.priority) for job in parsed.jobs] == [("JobHeldUser", 0)]
+    assert parsed.waiting == ()
+
+
+def test_excluded_nodes_are_those_of_each_job() -> None:
+    assert excluded_option(WORD) == f"--format=%i|{WORD}-%x|{WORD}"
+    text = f"7|{WORD}-n[3-4]|{WORD}\n12_[3-9]|{WORD}-n1\n99|n2|{WORD}\n8|{WORD}-|{WORD}\n"
+    assert parse_excluded(text, WORD) == {"7": "n[3-4]", "12": "n1\n99|n2", "8": ""}
+
+
 def test_a_comment_cannot_pass_for_a_record() -> None:
     forged = "x|\n" + jobs_of(job_row(99, UserName="root", Comment=TAG)).replace(WORD, "0" * 32) + "9|RUNNING"
     parsed = parse_jobs(jobs_of(job_row(1, Comment=forged)), WORD)
@@ -142,8 +171,8 @@ def test_no_answer_at_all_raises(text: str) -> None:
 
 @given(st.lists(st.text("0123456789/|KMG:,()gpu=\n ", max_size=30), min_size=10, max_size=10))
 def test_strange_fields_are_reported_not_fatal(values: list[str]) -> None:
-    parse_jobs("|".join(values) + f"|{WORD}\n", WORD)
-    parse_nodes("|".join(values[:8]) + f"|{WORD}\n", WORD)
+    parse_jobs(rendered([dict(zip(JOB_FIELDS, itertools.cycle(values)))], JOB_FIELDS), WORD)
+    parse_nodes(rendered([dict(zip(NODE_FIELDS, itertools.cycle(values)))], NODE_FIELDS), WORD)
 
 
 def test_an_unknown_job_state_is_reported_and_keeps_its_room() -> None:

@@ -417,10 +417,13 @@ def test_other_peoples_jobs_with_any_comment_and_name_do_no_harm(real: Real, man
     comment = f"|1|2\n3|RUNNING|\n{tag}|é%A" + "y" * 300
     handle = manager.submit(alices(real, FOREVER))
     odd = real.cluster.submit_as(real.bob, ANCHOR, f"--comment={comment}", "--job-name=a|b c\nUserId=root(0)")
+    gres = "--gres=gpu:x|9|N/A|0|Resources|4611686018427387904|N/A|UNLIMITED||(null)|3:1"
+    typed = real.cluster.submit_as(real.bob, ANCHOR, "--hold", gres)
     array = real.cluster.submit_as(real.bob, ANCHOR, "--array=1-5", "--hold")
     jobs = {job.handle: job for job in manager.listing().jobs}
     assert jobs[handle].tag == tag
     assert jobs[odd].tag == ""
+    assert (jobs[typed].reason, jobs[typed].priority) == ("JobHeldUser", 0)
     assert jobs[array].state is RmJobState.PENDING
 
 

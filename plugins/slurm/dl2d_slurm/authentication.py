@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Mapping
 
 from dl2d.core.errors import Denied, NotFound, Rejected, Unavailable
@@ -11,7 +10,7 @@ from dl2d.core.jobs import JobKey
 from dl2d.core.resource_manager import Anchor, RmJobState
 from dl2d_slurm.command_output_values import has_whole_nodes, owner_of, seconds
 from dl2d_slurm.commands import Commands, failure
-from dl2d_slurm.queue_listing import OWNER_FIELDS, TIMES_AS_SECONDS, array_id, format_option, records
+from dl2d_slurm.queue_listing import OWNER_FIELDS, TIMES_AS_SECONDS, array_id, format_option, new_word, records
 from dl2d_slurm.sbatch_options import own_options, refuse_options
 from dl2d_slurm.states import job_state
 
@@ -90,7 +89,7 @@ def anchor(commands: Commands, rm_id: str, uid: int, *, cluster: str) -> Anchor:
     """
     if not _ID.fullmatch(rm_id):
         raise NotFound(f"{rm_id[:80]!r} is not the id of a Slurm job")
-    word = secrets.token_hex(16)
+    word = new_word()
     answer = commands.run(
         *("squeue", "--noheader", "--all", "--states=all", f"--jobs={rm_id}", format_option(OWNER_FIELDS, word)),
         more=TIMES_AS_SECONDS,

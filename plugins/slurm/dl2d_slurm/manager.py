@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -38,12 +37,13 @@ from dl2d_slurm.ended_jobs_from_accounting import Accounting
 from dl2d_slurm.limits_from_waiting_reasons import with_limits
 from dl2d_slurm.partitions import Partition, partitions_of, task_minutes
 from dl2d_slurm.queue_listing import (
-    EXCLUDED_FORMAT,
     JOB_FIELDS,
     LISTING_ENVIRONMENT,
     NODE_FIELDS,
     TIMES_AS_SECONDS,
+    excluded_option,
     format_option,
+    new_word,
     parse_excluded,
     parse_jobs,
     parse_nodes,
@@ -198,7 +198,7 @@ class SlurmManager:
             return self._last
         self._rate.list()
         last_submit = self._last_submit
-        word = secrets.token_hex(16)
+        word = new_word()
         # Jobs first: a job that starts between the two queries then counts twice, as waiting and in its node's use,
         # which does no harm. The other way round it would count as started on a node that still looks free.
         rules = self._settings.watch
@@ -356,9 +356,11 @@ class SlurmManager:
     def _ask_excluded(self, jobs: Iterable[str]) -> None:
         """Ask squeue, once for each job, which nodes it excludes. Of one that is gone it stays unknown."""
         if new := sorted(job for job in jobs if job not in self._excluded):
-            answer = self._commands.run("squeue", "--noheader", "--all", f"--jobs={','.join(new)}", EXCLUDED_FORMAT)
+            word = new_word()
+            asked = ("squeue", "--noheader", "--all", f"--jobs={','.join(new)}", excluded_option(word))
+            answer = self._commands.run(*asked)
             if answer.status == 0:
-                found = parse_excluded(answer.stdout)
+                found = parse_excluded(answer.stdout, word)
                 self._excluded |= {job: found.get(job) or found.get(job.partition("_")[0], "") for job in new}
 
     def _ask_excluded_of_listed(self, jobs: Iterable[str]) -> None:

@@ -1,14 +1,16 @@
 """What is asked of squeue and sinfo, and how their answers are read.
 
-Fields that people write themselves (comments, job names, an admin's reason) may hold any character, line breaks and
-our separator included. They stand last in a record, and a record ends with a random word that is drawn anew for each
-query: nobody can write a comment that looks like a record of its own.
+Fields that people write themselves may hold any character, line breaks and our separator included: comments, job
+names and an admin's reason, but also types of generic resources (``--gres=gpu:a|b:1``), accounts and container names.
+So each field ends with a random word that is drawn anew for each query: nobody can write text that looks like another
+field or a record of its own.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import secrets
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,8 +38,7 @@ from dl2d_slurm.waiting_jobs import (
 )
 from dl2d_slurm.waiting_reasons import is_node_refused, waiting_reason
 
-#: Names are those of ``squeue --Format`` and ``sinfo --Format``; the last one of each is free text, and so are those of
-#: ``_FREE``, which come after all others.
+#: Names are those of ``squeue --Format`` and ``sinfo --Format``.
 JOB_FIELDS = (
     *("JobID", "State", "SubmitTime", "exit_code", "UserName", "NodeList", "tres-alloc", "tres-per-node"),
     *("JobArrayID", "EndTime", "RestartCnt", "Reason", *WAITING_FIELDS, *ANCHOR_FIELDS, "Comment"),
@@ -50,15 +51,14 @@ NODE_FIELDS = (
     *("NodeList", "StateLong", "CPUsState", "Memory", "AllocMem", "Gres", "GresUsed"),
     *("PartitionName", "Time", "Available", "features_act", "Reason"),
 )
-#: Job and excluded nodes; ``--Format`` has no field for these.
-EXCLUDED_FORMAT = "--format=%i|%x"
 #: Makes both commands print times as seconds since 1970.
 TIMES_AS_SECONDS: Mapping[str, str] = {"SLURM_TIME_FORMAT": "%s", "TZ": "UTC"}
 #: For listings; squeue shortens the numbers of an array's tasks that wait to 64 characters unless it is told otherwise.
 LISTING_ENVIRONMENT: Mapping[str, str] = {**TIMES_AS_SECONDS, "SLURM_BITSTR_LEN": "4096"}
 
+#: Slurm takes digits at the beginning of what is to end a field as the field's width.
 _SEPARATOR = "|"
-_FREE = ("Feature", "WCKey", OWN_OPTIONS_FIELD, "Name", "Comment")
+_EXCLUDED_FIELDS = ("JobID", "Excluded")
 #: Generic resources that a job asked for: for each node, for each task, or in all.
 _ASKED = (("tres-per-node", "NumNodes"), ("tres-per-task", "NumTasks"), ("tres-per-job", ""))
 _TERMINATED = "signal 15"
@@ -108,26 +108,30 @@ class Nodes:
 
 def watched_fields() -> tuple[str, ...]:
     """What is asked of squeue where jobs of others are watched."""
-    asked = dict.fromkeys((*JOB_FIELDS, *WATCH_FIELDS, "Name"))
-    return (*(each for each in asked if each not in _FREE), *(each for each in _FREE if each in asked))
+    return tuple(dict.fromkeys((*JOB_FIELDS, *WATCH_FIELDS, "Name")))
+
+
+def new_word() -> str:
+    """A word for one query, which nobody can guess; short, since an answer has it once for each field."""
+    return secrets.token_hex(6)
 
 
 def format_option(fields: Sequence[str], word: str) -> str:
-    """The ``--Format`` option for some fields; ``word`` ends each record, and ``word-`` free text before the last."""
-    last = len(fields) - 1
-    ends = {last: word} | {place: f"{word}-" for place, name in enumerate(fields) if name in _FREE and place < last}
-    columns = (f"{name}:{_SEPARATOR}{ends.get(place, '')}" for place, name in enumerate(fields))
-    return "--Format=" + ",".join(columns)
+    """The ``--Format`` option for some fields; ``word-`` ends each field, and ``word`` the last one of a record."""
+    *others, last = fields
+    return "--Format=" + "".join(f"{name}:{_SEPARATOR}{word}-," for name in others) + f"{last}:{_SEPARATOR}{word}"
+
+
+def excluded_option(word: str) -> str:
+    """The option that asks for each job's excluded nodes, for which ``--Format`` has no field."""
+    return f"--format=%i{_SEPARATOR}{word}-%x{_SEPARATOR}{word}"
 
 
 def records(text: str, fields: Sequence[str], word: str) -> Iterator[dict[str, str] | str]:
     """Cut an answer into records; text that is none comes as it is, and so does a record without its end."""
-    free = sum(name in _FREE for name in fields[:-1])
     *pieces, remainder = re.split(f"{re.escape(_SEPARATOR + word)}(?!-)", text)
-    for piece in pieces:
-        record = piece.removeprefix("\n")
-        head, *tail = record.split(f"{_SEPARATOR}{word}-")
-        values = [*head.split(_SEPARATOR, len(fields) - 1 - free), *tail]
+    for record in pieces:
+        values = record.split(f"{_SEPARATOR}{word}-")
         if len(values) == len(fields):
             yield {name: value.strip() for name, value in zip(fields, values, strict=True)}
         elif record.strip():
@@ -453,8 +457,11 @@ def _resources(cpus: str, memory: str, gres: Mapping[str, int]) -> Resources:
     return Resources.of({name: min(amount, 1e12) for name, amount in amounts.items()})
 
 
-def parse_excluded(text: str) -> dict[str, str]:
-    """Excluded nodes of each job in squeue's answer to the format ``EXCLUDED_FORMAT``."""
-    # Tasks of an array that wait share a line: ``12_[3-9]``.
-    pairs = (line.partition("|") for line in text.splitlines())
-    return {job.strip().partition("_[")[0]: present(nodes.strip()) for job, _, nodes in pairs}
+def parse_excluded(text: str, word: str) -> dict[str, str]:
+    """Excluded nodes of each job in squeue's answer to ``excluded_option``."""
+    # Tasks of an array that wait share a record: ``12_[3-9]``.
+    return {
+        record["JobID"].partition("_[")[0]: present(record["Excluded"])
+        for record in records(text, _EXCLUDED_FIELDS, word)
+        if not isinstance(record, str)
+    }

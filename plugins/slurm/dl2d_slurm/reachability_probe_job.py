@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 import pwd
 import re
-import secrets
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 
 from dl2d.core.errors import NotFound, Unavailable
 from dl2d.core.resource_manager import ProbeStep
 from dl2d_slurm.commands import Commands, failure
-from dl2d_slurm.queue_listing import format_option, records
+from dl2d_slurm.queue_listing import format_option, new_word, records
 from dl2d_slurm.settings import SlurmSettings
 from dl2d_slurm.states import job_state
 from dl2d_slurm.submission_backends import JobControl
@@ -106,7 +105,7 @@ def _submit(control: JobControl, settings: SlurmSettings, runner: str, user: str
 
 def _look(commands: Commands, job: str) -> dict[str, str]:
     """What squeue says of the job; empty if it does not list it any more. Raises ``Unavailable``."""
-    word = secrets.token_hex(16)
+    word = new_word()
     option = format_option(_FIELDS, word)
     answer = commands.run("squeue", "--noheader", "--all", "--states=all", f"--jobs={job}", option)
     if answer.status != 0 and isinstance(error := failure("squeue of a probe job", answer), Unavailable):

@@ -12,7 +12,7 @@ import msgspec
 from dl2d.core.errors import Rejected
 from dl2d_slurm.command_output_values import WHOLE_NODE_FIELDS, present, seconds, time_span
 
-#: Fields of squeue with these options, beside ``EndTime``; the last two are free text.
+#: Fields of squeue with these options, beside ``EndTime``.
 ANCHOR_FIELDS: Final = ("Partition", "Nice", "Reservation", "Account", "QOS", "Feature", "WCKey")
 #: Fields of squeue with refused options, which are asked for when a job registers.
 REFUSED_FIELDS: Final = ("Container", "MCSLabel", *WHOLE_NODE_FIELDS)

@@ -8,7 +8,6 @@ store and stops it again.
 from __future__ import annotations
 
 import re
-import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ import structlog
 from dl2d.core.errors import Denied, ResourceManagerError, Unavailable
 from dl2d.core.resource_manager import RmIdentity
 from dl2d_slurm.commands import Answer, Commands, failure
-from dl2d_slurm.queue_listing import IDENTITY_FIELDS, TIMES_AS_SECONDS, format_option, parse_identities
+from dl2d_slurm.queue_listing import IDENTITY_FIELDS, TIMES_AS_SECONDS, format_option, new_word, parse_identities
 from dl2d_slurm.submission_backends import JobControl
 
 log = structlog.get_logger(__name__)
@@ -164,7 +163,7 @@ class Stopper:
 
     def _same(self, jobs: Sequence[RmIdentity]) -> list[str]:
         """Ids for scancel of jobs that are still the same: Slurm gives ids again, and requeues jobs under theirs."""
-        word = secrets.token_hex(16)
+        word = new_word()
         ids = ",".join(job.handle for job in jobs)
         asked = ("squeue", "--noheader", "--all", "--states=all", f"--jobs={ids}", format_option(IDENTITY_FIELDS, word))
         answer = self._commands.run(*asked, more=TIMES_AS_SECONDS)
