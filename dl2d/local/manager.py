@@ -35,8 +35,6 @@ from dl2d.local.task_supervisor import boot_id, start_ticks
 
 log = structlog.get_logger(__name__)
 
-#: Seconds that ended tasks stay listed, from the first listing on that shows their end.
-KEEP_ENDED = 600.0
 #: A supervisor that could not let its task go within this many seconds of ``submit`` gives up, so that a record without
 #: a supervisor is known to be dead after ``START_LIMIT``.
 BEGIN_LIMIT, START_LIMIT = 20.0, 30.0
@@ -76,10 +74,7 @@ class LocalManager:
     def __init__(
         self, settings: LocalSettings, clock: Callable[[], float], timer: Callable[[], float] = time.monotonic
     ) -> None:
-        self._clock, self._timer = clock, timer
-        #: When each ended task was first listed as such, on the timer: the daemon may have been away when it ended, and
-        #: the clock may be set.
-        self._end_listed: dict[str, float] = {}
+        self._clock = clock
         self._cluster = settings.cluster
         self._boot = boot_id()
         self._capacity = {node.name: node.capacity for node in settings.nodes}
@@ -93,7 +88,7 @@ class LocalManager:
             self._lock = _lock(settings.state_dir / "lock")
         except OSError as error:
             raise unavailable(settings.state_dir, error) from error
-        self._records = Records(folder)
+        self._records = Records(folder, timer)
         try:
             self._resume_stops()
         except BaseException:
@@ -113,12 +108,8 @@ class LocalManager:
         used: dict[str, list[Resources]] = {}
         for record in self._records.all():
             seen = self._look_at(record)
-            if seen.ended is not None:
-                listed_since = self._timer() - self._end_listed.setdefault(seen.handle, self._timer())
-                if listed_since >= KEEP_ENDED:
-                    self._records.remove(seen.handle)
-                    del self._end_listed[seen.handle]
-                    continue
+            if seen.ended is not None and self._records.forget_ended(seen.handle):
+                continue
             job = self._describe(seen)
             jobs.append(job)
             if not job.state.ended:
@@ -471,4 +462,4 @@ def _lock(path: Path) -> int:
     return descriptor
 
 
-__all__ = ["HANDLE_VARIABLE", "KEEP_ENDED", "NODE_VARIABLE", "LocalManager", "create"]
+__all__ = ["HANDLE_VARIABLE", "NODE_VARIABLE", "LocalManager", "create"]

@@ -1,10 +1,10 @@
-"""Records of tasks on disk."""
+"""Records of tasks on disk, and for how long those of ended tasks are kept."""
 
 from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +16,8 @@ from dl2d.core.resources import Resources
 from dl2d.local.task_supervisor import write_json
 
 log = structlog.get_logger(__name__)
+#: Seconds that ended tasks stay listed, from the first listing on that shows their end.
+_KEEP_ENDED = 600.0
 _HANDLE = re.compile(r"[0-9a-f]{32}")
 
 
@@ -77,8 +79,12 @@ class StopOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Records:
     """The folder of the records: ``<handle>.json``, and ``<handle>.stop`` beside those that are to end."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, timer: Callable[[], float]) -> None:
         self.folder = folder
+        self._timer = timer
+        #: When each ended task was first listed as such, on the timer: the daemon may have been away when it ended, and
+        #: the clock may be set.
+        self._end_listed: dict[str, float] = {}
         #: Ended tasks never change again, so they are read once.
         self._ended: dict[str, Record] = {}
         self._reported: set[str] = set()
@@ -162,6 +168,14 @@ class Records:
             present = None
         if present is None or kill_at < present:
             self._write(path, {"kill_at": kill_at})
+
+    def forget_ended(self, handle: str) -> bool:
+        """Forget an ended task if it has been listed as such for long enough; says whether. Raises Unavailable."""
+        if self._timer() - self._end_listed.setdefault(handle, self._timer()) < _KEEP_ENDED:
+            return False
+        self.remove(handle)
+        del self._end_listed[handle]
+        return True
 
     def remove(self, handle: str) -> None:
         """Forget a task. Raises Unavailable."""

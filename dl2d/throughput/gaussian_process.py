@@ -48,10 +48,9 @@ inverse of the covariance of all measurements written by the matrix inversion le
 kinds, instead of (K n)^3; n (n + U) for each size that is predicted.
 
 Sources: Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2006: section 2.2 (prediction), 4.2
-(Matern-3/2), 5.4.2 (leave-one-out detrended). Kinds with a shared component: Hensman, Lawrence and Rattray,
-"Hierarchical Bayesian modelling of gene expression time series across irregularly sampled replicates and clusters",
-2013. Speeds with a bonus for uncertainty: Srinivas et al., "Gaussian process optimization in the bandit setting", ICML
-2010.
+(Matern-3/2). Kinds with a shared component: Hensman, Lawrence and Rattray, "Hierarchical Bayesian modelling of gene
+expression time series across irregularly sampled replicates and clusters", 2013. Speeds with a bonus for uncertainty:
+Srinivas et al., "Gaussian process optimization in the bandit setting", ICML 2010.
 """
 
 from __future__ import annotations
@@ -73,9 +72,11 @@ from dl2d.throughput.kernel import (
     inputs_and_trend,
     kernel_inputs,
     kind_covariance,
+    precision,
     shared_covariance,
 )
 from dl2d.throughput.observations import Points, as_points, sizes_of
+from dl2d.throughput.outliers import are_few, noise_of_outliers, with_noise_of_outliers
 
 #: Standard deviation of the logarithm of one measured speed, and the least one of a mean of several.
 _NOISE: Final = 0.05
@@ -93,14 +94,6 @@ _MAX_COUNTS: Final = 40
 _DENSE_COUNTS: Final = 24
 #: Added to the diagonal of the shared covariance for its Cholesky factorisation.
 _JITTER: Final = 1e-9
-
-# Outliers: measurements of jobs which may not be of the kind that their users declare.
-#: From this number of jobs on, a measurement at a size is trusted.
-_TRUSTED_JOBS: Final = 3
-#: Standard deviations between a measurement and its prediction from other sizes beyond which it is an outlier.
-_OUTLIER: Final = 4.0
-#: Least number of measured sizes of a kind for such a comparison.
-_MIN_COMPARED_SIZES: Final = 4
 
 
 class _Bounds(NamedTuple):
@@ -136,7 +129,7 @@ class _Measurements:
         inputs, trend = inputs_and_trend(sizes, group)
         noise = np.maximum(_NOISE**2 / np.maximum(points["measurements"], 1.0), _MIN_NOISE**2)
         detrended = np.log(points["speed"]) - trend
-        return cls(sizes, inputs, trend, detrended, noise, (jobs > 0) & (jobs < _TRUSTED_JOBS))
+        return cls(sizes, inputs, trend, detrended, noise, are_few(jobs))
 
     def take(self, selection: Bools) -> _Measurements:
         """Return the selected measurements."""
@@ -171,7 +164,7 @@ class ConditionedKind:
     @classmethod
     def of(cls, joint: _Measurements, separate: _Measurements | None = None) -> ConditionedKind:
         """Compute A_k."""
-        return cls(joint, _precision(kind_covariance(joint.inputs, joint.inputs), joint.noise), separate)
+        return cls(joint, precision(kind_covariance(joint.inputs, joint.inputs), joint.noise), separate)
 
     @property
     def measurements(self) -> tuple[_Measurements, ...]:
@@ -434,7 +427,8 @@ def _conditioned(points: Points, group: Group) -> ConditionedKind | None:
     if not len(measurements.sizes):
         return None
     joint, separate = _split(measurements)
-    return ConditionedKind.of(_with_noise_of_outliers(joint), separate)
+    noise = with_noise_of_outliers(joint.noise, joint.inputs, joint.detrended, joint.few_jobs)
+    return ConditionedKind.of(replace(joint, noise=noise), separate)
 
 
 def _split(measurements: _Measurements) -> tuple[_Measurements, _Measurements | None]:
@@ -455,22 +449,6 @@ def _split(measurements: _Measurements) -> tuple[_Measurements, _Measurements | 
         joint[farthest] = True
         to_nearest = np.minimum(to_nearest, np.linalg.norm(inputs - inputs[farthest], axis=1))
     return measurements.take(joint), measurements.take(~joint)
-
-
-def _with_noise_of_outliers(measurements: _Measurements) -> _Measurements:
-    """Raise the noise of measurements of few jobs that are far from the prediction by all other sizes of the kind.
-
-    The square of the leave-one-out residual (Rasmussen and Williams, equation 5.12) is added to the noise variance,
-    since these jobs may not be of the kind that their users declare.
-    """
-    if len(measurements.detrended) < _MIN_COMPARED_SIZES or not measurements.few_jobs.any():
-        return measurements
-    inputs, noise = measurements.inputs, measurements.noise
-    precision = _precision(shared_covariance(inputs, inputs) + kind_covariance(inputs, inputs), noise)
-    weighted = precision @ (measurements.detrended - measurements.detrended.mean())
-    diagonal = np.diagonal(precision)
-    outlier = measurements.few_jobs & (np.abs(weighted) > _OUTLIER * np.sqrt(diagonal))
-    return replace(measurements, noise=np.where(outlier, noise + (weighted / diagonal) ** 2, noise))
 
 
 def _update_joint(measurements: _Measurements, bounds: _Bounds, group: Group, mean: Floats, variance: Floats) -> None:
@@ -502,8 +480,8 @@ def _update_separate(
     indices, targets = measurements.within(bounds, group)
     noise, prior = measurements.noise[indices], variance[targets]
     residual = (measurements.detrended + measurements.trend)[indices] - mean[targets]
-    outlier = measurements.few_jobs[indices] & (residual**2 > _OUTLIER**2 * (prior + noise))
-    gain = prior / (prior + noise + np.where(outlier, residual**2, 0.0))
+    expected = prior + noise
+    gain = prior / (expected + noise_of_outliers(residual, expected, measurements.few_jobs[indices]))
     mean[targets] += gain * residual
     variance[targets] = prior * (1.0 - gain)
 
@@ -532,11 +510,6 @@ def _shared_sizes(sizes_of_kinds: Sequence[Ints], group: Group) -> tuple[Floats,
         cells_per_doubling /= 2.0
     ends = np.cumsum([len(sizes) for sizes in sizes_of_kinds])[:-1]
     return kernel_inputs(distinct, group), np.split(indices.reshape(-1), ends)
-
-
-def _precision(covariance: Floats, noise: Floats) -> Floats:
-    """Inverse of the covariance of measurements: that of the function, plus nugget and noise variances."""
-    return np.asarray(np.linalg.inv(covariance + np.diag(NUGGET_VARIANCE + noise)), dtype=np.float64)
 
 
 def _counts(max_count: int) -> Ints:
