@@ -117,7 +117,7 @@ def learned(options: argparse.Namespace, url: str, folder: Path, design: str) ->
             settings = site(url, design, folder / name / "start")
             chosen = TwinSettings(iterations=options.rounds, days=None, minutes=30.0, seed=seed)
             now = MONDAY + days * DAY
-            return learn(settings, store, design, chosen, folder / name, tell=lambda *_, **__: None, now=now).checkpoint
+            return learn(settings, store, design, chosen, tell=lambda *_, **__: None, now=now).checkpoint
 
         if design == "dl2":
             own = with_checkpoint().checkpoint

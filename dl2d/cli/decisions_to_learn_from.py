@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
@@ -13,7 +13,9 @@ from typing import Final
 from dl2d.cli.options import reading
 from dl2d.cli.promotion_trial import recorded_days
 from dl2d.config.settings import Settings
+from dl2d.core.cluster import Node
 from dl2d.core.errors import RequestError, TooFewSamples, WorkloadError
+from dl2d.core.jobs import JobRequest
 from dl2d.learning.digital_twin import day_name
 from dl2d.learning.recorded_decisions import Recording
 from dl2d.learning.train_test_split import Split
@@ -44,6 +46,16 @@ class RecordedSlots:
             return ""
         names = ", ".join(day.name for day in self.days.held_out)
         return f"not learned from: {names}, the days on which versions are compared (learning.gate_min_days)"
+
+    @property
+    def nodes(self) -> Sequence[Node]:
+        """The nodes of the newest slot."""
+        return self.slots[-1].snapshot.nodes
+
+    @property
+    def requests(self) -> list[JobRequest]:
+        """The requests of the jobs in all slots, those of the newest first."""
+        return [job.request for recording in reversed(self.slots) for job in recording.snapshot.jobs]
 
     @contextmanager
     def explained(self) -> Iterator[None]:

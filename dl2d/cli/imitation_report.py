@@ -1,4 +1,4 @@
-"""What both ways of ``dl2d train supervised`` share: the check before writing, lines of the comparison, the report."""
+"""What both ways of ``dl2d train supervised`` share: lines of the comparison, and the report."""
 
 from __future__ import annotations
 
@@ -8,50 +8,13 @@ from typing import Final
 
 import typer
 
-from dl2d.cli.decisions_to_learn_from import RecordedSlots
 from dl2d.cli.output import print_json
-from dl2d.cli.progress_display import Tell
-from dl2d.cli.promotion_trial import MAX_REPLAY_SECONDS, policy_of, replayed
-from dl2d.config.settings import Settings
 from dl2d.core.errors import CheckpointError
 from dl2d.learning.recorded_decisions import SizeComparison, Yardstick
-from dl2d.learning.trained_policy_check import ReplayCheck
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
-from dl2d.tick.policy_starts_jobs_check import start_check
 
-#: Recorded days that are replayed before a checkpoint is written.
-_MAX_DAYS: Final = 3
 #: Part of the tasks below which a difference is no reason to refuse a network.
 _FEW_TASKS: Final = 0.1
-
-
-def check_before_writing(
-    settings: Settings, checkpoint: Checkpoint, recorded: RecordedSlots, *, tell: Tell
-) -> ReplayCheck:
-    """Whether a trained policy starts and ends jobs on the recorded cluster: the start check, then replays.
-
-    Replayed are a small generated load and the newest days on which versions are compared, with expected speeds.
-    """
-    newest, policy = recorded.slots[-1], policy_of(settings, checkpoint)
-    nodes = newest.snapshot.nodes
-    requests = [job.request for recording in reversed(recorded.slots) for job in recording.snapshot.jobs]
-    if problem := start_check(policy, newest.placement, nodes, requests).problem:
-        return ReplayCheck(problem=problem, ended=0, jobs=0)
-    if (days := recorded.days) is None:
-        return replayed(settings, policy, nodes, requests, tell=tell)
-    expected = {case.name: case.workload for case in days.cases}
-    names = [day.name for day in days.held_out if day.name in expected]
-    workloads = {f"recorded day {name}": expected[name] for name in names[-_MAX_DAYS:]}
-    return replayed(settings, policy, nodes, requests, speeds=days.measured, workloads=workloads, tell=tell)
-
-
-def replay_line(found: ReplayCheck) -> str:
-    """What a replay check without a problem says."""
-    if found.ended < found.jobs:
-        return (
-            f"{found.ended} of {found.jobs} jobs ended in {MAX_REPLAY_SECONDS:.0f} s of replays; the rest was left out"
-        )
-    return f"all {found.jobs} jobs were started and ended in replays"
 
 
 def imitation_problem(trained: SizeComparison, yardstick: Yardstick) -> str:

@@ -12,7 +12,6 @@ import json
 import os
 import resource
 import sys
-import tempfile
 import threading
 import time
 from dataclasses import replace
@@ -64,7 +63,7 @@ def _learn(settings: Settings) -> Path:
     # After the limits were set, for what is imported here takes time and memory.
     from dl2d.cli.options import reading  # noqa: PLC0415
     from dl2d.cli.promotion_trial import live_review  # noqa: PLC0415
-    from dl2d.cli.train_from_store import TwinSettings, judged, learn  # noqa: PLC0415
+    from dl2d.cli.train_from_store import TwinSettings, checked, judged, learn  # noqa: PLC0415
     from dl2d.daemon.policy_versions.candidates import write_candidate  # noqa: PLC0415
 
     told: dict[str, float] = {}
@@ -74,10 +73,10 @@ def _learn(settings: Settings) -> Path:
             told[what] = time.monotonic()
             print(f"{what}: {done} of {total}{note and f', {note}'}", flush=True)  # noqa: T201
 
-    with tempfile.TemporaryDirectory(prefix="dl2d-learner-") as folder, reading(settings) as store:
+    with reading(settings) as store:
         chosen = TwinSettings(iterations=_ITERATIONS, days=None, minutes=None, seed=settings.learning.seed)
-        learned = learn(settings, store, settings.policy.name, chosen, Path(folder), tell=tell, now=time.time())
-        candidate = judged(settings, store, learned, tell=tell)
+        learned = learn(settings, store, settings.policy.name, chosen, tell=tell, now=time.time())
+        candidate = judged(settings, store, learned, checked(settings, store, learned, tell=tell), tell=tell)
         review = live_review(settings, store.registry, learned.split, tell=tell)
         return write_candidate(replace(candidate, review=review))
 

@@ -150,6 +150,7 @@ def _pass_gate(settings: Settings, store: SqlStore, version: Version) -> str:
     """
     # The simulator, which no other command here waits for.
     from dl2d.cli import promotion_trial as trials  # noqa: PLC0415
+    from dl2d.cli.trained_policy_replay import replay_line, replayed  # noqa: PLC0415
 
     name, registry = version.policy, store.registry
     what = f"{name} version {version.digest[:DIGITS]}"
@@ -164,10 +165,12 @@ def _pass_gate(settings: Settings, store: SqlStore, version: Version) -> str:
     if version.state in (VersionState.LIVE, VersionState.RETIRED):
         return ""  # it decides, or did once
     with progress_bars() as display:
-        replays = trials.replayed(settings, trials.policy_of(settings, checkpoint), nodes, requests,
-                                  tell=show_on_bar(display, "jobs replayed"))  # fmt: skip
+        replays = replayed(settings, trials.policy_of(settings, checkpoint), nodes, requests,
+                           tell=show_on_bar(display, "jobs replayed"))  # fmt: skip
     if replays.problem:
         raise GateRefused(f"{what} {replays.problem}")
+    if replays.ended < replays.jobs:
+        typer.echo(replay_line(replays), err=True)
     if (earlier := trials.passed_trial(settings, registry, version)) is not None:
         return earlier.reason
     live = trials.deciding(settings, registry)

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from dl2d.cli.progress_display import Tell
 from dl2d.config.settings import Settings
-from dl2d.core.cluster import Node
 from dl2d.core.errors import Dl2dError, WorkloadError
-from dl2d.core.jobs import JobRequest
-from dl2d.core.measured_speeds import MeasuredSpeeds
 from dl2d.core.policy import Policy
 from dl2d.core.policy_registry import SITE_SCHEDULER, Trial, TrialCase, Version, VersionState
 from dl2d.core.site_history import History
@@ -23,11 +18,8 @@ from dl2d.learning.assumed_speeds import with_assumed_speeds
 from dl2d.learning.digital_twin import DAY_SECONDS
 from dl2d.learning.promotion_gate import GateSettings, Verdict, compare
 from dl2d.learning.train_test_split import Split, split_history
-from dl2d.learning.trained_policy_check import ReplayCheck, generated_load, replay_check
 from dl2d.plugins import POLICIES, Given, available, load_placement, load_policy, takes_checkpoint
 from dl2d.policies.common.checkpoint import DIGITS, Checkpoint
-from dl2d.simulation.workload.format import Workload
-from dl2d.tick.policy_starts_jobs_check import requests_to_try
 
 if TYPE_CHECKING:
     from dl2d.store.policy_versions import SqlRegistry
@@ -35,8 +27,6 @@ if TYPE_CHECKING:
 
 #: Least length of an interval in a replay of recorded days, in seconds.
 _SHORTEST_SLOT: Final = 300.0
-#: Longest that the replays of a replay check take together.
-MAX_REPLAY_SECONDS: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,22 +110,6 @@ def recorded_days(
         if enough or not assume_speeds:
             return found
     return split(with_assumed_speeds(store.history(begin, now, unreported=True)))
-
-
-def replayed(
-    settings: Settings, policy: Policy, nodes: Sequence[Node], requests: Sequence[JobRequest], *, tell: Tell,
-    speeds: Sequence[MeasuredSpeeds] = (), workloads: Mapping[str, Workload] = MappingProxyType({}),
-) -> ReplayCheck:  # fmt: skip
-    """Replay a policy on a small load, generated from requests of the site's jobs, and on workloads; see
-    ``dl2d.learning.trained_policy_check``.
-    """
-    placement = load_placement(settings.placement)
-    load = generated_load(requests_to_try(placement, nodes, requests), nodes, speeds, slot_seconds(settings))
-    return replay_check(
-        policy, placement, {**({} if load is None else {"a small generated load": load}), **workloads},
-        guard_rules(settings), clock=time.monotonic, most_seconds=MAX_REPLAY_SECONDS,
-        progress=lambda done, total: tell("jobs replayed", done, total),
-    )  # fmt: skip
 
 
 def learned_days(checkpoint: Checkpoint) -> tuple[str, ...]:

@@ -95,8 +95,8 @@ def train(
     """Train a policy from simulated workloads and write a checkpoint, or run one of the commands below.
 
     With --twin, the weights that decide now are trained further on what this site's store recorded; the paper's also on
-    the slots that they decided. Exit status 130
-    after Ctrl-C; what was reached is kept and --resume goes on with it.
+    the slots that they decided. A policy that leaves jobs waiting on an idle cluster in replays is not written.
+    Exit status 130 after Ctrl-C; what was reached is kept and --resume goes on with it.
     """
     given = options_given(context)
     if (command := context.invoked_subcommand) is not None:

@@ -13,8 +13,9 @@ from rich.progress import Progress
 
 from dl2d import __version__
 from dl2d.cli.output import print_json, print_tables, table
-from dl2d.cli.progress_display import interruptible, progress_bars
+from dl2d.cli.progress_display import interruptible, progress_bars, show_on_bar
 from dl2d.cli.train_options import TrainOptions, training_workloads
+from dl2d.cli.trained_policy_replay import check_on_workloads, replay_line
 from dl2d.learning.dl2_training import State, Trainer, TrainingSettings, load_state, save_state
 from dl2d.learning.training_report import baselines, write_report
 from dl2d.policies.common.checkpoint import write_checkpoint
@@ -46,15 +47,19 @@ def train_dl2(options: TrainOptions) -> None:
     seconds = time.monotonic() - began
     record = _record(options, settings, state, times, seconds)
     checkpoint = trainer.checkpoint(state, record)
+    with interruptible(lambda: left), progress_bars() as bars:
+        replays = check_on_workloads(checkpoint, validation, tell=show_on_bar(bars, "jobs replayed"))
     write_checkpoint(checkpoint, options.checkpoint)
     write_report(options.out, state, settings, times, inputs=options.workload, seconds=seconds)
     if state.search.iteration < options.iterations:
         when = f"after {options.minutes:g} minutes at iteration {state.search.iteration} of {options.iterations}"
         typer.echo(f"stopped {when}; to continue, run the same command with --resume", err=True)
     if options.as_json:
-        print_json({"checkpoint": str(options.checkpoint), "digest": checkpoint.digest, **record})
+        replayed = {"jobs": replays.jobs, "ended": replays.ended}
+        print_json({"checkpoint": str(options.checkpoint), "digest": checkpoint.digest, "replayed": replayed, **record})
         return
     print_tables(_results(settings, state, times))
+    typer.echo(replay_line(replays))
     report = options.out / "report.md"
     typer.echo(f"{options.checkpoint}: {checkpoint.digest[:12]}, after {seconds:.0f} s; report in {report}")
 

@@ -11,15 +11,16 @@ from typing import Any, Final
 import typer
 
 from dl2d.cli.output import print_json
-from dl2d.cli.progress_display import interruptible, progress_bars
+from dl2d.cli.progress_display import interruptible, progress_bars, show_on_bar
 from dl2d.cli.train_options import TrainOptions, training_workloads
+from dl2d.cli.trained_policy_replay import check_on_workloads, replay_line
 from dl2d.core.errors import CheckpointError
 from dl2d.learning.dl2_paper.analytical_speed_model import analytical
 from dl2d.learning.dl2_paper.settings import Settings
 from dl2d.learning.dl2_paper.trainer import continuing
 from dl2d.learning.dl2_paper.trainer import train as learn
 from dl2d.learning.training_report import baselines
-from dl2d.policies.common.checkpoint import Checkpoint, read_checkpoint
+from dl2d.policies.common.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 
 _STATE: Final = "state.npz"
 
@@ -41,21 +42,22 @@ def train_original(options: TrainOptions) -> None:
         bar = bars.add_task("teacher", total=None, note="")
         others = "".join(f", {name} {values[0]:.2f}" for name, values in times.items())
         checkpoint = learn(
-            workloads, validation, settings, seed=options.seed, out=options.checkpoint, start=start, state=state,
-            resume=options.resume,
+            workloads, validation, settings, seed=options.seed, start=start, state=state, resume=options.resume,
             on_validation=lambda report: bars.update(
                 bar, note=f"JCT {report.score.best:.3f}, best {report.best:.3f}{others}"
             ),
             on_step=lambda phase, done, total: bars.update(bar, description=phase, completed=done, total=total),
             should_stop=lambda: options.minutes is not None and time.monotonic() - began > 60 * options.minutes,
         )  # fmt: skip
+        replays = check_on_workloads(checkpoint, validation, tell=show_on_bar(bars, "jobs replayed"))
+    write_checkpoint(checkpoint, options.checkpoint)
     write_paper_report(options.out, checkpoint, times, offline=options.offline)
     seconds = round(time.monotonic() - began, 1)
     if options.as_json:
         print_json(
             {
                 "checkpoint": str(options.checkpoint), "digest": checkpoint.digest, "seconds": seconds,
-                "offline": options.offline,
+                "offline": options.offline, "replayed": {"jobs": replays.jobs, "ended": replays.ended},
                 "baselines_jct_slots": {name: values[0] for name, values in times.items()},
                 **checkpoint.training,
             }
@@ -63,6 +65,7 @@ def train_original(options: TrainOptions) -> None:
         return
     best = min(_of_entry(entry) for entry in checkpoint.training["history"])
     against = "".join(f", {best / values[0] - 1:+.1%} against {name}" for name, values in times.items())
+    typer.echo(replay_line(replays))
     typer.echo(
         f"{options.checkpoint}: {checkpoint.digest[:12]}, after {seconds:.0f} s; mean completion time in validation "
         f"{best:.3f} slots{against}; report in {options.out / 'report.md'}"

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Final
 
 from dl2d.cli.decisions_to_learn_from import RecordedSlots
-from dl2d.cli.imitation_report import check_before_writing, comparison_lines, finish_imitation, not_better_than
+from dl2d.cli.imitation_report import comparison_lines, finish_imitation, not_better_than
 from dl2d.cli.options import reading
 from dl2d.cli.progress_display import interruptible, progress_bars, show_on_bar
 from dl2d.cli.promotion_trial import Side, on_trial, policy_of
+from dl2d.cli.trained_policy_replay import check_on_site
 from dl2d.config.settings import Settings
 from dl2d.core.errors import GateRefused
 from dl2d.core.json_codec import as_plain
@@ -53,7 +54,7 @@ def train_dl2_supervised(
             )  # fmt: skip
 
         def problem_of(checkpoint: Checkpoint) -> str:
-            return check_before_writing(settings, checkpoint, recorded, tell=show).problem
+            return check_on_site(settings, checkpoint, recorded.nodes, recorded.requests, days, tell=show).problem
 
         trial = None
         if days is not None and not (reason := reason or problem_of(found.fitted)):

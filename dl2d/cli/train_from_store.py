@@ -9,14 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from dl2d import __version__
 from dl2d.cli.progress_display import Tell
-from dl2d.cli.promotion_trial import Side, incumbent, learned_days, on_trial, policy_of, recorded_days, replayed
+from dl2d.cli.promotion_trial import Side, incumbent, learned_days, on_trial, policy_of, recorded_days
+from dl2d.cli.trained_policy_replay import check_on_site
 from dl2d.config.settings import Settings
 from dl2d.core.errors import CheckpointError, Dl2dError
 from dl2d.core.measured_speeds import MeasuredSpeeds
@@ -32,8 +32,9 @@ from dl2d.learning.dl2_training import State, Trainer, TrainingSettings
 from dl2d.learning.evolution_strategy import Step
 from dl2d.learning.recorded_decisions import Recording
 from dl2d.learning.train_test_split import Split
+from dl2d.learning.trained_policy_check import ReplayCheck
 from dl2d.plugins import load_placement
-from dl2d.policies.common.checkpoint import DIGITS, Checkpoint, settings_in, write_checkpoint
+from dl2d.policies.common.checkpoint import DIGITS, Checkpoint, settings_in
 from dl2d.policies.common.training_input_ranges import widened
 from dl2d.policies.dl2.checkpoint_contents import from_arrays
 from dl2d.policies.dl2_paper.policy import Dl2Original
@@ -83,10 +84,8 @@ class TwinSettings:
     seed: int
 
 
-def learn(
-    settings: Settings, store: SqlStore, policy: str, chosen: TwinSettings, out: Path, *, tell: Tell, now: float
-) -> Learned:
-    """Read the site's history, train a policy from the weights that decide now, and write the checkpoint to a folder.
+def learn(settings: Settings, store: SqlStore, policy: str, chosen: TwinSettings, *, tell: Tell, now: float) -> Learned:
+    """Read the site's history, and train a policy from the weights that decide now.
 
     ``now`` is the end of the history, seconds since 1970. The store is only read.
 
@@ -95,7 +94,7 @@ def learn(
     WorkloadError
         There is too little to learn from.
     CheckpointError, StoreError
-        Something cannot be read or written, or the policy has no weights yet.
+        Something cannot be read, or the policy has no weights yet.
     """
     ends_at = time.monotonic() + 60 * (settings.learning.minutes if chosen.minutes is None else chosen.minutes)
     parent = _current(settings, store.registry, policy)
@@ -103,22 +102,19 @@ def learn(
         settings, store, now=now, seed=chosen.seed, days=chosen.days, candidate=parent,
         expected_speeds=policy == DL2_PAPER,
     )  # fmt: skip
-    learned = (_learn_dl2 if policy == DL2 else _learn_dl2_paper)(
-        settings, store, split, parent, chosen, ends_at, out / "checkpoint", tell
-    )
+    learned = (_learn_dl2 if policy == DL2 else _learn_dl2_paper)(settings, store, split, parent, chosen, ends_at, tell)
     # Busy days are trained on as those of a smaller site, whose policy sizes jobs in the same way.
     days = ((len(day.jobs), len(day.nodes)) for day in split.trained_on)
     checkpoint = replace(learned.checkpoint, training=widened(learned.checkpoint.training, days))
-    write_checkpoint(checkpoint, out / "checkpoint")
     return replace(learned, checkpoint=checkpoint)
 
 
 def _learn_dl2(
     settings: Settings, store: SqlStore, split: Split, parent: Checkpoint, chosen: TwinSettings, ends_at: float,
-    folder: Path, tell: Tell,
+    tell: Tell,
 ) -> Learned:  # fmt: skip
     """Search for better weights of the scorer in the twin."""
-    del store, folder
+    del store
     began = time.monotonic()
     how, known = _training_settings(settings, split, parent, chosen)
     tell("setting up", 0, 1)
@@ -146,7 +142,7 @@ def _learn_dl2(
 
 def _learn_dl2_paper(
     settings: Settings, store: SqlStore, split: Split, parent: Checkpoint, chosen: TwinSettings, ends_at: float,
-    folder: Path, tell: Tell,
+    tell: Tell,
 ) -> Learned:  # fmt: skip
     """Actor-critic learning (section 4.3 of the paper): in the twin, and from the slots that versions decided live."""
     from dl2d.learning.dl2_paper.live_samples import live_samples  # noqa: PLC0415 - torch takes seconds
@@ -172,8 +168,7 @@ def _learn_dl2_paper(
         return found
 
     checkpoint = train(
-        split.training, split.validation, how, seed=chosen.seed, out=folder, start=parent, recorded=recorded,
-        on_step=tell,
+        split.training, split.validation, how, seed=chosen.seed, start=parent, recorded=recorded, on_step=tell,
         should_stop=lambda: time.monotonic() > ends_at,
     )  # fmt: skip
     record = {**_record(split, parent, chosen.seed, time.monotonic() - began), "live": counts}
@@ -237,9 +232,14 @@ def _record(split: Split, parent: Checkpoint, seed: int, seconds: float) -> dict
     }  # fmt: skip
 
 
-def judged(settings: Settings, store: SqlStore, learned: Learned, *, tell: Tell) -> Candidate:
-    """Put what was learned among the versions, replay it on a small generated load, and compare it with what decides
-    now; the store is only read.
+def checked(settings: Settings, store: SqlStore, learned: Learned, *, tell: Tell) -> ReplayCheck:
+    """Whether what was learned starts and ends jobs on the site's cluster; the store is only read."""
+    return check_on_site(settings, learned.checkpoint, *nodes_and_requests(store), learned.split, tell=tell)
+
+
+def judged(settings: Settings, store: SqlStore, learned: Learned, replays: ReplayCheck, *, tell: Tell) -> Candidate:
+    """Put what was learned among the versions, and compare it with what decides now unless it failed in replays; the
+    store is only read.
     """
     version = replace(
         version_in(settings.versions_path, learned.checkpoint, at=time.time(), origin="learned from this site's days"),
@@ -254,8 +254,6 @@ def judged(settings: Settings, store: SqlStore, learned: Learned, *, tell: Tell)
         return Side(checkpoint.digest, policy_of(settings, checkpoint))
 
     candidate, split = side(learned.checkpoint), learned.split
-    assert candidate.policy is not None
-    replays = replayed(settings, candidate.policy, *nodes_and_requests(store), speeds=split.measured, tell=tell)
     current = incumbent(settings, split, side(_current(settings, store.registry, name)))
     trial = on_trial(settings, name, split, candidate, current, tell=tell, problem=replays.problem)
     return Candidate(version, trial)

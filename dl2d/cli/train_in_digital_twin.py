@@ -11,15 +11,16 @@ import typer
 from dl2d.cli.options import reading
 from dl2d.cli.output import print_json, print_tables, table
 from dl2d.cli.progress_display import interruptible, progress_bars
-from dl2d.cli.train_from_store import DL2, DL2_PAPER, Learned, TwinSettings, judged, learn
+from dl2d.cli.train_from_store import DL2, DL2_PAPER, Learned, TwinSettings, checked, judged, learn
 from dl2d.cli.train_options import TrainOptions
+from dl2d.cli.trained_policy_replay import replay_line
 from dl2d.config.settings import Settings
-from dl2d.core.errors import CheckpointError
+from dl2d.core.errors import CheckpointError, GateRefused
 from dl2d.core.json_codec import as_plain
 from dl2d.core.policy_registry import Trial
 from dl2d.daemon.policy_versions.candidates import enter
 from dl2d.learning.training_report import write_report
-from dl2d.policies.common.checkpoint import DIGITS
+from dl2d.policies.common.checkpoint import DIGITS, write_checkpoint
 
 
 def train_twin(settings: Settings, options: TrainOptions, *, paper: bool) -> None:
@@ -35,17 +36,32 @@ def train_twin(settings: Settings, options: TrainOptions, *, paper: bool) -> Non
                 bars[what] = display.add_task(what, total=total, note=note)
             display.update(bars[what], completed=done, total=total, note=note)
 
-        learned = learn(settings, store, policy, chosen, options.out, tell=tell, now=time.time())
-        _write_report(learned, options.out)
+        learned = learn(settings, store, policy, chosen, tell=tell, now=time.time())
+        replays = checked(settings, store, learned, tell=tell)
+        if replays.problem and not options.gate:
+            raise GateRefused(f"the trained policy {replays.problem}; nothing was written")
+        is_written = not replays.problem
+        if is_written:
+            write_checkpoint(learned.checkpoint, options.checkpoint)
+            _write_report(learned, options.out)
         if options.gate:
-            trial = enter(judged(settings, store, learned, tell=tell), store.registry, at=time.time())
-            _append_trial(trial, options.out)
+            trial = enter(judged(settings, store, learned, replays, tell=tell), store.registry, at=time.time())
+            if is_written:
+                _append_trial(trial, options.out)
     if options.as_json:
-        done = {"checkpoint": str(options.checkpoint), "digest": learned.checkpoint.digest, **learned.record}
+        written = str(options.checkpoint) if is_written else None
+        done = {
+            "checkpoint": written, "digest": learned.checkpoint.digest, **learned.record,
+            "replayed": {"jobs": replays.jobs, "ended": replays.ended},
+        }  # fmt: skip
         print_json(done if trial is None else {**done, "trial": as_plain(trial)})
         return
     digest, seconds = learned.checkpoint.digest[:DIGITS], learned.record["seconds"]
-    typer.echo(f"{options.checkpoint}: {digest}, after {seconds:.0f} s; report in {options.out}")
+    if is_written:
+        typer.echo(replay_line(replays))
+        typer.echo(f"{options.checkpoint}: {digest}, after {seconds:.0f} s; report in {options.out}")
+    else:
+        typer.echo(f"{digest}, after {seconds:.0f} s; nothing was written to {options.out}")
     if trial is not None:
         _print_trial(trial, settings.policy.name)
 

@@ -10,17 +10,11 @@ from typing import Annotated, Final
 import typer
 
 from dl2d.cli.decisions_to_learn_from import recorded_slots
-from dl2d.cli.imitation_report import (
-    check_before_writing,
-    comparison_lines,
-    finish_imitation,
-    imitation_problem,
-    not_better_than,
-    replay_line,
-)
+from dl2d.cli.imitation_report import comparison_lines, finish_imitation, imitation_problem, not_better_than
 from dl2d.cli.options import JsonOption
 from dl2d.cli.progress_display import interruptible, progress_bars, show_on_bar
 from dl2d.cli.train_options import Design, refuse_inapplicable, site_settings
+from dl2d.cli.trained_policy_replay import check_on_site, replay_line
 from dl2d.core.errors import GateRefused
 from dl2d.learning.dl2_paper.settings import NetworkKind, Settings, SupervisedLoss
 from dl2d.policies.common.training_input_ranges import range_in_words
@@ -110,7 +104,7 @@ def supervised(
                 )
             training = {**checkpoint.training, "forced": {"problem": problem, "reason": reason}}
             checkpoint = replace(checkpoint, training=training)
-        checked = check_before_writing(site, checkpoint, recorded, tell=show)
+        checked = check_on_site(site, checkpoint, recorded.nodes, recorded.requests, recorded.days, tell=show)
     if checked.problem:
         raise GateRefused(
             f"the trained policy {checked.problem}; nothing was written; train on more slots, on those of another "

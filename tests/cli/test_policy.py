@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from cli.conftest import Dl2d, new_store, write_config
+from cli.conftest import Dl2d, Recorded, new_store, write_config
 from free_ports import free_port
 
+from dl2d.cli import trained_policy_replay
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
 from dl2d.policies.dl2.policy import with_checkpoint
 
@@ -103,6 +105,14 @@ def test_one_that_leaves_jobs_waiting_on_an_idle_cluster_is_refused_everywhere(d
     assert "leaves 19 of 19 jobs waiting on an idle cluster" in text
     config = write_config(tmp_path, policy={"name": "dl2-original", "checkpoint": str(a_network(tmp_path, 5))})
     assert findings(dl2d, config)["policy.checkpoint"][0]
+
+
+def test_promote_says_that_replays_were_cut_short(
+    dl2d: Dl2d, recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trained_policy_replay, "MAX_REPLAY_SECONDS", 0.0)
+    ran = dl2d("policy", "promote", checkpoint(tmp_path, 0), "-c", recorded.config)
+    assert re.search(r"^\d+ of 30 jobs ended in 0 s of replays; the rest was left out$", ran.err, re.MULTILINE)
 
 
 def test_one_that_overflows_cannot_be_promoted_by_force(dl2d: Dl2d, tmp_path: Path) -> None:

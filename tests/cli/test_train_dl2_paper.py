@@ -5,12 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from policies.dl2_paper.test_policy import a_checkpoint
 
 from dl2d.cli import train_dl2_paper
 from dl2d.learning.dl2_paper.rollout import SampleCollector
 from dl2d.learning.dl2_paper.samples import Samples
 from dl2d.learning.dl2_paper.settings import Settings
+from dl2d.policies.common.checkpoint import write_checkpoint
 
 MODELS = {"workers": [[10.0 * w / p for w in range(1, 5)] for p in range(1, 5)]}
 
@@ -77,6 +80,21 @@ def test_a_teacher_is_named_and_an_analytical_model_learned_on(dl2d, workload: P
     page = (tmp_path / "out" / "report.md").read_text()
     assert "Learned on an analytical model of speeds" in page
     assert "- teacher: optimus" in page
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_network_that_leaves_jobs_waiting_is_not_written(dl2d, workload: Path, tmp_path: Path) -> None:
+    start = a_checkpoint(0, network="shared", first_bundles=False)
+    # It ends its decision before anything else.
+    void = {"policy.void.bias": np.full(1, 1000.0, dtype=np.float32)}
+    write_checkpoint(replace(start, weights={**start.weights, **void}), tmp_path / "start")
+    ran = dl2d(
+        "train", "--design", "original", "-w", workload, "-o", tmp_path / "out", "--iterations", "0", "--no-compare",
+        "--start", tmp_path / "start",
+    )  # fmt: skip
+    assert ran.status == 1
+    assert "leaves 30 of 30 jobs waiting on an idle cluster in a replay of validation workload 1" in ran.err
+    assert not (tmp_path / "out" / "checkpoint").exists()
 
 
 @pytest.mark.usefixtures("quick")

@@ -374,9 +374,10 @@ def test_after_the_imitation_of_a_scheduler_that_lets_jobs_wait_each_job_gets_it
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("gate", [True, False])
 @pytest.mark.usefixtures("few_draws")
 def test_a_candidate_that_leaves_jobs_waiting_on_an_idle_cluster_is_rejected_without_a_comparison(
-    dl2d: Dl2d, site: tuple[Path, str], tmp_path: Path
+    dl2d: Dl2d, site: tuple[Path, str], tmp_path: Path, gate: bool
 ) -> None:
     start = a_checkpoint(0, network="shared", first_bundles=False)
     # It ends its decision before anything else, after a round of learning as before.
@@ -387,13 +388,19 @@ def test_a_candidate_that_leaves_jobs_waiting_on_an_idle_cluster_is_rejected_wit
         policy={"name": "dl2-original", "checkpoint": str(tmp_path / "start")},
     )  # fmt: skip
     out = tmp_path / "out"
-    ran = dl2d(
-        "train", "--twin", "--design", "original", "--gate", "--iterations", "1", "-o", out, "--json", "-c", config
-    )
+    options = ("--iterations", "1", "-o", out, "--json", "-c", config, *(["--gate"] if gate else []))
+    ran = dl2d("train", "--twin", "--design", "original", *options)
+    assert not out.exists()
+    if not gate:
+        assert ran.status == 1
+        assert "dl2d: the trained policy leaves " in ran.err
+        assert "; nothing was written" in ran.err
+        return
     assert ran.status == 0, ran.err
+    assert ran.json["checkpoint"] is None
     trial = ran.json["trial"]
     assert not trial["passed"]
-    assert "30 jobs waiting on an idle cluster in a replay of a small generated load" in trial["reason"]
+    assert " jobs waiting on an idle cluster " in trial["reason"]
     assert trial["cases"] == []
     with closing(SqlStore(site[1])) as store:
         assert [each.state for each in store.registry.versions()] == [VersionState.REJECTED]
