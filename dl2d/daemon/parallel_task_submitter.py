@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
-from dl2d.core.errors import ResourceManagerError, Unavailable
+from dl2d.core.errors import Unavailable
 from dl2d.core.resource_manager import TaskSpec
-from dl2d.tick.task_submitter import Submitted
+from dl2d.tick.task_submitter import Submitted, handle_or_error
 
 #: Tasks of a batch for each thread: enough that threads seldom wait for the slowest call, and few enough that a crash
 #: leaves few tasks to find again.
@@ -21,7 +21,8 @@ class ParallelTaskSubmitter:
     Implements ``dl2d.tick.task_submitter.TaskSubmitter``.
 
     A call that has no answer in ``answer_seconds`` counts as ``Unavailable``: the task may have been started, and is
-    found by its tag. Its thread is not used for others before the call returns.
+    found by its tag. Its thread is not used for others before the call returns. An error that is not about a task, such
+    as that of a lost lease, is raised after the answers to the others of its batch.
 
     Parameters
     ----------
@@ -56,12 +57,10 @@ class ParallelTaskSubmitter:
     def _submit_one(self, task: TaskSpec, unavailable: threading.Event) -> Submitted:
         if unavailable.is_set():
             return None
-        try:
-            return self._submit(task)
-        except ResourceManagerError as error:
-            if isinstance(error, Unavailable):
-                unavailable.set()
-            return error
+        answer = handle_or_error(self._submit, task)
+        if isinstance(answer, Unavailable):
+            unavailable.set()
+        return answer
 
     def _answer(self, call: Future[Submitted], unavailable: threading.Event) -> Submitted:
         if not call.done():

@@ -11,7 +11,7 @@ from dl2d.core.errors import NodeRefused, NotFound, ResourceManagerError, Unavai
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobState
 from dl2d.core.store import JobChange, TaskChange
 from dl2d.core.tick_plan import Failure, Outcome, Plan, Start
-from dl2d.tick.task_submitter import SequentialTaskSubmitter, TaskSubmitter
+from dl2d.tick.task_submitter import SequentialTaskSubmitter, TaskSubmitter, handle_or_error
 from dl2d.tick.tick_context import Context
 
 log = structlog.get_logger()
@@ -97,15 +97,14 @@ def start_anchors(context: Context, jobs: Sequence[Job], last: JobKey | None, at
 def _start_anchor(context: Context, job: Job, at: float) -> bool:
     """Start one anchor; returns whether the resource manager has answered."""
     context.store.check_lease()
-    try:
-        handle = context.manager.submit(context.task_specs.anchor_spec(job))
-    except Unavailable as error:
-        log.warning("job not started, will be tried again", job=job.key.id, error=str(error))
+    answer = handle_or_error(context.manager.submit, context.task_specs.anchor_spec(job))
+    if isinstance(answer, Unavailable):
+        log.warning("job not started, will be tried again", job=job.key.id, error=str(answer))
         return False
-    except ResourceManagerError as error:
-        log.error("job refused", job=job.key.id, error=str(error))
-        failed = JobChange(state=JobState.FAILED, end_reason=str(error), cause=FailureCause.REFUSED)
-        context.store.change_job(job.key, failed, at)
+    if isinstance(answer, ResourceManagerError):
+        log.error("job refused", job=job.key.id, error=str(answer))
+        change = JobChange(state=JobState.FAILED, end_reason=str(answer), cause=FailureCause.REFUSED)
     else:
-        context.store.change_job(job.key, JobChange(anchor=handle), at)
+        change = JobChange(anchor=answer)
+    context.store.change_job(job.key, change, at)
     return True

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
-from dl2d.core.errors import ResourceManagerError, Unavailable
+import structlog
+
+from dl2d.core.errors import Dl2dError, Rejected, ResourceManagerError, Unavailable
 from dl2d.core.resource_manager import ResourceManager, TaskSpec
+
+log = structlog.get_logger()
 
 #: Result of submitting a task: its handle; an error; None where it was not tried.
 Submitted = str | ResourceManagerError | None
+
+
+#: Characters of an unexpected error that are recorded.
+_MAX_SAID: Final = 500
 
 
 class TaskSubmitter(Protocol):
@@ -21,6 +29,22 @@ class TaskSubmitter(Protocol):
     def submit(self, tasks: Sequence[TaskSpec]) -> list[Submitted]:
         """Submit tasks; returns the result of each, in their order."""
         ...
+
+
+def handle_or_error(submit: Callable[[TaskSpec], str], task: TaskSpec) -> str | ResourceManagerError:
+    """The handle of a task that was submitted, or why it was not; an unexpected error counts as a refusal of this task.
+
+    Errors that are not about the task, such as a ``StoreError`` or a lost lease (``AlreadyRunning``), are raised.
+    """
+    try:
+        return submit(task)
+    except ResourceManagerError as error:
+        return error
+    except Dl2dError:
+        raise
+    except Exception as error:
+        log.exception("task failed, since its start ended unexpectedly", tag=task.tag)
+        return Rejected("its start ended unexpectedly, the daemon's log says where", said=repr(error)[:_MAX_SAID])
 
 
 class SequentialTaskSubmitter:
@@ -37,10 +61,7 @@ class SequentialTaskSubmitter:
         found: list[Submitted] = []
         for task in tasks:
             self._check_lease()
-            try:
-                found.append(self._manager.submit(task))
-            except ResourceManagerError as error:
-                found.append(error)
-                if isinstance(error, Unavailable):
-                    break
+            found.append(handle_or_error(self._manager.submit, task))
+            if isinstance(found[-1], Unavailable):
+                break
         return found + [None] * (len(tasks) - len(found))

@@ -11,7 +11,7 @@ import pytest
 from daemon.api.api_world import ApiWorld
 
 from dl2d.core.cluster import TaskState
-from dl2d.core.errors import Rejected, Unavailable
+from dl2d.core.errors import AlreadyRunning, Dl2dError, Rejected, StoreUnavailable, Unavailable
 from dl2d.core.resource_manager import StartAllowance, TaskSpec
 from dl2d.daemon.parallel_task_submitter import ParallelTaskSubmitter
 from dl2d.policies.fifo import Fifo
@@ -188,3 +188,40 @@ def test_a_call_that_hangs_takes_its_thread_and_nothing_else() -> None:
     assert hung.result(SECONDS) == "task 0"
     assert pool.submit(_specs(3)[1:]) == ["task 1", "task 2"]
     pool.close()
+
+
+def test_a_start_that_ends_unexpectedly_fails_its_task_alone(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = world.ready(max_workers=3)
+    submit, one_at_a_time = world.manager.submit, threading.Lock()
+
+    def broken(task: TaskSpec) -> str:
+        with one_at_a_time:
+            if task.name == "worker-1":
+                raise KeyError("a bug of a plug-in")
+            return submit(task)
+
+    monkeypatch.setattr(world.manager, "submit", broken)
+    report = world.tick()
+    assert len(report.outcome.started) == len(report.plan.starts) - 1 > 0
+    (failure,) = report.outcome.failures
+    assert "its start ended unexpectedly, the daemon's log says where" in failure.error
+    assert "KeyError('a bug of a plug-in')" in failure.error
+    (failed,) = (task for task in world.store.tasks(live=False, job=key) if task.state is TaskState.FAILED)
+    assert (failed.id, failed.note) == ("worker-1", failure.error)
+    assert len(world.tasks()) == len(report.outcome.started)
+
+
+@pytest.mark.parametrize(
+    "error", [StoreUnavailable("the disk is full"), AlreadyRunning("another daemon has the lease")]
+)
+def test_an_error_that_is_not_about_a_task_ends_the_tick(
+    world: ApiWorld, monkeypatch: pytest.MonkeyPatch, error: Dl2dError
+) -> None:
+    world.ready(max_workers=3)
+
+    def stopped(_: TaskSpec) -> str:
+        raise error
+
+    monkeypatch.setattr(world.manager, "submit", stopped)
+    with pytest.raises(type(error), match=str(error)):
+        world.tick()

@@ -461,6 +461,24 @@ def test_an_anchor_whose_start_is_never_answered_keeps_no_others_waiting(build, 
     assert [bool(world.job(key).anchor) for key in keys] == [False, False, True, True, True]
 
 
+def test_an_anchor_whose_start_ends_unexpectedly_fails_its_job_alone(build, monkeypatch) -> None:
+    world = build()
+    keys = [world.submit() for _ in range(2)]
+    submit = world.manager.submit
+
+    def broken(task):
+        if task.job == keys[0]:
+            raise KeyError("a bug of a plug-in")
+        return submit(task)
+
+    monkeypatch.setattr(world.manager, "submit", broken)
+    world.tick()
+    failed, other = map(world.job, keys)
+    assert failed.state is JobState.FAILED
+    assert "ended unexpectedly" in failed.end_reason
+    assert other.anchor
+
+
 def test_anchors_of_their_users_are_stopped_however_many_jobs_are_cancelled_at_once(build) -> None:
     world = build()
     keys = [world.submit() for _ in range(230)]
