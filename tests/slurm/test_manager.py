@@ -848,6 +848,19 @@ def test_the_nodes_that_a_job_excludes_are_asked_once_and_hold_for_its_tasks(
         assert len(authentication.calls("squeue")) == (manager is restarted)
 
 
+def test_a_job_that_registers_is_listed_at_once(authentication: FakeSlurm, manager_on: Managers, clock: Clock) -> None:
+    authentication.answer("squeue", rows=[])
+    manager = manager_on(cluster="fake", poll_floor_seconds=30)
+    before = manager.listing()
+    clock.now += 1
+    authentication.answer("squeue", rows=[OWNER_ROW | job_row(12, Reservation="ml")])
+    assert manager.listing() is before
+    manager.authenticate("12", CREDENTIAL)
+    assert [job.handle for job in manager.listing().jobs] == ["12"]
+    manager.submit(task())
+    assert "--reservation=ml" in authentication.calls("sbatch")[0].argv
+
+
 @pytest.mark.parametrize(
     ("comment", "options"),
     [

@@ -155,8 +155,9 @@ class SlurmManager:
         self._reservations: Sequence[Reservation] = ()
         self._asked_reservations = -math.inf
         self._last: RmListing | None = None
-        #: Replaced whenever a task was submitted: a listing that was read meanwhile may lack it and is not used again.
-        self._last_submit = object()
+        #: Replaced whenever a task was submitted or a job registered: a listing that was read meanwhile may lack it and
+        #: is not used again.
+        self._last_change = object()
         self._reported: set[str] = set()
         self._cluster = settings.cluster
 
@@ -197,7 +198,7 @@ class SlurmManager:
         ):
             return self._last
         self._rate.list()
-        last_submit = self._last_submit
+        last_change = self._last_change
         word = new_word()
         # Jobs first: a job that starts between the two queries then counts twice, as waiting and in its node's use,
         # which does no harm. The other way round it would count as started on a node that still looks free.
@@ -263,7 +264,7 @@ class SlurmManager:
             eligible_nodes=self._eligible_nodes(eligibility, running),
             remarks=(*(self._limits.outdated(now) if running else ()), *(jobs.strange + nodes.strange)[:_MAX_REMARKS]),
         )
-        self._last = listing if last_submit is self._last_submit else None
+        self._last = listing if last_change is self._last_change else None
         return listing
 
     def start_allowance(self) -> StartAllowance:
@@ -308,7 +309,7 @@ class SlurmManager:
         try:
             answer = self._control.submit(argv, text)
         finally:
-            self._last_submit, self._last = object(), None
+            self._void_listing()
         where = f" on {task.node}" if task.node else ""
         what = f"submission of {task.name} of job {task.job.id} for {task.owner.user}{where}"
         if answer.status != 0:
@@ -319,6 +320,10 @@ class SlurmManager:
             raise Rejected(f"{what}: no job id in its answer", said=(answer.stdout + answer.stderr)[:500])
         log.info("task submitted", tag=task.tag, node=task.node, handle=answer.job_id)
         return answer.job_id
+
+    def _void_listing(self) -> None:
+        """See to it that neither the last listing nor one that is being read is given out again."""
+        self._last_change, self._last = object(), None
 
     def _eligible_nodes(
         self, eligibility: Eligibility, running: Mapping[str, AnchorOptions]
@@ -418,6 +423,8 @@ class SlurmManager:
         with self._rate.registration(uid):
             found = anchor(self._commands, rm_id, uid, cluster=self._cluster_name())
             self._ask_excluded([found.key.id])
+        # The next tick starts its tasks by its anchor's options, which a listing from before it started lacks.
+        self._void_listing()
         return found
 
     def authenticate_user(self, credential: str, payload: str) -> int:

@@ -84,7 +84,8 @@ class SlurmSettings(ManagerSettings):
     ] = ""
     #: After this many seconds a command of Slurm counts as unanswered.
     command_timeout_seconds: Annotated[float, Number(600, least=1)] = 30.0
-    #: A listing younger than this is given out again, unless a task was started or stopped since; 0 never.
+    #: A listing younger than this is given out again, unless a task was started or stopped, or a job registered,
+    #: since; 0 never.
     poll_floor_seconds: Annotated[float, Number(3600)] = 0.0
     #: Most tasks that are submitted in a second, on average; a burst of one second's worth is allowed.
     submit_rate_per_second: Annotated[float, Number(1000, least=0.1)] = 20.0
