@@ -137,7 +137,7 @@ def register(body: Registration, request: Request, services: Services = Depends(
         known = services.store.job(anchor.key)
         static = not services.mode().acts if known is None else known.static
         if known is None or (known.unreported and not known.state.ended) or _is_expected(known, services):
-            _take_registration(body, anchor, manager, services, known=known, static=static)
+            known = _take_registration(body, anchor, manager, services, known=known, static=static)
     if known is not None and known.state.ended:
         raise HTTPException(409, f"job {anchor.key.id} has ended already: {known.end_reason}")
     services.wake()
@@ -167,7 +167,8 @@ def _is_expected(job: Job, services: Services) -> bool:
 
 def _take_registration(
     body: Registration, anchor: Anchor, manager: ResourceManager, services: Services, *, known: Job | None, static: bool
-) -> None:
+) -> Job | None:
+    """Keep what a job declares; returns the job that was known before, which a tick may have added meanwhile."""
     listing, admission = manager.listing(), services.admission()
     try:
         check_options(anchor, body.options)
@@ -179,11 +180,15 @@ def _take_registration(
         services.refused.note(anchor, str(error))
         raise
     if known is None:
-        services.store.add_job(job)
-    else:  # what it declares replaces what was observed, or what an earlier run of it declared
+        try:
+            services.store.add_job(job)
+        except DuplicateJob:  # a tick has found that the job was requeued, and has added its next run
+            known = services.store.job(job.key)
+    if known is not None:  # what it declares replaces what was observed, or what an earlier run of it declared
         change = JobChange(request=job.request, address=job.address, launch=job.launch)
         services.store.change_job(job.key, change, services.clock())
     log.info("job registered", job=job.key.id, user=job.owner.user, name=job.request.name, static=static)
+    return known
 
 
 @_heartbeats.post("/v1/jobs/{slug}/heartbeat")

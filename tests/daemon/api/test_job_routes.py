@@ -132,6 +132,41 @@ class TestRegistration:
             (False, (("SCRATCH", "/scratch/7.1"),)) if mode is Mode.LIVE else (True, ())
         )
 
+    def test_a_requeued_job_registers_while_a_tick_finds_that_it_was_requeued(self, slurm_like, monkeypatch):
+        """As it happens when the daemon returns: the tick has listed the job, and adds its next run only after that."""
+        world = slurm_like
+        key = world.add_anchor()
+        world.register()
+        later = key._replace(submitted=key.submitted + 500)
+        world.manager.put(
+            RmJob(handle="7", state=RmJobState.RUNNING, user=OWNER.user, submitted=later.submitted, requeues=1), ()
+        )
+        world.manager.anchors["7"] = Anchor(later, OWNER, "mine", SCRIPT)
+        run = {"env": {"SCRATCH": "/scratch/7.1"}}
+        is_registering, has_ticked = threading.Event(), threading.Event()
+        list_for_tick, list_jobs = world.access.shared.listing, world.manager.listing
+        answers = []
+
+        def listing_of_the_registration(*args):
+            is_registering.set()
+            assert has_ticked.wait(30)
+            return list_jobs(*args)
+
+        def listing_of_the_tick(*args):
+            listed = list_for_tick(*args)
+            monkeypatch.setattr(world.manager, "listing", listing_of_the_registration)
+            answers.append(world.at_once(1, lambda: world.register(**run)))
+            assert is_registering.wait(30)
+            return listed
+
+        monkeypatch.setattr(world.access.shared, "listing", listing_of_the_tick)
+        world.tick()
+        assert world.store.job(later).launch.env != (("SCRATCH", "/scratch/7.1"),)
+        has_ticked.set()
+        (answer,) = answers[0]()
+        assert (answer.status_code, answer.json().get("job")) == (200, later.slug)
+        assert world.store.job(later).launch.env == (("SCRATCH", "/scratch/7.1"),)
+
     def test_many_at_once_and_again_are_one_job(self, world):
         world.add_anchor()
         answers = [*world.at_once(6, world.register)(), world.register()]
