@@ -861,6 +861,37 @@ def test_a_job_that_registers_is_listed_at_once(authentication: FakeSlurm, manag
     assert "--reservation=ml" in authentication.calls("sbatch")[0].argv
 
 
+def test_the_nodes_that_a_job_excludes_are_asked_again_when_it_starts_and_after_a_requeue(
+    authentication: FakeSlurm, manager_on: Managers
+) -> None:
+    """Its user may change them as long as it waits."""
+    waits = {"State": "PENDING", "NodeList": "", "Reason": "Priority"}
+    manager = manager_on(cluster="fake")
+
+    def shown(**row: object) -> tuple[int, list[str]]:
+        """How many squeues a listing takes with this job, and what a task of it is told to avoid."""
+        rows = [OWNER_ROW | job_row(12, **{"SubmitTime": OWNER_ROW["SubmitTime"], **row})]
+        authentication.answer("squeue", rows=rows)
+        authentication.forget()
+        manager.listing()
+        asked = len(authentication.calls("squeue"))
+        manager.submit(task())
+        return asked, [word for word in authentication.calls("sbatch")[0].argv if word.startswith("--exclude")]
+
+    assert shown(**waits, excluded="n1") == (2, ["--exclude=n1"])
+    assert shown(**waits, excluded="n2") == (1, ["--exclude=n1"])
+    assert shown(excluded="n2") == (2, ["--exclude=n2"])
+    assert shown(excluded="n2") == (1, ["--exclude=n2"])
+    requeued = {"SubmitTime": 1_795_000_777, "RestartCnt": 1}
+    assert shown(**requeued, excluded="n3") == (2, ["--exclude=n3"])
+    authentication.answer("squeue", rows=[OWNER_ROW | job_row(12, **waits, excluded="n3")])
+    manager.listing()
+    authentication.answer("squeue", rows=[OWNER_ROW | {"excluded": ""}])
+    manager.authenticate("12", CREDENTIAL)
+    manager.submit(task())
+    assert "--exclude=" not in "".join(authentication.calls("sbatch")[-1].argv)
+
+
 @pytest.mark.parametrize(
     ("comment", "options"),
     [

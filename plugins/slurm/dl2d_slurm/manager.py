@@ -6,7 +6,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import structlog
@@ -34,6 +34,7 @@ from dl2d_slurm.authentication import anchor, proven_uid
 from dl2d_slurm.commands import Commands, TokenBucket, command_environment, configured, failure
 from dl2d_slurm.eligible_nodes import Eligibility
 from dl2d_slurm.ended_jobs_from_accounting import Accounting
+from dl2d_slurm.excluded_nodes import ExcludedNodes, Phase
 from dl2d_slurm.limits_from_waiting_reasons import with_limits
 from dl2d_slurm.partitions import Partition, partitions_of, task_minutes
 from dl2d_slurm.queue_listing import (
@@ -41,10 +42,8 @@ from dl2d_slurm.queue_listing import (
     LISTING_ENVIRONMENT,
     NODE_FIELDS,
     TIMES_AS_SECONDS,
-    excluded_option,
     format_option,
     new_word,
-    parse_excluded,
     parse_jobs,
     parse_nodes,
     watched_fields,
@@ -147,9 +146,8 @@ class SlurmManager:
         #: Of the last listing, too.
         self._anchors: Mapping[str, AnchorOptions] = {}
         self._partitions: Mapping[str, Partition] = {}
-        #: Nodes that the jobs of tasks, and waiting jobs, exclude, by the jobs' ids; asked once of each job. One
-        #: dictionary for good: jobs are submitted and authenticated beside a listing.
-        self._excluded: dict[str, str] = {}
+        #: Of jobs with tasks, and of waiting jobs.
+        self._excluded = ExcludedNodes(self._commands)
         self._site_options = site_options(settings.sbatch_options)
         #: Known reservations, and when they were asked for.
         self._reservations: Sequence[Reservation] = ()
@@ -216,12 +214,18 @@ class SlurmManager:
         self._capacities = {node.name: node.capacity for node in nodes.nodes}
         self._anchors, self._partitions = jobs.options, nodes.partitions
         waiting = highest_priority(jobs.waiting)
-        known = {job.id for job in waiting} | jobs.options.keys()
-        for gone in [job for job in list(self._excluded) if job not in known]:
-            self._excluded.pop(gone, None)
+        phases = {
+            job.array_id or job.handle: Phase(job.submitted, job.state is RmJobState.PENDING)
+            for job in jobs.jobs
+            if not job.state.ended
+        }
+        self._excluded.forget_all_but(phases)
         marks = (parse_tag(job.tag) for job in jobs.jobs if job.tag and not job.state.ended)
         with_tasks = {mark[0].id for mark in marks if mark is not None and mark[0].id in jobs.options}
-        self._ask_excluded_of_listed({*with_tasks, *(job.id for job in waiting)})
+        asked = with_tasks | {job.id for job in waiting}
+        self._ask_excluded_of_listed(
+            {job: phase for job, phase in phases.items() if job in asked or job in self._excluded}
+        )
         if not jobs.unreadable:
             self._stopper.forget_all_but({job.identity for job in jobs.jobs if not job.state.ended})
         incomplete = (*jobs.unreadable, *nodes.unreadable)
@@ -295,8 +299,8 @@ class SlurmManager:
         """One sbatch. After ``Unavailable`` the job may exist all the same: look for its tag in a listing."""
         self._check_fits(task)
         as_owner = self._uid == 0 or task.owner.uid != self._uid
-        if task.job.id in self._anchors:
-            self._ask_excluded([task.job.id])
+        if task.job.id in self._anchors and task.job.id not in self._excluded:
+            self._excluded.ask({task.job.id: Phase(task.job.submitted, waits=False)})
         inherited = self._options_of(task.job.id)
         names = partitions_of(self._settings.partition or task.owner.partition, task.node, self._partitions)
         argv = options(
@@ -354,30 +358,20 @@ class SlurmManager:
     def _options_of(self, job: str) -> AnchorOptions:
         """Options of a job's anchor that its tasks get, as far as they are known, and those of the settings."""
         known = self._anchors.get(job, NO_OPTIONS)
-        if excluded := self._excluded.get(job):
+        if excluded := self._excluded.of(job):
             known = structs.replace(known, exclude=excluded)
         return structs.replace(known, **self._site_options) if self._site_options else known
 
-    def _ask_excluded(self, jobs: Iterable[str]) -> None:
-        """Ask squeue, once for each job, which nodes it excludes. Of one that is gone it stays unknown."""
-        if new := sorted(job for job in jobs if job not in self._excluded):
-            word = new_word()
-            asked = ("squeue", "--noheader", "--all", f"--jobs={','.join(new)}", excluded_option(word))
-            answer = self._commands.run(*asked)
-            if answer.status == 0:
-                found = parse_excluded(answer.stdout, word)
-                self._excluded |= {job: found.get(job) or found.get(job.partition("_")[0], "") for job in new}
-
-    def _ask_excluded_of_listed(self, jobs: Iterable[str]) -> None:
+    def _ask_excluded_of_listed(self, jobs: Mapping[str, Phase]) -> None:
         """Ask for nodes that listed jobs exclude. If squeue does not answer, the next listing asks again."""
         try:
-            self._ask_excluded(jobs)
+            self._excluded.ask(jobs)
         except ResourceManagerError as error:
-            log.warning("which nodes jobs exclude stays unknown until the next tick", error=str(error))
+            log.warning("which nodes jobs exclude stays as it was known until the next tick", error=str(error))
 
     def _with_excluded(self, job: WaitingJob) -> WaitingJob:
         """A waiting job with the nodes that it excludes, as far as they are known."""
-        excluded = self._excluded.get(job.id)
+        excluded = self._excluded.of(job.id)
         return replace(job, options=structs.replace(job.options, exclude=excluded)) if excluded else job
 
     def _max_task_seconds(self) -> float | None:
@@ -422,7 +416,7 @@ class SlurmManager:
         uid = proven_uid(self._commands, proof, f"dl2d:{rm_id}", subject=f"job {rm_id}", socket=socket)
         with self._rate.registration(uid):
             found = anchor(self._commands, rm_id, uid, cluster=self._cluster_name())
-            self._ask_excluded([found.key.id])
+            self._excluded.ask({found.key.id: Phase(found.key.submitted, waits=False)})
         # The next tick starts its tasks by its anchor's options, which a listing from before it started lacks.
         self._void_listing()
         return found
