@@ -64,6 +64,7 @@ def test_a_listing_says_which_nodes_jobs_may_use(slurm: FakeSlurm, manager_on: M
             job_row(5, Partition="down"),
             job_row(6, Partition="small", State="PENDING"),
             job_row(7, Partition="small", Comment="dl2:fake.3.9:worker-1"),
+            job_row(8, Partition="small", State="COMPLETING"),
         ],
     )
     start, end = int(clock.now) - 60, int(clock.now) + 60
@@ -77,6 +78,7 @@ def test_a_listing_says_which_nodes_jobs_may_use(slurm: FakeSlurm, manager_on: M
         "4": (["n4"], "reservation ml"),
         "5": ([], "partition down (down is inact)"),
         "7": (["n1", "n2"], "partition small"),
+        "8": (["n1", "n2"], "partition small"),
     }
     assert [node.state for node in listing.nodes] == [NodeState.UP] * 4
 

@@ -236,10 +236,9 @@ class SlurmManager:
         if ask_accounting and ended_since is not None:
             listed = {(job.handle, job.submitted) for job in jobs.jobs}
             ended, ended_until = self._accounting.ended_jobs(ended_since, now, listed)
+        # One that is ending may still be given tasks, until its coordinator counts as silent.
         running = {
-            job.handle: self._options_of(job.array_id or job.handle)
-            for job in jobs.jobs
-            if job.state is RmJobState.RUNNING
+            job.handle: self._options_of(job.array_id or job.handle) for job in jobs.jobs if job.state.holds_resources
         }
         reservations = self._ask_reservations(now) if running or waiting else ()
         eligibility = Eligibility(self._capacities, nodes.partitions, nodes.features, reservations, now)
