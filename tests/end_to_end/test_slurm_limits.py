@@ -1,7 +1,9 @@
-"""Limits of associations and QOS on a real Slurm with slurmdbd: a job does not try to exceed them."""
+"""A real Slurm with slurmdbd: limits of associations and QOS, which jobs do not try to exceed, and what a job used."""
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ from dl2d.core.jobs import JobState
 from dl2d_slurm.manager import SlurmManager
 from dl2d_slurm.settings import SlurmSettings
 
+GUIDE = Path(__file__).parents[2] / "docs" / "slurm.md"
 WORKER = Path(__file__).parent.parent / "pslite" / "numpy_worker.py"
 
 pytestmark = [
@@ -97,3 +100,77 @@ exec dl2-run python "$HOME/numpy_worker.py" --epochs 60 --step-seconds 0.01
         daemon.wait_for_end(job.key, timeout=240)
         assert daemon.job(job.key).state is JobState.FINISHED
         assert len(daemon.tasks(job.key)) == 3
+
+
+@pytest.mark.nightly
+def test_what_a_job_used_by_the_documented_query_and_by_its_report(
+    cluster: AccountingCluster, alice: User, tmp_path: Path
+) -> None:
+    query = re.search(r"^```sh\n(sacct .*?)^```$", GUIDE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert query is not None
+    gate = alice.home / "hold-job"
+    gate.touch()
+    with DaemonProcess(tmp_path, {"resource_manager": cluster.resource_manager()}) as daemon:
+        job_id = cluster.submit_as(
+            alice,
+            f"""#!/bin/sh
+#SBATCH -c 1 --mem=50
+#DL2 model=other worker=cpu:2,gpu:1,memory:100 ps=cpu:1,memory:100 max_workers=2 max_ps=1
+#DL2 samples_per_epoch=203 batch=20 epochs=30
+export DL2_DAEMON={daemon.url} PSLITE_PACE_FILE={gate}
+exec dl2-run python "$HOME/numpy_worker.py" --epochs 30 --step-seconds 0.01
+""",
+        )
+        daemon.wait_until(lambda: daemon.store.find_jobs(job_id), "the job is registered", timeout=90)
+        first = daemon.store.find_jobs(job_id)[0].key
+        daemon.wait_for_size(first, 2, 1, timeout=90)
+        cluster.run("scontrol", "requeue", job_id, user=alice)
+        daemon.wait_until(lambda: len(daemon.store.find_jobs(job_id)) == 2, "it is requeued")
+        cluster.wait_until(lambda: cluster.job_state(job_id) == "PENDING", "it waits again")
+        cluster.run("scontrol", "update", f"JobId={job_id}", "StartTime=now")
+        second = daemon.store.find_jobs(job_id)[0].key
+        daemon.wait_for_size(second, 2, 1, timeout=90)
+        gate.unlink()
+        daemon.wait_for_end(second, timeout=240)
+        daemon.wait_until_empty()
+        cluster.wait_until(lambda: not cluster.running(), "all have ended")
+
+        # What squeue still shows: task jobs of both runs, and of the anchor its last run.
+        fields = "--Format=Name:|,NumCPUs:|,StartTime:|,EndTime:"
+        said = cluster.run("squeue", "-h", "-t", "all", fields, env={"SLURM_TIME_FORMAT": "%s"}).stdout
+        rows = [[word.strip() for word in line.split("|")] for line in said.splitlines()]
+        rows = [row for row in rows if row[0].startswith(f"dl2-{job_id}-") and row[2].isdecimal()]
+        tasks = [(name, int(cpus), int(end) - int(start)) for name, cpus, start, end in rows]
+        assert len(tasks) >= 6
+        gpu_seconds = sum(seconds for name, _, seconds in tasks if "-worker-" in name)
+
+        # Hours with two digits say too little of a short job.
+        command = query[1].replace("job=4711", f"job={job_id}").replace("%.2f", "%.6f")
+
+        def used(user: User | None) -> list[float]:
+            """Seconds of CPUs and of GPUs."""
+            answer = cluster.run("sh", "-c", command, user=user).stdout
+            found = re.fullmatch(r"(\S+) CPU-hours, (\S+) GPU-hours\n", answer)
+            assert found is not None, answer
+            return [round(float(hours) * 3600) for hours in found.groups()]
+
+        accounted = ("sacct", "-X", "-D", "-n", "-P", f"--jobs={job_id}", "-o", "State,CPUTimeRAW")
+
+        def anchors() -> list[list[str]]:
+            """State and CPU-seconds of the coordinator's runs."""
+            return [line.split("|") for line in cluster.run(*accounted).stdout.splitlines()]
+
+        def expected() -> list[int]:
+            cpu_seconds = sum(cpus * seconds for _, cpus, seconds in tasks) + sum(int(run[1]) for run in anchors())
+            return [cpu_seconds, gpu_seconds]
+
+        states = ["REQUEUED", "COMPLETED"]
+        cluster.wait_until(lambda: [state for state, _ in anchors()] == states, "slurmdbd has the coordinator's ends")
+        cluster.wait_until(lambda: used(None) == expected(), "slurmdbd has the ends of all tasks")
+        assert used(alice) == expected()
+
+        shown = cluster.run("dl2d", "report", job_id, "--json", user=alice, env={"DL2_DAEMON": daemon.url}).stdout
+        report = json.loads(shown)
+        # Of the last run alone, and without the anchor.
+        assert {role: use["tasks"] for role, use in report["roles"].items()} == {"worker": 2, "ps": 1}
+        assert 0 < report["all"]["gpu_hours"] * 3600 < gpu_seconds
