@@ -106,7 +106,7 @@ def promote(
 
     It decides from the next interval on. A checkpoint is registered first. A version passes the gate if it starts jobs
     on an idle cluster like this site's, and jobs of recorded days end sooner with it than with the present version. An
-    earlier passed trial counts.
+    earlier passed trial counts, unless the version was rolled back or rejected since.
     """
     if force and not reason.strip():
         raise typer.BadParameter("--force needs --reason: it is recorded with the promotion")
@@ -139,7 +139,7 @@ def promote(
 
 
 def _pass_gate(settings: Settings, store: SqlStore, version: Version) -> str:
-    """Compare a version with the present one and record the trial; returns the result, empty if nothing was compared.
+    """Compare a version with the present one and record the trial; returns the result, empty if it is live already.
 
     Raises
     ------
@@ -153,6 +153,8 @@ def _pass_gate(settings: Settings, store: SqlStore, version: Version) -> str:
     from dl2d.cli.trained_policy_replay import replay_line, replayed  # noqa: PLC0415
 
     name, registry = version.policy, store.registry
+    if version.state is VersionState.LIVE:
+        return ""
     what = f"{name} version {version.digest[:DIGITS]}"
     checkpoint = read_version(version)
     policy = load_policy(name, given=given(settings, checkpoint))
@@ -162,8 +164,9 @@ def _pass_gate(settings: Settings, store: SqlStore, version: Version) -> str:
         raise PolicyError(f"{what} {started.problem}; it cannot be promoted")
     if started.waiting:
         raise GateRefused(f"{what} {started.problem}")
-    if version.state in (VersionState.LIVE, VersionState.RETIRED):
-        return ""  # it decides, or did once
+    earlier, live = trials.passed_trial(settings, registry, version), trials.deciding(settings, registry)
+    if earlier is None and settings.mode.acts and live.digest == version.digest:
+        raise GateRefused(f"{what} decides already, so there is nothing to compare it with")
     with progress_bars() as display:
         replays = replayed(settings, trials.policy_of(settings, checkpoint), nodes, requests,
                            tell=show_on_bar(display, "jobs replayed"))  # fmt: skip
@@ -171,9 +174,8 @@ def _pass_gate(settings: Settings, store: SqlStore, version: Version) -> str:
         raise GateRefused(f"{what} {replays.problem}")
     if replays.ended < replays.jobs:
         typer.echo(replay_line(replays), err=True)
-    if (earlier := trials.passed_trial(settings, registry, version)) is not None:
+    if earlier is not None:
         return earlier.reason
-    live = trials.deciding(settings, registry)
     try:
         days = trials.recorded_days(
             settings, store, now=time.time(), seed=settings.learning.seed, candidate=checkpoint,

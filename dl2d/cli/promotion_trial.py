@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
@@ -10,7 +11,7 @@ from dl2d.cli.progress_display import Tell
 from dl2d.config.settings import Settings
 from dl2d.core.errors import Dl2dError, WorkloadError
 from dl2d.core.policy import Policy
-from dl2d.core.policy_registry import SITE_SCHEDULER, Trial, TrialCase, Version, VersionState
+from dl2d.core.policy_registry import SITE_SCHEDULER, Trial, TrialCase, Version, VersionChange, VersionState
 from dl2d.core.site_history import History
 from dl2d.daemon.policy_versions.active_version import current_checkpoint, given
 from dl2d.daemon.tick_settings import guard_rules
@@ -201,10 +202,24 @@ def _against(current: Side) -> str:
 
 
 def passed_trial(settings: Settings, registry: SqlRegistry, version: Version) -> Trial | None:
-    """The newest trial that a version passed against what it is compared with in this mode; None for none."""
+    """The newest trial that a version passed against what it is compared with in this mode; None for none.
+
+    A trial from before the version was rolled back or rejected does not count.
+    """
+    withdrawn = max(
+        (each.at for each in registry.changes(version.policy, limit=1000) if _withdraws(each, version)),
+        default=-math.inf,
+    )
     passed = (
         trial
         for trial in registry.trials(version.policy, limit=1000)
-        if trial.candidate == version.digest and trial.passed
+        if trial.candidate == version.digest and trial.passed and trial.at > withdrawn
     )
     return next((trial for trial in passed if (trial.current != SITE_SCHEDULER) is settings.mode.acts), None)
+
+
+def _withdraws(change: VersionChange, version: Version) -> bool:
+    """Whether a change rolled a version back or rejected it."""
+    if change.rollback:
+        return change.replaced == version.digest
+    return change.digest == version.digest and change.after is VersionState.REJECTED

@@ -72,6 +72,11 @@ class Learned:
     state: State | None = None
     settings: TrainingSettings | None = None
 
+    @property
+    def is_new(self) -> bool:
+        """Whether it decides otherwise than what it was trained from."""
+        return self.checkpoint.digest != self.parent.digest
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TwinSettings:
@@ -233,7 +238,12 @@ def _record(split: Split, parent: Checkpoint, seed: int, seconds: float) -> dict
 
 
 def checked(settings: Settings, store: SqlStore, learned: Learned, *, tell: Tell) -> ReplayCheck:
-    """Whether what was learned starts and ends jobs on the site's cluster; the store is only read."""
+    """Whether what was learned starts and ends jobs on the site's cluster; the store is only read.
+
+    What decides already is not replayed.
+    """
+    if not learned.is_new:
+        return ReplayCheck(problem="", ended=0, jobs=0)
     return check_on_site(settings, learned.checkpoint, *nodes_and_requests(store), learned.split, tell=tell)
 
 

@@ -58,7 +58,7 @@ def train_twin(settings: Settings, options: TrainOptions, *, paper: bool) -> Non
         return
     digest, seconds = learned.checkpoint.digest[:DIGITS], learned.record["seconds"]
     if is_written:
-        typer.echo(replay_line(replays))
+        typer.echo(replay_line(replays) if learned.is_new else "nothing better was found than what decides now")
         typer.echo(f"{options.checkpoint}: {digest}, after {seconds:.0f} s; report in {options.out}")
     else:
         typer.echo(f"{digest}, after {seconds:.0f} s; nothing was written to {options.out}")

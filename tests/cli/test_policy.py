@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import re
 import shutil
+import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
-from cli.conftest import Dl2d, Recorded, new_store, write_config
+from cli.conftest import Dl2d, Recorded, new_store, store_url, write_config
 from free_ports import free_port
 
-from dl2d.cli import trained_policy_replay
+from dl2d.cli import promotion_trial, trained_policy_replay
+from dl2d.config.settings import load_settings
+from dl2d.core.policy_registry import Trial
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
 from dl2d.policies.dl2.policy import with_checkpoint
+from dl2d.store.sql_store import SqlStore
 
 
 @pytest.fixture
@@ -62,7 +67,33 @@ def test_promote_list_and_roll_back(dl2d: Dl2d, config: Path, tmp_path: Path) ->
     ran = dl2d("policy", "rollback", "-c", config)
     assert ran.status == 1
     assert "is the first: there is none before it" in ran.err
-    assert dl2d("policy", "promote", two["digest"][:6].upper(), "-c", config).status == 0
+    # It was live once, and was taken back.
+    again = ("policy", "promote", two["digest"][:6].upper())
+    ran = dl2d(*again, "-c", config)
+    assert ran.status == 1
+    assert "cannot be compared with the live policy version" in ran.err
+    assert dl2d(*again, *FORCE, "-c", config).status == 0
+    assert dl2d(*again, "-c", config).status == 0  # it is live already
+
+
+def test_a_passed_trial_counts_until_the_version_is_taken_back(dl2d: Dl2d, config: Path, tmp_path: Path) -> None:
+    one, two = (
+        dl2d("policy", "promote", checkpoint(tmp_path, number), *FORCE, "--json", "-c", config).json["digest"]
+        for number in (1, 2)
+    )
+    settings = load_settings(config)
+    with closing(SqlStore(store_url(tmp_path))) as store:
+        registry = store.registry
+        registry.add_trial(
+            Trial(at=time.time(), policy="dl2", candidate=two, current=one, days=(), cases=(), change=None, low=None,
+                  high=None, passed=True, reason="a test")
+        )  # fmt: skip
+        (version,) = (each for each in registry.versions("dl2") if each.digest == two)
+        trial = promotion_trial.passed_trial(settings, registry, version)
+        assert trial is not None
+        assert trial.reason == "a test"
+        assert dl2d("policy", "rollback", "-c", config).status == 0
+        assert promotion_trial.passed_trial(settings, registry, version) is None
 
 
 def a_network(folder: Path, favourite: int, *, bias: float = 9.0, window: int = 2) -> Path:
@@ -107,11 +138,14 @@ def test_one_that_leaves_jobs_waiting_on_an_idle_cluster_is_refused_everywhere(d
     assert findings(dl2d, config)["policy.checkpoint"][0]
 
 
-def test_promote_says_that_replays_were_cut_short(
+def test_promote_replays_what_does_not_decide_already_and_says_if_that_was_cut_short(
     dl2d: Dl2d, recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trained_policy_replay, "MAX_REPLAY_SECONDS", 0.0)
     ran = dl2d("policy", "promote", checkpoint(tmp_path, 0), "-c", recorded.config)
+    assert "decides already, so there is nothing to compare it with" in ran.err
+    assert "replays" not in ran.err
+    ran = dl2d("policy", "promote", checkpoint(tmp_path, 1), "-c", recorded.config)
     assert re.search(r"^\d+ of 30 jobs ended in 0 s of replays; the rest was left out$", ran.err, re.MULTILINE)
 
 

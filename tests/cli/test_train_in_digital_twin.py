@@ -248,13 +248,14 @@ def test_jobs_that_report_no_speeds_do_not_keep_a_version_from_the_gate_in_shado
     monkeypatch.setattr(promotion_trial, "compare", passes)
     url, begin = store_url(tmp_path), time.time() // DAY * DAY - 6 * DAY
     record(url, load_source(QUIET_DAYS, seed=1).workload, Fifo(), begin=begin, decided_by="observed", reports=False)
-    write_checkpoint(with_checkpoint().checkpoint, tmp_path / "own")
+    own = with_checkpoint().checkpoint
+    write_checkpoint(replace(own, weights={**own.weights, "scorer": own.weights["scorer"] + 1e-3}), tmp_path / "other")
     config = write_config(tmp_path, mode="live", schedule={"slot_seconds": 1200.0}, policy={"name": "dl2"})
-    ran = dl2d("policy", "promote", tmp_path / "own", "-c", config)
+    ran = dl2d("policy", "promote", tmp_path / "other", "-c", config)
     assert ran.status == 1
     assert "jobs of fixed size report no speeds and do not count" in ran.err
     config = write_config(tmp_path, mode="shadow", schedule={"slot_seconds": 1200.0}, policy={"name": "dl2"})
-    ran = dl2d("policy", "promote", tmp_path / "own", "-c", config)
+    ran = dl2d("policy", "promote", tmp_path / "other", "-c", config)
     assert ran.status == 0, ran.err
     assert [each.whatever_speeds for each in compared] == [True]
     with closing(SqlStore(url)) as store:

@@ -203,7 +203,8 @@ class ActiveVersion:
             at, folder = self._clock(), self._settings.versions_path
             kept = keep_version(checkpoint, folder, self._registry, at=at, origin=origin)
             if named is None or self._settings.mode is Mode.LIVE:
-                reason = f"begins: {origin}"
+                unchecked = "" if named is None else "; without the gate, since nothing was recorded to compare it on"
+                reason = f"begins: {origin}{unchecked}"
                 self._registry.change(self._name, kept.digest, VersionState.LIVE, at=at, by=_BY, reason=reason)
 
         self._try(begin)

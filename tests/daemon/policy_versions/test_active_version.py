@@ -195,6 +195,7 @@ def test_a_checkpoint_that_the_configuration_names_anew_goes_live(site: Site, tm
     active = site.active(checkpoint=str(tmp_path / "mine"))
     assert active.policy.version.startswith(another(2).digest[:12])
     assert site.live() == another(2).digest
+    assert "without the gate, since nothing was recorded" in site.store.registry.changes()[0].reason
     # Later ones go before it: it is where a site begins.
     site.promote(another(3))
     assert site.active(checkpoint=str(tmp_path / "mine")).policy.version.startswith(another(3).digest[:12])
@@ -314,7 +315,7 @@ def test_a_daemon_changes_its_policy_between_two_slots(tmp_path: Path, capfd: py
         cluster.wait_until(lambda: decides(another(1).digest), "the next slot is decided by the new version")
         assert dl2d("policy", "rollback").status == 0
         cluster.wait_until(lambda: decides(base), "and one after it by the old version")
-        again = dl2d("policy", "promote", another(1).digest[:8])
+        again = dl2d("policy", "promote", another(1).digest[:8], "--force", "--reason", "once more")
         assert again.status == 0, again.err
         cluster.wait_until(lambda: decides(another(1).digest), "once more")
         told = dl2d("why", "mine", "--all", "--recompute", "--json")
