@@ -16,7 +16,7 @@ from dl2d.config.settings import Settings
 from dl2d.core.cluster import Node
 from dl2d.core.errors import RequestError, TooFewSamples, WorkloadError
 from dl2d.core.jobs import JobRequest
-from dl2d.learning.digital_twin import day_name
+from dl2d.learning.recorded_days import day_name
 from dl2d.learning.recorded_decisions import Recording
 from dl2d.learning.train_test_split import Split
 from dl2d.plugins import load_placement

@@ -27,9 +27,9 @@ from dl2d.daemon.policy_versions.active_version import (
     version_in,
 )
 from dl2d.daemon.policy_versions.candidates import Candidate
-from dl2d.learning.digital_twin import DAY_SECONDS
 from dl2d.learning.dl2_training import State, Trainer, TrainingSettings
 from dl2d.learning.evolution_strategy import Step
+from dl2d.learning.recorded_days import DAY_SECONDS
 from dl2d.learning.recorded_decisions import Recording
 from dl2d.learning.train_test_split import Split
 from dl2d.learning.trained_policy_check import ReplayCheck

@@ -14,10 +14,9 @@ import numpy as np
 from dl2d.core.errors import WorkloadError
 from dl2d.core.measured_speeds import MeasuredSpeeds
 from dl2d.core.site_history import History, RecordedSizes
-from dl2d.learning.digital_twin import (
+from dl2d.learning.digital_twin import Speeds, costs_of, workload_of
+from dl2d.learning.recorded_days import (
     Day,
-    Speeds,
-    costs_of,
     days_of,
     learnt_from,
     numbered,
@@ -25,7 +24,6 @@ from dl2d.learning.digital_twin import (
     recorded_sizes,
     resampled,
     thinned,
-    workload_of,
 )
 from dl2d.simulation.replay import Replayed
 from dl2d.simulation.speeds.realism_options import Realism

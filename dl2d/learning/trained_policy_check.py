@@ -18,7 +18,8 @@ from dl2d.core.jobs import Architecture, JobRequest
 from dl2d.core.measured_speeds import MeasuredSpeeds, TrainingKind
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
-from dl2d.learning.digital_twin import Day, DayJob, Speeds, workload_of
+from dl2d.learning.digital_twin import Speeds, workload_of
+from dl2d.learning.recorded_days import Day, DayJob
 from dl2d.simulation.replay import IdleCluster, Rules, replay
 from dl2d.simulation.workload.format import Workload
 from dl2d.throughput.gaussian_process import GaussianProcess

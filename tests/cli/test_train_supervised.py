@@ -19,9 +19,9 @@ from dl2d.core.decision import Decision
 from dl2d.core.jobs import JobState
 from dl2d.core.store import Slot
 from dl2d.core.tick_plan import Outcome, Plan
-from dl2d.learning.digital_twin import day_name
 from dl2d.learning.dl2_paper.demonstrations import recordings_of
 from dl2d.learning.promotion_gate import Verdict
+from dl2d.learning.recorded_days import day_name
 from dl2d.policies.common.checkpoint import read_checkpoint
 from dl2d.policies.dl2.policy import with_checkpoint
 from dl2d.policies.drf import Drf

@@ -15,8 +15,8 @@ from dl2d.core.jobs import NO_LAUNCH, Allocation, Architecture, Job, JobKey, Job
 from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.site_history import History, Sight
 from dl2d.learning.assumed_speeds import with_assumed_speeds
-from dl2d.learning.digital_twin import DAY_SECONDS
 from dl2d.learning.promotion_gate import GateSettings, compare
+from dl2d.learning.recorded_days import DAY_SECONDS
 from dl2d.learning.recorded_sizes_policy import RecordedScheduler
 from dl2d.learning.train_test_split import split_history
 from dl2d.placement.load_balance import LoadBalance

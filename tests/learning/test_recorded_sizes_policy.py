@@ -16,8 +16,8 @@ from variants import nightly
 from dl2d.core.jobs import NOTHING, Allocation
 from dl2d.core.policy import Policy
 from dl2d.core.site_history import RecordedSizes
-from dl2d.learning.digital_twin import DAY_SECONDS
 from dl2d.learning.promotion_gate import GateSettings, compare
+from dl2d.learning.recorded_days import DAY_SECONDS
 from dl2d.learning.recorded_sizes_policy import RecordedScheduler
 from dl2d.learning.train_test_split import Case, split_history
 from dl2d.placement.load_balance import LoadBalance

@@ -1,0 +1,212 @@
+"""Recorded days of a site: which jobs came when, how much they had to train, and on which nodes. Pure.
+
+Days are those of a recorded history, or are put together from the hours of several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Final
+
+import numpy as np
+
+from dl2d.core.cluster import NodeState
+from dl2d.core.jobs import Architecture, Job, JobRequest, JobState, Owner
+from dl2d.core.measured_speeds import MeasuredSpeeds, TrainingKind
+from dl2d.core.resources import Resources
+from dl2d.core.site_history import History, RecordedSizes
+from dl2d.simulation.speeds.speed_models import MAX_TASKS
+
+DAY_SECONDS: Final = 86_400.0
+_HOUR_SECONDS: Final = 3600.0
+#: A job that trains on beyond its declared epochs is taken to need this part more than it has done.
+_BEYOND: Final = 1.1
+#: Least part of an epoch that a job does.
+_LEAST_EPOCHS: Final = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class DayJob:
+    """A job of a day: when it came, seconds from the day's beginning, and its epochs: really, and as declared."""
+
+    request: JobRequest
+    at: float
+    epochs: float
+    declared: float
+    #: Sizes that it was recorded with; their times are in seconds from the day's beginning. If the job did not end on
+    #: this day, the last one is the largest that it had, at the end of the day.
+    sizes: RecordedSizes = ()
+    #: Whether it ended before the day did.
+    ended: bool = True
+    #: Whose job it was; None for nobody known.
+    owner: Owner | None = None
+    #: Whether nobody reported its speed.
+    unreported: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Day:
+    """What came on one day, on which nodes. Jobs that were there when it began come at 0, with what they had left."""
+
+    name: str
+    #: Seconds since 1970; 0 for a day that was put together.
+    begin: float
+    jobs: tuple[DayJob, ...]
+    #: What each node offered dl2d.
+    nodes: tuple[Resources, ...]
+    #: Policies that decided on this day.
+    policies: frozenset[str] = frozenset()
+
+    def includes(self, at: float) -> bool:
+        """Whether a time, in seconds since 1970, is on this day."""
+        return self.begin <= at < self.begin + DAY_SECONDS
+
+    @property
+    def submitted(self) -> int:
+        """Number of jobs that were submitted on this day."""
+        return sum(job.at > 0 for job in self.jobs)
+
+    @property
+    def unreported(self) -> int:
+        """Number of those of them whose speed nobody reported."""
+        return sum(job.at > 0 and job.unreported for job in self.jobs)
+
+
+def day_name(at: float) -> str:
+    """The day (UTC) of a time in seconds since 1970, as YYYY-MM-DD."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d")
+
+
+def days_of(history: History) -> tuple[Day, ...]:
+    """The whole days (UTC) of a history on which jobs came, oldest first.
+
+    Left out are jobs of kinds that never showed a speed, those that ended before they trained, and those that would not
+    fit the nodes of their day.
+    """
+    first = int(history.begin // DAY_SECONDS)
+    days = []
+    for number in range(first, int(history.end // DAY_SECONDS)):
+        begin = number * DAY_SECONDS
+        name = day_name(begin)
+        day = _between(history, begin, begin + DAY_SECONDS, name)
+        if day is not None and day.submitted:
+            days.append(day)
+    return tuple(days)
+
+
+def period_of(history: History, begin: float, end: float) -> Day | None:
+    """All that came from the beginning of a day up to the end of that or a later one, as one long day.
+
+    Its nodes are those of the first day. Left out is what ``days_of`` leaves out; None where nobody saw the nodes.
+    """
+    return _between(history, begin, end, "the recorded days")
+
+
+def _between(history: History, begin: float, end: float, name: str) -> Day | None:
+    """What came between two times; None where nobody saw the nodes on the first day."""
+    sights = [sight for sight in history.sights if begin <= sight.at < begin + DAY_SECONDS]
+    if not sights:
+        return None
+    known = {speeds.kind for speeds in history.speeds if any(each.samples_per_second > 0 for each in speeds.points)}
+    nodes = tuple(node.capacity.minus(node.used) for node in sights[0].nodes if node.state is NodeState.UP)
+    found = (_day_job(job, begin, end, history) for job in history.jobs if TrainingKind.of(job.request) in known)
+    jobs = tuple(job for job in found if job is not None and _fits(job.request, nodes))
+    return Day(name=name, begin=begin, jobs=jobs, nodes=nodes, policies=frozenset(each.policy for each in sights))
+
+
+def resampled(days: Sequence[Day], rng: np.random.Generator) -> Day:
+    """A day put together from several: each of its 24 hours is that hour of one of them, drawn evenly.
+
+    The nodes, and the jobs that are there when it begins, are those of its first hour's day.
+    """
+    drawn = rng.integers(len(days), size=24).tolist()
+    jobs: list[DayJob] = [job for job in days[drawn[0]].jobs if job.at == 0]
+    for hour, which in enumerate(drawn):
+        begin = hour * _HOUR_SECONDS
+        jobs += [job for job in days[which].jobs if job.at > 0 and begin <= job.at < begin + _HOUR_SECONDS]
+    nodes = days[drawn[0]].nodes
+    fitting = tuple(job for job in jobs if _fits(job.request, nodes))
+    return Day(name="drawn", begin=0.0, jobs=fitting, nodes=nodes)
+
+
+def thinned(day: Day, most: int, rng: np.random.Generator) -> Day:
+    """A day of a smaller site: no more than about so many jobs, drawn evenly, and the same share of the nodes.
+
+    How a policy sizes jobs does not depend on how many there are, but the time to play it does.
+    """
+    share = most / max(len(day.jobs), 1)
+    if share >= 1.0:
+        return day
+    kept = rng.random(len(day.jobs)) < share
+    count = max(1, round(share * len(day.nodes)))
+    nodes = tuple(day.nodes[place] for place in sorted(rng.permutation(len(day.nodes))[:count].tolist()))
+    jobs = tuple(job for job, stays in zip(day.jobs, kept.tolist(), strict=True) if stays and _fits(job.request, nodes))
+    return replace(day, jobs=jobs, nodes=nodes)
+
+
+def recorded_sizes(day: Day) -> dict[str, RecordedSizes]:
+    """Sizes that the jobs of a day's workload were recorded with, by job id."""
+    return {number: job.sizes for number, job in numbered(day)}
+
+
+def numbered(day: Day) -> Iterable[tuple[str, DayJob]]:
+    """The jobs of a day in submit order, and their ids in its workload."""
+    return ((str(number), job) for number, job in enumerate(sorted(day.jobs, key=lambda job: job.at), start=1))
+
+
+def learnt_from(history: History, days: Sequence[Day]) -> tuple[MeasuredSpeeds, ...]:
+    """What was measured of the kinds that came on these days."""
+    kinds = {TrainingKind.of(job.request) for day in days for job in day.jobs}
+    return tuple(speeds for speeds in history.speeds if speeds.kind in kinds)
+
+
+def _day_job(job: Job, begin: float, end: float, history: History) -> DayJob | None:
+    """What a job meant to a day, from ``begin`` to ``end``; None if it was not there, or its length is unknown."""
+    submitted, request = float(job.key.submitted), job.request
+    real = _epochs(job)
+    if real is None or submitted >= end or (job.ended_at is not None and job.ended_at <= begin):
+        return None
+    sizes = tuple((at - begin, size) for at, size in history.sizes.get(job.key, ()) if at < end)
+    ended = job.ended_at is not None and job.ended_at < end
+    if not ended:  # one that was paused or waiting then goes on
+        sizes += ((end - begin, max((size for _, size in sizes), key=sum, default=request.min_size)),)
+    if submitted >= begin:
+        # At 0 stand those that were there before.
+        at, left, declared = max(submitted - begin, 1e-3), real, request.epochs
+    else:
+        done = next(
+            (each.epochs[job.key] for each in history.sights if each.at >= begin and job.key in each.epochs), real
+        )
+        if done >= real:
+            return None
+        at, left, declared = 0.0, max(real - done, _LEAST_EPOCHS), max(request.epochs - done, _LEAST_EPOCHS)
+    return DayJob(request, at, left, declared, sizes, ended, job.owner, job.unreported)
+
+
+def _epochs(job: Job) -> float | None:
+    """How many epochs a job really takes; None for one that ended before it trained."""
+    done, declared = job.progress.epoch, job.request.epochs
+    if job.state is JobState.FINISHED:
+        return max(done, _LEAST_EPOCHS) if done > 0 else declared
+    if job.state.ended:
+        return max(done, _LEAST_EPOCHS) if done > 0 else None
+    return max(declared, done * _BEYOND)
+
+
+def _fits(request: JobRequest, nodes: Sequence[Resources]) -> bool:
+    """Whether a job's minimum size can run on empty nodes."""
+    workers = request.min_size.workers
+    if not workers or request.min_workers > MAX_TASKS or request.min_ps > MAX_TASKS:
+        return False
+    ps = max(request.min_ps, 1) if request.architecture is Architecture.PS else 0
+    for demand, count in ((request.worker, workers), (request.ps, ps)):
+        if sum(_room(node, demand, count) for node in nodes) < count:
+            return False
+    return (request.worker * workers + request.ps * ps).fits_in(Resources.total(nodes))
+
+
+def _room(node: Resources, demand: Resources, most: int) -> int:
+    have = dict(node.thousandths)
+    return min((have.get(name, 0) // amount for name, amount in demand.thousandths if amount), default=most)

@@ -1,0 +1,140 @@
+"""Recorded days of a site, from its history."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from recorded_site import MONDAY
+
+from dl2d.core.cluster import Node, NodeState
+from dl2d.core.jobs import (
+    NO_LAUNCH,
+    Allocation,
+    Architecture,
+    Consistency,
+    Job,
+    JobKey,
+    JobRequest,
+    JobState,
+    Owner,
+    Progress,
+)
+from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.core.resources import Resources
+from dl2d.core.site_history import History, Sight
+from dl2d.learning.recorded_days import DAY_SECONDS, days_of, thinned
+from dl2d.testing import make_request
+
+NODE = Node("n1", Resources.of(cpu=8, gpu=4))
+
+
+def a_request(**changes: Any) -> JobRequest:
+    return make_request(**{"name": "j", "samples_per_epoch": 100.0, **changes})
+
+
+def a_job(number: int, at: float, *, epoch: float = 10.0, state: JobState = JobState.FINISHED, **fields: Any) -> Job:
+    ended = fields.pop("ended", at + 1000.0) if state.ended else None
+    return Job(
+        key=JobKey("site", str(number), int(MONDAY + at)), request=a_request(**fields), owner=Owner("ann", 1, 1),
+        launch=NO_LAUNCH, state=state, progress=Progress(at=1.0, epoch=epoch),
+        ended_at=None if ended is None else MONDAY + ended,
+    )  # fmt: skip
+
+
+def measured(*points: tuple[int, int, float], **kind: Any) -> MeasuredSpeeds:
+    which = TrainingKind(
+        kind.get("model", "resnet-50"), kind.get("architecture", Architecture.PS),
+        kind.get("consistency", Consistency.SYNC),
+    )  # fmt: skip
+    return MeasuredSpeeds(which, tuple(SpeedPoint(Allocation(w, p), speed, 8) for w, p, speed in points))
+
+
+SEEN = measured((1, 1, 10.0), (2, 2, 18.0), (4, 4, 30.0))
+
+
+def a_history(
+    *jobs: Job, sights: tuple[Sight, ...] | None = None, speeds: tuple[MeasuredSpeeds, ...] = (SEEN,), **more: Any
+) -> History:
+    days = 3
+    if sights is None:
+        sights = tuple(Sight(MONDAY + day * DAY_SECONDS + 60, (NODE,), {}) for day in range(days))
+    return History(
+        begin=MONDAY, end=MONDAY + days * DAY_SECONDS, jobs=jobs, sights=sights, speeds=speeds,
+        plans=more.get("plans", ()), starts=more.get("starts", ()),
+    )  # fmt: skip
+
+
+class TestDays:
+    def test_a_job_comes_when_it_came_with_the_epochs_that_it_really_took(self) -> None:
+        early = a_job(1, 100.0, epoch=7.5)
+        late = a_job(2, DAY_SECONDS + 5000.0, epoch=10.0, model="resnet-50")
+        one, two = days_of(a_history(early, late))
+        assert (one.name, one.begin, one.nodes) == ("2025-10-13", MONDAY, (NODE.capacity,))
+        assert [(job.at, job.epochs, job.declared) for job in one.jobs] == [(100.0, 7.5, 10.0)]
+        assert [(job.at, job.epochs, job.declared) for job in two.jobs] == [(5000.0, 10.0, 10.0)]
+
+    def test_a_job_that_lasts_over_midnight_is_there_next_morning_with_what_it_has_left(self) -> None:
+        job = a_job(1, DAY_SECONDS - 100.0, epoch=8.0, ended=DAY_SECONDS + 9000.0)
+        other = a_job(2, DAY_SECONDS + 50.0)
+        sights = (
+            Sight(MONDAY + 60, (NODE,), {}),
+            Sight(MONDAY + DAY_SECONDS + 60, (NODE,), {job.key: 3.0}),
+            Sight(MONDAY + DAY_SECONDS + 3700, (NODE,), {job.key: 6.0}),
+        )
+        one, two = days_of(a_history(job, other, sights=sights))
+        assert [(each.at, each.epochs) for each in one.jobs] == [(DAY_SECONDS - 100.0, 8.0)]
+        assert [(each.at, each.epochs, each.declared) for each in two.jobs] == [(0.0, 5.0, 7.0), (50.0, 10.0, 10.0)]
+
+    def test_how_long_a_job_is_whatever_became_of_it(self) -> None:
+        jobs = (
+            a_job(1, 1.0, epoch=0.0),  # finished before anybody heard how far it was
+            a_job(2, 2.0, epoch=4.0, state=JobState.CANCELLED),
+            a_job(3, 3.0, epoch=0.0, state=JobState.FAILED),  # never trained: left out
+            a_job(4, 4.0, epoch=2.0, state=JobState.RUNNING),
+            a_job(5, 5.0, epoch=20.0, state=JobState.RUNNING),  # beyond what it declared
+        )
+        (day,) = days_of(a_history(*jobs))
+        assert [(job.at, job.epochs) for job in day.jobs] == [(1.0, 10.0), (2.0, 4.0), (4.0, 10.0), (5.0, 22.0)]
+
+    def test_what_others_hold_and_nodes_that_are_down_are_not_there(self) -> None:
+        nodes = (
+            Node("a", Resources.of(cpu=8, gpu=4), Resources.of(cpu=3)),
+            Node("b", Resources.of(cpu=8, gpu=4), state=NodeState.DOWN),
+        )
+        (day,) = days_of(a_history(a_job(1, 1.0), sights=(Sight(MONDAY + 9, nodes, {}),)))
+        assert day.nodes == (Resources.of(cpu=5, gpu=4),)
+
+    def test_jobs_that_nothing_is_known_of_or_that_fit_nowhere_are_left_out(self) -> None:
+        jobs = (
+            a_job(1, 1.0),
+            a_job(2, 2.0, model="never-measured"),
+            a_job(3, 3.0, worker=Resources.of(gpu=5)),
+            a_job(4, 4.0, min_workers=5, max_workers=8),
+            a_job(5, 5.0, allowed_workers=(4,), ps=Resources.of(cpu=1)),  # 8 CPUs for workers alone
+        )
+        (day,) = days_of(a_history(*jobs))
+        assert [job.at for job in day.jobs] == [1.0]
+
+    def test_a_day_that_is_not_over_is_none_yet(self) -> None:
+        history = a_history(a_job(1, 1.0), a_job(2, 2 * DAY_SECONDS + 1.0))
+        assert [day.name for day in days_of(history)] == ["2025-10-13", "2025-10-15"]
+        until_noon = replace(history, end=MONDAY + 2.5 * DAY_SECONDS)
+        assert [day.name for day in days_of(until_noon)] == ["2025-10-13"]
+
+    def test_a_day_that_was_not_seen_or_on_which_nothing_came_is_none(self) -> None:
+        assert days_of(a_history()) == ()
+        assert days_of(a_history(a_job(1, 1.0), sights=())) == ()
+
+
+def test_a_thinned_day_is_that_of_a_smaller_site() -> None:
+    history = a_history(*(a_job(number, number * 20.0) for number in range(1, 401)),
+                        sights=(Sight(MONDAY + 9, (NODE,) * 40, {}),))  # fmt: skip
+    (day,) = days_of(history)
+    small = thinned(day, 100, np.random.default_rng(1))
+    assert 70 <= len(small.jobs) <= 130
+    assert set(small.jobs) <= set(day.jobs)
+    assert [job.at for job in small.jobs] == sorted(job.at for job in small.jobs)
+    assert len(small.nodes) == 10
+    assert thinned(day, 400, np.random.default_rng(1)) is day
