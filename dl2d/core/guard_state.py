@@ -11,13 +11,16 @@ from dl2d.core.start_failures import MAX_BACKOFF_SECONDS, StartFailures, doubled
 
 
 class NodeRefusal(NamedTuple):
-    """Consecutive attempts to start a task of a job on a node that the resource manager has refused."""
+    """Consecutive attempts to start a task of a job on a node, which the resource manager refused, or which failed."""
 
     attempts: int
-    #: When the last one was refused, seconds since 1970.
+    #: When the last one was refused or failed, seconds since 1970.
     at: float
     #: Why, in the resource manager's words.
     reason: str
+    #: Whether a task failed there or did not start in time, rather than that the resource manager refused it. Such a
+    #: node is used where no other is left.
+    failed: bool = False
 
     @property
     def retry_at(self) -> float:

@@ -64,7 +64,8 @@ class Reconciled:
     jobs: Mapping[JobKey, Job]
     #: Owners of the elastic jobs that are live or have live tasks.
     owners: Mapping[JobKey, Owner]
-    #: Elastic jobs whose coordinator has not called for ``Timeouts.silent_seconds``, or was ended from outside.
+    #: Elastic jobs whose coordinator has not called for ``Timeouts.silent_seconds`` or was ended from outside, or whose
+    #: anchor is ending.
     silent: frozenset[JobKey]
     #: Jobs whose last attempt to start tasks failed, and whose next attempt has to wait.
     backing_off: frozenset[JobKey]
@@ -127,7 +128,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         gone,
         timeouts=timeouts,
         start_failures=memory.start_failures,
-        elapsed=elapsed_times(before.tasks, state_since, calling_since, now),
+        elapsed=elapsed_times(before, state_since, calling_since, now),
         strays_asked_for=strays_of_known_jobs(store, matches),
         tasks_as_owner=context.tasks_as_owner,
     )
@@ -158,7 +159,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         jobs={job.key: job for job in elastic.jobs},
         owners={job.key: job.owner for job in (*ended_jobs, *before.jobs, *elastic.jobs)},
         silent=(frozenset(job.key for job in snapshot.jobs if not job.static) - calling_since.keys())
-        | {job.key for job in elastic.jobs if job.coordinator_end},
+        | {job.key for job in elastic.jobs if job.coordinator_end or _is_ending(job, matches)},
         backing_off=_backing_off(memory, listing.at, context.guard_rules.backoff),
         growth_limits=learned_growth_limits(memory, elastic.jobs, elastic.tasks, listing.at),
         task_failed=any(change.state is TaskState.FAILED for change in changes.tasks),
@@ -301,6 +302,12 @@ def _resizes_seen(
 def _backing_off(memory: GuardState, at: float, backoff_seconds: float) -> frozenset[JobKey]:
     """Jobs whose next attempt to start tasks has to wait."""
     return frozenset(key for key, failed in memory.start_failures.items() if at < failed.retry_at(backoff_seconds))
+
+
+def _is_ending(job: Job, matches: Matches) -> bool:
+    """Whether the resource manager is ending the anchor of a job."""
+    anchor = matches.listed.get(task_tag(job.key, ANCHOR))
+    return anchor is not None and anchor.state is RmJobState.ENDING
 
 
 def _calling_anchors(jobs: Iterable[Job], at: float, seconds: float) -> frozenset[str]:
@@ -499,7 +506,8 @@ def _job_change(
     if job.coordinator_end and anchor.state is RmJobState.RUNNING and at - job.progress.at > timeouts.silent_seconds:
         reason = f"{job.coordinator_end}; its batch script goes on"
         return JobChange(state=JobState.FAILED, end_reason=reason, cause=FailureCause.CANCELLED)
-    if failures.counted >= timeouts.start_failures:
+    # The tasks of an anchor that is ending fail since its coordinator has ended; its own end says why.
+    if failures.counted >= timeouts.start_failures and anchor.state is not RmJobState.ENDING:
         reason = (
             f"{counted(failures.in_a_row, 'attempt')} in a row to start its tasks failed; the last: {failures.last}"
         )

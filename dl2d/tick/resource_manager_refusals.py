@@ -1,7 +1,9 @@
 """What the resource manager has refused: nodes to single jobs, and growth by limits that it does not list. Pure.
 
 A task that waits on a node on which it will not be started, or for a limit, is withdrawn, and what kept it waiting is
-remembered for a while, so that the next tasks are asked for elsewhere, or later.
+remembered for a while, so that the next tasks are asked for elsewhere, or later. So are nodes on which a task failed
+before it had joined, or did not start in time: the same may happen to each task there, and as the node stays empty it
+would be chosen again and again.
 """
 
 from __future__ import annotations
@@ -9,11 +11,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Final
 
-from dl2d.core.cluster import NodeSet, Task, TaskState
+from dl2d.core.cluster import NodeSet, NodeState, Task, TaskState
 from dl2d.core.guard_state import GuardState, LearnedLimit, NodeRefusal
-from dl2d.core.jobs import Job, JobKey
+from dl2d.core.jobs import FailureCause, Job, JobKey
 from dl2d.core.resource_manager import EligibleNodes, GrowthLimit, RmJob, RmJobState, RmListing
 from dl2d.core.resources import Resources
 from dl2d.core.start_failures import MAX_BACKOFF_SECONDS
@@ -44,7 +47,9 @@ def remember_withdrawn(
     listed: Mapping[str, RmJob],
     at: float,
 ) -> GuardState:
-    """The memory after a tick that makes these changes to these tasks, with the refusals of those that it withdraws.
+    """The memory after a tick that makes these changes to these tasks: of those that it withdraws, what refused them.
+
+    Nodes on which tasks failed before they had joined, or did not start in time, are remembered as well.
 
     ``listed`` has the resource manager's job of each task, by tag. What is remembered of jobs that are not among the
     live ones, ``jobs``, is dropped.
@@ -52,10 +57,13 @@ def remember_withdrawn(
     by_key = {job.key: job for job in jobs}
     before = {(task.job, task.id): task for task in tasks}
     refused: dict[JobKey, dict[str, str]] = defaultdict(dict)
+    failed: dict[JobKey, dict[str, str]] = defaultdict(dict)
     limits: dict[str, GrowthLimit] = {}
     for change in changes:
         task = before[change.job, change.task]
         found = listed.get(task.tag)
+        if _failed_on_node(task, change):
+            failed[change.job].setdefault(change.node or task.node, f"a task failed there: {change.note}")
         if change.state is not TaskState.DRAINING or task.state is not TaskState.ASKED or found is None:
             continue
         if found.state is not RmJobState.PENDING or change.job not in by_key:
@@ -65,11 +73,19 @@ def remember_withdrawn(
             limits[found.limit.reason] = replace(known, anchors=known.anchors | {by_key[change.job].anchor})
         elif found.node_refused:
             refused[change.job].setdefault(task.node, found.reason)
+        else:
+            failed[change.job].setdefault(task.node, f"a task was {change.note}")
     return replace(
         memory,
-        refused_nodes=_refused_nodes(memory.refused_nodes, refused, by_key, at),
+        refused_nodes=_refused_nodes(memory.refused_nodes, refused, by_key, at, failed),
         learned_limits=_learned_limits(memory.learned_limits, limits, by_key.values(), tasks, at),
     )
+
+
+def _failed_on_node(task: Task, change: TaskChange) -> bool:
+    """Whether a change is the end of a task that ran, but had not joined, by itself or with its node."""
+    is_cause = change.cause in (FailureCause.FAILED, FailureCause.NODE_LOST)
+    return change.state is TaskState.FAILED and is_cause and task.state in (TaskState.ASKED, TaskState.GRANTED)
 
 
 def remember_refused_starts(memory: GuardState, outcome: Outcome, at: float) -> GuardState:
@@ -89,13 +105,15 @@ def _refused_nodes(
     refused: Mapping[JobKey, Mapping[str, str]],
     jobs: Iterable[JobKey],
     at: float,
+    failed: Mapping[JobKey, Mapping[str, str]] = MappingProxyType({}),
 ) -> dict[JobKey, Mapping[str, NodeRefusal]]:
     kept: dict[JobKey, Mapping[str, NodeRefusal]] = {}
     for job in jobs:
         nodes = dict(known.get(job, {}))
-        for node, reason in refused.get(job, {}).items():
-            before = nodes.get(node)
-            nodes[node] = NodeRefusal(1 if before is None else before.attempts + 1, at, reason)
+        for is_failed, reasons in ((True, failed), (False, refused)):
+            for node, reason in reasons.get(job, {}).items():
+                before = nodes.get(node)
+                nodes[node] = NodeRefusal(1 if before is None else before.attempts + 1, at, reason, is_failed)
         remembered = {
             # A time in the future means that the clock was set back.
             node: found._replace(at=min(found.at, at))
@@ -159,25 +177,32 @@ def node_sets(
 ) -> tuple[NodeSet, ...]:
     """The nodes that each job may use, as the resource manager says and without those that it refused lately.
 
-    Jobs that may use all are in none.
+    Nor those on which a task of the job failed or did not start lately, as long as others are left. Jobs that may use
+    all are in none.
     """
     if not listing.eligible_nodes and not refused:
         return ()
     all_nodes = frozenset(node.name for node in listing.nodes)
+    up = {node.name for node in listing.nodes if node.state is NodeState.UP}
     everywhere = EligibleNodes(all_nodes, "")
     #: Jobs by what they may use; most jobs of a partition share one record.
     alike: dict[tuple[EligibleNodes, tuple[tuple[str, str], ...]], list[JobKey]] = defaultdict(list)
     for job in jobs:
         eligible = listing.eligible_nodes.get(job.anchor, everywhere)
-        avoided = tuple(
-            sorted((name, found.reason) for name, found in refused.get(job.key, {}).items() if at < found.retry_at)
-        )
+        known = refused.get(job.key, {})
+        refusing = {name for name, found in known.items() if at < found.retry_at and not found.failed}
+        failing = {name for name, found in known.items() if at < found.retry_at and found.failed}
+        if (eligible.nodes & up) - refusing <= failing:
+            failing = set()
+        reasons_by_node = {name: f"refused: {known[name].reason}" for name in refusing}
+        reasons_by_node |= {name: known[name].reason for name in failing}
+        avoided = tuple(sorted(reasons_by_node.items()))
         if eligible is not everywhere or avoided:
             alike[eligible, avoided].append(job.key)
     sets = []
     for (eligible, avoided), keys in alike.items():
         reasons = [eligible.reason] if eligible.reason else []
-        reasons += [f"not {name}, refused: {reason}" for name, reason in avoided]
+        reasons += [f"not {name}, {reason}" for name, reason in avoided]
         nodes = (eligible.nodes & all_nodes) - {name for name, _ in avoided}
         if nodes != all_nodes:
             sets.append(NodeSet(tuple(keys), nodes, "; ".join(reasons)))

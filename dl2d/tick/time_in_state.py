@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from dl2d.core.cluster import Task, TaskState
-from dl2d.core.jobs import JobKey, Role
+from dl2d.core.jobs import TASK_ROLES, JobKey, JobState, Role
+from dl2d.tick.observe import LiveJobs
 
 
 def update_state_since(
@@ -35,26 +36,31 @@ class Elapsed(NamedTuple):
     in_state: float
     #: Since its coordinator can first have been told of the state: since a tick first found it there, and the
     #: coordinator has called without a gap. None if the coordinator does not call. Of a task that leaves it also counts
-    #: from when another one of its role had joined, since a job keeps its last worker and its last server until then;
-    #: None while such a task is wanted and has not joined.
+    #: from when another one of its role had joined, since a running job keeps its last worker and its last server until
+    #: then; None before.
     since_told: float | None
 
 
 def elapsed_times(
-    tasks: Iterable[Task],
+    live: LiveJobs,
     state_since: Mapping[str, tuple[TaskState, float]],
     calling_since: Mapping[JobKey, float],
     now: float,
 ) -> dict[str, Elapsed]:
     """For how long each task has been in its state, by tag."""
-    tasks = tuple(tasks)
-    joined_since: dict[tuple[JobKey, Role], float] = {}
-    for task in tasks:
+    joined_since: dict[tuple[JobKey, Role], float] = {
+        (job.key, role): math.inf
+        for job in live.jobs
+        if job.state is JobState.RUNNING
+        for role in TASK_ROLES
+        if job.request.min_size.count(role)
+    }
+    for task in live.tasks:
         if task.state.wanted:
             since = state_since[task.tag][1] if task.state.rank >= TaskState.JOINED.rank else math.inf
             joined_since[task.job, task.role] = min(since, joined_since.get((task.job, task.role), math.inf))
     found = {}
-    for task in tasks:
+    for task in live.tasks:
         _, since = state_since[task.tag]
         told = max(since, calling_since.get(task.job, math.inf))
         if not task.state.wanted:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -60,7 +60,7 @@ class WholeStore(MemoryStore):
         self.ended: dict[str, Task] = {}
         #: When tasks beyond the minimum size of their job were asked for, by tag; not those that were never started.
         self.growth: dict[str, float] = {}
-        #: Tags of tasks that running jobs lacked of their minimum size.
+        #: Tags of tasks that running jobs lacked of their minimum size, or that replace one of it.
         self.floors: set[str] = set()
         #: When the tasks of a job last changed.
         self.resized: dict[JobKey, float] = {}
@@ -77,11 +77,16 @@ class WholeStore(MemoryStore):
             asked.append(task)
             if (before := self.resized.get(start.job)) is not None:
                 self.resized_before[task.tag] = before
-            if present[start.role] >= job.request.min_size.count(start.role):
+            beyond = present[start.role] - job.request.min_size.count(start.role)
+            if beyond >= 0:
                 self.growth[task.tag] = task.asked_at
-            elif job.state is JobState.RUNNING or job.state.ended:  # it may have been cancelled since the tick began
+            # It may have been cancelled since the tick began. With claims, the one above the floor may replace another.
+            elif job.state is JobState.RUNNING or job.state.ended:
                 self.floors.add(task.tag)
-        self._note(asked)
+            if beyond == 0 and self._site.claims:
+                self.floors.add(task.tag)
+        # A start counts from the listing that its tick began with, however long the tick took.
+        self._note(asked, since_listing=0.0 if self._site.clocks_wrong else self._site.world.now - at)
         return tuple(asked)
 
     def change_tasks(self, changes: Sequence[TaskChange], at: float) -> tuple[Task, ...]:
@@ -99,8 +104,8 @@ class WholeStore(MemoryStore):
         self._note(task for task in moved if not task.state.ended and task.state is not TaskState.DRAINED)
         return moved
 
-    def _note(self, tasks: Any) -> None:
-        self.resized |= {task.job: self._site.world.elapsed for task in tasks}
+    def _note(self, tasks: Iterable[Task], since_listing: float = 0.0) -> None:
+        self.resized |= {task.job: self._site.world.elapsed - since_listing for task in tasks}
 
     def tasks(self, *, live: bool, job: JobKey | None = None) -> tuple[Task, ...]:
         ended = () if live else [task for task in self.ended.values() if job in (None, task.job)]

@@ -13,8 +13,8 @@ from tick.world import World
 from dl2d.core.cluster import NodeState, Task, TaskState
 from dl2d.core.decision import Constraint
 from dl2d.core.errors import NodeRefused
-from dl2d.core.jobs import JobKey, Role
-from dl2d.core.resource_manager import EligibleNodes, GrowthLimit, RmJobState, RmListing, TaskSpec
+from dl2d.core.jobs import Architecture, JobKey, Role
+from dl2d.core.resource_manager import EligibleNodes, GrowthLimit, RmJob, RmJobState, RmListing, TaskSpec
 from dl2d.core.resources import Resources
 from dl2d.plugins import load_policy
 from dl2d.testing import ScriptedManager
@@ -32,6 +32,8 @@ class Restricted(ScriptedManager):
         #: Nodes on which starts are refused, and on which tasks wait.
         self.refusing: set[str] = set()
         self.waiting: set[str] = set()
+        #: Nodes on which tasks wait since they need more than they were asked for with.
+        self.without_room: set[str] = set()
         #: Workers beyond so many wait for a limit.
         self.max_workers = 1_000
 
@@ -44,7 +46,9 @@ class Restricted(ScriptedManager):
             raise NodeRefused(f"{task.name} on {task.node}", said="not on this node")
         handle = super().submit(task)
         running = [job for job in self.live() if job.state is RmJobState.RUNNING and "worker" in job.tag]
-        if task.node in self.waiting:
+        if task.node in self.without_room:
+            self._change(handle, RmJobState.PENDING, "Resources")
+        elif task.node in self.waiting:
             self._wait(handle, "ReqNodeNotAvail")
         elif task.role is Role.WORKER and len(running) > self.max_workers:
             anchors = frozenset(job.handle for job in self.live() if job.tag.endswith("anchor"))
@@ -140,6 +144,38 @@ def test_a_task_that_will_not_be_started_on_its_node_is_asked_for_elsewhere(worl
     assert nodes_of(world, key) == {"n4"}
     asked = Counter(spec.node for spec in manager.submitted if spec.node)
     assert asked == {"n1": 1, "n2": 1, "n3": 1, "n4": 2}
+
+
+ALL_REDUCE = {"architecture": Architecture.ALLREDUCE, "max_workers": 1, "min_ps": 0, "max_ps": 0}
+
+
+@pytest.mark.parametrize("fails", ["at once", "to start"])
+def test_a_node_on_which_tasks_fail_or_do_not_start_is_not_asked_again_and_again(world: World, fails: str) -> None:
+    """Nothing runs there, so that it is always the node with the lowest load."""
+    manager = manager_of(world)
+    for name in ("n2", "n3", "n4"):
+        manager.put(RmJob(handle=name, state=RmJobState.RUNNING, user="bob", node=name), ((name, Resources.of(cpu=2)),))
+    manager.without_room = {"n1"} if fails == "to start" else set()
+    key = world.ready(**ALL_REDUCE)
+    for _ in range(60):
+        world.tick(20.0)
+        for job in manager.live() if fails == "at once" else ():
+            if job.node == "n1":
+                manager.end(job.handle, RmJobState.FAILED, "exit status 1")
+        world.beat()
+    assert world.has(key) == (1, 0)
+    assert nodes_of(world, key) == {"n2"}
+    assert Counter(spec.node for spec in manager.submitted if spec.job == key and spec.node) == {"n1": 1, "n2": 1}
+
+
+def test_a_node_on_which_a_task_failed_is_used_where_the_job_may_use_no_other(world: World) -> None:
+    manager = manager_of(world)
+    key = ready(world, **ALL_REDUCE)
+    world.tick()
+    (first,) = world.tasks(key)
+    manager.end(first.handle, RmJobState.FAILED, "exit status 1")
+    world.settle(20, 20.0)
+    assert nodes_of(world, key) == {"n1"}
 
 
 def test_a_limit_that_tasks_wait_for_keeps_the_job_from_growing_for_a_while(world: World) -> None:

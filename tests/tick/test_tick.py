@@ -910,3 +910,23 @@ def test_a_policy_that_measures_learns_from_what_coordinators_say(build) -> None
     assert len(measured.points) > 4
     deciders = world.context().deciders
     assert decide(slot.snapshot, deciders, slot.seed) == slot.proposed
+
+
+def test_no_task_is_started_for_an_anchor_that_is_ending_and_the_job_has_the_anchors_end(build) -> None:
+    """Its coordinator is dead, so that tasks fail at once; the resource manager may clean up for minutes."""
+    world = build(url="sqlite://")
+    key = world.ready(max_workers=3)
+    anchor = world.job(key).anchor
+    world.tick()
+    world.manager._change(anchor, RmJobState.ENDING, "")
+    submitted = len(world.manager.submitted)
+    for _ in range(10):
+        for task in world.tasks(key):
+            world.manager.end(task.handle, RmJobState.FAILED, "exit status 1")
+        world.tick(5.0)
+    assert len(world.manager.submitted) == submitted
+    assert not world.job(key).state.ended
+    world.manager.end(anchor, RmJobState.FAILED, "OUT_OF_MEMORY")
+    world.tick(5.0)
+    job = world.job(key)
+    assert (job.state, job.end_reason) == (JobState.FAILED, "its coordinator ended: OUT_OF_MEMORY")

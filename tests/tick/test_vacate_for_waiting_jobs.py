@@ -579,15 +579,23 @@ def test_a_node_behind_many_whose_tasks_cannot_all_move_is_vacated(workers: int)
     assert met[2:] == [[("n102",)]] * 2
 
 
-def test_the_only_server_that_has_to_move_runs_until_its_replacement_has_joined_and_the_claim_is_given_up() -> None:
-    """No replacement starts, and a coordinator keeps the only member of a role."""
+@pytest.mark.parametrize("withdrawn", [False, True])
+def test_the_only_server_that_has_to_move_runs_until_its_replacement_has_joined_and_the_claim_is_given_up(
+    withdrawn: bool,
+) -> None:
+    """No replacement starts, or the first fails and others are refused; a coordinator keeps the last of a role."""
     with closing(World(cluster_nodes=make_nodes(2), url="")) as world:
         job = world.settled(max_workers=1, max_ps=1)
         world.manager.claims.append(claim(nodes=1))
         world.manager.pending = True
         granted = []
-        for _ in range(130):
+        for number in range(130):
             report = world.tick(15.0)
+            if withdrawn and number == 5:
+                world.manager.refuse = Rejected("sbatch: error: QOSMaxSubmitJobPerUserLimit")
+                for each in world.manager.live():
+                    if each.state is RmJobState.PENDING:
+                        world.manager.end(each.handle, RmJobState.FAILED, "exit status 1")
             running = {each.tag for each in world.manager.live() if each.state is RmJobState.RUNNING}
             members = [
                 {"task": task.id, "role": task.role.value, "state": "active"}
