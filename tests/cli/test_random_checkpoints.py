@@ -1,4 +1,7 @@
-"""Bad checkpoints of every kind, through check, promote and whole ticks: none ends or starves a job."""
+"""Bad checkpoints of every kind, through check, promote and whole ticks: none ends or starves a job.
+
+Those that promote refuses go live past it, as in ``end_to_end.test_bad_checkpoints`` in a daemon of its own.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ from tick.world import World
 
 from dl2d.config.settings import load_settings
 from dl2d.core.jobs import NOTHING, JobState
-from dl2d.daemon.policy_versions.active_version import ActiveVersion
+from dl2d.core.policy import Policy
+from dl2d.core.policy_registry import VersionState
+from dl2d.daemon.policy_versions.active_version import ActiveVersion, keep_version
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
 from dl2d.policies.dl2.policy import with_checkpoint
 from dl2d.policies.drf import Drf
@@ -100,7 +105,8 @@ def test_no_checkpoint_harms_a_job(dl2d: Dl2d, tmp_path: Path, first: int, count
         made = a_bad_checkpoint(seed)
         folder = tmp_path / f"c{seed}"
         write_checkpoint(made, folder)
-        if rng.random() < 0.1:
+        is_damaged = rng.random() < 0.1
+        if is_damaged:
             damaged(folder, rng)
         named = write_config(tmp_path, policy={"name": made.policy, "checkpoint": str(folder)})
         checked = dl2d("check", "--json", "-c", named)
@@ -114,11 +120,41 @@ def test_no_checkpoint_harms_a_job(dl2d: Dl2d, tmp_path: Path, first: int, count
             assert not finding["good"], finding
             (line,) = ran.err.splitlines()
             assert (ran.status, line[:6]) == (1, "dl2d: "), line
+            found, told = past_the_gate(tmp_path / f"past{seed}", made, rng if is_damaged else None)
+            assert all(sentence and len(sentence.splitlines()) == 1 for sentence in told), told
+            if found is None:
+                assert told, seed
+            else:
+                harmless(World(policy=found, idle_seconds=30.0, url=""), seed)
             continue
         with closing(SqlStore(store_url(tmp_path))) as store:
             policy = ActiveVersion(load_settings(config), store, lambda: 1.0).policy
         harmless(World(policy=policy, idle_seconds=30.0, url=""), seed)
     assert len(set(outcomes)) == 2  # some are refused, some are not
+
+
+def past_the_gate(
+    folder: Path, made: Checkpoint, damage: np.random.Generator | None
+) -> tuple[Policy | None, list[str]]:
+    """Make a version live in a registry beside check and promote, as the daemon runs with a good one.
+
+    Returns the policy with which the daemon decides then, None if it stays with the good one, and what it says.
+    """
+    folder.mkdir()
+    settings = load_settings(write_config(folder, policy={"name": made.policy}))
+    with closing(SqlStore(new_store(folder))) as store:
+        registry, versions = store.registry, settings.versions_path
+        good = with_checkpoint().checkpoint if made.policy == "dl2" else a_checkpoint(0, network="shared")
+        began = keep_version(good, versions, registry, at=1.0, origin="a test")
+        registry.change(made.policy, began.digest, VersionState.LIVE, at=1.0, by="ann", reason="it is good")
+        active = ActiveVersion(settings, store, lambda: 1.0)
+        bad = keep_version(made, versions, registry, at=2.0, origin="a test")
+        if damage is not None:
+            damaged(Path(bad.folder), damage)
+        registry.change(made.policy, bad.digest, VersionState.LIVE, at=2.0, by="ann", reason="past the gate")
+        found = active.refreshed()
+        said = [change.reason for change in registry.changes(made.policy) if change.digest == bad.digest]
+        return found, [sentence for sentence in said if sentence != "past the gate"]
 
 
 def harmless(world: World, seed: int) -> None:
