@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
 import structlog
+from msgspec import structs
 
 from dl2d.core.canary import Canary
-from dl2d.core.cluster import Snapshot
+from dl2d.core.cluster import NodeSet, NodeState, Snapshot
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Constraint, Decision, Reason
 from dl2d.core.errors import PolicyError
@@ -18,6 +20,7 @@ from dl2d.core.json_codec import digest
 from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
+from dl2d.core.resources import Resources
 from dl2d.tick.canary_decision import decide_in_groups
 from dl2d.tick.decision_check import check_decision
 from dl2d.tick.policy_call import gc_paused
@@ -85,12 +88,53 @@ def decide(
 
 
 def _ask(policy: Policy, snapshot: Snapshot, placement: Placement, seed: int) -> Decision:
-    packing = Packing.for_decision(snapshot.nodes, snapshot.tasks, placement, snapshot.node_sets)
-    decision = policy.decide(snapshot, packing, np.random.default_rng([seed, snapshot.slot]))
+    shown = _with_room_of_tasks(snapshot)
+    packing = Packing.for_decision(shown.nodes, shown.tasks, placement, shown.node_sets)
+    decision = policy.decide(shown, packing, np.random.default_rng([seed, snapshot.slot]))
     check_decision(decision, snapshot)
     # Later stages rely on ``previous``, so it is not taken from the policy.
     held = snapshot.held()
     return replace(decision, jobs=tuple(replace(entry, previous=held[entry.job]) for entry in decision.jobs))
+
+
+def _with_room_of_tasks(snapshot: Snapshot) -> Snapshot:
+    """The snapshot as policies see it: where tasks may no longer start but may stay, there is room for those that run.
+
+    A node that takes no new tasks has the capacity that its tasks hold, and a job may use the nodes on which it has
+    tasks. So a policy does not take tasks away since a node does not answer for a while, or its partition was closed.
+    """
+    closed = {node.name for node in snapshot.nodes if node.state is NodeState.DRAINING}
+    eligible = {job: nodes.nodes for nodes in snapshot.node_sets for job in nodes.jobs}
+    if not closed and not eligible:
+        return snapshot
+    held: dict[str, list[Resources]] = defaultdict(list)
+    leaving: dict[str, list[Resources]] = defaultdict(list)
+    outside: dict[JobKey, set[str]] = defaultdict(set)
+    for task in snapshot.tasks:
+        if task.node in closed:
+            (held if task.state.wanted else leaving)[task.node].append(task.room)
+        if task.state.wanted and task.node not in eligible.get(task.job, (task.node,)):
+            outside[task.job].add(task.node)
+    nodes = tuple(
+        structs.replace(
+            node, state=NodeState.UP, capacity=Resources.total(held[node.name]),
+            used=Resources.total((*held[node.name], *leaving[node.name])),
+        )
+        if node.name in held
+        else node
+        for node in snapshot.nodes
+    )  # fmt: skip
+    node_sets = [
+        replace(each, jobs=tuple(job for job in each.jobs if job not in outside)) if outside else each
+        for each in snapshot.node_sets
+    ]
+    node_sets += [
+        NodeSet((job,), each.nodes | outside[job], each.reason)
+        for each in snapshot.node_sets
+        for job in each.jobs
+        if job in outside
+    ]
+    return replace(snapshot, nodes=nodes, node_sets=tuple(each for each in node_sets if each.jobs))
 
 
 def _by_fallback(decision: Decision, cause: str, constraint: Constraint = Constraint.FALLBACK) -> Decision:

@@ -53,9 +53,13 @@ class Observed:
 def observe(store: TickStore, manager: ResourceManager, ended_since: float | None) -> Observed:
     """Ask the resource manager for its listing, with static jobs that ended after ``ended_since``; read the store.
 
+    A listing without nodes is incomplete: tasks run on some.
+
     Raises ``ResourceManagerError``, ``StoreError`` if the resource manager or the store does not answer.
     """
     listing = manager.listing(ended_since, live_jobs(store)[0].tasks)
+    if not listing.nodes:
+        listing = replace(listing, incomplete=(*listing.incomplete, "it has no nodes"))
     # Again: while the resource manager answered, jobs have registered, reported and been cancelled.
     elastic, static = live_jobs(store)
     return Observed(listing, elastic, static)

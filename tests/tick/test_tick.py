@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,7 @@ from msgspec import structs
 from structlog.testing import capture_logs
 from tick.world import World
 
-from dl2d.core.cluster import NodeState, Snapshot, TaskState
+from dl2d.core.cluster import NodeState, Snapshot, Task, TaskState
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Constraint, Decision, Reason
 from dl2d.core.errors import AlreadyRunning, Denied, Rejected, Unavailable
@@ -19,14 +20,16 @@ from dl2d.core.guard_state import GuardState
 from dl2d.core.jobs import NOTHING, Allocation, Durability, JobState, Progress, Role
 from dl2d.core.json_codec import encode
 from dl2d.core.packing import Packing
-from dl2d.core.resource_manager import RmJobState, StartAllowance
+from dl2d.core.resource_manager import EligibleNodes, RmJobState, RmListing, StartAllowance
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, TaskChange
 from dl2d.core.tick_plan import Start
 from dl2d.daemon.health_and_metrics import Health
+from dl2d.plugins import load_policy
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.policies.optimus import Optimus
+from dl2d.testing import ScriptedManager
 from dl2d.testing.builders import make_nodes
 from dl2d.tick.decide import decide
 from dl2d.tick.record import inputs_hash
@@ -930,3 +933,31 @@ def test_no_task_is_started_for_an_anchor_that_is_ending_and_the_job_has_the_anc
     world.tick(5.0)
     job = world.job(key)
     assert (job.state, job.end_reason) == (JobState.FAILED, "its coordinator ended: OUT_OF_MEMORY")
+
+
+@pytest.mark.parametrize("policy", ["dl2", "lookahead", "drf", "tetris"])
+@pytest.mark.parametrize("closed", ["draining", "not eligible", "not listed"])
+def test_tasks_stay_on_nodes_that_take_no_new_tasks(build, policy: str, closed: str) -> None:
+    """Nodes do not answer for a while, a partition was set down or a maintenance announced, or no node is listed."""
+
+    class Closed(ScriptedManager):
+        def listing(self, ended_since: float | None = None, tasks: Collection[Task] | None = None) -> RmListing:
+            listing = super().listing(ended_since, tasks)
+            if closed == "draining":
+                nodes = [structs.replace(node, state=NodeState.DRAINING) for node in listing.nodes]
+                return replace(listing, nodes=tuple(nodes))
+            if closed == "not listed":
+                return replace(listing, nodes=())
+            anchors = [job.handle for job in listing.jobs if job.tag.endswith("anchor")]
+            return replace(listing, eligible_nodes=dict.fromkeys(anchors, EligibleNodes(frozenset(), "gpu is down")))
+
+    world = build(policy=load_policy(policy), url="sqlite://")
+    keys = [world.submit(), world.submit()]
+    world.settle(10)
+    before = [world.has(key) for key in keys]
+    assert before == [(4, 4), (4, 4)]
+    world.manager.__class__ = Closed
+    for _ in range(3):
+        assert world.tick(world.slot_seconds).plan.stops == ()
+        world.beat()
+    assert [world.has(key) for key in keys] == before
