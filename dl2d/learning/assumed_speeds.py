@@ -16,8 +16,8 @@ from dataclasses import replace
 from dl2d.core.jobs import NOTHING, Allocation, Job
 from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.site_history import History
+from dl2d.throughput.calibrated_measurements import by_kind
 from dl2d.throughput.gaussian_process import GaussianProcess
-from dl2d.throughput.observations import by_kind
 
 
 def with_assumed_speeds(history: History) -> History:

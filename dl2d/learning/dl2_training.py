@@ -26,8 +26,8 @@ from dl2d.policies.dl2.checkpoint_contents import as_arrays, from_arrays
 from dl2d.policies.dl2.pareto_frontier import FrontierArrays
 from dl2d.policies.dl2.scoring import FEATURES, initial_weights
 from dl2d.simulation.workload.format import Workload
+from dl2d.throughput.calibrated_measurements import by_kind
 from dl2d.throughput.gaussian_process import GaussianProcess
-from dl2d.throughput.observations import by_kind
 
 _STATE: Final = "state.npz"
 #: What follows the seed in the seeds of generators.

@@ -28,8 +28,8 @@ from dl2d.learning.recorded_days import (
 from dl2d.simulation.replay import Replayed
 from dl2d.simulation.speeds.realism_options import Realism
 from dl2d.simulation.workload.format import Workload
+from dl2d.throughput.calibrated_measurements import by_kind
 from dl2d.throughput.gaussian_process import GaussianProcess
-from dl2d.throughput.observations import by_kind
 
 #: What follows the seed in the seeds of generators.
 _TRAINING, _VALIDATION, _TEST, _PERIOD = range(4)

@@ -27,8 +27,8 @@ from dl2d.learning.train_test_split import split_history
 from dl2d.policies.drf import Drf
 from dl2d.simulation.workload.format import describe_workload, read_workload, to_request
 from dl2d.store.sql_store import SqlStore
+from dl2d.throughput.calibrated_measurements import by_kind
 from dl2d.throughput.gaussian_process import GaussianProcess
-from dl2d.throughput.observations import by_kind
 
 SLOT = 1200.0
 

@@ -16,7 +16,7 @@ from pslite.errors import SpecError
 from pslite.job.job_spec import SGD, Adam
 from pslite.job.learning_rates import Constant, Cosine
 from pslite.testing import Resize
-from pslite.torch.optimizers import Elsewhere, groups_of
+from pslite.torch.optimizer_translation import Elsewhere, groups_of
 
 #: their imports take seconds of CPU time
 PATIENT = Settings(grace=120.0, start=120.0, settle=120.0, balance="even")

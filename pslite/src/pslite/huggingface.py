@@ -16,7 +16,7 @@ import transformers
 from pslite.errors import UsageError
 from pslite.job.learning_rates import Constant, Cosine, Polynomial, Schedule
 from pslite.torch import ElasticJob
-from pslite.torch.optimizers import Elsewhere, groups_of
+from pslite.torch.optimizer_translation import Elsewhere, groups_of
 
 #: settings of TrainingArguments that must be these
 _NEEDED: dict[str, Any] = {
