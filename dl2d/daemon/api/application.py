@@ -30,6 +30,8 @@ from dl2d.daemon.api.services import Services
 
 log = structlog.get_logger()
 
+#: Errors in a malformed body that its sender and the log are told of.
+_MAX_ERRORS = 10
 #: Status of each error; the first class that fits counts.
 _STATUS: tuple[tuple[type[Dl2dError], int], ...] = (
     (RequestError, 422),
@@ -80,7 +82,9 @@ async def _explain_status(request: Request, error: HTTPException) -> Response:
 
 async def _explain_body(request: Request, error: RequestValidationError) -> Response:
     await _wait_for_turn(request)
-    problems = "; ".join(f"{'.'.join(map(str, item['loc'][1:]))}: {item['msg']}" for item in error.errors())
+    found = error.errors()
+    problems = "; ".join(f"{'.'.join(map(str, item['loc'][1:]))}: {item['msg']}"[:300] for item in found[:_MAX_ERRORS])
+    problems += f"; and {len(found) - _MAX_ERRORS} more" if len(found) > _MAX_ERRORS else ""
     log.warning("malformed request", path=request.url.path, problems=problems)
     return _error(422, f"malformed request: {problems}")
 

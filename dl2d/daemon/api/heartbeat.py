@@ -65,7 +65,7 @@ class Usage(_Message):
     cpu_percent: float = 0.0
     memory_bytes: _Count = 0
     memory_peak: _Count = 0
-    gpus: Annotated[tuple[Gpu, ...], Field(max_length=MAX_GPUS)] = ()
+    gpus: Annotated[tuple[Gpu, ...], Field(max_length=MAX_GPUS, fail_fast=True)] = ()
 
 
 class Steps(_Message):
@@ -147,13 +147,13 @@ class Heartbeat(_Message):
     loss: float | None = None
     steps_per_second: float | None = None
     samples_per_second: float | None = None
-    members: Annotated[tuple[Member, ...], Field(max_length=MAX_MEMBERS)] = ()
+    members: Annotated[tuple[Member, ...], Field(max_length=MAX_MEMBERS, fail_fast=True)] = ()
     plan: _Count = 0
-    plans: Annotated[tuple[PlanReport, ...], Field(max_length=MAX_PLANS)] = ()
+    plans: Annotated[tuple[PlanReport, ...], Field(max_length=MAX_PLANS, fail_fast=True)] = ()
     result: Result | None = None
     # From which version on weights are not those of an undisturbed run: a server was lost with optimizer state.
     inexact_from: _Count | None = None
-    stragglers: Annotated[tuple[Straggler, ...], Field(max_length=MAX_MEMBERS)] = ()
+    stragglers: Annotated[tuple[Straggler, ...], Field(max_length=MAX_MEMBERS, fail_fast=True)] = ()
     # Of a script with a loop of its own: by how many batches of one worker the epoch advances with each version.
     batches_per_version: _Count | None = None
     # Of a job that no worker can join any more: how many it has.

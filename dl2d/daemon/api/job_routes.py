@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, HTTPException, Request
 from fastapi.responses import Response
 from msgspec import structs
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from dl2d import __version__
 from dl2d.core.cluster import ANCHOR, Task, TaskState
@@ -52,13 +52,34 @@ _TASKS_PER_RATE = 10
 #: A coordinator is silent if it has not called for so many heartbeat intervals.
 _SILENT_HEARTBEATS = 3
 
-_Words = Annotated[dict[str, str], Field(max_length=10_000)]
+
+def _only_strings(words: object) -> object:
+    """Refuse a mapping at its first value that is no string; pydantic would make an error of each."""
+    if isinstance(words, dict):
+        for key, value in words.items():
+            if not isinstance(value, str):
+                raise ValueError(f"the value of {key[:100]!r} is not a string")
+    return words
 
 
-class _Body(BaseModel):
+_Words = Annotated[dict[str, str], BeforeValidator(_only_strings), Field(max_length=10_000)]
+
+
+class _Request(BaseModel):
+    """A request's body. The first error in it is enough: errors are made in the event loop, which serves all jobs."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    argv: Annotated[list[str], Field(min_length=1, max_length=10_000)]
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown(cls, body: object) -> object:
+        if isinstance(body, dict) and (unknown := next((key for key in body if key not in cls.model_fields), None)):
+            raise ValueError(f"unknown field {unknown[:100]!r}")
+        return body
+
+
+class _Body(_Request):
+    argv: Annotated[list[str], Field(min_length=1, max_length=10_000, fail_fast=True)]
     cwd: str
     env: _Words = {}
 
@@ -68,10 +89,8 @@ class _Body(BaseModel):
         return Launch(tuple(self.argv), self.cwd, tuple(sorted(self.env.items())))
 
 
-class Authentication(BaseModel):
+class Authentication(_Request):
     """What a job shows of itself to be verified."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     rm_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
     proof: Annotated[str, Field(max_length=16_384)]
@@ -82,7 +101,7 @@ class Registration(_Body, Authentication):
 
     address: str = ""
     #: What the job sees of the options with which it was submitted, by keys of ``#DL2`` lines.
-    options: Annotated[dict[str, str], Field(max_length=100)] = {}
+    options: Annotated[dict[str, str], BeforeValidator(_only_strings), Field(max_length=100)] = {}
 
 
 class Submission(_Body):
@@ -235,10 +254,8 @@ def _change_job(job: Job, change: JobChange, store: SqlStore, at: float) -> None
         store.change_tasks([TaskChange(job.key, task.id, TaskState.RELEASED) for task in own], at)
 
 
-class ContainerBody(BaseModel):
+class ContainerBody(_Request):
     """Report of a container that asks which task of its job to run; see ``ContainerReport``."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     role: Role
     position: Annotated[int, Field(ge=0, le=100_000)]

@@ -377,7 +377,7 @@ class TestSubmission:
             ({"env": {"NAME": "\udc80"}}, "not UTF-8"),
             ({"cwd": "home/ann"}, "cwd: must be an absolute path, got 'home/ann'"),
             ({"env": {"A": "x" * 300_000}}, "larger than 262144 bytes"),
-            ({"env": {"A": 3}}, "env.A"),
+            ({"env": {"A": 3}}, "env: Value error, the value of 'A' is not a string"),
             ({"env": {"PATH": "/bin", "WANDB_API_KEY": "x"}}, "env.WANDB_API_KEY: looks like a secret"),
             ({"more": 1}, "more"),
             ({"cwd": None}, "cwd"),
@@ -923,6 +923,33 @@ _beats = st.fixed_dictionaries(
         "new_in_the_next_version": _numbers,
     },
 )
+
+
+_MANY = 10_000
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"members": [{}] * _MANY},
+        {"plans": [{}] * 100},
+        {"stragglers": [1] * _MANY},
+        {"argv": [1] * _MANY, "cwd": "/"},
+        {"argv": ["x"], "cwd": "/", "env": {f"a{number}": 1 for number in range(_MANY)}},
+        {f"a{number}": 1 for number in range(_MANY)},
+    ],
+    ids=["members", "plans", "stragglers", "argv", "env", "unknown"],
+)
+def test_a_body_with_ten_thousand_errors_is_refused_at_the_first(world: ApiWorld, wrong: dict[str, object]) -> None:
+    """Errors are made, logged and answered in the loop that takes all jobs' heartbeats."""
+    with capture_logs() as logs:
+        if wrong.keys() & {"members", "plans", "stragglers"}:
+            answer = world.post_beat(running(world), {"address": "h:1", "state": "running", **wrong})
+        else:
+            answer = world.post("/v1/register", {"rm_id": "7", "proof": "x", **wrong})
+    assert answer.status_code == 422
+    assert len(answer.content) < 2000
+    assert len(str(next(line for line in logs if line["event"] == "malformed request"))) < 2000
 
 
 @pytest.fixture(scope="module")
