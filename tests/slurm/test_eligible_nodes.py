@@ -54,6 +54,21 @@ def test_any_constraint_is_read(expression: str) -> None:
     is_eligible({"a"}, expression)
 
 
+@pytest.mark.parametrize(
+    ("exclude", "nodes", "reason"),
+    [
+        ("n[2-9]", {"n1"}, "not n[2-9], which the job excludes"),
+        ("n2," * 100 + "n2", {"n1"}, f"not {('n2,' * 100)[:200]}..., which the job excludes"),
+        ("n2," * 10_000 + "n2", set(), "the list of nodes that the job excludes is too long to be read"),
+    ],
+    ids=["read", "cut", "too long"],
+)
+def test_excluded_nodes(exclude: str, nodes: set[str], reason: str) -> None:
+    found = Eligibility(["n1", "n2"], {}, {}, (), 0.0).of(AnchorOptions(exclude=exclude))
+    assert found is not None
+    assert (found.nodes, found.reason) == (nodes, reason)
+
+
 CPUS = {"n1": 8.0, "n2": 8.0, "n3": 8.0}
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from functools import lru_cache
+from itertools import product
+from math import prod
 from typing import Final
-
-from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 
 from dl2d.core.jobs import Owner
 
@@ -18,6 +19,13 @@ _PARENTHESES = re.compile(r"\([^()]*\)")
 _LIMIT: Final = re.compile(r"(?:(\d{1,6})-)?(\d{1,4})(?::(\d{1,2}))?(?::(\d{1,2}))?")
 #: Slurm shows a job without a limit, in a partition without one, as one of a year.
 _YEAR: Final = 365 * 86_400.0
+#: Maximum length of a node list that is read, and of the number of names in it. A user may have Slurm keep a list that
+#: names the same nodes again and again.
+_MAX_LIST: Final = 16_384
+_MAX_HOSTS: Final = 20_000
+_RANGE: Final = r"[0-9]{1,9}(?:-[0-9]{1,9})?"
+_ENTRY: Final = re.compile(rf"(?:[^,\[\]\s]|\[{_RANGE}(?:,{_RANGE})*\])+")
+_HOST_LIST: Final = re.compile(f"{_ENTRY.pattern}(?:,{_ENTRY.pattern})*")
 
 #: Fields of squeue that say whether no other job gets anything of a job's nodes. Releases before 26.05 know no
 #: ``Exclusive`` and print nothing for it; since then ``OverSubscribe`` is NO for most jobs and says nothing of this.
@@ -99,10 +107,47 @@ def limit_seconds(text: str) -> float | None:
     return total if 0 < total < _YEAR else None
 
 
-@lru_cache(16_384)
+@lru_cache(4096)
 def hosts(text: str) -> tuple[str, ...]:
-    """Names in a node list: ``n[1-2,07],gpu1`` is gpu1, n1, n2 and n07. What is no such list is one name."""
-    try:
-        return tuple(NodeSet(text, resolver=RESOLVER_NOGROUP))
-    except NodeSetException:
-        return (text,)
+    """Names in a node list: ``n[1-2,07],gpu1`` is n1, n2, n07 and gpu1. What is no such list, or too long, is one name.
+
+    A list is too long with more than 16,384 characters or 20,000 names.
+    """
+    if not text:
+        return ()
+    names = _names(text) if len(text) <= _MAX_LIST and _HOST_LIST.fullmatch(text) else None
+    return (text,) if names is None else names
+
+
+def has_unread_list(text: str) -> bool:
+    """Whether a text that may name several nodes is one name for ``hosts``, since it cannot be read or is too long."""
+    return not {",", "["}.isdisjoint(text) and hosts(text) == (text,)
+
+
+def _names(text: str) -> tuple[str, ...] | None:
+    """Names in a node list, each once; None for too many. They are counted before they are made."""
+    names: dict[str, None] = {}
+    total = 0
+    for entry in dict.fromkeys(_ENTRY.findall(text)):
+        # Every second part stood in brackets.
+        parts = [
+            [_numbers(each) for each in part.split(",")] if odd % 2 else part
+            for odd, part in enumerate(entry.replace("]", "[").split("["))
+        ]
+        number = prod(sum(len(numbers) for numbers, _ in part) for part in parts if not isinstance(part, str))
+        total += number
+        if not number or total > _MAX_HOSTS:
+            return None
+        choices = (
+            [part] if isinstance(part, str) else [f"{each:0{width}}" for numbers, width in part for each in numbers]
+            for part in parts
+        )
+        # Lists that are kept share their names.
+        names |= dict.fromkeys(map(sys.intern, map("".join, product(*choices))))
+    return tuple(names)
+
+
+def _numbers(text: str) -> tuple[range, int]:
+    """The numbers of ``8`` or ``08-11``, and how many digits each has at least."""
+    first, _, last = text.partition("-")
+    return range(int(first), int(last or first) + 1), len(first)

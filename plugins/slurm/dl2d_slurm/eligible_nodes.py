@@ -11,13 +11,14 @@ from operator import and_
 from typing import Final, TypeAlias
 
 from dl2d.core.resource_manager import EligibleNodes
-from dl2d_slurm.command_output_values import hosts
+from dl2d_slurm.command_output_values import has_unread_list, hosts
 from dl2d_slurm.partitions import Partition
 from dl2d_slurm.reservations import Reservation
 from dl2d_slurm.sbatch_options import AnchorOptions
 
 _TOKEN: Final = re.compile(r"\s*([&|,()\[\]]|[^&|,()\[\]\s]+)")
 _MAX_NAMES = 5
+_MAX_SHOWN = 200
 #: Maximum length of an expression that is read, and the maximum number of its features, operators and parentheses.
 _MAX_LENGTH: Final = 4096
 _MAX_TOKENS: Final = 128
@@ -83,11 +84,13 @@ class Eligibility:
             up = [self._partitions[name] for name in names if not self._partitions[name].down]
             down = [f" ({name} is {self._partitions[name].down})" for name in names if self._partitions[name].down]
             restrict(frozenset[str]().union(*(each.nodes for each in up)), f"partition {job.partition}{''.join(down)}")
-        if job.exclude:
-            restrict(self._all - frozenset(hosts(job.exclude)), f"not {job.exclude}, which the job excludes")
+        if has_unread_list(job.exclude):
+            restrict(frozenset(), "the list of nodes that the job excludes is too long to be read")
+        elif job.exclude:
+            restrict(self._all - frozenset(hosts(job.exclude)), f"not {_cut(job.exclude)}, which the job excludes")
         read = _alternatives(job.features) if len(job.features) <= _MAX_LENGTH else None
         if read is not None:  # otherwise Slurm decides
-            restrict(_meeting(read, self._by_feature), f"constraint {job.features}")
+            restrict(_meeting(read, self._by_feature), f"constraint {_cut(job.features)}")
         own = [each for each in self._reservations if each.name in job.reservations]
         if own and not any(each.flexible for each in own):
             active = [each for each in own if each.active(self._at)]
@@ -95,6 +98,11 @@ class Eligibility:
         for each in keeping_out:
             restrict(self._all - each.nodes, f"not those of reservation {each.name}")
         return EligibleNodes(left, _joined(reasons)) if reasons else None
+
+
+def _cut(text: str) -> str:
+    """What of a user's text is shown in a reason."""
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
 def _joined(reasons: Collection[str]) -> str:

@@ -215,7 +215,7 @@ def parse_jobs(
             for job in jobs
             if job.handle in ours and job.reason == "Resources"
             and (found := waiting.get((job.handle, job.handle))) is not None
-            for node in found.claim.required
+            for node in hosts(found.required)
         },
     )  # fmt: skip
 

@@ -71,7 +71,7 @@ def _gres(value: str) -> str:
 
 
 def _nodes(value: str) -> Sequence[str]:
-    # ``hosts`` knows operators, and sbatch takes what has a slash in it for a file.
+    # sbatch takes what has a slash in it for a file.
     nodes = hosts(value) if _NODE_LIST.fullmatch(value) else ()
     if not nodes:
         raise ValueError(f"expected a node list such as n[1-4],gpu7, got {value!r}")

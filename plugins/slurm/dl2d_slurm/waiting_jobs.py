@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -82,12 +83,17 @@ def priority(record: Mapping[str, str]) -> int:
 class WaitingJob:
     """A job that waits for room, and its options, which say on which nodes."""
 
+    #: Its claim, without nodes that are given by name.
     claim: Claim
     options: AnchorOptions
     #: Id by which its user knows it.
     id: str
     #: Its time limit in seconds; None if it has none of its own.
     limit: float | None
+    #: Node lists of squeue: nodes that it needs, and those that Slurm has planned for it. Only claims have them read,
+    #: since a user may make them long.
+    required: str
+    planned: str
 
 
 def waiting_job(record: Mapping[str, str], demand: Resources, known_as: str) -> WaitingJob | None:
@@ -109,17 +115,12 @@ def waiting_job(record: Mapping[str, str], demand: Resources, known_as: str) -> 
         nodes=min(nodes, _MAX_NODES),
         demand=demand,
         whole=has_whole_nodes(record),
-        required=frozenset(_hosts(record["ReqNodes"])),
-        planned=_hosts(record["SchedNodes"]),
         expected_start=float(seconds(record["StartTime"])),
     )
     # The end that Slurm has planned is no limit: the job would end earlier if it started earlier.
     options = replace(AnchorOptions.of(record), ends=0)
-    return WaitingJob(claim, options, known_as, limit_seconds(record["TimeLimit"]))
-
-
-def _hosts(text: str) -> tuple[str, ...]:
-    return hosts(text) if present(text) else ()
+    lists = present(record["ReqNodes"]), present(record["SchedNodes"])
+    return WaitingJob(claim, options, known_as, limit_seconds(record["TimeLimit"]), *lists)
 
 
 def each_task(waiting: Mapping[tuple[str, str], WaitingJob], running: Mapping[str, int]) -> Iterator[WaitingJob]:
@@ -146,8 +147,8 @@ def each_task(waiting: Mapping[tuple[str, str], WaitingJob], running: Mapping[st
             most[handle] = max(1, int(together[2]) - running.get(id_.partition("_")[0], 0))
     for handle, job in first.items():
         claim = replace(job.claim, waiting=tasks[handle])
-        yield WaitingJob(claim, job.options, job.id, job.limit)
-        other = WaitingJob(replace(claim, planned=(), expected_start=0.0), job.options, job.id, job.limit)
+        yield dataclasses.replace(job, claim=claim)
+        other = dataclasses.replace(job, claim=replace(claim, expected_start=0.0), planned="")
         yield from [other] * (min(tasks[handle], most.get(handle, _MAX_OF_ARRAY), _MAX_OF_ARRAY) - 1)
 
 
@@ -181,9 +182,18 @@ def highest_priority(waiting: Iterable[WaitingJob]) -> list[WaitingJob]:
 def claims(
     waiting: Iterable[WaitingJob], eligible_nodes: Callable[[AnchorOptions, float | None], EligibleNodes | None]
 ) -> tuple[Claim, ...]:
-    """The claims of jobs with the nodes that these may use, by their options and time limits; None for all."""
-    eligible = ((job.claim, eligible_nodes(job.options, job.limit)) for job in waiting)
-    return tuple(replace(claim, eligible=None if found is None else found.nodes) for claim, found in eligible)
+    """The claims of jobs with their nodes.
+
+    ``eligible_nodes`` says which nodes a job may use, by its options and time limit; None for all.
+    """
+    eligible = ((job, eligible_nodes(job.options, job.limit)) for job in waiting)
+    return tuple(
+        replace(
+            job.claim, eligible=None if found is None else found.nodes, required=frozenset(hosts(job.required)),
+            planned=hosts(job.planned),
+        )
+        for job, found in eligible
+    )  # fmt: skip
 
 
 def standing_claims(partitions: Mapping[str, Partition], rules: Sequence[SharingRule]) -> Iterator[Claim]:
