@@ -13,7 +13,7 @@ import numpy as np
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Decision
-from dl2d.core.jobs import NOTHING, Job, JobKey, JobState
+from dl2d.core.jobs import NOTHING, Job, JobKey, JobState, Progress
 from dl2d.core.packing import Packing
 from dl2d.core.policy import Policy
 from dl2d.core.store import JobChange, Slot
@@ -73,7 +73,8 @@ def record(
     def moved(key: JobKey) -> JobKey:
         return JobKey("site", key.id, int(begin) + key.submitted)
 
-    schema.upgrade(url)
+    if first_slot == 1:  # a store that is there may be open, and would lose its locks
+        schema.upgrade(url)
     with closing(SqlStore(url, progress_seconds=0)) as store:
         known: dict[JobKey, Job] = {}
         for number, (snapshot, decision) in enumerate(listening.heard, start=first_slot):
@@ -91,6 +92,8 @@ def record(
                     key = moved(entry.job)
                     if entry.allocation != NOTHING and known[key].started_at is None:
                         known[key] = store.change_job(key, JobChange(state=JobState.RUNNING), begin + snapshot.at)
+                        workers, ps = entry.allocation
+                        store.report_progress(key, Progress(at=begin + snapshot.at, workers=workers, ps=ps))
             seen = _shifted(snapshot, begin, moved)
             if not reports:
                 shown = (replace(known[job.key], progress=known[job.key].progress_at(seen.at)) for job in seen.jobs)

@@ -1,8 +1,8 @@
 """A site's way to a learned policy: observe, imitate, compare in shadow, take over, learn on, promote, roll back.
 
-On a real Slurm, and on the local resource manager, which has no scheduler to observe: there the recorded days of
-another scheduler take its place. After each step the questions of the SQL cookbook are asked about it, of a SQLite and
-of a PostgreSQL store.
+On a real Slurm, and on the local resource manager, which has no scheduler to observe: there recorded days take the
+place of those that are observed and of those on which it learns. After each step the questions of the SQL cookbook are
+asked about it, of a SQLite and of a PostgreSQL store.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import yaml
+from cli.conftest import Dl2d, dl2d, few_draws
 from daemon_process import BIN, DaemonProcess
 from filled_store import cookbook
 from local_cluster import WORKER, LocalCluster
@@ -24,18 +27,29 @@ from recorded_site import record
 from slurm_cluster import SlurmCluster, User, why_not
 from store.conftest import kept_postgres_url, postgres
 
+from dl2d.core.cluster import Snapshot
 from dl2d.core.daemon_mode import Mode
+from dl2d.core.decision import Constraint, Decision, Reason
 from dl2d.core.jobs import NOTHING, Job, JobKey
+from dl2d.core.packing import Packing
+from dl2d.core.policy import NO_EVIDENCE
+from dl2d.learning import training_report
+from dl2d.policies.common.checkpoint import read_checkpoint
+from dl2d.policies.common.greedy_allocation import GreedyAllocation
+from dl2d.policies.dl2_paper.policy import Dl2Original
 from dl2d.policies.drf import Drf
 from dl2d.simulation.workload.sources import load_source
 
-__all__ = ["kept_postgres_url", "postgres"]
+__all__ = ["dl2d", "few_draws", "kept_postgres_url", "postgres"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 DAY = 86_400
 OBSERVED = 60
 #: Six quiet days of a node in long slots; versions are compared on thirty of its jobs.
 DAYS = "generator:poisson?nodes=1&jobs=70&rate=0.48&median_seconds=3000&most_gpus=4&slot_seconds=3600"
+#: The same for the local resource manager, in slots of 20 minutes, of which each job takes some.
+SLOT_OF_DAYS = 1200.0
+JOBS = "generator:poisson?nodes=1&jobs=84&rate=0.2&median_seconds=3000&most_gpus=4&slot_seconds=1200"
 QUESTIONS = {title: query for _, title, query in cookbook()}
 
 
@@ -91,11 +105,25 @@ class Site:
 
 
 class LocalSite(Site):
+    """Its commands take a slot for one of the recorded days', so that a network sees jobs as they were recorded."""
+
     daemon: LocalCluster
 
+    def __init__(self, daemon: LocalCluster, run: Dl2d) -> None:
+        super().__init__(daemon)
+        self._run = run
+
+    def dl2d(self, *arguments: str | Path) -> str:
+        config = self.daemon.directory / "days.yaml"
+        schedule = {**self.daemon.settings["schedule"], "slot_seconds": SLOT_OF_DAYS}
+        config.write_text(yaml.safe_dump(self.daemon.settings | {"schedule": schedule}))
+        ran = self._run(*arguments, "-c", config)
+        assert ran.status == 0, ran.err + ran.out
+        return ran.out
+
     def train(self, name: str, gate: Path, *, ps: bool) -> JobKey:
-        kind = {"max_ps": 2} if ps else {"architecture": "allreduce"}
-        return self.daemon.train(name, "--step-seconds", "0.02", gate=gate, max_workers=3, **kind)
+        kind: dict[str, Any] = {"max_ps": 2} if ps else {"architecture": "allreduce"}
+        return self.daemon.train(name, "--step-seconds", "0.02", epochs=10, gate=gate, max_workers=3, **kind)
 
     def gate(self) -> Path:
         path = self.daemon.directory / "gate"
@@ -163,13 +191,6 @@ def settings_of_site(store_url: str) -> dict[str, Any]:
 
 
 @contextmanager
-def local_site(directory: Path, store_url: str) -> Iterator[Site]:
-    cluster = LocalCluster(directory, settings_of_site(store_url))
-    with recorded(cluster):
-        yield LocalSite(cluster)
-
-
-@contextmanager
 def slurm_site(directory: Path, store_url: str) -> Iterator[Site]:
     with SlurmCluster(nodes=4) as cluster:
         user = cluster.add_user("alice")
@@ -195,25 +216,14 @@ def recorded(daemon: DaemonProcess) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize(
-    "site_of",
-    [
-        pytest.param(local_site, id="local", marks=pytest.mark.nightly),
-        pytest.param(
-            slurm_site,
-            id="slurm",
-            marks=[pytest.mark.slurm, pytest.mark.skipif(bool(why_not()), reason=why_not() or "Slurm is there")],
-        ),
-    ],
-)
+@pytest.mark.slurm
+@pytest.mark.skipif(bool(why_not()), reason=why_not() or "Slurm is there")
 @pytest.mark.parametrize(
     "database", ["sqlite", pytest.param("postgresql", marks=[pytest.mark.postgres, pytest.mark.nightly])]
 )
-def test_each_step_works_and_is_in_the_database(
-    tmp_path: Path, request: pytest.FixtureRequest, site_of: Callable[[Path, str], Any], database: str
-) -> None:
+def test_each_step_works_and_is_in_the_database(tmp_path: Path, request: pytest.FixtureRequest, database: str) -> None:
     store_url = request.getfixturevalue("kept_postgres_url") if database == "postgresql" else ""
-    with site_of(tmp_path, store_url) as site:
+    with slurm_site(tmp_path, store_url) as site:
         daemon = site.daemon
         site.observe()
         site.dl2d("train", "supervised", "--out", "site")
@@ -249,6 +259,87 @@ def test_each_step_works_and_is_in_the_database(
         assert {daemon.job(key).state for key in keys} == {"finished"}
         assert site.ask("How long do jobs of each model type wait and train?")
         assert daemon.stop() == 0
+
+
+@pytest.mark.usefixtures("few_draws")
+@pytest.mark.parametrize(
+    "database", ["sqlite", pytest.param("postgresql", marks=[pytest.mark.postgres, pytest.mark.nightly])]
+)
+def test_versions_pass_the_gate_on_accelerated_days(
+    tmp_path: Path, request: pytest.FixtureRequest, dl2d: Dl2d, monkeypatch: pytest.MonkeyPatch, database: str
+) -> None:
+    """Users ask for the least on a node that is mostly idle: imitated exactly, and surely improved in a night."""
+    monkeypatch.setattr(training_report, "draw_curves", lambda *_: None)
+    store_url = request.getfixturevalue("kept_postgres_url") if database == "postgresql" else ""
+    daemon = LocalCluster(tmp_path, settings_of_site(store_url) | {"learning": {"gate_min_days": 4}})
+    daemon.state_dir.mkdir()
+    today, site = time.time() // DAY * DAY, LocalSite(daemon, dl2d)
+    observed = load_source(JOBS, seed=1).workload
+    record(daemon.store_url, observed, MinimumSizes(), begin=today - 14 * DAY, decided_by="observed", reports=False)
+    with daemon:
+        given = site.ask("What does the site's scheduler give, by model type?")
+        assert sum(row["jobs"] for row in given) == len(observed.jobs) >= OBSERVED
+        site.dl2d("train", "supervised", "--out", tmp_path / "site")
+        learned = {"name": "dl2-original", "checkpoint": str(tmp_path / "site")}
+
+        site.change(Mode.SHADOW, learned)
+        assert json.loads(site.dl2d("shadow", "--no-saved", "--days", "15", "--json"))["policies"]
+        assert "passed the gate: " in site.dl2d("policy", "promote", tmp_path / "site")
+        site.change(Mode.LIVE, learned)
+        gate = site.gate()
+        keys = [site.train(f"elastic-{ps}", gate, ps=ps) for ps in (True, False)]
+        for key in keys:
+            daemon.wait_until(lambda key=key: daemon.confirmed(key) != NOTHING, f"{key} trains")
+            assert slots_until_given(daemon, key) <= 2
+        first = site.decided_by()
+        gate.unlink()
+        daemon.wait_for_end(*keys)
+        assert daemon.stop() == 0
+
+        # A week under the version: its jobs report their speeds.
+        imitates = Dl2Original(
+            read_checkpoint(tmp_path / "site" / "checkpoint", policy="dl2-original"), exploration=0.1
+        )
+        assert first.startswith(f"dl2-original {imitates.checkpoint.digest[:12]}")
+        record(daemon.store_url, load_source(JOBS, seed=101).workload, imitates, begin=today - 7 * DAY,
+               first_slot=daemon.store.last_slot_number() + 1)  # fmt: skip
+        daemon.start()
+        site.dl2d("train", "--twin", "--design", "original", "--gate", "--iterations", "4", "--out", tmp_path / "next")
+        (trial, *_) = site.ask("What came of the trials of new versions?")
+        assert trial["passed"], trial["reason"]
+        assert trial["high"] < 0
+        daemon.wait_until(lambda: trial["candidate"] in site.decided_by(), "the next version decides")
+        gate.touch()
+        key = site.train("elastic-next", gate, ps=True)
+        daemon.wait_until(lambda: daemon.confirmed(key) != NOTHING, "a job trains under it")
+        assert slots_until_given(daemon, key) <= 2
+        site.dl2d("policy", "rollback", "--reason", "the way is tried")
+        daemon.wait_until(lambda: site.decided_by() == first, "the version before decides")
+        changes = site.ask("Which version decided since when, who changed it, and why?")
+        assert [row["after"] for row in changes].count("live") == 3
+        gate.unlink()
+        daemon.wait_for_end(key)
+        assert {row["policy"] for row in site.ask("What did the change of policy save?")} == {
+            "observed",
+            "dl2-original",
+        }
+        assert site.ask("How long do jobs of each model type wait and train?")
+        assert [daemon.job(each).state for each in (*keys, key)] == ["finished"] * 3
+        assert daemon.stop() == 0
+
+
+class MinimumSizes:
+    """The scheduler of a site where each user asks for the least; the jobs start in turn. Implements `Policy`."""
+
+    name, version, needs = "minimum", "1", NO_EVIDENCE
+
+    def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
+        del rng
+        allocation = GreedyAllocation(snapshot, packing)
+        for job in snapshot.jobs:
+            allocation.add(job, job.request.min_size)
+            allocation.refuse(job, Reason(Constraint.QUEUE, "as its user asked"))
+        return allocation.decision(self)
 
 
 def slots_until_given(daemon: DaemonProcess, key: JobKey) -> int:
