@@ -15,7 +15,7 @@ from dl2d.tick.needlessly_waiting_jobs import NeedlessWait, startable_waiting_jo
 from dl2d.tick.observe import observe, with_evidence
 from dl2d.tick.observe_mode_decision import observed_decision
 from dl2d.tick.place.place import place
-from dl2d.tick.place.starts_within_limits import within_allowance, within_limits
+from dl2d.tick.place.starts_within_limits import unreplaced_tasks, within_allowance, within_limits
 from dl2d.tick.policy_failures import set_aside_after_wait
 from dl2d.tick.reconcile import reconcile
 from dl2d.tick.record import Report, record
@@ -96,7 +96,8 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
         jobs_to_keep = silent if not incomplete else [job.key for job in snapshot.jobs]
         plan = place(
             snapshot, slot_decision.in_force, deciders.placement,
-            silent=jobs_to_keep, backing_off=reconciled.backing_off, positions=positions,
+            silent=jobs_to_keep, unreplaced=unreplaced_tasks(snapshot, reconciled.backing_off, growth_limits),
+            positions=positions,
         )  # fmt: skip
         plan = within_limits(plan, snapshot, reconciled.owners, context.guard_rules)
         if context.start_allowance is not None:

@@ -15,7 +15,7 @@ from tick.world import GivesNothing, World
 from dl2d.core.cluster import NodeSet, Snapshot, Task, TaskState
 from dl2d.core.decision import Constraint
 from dl2d.core.errors import Rejected
-from dl2d.core.jobs import Allocation, JobKey, JobState, Role
+from dl2d.core.jobs import Allocation, Architecture, JobKey, JobState, Role
 from dl2d.core.resource_manager import Claim, EligibleNodes, GrowthLimit, RmJob, RmJobState, RmListing, Yields
 from dl2d.core.resources import Resources
 from dl2d.core.start_failures import StartFailures
@@ -626,6 +626,19 @@ def test_tasks_of_a_floor_move_for_a_claim_although_a_limit_is_full() -> None:
         assert world.manager.start_claims() == ["812"]
         assert world.has(job) == (1, 1)
         assert max(most) == 2  # one task above the limit, no more
+
+
+def test_a_task_of_a_floor_stays_on_a_claimed_node_where_a_limit_leaves_no_replacement() -> None:
+    with closing(World(cluster_nodes=make_nodes(2), url="")) as world:
+        job = world.settled(max_workers=1, min_ps=0, max_ps=0, architecture=Architecture.ALLREDUCE)
+        world.manager.claims.append(claim(nodes=1, required=frozenset({world.tasks(job)[0].node})))
+        anchors = frozenset({world.job(job).anchor})
+        world.manager.growth_limits = (GrowthLimit(anchors, {"gpu": 0.0}, "QOS high has no more"),)
+        assert follow(world, ticks=20) == []
+        assert [task.id for task in world.tasks(job)] == ["worker-0"]
+        assert world.has(job) == (1, 0)
+        world.manager.growth_limits = ()
+        assert follow(world, ticks=20) == ["812"]
 
 
 def test_tasks_of_a_floor_whose_replacements_are_refused_are_tried_no_more_often_than_the_back_off_allows() -> None:

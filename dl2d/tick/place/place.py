@@ -30,7 +30,7 @@ def place(
     placement: Placement,
     *,
     silent: Collection[JobKey] = (),
-    backing_off: Collection[JobKey] = (),
+    unreplaced: Collection[TaskGroup] = (),
     positions: Mapping[str, int] = MappingProxyType({}),
 ) -> Plan:
     """Plan the starts and stops that lead from what each job has to what was decided.
@@ -47,8 +47,8 @@ def place(
     - Tasks that leave a node for a claim of the snapshot, or reach their time limit soon, leave first. If their job
       does not shrink, those beyond its floor leave a claimed node at once, and others start as soon as there is room;
       those of its floor are moved, one at a time, and wait for room if need be. Tasks that reach their time limit are
-      moved where there is room. Of a job that is ``backing_off``, for which no tasks are to be started at present,
-      those of its floor stay, and the others leave.
+      moved where there is room. Of jobs and roles that are ``unreplaced``, for which no tasks are to be started at
+      present, those of the floor stay, and the others leave.
     - Where the resource manager only stops tasks of the highest position (``positions``, by tag) and chooses the nodes
       itself, those leave, and neither named nodes nor moves count.
     """
@@ -92,11 +92,11 @@ def place(
     for task in displaced:
         group, expires = (task.job, task.role), task.tag in snapshot.expiring
         is_spare = left[group] > floors.get(task.job, requests[task.job].min_size).count(task.role)
-        if not is_spare and task.job in backing_off:
+        if not is_spare and group in unreplaced:
             continue
         if not expires and not is_spare and any((move.job, other.role) == group for other, move in moves):
             continue
-        is_moved = (expires or not is_spare) and task.job not in backing_off
+        is_moved = (expires or not is_spare) and group not in unreplaced
         node = packing.place(task.demand, task.role, task.job) if is_moved else None
         if isinstance(node, str):
             targets.reserve(node, task.demand)
@@ -130,7 +130,7 @@ def place(
         task
         for (key, role), tasks in groups.items()
         if key in requests and key not in silent  # a job that has ended may still have tasks
-        if key not in backing_off or surplus.get((key, role))
+        if (key, role) not in unreplaced or surplus.get((key, role))
         for task in tasks
         if (task.job, task.id) not in leaving_ids
         and (task not in leaves_last or surplus.get((key, role)) == len(tasks))

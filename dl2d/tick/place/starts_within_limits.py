@@ -7,18 +7,37 @@ replacement for a while. Starts for which the resource manager is not to be aske
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from dl2d.core.cluster import Snapshot, task_tag
 from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, JobKey, Owner
-from dl2d.core.resource_manager import StartAllowance
+from dl2d.core.resource_manager import GrowthLimit, StartAllowance
 from dl2d.core.resources import Resources, Shortfall
 from dl2d.core.tick_plan import Deferred, Plan, Start, Stop
 from dl2d.tick.guard_limits import limit_text, limits_of
 from dl2d.tick.place.make_room import TaskGroup
 from dl2d.tick.tick_context import GuardRules
+
+
+def unreplaced_tasks(
+    snapshot: Snapshot, backing_off: Collection[JobKey], growth_limits: Iterable[GrowthLimit]
+) -> frozenset[TaskGroup]:
+    """Jobs and roles of which a task is not to be moved: its replacement would not start.
+
+    The job is ``backing_off``, or a limit of the resource manager leaves too little for a task.
+    """
+    found = {(key, role) for key in backing_off for role in TASK_ROLES}
+    jobs = {job.anchor: job for job in snapshot.jobs}
+    for limit in growth_limits:
+        for job in [jobs[handle] for handle in limit.anchors & jobs.keys()]:
+            found |= {
+                (job.key, role)
+                for role in TASK_ROLES
+                if any(job.request.demand(role).get(name) > left for name, left in limit.left.items())
+            }
+    return frozenset(found)
 
 
 def within_limits(plan: Plan, snapshot: Snapshot, owners: Mapping[JobKey, Owner], rules: GuardRules) -> Plan:

@@ -472,7 +472,7 @@ def test_of_a_job_that_may_start_nothing_tasks_of_the_floor_stay_and_others_leav
     snapshot = replace(snapshot, expiring=frozenset(task.tag for task in snapshot.tasks))
     job = snapshot.jobs[0]
     decision = Decision("test", "1", (JobDecision(job.key, Allocation(*held), WHY),))
-    plan = place(snapshot, decision, LoadBalance(), backing_off={job.key})
+    plan = place(snapshot, decision, LoadBalance(), unreplaced={(job.key, W), (job.key, P)})
     assert (plan.starts, plan.moves) == ((), ())
     assert sorted(stop.task for stop in plan.stops) == leave
     assert len(place(snapshot, decision, LoadBalance()).moves) == sum(held)
