@@ -16,7 +16,7 @@ import msgspec
 from dl2d.core.cluster import NodeSet, Snapshot, Task, TaskState
 from dl2d.core.decision import Decision, JobDecision
 from dl2d.core.guard_state import GuardState
-from dl2d.core.jobs import FailureCause, Job, JobKey, JobRequest, JobState, Launch, Progress, Role
+from dl2d.core.jobs import FailureCause, Job, JobKey, JobRequest, JobState, Launch, Owner, Progress, Role
 from dl2d.core.measured_losses import MeasuredLoss
 from dl2d.core.measured_speeds import JobSpeeds, MeasuredSpeeds, TrainingKind
 from dl2d.core.tick_plan import Deferred, Failure, Outcome, Plan, Start
@@ -172,6 +172,7 @@ class JobChange:
     digest: str | None = None
     request: JobRequest | None = None
     launch: Launch | None = None
+    owner: Owner | None = None
     #: For statistics, where ``state`` is one of failure.
     cause: FailureCause | None = None
 
@@ -179,7 +180,7 @@ class JobChange:
         """The job after this change, by the rules of ``TickStore.change_job``."""
         fields: tuple[str, ...] = ("anchor", "address")
         if not job.state.ended:
-            fields += ("end_reason", "digest", "request", "launch")
+            fields += ("end_reason", "digest", "request", "launch", "owner")
         given: dict[str, Any] = {name: value for name in fields if (value := getattr(self, name)) is not None}
         if self.state is not None and self.state.rank > job.state.rank:
             given["state"] = self.state

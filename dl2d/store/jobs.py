@@ -194,20 +194,25 @@ def _job_values(job: Job) -> Values:
         plain = False
     if not plain:
         raise StoreError(f"{tuple(job.key)!r} is no job key: cluster and id may have letters, digits, _ and - only")
-    owner = job.owner
     return _JOB.values(
         job,
         slug=job.key.slug,
         **job.key._asdict(),
-        user_name=owner.user,
-        uid=owner.uid,
-        gid=owner.gid,
-        account=owner.account,
-        partition=owner.partition,
-        qos=owner.qos,
+        **_owner_values(job.owner),
         **_last_report(job.progress, is_reported=not job.unreported),
         **_request_values(job.request),
     )
+
+
+def _owner_values(owner: Owner) -> Values:
+    return {
+        "user_name": owner.user,
+        "uid": owner.uid,
+        "gid": owner.gid,
+        "account": owner.account,
+        "partition": owner.partition,
+        "qos": owner.qos,
+    }
 
 
 def _request_values(request: JobRequest) -> Values:
@@ -316,8 +321,8 @@ class SqlJobs(StoreTables):
             row = _locked_job(connection, key)
             job = job_of(row)
             after = change.applied(job, at)
-            before = _JOB.values(job, **_request_values(job.request))
-            values = _JOB.values(after, **_request_values(after.request))
+            before = _JOB.values(job, **_owner_values(job.owner), **_request_values(job.request))
+            values = _JOB.values(after, **_owner_values(after.owner), **_request_values(after.request))
             if change.cause and after.state.ended and not job.state.ended:
                 values["end_cause"], before["end_cause"] = str(change.cause), ""
             if changed := {name: value for name, value in values.items() if value != before[name]}:

@@ -181,6 +181,23 @@ def test_a_task_goes_to_a_partition_that_has_its_node(slurm: FakeSlurm, manager_
     assert said == ["--partition=b", "--partition=a,b"]
 
 
+def test_a_task_has_partition_account_and_qos_that_its_anchor_has_now(slurm: FakeSlurm, manager_on: Managers) -> None:
+    """A user may change them while the job waits after a requeue; of an anchor that is not listed they are as known."""
+    slurm.answer("sinfo", rows=[node_row("n1", PartitionName="new"), node_row("n1", PartitionName="old")])
+    slurm.answer("squeue", rows=[job_row(12, Partition="new", Account="b", QOS="q2")])
+    manager = manager_on()
+    for _ in range(2):
+        manager.listing()
+        manager.submit(task(owner=Owner("alice", 1001, 1002, account="a", partition="old", qos="q1")))
+        slurm.answer("squeue", rows=[])
+    asked = ("--partition", "--account", "--qos")
+    said = [[word for word in call.argv if word.startswith(asked)] for call in slurm.calls("sbatch")]
+    assert said == [
+        ["--partition=new", "--account=b", "--qos=q2"],
+        ["--partition=old", "--account=a", "--qos=q1"],
+    ]
+
+
 # The tick
 
 

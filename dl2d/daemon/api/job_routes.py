@@ -203,8 +203,10 @@ def _take_registration(
             services.store.add_job(job)
         except DuplicateJob:  # a tick has found that the job was requeued, and has added its next run
             known = services.store.job(job.key)
-    if known is not None:  # what it declares replaces what was observed, or what an earlier run of it declared
-        change = JobChange(request=job.request, address=job.address, launch=job.launch)
+    if known is not None:
+        # What it declares replaces what was observed, or what an earlier run of it declared, which may have been
+        # charged to another account.
+        change = JobChange(request=job.request, address=job.address, launch=job.launch, owner=job.owner)
         services.store.change_job(job.key, change, services.clock())
     log.info("job registered", job=job.key.id, user=job.owner.user, name=job.request.name, static=static)
     return known

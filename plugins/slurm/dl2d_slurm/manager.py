@@ -14,6 +14,7 @@ from msgspec import structs
 
 from dl2d.core.cluster import Task, parse_tag
 from dl2d.core.errors import ConfigError, NodeRefused, Rejected, ResourceManagerError, Unavailable
+from dl2d.core.jobs import Owner
 from dl2d.core.resource_manager import (
     Anchor,
     CallStatistics,
@@ -297,6 +298,7 @@ class SlurmManager:
     def submit(self, task: TaskSpec) -> str:
         """One sbatch. After ``Unavailable`` the job may exist all the same: look for its tag in a listing."""
         self._check_fits(task)
+        task = structs.replace(task, owner=self._owner_now(task))
         as_owner = self._uid == 0 or task.owner.uid != self._uid
         if task.job.id in self._anchors and task.job.id not in self._excluded:
             self._excluded.ask({task.job.id: Phase(task.job.submitted, waits=False)})
@@ -323,6 +325,16 @@ class SlurmManager:
             raise Rejected(f"{what}: no job id in its answer", said=(answer.stdout + answer.stderr)[:500])
         log.info("task submitted", tag=task.tag, node=task.node, handle=answer.job_id)
         return answer.job_id
+
+    def _owner_now(self, task: TaskSpec) -> Owner:
+        """The owner of a task, with partition, account and QOS of its anchor where that is listed.
+
+        They may have changed since the job registered, as after it was requeued.
+        """
+        anchor = self._anchors.get(task.job.id)
+        if anchor is None:
+            return task.owner
+        return replace(task.owner, partition=anchor.partition, account=anchor.account, qos=anchor.qos)
 
     def _void_listing(self) -> None:
         """See to it that neither the last listing nor one that is being read is given out again."""

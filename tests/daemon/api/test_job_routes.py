@@ -3,6 +3,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx2
@@ -110,7 +111,10 @@ class TestRegistration:
     def test_the_next_run_of_a_requeued_job_registers_with_its_own_command_and_for_the_present_mode(
         self, slurm_like, mode
     ):
-        """Its environment names the scratch folder of this run; where dl2d does not act, it starts its own tasks."""
+        """Its environment names the scratch folder of this run; where dl2d does not act, it starts its own tasks.
+
+        While it waited, it may have been given to another account.
+        """
         world = slurm_like
         key = world.add_anchor()
         world.register()
@@ -122,12 +126,14 @@ class TestRegistration:
         world.manager.put(requeued, ())
         world.tick()
         assert world.store.job(key).state is JobState.LOST
-        world.manager.anchors["7"] = Anchor(later, OWNER, "mine", SCRIPT)
+        owner = replace(OWNER, account="another", partition="other")
+        world.manager.anchors["7"] = Anchor(later, owner, "mine", SCRIPT)
         run = {"argv": ["python", "train.py"], "cwd": "/home/ann", "env": {"SCRATCH": "/scratch/7.1"}}
         answer = world.post("/v1/register", {"rm_id": "7", "proof": OWNER.user, "address": "host:2", **run})
         assert (answer.status_code, answer.json()["job"]) == (200, later.slug)
         assert answer.json()["static"] is (mode is Mode.OBSERVE)
         job = world.store.job(later)
+        assert job.owner == owner
         assert (job.static, job.launch.env) == (
             (False, (("SCRATCH", "/scratch/7.1"),)) if mode is Mode.LIVE else (True, ())
         )
