@@ -13,6 +13,7 @@ from dl2d.core.jobs import JobKey, JobRequest, JobState
 from dl2d.core.measured_speeds import TrainingKind
 from dl2d.store.database import StoreTables
 from dl2d.store.jobs import JobRow, job_numbers
+from dl2d.store.policy_versions import version_number
 from dl2d.store.row_mapping import NUMBER, Base, Choice, FreeText, Mapping, batches, columns, decoded_json, table_of
 
 
@@ -24,6 +25,9 @@ class CanaryRow(Base):
     number: Mapped[int] = mapped_column(NUMBER, primary_key=True, comment="number in the order in which they began")
     policy: Mapped[str] = mapped_column(comment="policy that decides on the jobs of its group")
     version: Mapped[str] = mapped_column(FreeText(), comment="its version")
+    version_number: Mapped[int | None] = mapped_column(
+        ForeignKey("policy_versions.number"), comment="policy_versions.number of version; NULL if not a version"
+    )
     fallback: Mapped[str] = mapped_column(comment="policy that decides on the other jobs")
     share: Mapped[float] = mapped_column(
         comment="fraction of all jobs in the group, 0 to 1; 0 with a partition or account"
@@ -82,6 +86,7 @@ class SqlCanaries(StoreTables):
                 running = (table.c.number == number) & (table.c.state == CanaryState.RUNNING)
                 connection.execute(update(table).where(running).values(values))
             else:
+                values["version_number"] = version_number(connection, canary.policy, canary.version)
                 number = connection.execute(insert(table).values(values).returning(table.c.number)).scalar_one()
             row = connection.execute(select(*table.c).where(table.c.number == number)).one()
         return _CANARY.record(row, f"canary {number}")

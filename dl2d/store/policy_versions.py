@@ -40,6 +40,9 @@ class PolicyVersionRow(Base):
     policy: Mapped[str] = mapped_column(comment="name of the policy")
     digest: Mapped[str] = mapped_column(comment="SHA-256 of what decides")
     parent: Mapped[str] = mapped_column(comment="digest of the version that training began with")
+    parent_number: Mapped[int | None] = mapped_column(
+        ForeignKey("policy_versions.number"), comment="its policy_versions.number; NULL if not registered"
+    )
     folder: Mapped[str] = mapped_column(FreeText(), comment="where the checkpoint is")
     origin: Mapped[str] = mapped_column(FreeText(), comment="how it came about, in words")
     at: Mapped[float] = mapped_column(comment="when it was registered, seconds since 1970")
@@ -79,6 +82,12 @@ class PolicyTrialRow(Base):
     candidate: Mapped[str] = mapped_column(comment="digest")
     current: Mapped[str] = mapped_column(
         comment="digest of the version that decided then, a policy's name, or site-scheduler"
+    )
+    candidate_number: Mapped[int | None] = mapped_column(
+        ForeignKey("policy_versions.number"), comment="policy_versions.number of the candidate; NULL if not a version"
+    )
+    current_number: Mapped[int | None] = mapped_column(
+        ForeignKey("policy_versions.number"), comment="policy_versions.number of current; NULL if not a version"
     )
     at: Mapped[float] = mapped_column(comment="seconds since 1970")
     days: Mapped[tuple[str, ...]] = mapped_column(Json(tuple[str, ...]), comment="recorded days, JSON")
@@ -126,6 +135,7 @@ class SqlRegistry(StoreTables):
         with self._database.writing(f"registering a version of {version.policy}") as connection:
             known = _find(connection, version.policy, version.digest)
             if known is None:
+                values["parent_number"] = version_number(connection, version.policy, version.parent)
                 connection.execute(insert(table_of(PolicyVersionRow)), values)
                 known = _find(connection, version.policy, version.digest)
             assert known is not None
@@ -246,7 +256,11 @@ class SqlRegistry(StoreTables):
     def add_trial(self, trial: Trial) -> None:
         """Add a trial."""
         with self._database.writing(f"keeping a trial of {trial.policy}") as connection:
-            connection.execute(insert(table_of(PolicyTrialRow)), _TRIAL.values(trial))
+            numbers = {
+                "candidate_number": version_number(connection, trial.policy, trial.candidate),
+                "current_number": version_number(connection, trial.policy, trial.current),
+            }
+            connection.execute(insert(table_of(PolicyTrialRow)), _TRIAL.values(trial, **numbers))
 
     def trials(self, policy: str | None = None, *, limit: int = 100) -> tuple[Trial, ...]:
         """Trials, newest first."""
@@ -279,6 +293,19 @@ class SqlRegistry(StoreTables):
         query = select(*columns(LearningRunRow)).order_by(LearningRunRow.number.desc()).limit(limit)
         with self._database.reading("listing learners") as connection:
             return tuple(_RUN.record(row, f"learner {row.number}") for row in connection.execute(query))
+
+
+def version_number(connection: Connection, policy: str, named: str) -> int | None:
+    """The number of a version that is named by its digest or, as in decisions, by first digits and settings.
+
+    None where no such version is registered, as of a policy without versions.
+    """
+    digits = named.partition(" ")[0]
+    if len(digits) < _DIGITS:
+        return None
+    version = table_of(PolicyVersionRow).c
+    begins = func.substr(version.digest, 1, len(digits)) == digits
+    return connection.execute(select(func.max(version.number)).where(version.policy == policy, begins)).scalar()
 
 
 def _versions() -> Select[Any]:

@@ -24,7 +24,7 @@ from dl2d.core.store import DecisionEntry, JobSlot, Slot, SlotSummary
 from dl2d.core.tick_plan import Deferred, Failure, Outcome, Plan
 from dl2d.store.database import StoreTables
 from dl2d.store.jobs import JobRow, job_numbers, owned_by
-from dl2d.store.policy_versions import PolicyVersionRow
+from dl2d.store.policy_versions import version_number
 from dl2d.store.row_mapping import (
     EMPTY,
     Base,
@@ -71,6 +71,9 @@ class SlotRow(Base):
     )
     shadow_policy: Mapped[str | None] = mapped_column(comment="policy that was asked in mode shadow; otherwise NULL")
     shadow_policy_version: Mapped[str | None] = mapped_column(comment="its version")
+    shadow_version_number: Mapped[int | None] = mapped_column(
+        ForeignKey("policy_versions.number"), comment="its policy_versions.number; NULL if not a version"
+    )
     measure: Mapped[str] = mapped_column(comment="what the scores of alternatives measure")
     inputs_hash: Mapped[str] = mapped_column(comment="SHA-256 over snapshot, policy, version and seed")
     seed: Mapped[str] = mapped_column(comment="decimal; text because it may have more than 64 bits")
@@ -124,6 +127,9 @@ class DecisionRow(_Decided, Base):
         comment="in mode canary the policy that decided on the job; NULL where that is the slot's"
     )
     policy_version: Mapped[str | None] = mapped_column(comment="its version")
+    version_number: Mapped[int | None] = mapped_column(
+        ForeignKey("policy_versions.number"), comment="its policy_versions.number; NULL if not a version"
+    )
     detail: Mapped[DecisionDetail | None] = mapped_column(
         Json(DecisionDetail), comment="shortfalls, alternatives and the guard's reasons, JSON"
     )
@@ -202,14 +208,22 @@ class SqlSlots(StoreTables):
                 failures=len(outcome.failures),
                 seed=str(slot.seed),
                 proposed=None if slot.proposed == decision else slot.proposed,
-                version_number=_version_number(connection, decision),
+                version_number=version_number(connection, decision.policy, decision.policy_version),
                 fallback=slot.proposed.fallback_cause,
                 shadow_policy=None if slot.shadow is None else slot.shadow.policy,
                 shadow_policy_version=None if slot.shadow is None else slot.shadow.policy_version,
+                shadow_version_number=None
+                if slot.shadow is None
+                else version_number(connection, slot.shadow.policy, slot.shadow.policy_version),
             )
+            deciders = {each.by for each in decision.jobs if each.by is not None}
+            versions: dict[Decider | None, int | None] = {by: version_number(connection, *by) for by in deciders}
             connection.execute(insert(table_of(SlotRow)), values)
             rows = {
-                DecisionRow: [_decision_values(slot.number, numbers[each.job], each) for each in decision.jobs],
+                DecisionRow: [
+                    {**_decision_values(slot.number, numbers[each.job], each), "version_number": versions.get(each.by)}
+                    for each in decision.jobs
+                ],
                 ShadowAllocationRow: [_decided_values(slot.number, numbers[each.job], each) for each in shadow],
                 SlotResourceRow: [{"slot": slot.number, **use} for use in resource_use(slot.snapshot)],
             }
@@ -314,14 +328,6 @@ class SqlSlots(StoreTables):
 
 def _last_slot_number(connection: Connection) -> int:
     return connection.execute(select(func.max(SlotRow.number))).scalar() or 0
-
-
-def _version_number(connection: Connection, decision: Decision) -> int | None:
-    """The number of the version that decided, which decisions name by the first digits of its digest."""
-    version = table_of(PolicyVersionRow).c
-    begins = func.substr(version.digest, 1, len(decision.policy_version)) == decision.policy_version
-    query = select(func.max(version.number)).where(version.policy == decision.policy, begins)
-    return connection.execute(query).scalar() if decision.policy_version else None
 
 
 def resource_use(snapshot: Snapshot) -> list[Values]:

@@ -10,7 +10,8 @@ CREATE VIEW decision_history AS
 SELECT slots.number AS slot, {time slots.at} AS at, ({now} - slots.at) / 86400 AS days_ago,
        jobs.slug AS job, jobs.cluster, jobs.id AS job_id, jobs.name, jobs.user_name, jobs.account, jobs.model,
        COALESCE(decisions.policy, slots.policy) AS policy,
-       COALESCE(decisions.policy_version, slots.policy_version) AS policy_version, slots.version_number, slots.fallback,
+       COALESCE(decisions.policy_version, slots.policy_version) AS policy_version,
+       COALESCE(decisions.version_number, slots.version_number) AS version_number, slots.fallback,
        decisions.previous_workers, decisions.workers, decisions.previous_ps, decisions.ps,
        decisions.binding_constraint, decisions.reason, decisions.guard
 FROM decisions
@@ -21,11 +22,13 @@ COMMENT ON VIEW decision_history IS 'What was decided for each job in each sched
 COMMENT ON COLUMN decision_history.days_ago IS 'days from the decision until now';
 COMMENT ON COLUMN decision_history.policy IS 'policy that decided on the job; observed where the site''s scheduler did';
 COMMENT ON COLUMN decision_history.policy_version IS 'its version, or name and release of the site''s scheduler';
+COMMENT ON COLUMN decision_history.version_number IS 'policy_versions.number of what decided; NULL if not a version';
 
 CREATE VIEW shadow_decisions AS
 SELECT slots.number AS slot, {time slots.at} AS at, ({now} - slots.at) / 86400 AS days_ago,
        jobs.slug AS job, jobs.cluster, jobs.id AS job_id, jobs.name, jobs.user_name, jobs.account, jobs.model,
        slots.shadow_policy AS policy, slots.shadow_policy_version AS policy_version,
+       slots.shadow_version_number AS version_number,
        decisions.workers AS given_workers, decisions.ps AS given_ps,
        shadow_allocations.workers, shadow_allocations.ps,
        CASE WHEN shadow_allocations.workers = decisions.workers AND shadow_allocations.ps = decisions.ps THEN 'same'

@@ -170,6 +170,15 @@ def test_modes_and_policies(store: SqlStore) -> None:
     assert [(change.digest[0], change.replaced[:1], change.rollback) for change in registry.changes()] == [
         ("a", "b", True), ("b", "", False), ("b", "a", False), ("a", "", False), ("a", "", False),
     ]  # fmt: skip
+    with store._database.reading("test") as connection:
+        named = connection.execute(
+            text(
+                "SELECT t.candidate, v.digest, t.current, w.digest FROM policy_trials AS t "
+                "JOIN policy_versions AS v ON v.number = t.candidate_number "
+                "LEFT JOIN policy_versions AS w ON w.number = t.current_number"
+            )
+        ).all()
+    assert [row[0] == row[1] and row[2] == row[3] for row in named] == [True]
     (trial,) = registry.trials()
     assert (trial.cases, trial.change, trial.high) == ((TrialCase("2023-11-14", 1.5, 2.5),), -0.4, None)
     assert [run.state for run in registry.runs()] == [RunState.RUNNING, RunState.FINISHED]

@@ -17,11 +17,12 @@ from sqlalchemy import text
 from store.samples import a_job, a_slot, starts
 
 import dl2d
+from dl2d.core.canary import Canary
 from dl2d.core.cluster import TaskState
-from dl2d.core.decision import Constraint, Reason
+from dl2d.core.decision import Constraint, Decider, Reason
 from dl2d.core.errors import SchemaOutdated, StoreError, StoreUnavailable
 from dl2d.core.jobs import FailureCause, JobState
-from dl2d.core.policy_registry import Version
+from dl2d.core.policy_registry import Trial, Version
 from dl2d.core.store import JobChange, TaskChange
 from dl2d.store import schema
 from dl2d.store.database import Database, Place
@@ -216,7 +217,7 @@ def test_a_slot_names_the_version_that_decided_and_why_the_fallback_did(kept_url
         version = Version(policy="dl2", digest="c" * 64, folder="/x", origin="test", at=1.0)
         store.registry.add_version(version)
         learned, fallback = (a_slot(number, (job,)) for number in (1, 2))
-        decided = replace(learned.decision, policy="dl2", policy_version="c" * 12)
+        decided = replace(learned.decision, policy="dl2", policy_version=f"{'c' * 12} slot_seconds=300.0")
         store.record_slot(replace(learned, proposed=decided, decision=decided))
         late = Reason(Constraint.FALLBACK, "policy dl2 failed: it took 9.0 s")
         entries = tuple(entry.changed_by(entry.allocation, late) for entry in fallback.proposed.jobs)
@@ -224,6 +225,37 @@ def test_a_slot_names_the_version_that_decided_and_why_the_fallback_did(kept_url
         with store._database.reading("test") as connection:
             rows = connection.execute(text("SELECT version_number, fallback FROM slots ORDER BY number")).all()
     assert [tuple(row) for row in rows] == [(1, ""), (None, "policy dl2 failed: it took 9.0 s")]
+
+
+def test_versions_are_referred_to_wherever_they_are_named(kept_url):
+    digest, named = "c" * 64, f"{'c' * 12} slot_seconds=300.0"
+    with closing(SqlStore(kept_url)) as store:
+        store.add_job(job := a_job(12))
+        registry = store.registry
+        registry.add_version(Version(policy="dl2", digest=digest, folder="/x", origin="test", at=1.0))
+        registry.add_version(Version(policy="dl2", digest="d" * 64, folder="/y", origin="test", at=1.0, parent=digest))
+        registry.add_trial(
+            Trial(at=2.0, policy="dl2", candidate="d" * 64, current="site-scheduler", days=(), cases=(), change=None,
+                  low=None, high=None, passed=False, reason="test")
+        )  # fmt: skip
+        canary = Canary(policy="dl2", version=named, fallback="drf", share=0.5, partition="", account="", began_at=1.0)
+        store.keep_canary(canary)
+        slot = a_slot(1, (job,))
+        shadow = replace(slot.decision, policy="dl2", policy_version=named)
+        jobs = tuple(replace(each, by=Decider("dl2", named)) for each in slot.decision.jobs)
+        decided = replace(slot.decision, policy="canary", jobs=jobs)
+        store.record_slot(replace(slot, proposed=decided, decision=decided, shadow=shadow))
+        with store._database.reading("test") as connection:
+
+            def ask(query: str) -> list[tuple[object, ...]]:
+                return [tuple(row) for row in connection.execute(text(query))]
+
+            assert ask("SELECT parent_number FROM policy_versions ORDER BY number") == [(None,), (1,)]
+            assert ask("SELECT candidate_number, current_number FROM policy_trials") == [(2, None)]
+            assert ask("SELECT version_number FROM canaries") == [(1,)]
+            assert ask("SELECT version_number, shadow_version_number FROM slots") == [(None, 1)]
+            assert ask("SELECT version_number FROM decision_history") == [(1,)]
+            assert ask("SELECT version_number FROM shadow_decisions") == [(1,)]
 
 
 def test_readers_may_read_all_but_secrets(postgres_url):
