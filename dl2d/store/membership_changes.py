@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ForeignKey, Index, Row, select
+from sqlalchemy import Connection, ForeignKey, Index, Row, delete, select
 from sqlalchemy.orm import Mapped, mapped_column
 
 from dl2d.core.jobs import JobKey
 from dl2d.core.store import RuntimePlan
 from dl2d.store.database import StoreTables
 from dl2d.store.jobs import JobRow, job_numbers
-from dl2d.store.row_mapping import Base, Json, Mapping, columns, upsert
+from dl2d.store.row_mapping import Base, Json, Mapping, columns, table_of, upsert
+
+#: Plans of a job that are kept, the last ones by number.
+MAX_KEPT = 1000
 
 
 class RuntimePlanRow(Base):
-    """A membership change as the job's coordinator reported it."""
+    """A membership change as the job's coordinator reported it; of each job, the last 1000."""
 
     __tablename__ = "runtime_plans"
     __table_args__ = (Index(None, "at"),)
@@ -48,11 +51,20 @@ def runtime_plan_of(row: Row[Any]) -> RuntimePlan:
     return _RUNTIME_PLAN.record(row, f"runtime plan {row.number}")
 
 
+def _delete_older(connection: Connection, job_number: int) -> None:
+    """Delete the plans of a job before its last ones, which its user could report without end."""
+    number = RuntimePlanRow.number
+    of_job = RuntimePlanRow.job_number == job_number
+    oldest = select(number).where(of_job).order_by(number.desc()).offset(MAX_KEPT).limit(1).scalar_subquery()
+    connection.execute(delete(table_of(RuntimePlanRow)).where(of_job, number <= oldest))
+
+
 class SqlRuntimePlans(StoreTables):
     """Membership changes of jobs."""
 
     def add_runtime_plans(self, job: JobKey, plans: Sequence[RuntimePlan]) -> None:
-        """Keep plans that a coordinator reported; a number that is known already is passed over.
+        """Keep plans that a coordinator reported, the last ``MAX_KEPT`` of the job; a number that is known already is
+        passed over.
 
         Raises ``StoreError`` if the job is not known.
         """
@@ -62,6 +74,7 @@ class SqlRuntimePlans(StoreTables):
             number = job_numbers(connection, {job})[job]
             values = [_RUNTIME_PLAN.values(plan, job_number=number) for plan in plans]
             connection.execute(upsert(connection, RuntimePlanRow, replace=False), values)
+            _delete_older(connection, number)
 
     def runtime_plans(self, job: JobKey, *, limit: int | None = None) -> tuple[RuntimePlan, ...]:
         """Plans by number; the last ``limit`` of them."""

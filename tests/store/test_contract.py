@@ -30,6 +30,7 @@ from dl2d.core.measured_losses import MAX_LOSSES, LossPoint
 from dl2d.core.measured_speeds import JobSpeeds, MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.store import JobChange, ResizeEvent, RuntimePlan, TaskChange, TaskReport
 from dl2d.core.tick_plan import Start
+from dl2d.store.membership_changes import MAX_KEPT
 from dl2d.store.sql_store import SqlStore
 
 
@@ -369,6 +370,19 @@ class TestResizes:
         store.add_runtime_plans(job.key, [replace(plans[0], workers=9), replace(plans[0], number=3)])
         store.add_runtime_plans(job.key, [])
         assert store.runtime_plans(job.key) == (plans[1], plans[0], replace(plans[0], number=3))
+
+    def test_the_last_runtime_plans_of_a_job_are_kept_whatever_it_reports(self, store):
+        store.add_job(job := a_job())
+        store.add_job(other := a_job(2))
+        plan = RuntimePlan(number=1, at=5.0, first_version=0, workers=1, servers=1)
+        store.add_runtime_plans(other.key, [plan])
+        numbers = [*range(1, MAX_KEPT), 2**62]
+        store.add_runtime_plans(job.key, [replace(plan, number=number) for number in numbers])
+        assert len(store.runtime_plans(job.key)) == MAX_KEPT
+        store.add_runtime_plans(job.key, [replace(plan, number=number) for number in (0, MAX_KEPT, MAX_KEPT + 1)])
+        kept = [plan.number for plan in store.runtime_plans(job.key)]
+        assert kept == [*range(3, MAX_KEPT + 2), 2**62]
+        assert store.runtime_plans(other.key) == (plan,)
 
     def test_what_is_said_of_a_task_takes_the_place_of_what_was_said_before(self, store):
         store.add_job(job := a_job())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -20,11 +22,19 @@ MAX_TEXT = 4096
 MAX_GPUS = 256
 #: Plans in a report; each becomes a row in the store. A coordinator reports its last 200.
 MAX_PLANS = 1000
+#: Tasks that are kept of those that a plan adds, and of those that it removes.
+MAX_PLAN_TASKS = 1000
 
 # No control characters: these words go into environments, the database and the log.
 _Word = Annotated[str, Field(max_length=300, pattern=r"^[^\x00-\x1f\x7f]*$")]
 # A longer text is cut and not refused: it may say why a job ended.
 _Text = Annotated[str, BeforeValidator(lambda said: said[:MAX_TEXT] if isinstance(said, str) else said)]
+_TaskId = Annotated[str, Field(pattern=r"^(worker|ps)-[0-9]{1,18}$")]
+_TaskIds = Annotated[
+    tuple[_TaskId, ...], BeforeValidator(lambda ids: ids[:MAX_PLAN_TASKS] if isinstance(ids, list) else ids)
+]
+#: Ids of tasks that a coordinator starts itself; what it says of others is not kept.
+_STATIC_TASK = re.compile(r"(worker|ps)-[0-9]{1,4}")
 _Count = Annotated[int, Field(ge=0, le=2**62)]
 _MIB = 1 << 20
 #: Range of training speeds, in samples or updates a second; a speed outside it counts as not reported. Speeds are
@@ -113,8 +123,8 @@ class PlanReport(_Message):
     first_version: _Count
     workers: _Count
     servers: _Count
-    added: tuple[_Word, ...] = ()
-    removed: tuple[_Word, ...] = ()
+    added: _TaskIds = ()
+    removed: _TaskIds = ()
     moved_bytes: _Count = 0
     prepare_ms: float = 0.0
     move_ms: float = 0.0
@@ -203,6 +213,8 @@ def receive(
     known = {task.id: task for task in tasks}
     changes = []
     unknown = []
+    # Of a static job its coordinator alone knows the tasks.
+    without_reports = {member.task for member in beat.members if not _STATIC_TASK.fullmatch(member.task)}
     for member in beat.members:
         task = known.get(member.task)
         if task is None:
@@ -230,8 +242,7 @@ def receive(
         request=_without_newcomers(job.request, beat.most_workers),
         cause=FailureCause.TRAINING_FAILED if state is JobState.FAILED else None,
     )
-    active = [member for member in beat.members if member.state == "active"]
-    workers = sum(member.role == "worker" for member in active)
+    active = Counter(member.role for member in beat.members if member.state == "active")
     return Reception(
         job=change if change != JobChange() else None,
         progress=Progress(
@@ -242,13 +253,14 @@ def receive(
             loss=_within(beat.loss, -_MAX_LOSS, _MAX_LOSS),
             steps_per_second=_speed(beat.steps_per_second),
             samples_per_second=_samples_per_second(job.request, beat),
-            workers=workers,
-            ps=len(active) - workers,
+            # Speeds are kept for each size, so there are no more of them than a job may have.
+            workers=min(active["worker"], job.request.max_workers),
+            ps=min(active["ps"], job.request.max_ps),
         ),
         tasks=tuple(changes),
         plans=tuple(_plan(plan, at) for plan in beat.plans),
         unknown=tuple(unknown),
-        reports=_reports(beat, at, set() if job.static else set(unknown)),
+        reports=_reports(beat, at, without_reports if job.static else set(unknown)),
     )
 
 

@@ -31,7 +31,7 @@ from dl2d.core.resource_manager import (
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, TaskChange, TaskReport
 from dl2d.core.tick_plan import Start
-from dl2d.daemon.api.heartbeat import heartbeat_interval
+from dl2d.daemon.api.heartbeat import MAX_PLAN_TASKS, heartbeat_interval
 from dl2d.daemon.health_and_metrics import Health
 from dl2d.testing import MemoryManager
 from dl2d.testing.builders import OWNER, make_nodes
@@ -60,6 +60,14 @@ def running(world: ApiWorld, **changes: object) -> JobKey:
     key = world.settled(max_workers=2, max_ps=1, **changes)
     assert world.has(key) == (2, 1)
     return key
+
+
+def too_many_members() -> list[dict[str, object]]:
+    """Members that a job may not have, of which a coordinator says what they use."""
+    names = [("worker", f"worker-{number}") for number in range(9999, 10_050)]
+    names += [("ps", f"server {number}") for number in range(50)]
+    usage = {"cpu_seconds": 1.0}
+    return [{"task": name, "role": role, "state": "active", "usage": usage} for role, name in names]
 
 
 @pytest.mark.parametrize("gap", [0.0, 1200.0])
@@ -422,6 +430,15 @@ class TestObserving:
         world.mode = Mode.LIVE
         assert world.register().json()["static"] is True
 
+    def test_it_has_no_more_tasks_than_it_may_have_whatever_it_reports(self, world):
+        """A row is kept for each."""
+        key = world.add_anchor()
+        world.register()
+        assert world.heartbeat(key, state="running", members=too_many_members()).status_code == 200
+        job = world.store.job(key)
+        assert (job.progress.workers, job.progress.ps) == (job.request.max_workers, job.request.max_ps)
+        assert [report.task for report in world.store.task_reports(key)] == ["worker-9999"]
+
     def test_what_it_declares_takes_the_place_of_what_was_seen(self, world):
         key = world.add_anchor()
         static = StaticJob(
@@ -700,6 +717,24 @@ class TestHeartbeat:
         kept = [plan for plan in world.store.runtime_plans(job) if plan.number == 41]
         assert [(plan.added, plan.suspension_max_ms) for plan in kept] == [(("worker-2",), 2.0)]
         assert (kept[0].longest_step_ms, kept[0].median_step_ms) == (90.0, 30.5)
+
+    def test_names_in_a_plan_are_those_of_tasks_and_not_without_end(self, world):
+        job = running(world)
+        plan = {"number": 41, "first_version": 7, "workers": 3, "servers": 2}
+        many = [f"worker-{number}" for number in range(MAX_PLAN_TASKS + 5)]
+        assert world.heartbeat(job, state="running", plans=[{**plan, "removed": many}]).status_code == 200
+        kept = [plan for plan in world.store.runtime_plans(job) if plan.number == 41]
+        assert kept[0].removed == tuple(many[:MAX_PLAN_TASKS])
+        for name in ("x" * 300, "worker-1 ", "worker-"):
+            assert world.heartbeat(job, state="running", plans=[{**plan, "added": [name]}]).status_code == 422
+
+    def test_a_job_has_no_more_tasks_than_it_may_have_whatever_it_reports(self, world):
+        """Speeds are kept for each size."""
+        job = running(world)
+        assert world.heartbeat(job, state="running", members=too_many_members()).status_code == 200
+        progress = world.store.job(job).progress
+        assert (progress.workers, progress.ps) == (2, 1)
+        assert world.store.task_reports(job) == ()
 
     @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'{"state": "dancing"}', b"\xff\xfe", b"[" * 100_000])
     def test_a_malformed_body_is_refused_and_changes_nothing(self, world, body):
