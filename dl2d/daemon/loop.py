@@ -116,6 +116,7 @@ class Daemon(AbstractContextManager["Daemon"]):
         #: A tick was asked for and has not begun; a tick is under way.
         self._again, self._ticking = threading.Event(), threading.Event()
         self._service = ServiceManager()
+        self._service.starting(self._stuck_after(settings))
         self._state = TickState()
         #: Number of jobs in the last tick.
         self._live_jobs = 0
@@ -267,7 +268,7 @@ class Daemon(AbstractContextManager["Daemon"]):
         )
         try:
             self._server.start(create_api(self._services))
-            self.tick()
+            self._tick_first()
             scheduler.add_job(self.tick, "interval", seconds=self._settings.schedule.poll_seconds, id=_TICK)
             self._schedule_learning(scheduler, self._settings)
             pruning = (self._store, self._settings.store.keep, self._recorded_time, self._stop)
@@ -297,10 +298,28 @@ class Daemon(AbstractContextManager["Daemon"]):
         """
         return min(self._clock(), self._last_slot_at + self._timer() - self._began)
 
+    def _tick_first(self) -> None:
+        """Tick before the daemon is ready, which may take minutes where the resource manager is slow.
+
+        A standby that has taken over is ready for the service manager, which wants signs of life meanwhile.
+        """
+        self._service.starting(self._stuck_after(self._settings))
+        ticking = threading.Thread(target=self.tick, name="first tick")
+        ticking.start()
+        ticking.join(self._pause)
+        while ticking.is_alive():
+            if not self._stuck():
+                self._service.alive(self._status)
+            ticking.join(self._pause)
+
+    @property
+    def _pause(self) -> float:
+        """Time between two signs of life, seconds."""
+        return (self._service.watchdog_seconds or 60.0) / 3
+
     def _serve(self, scheduler: BackgroundScheduler) -> None:
-        pause = (self._service.watchdog_seconds or 60.0) / 3
         while not self._stop.is_set():
-            self._wakeup.wait(timeout=pause)
+            self._wakeup.wait(timeout=self._pause)
             self._wakeup.clear()
             if self._reload.is_set():
                 self._reload.clear()

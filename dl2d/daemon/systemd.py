@@ -1,4 +1,4 @@
-"""Words to the service manager (sd_notify(3)): ready, reloading, stopping, alive."""
+"""Words to the service manager (sd_notify(3)): starting, ready, reloading, stopping, alive."""
 
 from __future__ import annotations
 
@@ -24,6 +24,10 @@ class ServiceManager:
         meant = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         #: Seconds within which it wants a sign of life, or None.
         self.watchdog_seconds = int(limit) / 1e6 if limit.isdecimal() and meant else None
+
+    def starting(self, seconds: float) -> None:
+        """Start-up may take so many seconds from now on, whatever limit the service has."""
+        self._send(f"EXTEND_TIMEOUT_USEC={seconds * 1e6:.0f}\nSTATUS=starting")
 
     def ready(self, status: str) -> None:
         """Start-up or a reload is complete."""

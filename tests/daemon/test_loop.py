@@ -415,6 +415,25 @@ def test_ticks_ask_a_resource_manager_with_accounting_how_jobs_ended(
     assert asked == ["1"]
 
 
+def test_a_slow_first_tick_is_not_ended_by_the_service_manager(
+    tmp_path: Path, ticks: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where slurmctld is slow, it takes longer than TimeoutStartSec, and than WatchdogSec of a standby."""
+    path = tmp_path / "notify"
+    monkeypatch.setenv("NOTIFY_SOCKET", str(path))
+    monkeypatch.setenv("WATCHDOG_USEC", "30000")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        channel.bind(str(path))
+        channel.settimeout(30)
+        ticks["gate"].clear()
+        with Running(tmp_path):
+            heard = [channel.recv(4096).decode().splitlines() for _ in range(4)]
+            ticks["gate"].set()
+            until(lambda: channel.recv(4096).startswith(b"READY=1"), "it is ready after the tick")
+    starting, alive = ["EXTEND_TIMEOUT_USEC=600000000", "STATUS=starting"], ["WATCHDOG=1", "STATUS=starting"]
+    assert heard == [starting, starting, alive, alive]
+
+
 def test_a_wish_that_comes_during_a_tick_is_granted_after_it(tmp_path: Path, ticks: dict[str, Any]) -> None:
     with Running(tmp_path) as running:
         until(lambda: ticks["begun"] == 1, "the first tick")
