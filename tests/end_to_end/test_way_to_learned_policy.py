@@ -36,6 +36,7 @@ from dl2d.core.policy import NO_EVIDENCE
 from dl2d.learning import training_report
 from dl2d.policies.common.checkpoint import read_checkpoint
 from dl2d.policies.common.greedy_allocation import GreedyAllocation
+from dl2d.policies.dl2.policy import Dl2
 from dl2d.policies.dl2_paper.policy import Dl2Original
 from dl2d.policies.drf import Drf
 from dl2d.simulation.workload.sources import load_source
@@ -265,10 +266,23 @@ def test_each_step_works_and_is_in_the_database(tmp_path: Path, request: pytest.
 @pytest.mark.parametrize(
     "database", ["sqlite", pytest.param("postgresql", marks=[pytest.mark.postgres, pytest.mark.nightly])]
 )
-def test_versions_pass_the_gate_on_accelerated_days(
-    tmp_path: Path, request: pytest.FixtureRequest, dl2d: Dl2d, monkeypatch: pytest.MonkeyPatch, database: str
+@pytest.mark.parametrize("design", ["dl2-original", pytest.param("dl2", marks=pytest.mark.nightly)])
+def test_the_way_on_accelerated_days(
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    dl2d: Dl2d,
+    monkeypatch: pytest.MonkeyPatch,
+    database: str,
+    design: str,
 ) -> None:
-    """Users ask for the least on a node that is mostly idle: imitated exactly, and surely improved in a night."""
+    """Users ask for the least on a node that is mostly idle.
+
+    The paper's network imitates that exactly and is surely improved in a night, so both versions pass the gate. dl2
+    gives larger sizes from the beginning: whether that is better is not sure with assumed speeds, and not to be
+    improved upon in a night, so its versions are promoted by force.
+    """
+    imitates, name = design == "dl2-original", "original" if design == "dl2-original" else "jumps"
+    force = () if imitates else ("--force", "--reason", "the way is tried")
     monkeypatch.setattr(training_report, "draw_curves", lambda *_: None)
     store_url = request.getfixturevalue("kept_postgres_url") if database == "postgresql" else ""
     daemon = LocalCluster(tmp_path, settings_of_site(store_url) | {"learning": {"gate_min_days": 4}})
@@ -279,12 +293,13 @@ def test_versions_pass_the_gate_on_accelerated_days(
     with daemon:
         given = site.ask("What does the site's scheduler give, by model type?")
         assert sum(row["jobs"] for row in given) == len(observed.jobs) >= OBSERVED
-        site.dl2d("train", "supervised", "--out", tmp_path / "site")
-        learned = {"name": "dl2-original", "checkpoint": str(tmp_path / "site")}
+        site.dl2d("train", "supervised", "--design", name, "--out", tmp_path / "site")
+        learned = {"name": design, "checkpoint": str(tmp_path / "site")}
 
         site.change(Mode.SHADOW, learned)
         assert json.loads(site.dl2d("shadow", "--no-saved", "--days", "15", "--json"))["policies"]
-        assert "passed the gate: " in site.dl2d("policy", "promote", tmp_path / "site")
+        promoted = site.dl2d("policy", "promote", tmp_path / "site", *force)
+        assert not imitates or "passed the gate: " in promoted
         site.change(Mode.LIVE, learned)
         gate = site.gate()
         keys = [site.train(f"elastic-{ps}", gate, ps=ps) for ps in (True, False)]
@@ -297,18 +312,23 @@ def test_versions_pass_the_gate_on_accelerated_days(
         assert daemon.stop() == 0
 
         # A week under the version: its jobs report their speeds.
-        imitates = Dl2Original(
-            read_checkpoint(tmp_path / "site" / "checkpoint", policy="dl2-original"), exploration=0.1
-        )
-        assert first.startswith(f"dl2-original {imitates.checkpoint.digest[:12]}")
-        record(daemon.store_url, load_source(JOBS, seed=101).workload, imitates, begin=today - 7 * DAY,
+        checkpoint = read_checkpoint(tmp_path / "site" / "checkpoint", policy=design)
+        assert first.startswith(f"{design} {checkpoint.digest[:12]}")
+        decides = Dl2Original(checkpoint, exploration=0.1) if imitates else Dl2(checkpoint)
+        record(daemon.store_url, load_source(JOBS, seed=101).workload, decides, begin=today - 7 * DAY,
                first_slot=daemon.store.last_slot_number() + 1)  # fmt: skip
         daemon.start()
-        site.dl2d("train", "--twin", "--design", "original", "--gate", "--iterations", "4", "--out", tmp_path / "next")
+        out = tmp_path / "next"
+        site.dl2d("train", "--twin", "--design", name, "--gate", "--iterations", "4", "--out", out)
         (trial, *_) = site.ask("What came of the trials of new versions?")
-        assert trial["passed"], trial["reason"]
-        assert trial["high"] < 0
-        daemon.wait_until(lambda: trial["candidate"] in site.decided_by(), "the next version decides")
+        if imitates:
+            assert trial["passed"], trial["reason"]
+            assert trial["high"] < 0
+        elif not trial["passed"]:
+            site.dl2d("policy", "promote", out, *force)
+        following = read_checkpoint(out / "checkpoint", policy=design).digest[:12]
+        assert trial["candidate"] == following
+        daemon.wait_until(lambda: following in site.decided_by(), "the next version decides")
         gate.touch()
         key = site.train("elastic-next", gate, ps=True)
         daemon.wait_until(lambda: daemon.confirmed(key) != NOTHING, "a job trains under it")
@@ -319,10 +339,7 @@ def test_versions_pass_the_gate_on_accelerated_days(
         assert [row["after"] for row in changes].count("live") == 3
         gate.unlink()
         daemon.wait_for_end(key)
-        assert {row["policy"] for row in site.ask("What did the change of policy save?")} == {
-            "observed",
-            "dl2-original",
-        }
+        assert {row["policy"] for row in site.ask("What did the change of policy save?")} == {"observed", design}
         assert site.ask("How long do jobs of each model type wait and train?")
         assert [daemon.job(each).state for each in (*keys, key)] == ["finished"] * 3
         assert daemon.stop() == 0
