@@ -74,6 +74,7 @@ def test_a_running_job_says_when_it_reaches_its_time_limit() -> None:
             RmJobState.FAILED,
             "FAILED (NonZeroExitCode), exit status 3",
         ),
+        ({"State": "FAILED", "Reason": "None", "exit_code": 2**31 + 256}, RmJobState.FAILED, "FAILED"),
         (
             {"State": "FAILED", "Reason": "JobLaunchFailure", "exit_code": 9},
             RmJobState.FAILED,

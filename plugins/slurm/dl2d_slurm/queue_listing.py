@@ -357,7 +357,7 @@ def _exit(code: str) -> str:
         else:
             plain = os.waitstatus_to_exitcode(int(status))
             ended, by_signal = max(plain, 0), max(-plain, 0)
-    except ValueError:
+    except (ValueError, OverflowError):
         return ""
     if by_signal:
         return f"signal {by_signal}"
