@@ -124,17 +124,17 @@ def _with_room_of_tasks(snapshot: Snapshot) -> Snapshot:
         else node
         for node in snapshot.nodes
     )  # fmt: skip
-    node_sets = [
-        replace(each, jobs=tuple(job for job in each.jobs if job not in outside)) if outside else each
-        for each in snapshot.node_sets
-    ]
-    node_sets += [
-        NodeSet((job,), each.nodes | outside[job], each.reason)
-        for each in snapshot.node_sets
-        for job in each.jobs
-        if job in outside
-    ]
-    return replace(snapshot, nodes=nodes, node_sets=tuple(each for each in node_sets if each.jobs))
+    node_sets = list[NodeSet]()
+    for each in snapshot.node_sets:
+        # The jobs of a set that have tasks outside share one, as many sets make packing slow.
+        inside = tuple(job for job in each.jobs if job not in outside)
+        others = tuple(job for job in each.jobs if job in outside)
+        if inside:
+            node_sets.append(replace(each, jobs=inside))
+        if others:
+            nodes_of_others = each.nodes.union(*(outside[job] for job in others))
+            node_sets.append(NodeSet(others, nodes_of_others, each.reason))
+    return replace(snapshot, nodes=nodes, node_sets=tuple(node_sets))
 
 
 def _by_fallback(decision: Decision, cause: str, constraint: Constraint = Constraint.FALLBACK) -> Decision:

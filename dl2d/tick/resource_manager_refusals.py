@@ -192,7 +192,7 @@ def node_sets(
         known = refused.get(job.key, {})
         refusing = {name for name, found in known.items() if at < found.retry_at and not found.failed}
         failing = {name for name, found in known.items() if at < found.retry_at and found.failed}
-        if (eligible.nodes & up) - refusing <= failing:
+        if failing and (eligible.nodes & up) - refusing <= failing:
             failing = set()
         reasons_by_node = {name: f"refused: {known[name].reason}" for name in refusing}
         reasons_by_node |= {name: known[name].reason for name in failing}
