@@ -22,17 +22,12 @@ MAX_TEXT = 4096
 MAX_GPUS = 256
 #: Plans in a report; each becomes a row in the store. A coordinator reports its last 200.
 MAX_PLANS = 1000
-#: Tasks that are kept of those that a plan adds, and of those that it removes.
-MAX_PLAN_TASKS = 1000
 
 # No control characters: these words go into environments, the database and the log.
 _Word = Annotated[str, Field(max_length=300, pattern=r"^[^\x00-\x1f\x7f]*$")]
 # A longer text is cut and not refused: it may say why a job ended.
 _Text = Annotated[str, BeforeValidator(lambda said: said[:MAX_TEXT] if isinstance(said, str) else said)]
 _TaskId = Annotated[str, Field(pattern=r"^(worker|ps)-[0-9]{1,18}$")]
-_TaskIds = Annotated[
-    tuple[_TaskId, ...], BeforeValidator(lambda ids: ids[:MAX_PLAN_TASKS] if isinstance(ids, list) else ids)
-]
 #: Ids of tasks that a coordinator starts itself; what it says of others is not kept.
 _STATIC_TASK = re.compile(r"(worker|ps)-[0-9]{1,4}")
 _Count = Annotated[int, Field(ge=0, le=2**62)]
@@ -123,8 +118,8 @@ class PlanReport(_Message):
     first_version: _Count
     workers: _Count
     servers: _Count
-    added: _TaskIds = ()
-    removed: _TaskIds = ()
+    added: tuple[_TaskId, ...] = ()
+    removed: tuple[_TaskId, ...] = ()
     moved_bytes: _Count = 0
     prepare_ms: float = 0.0
     move_ms: float = 0.0
@@ -258,7 +253,7 @@ def receive(
             ps=min(active["ps"], job.request.max_ps),
         ),
         tasks=tuple(changes),
-        plans=tuple(_plan(plan, at) for plan in beat.plans),
+        plans=tuple(_plan(plan, at, job.request.max_workers + job.request.max_ps) for plan in beat.plans),
         unknown=tuple(unknown),
         reports=_reports(beat, at, without_reports if job.static else set(unknown)),
     )
@@ -354,15 +349,16 @@ def targets(tasks: tuple[Task, ...]) -> list[str]:
     return [task.id for task in tasks if task.state.wanted]
 
 
-def _plan(plan: PlanReport, at: float) -> RuntimePlan:
+def _plan(plan: PlanReport, at: float, most: int) -> RuntimePlan:
+    """The plan as it is kept, with so many of the tasks that it adds, and of those that it removes."""
     return RuntimePlan(
         number=plan.number,
         at=at,
         first_version=plan.first_version,
         workers=plan.workers,
         servers=plan.servers,
-        added=plan.added,
-        removed=plan.removed,
+        added=plan.added[:most],
+        removed=plan.removed[:most],
         moved_bytes=plan.moved_bytes,
         prepare_ms=_finite(plan.prepare_ms) or 0.0,
         move_ms=_finite(plan.move_ms) or 0.0,

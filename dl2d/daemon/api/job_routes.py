@@ -32,7 +32,7 @@ from dl2d.daemon.api.authentication import (
 )
 from dl2d.daemon.api.heartbeat import Heartbeat, receive, targets
 from dl2d.daemon.api.job_admission import check_options
-from dl2d.daemon.api.request_limits import too_many
+from dl2d.daemon.api.request_limits import HEARTBEATS_PER_SECOND, too_many
 from dl2d.daemon.api.services import Services
 from dl2d.daemon.api.user_routes import users
 from dl2d.store.sql_store import SqlStore
@@ -47,6 +47,8 @@ ROUTERS = (_public, _containers, _heartbeats, _of_submission, users)
 
 #: Names in a line of the log.
 _MAX_LOGGED = 20
+#: Average time between two messages on the unknown members of a job, seconds.
+_LOG_SECONDS = 4.0
 #: A job with so many tasks at most may send as many reports of containers as heartbeats; a larger one more.
 _TASKS_PER_RATE = 10
 #: A coordinator is silent if it has not called for so many heartbeat intervals.
@@ -226,7 +228,9 @@ def heartbeat(
     # Tasks of a static job are its coordinator's own affair: the next tick sees which there are.
     tasks = () if job.static else services.store.named_tasks(job.key, {member.task for member in beat.members})
     reception = receive(job, tasks, beat, at, anchor_decides=not services.starts_anchors and not job.static)
-    if reception.unknown and not job.static:
+    # Not each time: its user could fill the log.
+    logged = f"{job.key.slug}/unknown members", _LOG_SECONDS * HEARTBEATS_PER_SECOND
+    if reception.unknown and not job.static and services.heartbeat_rate.take(*logged):
         first = reception.unknown[:_MAX_LOGGED]
         log.warning("unknown members", job=job.key.id, count=len(reception.unknown), members=first)
     services.store.add_runtime_plans(job.key, reception.plans)
