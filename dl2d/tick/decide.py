@@ -11,7 +11,7 @@ import structlog
 from msgspec import structs
 
 from dl2d.core.canary import Canary
-from dl2d.core.cluster import NodeSet, NodeState, Snapshot
+from dl2d.core.cluster import NodeState, Snapshot
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Constraint, Decision, Reason
 from dl2d.core.errors import PolicyError
@@ -98,23 +98,18 @@ def _ask(policy: Policy, snapshot: Snapshot, placement: Placement, seed: int) ->
 
 
 def _with_room_of_tasks(snapshot: Snapshot) -> Snapshot:
-    """The snapshot as policies see it: where tasks may no longer start but may stay, there is room for those that run.
+    """The snapshot as policies see it: a node that takes no new tasks has room for the tasks of ours that run there.
 
-    A node that takes no new tasks has the capacity that its tasks hold, and a job may use the nodes on which it has
-    tasks. So a policy does not take tasks away since a node does not answer for a while, or its partition was closed.
+    So a policy does not take tasks away since a node does not answer for a while, or its partition was closed.
     """
     closed = {node.name for node in snapshot.nodes if node.state is NodeState.DRAINING}
-    eligible = {job: nodes.nodes for nodes in snapshot.node_sets for job in nodes.jobs}
-    if not closed and not eligible:
+    if not closed:
         return snapshot
     held: dict[str, list[Resources]] = defaultdict(list)
     leaving: dict[str, list[Resources]] = defaultdict(list)
-    outside: dict[JobKey, set[str]] = defaultdict(set)
     for task in snapshot.tasks:
         if task.node in closed:
             (held if task.state.wanted else leaving)[task.node].append(task.room)
-        if task.state.wanted and task.node not in eligible.get(task.job, (task.node,)):
-            outside[task.job].add(task.node)
     nodes = tuple(
         structs.replace(
             node, state=NodeState.UP, capacity=Resources.total(held[node.name]),
@@ -124,17 +119,7 @@ def _with_room_of_tasks(snapshot: Snapshot) -> Snapshot:
         else node
         for node in snapshot.nodes
     )  # fmt: skip
-    node_sets = list[NodeSet]()
-    for each in snapshot.node_sets:
-        # The jobs of a set that have tasks outside share one, as many sets make packing slow.
-        inside = tuple(job for job in each.jobs if job not in outside)
-        others = tuple(job for job in each.jobs if job in outside)
-        if inside:
-            node_sets.append(replace(each, jobs=inside))
-        if others:
-            nodes_of_others = each.nodes.union(*(outside[job] for job in others))
-            node_sets.append(NodeSet(others, nodes_of_others, each.reason))
-    return replace(snapshot, nodes=nodes, node_sets=tuple(node_sets))
+    return replace(snapshot, nodes=nodes)
 
 
 def _by_fallback(decision: Decision, cause: str, constraint: Constraint = Constraint.FALLBACK) -> Decision:

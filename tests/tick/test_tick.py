@@ -935,8 +935,22 @@ def test_no_task_is_started_for_an_anchor_that_is_ending_and_the_job_has_the_anc
     assert (job.state, job.end_reason) == (JobState.FAILED, "its coordinator ended: OUT_OF_MEMORY")
 
 
+@pytest.mark.parametrize("policy", ["fifo", "srtf", "drf", "dl2"])
+def test_a_job_that_may_start_nothing_where_it_runs_leaves_the_room_there_to_others(build, policy: str) -> None:
+    world = build(policy=load_policy(policy), cluster_nodes=make_nodes(1, cpu=16, gpu=4), url="sqlite://")
+    closed = world.settled(max_workers=2, max_ps=1)
+    anchor = world.job(closed).anchor
+    world.manager.eligible = {anchor: EligibleNodes(frozenset(), "gpu is down")}
+    world.manager.end(world.tasks(closed)[0].handle, RmJobState.FAILED, "exit status 1")
+    world.tick(5.0)
+    other = world.submit(min_workers=3, max_workers=3, max_ps=1)
+    world.settle(6)
+    assert world.has(closed).workers == 1
+    assert world.has(other) == (3, 1)
+
+
 @pytest.mark.parametrize("policy", ["dl2", "lookahead", "drf", "tetris"])
-@pytest.mark.parametrize("closed", ["draining", "not eligible", "not listed"])
+@pytest.mark.parametrize("closed", ["draining", "not eligible", "not eligible for one", "not listed"])
 def test_tasks_stay_on_nodes_that_take_no_new_tasks(build, policy: str, closed: str) -> None:
     """Nodes do not answer for a while, a partition was set down or a maintenance announced, or no node is listed."""
 
@@ -949,6 +963,7 @@ def test_tasks_stay_on_nodes_that_take_no_new_tasks(build, policy: str, closed: 
             if closed == "not listed":
                 return replace(listing, nodes=())
             anchors = [job.handle for job in listing.jobs if job.tag.endswith("anchor")]
+            anchors = anchors[:1] if closed == "not eligible for one" else anchors
             return replace(listing, eligible_nodes=dict.fromkeys(anchors, EligibleNodes(frozenset(), "gpu is down")))
 
     world = build(policy=load_policy(policy), url="sqlite://")
