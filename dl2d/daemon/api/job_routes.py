@@ -236,9 +236,9 @@ def heartbeat(
     services.store.add_runtime_plans(job.key, reception.plans)
     moved = services.store.change_tasks(reception.tasks, at)
     services.store.report_progress(job.key, reception.progress, reception.reports)
-    if reception.job is not None:
-        _change_job(job, reception.job, services.store, at)
-    if moved or reception.job is not None:
+    has_moved = reception.job is not None and _change_job(job, reception.job, services.store, at)
+    # States go forward only. What else a coordinator says may change with each heartbeat, and waits for the next tick.
+    if has_moved or (moved and services.wakes.take(job.key.slug)):
         services.wake()
     members = [member.task for member in beat.members]
     wanted = members if job.static else targets(services.store.tasks(live=True, job=job.key))
@@ -250,7 +250,8 @@ def heartbeat(
     }
 
 
-def _change_job(job: Job, change: JobChange, store: SqlStore, at: float) -> None:
+def _change_job(job: Job, change: JobChange, store: SqlStore, at: float) -> bool:
+    """Change a job as its coordinator reports; returns whether it is in another state now."""
     changed = store.change_job(job.key, change, at)
     if changed.state is not job.state:
         log.info("job", job=job.key.id, state=str(changed.state), reason=changed.end_reason)
@@ -258,6 +259,7 @@ def _change_job(job: Job, change: JobChange, store: SqlStore, at: float) -> None
         # Its coordinator has ended its tasks, and no tick looks at a job that has ended.
         own = store.tasks(live=True, job=job.key)
         store.change_tasks([TaskChange(job.key, task.id, TaskState.RELEASED) for task in own], at)
+    return changed.state is not job.state
 
 
 class ContainerBody(_Request):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pwd
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -11,7 +12,15 @@ from dl2d.core.daemon_mode import Mode
 from dl2d.daemon.api.answered_heartbeats import AnsweredHeartbeats
 from dl2d.daemon.api.heartbeat_deduplication import TakenHeartbeats
 from dl2d.daemon.api.job_admission import Admission, RefusedJobs
-from dl2d.daemon.api.request_limits import MAX_HEARTBEATS, PUBLIC_SECONDS, FairTurns, RateLimiter, UserTurns
+from dl2d.daemon.api.request_limits import (
+    MAX_HEARTBEATS,
+    MAX_WAKES,
+    PUBLIC_SECONDS,
+    WAKES_PER_SECOND,
+    FairTurns,
+    RateLimiter,
+    UserTurns,
+)
 from dl2d.daemon.health_and_metrics import Health
 from dl2d.daemon.resource_manager_access import ManagerAccess
 from dl2d.store.sql_store import SqlStore
@@ -46,6 +55,8 @@ class Services:
     heartbeat_rate: RateLimiter
     #: Asks for a tick soon, because something happened that it should see.
     wake: Callable[[], None]
+    #: Limits how often it is asked for one by tasks of a job that have moved, by job.
+    wakes: RateLimiter = field(default_factory=lambda: RateLimiter(WAKES_PER_SECOND, MAX_WAKES, time.monotonic))
     user_turns: UserTurns
     #: Turns of requests without a valid credential, by address.
     public_turns: FairTurns = field(default_factory=lambda: FairTurns(1, pause=PUBLIC_SECONDS))

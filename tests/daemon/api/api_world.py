@@ -20,7 +20,7 @@ from dl2d.daemon.api.answered_heartbeats import AnsweredHeartbeats
 from dl2d.daemon.api.application import create_api
 from dl2d.daemon.api.connection_limits import DEFAULT_LIMITS, ConnectionLimits
 from dl2d.daemon.api.job_admission import Admission
-from dl2d.daemon.api.request_limits import RateLimiter, UserTurns
+from dl2d.daemon.api.request_limits import MAX_WAKES, WAKES_PER_SECOND, RateLimiter, UserTurns
 from dl2d.daemon.api.server import ApiServer
 from dl2d.daemon.api.services import Services
 from dl2d.daemon.health_and_metrics import Health
@@ -99,6 +99,7 @@ class ApiWorld(World):
             rate=RateLimiter(1.0, self.burst, lambda: self.now),
             heartbeat_rate=RateLimiter(1.0, self.beat_burst, lambda: self.now),
             wake=self._wake,
+            wakes=RateLimiter(WAKES_PER_SECOND, MAX_WAKES, lambda: self.now),
             user_turns=UserTurns(RateLimiter(1.0, self.view_burst, lambda: self.now), seconds=self.turn_seconds),
             operators=lambda: frozenset(self.operators),
             user_name=self.user_names.__getitem__,

@@ -580,6 +580,23 @@ class TestHeartbeat:
         assert say("active") is TaskState.DRAINING
         assert say("left") is TaskState.DRAINED
 
+    def test_only_changes_of_state_ask_for_a_tick_and_those_of_tasks_not_at_any_rate(self, world):
+        job = world.settled(max_workers=3, max_ps=1)
+        woken = world.woken
+        for said in ({"address": "h:1"}, {"address": "h:2"}, {"state": "waiting", "most_workers": 2}):
+            assert world.heartbeat(job, **{"state": "running", **said}).status_code == 200
+        assert world.woken == woken
+        asked = []
+        for task in world.tasks(job):
+            world.store.change_tasks([TaskChange(job, task.id, TaskState.DRAINING)], world.now)
+            left = {"task": task.id, "role": task.role.value, "state": "left"}
+            assert world.heartbeat(job, state="running", members=[left]).status_code == 200
+            asked.append(world.woken - woken)
+            world.now += 5.0 if len(asked) == 3 else 0.0
+        assert asked == [1, 2, 2, 3]
+        world.heartbeat(job, state="finished", epochs=3.0)
+        assert world.woken - woken == 4
+
     def test_a_task_whose_coordinator_has_lost_it_is_replaced_and_ended(self, world):
         """Its node has crashed and is back: Slurm lists the task as running for some minutes more."""
         job = running(world)
