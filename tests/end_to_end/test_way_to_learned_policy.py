@@ -32,7 +32,7 @@ from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Constraint, Decision, Reason
 from dl2d.core.jobs import NOTHING, Job, JobKey
 from dl2d.core.packing import Packing
-from dl2d.core.policy import NO_EVIDENCE
+from dl2d.core.policy import NO_EVIDENCE, Policy
 from dl2d.learning import training_report
 from dl2d.policies.common.checkpoint import read_checkpoint
 from dl2d.policies.common.greedy_allocation import GreedyAllocation
@@ -314,7 +314,7 @@ def test_the_way_on_accelerated_days(
         # A week under the version: its jobs report their speeds.
         checkpoint = read_checkpoint(tmp_path / "site" / "checkpoint", policy=design)
         assert first.startswith(f"{design} {checkpoint.digest[:12]}")
-        decides = Dl2Original(checkpoint, exploration=0.1) if imitates else Dl2(checkpoint)
+        decides: Policy = Dl2Original(checkpoint, exploration=0.1) if imitates else Dl2(checkpoint)
         record(daemon.store_url, load_source(JOBS, seed=101).workload, decides, begin=today - 7 * DAY,
                first_slot=daemon.store.last_slot_number() + 1)  # fmt: skip
         daemon.start()
