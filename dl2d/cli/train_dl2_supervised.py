@@ -11,12 +11,13 @@ from dl2d.cli.imitation_report import comparison_lines, finish_imitation, not_be
 from dl2d.cli.options import reading
 from dl2d.cli.progress_display import interruptible, progress_bars, show_on_bar
 from dl2d.cli.promotion_trial import Side, on_trial, policy_of
-from dl2d.cli.trained_policy_replay import check_on_site
+from dl2d.cli.trained_policy_replay import check_on_site, replay_line
 from dl2d.config.settings import Settings
 from dl2d.core.errors import GateRefused
 from dl2d.core.json_codec import as_plain
 from dl2d.core.measured_speeds import TrainingKind
 from dl2d.learning.dl2_supervised import imitate_with_scorer
+from dl2d.learning.trained_policy_check import ReplayCheck
 from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.policies.dl2.policy import with_checkpoint
 
@@ -53,27 +54,35 @@ def train_dl2_supervised(
                 on_round=lambda done, total, loss: show("learning", done, total, f"loss {loss:.3f}"),
             )  # fmt: skip
 
-        def problem_of(checkpoint: Checkpoint) -> str:
-            return check_on_site(settings, checkpoint, recorded.nodes, recorded.requests, days, tell=show).problem
+        def replayed(checkpoint: Checkpoint) -> ReplayCheck:
+            return check_on_site(settings, checkpoint, recorded.nodes, recorded.requests, days, tell=show)
 
         trial = None
-        if days is not None and not (reason := reason or problem_of(found.fitted)):
+        replays: ReplayCheck | None = None
+        if days is not None and not reason:
+            replays = replayed(found.fitted)
+            reason = replays.problem
+        if days is not None and not reason:
             sides = (Side(each.digest, policy_of(settings, each)) for each in (found.fitted, found.begun_with))
             trial = on_trial(settings, _DL2, days, *sides, tell=show)
             reason = trial.reason
         is_better = trial is not None and trial.passed
         checkpoint = recorded.with_days(found.fitted) if is_better else found.begun_with
-        if not is_better and (problem := problem_of(checkpoint)):
-            raise GateRefused(f"policy {_DL2} {problem}; nothing was written")
+        if replays is None or not is_better:
+            replays = replayed(checkpoint)
+        if replays.problem:
+            raise GateRefused(f"policy {_DL2} {replays.problem}; nothing was written")
     weights = "fitted weights" if is_better else "dl2d's own weights"
     lines = [
         f"{found.states} choices learned from; a right step scores highest in {found.agreement:.1%} of others",
         *comparison_lines(found.comparison, found.yardstick, found.comparison_begun_with),
         f"the checkpoint has {weights}: {reason}",
+        replay_line(replays),
         *([recorded.note] if recorded.note else []),
     ]
     figures = {
         "weights": "fitted" if is_better else "own", "reason": reason,
+        "replayed": {"jobs": replays.jobs, "ended": replays.ended},
         "not_better_than": not_better_than(found.comparison, found.yardstick, found.comparison_begun_with),
         "trial": None if trial is None else as_plain(trial),
     }  # fmt: skip
