@@ -298,7 +298,7 @@ def container(
         # Not the end of the task: a container without one is given the task again.
         report = structs.replace(report, task="", exit_code=None)
     order = manager.report_container(report)
-    if body.exit_code is not None or body.ending or order.task:
+    if (body.exit_code is not None or body.ending or order.task) and services.wakes.take(job.key.slug):
         services.wake()
     return {
         "task": _launch_of(order.task, job, services),

@@ -16,7 +16,7 @@ from dl2d.daemon.api.connection_limits import Connection, Waiting, client_gone, 
 
 #: Heartbeats that a job may send. A coordinator sends one every few seconds, and one when something has changed.
 HEARTBEATS_PER_SECOND = 50.0
-#: Ticks that a job may ask for by changes of its tasks, and how many of them at once.
+#: Ticks that a job may ask for by what becomes of its tasks, and how many of them at once.
 WAKES_PER_SECOND, MAX_WAKES = 0.2, 2.0
 #: Requests that each user may send with credentials of their own.
 VIEWS_PER_SECOND = 2.0

@@ -55,7 +55,7 @@ class Services:
     heartbeat_rate: RateLimiter
     #: Asks for a tick soon, because something happened that it should see.
     wake: Callable[[], None]
-    #: Limits how often it is asked for one by tasks of a job that have moved, by job.
+    #: Limits how often it is asked for one by tasks of a job that have moved, or by their containers, by job.
     wakes: RateLimiter = field(default_factory=lambda: RateLimiter(WAKES_PER_SECOND, MAX_WAKES, time.monotonic))
     user_turns: UserTurns
     #: Turns of requests without a valid credential, by address.

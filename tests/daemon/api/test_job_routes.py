@@ -1156,7 +1156,7 @@ class TestContainers:
         for bad in ({"incarnation": "x"}, {"role": "king"}, {"position": -1}, {"container": "a/b"}, {"more": 1}):
             assert self.report(world, key, **bad).status_code == 422
 
-    def test_an_end_asks_for_a_tick(self, world: ApiWorld) -> None:
+    def test_an_end_asks_for_a_tick_but_not_at_any_rate(self, world: ApiWorld) -> None:
         key = running(world)
         world.access.manager = GivesOut()
         woken = world.woken
@@ -1164,6 +1164,9 @@ class TestContainers:
         assert world.woken == woken
         self.report(world, key, task="worker-1", exit_code=-9)
         assert world.woken == woken + 1
+        for _ in range(5):
+            assert self.report(world, key, ending=True).status_code == 200
+        assert world.woken == woken + 2
 
 
 class GivesOut(MemoryManager):
