@@ -210,10 +210,12 @@ class Snapshot:
 
     @property
     def capacity(self) -> Resources:
-        """Total capacity of the nodes that take tasks."""
+        """Total capacity of the nodes that take tasks, and what runs on others that do not take new ones."""
         # Most nodes are alike.
         up = NodeState.UP
         alike = Counter([node.capacity for node in self.nodes if node.state is up])
+        if draining := {node.name for node in self.nodes if node.state is NodeState.DRAINING}:
+            alike.update(task.room for task in self.tasks if task.node in draining and task.state.wanted)
         return Resources.total(capacity * many for capacity, many in alike.items())
 
     def may_use(self) -> dict[JobKey, frozenset[str]]:

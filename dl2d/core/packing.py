@@ -81,6 +81,7 @@ class Packing:
         self._nodes = tuple(nodes)
         self._placement = placement
         self._number = {node.name: number for number, node in enumerate(self._nodes)}
+        self._draining = [number for number, node in enumerate(self._nodes) if node.state is NodeState.DRAINING]
         incumbents, leaving = tuple(incumbents), tuple(leaving)
         # Most nodes and most demands are equal: each is looked at once.
         demands = {task.room for task in incumbents} | {task.room for task in leaving}
@@ -383,8 +384,10 @@ class Packing:
         return {node.name: rooms[node_class] for node, node_class, takes_tasks in taking if takes_tasks}
 
     def left(self) -> Resources:
-        """What is free on all nodes that take tasks together."""
-        return self._resources(self._classes.matrices().total)
+        """What is free on all nodes that take tasks together, and the room of incumbents on draining ones."""
+        kept = [self._classes.class_of[number].reserved for number in self._draining] if self._incumbents else []
+        total = self._classes.matrices().total
+        return self._resources(map(sum, zip(total, *kept, strict=False)) if kept else total)
 
     def room_on(self, node: str) -> Resources:
         """What is free on a node, whether it takes tasks or not; nothing where there is no such node."""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
 import structlog
-from msgspec import structs
 
 from dl2d.core.canary import Canary
-from dl2d.core.cluster import NodeState, Snapshot
+from dl2d.core.cluster import Snapshot
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Constraint, Decision, Reason
 from dl2d.core.errors import PolicyError
@@ -20,7 +18,6 @@ from dl2d.core.json_codec import digest
 from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
-from dl2d.core.resources import Resources
 from dl2d.tick.canary_decision import decide_in_groups
 from dl2d.tick.decision_check import check_decision
 from dl2d.tick.policy_call import gc_paused
@@ -88,38 +85,12 @@ def decide(
 
 
 def _ask(policy: Policy, snapshot: Snapshot, placement: Placement, seed: int) -> Decision:
-    shown = _with_room_of_tasks(snapshot)
-    packing = Packing.for_decision(shown.nodes, shown.tasks, placement, shown.node_sets)
-    decision = policy.decide(shown, packing, np.random.default_rng([seed, snapshot.slot]))
+    packing = Packing.for_decision(snapshot.nodes, snapshot.tasks, placement, snapshot.node_sets)
+    decision = policy.decide(snapshot, packing, np.random.default_rng([seed, snapshot.slot]))
     check_decision(decision, snapshot)
     # Later stages rely on ``previous``, so it is not taken from the policy.
     held = snapshot.held()
     return replace(decision, jobs=tuple(replace(entry, previous=held[entry.job]) for entry in decision.jobs))
-
-
-def _with_room_of_tasks(snapshot: Snapshot) -> Snapshot:
-    """The snapshot as policies see it: a node that takes no new tasks has room for the tasks of ours that run there.
-
-    So a policy does not take tasks away since a node does not answer for a while, or its partition was closed.
-    """
-    closed = {node.name for node in snapshot.nodes if node.state is NodeState.DRAINING}
-    if not closed:
-        return snapshot
-    held: dict[str, list[Resources]] = defaultdict(list)
-    leaving: dict[str, list[Resources]] = defaultdict(list)
-    for task in snapshot.tasks:
-        if task.node in closed:
-            (held if task.state.wanted else leaving)[task.node].append(task.room)
-    nodes = tuple(
-        structs.replace(
-            node, state=NodeState.UP, capacity=Resources.total(held[node.name]),
-            used=Resources.total((*held[node.name], *leaving[node.name])),
-        )
-        if node.name in held
-        else node
-        for node in snapshot.nodes
-    )  # fmt: skip
-    return replace(snapshot, nodes=nodes)
 
 
 def _by_fallback(decision: Decision, cause: str, constraint: Constraint = Constraint.FALLBACK) -> Decision:

@@ -207,8 +207,8 @@ def share_inside(
 
 
 def _usual_capacity(nodes: Sequence[Node]) -> Resources:
-    """Most frequent capacity of the nodes that are up."""
-    capacities = Counter(node.capacity for node in nodes if node.state is NodeState.UP)
+    """Most frequent capacity of the nodes that are not down."""
+    capacities = Counter(node.capacity for node in nodes if node.state is not NodeState.DOWN)
     return capacities.most_common(1)[0][0] if capacities else NO_RESOURCES
 
 
