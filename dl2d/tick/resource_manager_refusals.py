@@ -16,7 +16,7 @@ from typing import Final
 
 from dl2d.core.cluster import NodeSet, NodeState, Task, TaskState
 from dl2d.core.guard_state import GuardState, LearnedLimit, NodeRefusal
-from dl2d.core.jobs import FailureCause, Job, JobKey
+from dl2d.core.jobs import TASK_ROLES, FailureCause, Job, JobKey
 from dl2d.core.resource_manager import EligibleNodes, GrowthLimit, RmJob, RmJobState, RmListing
 from dl2d.core.resources import Resources
 from dl2d.core.start_failures import MAX_BACKOFF_SECONDS
@@ -177,13 +177,13 @@ def node_sets(
 ) -> tuple[NodeSet, ...]:
     """The nodes that each job may use, as the resource manager says and without those that it refused lately.
 
-    Nor those on which a task of the job failed or did not start lately, as long as others are left. Jobs that may use
-    all are in none.
+    Nor those on which a task of the job failed or did not start lately, as long as others are left that are large
+    enough for its tasks. Jobs that may use all are in none.
     """
     if not listing.eligible_nodes and not refused:
         return ()
     all_nodes = frozenset(node.name for node in listing.nodes)
-    up = {node.name for node in listing.nodes if node.state is NodeState.UP}
+    capacity = {node.name: node.capacity for node in listing.nodes if node.state is NodeState.UP}
     everywhere = EligibleNodes(all_nodes, "")
     #: Jobs by what they may use; most jobs of a partition share one record.
     alike: dict[tuple[EligibleNodes, tuple[tuple[str, str], ...]], list[JobKey]] = defaultdict(list)
@@ -192,8 +192,11 @@ def node_sets(
         known = refused.get(job.key, {})
         refusing = {name for name, found in known.items() if at < found.retry_at and not found.failed}
         failing = {name for name, found in known.items() if at < found.retry_at and found.failed}
-        if failing and (eligible.nodes & up) - refusing <= failing:
-            failing = set()
+        if failing:
+            others = {capacity[name] for name in (eligible.nodes & capacity.keys()) - refusing - failing}
+            demands = (job.request.demand(role) for role in TASK_ROLES)
+            if not all(any(demand.fits_in(other) for other in others) for demand in demands):
+                failing = set()
         reasons_by_node = {name: f"refused: {known[name].reason}" for name in refusing}
         reasons_by_node |= {name: known[name].reason for name in failing}
         avoided = tuple(sorted(reasons_by_node.items()))

@@ -57,10 +57,11 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
 
     # Vacate nodes for jobs of others
     growth_limits = (*observed.listing.growth_limits, *reconciled.growth_limits)
+    unreplaced = unreplaced_tasks(reconciled.snapshot, reconciled.backing_off, growth_limits)
     snapshot, claim_history = claim_nodes(
         reconciled.snapshot, observed.listing, state.claim_history,
         silent=silent, now=begin, lead_seconds=context.timeouts.drain_seconds,
-        held_back=reconciled.backing_off, growth_limits=growth_limits,
+        held_back=reconciled.backing_off, growth_limits=growth_limits, unreplaced=unreplaced,
     )  # fmt: skip
 
     # Decide and guard, unless the last decision is still in force
@@ -96,8 +97,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
         jobs_to_keep = silent if not incomplete else [job.key for job in snapshot.jobs]
         plan = place(
             snapshot, slot_decision.in_force, deciders.placement,
-            silent=jobs_to_keep, unreplaced=unreplaced_tasks(snapshot, reconciled.backing_off, growth_limits),
-            positions=positions,
+            silent=jobs_to_keep, unreplaced=unreplaced, positions=positions,
         )  # fmt: skip
         plan = within_limits(plan, snapshot, reconciled.owners, context.guard_rules)
         if context.start_allowance is not None:

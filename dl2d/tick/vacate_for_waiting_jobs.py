@@ -71,11 +71,13 @@ def claim_nodes(
     lead_seconds: float,
     held_back: Collection[JobKey] = (),
     growth_limits: Iterable[GrowthLimit] = (),
+    unreplaced: Collection[TaskGroup] = (),
 ) -> tuple[Snapshot, ClaimHistory]:
     """The snapshot with the claims that get room, and the next history. ``now``: seconds on a monotonic clock.
 
     Jobs whose coordinator is ``silent`` keep their tasks. Waiting elastic jobs that are silent or ``held_back``, or for
     whose minimum size ``growth_limits`` leave too little, cannot start and take nothing from claims of lower priority.
+    Tasks of floors do not move if their job and role is ``unreplaced``, as no other such task would start.
     An incomplete listing may lack nodes and jobs, so that nothing is claimed.
     """
     if listing.incomplete:
@@ -83,7 +85,7 @@ def claim_nodes(
     given_up = _GivenUp(each for each in history.given_up if now - each.at < RETRY_SECONDS)
     if not snapshot.jobs or not listing.claims:
         return snapshot, ClaimHistory(given_up=tuple(given_up.claims))
-    rooms = _NodeRoom(snapshot, listing, silent)
+    rooms = _NodeRoom(snapshot, listing, silent, unreplaced)
     free_now = {node.name: node.capacity.minus(node.used) for node in snapshot.nodes}
     # A sort is stable: standing claims come in the order of the listing.
     claims = sorted(listing.claims, key=lambda claim: (claim.standing, -claim.priority))
@@ -290,11 +292,18 @@ def _share(claim: Claim, nodes: int) -> Resources:
 class _NodeRoom:
     """Room on each node when all draining tasks have left, while claims are met one after the other."""
 
-    def __init__(self, snapshot: Snapshot, listing: RmListing, silent: Collection[JobKey]) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        listing: RmListing,
+        silent: Collection[JobKey],
+        unreplaced: Collection[TaskGroup],
+    ) -> None:
         anchors = {job.anchor: job.key for job in snapshot.jobs if job.anchor and not job.static}
         self._anchors = {anchors[each.handle]: each for each in listing.jobs if each.handle in anchors}
         self._jobs = {job.key: job for job in snapshot.jobs}
         self._silent = silent
+        self._unreplaced = unreplaced
         self._held = snapshot.held()
         # Nodes that no elastic job may use take no tasks in the snapshot.
         self._capacity = {node.name: node.capacity for node in listing.nodes if node.state is NodeState.UP}
@@ -584,8 +593,11 @@ class _NodeRoom:
         self._node_point = len(self._undo_log)
         ways: tuple[object, ...] = ()
         for task in leavers:
-            can_spare = self._above_floor.get((task.job, task.role), 0) > 0
-            ways = (*ways, (task.job, task.role) if can_spare else self._alike(task))
+            group = task.job, task.role
+            if self._above_floor.get(group, 0) > 0:
+                ways = (*ways, group)
+            else:
+                ways = (*ways, (group, "stays") if group in self._unreplaced else self._alike(task))
             if ways in self._stuck:
                 self._undo(undo_point)
                 return None
@@ -628,6 +640,8 @@ class _NodeRoom:
         if self._above_floor.get(group, 0) > 0:
             self._set(self._above_floor, group, self._above_floor[group] - 1)
             return True
+        if group in self._unreplaced:
+            return False
         if not self._move_targets:
             eligible = claim.eligible
             self._move_targets = sorted(

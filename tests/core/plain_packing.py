@@ -124,7 +124,9 @@ class PlainPacking:
         return Blocked(role, constraint, nearest, demand.shortfalls(self.free(nearest)))
 
     def left(self) -> Resources:
-        return Resources.total(self.free(name) for name in self.up)
+        draining = {name for name, node in self.nodes.items() if node.state is NodeState.DRAINING}
+        kept = [task.demand for task in self.waiting if task.node in draining]
+        return Resources.total([*(self.free(name) for name in self.up), *kept])
 
     def room(self) -> dict[str, Resources]:
         return {name: self.free(name) for name in self.up}

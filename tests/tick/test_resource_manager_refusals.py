@@ -34,12 +34,17 @@ class Restricted(ScriptedManager):
         self.waiting: set[str] = set()
         #: Nodes on which tasks wait since they need more than they were asked for with.
         self.without_room: set[str] = set()
+        self.without_gpus: set[str] = set()
         #: Workers beyond so many wait for a limit.
         self.max_workers = 1_000
 
     def listing(self, ended_since: float | None = None, tasks: Collection[Task] | None = None) -> RmListing:
         listing = super().listing(ended_since, tasks)
-        return replace(listing, eligible_nodes=self.eligible)
+        nodes = tuple(
+            structs.replace(node, capacity=Resources.of(cpu=8)) if node.name in self.without_gpus else node
+            for node in listing.nodes
+        )
+        return replace(listing, nodes=nodes, eligible_nodes=self.eligible)
 
     def submit(self, task: TaskSpec) -> str:
         if task.node in self.refusing:
@@ -168,9 +173,12 @@ def test_a_node_on_which_tasks_fail_or_do_not_start_is_not_asked_again_and_again
     assert Counter(spec.node for spec in manager.submitted if spec.job == key and spec.node) == {"n1": 1, "n2": 1}
 
 
-def test_a_node_on_which_a_task_failed_is_used_where_the_job_may_use_no_other(world: World) -> None:
+@pytest.mark.parametrize("others", ["may not be used", "are too small"])
+def test_a_node_on_which_a_task_failed_is_used_where_the_job_has_no_other(world: World, others: str) -> None:
     manager = manager_of(world)
-    key = ready(world, **ALL_REDUCE)
+    if others == "are too small":
+        manager.without_gpus = {"n2", "n3", "n4"}
+    key = ready(world, **ALL_REDUCE) if others == "may not be used" else world.ready(**ALL_REDUCE)
     world.tick()
     (first,) = world.tasks(key)
     manager.end(first.handle, RmJobState.FAILED, "exit status 1")

@@ -641,6 +641,19 @@ def test_a_task_of_a_floor_stays_on_a_claimed_node_where_a_limit_leaves_no_repla
         assert follow(world, ticks=20) == ["812"]
 
 
+def test_a_claim_takes_the_node_that_can_be_vacated_rather_than_that_of_a_floor_that_stays() -> None:
+    one = {"min_ps": 0, "max_ps": 0, "architecture": Architecture.ALLREDUCE}
+    with closing(World(cluster_nodes=make_nodes(2), url="")) as world:
+        stays, yields = world.settled(max_workers=1, **one), world.settled(max_workers=3, **one)
+        (kept,) = world.tasks(stays)
+        anchors = frozenset({world.job(stays).anchor})
+        world.manager.growth_limits = (GrowthLimit(anchors, {"gpu": 0.0}, "QOS high has no more"),)
+        world.manager.claims.append(claim(nodes=1, whole=False, demand=Resources.of(cpu=2, gpu=2)))
+        assert follow(world) == ["812"]
+        assert [task.id for task in world.tasks(stays)] == [kept.id]
+        assert world.has(yields).workers >= 1
+
+
 def test_tasks_of_a_floor_whose_replacements_are_refused_are_tried_no_more_often_than_the_back_off_allows() -> None:
     with closing(World(cluster_nodes=make_nodes(2), url="")) as world:
         job = world.settled(max_workers=1, max_ps=1)

@@ -118,8 +118,8 @@ class PlanReport(_Message):
     first_version: _Count
     workers: _Count
     servers: _Count
-    added: tuple[_TaskId, ...] = ()
-    removed: tuple[_TaskId, ...] = ()
+    added: Annotated[tuple[_TaskId, ...], Field(max_length=MAX_MEMBERS, fail_fast=True)] = ()
+    removed: Annotated[tuple[_TaskId, ...], Field(max_length=MAX_MEMBERS, fail_fast=True)] = ()
     moved_bytes: _Count = 0
     prepare_ms: float = 0.0
     move_ms: float = 0.0

@@ -992,12 +992,13 @@ _MANY = 10_000
     [
         {"members": [{}] * _MANY},
         {"plans": [{}] * 100},
+        {"plans": [{"number": 1, "added": [1] * _MANY}]},
         {"stragglers": [1] * _MANY},
         {"argv": [1] * _MANY, "cwd": "/"},
         {"argv": ["x"], "cwd": "/", "env": {f"a{number}": 1 for number in range(_MANY)}},
         {f"a{number}": 1 for number in range(_MANY)},
     ],
-    ids=["members", "plans", "stragglers", "argv", "env", "unknown"],
+    ids=["members", "plans", "tasks of plans", "stragglers", "argv", "env", "unknown"],
 )
 def test_a_body_with_ten_thousand_errors_is_refused_at_the_first(world: ApiWorld, wrong: dict[str, object]) -> None:
     """Errors are made, logged and answered in the loop that takes all jobs' heartbeats."""
