@@ -46,6 +46,7 @@ def main() -> int:
     parser.add_argument("--hang-at", type=int, default=-1)
     parser.add_argument("--hang-task", default="")
     parser.add_argument("--step-seconds", type=float, default=0.0)
+    parser.add_argument("--sample-seconds", type=float, default=0.0)
     options = parser.parse_args()
     optimizer = {
         "sgd": SGD(lr=0.001, weight_decay=0.01),
@@ -90,6 +91,7 @@ def main() -> int:
             raise ValueError("the user's own mistake")
 
     def computed(epoch: int, samples: Sequence[int]) -> None:
+        time.sleep(options.sample_seconds * len(samples))
         if options.log:
             path = Path(f"{options.log}.{os.environ.get('DL2_TASK', 'single')}")
             with path.open("a", encoding="utf-8") as file:
