@@ -8,6 +8,7 @@ would be chosen again and again.
 
 from __future__ import annotations
 
+import heapq
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -28,6 +29,9 @@ from dl2d.core.tick_plan import Outcome
 MAX_REFUSED_SECONDS: Final = 30.0
 #: A refusal is remembered for this long after its retry time; a further one until then doubles the delay.
 _FORGET_SECONDS: Final = 3600.0
+#: So many jobs at most avoid nodes on which tasks of theirs failed: each has a set of nodes of its own, and with many
+#: sets packing is slow.
+_MAX_AVOIDING_JOBS: Final = 16
 
 
 def why_refused(listed: RmJob) -> str:
@@ -172,13 +176,23 @@ def learned_growth_limits(
     return tuple(limits)
 
 
+def _jobs_that_avoid_failed_nodes(refused: Mapping[JobKey, Mapping[str, NodeRefusal]]) -> set[JobKey]:
+    """The jobs of which a task has failed on a node last, at most ``_MAX_AVOIDING_JOBS``."""
+    failed_at = {
+        job: max(found.at for found in nodes.values() if found.failed)
+        for job, nodes in refused.items()
+        if any(found.failed for found in nodes.values())
+    }
+    return set(heapq.nlargest(_MAX_AVOIDING_JOBS, failed_at, key=failed_at.__getitem__))
+
+
 def node_sets(
     jobs: Iterable[Job], listing: RmListing, refused: Mapping[JobKey, Mapping[str, NodeRefusal]], at: float
 ) -> tuple[NodeSet, ...]:
     """The nodes that each job may use, as the resource manager says and without those that it refused lately.
 
     Nor those on which a task of the job failed or did not start lately, as long as others are left that are large
-    enough for its tasks. Jobs that may use all are in none.
+    enough for its tasks, and only for the jobs of the last such failures. Jobs that may use all are in none.
     """
     if not listing.eligible_nodes and not refused:
         return ()
@@ -187,11 +201,12 @@ def node_sets(
     everywhere = EligibleNodes(all_nodes, "")
     #: Jobs by what they may use; most jobs of a partition share one record.
     alike: dict[tuple[EligibleNodes, tuple[tuple[str, str], ...]], list[JobKey]] = defaultdict(list)
+    lately_failed = _jobs_that_avoid_failed_nodes(refused)
     for job in jobs:
         eligible = listing.eligible_nodes.get(job.anchor, everywhere)
-        known = refused.get(job.key, {})
-        refusing = {name for name, found in known.items() if at < found.retry_at and not found.failed}
-        failing = {name for name, found in known.items() if at < found.retry_at and found.failed}
+        known = {name: found for name, found in refused.get(job.key, {}).items() if at < found.retry_at}
+        refusing = {name for name, found in known.items() if not found.failed}
+        failing = {name for name, found in known.items() if found.failed} if job.key in lately_failed else set()
         if failing:
             others = {capacity[name] for name in (eligible.nodes & capacity.keys()) - refusing - failing}
             demands = (job.request.demand(role) for role in TASK_ROLES)

@@ -279,7 +279,7 @@ def test_a_job_whose_coordinator_is_silent_stays_as_it_is() -> None:
     )
     assert outcome(decision) == [((3, 2), [Constraint.SILENT]), ((1, 1), [Constraint.SILENT])]
     assert decision.jobs[0].guarded[0].text == (
-        "coordinator silent for 1000 s: allocation unchanged until it reports again"
+        "its coordinator is silent or being ended (last report 1000 s ago): allocation unchanged until it reports again"
     )
 
 

@@ -13,6 +13,7 @@ from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import Allocation, JobKey, Role
 from dl2d.core.resource_manager import RmJobState, RmListing
 from dl2d.core.resources import Resources
+from dl2d.core.start_failures import StartFailures
 from dl2d.testing import PromptCoordinator, ScriptedManager
 from dl2d.testing.builders import make_nodes
 from dl2d.tick.tick_context import GuardRules
@@ -107,3 +108,20 @@ def test_a_task_whose_time_is_short_is_not_replaced_all_the_time(build) -> None:
     limit(world, 100_000, of=is_anchor)
     run(world, key, 1200, task_limit=240, every=20.0)
     assert len(world.store.tasks(live=False, job=key)) <= 2 * 8
+
+
+def test_the_only_server_is_replaced_before_its_time_limit_although_growth_of_its_job_backs_off(build) -> None:
+    world = build(cluster_nodes=make_nodes(2), url="sqlite://")
+    key = world.settled(max_workers=1, max_ps=1)
+    limit(world, 100_000, of=is_anchor)
+    limit(world, 250, of=lambda tag: not is_anchor(tag))
+    failures = {key: StartFailures(last="worker-7: no", at=world.now, not_counted=8)}
+    world.state = replace(world.state, memory=replace(world.state.memory, start_failures=failures))
+    for _ in range(12):
+        world.tick(20.0)
+        for job in world.manager.live():
+            if job.time_limit_at and job.time_limit_at <= world.now:
+                world.manager.end(job.handle, RmJobState.FAILED, "TIMEOUT")
+        world.beat()
+    assert world.has(key) == (1, 1)
+    assert not [task.id for task in world.store.tasks(live=False, job=key) if task.state is TaskState.FAILED]

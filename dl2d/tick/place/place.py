@@ -48,7 +48,7 @@ def place(
       does not shrink, those beyond its floor leave a claimed node at once, and others start as soon as there is room;
       those of its floor are moved, one at a time, and wait for room if need be. Tasks that reach their time limit are
       moved where there is room. Of jobs and roles that are ``unreplaced``, for which no tasks are to be started at
-      present, those of the floor stay, and the others leave.
+      present, those beyond the floor leave instead, and those of the floor only move if they reach their time limit.
     - Where the resource manager only stops tasks of the highest position (``positions``, by tag) and chooses the nodes
       itself, those leave, and neither named nodes nor moves count.
     """
@@ -92,11 +92,11 @@ def place(
     for task in displaced:
         group, expires = (task.job, task.role), task.tag in snapshot.expiring
         is_spare = left[group] > floors.get(task.job, requests[task.job].min_size).count(task.role)
-        if not is_spare and group in unreplaced:
+        if not is_spare and not expires and group in unreplaced:
             continue
         if not expires and not is_spare and any((move.job, other.role) == group for other, move in moves):
             continue
-        is_moved = (expires or not is_spare) and group not in unreplaced
+        is_moved = not is_spare or (expires and group not in unreplaced)
         node = packing.place(task.demand, task.role, task.job) if is_moved else None
         if isinstance(node, str):
             targets.reserve(node, task.demand)

@@ -104,13 +104,13 @@ def _floor_tasks_replaced(plan: Plan, snapshot: Snapshot) -> set[int]:
             leaving.add(group)
         elif task.tag not in going:
             staying[group] += 1
-    first: dict[TaskGroup, int] = {}
+    last: dict[TaskGroup, int] = {}
     for number, move in enumerate(plan.moves, len(plan.starts) - len(plan.moves)):
         key, role = group = move.job, plan.starts[number].role
         is_floor = staying[group] < floors.get(key, NOTHING).count(role)
         if task_tag(key, move.task) in going and is_floor and group not in leaving:
-            first.setdefault(group, number)
-    return set(first.values())
+            last[group] = number  # the worker of rank 0, which leaves last
+    return set(last.values())
 
 
 def _with_expiring_stopped(plan: Plan, kept: Plan, snapshot: Snapshot) -> Plan:
@@ -128,10 +128,10 @@ def _with_expiring_stopped(plan: Plan, kept: Plan, snapshot: Snapshot) -> Plan:
         }
     )
     beyond.subtract((stop.job, roles[stop.job, stop.task]) for stop in kept.stops)
-    stops = []
+    stops, kept_moves = [], set(kept.moves)
     for move in plan.moves:
         group = move.job, roles[move.job, move.task]
-        if move not in kept.moves and task_tag(move.job, move.task) in snapshot.expiring and beyond[group] > 0:
+        if move not in kept_moves and task_tag(move.job, move.task) in snapshot.expiring and beyond[group] > 0:
             beyond[group] -= 1
             stops.append(Stop(move.job, move.task))
     return replace(kept, stops=(*kept.stops, *stops))

@@ -479,7 +479,7 @@ def assert_lacks(snapshot: Snapshot, left: Packing, item: Deferred, unit: Resour
 
 
 @pytest.mark.parametrize(("held", "leave"), [((1, 1), []), ((3, 1), ["worker-1", "worker-2"])])
-def test_of_a_job_that_may_start_nothing_tasks_of_the_floor_stay_and_others_leave_before_their_time_limit(
+def test_before_their_time_limit_tasks_beyond_the_floor_leave_where_others_would_not_start(
     held: tuple[int, int], leave: list[str]
 ) -> None:
     snapshot = a_snapshot([a_job(1)], cluster(4, cpu=8, gpu=2), held={0: Allocation(*held)})
@@ -487,6 +487,6 @@ def test_of_a_job_that_may_start_nothing_tasks_of_the_floor_stay_and_others_leav
     job = snapshot.jobs[0]
     decision = Decision("test", "1", (JobDecision(job.key, Allocation(*held), WHY),))
     plan = place(snapshot, decision, LoadBalance(), unreplaced={(job.key, W), (job.key, P)})
-    assert (plan.starts, plan.moves) == ((), ())
+    assert sorted(move.task for move in plan.moves) == ["ps-0", "worker-0"]
     assert sorted(stop.task for stop in plan.stops) == leave
     assert len(place(snapshot, decision, LoadBalance()).moves) == sum(held)
