@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from decimal import Decimal
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
@@ -44,6 +44,9 @@ def _read_only(place: Place) -> Iterator[Connection]:
             read_only = "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY"
             connection.exec_driver_sql(read_only if place.is_postgresql else "PRAGMA query_only = ON")
             connection.commit()
+            if place.is_postgresql:
+                # Only single statements can be prepared: a second one could begin a transaction that writes.
+                cast("Any", connection.connection.driver_connection).prepare_threshold = 0
             yield connection
 
 

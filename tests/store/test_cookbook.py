@@ -211,9 +211,12 @@ def test_each_comment_of_a_number_names_its_unit_or_says_what_is_counted(filled:
 def test_a_query_changes_nothing_on_postgresql(postgres_url: str) -> None:
     schema.upgrade(postgres_url)
     place = Place.parse(postgres_url)
-    for query in ("DELETE FROM jobs", "COMMIT; CREATE TABLE x (y integer)"):
-        with pytest.raises(RequestError, match="read-only transaction"):
-            ask(place, query)
+    with pytest.raises(RequestError, match="read-only transaction"):
+        ask(place, "DELETE FROM jobs")
+    for first in ("COMMIT", "SET TRANSACTION READ WRITE"):
+        with pytest.raises(RequestError, match="multiple commands"):
+            ask(place, f"{first}; CREATE TABLE x (y integer); COMMIT")
+    assert ask(place, "SELECT count(*) FROM pg_tables WHERE tablename = 'x'")[1] == [(0,)]
     headings, rows = ask(place, "SELECT job_id, submitted_at, days_ago FROM job_completion WHERE name LIKE '%a%'")
     assert (headings, rows) == (["job_id", "submitted_at", "days_ago"], [])
 
