@@ -387,6 +387,8 @@ class Capabilities:
     #: Where the output of a task is, for people: with ``{cwd}``, ``{id}`` and ``{slug}`` of its job, and ``{name}``;
     #: "" if that is not known.
     output: str = ""
+    #: It gives whole CPUs, at least one to each task, and whole MiB.
+    gives_whole_cpus: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,7 +161,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             )
             self._submitter = ParallelTaskSubmitter(self._submit, max(1, parallel_submits))
             stack.callback(self._submitter.close)
-            self._admission = Admission(settings.jobs.rules)
+            self._admission = Admission(settings.jobs.rules, rounds_up=capabilities.gives_whole_cpus)
             #: Held to replace the context; a tick works with the one that it began with.
             self._replacing_context = threading.Lock()
             self._answered = AnsweredHeartbeats(timer, lambda: self._settings.jobs.silent_seconds)
@@ -510,7 +510,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             with self._replacing_context:
                 self._settings, self._context, self._active, self._canary = settings, context, active, canary
                 self._judged_at = -math.inf
-            self._admission = Admission(settings.jobs.rules)
+            self._admission = replace(self._admission, rules=settings.jobs.rules)
             if self._reloaded is not None:
                 self._reloaded(settings)
             self._schedule_learning(scheduler, settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from dl2d.core.errors import RequestError
 from dl2d.core.job_request_parser import RequestRules, parse_request, read_directives
 from dl2d.core.jobs import NO_LAUNCH, TASK_ROLES, Consistency, Job, JobKey, JobRequest, Launch, Owner, User
 from dl2d.core.resource_manager import Anchor, RmListing
+from dl2d.core.resources import Resources
 from pslite.job.environment_allow_list import is_secret
 
 #: Maximum size of command and environment together, in bytes.
@@ -26,6 +28,9 @@ class Admission:
     """Checks what a job asks for before anything is kept."""
 
     rules: RequestRules
+    #: Whether the resource manager gives whole CPUs and MiB only (``Capabilities.gives_whole_cpus``). Demands are
+    #: rounded up to what a task will hold, so that no more tasks are packed on a node than fit there.
+    rounds_up: bool = False
 
     def submitted(
         self, key: JobKey, request: Mapping[str, object], launch: Launch, owner: Owner, listing: RmListing
@@ -37,7 +42,8 @@ class Admission:
         RequestError
             A key of the request is unknown, missing or bad, or no node could ever run one of its tasks.
         """
-        job = Job(key=key, request=parse_request(request, rules=self.rules), owner=owner, launch=launch)
+        parsed = self._as_given(parse_request(request, rules=self.rules))
+        job = Job(key=key, request=parsed, owner=owner, launch=launch)
         self._check(job, listing)
         return job
 
@@ -52,7 +58,8 @@ class Admission:
         directives = {**read_directives(anchor.script), **_options(anchor)}
         if not directives:
             raise RequestError("#DL2", "the batch script has no #DL2 lines: dl2d does not know what this job needs")
-        request = parse_request({"name": anchor.name, **directives}, rules=self.rules, where=anchor.source)
+        parsed = parse_request({"name": anchor.name, **directives}, rules=self.rules, where=anchor.source)
+        request = self._as_given(parsed)
         job = Job(
             key=anchor.key, request=request, owner=anchor.owner, launch=launch, anchor=anchor.handle or anchor.key.id
         )
@@ -67,12 +74,24 @@ class Admission:
         job = self.registered(anchor, launch, listing)
         return replace(job, launch=NO_LAUNCH, static=True, address=address or "not told")
 
+    def _as_given(self, request: JobRequest) -> JobRequest:
+        if not self.rounds_up:
+            return request
+        ps = _in_whole_cpus(request.ps) if request.max_ps else request.ps
+        return replace(request, worker=_in_whole_cpus(request.worker), ps=ps)
+
     def _check(self, job: Job, listing: RmListing) -> None:
         request = job.request
         if request.consistency is not Consistency.SYNC:
             raise RequestError("consistency", "this version trains with consistency=sync only")
         check_feasible(request, listing)
         check_launch(job.launch)
+
+
+def _in_whole_cpus(demand: Resources) -> Resources:
+    amounts = demand.as_dict()
+    whole = {"cpu": max(1, math.ceil(amounts.get("cpu", 0))), "memory": math.ceil(amounts.get("memory", 0))}
+    return Resources.of({**amounts, **whole})
 
 
 def check_options(anchor: Anchor, seen: Mapping[str, str]) -> None:

@@ -176,6 +176,7 @@ class SlurmManager:
             parallel_submits=_PARALLEL_SUBMITS,
             parallel_authentication=True,
             output="{cwd}/dl2-{id}/{name}.out",
+            gives_whole_cpus=True,
         )
 
     def listing(self, ended_since: float | None = None, tasks: Collection[Task] | None = None) -> RmListing:

@@ -53,6 +53,7 @@ class ApiWorld(World):
 
     starts_anchors: bool = True
     request_rules: RequestRules = RULES
+    rounds_up: bool = False
     parallel_submits: int = 4
     parallel_authentication: bool = False
     limits: ConnectionLimits = DEFAULT_LIMITS
@@ -88,7 +89,7 @@ class ApiWorld(World):
             url=self.api_url,
             store=self.store,
             manager=self.access,
-            admission=lambda: Admission(self.request_rules),
+            admission=lambda: Admission(self.request_rules, rounds_up=self.rounds_up),
             credentials=self.credentials,
             task_specs=TaskSpecs("http://daemon", self.credentials),
             clock=lambda: self.now,

@@ -115,6 +115,15 @@ class TestRegistration:
         assert job.launch.argv == ("python", "train.py")
         assert world.woken == 1
 
+    def test_demands_are_what_a_resource_manager_of_whole_cpus_gives(self, world):
+        """Slurm gives a task of half a CPU, or of none, a whole one: twice as many would be packed as can start."""
+        world.rounds_up = True
+        world.add_anchor(script="#DL2 worker=cpu:1.5 ps=gpu:1 model=resnet-50 epochs=1 samples_per_epoch=10\n")
+        assert world.register().status_code == 200
+        (job,) = world.store.jobs(live=True)
+        assert job.request.worker == Resources.of(cpu=2)
+        assert job.request.ps == Resources.of(cpu=1, gpu=1)
+
     @pytest.mark.parametrize("mode", [Mode.LIVE, Mode.OBSERVE])
     def test_the_next_run_of_a_requeued_job_registers_with_its_own_command_and_for_the_present_mode(
         self, slurm_like, mode
