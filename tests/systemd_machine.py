@@ -103,6 +103,14 @@ class SystemdMachine:
             lambda: self.run("systemctl", "is-system-running").strip() in ("running", "degraded"), "it is up"
         )
 
+    def _remove_cgroup(self) -> bool:
+        try:
+            for folder, _, _ in os.walk(self._cgroup, topdown=False):
+                Path(folder).rmdir()
+        except OSError:  # of processes that were killed, some still end
+            return False
+        return True
+
     def _find(self) -> bool:
         assert self._outer is not None
         assert self._outer.poll() is None, (self._base / "boot.log").read_text(errors="replace")
@@ -149,7 +157,7 @@ class SystemdMachine:
                 self._outer.kill()  # the kernel ends a pid namespace with its first process
                 psutil.Process(self._inner).kill()
                 self._outer.wait(timeout=10)
-            for folder, _, _ in os.walk(self._cgroup, topdown=False):
-                Path(folder).rmdir()
+            self._inner = 0
+            self.wait_until(self._remove_cgroup, "all processes have ended")
         subprocess.run(["umount", "-R", str(self.root)], check=False, timeout=30)
         shutil.rmtree(self._base, ignore_errors=True)

@@ -165,67 +165,121 @@ def why_no_head() -> str:
     return missing
 
 
-@pytest.mark.slurm
-@pytest.mark.skipif(bool(why_no_head()), reason=why_no_head() or "all is there")
-def test_the_first_job_on_slurm(head: SystemdMachine) -> None:
+def as_root(head: SystemdMachine, text: str) -> str:
+    path = "PATH=/usr/sbin:/usr/bin:/sbin:/bin"
+    return head.run("env", "-i", path, "HOME=/root", "sh", "-ec", text, check=True)
+
+
+def as_alice(head: SystemdMachine, text: str) -> str:
+    return head.run("runuser", "-l", "alice", "-c", f"set -e\n{text}", check=True)
+
+
+def write(head: SystemdMachine, path: str, text: str) -> None:
+    head.run("sh", "-c", 'printf %s "$1" > "$2"', "write", text, path, check=True)
+
+
+def follow_the_guide_to_slurm(head: SystemdMachine) -> tuple[str, list[str]]:
+    """Follow it up to the environment of an ordinary user; the batch script and the commands of its first job."""
     blocks = [text for _, text in section("slurm.md", "Install")]
-    packages, slurm_conf, start_slurm, install, settings, certificate, start, probe, own, job, submit, *_ = blocks
+    packages, slurm_conf, start_slurm, install, settings, certificate, start, probe, own, job, submit, *more = blocks
     after_slurm = re.sub(r"\\\n", "", f"{install}{certificate}{start}{probe}{own}{submit}")
     assert len(after_slurm.splitlines()) == 10
-
-    def root(text: str) -> str:
-        path = "PATH=/usr/sbin:/usr/bin:/sbin:/bin"
-        return head.run("env", "-i", path, "HOME=/root", "sh", "-ec", text, check=True)
-
-    def alice(text: str) -> str:
-        return head.run("runuser", "-l", "alice", "-c", f"set -e\n{text}", check=True)
-
-    def write(path: str, text: str) -> None:
-        head.run("sh", "-c", 'printf %s "$1" > "$2"', "write", text, path, check=True)
 
     # Slurm counts more CPUs than this machine has, and cannot use its control groups.
     assert packages.startswith("apt install ")
     local = "TaskPlugin=task/none\nSlurmdParameters=config_overrides\n"
-    write("/etc/slurm/slurm.conf", slurm_conf.replace("proctrack/cgroup", "proctrack/linuxproc") + local)
-    write("/etc/slurm/cgroup.conf", cgroup_configuration(used=False))
-    root(start_slurm)
-    head.wait_until(lambda: root("sinfo -h -o %T").split() == ["idle"], "the node is idle")
+    write(head, "/etc/slurm/slurm.conf", slurm_conf.replace("proctrack/cgroup", "proctrack/linuxproc") + local)
+    write(head, "/etc/slurm/cgroup.conf", cgroup_configuration(used=False))
+    as_root(head, start_slurm)
+    head.wait_until(lambda: as_root(head, "sinfo -h -o %T").split() == ["idle"], "the node is idle")
 
     *build, package = install.splitlines()
     assert build[-1] == "make deb"
-    root(f"cd /srv/dl2d; {package}")
-    write("/etc/dl2d/dl2d.yaml", settings)
-    root(certificate)
-    checked = root(start)
+    as_root(head, f"cd /srv/dl2d; {package}")
+    write(head, "/etc/dl2d/dl2d.yaml", settings)
+    as_root(head, certificate)
+    checked = as_root(head, start)
     assert {line.split()[0] for line in checked.splitlines() if not line.startswith("Created symlink")} == {"ok"}
     assert "the daemon writes it when it starts" in checked
-    probed = root(probe)
+    probed = as_root(head, probe)
     assert {line.split()[0] for line in probed.splitlines()} == {"ok"}, probed
     assert "is of user alice" in probed
     assert re.search(r"probe: certificate +verified", probed)
 
     # PyTorch and what else is required are those of the tests.
     assert own.endswith('[demo]"\n')
-    alice(own.replace('[demo]"', '" --no-deps --no-index --quiet'))
-    write(
-        f"/home/alice/elastic/lib/python3.{sys.version_info.minor}/site-packages/t.pth", "\n".join(THIRD_PARTY) + "\n"
-    )
+    as_alice(head, own.replace('[demo]"', '" --no-deps --no-index --quiet'))
+    packages = f"/home/alice/elastic/lib/python3.{sys.version_info.minor}/site-packages/t.pth"
+    write(head, packages, "\n".join(THIRD_PARTY) + "\n")
+    return job, [submit, *more]
+
+
+def plain(shown: str) -> str:
+    """What a terminal shows without its control sequences."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+
+
+def digits(head: SystemdMachine) -> tuple[str, int]:
+    """State and workers of the guide's job as its user sees them."""
+    jobs = json.loads(as_alice(head, "dl2d status --all --json"))["jobs"]
+    return next(((job["state"], job["allocation"]["workers"]) for job in jobs), ("", 0))
+
+
+@pytest.mark.slurm
+@pytest.mark.skipif(bool(why_no_head()), reason=why_no_head() or "all is there")
+def test_the_first_job_on_slurm(head: SystemdMachine) -> None:
+    job, (submit, watch, *_) = follow_the_guide_to_slurm(head)
     short = job.replace("epochs=200", "epochs=10").replace("--epochs 200", "--epochs 10")
     assert len(job) - len(short) == 2
-    write("/home/alice/digits.sh", short)
-    alice(submit)
+    write(head, "/home/alice/digits.sh", short)
+    as_alice(head, submit)
+    head.wait_until(lambda: digits(head)[0] == "running", "it trains", timeout=120)
+    status, why = watch.splitlines()
+    told = as_alice(head, f"{status.removesuffix('--watch')}; {why}")
+    assert re.search(r"\bdigits\b.*\brunning\b", told), told
+    assert re.search(r"allocation +0w\+0ps -> \dw\+\dps", told), told
     most = 0
 
     def ended() -> bool:
         nonlocal most
-        (line,) = json.loads(root("dl2d status --all --json"))["jobs"] or [{"allocation": {"workers": 0}, "state": ""}]
-        most = max(most, line["allocation"]["workers"])
-        return line["state"] in ("finished", "failed", "lost", "cancelled")
+        state, workers = digits(head)
+        most = max(most, workers)
+        return state in ("finished", "failed", "lost", "cancelled")
 
     head.wait_until(ended, "the job has ended", timeout=400)
-    said = root("dl2d status --all; dl2d history; cat /home/alice/*.out")
+    said = as_root(head, "dl2d status --all; dl2d history; cat /home/alice/*.out")
     assert "finished" in said, said
     assert most == 3, said
+
+
+@pytest.mark.nightly
+@pytest.mark.slurm
+@pytest.mark.skipif(bool(why_no_head()), reason=why_no_head() or "all is there")
+@pytest.mark.timeout(1800)
+def test_an_ordinary_job_beside_the_first_one_on_slurm(head: SystemdMachine) -> None:
+    job, (submit, watch, rigid, *_) = follow_the_guide_to_slurm(head)
+    write(head, "/home/alice/digits.sh", job)
+    as_alice(head, submit)
+    head.wait_until(lambda: digits(head) == ("running", 3), "it has grown", timeout=120)
+    status, why = watch.splitlines()
+    assert status == "dl2d status --watch"
+    # In a terminal of its own, to the end of the machine.
+    as_alice(head, f"script --quiet --flush --command '{status}' watched > /dev/null 2>&1 < /dev/null &")
+    head.wait_until(lambda: re.search(r"\bdigits\b.*\brunning\b", plain(as_alice(head, "cat watched"))), "it is shown")
+
+    def slurm_state(name: str) -> str:
+        return as_root(head, f"squeue -h -t all -n {name} -o %T").strip()
+
+    as_alice(head, rigid)
+    head.wait_until(lambda: slurm_state("rigid") == "RUNNING", "the ordinary job starts", timeout=120)
+    assert slurm_state("digits") == "RUNNING"
+    head.wait_until(lambda: digits(head) == ("running", 1), "its user sees that it shrank", timeout=60)
+    assert "room made for a job of the resource manager" in as_alice(head, why)
+    head.wait_until(lambda: slurm_state("rigid") == "COMPLETED", "the ordinary job ends", timeout=120)
+    head.wait_until(lambda: digits(head) == ("running", 3), "it has grown again", timeout=400)
+    (job_id,) = (each["id"] for each in json.loads(as_alice(head, "dl2d status --json"))["jobs"])
+    as_alice(head, f"scancel {job_id}")
+    head.wait_until(lambda: digits(head) == ("cancelled", 0), "it has ended", timeout=120)
 
 
 @pytest.mark.nightly
