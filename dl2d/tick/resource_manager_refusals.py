@@ -8,8 +8,7 @@ would be chosen again and again.
 
 from __future__ import annotations
 
-import heapq
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -29,9 +28,9 @@ from dl2d.core.tick_plan import Outcome
 MAX_REFUSED_SECONDS: Final = 30.0
 #: A refusal is remembered for this long after its retry time; a further one until then doubles the delay.
 _FORGET_SECONDS: Final = 3600.0
-#: So many jobs at most avoid nodes on which tasks of theirs failed: each has a set of nodes of its own, and with many
+#: So many combinations of nodes at most are avoided since tasks failed there: each makes a set of nodes, and with many
 #: sets packing is slow.
-_MAX_AVOIDING_JOBS: Final = 16
+_MAX_AVOIDED: Final = 16
 
 
 def why_refused(listed: RmJob) -> str:
@@ -176,52 +175,54 @@ def learned_growth_limits(
     return tuple(limits)
 
 
-def _jobs_that_avoid_failed_nodes(refused: Mapping[JobKey, Mapping[str, NodeRefusal]]) -> set[JobKey]:
-    """The jobs of which a task has failed on a node last, at most ``_MAX_AVOIDING_JOBS``."""
-    failed_at = {
-        job: max(found.at for found in nodes.values() if found.failed)
-        for job, nodes in refused.items()
-        if any(found.failed for found in nodes.values())
-    }
-    return set(heapq.nlargest(_MAX_AVOIDING_JOBS, failed_at, key=failed_at.__getitem__))
-
-
 def node_sets(
     jobs: Iterable[Job], listing: RmListing, refused: Mapping[JobKey, Mapping[str, NodeRefusal]], at: float
 ) -> tuple[NodeSet, ...]:
     """The nodes that each job may use, as the resource manager says and without those that it refused lately.
 
     Nor those on which a task of the job failed or did not start lately, as long as others are left that are large
-    enough for its tasks, and only for the jobs of the last such failures. Jobs that may use all are in none.
+    enough for its tasks. Jobs that may use all are in none.
     """
     if not listing.eligible_nodes and not refused:
         return ()
     all_nodes = frozenset(node.name for node in listing.nodes)
     capacity = {node.name: node.capacity for node in listing.nodes if node.state is NodeState.UP}
     everywhere = EligibleNodes(all_nodes, "")
-    #: Jobs by what they may use; most jobs of a partition share one record.
-    alike: dict[tuple[EligibleNodes, tuple[tuple[str, str], ...]], list[JobKey]] = defaultdict(list)
-    lately_failed = _jobs_that_avoid_failed_nodes(refused)
+    known = {
+        key: {name: found for name, found in nodes.items() if at < found.retry_at} for key, nodes in refused.items()
+    }
+    failing = _failing_nodes(known)
+    #: Jobs by what they may use, and which of these nodes they avoid; most jobs of a partition share one record.
+    alike: dict[tuple[EligibleNodes, frozenset[str]], list[JobKey]] = defaultdict(list)
     for job in jobs:
         eligible = listing.eligible_nodes.get(job.anchor, everywhere)
-        known = {name: found for name, found in refused.get(job.key, {}).items() if at < found.retry_at}
-        refusing = {name for name, found in known.items() if not found.failed}
-        failing = {name for name, found in known.items() if found.failed} if job.key in lately_failed else set()
-        if failing:
-            others = {capacity[name] for name in (eligible.nodes & capacity.keys()) - refusing - failing}
+        refusing = frozenset(name for name, found in known.get(job.key, {}).items() if not found.failed)
+        failed = failing.get(job.key, frozenset())
+        if failed:
+            others = {capacity[name] for name in (eligible.nodes & capacity.keys()) - refusing - failed}
             demands = (job.request.demand(role) for role in TASK_ROLES)
             if not all(any(demand.fits_in(other) for other in others) for demand in demands):
-                failing = set()
-        reasons_by_node = {name: f"refused: {known[name].reason}" for name in refusing}
-        reasons_by_node |= {name: known[name].reason for name in failing}
-        avoided = tuple(sorted(reasons_by_node.items()))
-        if eligible is not everywhere or avoided:
-            alike[eligible, avoided].append(job.key)
+                failed = frozenset()
+        if eligible is not everywhere or refusing or failed:
+            alike[eligible, refusing | failed].append(job.key)
     sets = []
     for (eligible, avoided), keys in alike.items():
         reasons = [eligible.reason] if eligible.reason else []
-        reasons += [f"not {name}, {reason}" for name, reason in avoided]
-        nodes = (eligible.nodes & all_nodes) - {name for name, _ in avoided}
+        for name in sorted(avoided):
+            found = known[keys[0]][name]  # what became of another job's task there may differ in words
+            reasons.append(f"not {name}, {'' if found.failed else 'refused: '}{found.reason}")
+        nodes = (eligible.nodes & all_nodes) - avoided
         if nodes != all_nodes:
             sets.append(NodeSet(tuple(keys), nodes, "; ".join(reasons)))
     return tuple(sets)
+
+
+def _failing_nodes(refused: Mapping[JobKey, Mapping[str, NodeRefusal]]) -> dict[JobKey, frozenset[str]]:
+    """The nodes on which tasks of each job failed, of the ``_MAX_AVOIDED`` combinations that most jobs have."""
+    failing = {
+        job: frozenset(name for name, found in nodes.items() if found.failed)
+        for job, nodes in refused.items()
+        if any(found.failed for found in nodes.values())
+    }
+    most = dict(Counter(failing.values()).most_common(_MAX_AVOIDED))
+    return {job: nodes for job, nodes in failing.items() if nodes in most}

@@ -99,7 +99,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
             snapshot, slot_decision.in_force, deciders.placement,
             silent=jobs_to_keep, unreplaced=unreplaced, positions=positions,
         )  # fmt: skip
-        plan = within_limits(plan, snapshot, reconciled.owners, context.guard_rules)
+        plan = within_limits(plan, snapshot, reconciled.owners, context.guard_rules, unreplaced)
         if context.start_allowance is not None:
             plan = within_allowance(plan, context.start_allowance())
         waiting = startable_waiting_jobs(snapshot, slot_decision.in_force, plan, deciders.placement, silent=silent)

@@ -173,6 +173,20 @@ def test_a_node_on_which_tasks_fail_or_do_not_start_is_not_asked_again_and_again
     assert Counter(spec.node for spec in manager.submitted if spec.job == key and spec.node) == {"n1": 1, "n2": 1}
 
 
+def test_no_job_ends_for_a_node_on_which_all_tasks_fail(world: World) -> None:
+    """The outputs of their tasks, which the reasons name, differ."""
+    manager = manager_of(world)
+    keys = [world.ready(**ALL_REDUCE, worker=Resources.of(cpu=0.25)) for _ in range(20)]
+    for _ in range(30):
+        world.tick(20.0)
+        for job in manager.live():
+            if job.node == "n1":
+                manager.end(job.handle, RmJobState.FAILED, f"exit status 1; its output: {job.tag}.out")
+        world.beat()
+    assert {world.has(key) for key in keys} == {(1, 0)}
+    assert len(world.tick(1.0).snapshot.node_sets) <= 1
+
+
 @pytest.mark.parametrize("others", ["may not be used", "are too small"])
 def test_a_node_on_which_a_task_failed_is_used_where_the_job_has_no_other(world: World, others: str) -> None:
     manager = manager_of(world)

@@ -641,6 +641,24 @@ def test_a_task_of_a_floor_stays_on_a_claimed_node_where_a_limit_leaves_no_repla
         assert follow(world, ticks=20) == ["812"]
 
 
+def test_what_replaces_a_task_that_leaves_is_not_asked_for_again_and_again_beyond_a_limit() -> None:
+    with closing(World(cluster_nodes=make_nodes(2), url="")) as world:
+        job = world.settled(max_workers=1, min_ps=0, max_ps=0, architecture=Architecture.ALLREDUCE)
+        world.manager.claims.append(claim(nodes=1, required=frozenset({world.tasks(job)[0].node})))
+        world.manager.pending = True
+        for _ in range(3):
+            world.tick(5.0)
+        leaving, replacement = world.tasks(job)
+        assert leaving.state is TaskState.DRAINING
+        world.manager.end(replacement.handle, RmJobState.CANCELLED, "")
+        anchors = frozenset({world.job(job).anchor})
+        world.manager.growth_limits = (GrowthLimit(anchors, {"gpu": 0.0}, "QOS high has no more"),)
+        for _ in range(8):
+            report = world.tick(5.0)
+            assert report.plan.starts == ()
+        assert "before another one of its job has left" in report.plan.deferred[0].postponed
+
+
 def test_a_claim_takes_the_node_that_can_be_vacated_rather_than_that_of_a_floor_that_stays() -> None:
     one = {"min_ps": 0, "max_ps": 0, "architecture": Architecture.ALLREDUCE}
     with closing(World(cluster_nodes=make_nodes(2), url="")) as world:

@@ -20,6 +20,9 @@ from dl2d.tick.guard_limits import limit_text, limits_of
 from dl2d.tick.place.make_room import TaskGroup
 from dl2d.tick.tick_context import GuardRules
 
+#: Why a start is deferred of which ``_behind_leaving_tasks`` speaks.
+_LEAVES_FIRST = "a limit of the resource manager has no room for it before another one of its job has left"
+
 
 def unreplaced_tasks(
     snapshot: Snapshot, backing_off: Collection[JobKey], growth_limits: Iterable[GrowthLimit]
@@ -40,14 +43,23 @@ def unreplaced_tasks(
     return frozenset(found)
 
 
-def within_limits(plan: Plan, snapshot: Snapshot, owners: Mapping[JobKey, Owner], rules: GuardRules) -> Plan:
+def within_limits(
+    plan: Plan,
+    snapshot: Snapshot,
+    owners: Mapping[JobKey, Owner],
+    rules: GuardRules,
+    unreplaced: Collection[TaskGroup] = (),
+) -> Plan:
     """The plan without the starts that have no room in a limit now; they are deferred, as those without room on a node.
 
     Tasks up to a running job's floor start all the same, and a job that has nothing starts with its minimum size or not
     at all. Of tasks that reach their time limit or leave a claimed node, those of the floor are replaced all the same,
     one of each job and role at a time, and the others stop without a replacement. ``owners`` are those of the jobs of
-    all tasks in the snapshot.
+    all tasks in the snapshot. Of jobs and roles that are ``unreplaced`` nothing starts as long as a task of them
+    leaves, since the limit of the resource manager has no room for both.
     """
+    waiting = _behind_leaving_tasks(plan, snapshot, unreplaced)
+    plan = _without(plan, dict.fromkeys(waiting, _Lack(postponed=_LEAVES_FIRST))) if waiting else plan
     limited = any(limit.thousandths for limit in (rules.per_user, rules.per_account, rules.per_partition))
     if not plan.starts or not limited:
         return plan
@@ -135,6 +147,14 @@ def _with_expiring_stopped(plan: Plan, kept: Plan, snapshot: Snapshot) -> Plan:
             beyond[group] -= 1
             stops.append(Stop(move.job, move.task))
     return replace(kept, stops=(*kept.stops, *stops))
+
+
+def _behind_leaving_tasks(plan: Plan, snapshot: Snapshot, unreplaced: Collection[TaskGroup]) -> list[int]:
+    """Numbers of the starts for which there is room only when a task of the same job and role has left."""
+    if not unreplaced:
+        return []
+    leaving = {(task.job, task.role) for task in snapshot.tasks if not task.state.wanted}.intersection(unreplaced)
+    return [number for number, start in enumerate(plan.starts) if (start.job, start.role) in leaving]
 
 
 class _Lack(NamedTuple):
