@@ -118,8 +118,7 @@ def new_word() -> str:
 
 def format_option(fields: Sequence[str], word: str) -> str:
     """The ``--Format`` option for some fields; ``word-`` ends each field, and ``word`` the last one of a record."""
-    *others, last = fields
-    return "--Format=" + "".join(f"{name}:{_SEPARATOR}{word}-," for name in others) + f"{last}:{_SEPARATOR}{word}"
+    return "--Format=" + "-,".join(f"{name}:{_SEPARATOR}{word}" for name in fields)
 
 
 def excluded_option(word: str) -> str:
