@@ -387,8 +387,9 @@ class Capabilities:
     #: Where the output of a task is, for people: with ``{cwd}``, ``{id}`` and ``{slug}`` of its job, and ``{name}``;
     #: "" if that is not known.
     output: str = ""
-    #: It gives whole CPUs, at least one to each task, and whole MiB.
-    gives_whole_cpus: bool = False
+    #: What a task gets of resources of which it demands none, where CPUs and MiB are given in whole numbers only;
+    #: empty where each task gets what it demands.
+    defaults: Resources = NO_RESOURCES
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,7 +161,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             )
             self._submitter = ParallelTaskSubmitter(self._submit, max(1, parallel_submits))
             stack.callback(self._submitter.close)
-            self._admission = Admission(settings.jobs.rules, rounds_up=capabilities.gives_whole_cpus)
+            self._admission = Admission(settings.jobs.rules, defaults=capabilities.defaults)
             #: Held to replace the context; a tick works with the one that it began with.
             self._replacing_context = threading.Lock()
             self._answered = AnsweredHeartbeats(timer, lambda: self._settings.jobs.silent_seconds)

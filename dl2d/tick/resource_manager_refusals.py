@@ -28,8 +28,8 @@ from dl2d.core.tick_plan import Outcome
 MAX_REFUSED_SECONDS: Final = 30.0
 #: A refusal is remembered for this long after its retry time; a further one until then doubles the delay.
 _FORGET_SECONDS: Final = 3600.0
-#: So many combinations of nodes at most are avoided since tasks failed there: each makes a set of nodes, and with many
-#: sets packing is slow.
+#: So many nodes at most are avoided since tasks failed there, and so many combinations of them: each combination makes
+#: a set of nodes, and with many sets packing is slow.
 _MAX_AVOIDED: Final = 16
 
 
@@ -180,8 +180,8 @@ def node_sets(
 ) -> tuple[NodeSet, ...]:
     """The nodes that each job may use, as the resource manager says and without those that it refused lately.
 
-    Nor those on which a task of the job failed or did not start lately, as long as others are left that are large
-    enough for its tasks. Jobs that may use all are in none.
+    Nodes on which a task of the job lately failed or did not start are left out as well, as long as others remain that
+    are large enough for its tasks. Jobs that may use all nodes are in no set.
     """
     if not listing.eligible_nodes and not refused:
         return ()
@@ -192,6 +192,8 @@ def node_sets(
         key: {name: found for name, found in nodes.items() if at < found.retry_at} for key, nodes in refused.items()
     }
     failing = _failing_nodes(known)
+    #: Capacities of the nodes that jobs may use beside those that they avoid, by what they may use and avoid.
+    others: dict[tuple[EligibleNodes, frozenset[str]], set[Resources]] = {}
     #: Jobs by what they may use, and which of these nodes they avoid; most jobs of a partition share one record.
     alike: dict[tuple[EligibleNodes, frozenset[str]], list[JobKey]] = defaultdict(list)
     for job in jobs:
@@ -199,30 +201,44 @@ def node_sets(
         refusing = frozenset(name for name, found in known.get(job.key, {}).items() if not found.failed)
         failed = failing.get(job.key, frozenset())
         if failed:
-            others = {capacity[name] for name in (eligible.nodes & capacity.keys()) - refusing - failed}
+            beside = eligible, refusing | failed
+            if beside not in others:
+                others[beside] = {capacity[name] for name in (eligible.nodes & capacity.keys()) - beside[1]}
             demands = (job.request.demand(role) for role in TASK_ROLES)
-            if not all(any(demand.fits_in(other) for other in others) for demand in demands):
+            if not all(any(demand.fits_in(other) for other in others[beside]) for demand in demands):
                 failed = frozenset()
         if eligible is not everywhere or refusing or failed:
             alike[eligible, refusing | failed].append(job.key)
     sets = []
     for (eligible, avoided), keys in alike.items():
         reasons = [eligible.reason] if eligible.reason else []
-        for name in sorted(avoided):
-            found = known[keys[0]][name]  # what became of another job's task there may differ in words
-            reasons.append(f"not {name}, {'' if found.failed else 'refused: '}{found.reason}")
+        reasons += [f"not {name}, {_common_reason(name, [known[key] for key in keys])}" for name in sorted(avoided)]
         nodes = (eligible.nodes & all_nodes) - avoided
         if nodes != all_nodes:
             sets.append(NodeSet(tuple(keys), nodes, "; ".join(reasons)))
     return tuple(sets)
 
 
+def _common_reason(name: str, refused: Sequence[Mapping[str, NodeRefusal]]) -> str:
+    """Why jobs avoid a node, given what each knows of its nodes: no job is shown what became of another one's task."""
+    found = refused[0][name]
+    reason = found.reason if found.failed else f"refused: {found.reason}"
+    is_common = all(each[name].reason == found.reason for each in refused)
+    return reason if is_common else reason.partition(": ")[0]
+
+
 def _failing_nodes(refused: Mapping[JobKey, Mapping[str, NodeRefusal]]) -> dict[JobKey, frozenset[str]]:
-    """The nodes on which tasks of each job failed, of the ``_MAX_AVOIDED`` combinations that most jobs have."""
+    """The nodes on which tasks of each job failed: of these the ones that most jobs have, at most ``_MAX_AVOIDED``.
+
+    Jobs beyond as many combinations of such nodes avoid the one only that most jobs avoid.
+    """
     failing = {
         job: frozenset(name for name, found in nodes.items() if found.failed)
         for job, nodes in refused.items()
         if any(found.failed for found in nodes.values())
     }
-    most = dict(Counter(failing.values()).most_common(_MAX_AVOIDED))
-    return {job: nodes for job, nodes in failing.items() if nodes in most}
+    counts = Counter(name for nodes in failing.values() for name in nodes)
+    worst = [name for name, _ in counts.most_common(_MAX_AVOIDED)]
+    failing = {job: nodes.intersection(worst) for job, nodes in failing.items()}
+    kept = dict(Counter(failing.values()).most_common(_MAX_AVOIDED))
+    return {job: nodes if nodes in kept else nodes.intersection(worst[:1]) for job, nodes in failing.items()}

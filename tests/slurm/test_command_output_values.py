@@ -21,7 +21,9 @@ from dl2d_slurm.command_output_values import has_unread_list, hosts, limit_secon
         ("n[x]", ["n[x]"]),
         ("n[3-1", ["n[3-1"]),
         ("n[3-1]", ["n[3-1]"]),
-        ("n1,", ["n1,"]),
+        ("n1,", ["n1"]),
+        ("n1, n[2-3]\t,,n4", ["n1", "n2", "n3", "n4"]),
+        (",", [","]),
     ],
 )
 def test_node_lists(text: str, names: list[str]) -> None:

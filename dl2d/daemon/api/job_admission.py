@@ -12,7 +12,7 @@ from dl2d.core.errors import RequestError
 from dl2d.core.job_request_parser import RequestRules, parse_request, read_directives
 from dl2d.core.jobs import NO_LAUNCH, TASK_ROLES, Consistency, Job, JobKey, JobRequest, Launch, Owner, User
 from dl2d.core.resource_manager import Anchor, RmListing
-from dl2d.core.resources import Resources
+from dl2d.core.resources import NO_RESOURCES, Resources
 from pslite.job.environment_allow_list import is_secret
 
 #: Maximum size of command and environment together, in bytes.
@@ -28,9 +28,9 @@ class Admission:
     """Checks what a job asks for before anything is kept."""
 
     rules: RequestRules
-    #: Whether the resource manager gives whole CPUs and MiB only (``Capabilities.gives_whole_cpus``). Demands are
-    #: rounded up to what a task will hold, so that no more tasks are packed on a node than fit there.
-    rounds_up: bool = False
+    #: ``Capabilities.defaults``. Demands are those of tasks as the resource manager starts them, so that no more are
+    #: packed on a node than have room there.
+    defaults: Resources = NO_RESOURCES
 
     def submitted(
         self, key: JobKey, request: Mapping[str, object], launch: Launch, owner: Owner, listing: RmListing
@@ -75,10 +75,10 @@ class Admission:
         return replace(job, launch=NO_LAUNCH, static=True, address=address or "not told")
 
     def _as_given(self, request: JobRequest) -> JobRequest:
-        if not self.rounds_up:
+        if not self.defaults.thousandths:
             return request
-        ps = _in_whole_cpus(request.ps) if request.max_ps else request.ps
-        return replace(request, worker=_in_whole_cpus(request.worker), ps=ps)
+        ps = _rounded_up(request.ps, self.defaults) if request.max_ps else request.ps
+        return replace(request, worker=_rounded_up(request.worker, self.defaults), ps=ps)
 
     def _check(self, job: Job, listing: RmListing) -> None:
         request = job.request
@@ -88,10 +88,11 @@ class Admission:
         check_launch(job.launch)
 
 
-def _in_whole_cpus(demand: Resources) -> Resources:
-    amounts = demand.as_dict()
-    whole = {"cpu": max(1, math.ceil(amounts.get("cpu", 0))), "memory": math.ceil(amounts.get("memory", 0))}
-    return Resources.of({**amounts, **whole})
+def _rounded_up(demand: Resources, defaults: Resources) -> Resources:
+    amounts = {**defaults.as_dict(), **demand.as_dict()}
+    return Resources.of(
+        {name: math.ceil(amount) if name in ("cpu", "memory") else amount for name, amount in amounts.items()}
+    )
 
 
 def check_options(anchor: Anchor, seen: Mapping[str, str]) -> None:

@@ -20,8 +20,11 @@ from dl2d.tick.guard_limits import limit_text, limits_of
 from dl2d.tick.place.make_room import TaskGroup
 from dl2d.tick.tick_context import GuardRules
 
-#: Why a start is deferred of which ``_behind_leaving_tasks`` speaks.
-_LEAVES_FIRST = "a limit of the resource manager has no room for it before another one of its job has left"
+#: Why a start waits until another task of its job and role has left.
+_LEAVES_FIRST = (
+    "no other task of its job and role would start at present, because of a limit or of starts that failed, before the "
+    "one that is leaving has ended"
+)
 
 
 def unreplaced_tasks(
@@ -55,8 +58,8 @@ def within_limits(
     Tasks up to a running job's floor start all the same, and a job that has nothing starts with its minimum size or not
     at all. Of tasks that reach their time limit or leave a claimed node, those of the floor are replaced all the same,
     one of each job and role at a time, and the others stop without a replacement. ``owners`` are those of the jobs of
-    all tasks in the snapshot. Of jobs and roles that are ``unreplaced`` nothing starts as long as a task of them
-    leaves, since the limit of the resource manager has no room for both.
+    all tasks in the snapshot. No task of jobs and roles that are ``unreplaced`` starts while another one of them
+    is leaving.
     """
     waiting = _behind_leaving_tasks(plan, snapshot, unreplaced)
     plan = _without(plan, dict.fromkeys(waiting, _Lack(postponed=_LEAVES_FIRST))) if waiting else plan
@@ -116,13 +119,14 @@ def _floor_tasks_replaced(plan: Plan, snapshot: Snapshot) -> set[int]:
             leaving.add(group)
         elif task.tag not in going:
             staying[group] += 1
-    last: dict[TaskGroup, int] = {}
+    moved: dict[TaskGroup, list[int]] = defaultdict(list)
     for number, move in enumerate(plan.moves, len(plan.starts) - len(plan.moves)):
         key, role = group = move.job, plan.starts[number].role
         is_floor = staying[group] < floors.get(key, NOTHING).count(role)
         if task_tag(key, move.task) in going and is_floor and group not in leaving:
-            last[group] = number  # the worker of rank 0, which leaves last
-    return set(last.values())
+            moved[group].append(number)
+    # The worker of rank 0 comes last. With a floor of one it is the one that stays, while the others stop.
+    return {numbers[-1] if floors[key].count(role) == 1 else numbers[0] for (key, role), numbers in moved.items()}
 
 
 def _with_expiring_stopped(plan: Plan, kept: Plan, snapshot: Snapshot) -> Plan:

@@ -19,10 +19,13 @@ _PARENTHESES = re.compile(r"\([^()]*\)")
 _LIMIT: Final = re.compile(r"(?:(\d{1,6})-)?(\d{1,4})(?::(\d{1,2}))?(?::(\d{1,2}))?")
 #: Slurm shows a job without a limit, in a partition without one, as one of a year.
 _YEAR: Final = 365 * 86_400.0
-#: Maximum length of a node list that is read, and of the number of names in it. A user may have Slurm keep a list that
-#: names the same nodes again and again.
+#: Maximum length of a node list that is read, of one that no user can write, and of the number of names in both. A user
+#: may have Slurm keep a list that names the same nodes again and again.
 _MAX_LIST: Final = 16_384
+MAX_ADMIN_LIST: Final = 1_000_000
 _MAX_HOSTS: Final = 20_000
+#: What stands between the names: users, not Slurm, write blanks and commas without a name.
+_SEPARATORS: Final = re.compile(r"[,\s]+")
 _RANGE: Final = r"[0-9]{1,9}(?:-[0-9]{1,9})?"
 _ENTRY: Final = re.compile(rf"(?:[^,\[\]\s]|\[{_RANGE}(?:,{_RANGE})*\])+")
 _HOST_LIST: Final = re.compile(f"{_ENTRY.pattern}(?:,{_ENTRY.pattern})*")
@@ -108,15 +111,14 @@ def limit_seconds(text: str) -> float | None:
 
 
 @lru_cache(4096)
-def hosts(text: str) -> tuple[str, ...]:
+def hosts(text: str, max_length: int = _MAX_LIST) -> tuple[str, ...]:
     """Names in a node list: ``n[1-2,07],gpu1`` is n1, n2, n07 and gpu1. What is no such list, or too long, is one name.
 
-    A list is too long with more than 16,384 characters or 20,000 names.
+    A list is too long with more than ``max_length`` characters or 20,000 names.
     """
-    if not text:
-        return ()
-    names = _names(text) if len(text) <= _MAX_LIST and _HOST_LIST.fullmatch(text) else None
-    return (text,) if names is None else names
+    plain = _SEPARATORS.sub(",", text).strip(",") if len(text) <= max_length else ""
+    names = _names(plain) if _HOST_LIST.fullmatch(plain) else None
+    return names or ((text,) if text else ())
 
 
 def has_unread_list(text: str) -> bool:

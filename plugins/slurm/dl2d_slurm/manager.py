@@ -176,7 +176,7 @@ class SlurmManager:
             parallel_submits=_PARALLEL_SUBMITS,
             parallel_authentication=True,
             output="{cwd}/dl2-{id}/{name}.out",
-            gives_whole_cpus=True,
+            defaults=Resources.of(cpu=1, memory=self._settings.default_memory_mib),
         )
 
     def listing(self, ended_since: float | None = None, tasks: Collection[Task] | None = None) -> RmListing:

@@ -11,7 +11,7 @@ from msgspec import structs
 from dl2d.core.cluster import Node, NodeState
 from dl2d.core.resource_manager import Claim
 from dl2d.core.resources import NO_RESOURCES
-from dl2d_slurm.command_output_values import count, hosts, present, seconds
+from dl2d_slurm.command_output_values import MAX_ADMIN_LIST, count, hosts, present, seconds
 from dl2d_slurm.queue_listing import Nodes
 from dl2d_slurm.sbatch_options import AnchorOptions
 
@@ -54,7 +54,7 @@ def parse_reservations(text: str, cpus: Mapping[str, float]) -> tuple[Reservatio
 def _parsed(lines: Iterable[str], cpus: Mapping[str, float]) -> Iterator[Reservation]:
     for line in lines:
         fields = dict(_FIELD.findall(line))
-        nodes = frozenset(hosts(present(fields.get("Nodes", "")))) if present(fields.get("Nodes", "")) else frozenset()
+        nodes = frozenset(hosts(present(fields.get("Nodes", "")), MAX_ADMIN_LIST))
         flags = fields.get("Flags", "").split(",")
         reserved = _CPUS.search(fields.get("TRES", ""))
         whole = reserved is None or (count(reserved[1]) or 0) >= sum(cpus.get(node, 0) for node in nodes)

@@ -163,7 +163,7 @@ class YarnManager:
             parallel_submits=_PARALLEL_SUBMITS,
             parallel_authentication=True,
             output="the log of its container (yarn logs)",
-            gives_whole_cpus=True,
+            defaults=Resources.of(cpu=1, memory=self._settings.default_memory_mib),
         )
 
     def listing(self, ended_since: float | None = None, tasks: Collection[object] | None = None) -> RmListing:

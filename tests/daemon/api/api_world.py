@@ -16,6 +16,7 @@ from dl2d.core.credentials import Credentials
 from dl2d.core.job_request_parser import RequestRules
 from dl2d.core.jobs import JobKey
 from dl2d.core.resource_manager import Anchor
+from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.daemon.api.answered_heartbeats import AnsweredHeartbeats
 from dl2d.daemon.api.application import create_api
 from dl2d.daemon.api.connection_limits import DEFAULT_LIMITS, ConnectionLimits
@@ -53,7 +54,7 @@ class ApiWorld(World):
 
     starts_anchors: bool = True
     request_rules: RequestRules = RULES
-    rounds_up: bool = False
+    defaults: Resources = NO_RESOURCES
     parallel_submits: int = 4
     parallel_authentication: bool = False
     limits: ConnectionLimits = DEFAULT_LIMITS
@@ -89,7 +90,7 @@ class ApiWorld(World):
             url=self.api_url,
             store=self.store,
             manager=self.access,
-            admission=lambda: Admission(self.request_rules, rounds_up=self.rounds_up),
+            admission=lambda: Admission(self.request_rules, defaults=self.defaults),
             credentials=self.credentials,
             task_specs=TaskSpecs("http://daemon", self.credentials),
             clock=lambda: self.now,

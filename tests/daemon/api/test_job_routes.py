@@ -117,7 +117,7 @@ class TestRegistration:
 
     def test_demands_are_what_a_resource_manager_of_whole_cpus_gives(self, world):
         """Slurm gives a task of half a CPU, or of none, a whole one: twice as many would be packed as can start."""
-        world.rounds_up = True
+        world.defaults = Resources.of(cpu=1)
         world.add_anchor(script="#DL2 worker=cpu:1.5 ps=gpu:1 model=resnet-50 epochs=1 samples_per_epoch=10\n")
         assert world.register().status_code == 200
         (job,) = world.store.jobs(live=True)
