@@ -316,11 +316,12 @@ def test_a_requeued_job_goes_on_from_its_checkpoint(
 
 
 def processes_on(user: User, node: str) -> list[psutil.Process]:
-    """What runs of a user's jobs on a node."""
+    """What runs of a user's jobs on a node, without what batch scripts, or Slurm's own steps, wait with."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess):
-            if process.uids().real == user.uid and process.environ().get("SLURMD_NODENAME") == node:
+            is_of_job = process.uids().real == user.uid and process.environ().get("SLURMD_NODENAME") == node
+            if is_of_job and process.name() != "sleep":
                 found.append(process)
     return found
 
