@@ -285,16 +285,26 @@ def test_an_elastic_job_makes_room_for_a_rigid_one_of_higher_priority_and_grows_
     assert daemon.job(job).digest == static_digest()
 
 
+def job_with_checkpoint(
+    cluster: SlurmCluster, alice: User, daemon: DaemonProcess, gate: Path, folder: str
+) -> tuple[str, JobKey]:
+    """A job of two workers and a server that has written a checkpoint into a folder of its user's home."""
+    (alice.home / "train.py").write_text(WORKER.read_text())
+    options = (
+        "--optimizer", "momentum", "--step-seconds", "0.01", "--checkpoint", f'"$HOME/{folder}"', "--every", "50",
+    )  # fmt: skip
+    job_id = cluster.submit_as(alice, script(daemon, *options, directives="#DL2 max_workers=2 max_ps=1", gate=gate))
+    job = registered(daemon, job_id)
+    daemon.wait_for_size(job, 2, 1, timeout=90)
+    kept = alice.home / folder
+    daemon.wait_until(lambda: kept.exists() and any(kept.glob("*/*")), "it has a checkpoint", timeout=90)
+    return job_id, job
+
+
 def test_a_requeued_job_goes_on_from_its_checkpoint(
     cluster: SlurmCluster, alice: User, daemon: DaemonProcess, gate: Path
 ) -> None:
-    (alice.home / "train.py").write_text(WORKER.read_text())
-    options = ("--optimizer", "momentum", "--step-seconds", "0.01", "--checkpoint", '"$HOME/kept"', "--every", "50")
-    job_id = cluster.submit_as(alice, script(daemon, *options, directives="#DL2 max_workers=2 max_ps=1", gate=gate))
-    first = registered(daemon, job_id)
-    daemon.wait_for_size(first, 2, 1)
-    kept = alice.home / "kept"
-    daemon.wait_until(lambda: kept.exists() and any(kept.glob("*/*")), "it has a checkpoint", timeout=90)
+    job_id, first = job_with_checkpoint(cluster, alice, daemon, gate, "kept")
     cluster.run("scontrol", "requeue", job_id)
 
     daemon.wait_until(lambda: daemon.job(first).state.ended, "its first run ends")
@@ -329,13 +339,7 @@ def processes_on(user: User, node: str) -> list[psutil.Process]:
 def test_what_survives_on_a_lost_node_of_a_requeued_job_ends_and_is_not_let_in(
     cluster: SlurmCluster, alice: User, daemon: DaemonProcess, gate: Path
 ) -> None:
-    (alice.home / "train.py").write_text(WORKER.read_text())
-    options = ("--optimizer", "momentum", "--step-seconds", "0.01", "--checkpoint", '"$HOME/fenced"', "--every", "50")
-    job_id = cluster.submit_as(alice, script(daemon, *options, directives="#DL2 max_workers=2 max_ps=1", gate=gate))
-    first = registered(daemon, job_id)
-    daemon.wait_for_size(first, 2, 1, timeout=90)
-    kept = alice.home / "fenced"
-    daemon.wait_until(lambda: kept.exists() and any(kept.glob("*/*")), "it has a checkpoint", timeout=90)
+    job_id, first = job_with_checkpoint(cluster, alice, daemon, gate, "fenced")
     node = cluster.run("squeue", "-h", "-j", job_id, "-o", "%N").stdout.strip()
     survivors = processes_on(alice, node)
     assert "dl2-run" in " ".join(word for process in survivors for word in process.cmdline())

@@ -217,6 +217,16 @@ def recorded(daemon: DaemonProcess) -> Iterator[None]:
         yield
 
 
+def elastic_jobs(site: Site) -> tuple[Path, list[JobKey]]:
+    """Two elastic jobs that train until the file is deleted: each was given what it needs within two slots."""
+    gate, daemon = site.gate(), site.daemon
+    keys = [site.train(f"elastic-{ps}", gate, ps=ps) for ps in (True, False)]
+    for key in keys:
+        daemon.wait_until(lambda key=key: daemon.confirmed(key) != NOTHING, f"{key} trains")
+        assert slots_until_given(daemon, key) <= 2
+    return gate, keys
+
+
 @pytest.mark.slurm
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "Slurm is there")
 @pytest.mark.parametrize(
@@ -235,11 +245,7 @@ def test_each_step_works_and_is_in_the_database(tmp_path: Path, request: pytest.
 
         assert "passed the gate: " in site.dl2d("policy", "promote", "site")
         site.change(Mode.LIVE, learned)
-        gate = site.gate()
-        keys = [site.train(f"elastic-{ps}", gate, ps=ps) for ps in (True, False)]
-        for key in keys:
-            daemon.wait_until(lambda key=key: daemon.confirmed(key) != NOTHING, f"{key} trains")
-            assert slots_until_given(daemon, key) <= 2
+        gate, keys = elastic_jobs(site)
         first = site.decided_by()
         assert first.startswith("dl2-original ")
         assert site.ask("In which mode did the daemon run, and since when?")
@@ -301,11 +307,7 @@ def test_the_way_on_accelerated_days(
         promoted = site.dl2d("policy", "promote", tmp_path / "site", *force)
         assert not imitates or "passed the gate: " in promoted
         site.change(Mode.LIVE, learned)
-        gate = site.gate()
-        keys = [site.train(f"elastic-{ps}", gate, ps=ps) for ps in (True, False)]
-        for key in keys:
-            daemon.wait_until(lambda key=key: daemon.confirmed(key) != NOTHING, f"{key} trains")
-            assert slots_until_given(daemon, key) <= 2
+        gate, keys = elastic_jobs(site)
         first = site.decided_by()
         gate.unlink()
         daemon.wait_for_end(*keys)
