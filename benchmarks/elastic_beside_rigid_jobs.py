@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from harness import options_of, show
 
 from dl2d.core.cluster import Node, Task
-from dl2d.core.credentials import Credentials
+from dl2d.core.credentials_from_daemon_key import Credentials
 from dl2d.core.jobs import Architecture, Job, JobKey, JobState, Progress
 from dl2d.core.resource_manager import Claim, RmJob, RmJobState, RmListing, Yields
 from dl2d.core.resources import Resources

@@ -35,7 +35,7 @@ from dl2d.core.cluster import TaskState
 from dl2d.core.jobs import JobKey, JobState, Launch, Owner, Progress, Role
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, TaskChange
-from dl2d.core.tick_plan import Start
+from dl2d.core.task_starts_and_stops import Start
 from dl2d.store import schema
 from dl2d.store.sql_store import SqlStore
 from dl2d.testing.builders import make_job

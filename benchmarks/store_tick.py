@@ -26,7 +26,7 @@ from dl2d.core.decision import Alternative, Constraint, Decision, JobDecision, R
 from dl2d.core.jobs import Allocation, Job, JobKey, JobRequest, Launch, Owner, Progress, Role
 from dl2d.core.resources import Resources, Shortfall
 from dl2d.core.store import Slot, TaskChange
-from dl2d.core.tick_plan import Outcome, Plan, Start, Stop
+from dl2d.core.task_starts_and_stops import Outcome, Plan, Start, Stop
 from dl2d.store import schema
 from dl2d.store.sql_store import SqlStore
 

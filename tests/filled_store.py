@@ -17,7 +17,7 @@ from dl2d.core.decision import Constraint, Decision
 from dl2d.core.jobs import JobRequest, JobState, Launch
 from dl2d.core.policy_registry import RunState, TrialCase, VersionState
 from dl2d.core.resources import Resources
-from dl2d.core.tick_plan import Outcome, Plan
+from dl2d.core.task_starts_and_stops import Outcome, Plan
 from dl2d.store.database import Database, Place
 from dl2d.store.jobs import JobRow, ProgressRow
 from dl2d.store.kind_speeds import SpeedRow

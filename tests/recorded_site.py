@@ -17,7 +17,7 @@ from dl2d.core.jobs import NOTHING, Job, JobKey, JobState, Progress
 from dl2d.core.packing import Packing
 from dl2d.core.policy import Policy
 from dl2d.core.store import JobChange, Slot
-from dl2d.core.tick_plan import Outcome, Plan
+from dl2d.core.task_starts_and_stops import Outcome, Plan
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.simulation.replay import replay
 from dl2d.simulation.workload.format import Workload

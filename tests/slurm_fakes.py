@@ -12,7 +12,7 @@ from typing import Any
 from slurm_cluster import SlurmCluster, User
 
 from dl2d.core.cluster import Task, parse_tag, task_tag
-from dl2d.core.credentials import Credentials
+from dl2d.core.credentials_from_daemon_key import Credentials
 from dl2d.core.jobs import JobKey, JobRequest, Launch, Owner, Role
 from dl2d.core.resource_manager import RmIdentity, TaskSpec
 from dl2d.core.resources import Resources

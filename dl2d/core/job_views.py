@@ -11,7 +11,7 @@ from dl2d.core.daemon_mode import Mode, ModeChange
 from dl2d.core.decision import JobDecision
 from dl2d.core.jobs import Job, JobKey
 from dl2d.core.store import DecisionEntry, Resize, RuntimePlan, SlotSummary, TaskReport, TaskTime
-from dl2d.core.tick_plan import Deferred, Failure
+from dl2d.core.task_starts_and_stops import Deferred, Failure
 
 #: Decisions that one request for ``JobViews.why`` may ask the job API for: for each, a slot is read.
 MAX_DECISIONS: Final = 5

@@ -19,7 +19,7 @@ from dl2d.core.guard_state import GuardState
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobRequest, JobState, Launch, Owner, Progress, Role
 from dl2d.core.measured_losses import MeasuredLoss
 from dl2d.core.measured_speeds import JobSpeeds, MeasuredSpeeds, TrainingKind
-from dl2d.core.tick_plan import Deferred, Failure, Outcome, Plan, Start
+from dl2d.core.task_starts_and_stops import Deferred, Failure, Outcome, Plan, Start
 
 #: Jobs of one name or id that have ended and that ``SqlStore.find_jobs`` finds.
 MAX_NAMESAKES = 100

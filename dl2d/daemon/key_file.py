@@ -7,7 +7,7 @@ import secrets
 import stat
 from pathlib import Path
 
-from dl2d.core.credentials import Credentials
+from dl2d.core.credentials_from_daemon_key import Credentials
 from dl2d.core.errors import ConfigError
 
 _KEY_BYTES = 32

@@ -17,7 +17,7 @@ from dl2d.core.measured_speeds import KnownSpeeds
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.policies.common.marginal_gain import GrowingJobs, JobGroup, ended_at, seconds_per_sample
-from dl2d.throughput.loss_curve import fit_losses
+from dl2d.throughput.optimus_loss_curve import fit_losses
 from dl2d.throughput.remaining_time import Remaining, samples_left, until_settled
 
 
@@ -87,7 +87,7 @@ class Optimus:
     equal. A job whose task has no room gets no more, and all ends when no gain is positive. Where a job may have only
     some counts of workers, its step goes to the next of them.
 
-    Speeds are fitted to what was measured (``dl2d.throughput.optimus_model``, paper section 3.2); a size that was
+    Speeds are fitted to what was measured (``dl2d.throughput.optimus_speed_model``, paper section 3.2); a size that was
     measured has the speed that it had. Jobs of kinds that were measured too little are sampled
     (``dl2d.policies.common.sizes_to_measure``).
     Alternatives are scored by gains: 0 for staying as it is.
@@ -98,7 +98,7 @@ class Optimus:
         The true speeds, instead of fitted ones: ``optimus-true``.
     convergence
         A job ends when an epoch lowers its loss by less than this part of its largest loss, as fitted to its losses so
-        far (``dl2d.throughput.loss_curve``, paper section 3.1): ``optimus-loss``. By default it ends after its declared
+        far (``dl2d.throughput.optimus_loss_curve``, paper section 3.1): ``optimus-loss``. By default it ends after its declared
         epochs.
     sample_sizes
         Distinct sizes at which a kind is measured, at least, before its fit is used; never fewer than the function has

@@ -24,7 +24,7 @@ from dl2d.core.measured_speeds import (
     mean_point,
 )
 from dl2d.core.store import JobChange, Slot, TaskChange, TaskReport
-from dl2d.core.tick_plan import Start
+from dl2d.core.task_starts_and_stops import Start
 
 
 class MemoryStore:

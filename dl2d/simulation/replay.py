@@ -16,7 +16,7 @@ from typing import NamedTuple
 from msgspec import structs
 
 from dl2d.core.cluster import NodeState, Task
-from dl2d.core.credentials import Credentials
+from dl2d.core.credentials_from_daemon_key import Credentials
 from dl2d.core.errors import Dl2dError
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobState, Launch, Owner, Progress, Role
 from dl2d.core.placement import Placement

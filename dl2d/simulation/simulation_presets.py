@@ -18,7 +18,7 @@ from dl2d.policies.srtf import Srtf
 from dl2d.policies.tetris import Tetris
 from dl2d.simulation.replay import Rules
 from dl2d.simulation.speeds.realism_options import REALISTIC
-from dl2d.simulation.true_speeds import TrueSpeeds
+from dl2d.simulation.true_speeds_for_policies import TrueSpeeds
 
 
 class PresetName(enum.StrEnum):

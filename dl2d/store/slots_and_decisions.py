@@ -21,7 +21,7 @@ from dl2d.core.jobs import Allocation, JobKey, User
 from dl2d.core.json_codec import T, decode
 from dl2d.core.resources import Resources, Shortfall
 from dl2d.core.store import DecisionEntry, JobSlot, Slot, SlotSummary
-from dl2d.core.tick_plan import Deferred, Failure, Outcome, Plan
+from dl2d.core.task_starts_and_stops import Deferred, Failure, Outcome, Plan
 from dl2d.store.database import StoreTables
 from dl2d.store.jobs import JobRow, job_numbers, owned_by
 from dl2d.store.policy_versions import version_number

@@ -28,7 +28,7 @@ from dl2d.core.errors import StoreError
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resources import Resources
 from dl2d.core.store import ResizeEvent, TaskChange, TaskReport, TaskTime
-from dl2d.core.tick_plan import Start
+from dl2d.core.task_starts_and_stops import Start
 from dl2d.store.database import StoreTables
 from dl2d.store.jobs import JobRow, job_numbers
 from dl2d.store.resizes import GROW, Step, keep_steps, runs, step_of

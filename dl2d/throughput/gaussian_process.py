@@ -76,7 +76,7 @@ from dl2d.throughput.kernel import (
     precision,
     shared_covariance,
 )
-from dl2d.throughput.outliers import are_few, noise_of_outliers, with_noise_of_outliers
+from dl2d.throughput.speed_outliers import are_few, noise_of_outliers, with_noise_of_outliers
 
 #: Standard deviation of the logarithm of one measured speed, and the least one of a mean of several.
 _NOISE: Final = 0.05

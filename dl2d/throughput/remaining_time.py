@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.jobs import Job, JobKey
-from dl2d.throughput.loss_curve import LossFit
+from dl2d.throughput.optimus_loss_curve import LossFit
 
 
 class Remaining(NamedTuple):

@@ -10,7 +10,7 @@ from dl2d.core.cluster import TaskState
 from dl2d.core.errors import NodeRefused, NotFound, ResourceManagerError, Unavailable
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobState
 from dl2d.core.store import JobChange, TaskChange
-from dl2d.core.tick_plan import Failure, Outcome, Plan, Start
+from dl2d.core.task_starts_and_stops import Failure, Outcome, Plan, Start
 from dl2d.tick.task_submitter import SequentialTaskSubmitter, TaskSubmitter, handle_or_error
 from dl2d.tick.tick_context import Context
 

@@ -8,7 +8,7 @@ from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import FailureCause, JobKey
 from dl2d.core.start_failures import StartFailures
 from dl2d.core.store import TaskChange
-from dl2d.core.tick_plan import Outcome
+from dl2d.core.task_starts_and_stops import Outcome
 
 NO_FAILURES = StartFailures()
 

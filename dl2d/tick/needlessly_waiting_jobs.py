@@ -16,7 +16,7 @@ from dl2d.core.jobs import NOTHING, Allocation, JobKey
 from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d.core.tick_plan import Plan
+from dl2d.core.task_starts_and_stops import Plan
 
 #: Constraints by which the guard keeps a job waiting, which is not the policy's fault.
 _GUARD_CONSTRAINTS = frozenset(

@@ -11,7 +11,7 @@ from dl2d.core.decision import CANARY, Decision
 from dl2d.core.jobs import JobKey
 from dl2d.core.json_codec import digest
 from dl2d.core.store import Slot
-from dl2d.core.tick_plan import Outcome, Plan
+from dl2d.core.task_starts_and_stops import Outcome, Plan
 from dl2d.tick.needlessly_waiting_jobs import NeedlessWait
 from dl2d.tick.observe_mode_decision import OBSERVED
 from dl2d.tick.policy_failures import PolicyFailures, SetAside

@@ -21,7 +21,7 @@ from dl2d.core.resource_manager import EligibleNodes, GrowthLimit, RmJob, RmJobS
 from dl2d.core.resources import Resources
 from dl2d.core.start_failures import MAX_BACKOFF_SECONDS
 from dl2d.core.store import TaskChange
-from dl2d.core.tick_plan import Outcome
+from dl2d.core.task_starts_and_stops import Outcome
 
 #: How long a task that the resource manager refuses to start may wait; shorter than for one that waits for room, and
 #: long enough for tasks that leave to make room in a limit.

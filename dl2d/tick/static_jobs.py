@@ -31,7 +31,7 @@ from dl2d.core.jobs import (
 from dl2d.core.resource_manager import FAILURE_CAUSES, JOB_ENDS, RmJob, RmListing, StaticJob
 from dl2d.core.resources import NO_RESOURCES
 from dl2d.core.store import JobChange, TaskChange, TickStore
-from dl2d.core.tick_plan import Start
+from dl2d.core.task_starts_and_stops import Start
 from dl2d.tick.observe import LiveJobs, Observed, live_jobs
 from dl2d.tick.silent_coordinators import has_called
 from dl2d.tick.tick_context import Context

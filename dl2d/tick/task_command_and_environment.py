@@ -6,7 +6,7 @@ import posixpath
 from dataclasses import dataclass, field
 
 from dl2d.core.cluster import ANCHOR, Task, task_tag
-from dl2d.core.credentials import Credentials
+from dl2d.core.credentials_from_daemon_key import Credentials
 from dl2d.core.jobs import TASK_ROLES, Durability, Job, Launch, Role
 from dl2d.core.resource_manager import TaskSpec
 from dl2d.core.resources import NO_RESOURCES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dl2d.core.daemon_mode import Mode
-from dl2d.core.tick_plan import Outcome, Plan
+from dl2d.core.task_starts_and_stops import Outcome, Plan
 from dl2d.tick.apply import apply
 from dl2d.tick.canary_decision import canary_jobs
 from dl2d.tick.count_start_failures import count_refused

@@ -26,7 +26,7 @@ from dl2d.core.decision import Alternative
 from dl2d.core.jobs import Allocation, FailureCause, JobKey, JobState, Role
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, TaskChange, TaskReport, TaskTime
-from dl2d.core.tick_plan import Start
+from dl2d.core.task_starts_and_stops import Start
 from dl2d.policies.drf import Drf
 from dl2d.store.sql_store import SqlStore
 from dl2d.tick.tick_context import GuardRules

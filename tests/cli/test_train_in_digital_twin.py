@@ -25,7 +25,7 @@ from dl2d.core.policy import NO_EVIDENCE
 from dl2d.core.policy_registry import SITE_SCHEDULER, RunState, VersionState
 from dl2d.daemon.policy_versions.active_version import keep_version
 from dl2d.daemon.policy_versions.candidates import withdraw_if_worse
-from dl2d.daemon.policy_versions.learner_process import Learner, learner_command
+from dl2d.daemon.policy_versions.learner_supervisor import Learner, learner_command
 from dl2d.learning import train_test_split, training_report
 from dl2d.learning.promotion_gate import GateSettings, Verdict
 from dl2d.policies.common.checkpoint import read_checkpoint, write_checkpoint

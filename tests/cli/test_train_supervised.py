@@ -18,7 +18,7 @@ from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Decision
 from dl2d.core.jobs import JobState
 from dl2d.core.store import Slot
-from dl2d.core.tick_plan import Outcome, Plan
+from dl2d.core.task_starts_and_stops import Outcome, Plan
 from dl2d.learning.dl2_paper.demonstrations import recordings_of
 from dl2d.learning.promotion_gate import Verdict
 from dl2d.learning.recorded_days import day_name

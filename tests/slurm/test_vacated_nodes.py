@@ -12,7 +12,7 @@ from dl2d.core.cluster import TaskState
 from dl2d.core.jobs import Allocation, Architecture, Job, JobKey, JobRequest, JobState, Launch, Owner, Role
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.core.store import JobChange, TaskChange
-from dl2d.core.tick_plan import Start
+from dl2d.core.task_starts_and_stops import Start
 from dl2d.store.sql_store import SqlStore
 from dl2d.tick.record import Report
 from dl2d.tick.tick import tick

@@ -25,7 +25,7 @@ from dl2d.core.jobs import Allocation, FailureCause, JobKey, JobState, Owner, Pr
 from dl2d.core.resource_manager import Claim, RmIdentity, RmJob, RmJobState, RmListing, TaskSpec
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, RuntimePlan, TaskChange
-from dl2d.core.tick_plan import Start
+from dl2d.core.task_starts_and_stops import Start
 from dl2d.daemon.api.answered_heartbeats import AnsweredHeartbeats
 from dl2d.simulation.in_memory_store import MemoryStore
 from dl2d.testing import PromptCoordinator, ScriptedManager

@@ -23,7 +23,7 @@ from dl2d.core.packing import Packing
 from dl2d.core.resource_manager import EligibleNodes, RmJobState, RmListing, StartAllowance
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, TaskChange
-from dl2d.core.tick_plan import Start
+from dl2d.core.task_starts_and_stops import Start
 from dl2d.daemon.health_and_metrics import Health
 from dl2d.plugins import load_policy
 from dl2d.policies.drf import Drf

@@ -21,7 +21,7 @@ from dl2d.core.jobs import JobKey, JobState, Launch, Progress, Role
 from dl2d.core.resource_manager import RmJob, RmJobState, RmListing
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, TaskChange
-from dl2d.core.tick_plan import Start
+from dl2d.core.task_starts_and_stops import Start
 from dl2d.daemon.health_and_metrics import Health
 from dl2d.testing import MemoryStore, ScriptedManager
 from dl2d.testing.builders import make_job, make_nodes

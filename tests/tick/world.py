@@ -11,7 +11,7 @@ import numpy as np
 from migrated import sqlite_store
 
 from dl2d.core.cluster import Node, Snapshot, Task, TaskState
-from dl2d.core.credentials import Credentials
+from dl2d.core.credentials_from_daemon_key import Credentials
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.errors import ResourceManagerError

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from dl2d.core.credentials import Credentials
+from dl2d.core.credentials_from_daemon_key import Credentials
 from dl2d.core.daemon_mode import Mode
 from dl2d.daemon.api.answered_heartbeats import AnsweredHeartbeats
 from dl2d.daemon.api.heartbeat_deduplication import TakenHeartbeats

@@ -19,7 +19,7 @@ from dl2d.core.packing import Blocked, Packing
 from dl2d.core.resources import Resources
 from dl2d.policies.common.greedy_allocation import GreedyAllocation
 from dl2d.policies.common.sizes_to_measure import Sampling, candidates
-from dl2d.throughput.optimus_model import SpeedFit, fit_speed, number_of_terms, usable
+from dl2d.throughput.optimus_speed_model import SpeedFit, fit_speed, number_of_terms, usable
 
 
 @dataclass(frozen=True, slots=True, eq=False)

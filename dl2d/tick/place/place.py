@@ -15,7 +15,7 @@ from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, JobKey, JobRequest, 
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.placement import Placement
 from dl2d.core.resources import Resources
-from dl2d.core.tick_plan import Deferred, Move, Plan, Start, Stop
+from dl2d.core.task_starts_and_stops import Deferred, Move, Plan, Start, Stop
 from dl2d.tick.place.decided_nodes import TargetNodes
 from dl2d.tick.place.make_room import RoomMade, TaskGroup, WaitingTask, make_room
 from dl2d.tick.place.task_leaving_order import first_member, leaving_order

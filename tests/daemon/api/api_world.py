@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 from tick.world import World
 
-from dl2d.core.credentials import Credentials
+from dl2d.core.credentials_from_daemon_key import Credentials
 from dl2d.core.job_request_parser import RequestRules
 from dl2d.core.jobs import JobKey
 from dl2d.core.resource_manager import Anchor

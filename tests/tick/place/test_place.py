@@ -16,7 +16,7 @@ from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, Architecture, Job, R
 from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.resources import Resources
-from dl2d.core.tick_plan import Deferred, Plan
+from dl2d.core.task_starts_and_stops import Deferred, Plan
 from dl2d.placement.best_fit import BestFit
 from dl2d.placement.dl2_paper import Dl2Paper
 from dl2d.placement.load_balance import LoadBalance

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dl2d.core.measured_losses import LossPoint
-from dl2d.throughput.loss_curve import LossFit, fit_losses
+from dl2d.throughput.optimus_loss_curve import LossFit, fit_losses
 
 
 def fit_loss(points: list[LossPoint]) -> LossFit | None:

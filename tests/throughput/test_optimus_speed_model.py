@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dl2d.core.jobs import Allocation, Architecture, Consistency
 from dl2d.core.measured_speeds import SpeedPoint, TrainingKind
 from dl2d.simulation.speeds.speed_models import AllReduce, PsAsync, PsSync, SpeedModel
-from dl2d.throughput.optimus_model import adds_information, fit_speed, number_of_terms
+from dl2d.throughput.optimus_speed_model import adds_information, fit_speed, number_of_terms
 
 SYNC = TrainingKind("m", Architecture.PS, Consistency.SYNC)
 ASYNC = TrainingKind("m", Architecture.PS, Consistency.ASYNC)
