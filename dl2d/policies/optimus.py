@@ -98,8 +98,8 @@ class Optimus:
         The true speeds, instead of fitted ones: ``optimus-true``.
     convergence
         A job ends when an epoch lowers its loss by less than this part of its largest loss, as fitted to its losses so
-        far (``dl2d.throughput.optimus_loss_curve``, paper section 3.1): ``optimus-loss``. By default it ends after its declared
-        epochs.
+        far (``dl2d.throughput.optimus_loss_curve``, paper section 3.1): ``optimus-loss``. By default it ends after its
+        declared epochs.
     sample_sizes
         Distinct sizes at which a kind is measured, at least, before its fit is used; never fewer than the function has
         terms: 5 for synchronous jobs, 4 for asynchronous ones, 3 for all-reduce.

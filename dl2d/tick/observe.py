@@ -19,7 +19,7 @@ from dl2d.core.policy import Evidence
 from dl2d.core.resource_manager import ResourceManager, RmListing
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.core.store import TickStore
-from dl2d.tick.resource_manager_refusals import node_sets
+from dl2d.tick.avoided_nodes_and_learned_limits import node_sets
 
 #: How long before its time limit a task is replaced: long enough for the other one to start and join.
 REPLACE_SECONDS: Final = 300.0

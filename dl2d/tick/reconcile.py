@@ -26,15 +26,15 @@ from dl2d.core.resource_manager import FAILURE_CAUSES, JOB_ENDS, GrowthLimit, Rm
 from dl2d.core.start_failures import StartFailures
 from dl2d.core.store import JobChange, TaskChange, TickStore
 from dl2d.tick.apply import start_anchors
-from dl2d.tick.count_start_failures import NO_FAILURES, count_failures
-from dl2d.tick.missing_tasks import Missing
-from dl2d.tick.observe import LiveJobs, Observed, live_jobs, take_snapshot
-from dl2d.tick.resource_manager_refusals import (
+from dl2d.tick.avoided_nodes_and_learned_limits import (
     MAX_REFUSED_SECONDS,
     learned_growth_limits,
     remember_withdrawn,
     why_refused,
 )
+from dl2d.tick.count_start_failures import NO_FAILURES, count_failures
+from dl2d.tick.missing_tasks import Missing
+from dl2d.tick.observe import LiveJobs, Observed, live_jobs, take_snapshot
 from dl2d.tick.silent_coordinators import MAX_FUTURE_SECONDS, has_called, update_calling_since
 from dl2d.tick.static_jobs import follow_static_jobs, unlisted_static_jobs
 from dl2d.tick.stray_tasks import compare_strays, strays_of_known_jobs

@@ -7,6 +7,7 @@ from dataclasses import replace
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.task_starts_and_stops import Outcome, Plan
 from dl2d.tick.apply import apply
+from dl2d.tick.avoided_nodes_and_learned_limits import remember_refused_starts
 from dl2d.tick.canary_decision import canary_jobs
 from dl2d.tick.count_start_failures import count_refused
 from dl2d.tick.decide import decide, decision_in_force, situation_digest
@@ -19,7 +20,6 @@ from dl2d.tick.place.starts_within_limits import unreplaced_tasks, within_allowa
 from dl2d.tick.policy_failures import set_aside_after_wait
 from dl2d.tick.reconcile import reconcile
 from dl2d.tick.record import Report, record
-from dl2d.tick.resource_manager_refusals import remember_refused_starts
 from dl2d.tick.tick_context import Context
 from dl2d.tick.tick_state import SlotDecision, TickState
 from dl2d.tick.vacate_for_waiting_jobs import claim_nodes

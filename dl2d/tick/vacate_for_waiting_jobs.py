@@ -31,9 +31,9 @@ from dl2d.core.cluster import ClaimedNodes, Node, NodeState, Snapshot, Task
 from dl2d.core.jobs import NOTHING, TASK_ROLES, JobKey, Role
 from dl2d.core.resource_manager import Claim, GrowthLimit, RmJob, RmListing, Yields
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d.tick.claims_of_waiting_jobs import ClaimHistory, ClaimKey, ClaimShape, GivenUpClaim, nodes_of_claims
 from dl2d.tick.place.make_room import TaskGroup
 from dl2d.tick.place.task_leaving_order import first_member, leaving_order
+from dl2d.tick.vacating_history import ClaimHistory, ClaimKey, ClaimShape, GivenUpClaim, nodes_of_claims
 
 #: Maximum number of claims that get room at once.
 MAX_GRANTED: Final = 64

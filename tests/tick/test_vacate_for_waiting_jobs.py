@@ -23,10 +23,10 @@ from dl2d.daemon.api.heartbeat import Heartbeat, receive
 from dl2d.policies.fifo import Fifo
 from dl2d.testing.builders import make_job, make_nodes
 from dl2d.tick import vacate_for_waiting_jobs
-from dl2d.tick.claims_of_waiting_jobs import ClaimHistory
 from dl2d.tick.record import Report
 from dl2d.tick.tick_context import GuardRules
 from dl2d.tick.vacate_for_waiting_jobs import claim_nodes
+from dl2d.tick.vacating_history import ClaimHistory
 
 
 @pytest.fixture

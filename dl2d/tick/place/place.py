@@ -16,8 +16,8 @@ from dl2d.core.packing import Blocked, Packing
 from dl2d.core.placement import Placement
 from dl2d.core.resources import Resources
 from dl2d.core.task_starts_and_stops import Deferred, Move, Plan, Start, Stop
-from dl2d.tick.place.decided_nodes import TargetNodes
 from dl2d.tick.place.make_room import RoomMade, TaskGroup, WaitingTask, make_room
+from dl2d.tick.place.nodes_chosen_by_policy import TargetNodes
 from dl2d.tick.place.task_leaving_order import first_member, leaving_order
 
 #: Roles of the new tasks that one action of a decision gives a job, workers and servers alternating.

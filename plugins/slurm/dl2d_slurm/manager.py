@@ -36,7 +36,7 @@ from dl2d_slurm.commands import Commands, TokenBucket, command_environment, conf
 from dl2d_slurm.eligible_nodes import Eligibility
 from dl2d_slurm.ended_jobs_from_accounting import Accounting
 from dl2d_slurm.excluded_nodes import ExcludedNodes, Phase
-from dl2d_slurm.limits_from_waiting_reasons import with_limits
+from dl2d_slurm.limits_from_reason_codes import with_limits
 from dl2d_slurm.partitions import Partition, partitions_of, task_minutes
 from dl2d_slurm.queue_listing import (
     JOB_FIELDS,
@@ -56,12 +56,12 @@ from dl2d_slurm.room_slurm_withholds import WithheldRoom
 from dl2d_slurm.rpc_rate import RpcRate
 from dl2d_slurm.sbatch_options import NO_OPTIONS, AnchorOptions, site_options, time_limit_minutes
 from dl2d_slurm.settings import SlurmSettings
+from dl2d_slurm.sharing_with_waiting_jobs import WaitingJob, claims, highest_priority, share_limits, standing_claims
 from dl2d_slurm.slurmrestd import RestControl
 from dl2d_slurm.slurmrestd_job_fields import job_fields
 from dl2d_slurm.stopping import Stopper
 from dl2d_slurm.submission import options, script
 from dl2d_slurm.submission_backends import Backend, CommandControl, JobControl, chosen_backend
-from dl2d_slurm.waiting_jobs import WaitingJob, claims, highest_priority, share_limits, standing_claims
 
 log = structlog.get_logger(__name__)
 

@@ -23,11 +23,11 @@ from dl2d.core.cluster import ANCHOR, Node, NodeState, Task, parse_tag
 from dl2d.core.resource_manager import RmIdentity, RmJob, RmJobState
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d_slurm.command_output_values import count, hosts, limit_seconds, parse_gres, present, seconds
+from dl2d_slurm.job_reason_codes import is_node_refused, waiting_reason
 from dl2d_slurm.observed_jobs import WATCH_FIELDS, SlurmStaticJobRule, static_job
 from dl2d_slurm.partitions import Partition
 from dl2d_slurm.sbatch_options import ANCHOR_FIELDS, OWN_OPTIONS_FIELD, REFUSED_FIELDS, AnchorOptions
-from dl2d_slurm.states import RESERVED, job_state, node_state
-from dl2d_slurm.waiting_jobs import (
+from dl2d_slurm.sharing_with_waiting_jobs import (
     WAITING_FIELDS,
     SharingRule,
     WaitingJob,
@@ -36,7 +36,7 @@ from dl2d_slurm.waiting_jobs import (
     sharing_rule,
     waiting_job,
 )
-from dl2d_slurm.waiting_reasons import is_node_refused, waiting_reason
+from dl2d_slurm.states import RESERVED, job_state, node_state
 
 #: Names are those of ``squeue --Format`` and ``sinfo --Format``.
 JOB_FIELDS = (

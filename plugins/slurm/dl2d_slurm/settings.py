@@ -11,8 +11,8 @@ from pydantic import AfterValidator, BeforeValidator
 
 from dl2d.core.input_validation import Items, ManagerSettings, Number, Text, Whole, bad
 from dl2d_slurm.observed_jobs import SlurmStaticJobRule
+from dl2d_slurm.sharing_with_waiting_jobs import SharingRule
 from dl2d_slurm.submission_backends import Backend
-from dl2d_slurm.waiting_jobs import SharingRule
 
 _PARTITION = r"[A-Za-z0-9_][A-Za-z0-9_.-]*(,[A-Za-z0-9_][A-Za-z0-9_.-]*)*"
 _TIME = r"(?i:UNLIMITED)|[0-9]+(:[0-9]+){0,2}|[0-9]+-[0-9]+(:[0-9]+){0,2}"

@@ -26,9 +26,9 @@ from dl2d_slurm.command_output_values import (
     present,
     seconds,
 )
+from dl2d_slurm.job_reason_codes import waits_for_room
 from dl2d_slurm.partitions import Partition
 from dl2d_slurm.sbatch_options import AnchorOptions
-from dl2d_slurm.waiting_reasons import waits_for_room
 
 #: Fields of squeue from which claims are made, beside ``ANCHOR_FIELDS``.
 WAITING_FIELDS: Final = (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from slurm_fakes import FakeSlurm, Managers, job_row
 
-from dl2d_slurm.waiting_reasons import (
+from dl2d_slurm.job_reason_codes import (
     WAITING_REASONS,
     SiteLimit,
     WaitsFor,

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from dl2d.core.cluster import parse_tag
 from dl2d.core.resource_manager import GrowthLimit, RmJob, RmJobState
+from dl2d_slurm.job_reason_codes import SiteLimit, site_limit
 from dl2d_slurm.sbatch_options import NO_OPTIONS, AnchorOptions
-from dl2d_slurm.waiting_reasons import SiteLimit, site_limit
 
 
 def with_limits(
