@@ -26,7 +26,7 @@ from dl2d.core.errors import ConfigError, Denied, RequestError, ResourceManagerE
 from dl2d.core.jobs import TASK_ROLES, Architecture, Job, JobKey, JobRequest, JobState
 from dl2d.daemon.job_views_from_store import StoreViews
 from pslite.errors import UsageError
-from pslite.job.environment_allow_list import remarks, user_environment
+from pslite.job.environment_passed_to_tasks import remarks, user_environment
 from pslite.launch.daemon_http import check_private
 
 RUNNER = "dl2-run"

@@ -37,12 +37,12 @@ from variants import first, nightly
 
 from pslite.coordinator.stall_detector import ProgressRule
 from pslite.errors import PeerLost, Unreachable, UsageError
+from pslite.failure_rate_limit import RateLimit
 from pslite.fault_points import FaultPoint
 from pslite.net.message_framing import cut_off
 from pslite.net.messages import Abort, AtBarrier, Commit, DigestRequest, Exit, PlanDone, Promote, Reassign
 from pslite.net.reliable_channel import counts
 from pslite.net.tensor_frames import INIT, PUSH, REPLICATED, RESTORE, STATE
-from pslite.rate_limit import RateLimit
 
 #: a member that dies unseen while there is no coordinator is given up so many seconds later
 BRIEF = replace(QUICK, lease=6.0, verdict=1.0)
@@ -682,7 +682,7 @@ def test_a_worker_that_a_server_does_not_reach_any_more_is_found_and_given_up():
 
 
 def test_a_job_that_goes_back_again_and_again_fails(monkeypatch):
-    monkeypatch.setattr("pslite.coordinator.checkpoint_restore.MAX_ROLLBACKS", RateLimit(1, 60.0))
+    monkeypatch.setattr("pslite.coordinator.checkpoints_and_rollback.MAX_ROLLBACKS", RateLimit(1, 60.0))
     outcome = Rehearsal(job(), workers=2, servers=2, events=[Event(9, kill="ps"), Event(20, kill="ps")]).run()
     assert outcome.status.state == "failed", outcome.story
     assert "gone back 1 times within 0.0166667 h without a newer checkpoint" in outcome.status.reason

@@ -13,7 +13,7 @@ from dl2d.core.job_request_parser import RequestRules, parse_request, read_direc
 from dl2d.core.jobs import NO_LAUNCH, TASK_ROLES, Consistency, Job, JobKey, JobRequest, Launch, Owner, User
 from dl2d.core.resource_manager import Anchor, RmListing
 from dl2d.core.resources import NO_RESOURCES, Resources
-from pslite.job.environment_allow_list import is_secret
+from pslite.job.environment_passed_to_tasks import is_secret
 
 #: Maximum size of command and environment together, in bytes.
 MAX_LAUNCH_BYTES = 256 * 1024

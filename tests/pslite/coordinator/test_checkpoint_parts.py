@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from coordinator.jobs import job, spec
 
-from pslite.coordinator import checkpoint_restore
+from pslite.coordinator import checkpoints_and_rollback
 from pslite.net.messages import NotSaved, Saved
 
 
@@ -19,9 +19,9 @@ def test_what_was_written_of_a_version_that_a_server_could_not_write_is_removed(
         part.mkdir()
         part.joinpath("ps-0-1.safetensors").touch()
         written = Saved(version=version, name="ps-0-1.safetensors", sha256="0", blocks=(0,))
-        checkpoint_restore.saved(a_job, a_job.state.members["ps-0"], written)
+        checkpoints_and_rollback.saved(a_job, a_job.state.members["ps-0"], written)
     full = NotSaved(version=10, reason="No space left on device")
-    checkpoint_restore.not_saved(a_job, a_job.state.members["ps-1"], full)
+    checkpoints_and_rollback.not_saved(a_job, a_job.state.members["ps-1"], full)
     assert a_job.disk.close(60.0)
     assert [place.name for place in tmp_path.iterdir()] == ["0000000020.part"]
     assert list(a_job.state.checkpoint_files) == [20]

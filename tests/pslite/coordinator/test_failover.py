@@ -11,9 +11,9 @@ from pslite.coordinator import failover
 from pslite.coordinator.failover import check_members, count_loss, failed, lose, process_ended
 from pslite.coordinator.failure_detector import be_lenient
 from pslite.coordinator.status_report import report
+from pslite.failure_rate_limit import Incident
 from pslite.job.job_status import Cause
 from pslite.net.messages import AgentExit, Failed
-from pslite.rate_limit import Incident
 
 KILLED = AgentExit(pid=7, status=0, signal=9, cause=Cause.KILLED, text="")
 #: seconds within which losses on one host are one

@@ -14,9 +14,9 @@ from jobs import JOINED, job
 from pslite.coordinator.stall_detector import ProgressRule, ProgressWatch
 from pslite.coordinator.stall_handling import check, stuck_members, take_stacks
 from pslite.coordinator.status_report import report
+from pslite.failure_rate_limit import Incident
 from pslite.job.job_status import Cause
 from pslite.net.messages import Stacks
-from pslite.rate_limit import Incident
 
 RULE = ProgressRule(60.0, 10.0)
 NONE: tuple[int, ...] = ()

@@ -7,9 +7,9 @@ import time
 from pslite.coordinator import finished_workers, plans
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import MemberState, PendingPlan
+from pslite.failure_rate_limit import Incident, RateLimit
 from pslite.job.membership_plan import Plan
 from pslite.net.messages import Broken
-from pslite.rate_limit import Incident, RateLimit
 
 #: a group that breaks so often at one version, although no member is dead, fails the job
 _MAX_BREAKS = RateLimit(5, 3600.0)

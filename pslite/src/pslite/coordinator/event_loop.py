@@ -14,7 +14,7 @@ from functools import partial
 from typing import Literal
 
 from pslite.coordinator import (
-    checkpoint_restore,
+    checkpoints_and_rollback,
     failover,
     failure_detector,
     job_completion,
@@ -168,7 +168,7 @@ class Coordinator:
             failure_detector.be_lenient(self._job, now)
             if state.plan is not None:
                 balance.begin(now, state.plan)
-            checkpoint_restore.complete_again(self._job)
+            checkpoints_and_rollback.complete_again(self._job)
             number = state.plan.number if state.plan is not None else 0
             say(
                 f"coordinator of {job} goes on from its log: plan {number}, {len(state.present())} members, "
@@ -223,7 +223,7 @@ class Coordinator:
             raise
         else:
             self._goodbye(_GOODBYE_SECONDS)
-            checkpoint_restore.tidy(self._job)
+            checkpoints_and_rollback.tidy(self._job)
             self._job.disk.close(_GOODBYE_SECONDS)
             report = status_report.report(self._job)
             self._director.close(report)

@@ -11,12 +11,13 @@ import signal
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-from pslite.coordinator import allreduce_repair, checkpoint_restore, job_completion, plans, sample_requests
+from pslite.coordinator import allreduce_repair, checkpoints_and_rollback, job_completion, plans, sample_requests
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.failure_detector import examine
 from pslite.coordinator.job_state import MemberState, ServerFailover
 from pslite.coordinator.status_report import how_it_ended
 from pslite.coordinator.work_reassignment import lose_worker, stop_waiting_for
+from pslite.failure_rate_limit import Incident, RateLimit
 from pslite.job.membership_plan import Plan, holders_of
 from pslite.net.messages import (
     AgentExit,
@@ -29,7 +30,6 @@ from pslite.net.messages import (
     Promoted,
     Severed,
 )
-from pslite.rate_limit import Incident, RateLimit
 
 #: losses of workers at one version: at so many the script is the likely cause, and the job fails
 MAX_LOSSES = RateLimit(3, 3600.0)
@@ -214,9 +214,9 @@ def lose_server(job: Job, member: MemberState, text: str) -> None:
     blocks = sorted({block for plan in in_force for task in gone for block in plan.blocks_of(task)})
     state.failover = None
     if job.spec.durability == "none":
-        checkpoint_restore.go_back(job, text)
+        checkpoints_and_rollback.go_back(job, text)
     elif not _knows_plan(job) or exposed(in_force, blocks, gone):
-        checkpoint_restore.go_back(job, f"{text}, and so did the server with its replicas")
+        checkpoints_and_rollback.go_back(job, f"{text}, and so did the server with its replicas")
     else:
         state.failovers += 1
         servers = set(state.servers_in_force())
@@ -247,7 +247,9 @@ def take_copies(job: Job, member: MemberState, message: Copies) -> None:
     chosen = choose_owners(failover.blocks, failover.copies, newest, state.servers_in_force())
     gone = tuple(state.lost_servers)
     if chosen is None:
-        checkpoint_restore.go_back(job, f"{state.lost_servers[gone[-1]]}, and parts of the model had no replica yet")
+        checkpoints_and_rollback.go_back(
+            job, f"{state.lost_servers[gone[-1]]}, and parts of the model had no replica yet"
+        )
         return
     owners = {block: state.members[task].plan_entry() for block, task in chosen.items()}
     state.new_owners.update(owners)

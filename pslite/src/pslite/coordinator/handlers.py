@@ -8,7 +8,7 @@ from typing import Any, Final
 from pslite.coordinator import (
     allreduce_repair,
     barrier,
-    checkpoint_restore,
+    checkpoints_and_rollback,
     failover,
     finished_workers,
     global_norm,
@@ -66,10 +66,10 @@ HANDLERS: Final[dict[type, Callable[[Job, MemberState, Any], None]]] = {
     Digests: job_completion.take_digests,
     Finished: finished_workers.finished,
     Norm: global_norm.add,
-    NotSaved: checkpoint_restore.not_saved,
+    NotSaved: checkpoints_and_rollback.not_saved,
     Promoted: failover.promoted,
-    Restored: checkpoint_restore.restored,
-    Saved: checkpoint_restore.saved,
+    Restored: checkpoints_and_rollback.restored,
+    Saved: checkpoints_and_rollback.saved,
     Severed: failover.severed,
     Stacks: stall_handling.take_stacks,
     Reassigned: work_reassignment.taken_over,
@@ -79,7 +79,7 @@ HANDLERS: Final[dict[type, Callable[[Job, MemberState, Any], None]]] = {
 #: what is looked at in each turn of the loop, in that order, as long as the job has not ended
 DUE: Final[tuple[Callable[[Job, float], None], ...]] = (
     failover.check_members,
-    checkpoint_restore.check_return,
+    checkpoints_and_rollback.check_return,
     joining_and_start.check_start,
     failover.check_prepared,
     allreduce_repair.check,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from pslite.coordinator import checkpoint_restore, plans
+from pslite.coordinator import checkpoints_and_rollback, plans
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import JobState, MemberState
 from pslite.coordinator.work_reassignment import lose_worker
@@ -28,7 +28,7 @@ def check(job: Job) -> str:
         return "the worker that writes files is told so"
     if any(w.present for w in workers):
         return "the first worker may still write its files"
-    if checkpoint_restore.last_one_is_written(job, time.monotonic()):
+    if checkpoints_and_rollback.last_one_is_written(job, time.monotonic()):
         return "the last checkpoint is being written"
     assert state.result is not None
     job.say(f"finished: {state.result.versions} versions, digest {state.result.digest or 'unknown'}")

@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from pslite.failure_rate_limit import Incident
 from pslite.job.blocks import Block, cut
 from pslite.job.job_spec import JobSpec
 from pslite.job.job_status import JobPhase, MemberPhase, PlanReport, Reply, Result, Role
@@ -15,7 +16,6 @@ from pslite.job.member_measurements import StepTimes
 from pslite.job.membership_plan import Member, Plan
 from pslite.net.messages import AgentExit, Exit, Moved
 from pslite.net.reliable_channel import ReliableChannel
-from pslite.rate_limit import Incident
 from pslite.storage.checkpoint_files import SavedFile
 
 #: what users call the roles
@@ -208,10 +208,10 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
     plan                                                                          plans, failover, job_completion
     dead, losses, reassigned, reassignment, reassignments, failover, failovers,   failover
     lost_servers, new_owners, broken, breaks
-    checkpoint, checkpoint_files, rollbacks, rollback_reason                      checkpoint_restore
-    returning                                                                     checkpoint_restore, loop (joins)
+    checkpoint, checkpoint_files, rollbacks, rollback_reason                      checkpoints_and_rollback
+    returning                                                                     checkpoints_and_rollback, loop (joins)
     version                                                                       status_report, job_completion,
-                                                                                  checkpoint_restore
+                                                                                  checkpoints_and_rollback
     stalls                                                                        stall_handling
     digests, digests_requested, result                                            job_completion
     state, reason                                                                 plans (running), job_completion

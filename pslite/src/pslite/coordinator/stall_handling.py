@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from pslite.coordinator import checkpoint_restore
+from pslite.coordinator import checkpoints_and_rollback
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.failover import lose
 from pslite.coordinator.job_state import JobState, MemberState
+from pslite.failure_rate_limit import Incident, RateLimit
 from pslite.net.messages import DumpStacks, Stacks
-from pslite.rate_limit import Incident, RateLimit
 
 #: deadlines that passed: at so many the job fails; before that, members that hold it up are restarted
 MAX_STALLS = RateLimit(2, 86400.0)
@@ -104,7 +104,7 @@ def _act(job: Job, now: float, limit: float) -> None:
         state.broken = state.broken or (now, state.plan.number if state.plan is not None else 0, text)
     elif everybody or not found:
         # nobody would be left, or nobody is known to hang: all processes begin again
-        checkpoint_restore.go_back(job, text)
+        checkpoints_and_rollback.go_back(job, text)
     else:
         for each in found:
             member = state.members[each.task]

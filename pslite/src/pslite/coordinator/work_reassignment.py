@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
-from pslite.coordinator import checkpoint_restore, finished_workers, plans
+from pslite.coordinator import checkpoints_and_rollback, finished_workers, plans
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import MemberState, Reassignment
 from pslite.job.membership_plan import Plan, reduction
@@ -32,7 +32,7 @@ def lose_worker(job: Job, member: MemberState, text: str) -> None:
     if given is None:
         text = text if only_copy else f"{text}; it was the last worker"
         job.give_up(member, text)
-        checkpoint_restore.go_back(job, text)
+        checkpoints_and_rollback.go_back(job, text)
         return
     others = sorted({task for nodes in given.values() for task in nodes.values()})
     names, several = " and ".join(others), len(others) > 1

@@ -14,7 +14,7 @@ from functools import partial
 from pslite.coordinator import Coordinator, Settings
 from pslite.coordinator.stall_detector import ProgressRule
 from pslite.errors import PsliteError, UsageError
-from pslite.job.environment_allow_list import remarks, user_environment
+from pslite.job.environment_passed_to_tasks import remarks, user_environment
 from pslite.launch.coordinator_supervisor import LogLocation, Supervisor, locate_log
 from pslite.launch.daemon_http import is_loopback
 from pslite.launch.environment_parsing import balance_of, encryption_of, need, progress_deadline

@@ -26,12 +26,10 @@ import msgspec
 from pslite.coordinator import Coordinator
 from pslite.coordinator.state_log_entries import decode
 from pslite.errors import Cancelled, PsliteError, UsageError
+from pslite.failure_rate_limit import Incident, RateLimit
 from pslite.job.job_status import MembershipSource
 from pslite.job.printable_text import tell
-from pslite.launch.local_tasks import LocalTasks
-from pslite.launch.membership_from_daemon import report_failure
-from pslite.launch.signals import ENDING, OWN, handled
-from pslite.launch.supervisor_channel import (
+from pslite.launch.coordinator_supervisor_channel import (
     MAX_BYTES,
     FromCoordinator,
     Request,
@@ -40,8 +38,10 @@ from pslite.launch.supervisor_channel import (
     SupervisorChannel,
     Terminate,
 )
+from pslite.launch.local_tasks import LocalTasks
+from pslite.launch.membership_from_daemon import report_failure
+from pslite.launch.signals import ENDING, OWN, handled
 from pslite.net.message_framing import Channel, Inbox
-from pslite.rate_limit import Incident, RateLimit
 from pslite.storage.coordinator_log import CoordinatorLog, read_state
 
 #: environment variable with the folder of the log, and its value for no log

@@ -27,8 +27,8 @@ from pslite.errors import UsageError
 from pslite.launch.environment_parsing import durability_of
 from pslite.mxnet import optimizer_states
 from pslite.mxnet.arrays import memory, reading, write
-from pslite.mxnet.elastic_split import give_again, session_for_kvstore
-from pslite.mxnet.keys import Array, Key, KeyTable, KeyTensor, Places, listed, pairs
+from pslite.mxnet.elastic_data_sampler import give_again, session_for_kvstore
+from pslite.mxnet.kvstore_key_table import Array, Key, KeyTable, KeyTensor, Places, listed, pairs
 from pslite.mxnet.optimizer_states import part_of, whole_state
 from pslite.mxnet.optimizer_translation import rule_of
 from pslite.mxnet.push_pull import StepExchange

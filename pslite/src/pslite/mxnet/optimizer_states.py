@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pslite.errors import CheckpointError
-from pslite.mxnet.keys import Array, KeyTensor
+from pslite.mxnet.kvstore_key_table import Array, KeyTensor
 from pslite.numeric.optimizers import slots
 from pslite.worker.training_session import OpenSession, StartState
 

@@ -15,7 +15,7 @@ from pslite.net.coordinator_client import CoordinatorClient
 from pslite.net.handshake_listener import HandshakeListener
 from pslite.net.message_framing import cut_off
 from pslite.net.messages import Hello, Severed
-from pslite.net.server_connection_opener import ServerConnections
+from pslite.net.server_connections_with_retry import ServerConnections
 from pslite.net.tcp_or_unix_socket import open_listeners
 from pslite.net.tensor_frames import Link, Receiver
 from pslite.server.server_state import ServerState

@@ -15,7 +15,7 @@ from pslite.job.job_spec import Sum
 from pslite.job.membership_plan import Plan, reduction
 from pslite.net.authentication import Identity
 from pslite.net.messages import Nack, Prepare
-from pslite.net.server_connection_opener import ServerConnections
+from pslite.net.server_connections_with_retry import ServerConnections
 from pslite.net.shared_memory import Arena
 from pslite.server.block_state import BlockState, state_bytes
 from pslite.server.server_state import PreparedPlan, ServerState

@@ -1,4 +1,4 @@
-"""Allow-list: which of the user's environment variables a scheduler gets for the job's tasks, and which are secrets."""
+"""Which of the user's environment variables are passed to the tasks: an allow-list, without those that are secrets."""
 
 from __future__ import annotations
 

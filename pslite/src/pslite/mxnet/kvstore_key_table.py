@@ -1,4 +1,4 @@
-"""Keys of a KVStore: their values, their places in the job's arrays, and the job's description that follows."""
+"""Table of a KVStore's keys: their values, their places in the job's arrays, and the job's description that follows."""
 
 from __future__ import annotations
 

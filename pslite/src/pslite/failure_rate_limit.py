@@ -1,4 +1,4 @@
-"""Rate limit: a number of incidents within a time span that is too many; older ones do not count."""
+"""Failure rate limit: a number of incidents within a time span that ends the job; older ones do not count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a job: which is complete, and going back to the newest one when state is lost."""
+"""Checkpoints of a job: which is complete, and the rollback to the newest one when state is lost."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pslite.coordinator.coordinator_context import Job, StepRecord
 from pslite.coordinator.job_state import ROLES, MemberState
 from pslite.coordinator.status_report import current_epoch
 from pslite.errors import CheckpointError
+from pslite.failure_rate_limit import Incident, RateLimit
 from pslite.job.job_status import Result
 from pslite.net.messages import Exit, NotSaved, Restored, RollBack, Saved
-from pslite.rate_limit import Incident, RateLimit
 from pslite.storage.checkpoint_files import SavedFile, complete, drop_part, drop_unfinished
 
 #: how long a finished job waits for its last checkpoint, in seconds

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pslite.job.environment_allow_list import is_secret, remarks, user_environment
+from pslite.job.environment_passed_to_tasks import is_secret, remarks, user_environment
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Split of a data set for scripts with a loop of their own, whatever workers come and go."""
+"""Sampler that splits a data set over the workers that there are, and the session that it shares with the KVStore."""
 
 from __future__ import annotations
 
