@@ -42,18 +42,19 @@ from dl2d.core.training_job_rules import StaticJobRule
 from dl2d.daemon.api.job_admission import check_feasible
 from dl2d.daemon.key_file import load_credentials
 from dl2d.daemon.policy_versions.active_version import (
+    REPAIR,
     check_learning,
     configured_checkpoint,
     gate_problem,
     given,
+    live_checkpoint,
     nodes_and_requests,
-    read_version,
 )
 from dl2d.daemon.tick_settings import manager_settings
 from dl2d.local.manager import check_private
 from dl2d.local.settings import LocalSettings
 from dl2d.plugins import MANAGERS, PLACEMENTS, POLICIES, load_placement, load_policy
-from dl2d.policies.common.checkpoint import Checkpoint
+from dl2d.policies.common.checkpoint import DIGITS, Checkpoint
 from dl2d.store import schema
 from dl2d.store.database import Database, Place
 from dl2d.store.sql_store import SqlStore
@@ -224,6 +225,7 @@ def _policy(settings: Settings) -> Iterator[Finding]:
     """Whether the policy can be made as the configuration says, and whether the live version of it can be read."""
     item = "policy.checkpoint" if settings.policy.checkpoint else "policy.settings"
     live = _from_store(settings, lambda store: store.registry.live(settings.policy.name))
+    named = None
     try:
         named = configured_checkpoint(settings)
         if named is not None and (refused := _gate_problem(settings, named)):
@@ -236,7 +238,7 @@ def _policy(settings: Settings) -> Iterator[Finding]:
     except Dl2dError as error:
         yield Finding(item, False, str(error).removeprefix(f"{item}: "))
     if live is not None:
-        yield _live_version(settings, live)
+        yield _live_version(settings, live, named)
     try:
         check_learning(settings)
     except Dl2dError as error:
@@ -251,9 +253,16 @@ def _fallback(settings: Settings) -> Iterator[Finding]:
         yield Finding("policy.fallback", False, str(error))
 
 
-def _live_version(settings: Settings, live: Version) -> Finding:
+def _live_version(settings: Settings, live: Version, named: Checkpoint | None) -> Finding:
     try:
-        policy = load_policy(settings.policy.name, given=given(settings, read_version(live)))
+        checkpoint = live_checkpoint(live, named)
+    except Dl2dError as error:
+        text = (
+            f"{live.policy} version {live.digest[:DIGITS]} cannot be used, so the fallback decides: {error}; {REPAIR}"
+        )
+        return Finding("live version", False, text)
+    try:
+        policy = load_policy(settings.policy.name, given=given(settings, checkpoint))
     except Dl2dError as error:
         item = "policy.settings" if str(error).startswith("policy.settings") else "live version"
         return Finding(item, False, str(error).removeprefix(f"{item}: "))

@@ -85,7 +85,8 @@ class Health:
         self._idle = gauge("idle_waiting_jobs", "Jobs that wait although there is room for every one of them.")
         self._idle_seconds = gauge("idle_seconds", "For how many seconds such jobs have been waiting.")
         self._set_aside = gauge(
-            "policy_set_aside", "1 while the fallback decides because the policy left jobs waiting or was withdrawn."
+            "policy_set_aside",
+            "1 while the fallback decides because the policy left jobs waiting, was withdrawn or cannot be read.",
         )
         self._canary_jobs = gauge("canary_jobs", "Jobs on which the policy decided in mode canary.")
         self._canary_change = {

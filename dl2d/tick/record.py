@@ -69,7 +69,7 @@ def record(context: Context, state: TickState, reconciled: Reconciled, report: R
         ended_until=reconciled.ended_until,
         last_anchor_tried=reconciled.last_anchor_tried,
         needless_wait=report.needless_wait,
-        # A withdrawal is in the store, and ``Context.withdrawn`` has it in each tick.
+        # ``Context.withdrawn`` has it in each tick.
         set_aside=None if context.withdrawn is not None else report.set_aside,
         policy_failures=report.policy_failures,
     )

@@ -41,8 +41,8 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
     """
     begin = context.timer()
     mode, deciders = context.mode, context.deciders
-    set_aside = context.withdrawn or state.set_aside
-    set_aside = set_aside if set_aside and set_aside.is_for(deciders.policy) else None
+    set_aside = state.set_aside if state.set_aside and state.set_aside.is_for(deciders.policy) else None
+    set_aside = context.withdrawn or set_aside
     policy_failures = state.policy_failures
     plan, outcome, needless_wait = Plan(), Outcome(), NeedlessWait()
 

@@ -106,7 +106,8 @@ class Context:
     mode: Mode = Mode.LIVE
     #: In mode canary, while it runs: the policy decides on the jobs of its group, the fallback on the others.
     canary: Canary | None = None
-    #: The policy, where it was withdrawn in mode canary: the fallback decides on all jobs.
+    #: The policy, where it was withdrawn in mode canary or its live version cannot be read: the fallback decides on all
+    #: jobs.
     withdrawn: SetAside | None = None
     #: Name and version of the resource manager, which decides where dl2d does not.
     scheduler: str = ""

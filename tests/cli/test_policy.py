@@ -215,6 +215,7 @@ def test_check_tells_of_a_live_version_that_is_gone(dl2d: Dl2d, config: Path, tm
     shutil.rmtree(promoted["folder"])
     good, text = findings(dl2d, config)["live version"]
     assert (good, "is not a checkpoint" in text) == (False, True)
+    assert text.startswith(f"dl2 version {promoted['digest'][:12]} cannot be used, so the fallback decides: ")
 
 
 def test_a_twin_needs_a_store_with_days(dl2d: Dl2d, config: Path, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from dl2d.cli import main
 from dl2d.config.settings import Settings
 from dl2d.core.errors import AlreadyRunning, Dl2dError, PluginError, StoreUnavailable, Waiting
 from dl2d.core.jobs import JobState, Progress
+from dl2d.core.policy_registry import Version, VersionState
 from dl2d.core.store import JobChange
 from dl2d.daemon import loop
 from dl2d.daemon.loop import Daemon
@@ -507,6 +508,24 @@ def test_a_certificate_that_jobs_refuse_is_a_warning_and_a_problem(tmp_path: Pat
     assert [each["problem"] for each in logs if each["event"] == "jobs refuse the certificate"] == [*problems]
     with Running(tmp_path, api=api) as running:
         assert running.daemon._health.status().problems == ()
+
+
+def test_where_the_live_version_is_gone_the_fallback_decides_and_health_says_so(
+    tmp_path: Path, ticks: dict[str, Any]
+) -> None:
+    store = SqlStore("sqlite://")
+    gone = Version(policy="dl2", digest="ab" * 32, folder=str(tmp_path / "gone"), origin="a test", at=1.0)
+    store.registry.add_version(gone)
+    store.registry.change("dl2", gone.digest, VersionState.LIVE, at=2.0, by="ann", reason="a test")
+    with Running(tmp_path, store) as running:
+        until(lambda: running.daemon._health.status().problems, "it is told")
+        (problem,) = running.daemon._health.status().problems
+    assert problem.startswith(
+        "policy dl2 version abababababab is set aside and the fallback decides: it cannot be used (`dl2d check` and "
+    )
+    assert str(tmp_path) not in problem
+    deciders = ticks["context"].deciders
+    assert deciders.policy.name == deciders.fallback.name
 
 
 def test_a_lost_lease_ends_the_daemon(tmp_path: Path, ticks: dict[str, Any]) -> None:

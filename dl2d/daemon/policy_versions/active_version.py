@@ -19,6 +19,7 @@ from dl2d.core.policy_registry import Version, VersionState
 from dl2d.plugins import Given, load_placement, load_policy, takes_checkpoint
 from dl2d.policies.common.checkpoint import DIGITS, Checkpoint, read_checkpoint, write_checkpoint
 from dl2d.policies.common.training_input_ranges import out_of_range
+from dl2d.tick.policy_failures import SetAside
 from dl2d.tick.policy_starts_jobs_check import start_check
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ log = structlog.get_logger()
 _BY: Final = "daemon"
 #: The policies that the learner trains.
 _LEARN: Final = ("dl2", "dl2-original")
+#: What to do about a live version that cannot be read.
+REPAIR: Final = "restore its folder and reload, or make another version live (dl2d policy promote, rollback)"
 #: Maximum number of jobs of a store whose requests are taken, newest first.
 _MAX_STORED_JOBS: Final = 200
 
@@ -41,7 +44,8 @@ class ActiveVersion:
     which is then registered as live, so that what decided can always be found again. A checkpoint that the
     configuration names and that never was live (``is_candidate``) decides instead in every mode but live, if it passes
     the start check (``dl2d.tick.policy_starts_jobs_check``). In mode live it has to be promoted first, unless nothing
-    was ever recorded that it could be compared on.
+    was ever recorded that it could be compared on. Where the live version cannot be read, the fallback decides
+    (``set_aside``), and no other version does: none is known to be as good.
 
     Raises
     ------
@@ -64,6 +68,8 @@ class ActiveVersion:
         self._kept = ""
         #: Digest of the live version in whose place the configured one decides.
         self._passed_over = ""
+        #: The live version, where it could not be read at the start: ``policy`` is the fallback then.
+        self.set_aside: SetAside | None = None
         named = configured_checkpoint(settings)
         live = registry.live(self._name) if self.learns else None
         candidate = named is not None and is_candidate(named, registry)
@@ -75,10 +81,8 @@ class ActiveVersion:
             named, candidate = None, False
         self.policy: Policy
         if live is not None and not candidate:
-            found = self._take(live)
-            if found is not None:
-                self.policy = found
-                return
+            self.policy = self._begin_with(live, named)
+            return
         self.policy = self._made(named)
         if candidate:
             started = start_check(self.policy, load_placement(settings.placement), *nodes_and_requests(store))
@@ -108,7 +112,7 @@ class ActiveVersion:
             return None
         if live.digest == self._broken or (found := self._take(live)) is None:
             return None
-        self.policy, self._passed_over = found, ""
+        self.policy, self._passed_over, self.set_aside = found, "", None
         log.info("policy version changed", policy=self._name, version=live.digest[:DIGITS], origin=live.origin)
         return found
 
@@ -176,19 +180,33 @@ class ActiveVersion:
             self._registry.change(self._name, self._digest, state, at=self._clock(), by=_BY, reason=reason)
             self._passed_over = ""
 
+    def _begin_with(self, live: Version, named: Checkpoint | None) -> Policy:
+        """The live version's policy; the fallback if it cannot be used. Raises ``ConfigError`` for wrong settings."""
+        try:
+            checkpoint = live_checkpoint(live, named)
+        except Exception as error:  # noqa: BLE001 - a checkpoint is data from outside; the cluster goes on whatever it does
+            self._tell_broken(live, error, "the fallback decides")
+            # Users may read this, so it does not name the folder.
+            reason = f"cannot be used (`dl2d check` and the daemon's log say why); {REPAIR}"
+            self.set_aside = SetAside(self._name, live.digest[:DIGITS], reason)
+            return load_policy(self._settings.policy.fallback, "policy.fallback")
+        self._digest = live.digest
+        return self._made(checkpoint)
+
     def _take(self, live: Version) -> Policy | None:
         try:
             policy = self._made(read_version(live))
-        except Exception as error:  # noqa: BLE001 - a checkpoint is data from outside; the cluster goes on whatever it does
-            self._broken = live.digest
-            text = f"cannot be used: {error}; the version before it stays active"
-            log.error(
-                "policy version cannot be used", policy=self._name, version=live.digest[:DIGITS], error=str(error)
-            )
-            self._try(lambda: self._registry.remark(self._name, live.digest, at=self._clock(), by=_BY, text=text))
+        except Exception as error:  # noqa: BLE001 - as above
+            self._tell_broken(live, error, "the version before it stays active")
             return None
         self._digest, self._broken = live.digest, ""
         return policy
+
+    def _tell_broken(self, live: Version, error: Exception, what_decides: str) -> None:
+        self._broken = live.digest
+        log.error("policy version cannot be used", policy=self._name, version=live.digest[:DIGITS], error=str(error))
+        text = f"cannot be used: {error}; {what_decides}"
+        self._try(lambda: self._registry.remark(self._name, live.digest, at=self._clock(), by=_BY, text=text))
 
     def _made(self, checkpoint: Checkpoint | None) -> Policy:
         return load_policy(self._name, given=given(self._settings, checkpoint))
@@ -287,26 +305,56 @@ def nodes_and_requests(store: SqlStore) -> tuple[Sequence[Node], list[JobRequest
 def current_checkpoint(settings: Settings, registry: SqlRegistry, name: str) -> Checkpoint | None:
     """The checkpoint with which a policy decides, or would if in charge; None if a plug-in does not show it.
 
-    As in the daemon it is the live version; if that cannot be read, the configured one; without one, the policy's own.
+    As in the daemon it is the live version; where none is live, the configured one; without one, the policy's own.
     In every mode but live, a configured one that is a candidate comes first.
 
     Raises
     ------
     ConfigError, CheckpointError
-        The configured one cannot be read, or there is none at all.
+        The live one or the configured one cannot be read, or there is none at all.
+    Dl2dError
+        No policy can be made with the live one.
     """
     is_configured = settings.policy.name == name
-    if is_configured and settings.mode is not Mode.LIVE:
-        named = configured_checkpoint(settings)
-        if named is not None and is_candidate(named, registry):
-            return named
     live = registry.live(name)
+    named = None
+    if is_configured and (live is None or settings.mode is not Mode.LIVE):
+        named = configured_checkpoint(settings)
+        if named is not None and (live is None or is_candidate(named, registry)):
+            return named
     if live is not None:
+        return live_checkpoint(live, named)
+    return _own_checkpoint(name)
+
+
+def live_checkpoint(live: Version, named: Checkpoint | None) -> Checkpoint:
+    """The checkpoint of the live version. If its folder cannot be read, it is an equal one, if there is one: the
+    ``named`` one of the configuration, or that which comes with dl2d.
+
+    Raises
+    ------
+    CheckpointError
+        There is none.
+    Dl2dError
+        No policy can be made with it.
+    """
+    try:
+        checkpoint = read_version(live)
+    except CheckpointError:
         with contextlib.suppress(CheckpointError):
-            return read_version(live)
-    named = configured_checkpoint(settings) if is_configured else None
-    if named is not None:
-        return named
+            for copy in (named, _own_checkpoint(live.policy)):
+                if copy is not None and copy.digest == live.digest:
+                    return copy
+        raise
+    load_policy(live.policy, given=Given(checkpoint=checkpoint))
+    return checkpoint
+
+
+def _own_checkpoint(name: str) -> Checkpoint | None:
+    """The checkpoint that comes with a policy; None if a plug-in does not show it.
+
+    Raises ``CheckpointError`` if none does.
+    """
     own = getattr(load_policy(name), "checkpoint", None)
     return own if isinstance(own, Checkpoint) else None
 

@@ -27,6 +27,9 @@ _MAX_EARLIER = 1000
 class CanaryRun:
     """Does nothing in other modes than canary, except that a canary that runs is stopped.
 
+    Where the live version cannot be read (``ActiveVersion.set_aside``), the fallback decides, and canaries stay as they
+    are.
+
     Raises ``StoreError`` if a canary cannot be recorded.
     """
 
@@ -42,6 +45,8 @@ class CanaryRun:
 
     def begin(self) -> None:
         """Begin the canary of the active version, or go on with it; how an earlier one ended stays in force."""
+        if self._active.set_aside is not None:
+            return
         now, settings = self._clock(), self._settings
         wanted = None
         if settings.mode is Mode.CANARY:
@@ -66,6 +71,8 @@ class CanaryRun:
     def applied(self, context: Context) -> Context:
         """The context of ticks: who decides on which jobs."""
         canary = self.canary
+        if self._active.set_aside is not None and self._settings.mode is not Mode.OBSERVE:
+            return replace(context, canary=None, withdrawn=self._active.set_aside)
         if canary is None or canary.state is CanaryState.PROMOTED:
             return replace(context, canary=None, withdrawn=None)
         if canary.state is CanaryState.RUNNING:

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from dl2d.config.settings import Settings
 from dl2d.core.daemon_mode import Mode
-from dl2d.core.errors import ConfigError
+from dl2d.core.errors import CheckpointError, ConfigError
 from dl2d.core.policy_registry import VersionState
 from dl2d.daemon.policy_versions.active_version import ActiveVersion, current_checkpoint, keep_version
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
@@ -255,13 +255,57 @@ def test_a_version_that_cannot_be_read_is_told_once_and_what_decided_goes_on(sit
     remark = site.store.registry.changes()[0]
     assert (remark.by, remark.digest, remark.after) == ("daemon", another(1).digest, "live")
     assert "cannot be used: " in remark.reason
-    with capture_logs() as logs:  # a daemon that starts now begins with what the configuration says
-        assert site.active().policy.version == before.version
+    with capture_logs() as logs:  # in a daemon that starts now, the fallback decides
+        started = site.active(starting=True)
+    assert (started.policy.name, started.set_aside is None) == (site.settings().policy.fallback, False)
     assert [entry["event"] for entry in logs] == ["policy version cannot be used"]
     site.promote(another(2))
     taken = active.refreshed()
     assert taken is not None
     assert taken.version.startswith(another(2).digest[:12])
+    assert started.refreshed() is started.policy
+    assert (started.policy.version, started.set_aside) == (taken.version, None)
+
+
+@pytest.mark.parametrize("how", ["gone", "cut", "another"])
+def test_where_the_live_version_cannot_be_read_a_rejected_checkpoint_does_not_decide(
+    site: Site, tmp_path: Path, how: str
+) -> None:
+    """Nor is it what the gate, `dl2d shadow` and `dl2d policy list` take for the policy in charge."""
+    mine = {"checkpoint": str(tmp_path / "mine")}
+    write_checkpoint(another(2), tmp_path / "mine")
+    site.active(Mode.SHADOW, **mine)
+    registry = site.store.registry
+    registry.change("dl2", another(2).digest, VersionState.REJECTED, at=1.5, by="gate", reason="it is slower")
+    folder = site.promote(another(1))
+    site.store.record_slot(a_slot(1, ()))
+    damage(folder, how)
+    for mode in (Mode.LIVE, Mode.SHADOW, Mode.CANARY):
+        active = site.active(mode, starting=True, **mine)
+        assert active.policy.name == site.settings().policy.fallback
+        assert active.set_aside is not None
+        assert (active.set_aside.policy, active.set_aside.version) == ("dl2", another(1).digest[:12])
+        with pytest.raises(CheckpointError):
+            current_checkpoint(site.settings(mode, **mine), registry, "dl2")
+    write_checkpoint(another(1), folder)
+    assert site.active(starting=True, **mine).policy.version.startswith(another(1).digest[:12])
+
+
+@pytest.mark.parametrize("kept", ["configured", "shipped"])
+def test_an_equal_checkpoint_takes_the_place_of_the_live_versions_folder(site: Site, tmp_path: Path, kept: str) -> None:
+    checkpoint = another(1) if kept == "configured" else with_checkpoint().checkpoint
+    write_checkpoint(checkpoint, tmp_path / "mine")
+    shutil.rmtree(site.promote(checkpoint))
+    mine = {"checkpoint": str(tmp_path / "mine")} if kept == "configured" else {}
+    active = site.active(starting=True, **mine)
+    assert (active.policy.version[:12], active.set_aside) == (checkpoint.digest[:12], None)
+    assert active.refreshed() is None
+
+
+def test_settings_that_no_version_takes_are_refused_also_where_one_is_live(site: Site) -> None:
+    site.promote(another(1))
+    with pytest.raises(CheckpointError, match="resize_seconds at least 0"):
+        site.active(settings={"resize_seconds": -1})
 
 
 def test_a_store_that_is_away_changes_nothing(site: Site) -> None:

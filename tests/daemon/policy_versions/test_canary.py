@@ -213,6 +213,19 @@ def test_a_candidate_that_is_withdrawn_makes_way_for_the_live_version(site: Site
     assert site.start(checkpoint=folder).canary == run.canary  # after a restart as well
 
 
+def test_a_canary_goes_on_when_the_live_version_can_be_read_again(site: Site) -> None:
+    checkpoint, folder = site.candidate(1)
+    first = site.start(checkpoint=folder)
+    site.active.promote("by hand")
+    (version,) = (each for each in site.store.registry.versions("dl2") if each.digest == checkpoint.digest)
+    Path(version.folder).rename(folder.with_name("away"))
+    broken = site.start()
+    assert (broken.canary, broken.judge()) == (None, None)
+    folder.with_name("away").rename(version.folder)
+    assert site.start().canary == first.canary
+    assert [each.state for each in site.store.canaries()] == [CanaryState.RUNNING]
+
+
 def test_a_canary_does_not_replace_a_version_that_was_promoted_meanwhile(site: Site) -> None:
     site.start("live")
     checkpoint, folder = site.candidate(1)
