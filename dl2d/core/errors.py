@@ -89,6 +89,10 @@ class Waiting(Unavailable):
     """The manager is asked again after a known time: it has just started, or is asked too often."""
 
 
+class StartFailed(ResourceManagerError):
+    """A start ended with an error that is no answer of the manager, such as a bug; it may have been carried out."""
+
+
 class NotFound(ResourceManagerError):
     """The manager does not know the job, task or node that was named."""
 

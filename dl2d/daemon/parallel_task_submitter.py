@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from dl2d.core.errors import Unavailable
 from dl2d.core.resource_manager import TaskSpec
-from dl2d.tick.task_submitter import Submitted, handle_or_error
+from dl2d.tick.task_submitter import Submitted, submitted_or_error
 
 #: Tasks of a batch for each thread: enough that threads seldom wait for the slowest call, and few enough that a crash
 #: leaves few tasks to find again.
@@ -57,7 +57,7 @@ class ParallelTaskSubmitter:
     def _submit_one(self, task: TaskSpec, unavailable: threading.Event) -> Submitted:
         if unavailable.is_set():
             return None
-        answer = handle_or_error(self._submit, task)
+        answer = submitted_or_error(self._submit, task)
         if isinstance(answer, Unavailable):
             unavailable.set()
         return answer

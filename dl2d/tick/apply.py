@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 
-from dl2d.core.cluster import TaskState
-from dl2d.core.errors import NodeRefused, NotFound, ResourceManagerError, Unavailable
+from dl2d.core.cluster import ANCHOR, TaskState, task_tag
+from dl2d.core.errors import NodeRefused, NotFound, ResourceManagerError, StartFailed, Unavailable
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobState
+from dl2d.core.start_failures import StartFailures
 from dl2d.core.store import JobChange, TaskChange
 from dl2d.core.task_starts_and_stops import Failure, Outcome, Plan, Start
+from dl2d.tick.count_start_failures import NO_FAILURES
 from dl2d.tick.task_submitter import SequentialTaskSubmitter, TaskSubmitter, handle_or_error
 from dl2d.tick.tick_context import Context
 
@@ -79,32 +81,50 @@ def _start(
     return started, failures
 
 
-def start_anchors(context: Context, jobs: Sequence[Job], last: JobKey | None, at: float) -> JobKey | None:
+def start_anchors(
+    context: Context, jobs: Sequence[Job], last: JobKey | None, failures: Mapping[JobKey, StartFailures], at: float
+) -> tuple[JobKey | None, dict[JobKey, StartFailures]]:
     """Start the anchors of jobs that were submitted to the daemon; a job that the resource manager refuses ends.
 
-    Returns the last job that was tried, if the resource manager did not answer for it or ``Context.start_limit`` was
-    over; None if all were tried. The next tick passes that job as ``last`` and begins with the one after it, so that a
-    job whose start is never answered does not keep the others waiting.
+    A start that ends with an unexpected error is a failed attempt to start the job, and is tried again after the same
+    delay as its tasks are. Returns the failed attempts of all jobs, given those before (``failures``).
+
+    Returns as well the last job that was tried, if the resource manager did not answer for it or
+    ``Context.start_limit`` was over; None if all were tried. The next tick passes that job as ``last`` and begins with
+    the one after it, so that a job whose start is never answered does not keep the others waiting.
     """
-    begin = context.timer()
+    begin, counted = context.timer(), dict(failures)
     first = next((place + 1 for place, job in enumerate(jobs) if job.key == last), 0)
     for job in (*jobs[first:], *jobs[:first]):
-        if not _start_anchor(context, job, at) or context.timer() - begin >= context.start_limit:
-            return job.key
-    return None
+        known = counted.get(job.key, NO_FAILURES)
+        if known.in_a_row and at < known.retry_at(context.guard_rules.backoff):
+            continue
+        answer = _start_anchor(context, job, at)
+        if isinstance(answer, StartFailed):
+            counted[job.key] = known._replace(attempts=known.attempts + 1, last=str(answer), at=at)
+        elif not isinstance(answer, Unavailable):
+            counted.pop(job.key, None)
+        if isinstance(answer, Unavailable) or context.timer() - begin >= context.start_limit:
+            return job.key, counted
+    return None, counted
 
 
-def _start_anchor(context: Context, job: Job, at: float) -> bool:
-    """Start one anchor; returns whether the resource manager has answered."""
+def _start_anchor(context: Context, job: Job, at: float) -> str | ResourceManagerError:
+    """Start one anchor and write to the store what came of it."""
     context.store.check_lease()
-    answer = handle_or_error(context.manager.submit, context.task_specs.anchor_spec(job))
+    answer = handle_or_error(
+        lambda: context.manager.submit(context.task_specs.anchor_spec(job)), lambda: task_tag(job.key, ANCHOR)
+    )
     if isinstance(answer, Unavailable):
         log.warning("job not started, will be tried again", job=job.key.id, error=str(answer))
-        return False
-    if isinstance(answer, ResourceManagerError):
+        return answer
+    if isinstance(answer, StartFailed):
+        log.error("job not started, will be tried again", job=job.key.id, error=str(answer))
+        change = JobChange(end_reason=f"its coordinator was not started, and will be tried again: {answer}")
+    elif isinstance(answer, ResourceManagerError):
         log.error("job refused", job=job.key.id, error=str(answer))
         change = JobChange(state=JobState.FAILED, end_reason=str(answer), cause=FailureCause.REFUSED)
     else:
-        change = JobChange(anchor=answer)
+        change = JobChange(anchor=answer, end_reason="" if job.end_reason else None)
     context.store.change_job(job.key, change, at)
-    return True
+    return answer

@@ -138,6 +138,9 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
     elastic = _apply_changes(store, before, changes, listing.at)
     present = {job.key for job in elastic.jobs}
     failures = count_failures(before.tasks, changes.tasks, memory.start_failures, listing.at)
+    for key, change in changes.jobs:
+        if change.anchor:  # its start had been carried out, although it seemed to fail
+            failures.pop(key, None)
     memory = replace(
         _resizes_seen(memory, before.tasks, present, listing.at, context),
         start_failures={key: count for key, count in failures.items() if key in present},
@@ -148,7 +151,10 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
     if acts:
         if context.starts_anchors:
             submitted = [job for job in elastic.jobs if job.state is JobState.SUBMITTED and not job.anchor]
-            last_anchor_tried = start_anchors(context, submitted, state.last_anchor_tried, listing.at)
+            last_anchor_tried, failures = start_anchors(
+                context, submitted, state.last_anchor_tried, memory.start_failures, listing.at
+            )
+            memory = replace(memory, start_failures=failures)
         stops_asked = _stop(context, changes.stops, state.memory.stops_asked, listing.at)
         memory = replace(memory, stops_asked=stops_asked)
     if memory != state.memory:
@@ -487,7 +493,13 @@ def _job_change(
     ``absence`` says why the anchor has ended where it is not listed; empty if it may be listed again.
     """
     if anchor is None:
-        if not job.anchor or not absence:  # an anchor without a handle has not been started yet
+        if not job.anchor:  # it has not been started yet
+            if job.state is not JobState.SUBMITTED or failures.counted < timeouts.start_failures:
+                return None
+            tried = counted(failures.in_a_row, "attempt")
+            reason = f"{tried} in a row to start its coordinator failed; the last: {failures.last}"
+            return JobChange(state=JobState.FAILED, end_reason=reason, cause=FailureCause.TASKS_FAILED)
+        if not absence:
             return None
         return JobChange(state=JobState.LOST, end_reason=f"its anchor {absence}", cause=FailureCause.NOT_LISTED)
     if anchor.state.ended:
@@ -507,7 +519,7 @@ def _job_change(
         reason = f"{job.coordinator_end}; its batch script goes on"
         return JobChange(state=JobState.FAILED, end_reason=reason, cause=FailureCause.CANCELLED)
     # The tasks of an anchor that is ending fail since its coordinator has ended; its own end says why.
-    if failures.counted >= timeouts.start_failures and anchor.state is not RmJobState.ENDING:
+    if failures.counted >= timeouts.start_failures and anchor.state is not RmJobState.ENDING and job.anchor:
         reason = (
             f"{counted(failures.in_a_row, 'attempt')} in a row to start its tasks failed; the last: {failures.last}"
         )

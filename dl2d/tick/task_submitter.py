@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from dl2d.core.errors import Dl2dError, Rejected, ResourceManagerError, Unavailable
+from dl2d.core.errors import Dl2dError, ResourceManagerError, StartFailed, Unavailable
 from dl2d.core.resource_manager import ResourceManager, TaskSpec
 
 log = structlog.get_logger()
@@ -31,20 +31,25 @@ class TaskSubmitter(Protocol):
         ...
 
 
-def handle_or_error(submit: Callable[[TaskSpec], str], task: TaskSpec) -> str | ResourceManagerError:
-    """The handle of a task that was submitted, or why it was not; an unexpected error counts as a refusal of this task.
+def handle_or_error(submit: Callable[[], str], tag: Callable[[], str]) -> str | ResourceManagerError:
+    """The handle of a task or anchor that was submitted, or why it was not: ``StartFailed`` for an unexpected error.
 
     Errors that are not about the task, such as a ``StoreError`` or a lost lease (``AlreadyRunning``), are raised.
     """
     try:
-        return submit(task)
+        return submit()
     except ResourceManagerError as error:
         return error
     except Dl2dError:
         raise
     except Exception as error:
-        log.exception("task failed, since its start ended unexpectedly", tag=task.tag)
-        return Rejected("its start ended unexpectedly, the daemon's log says where", said=repr(error)[:_MAX_SAID])
+        log.exception("start ended unexpectedly", tag=tag())
+        return StartFailed("its start ended unexpectedly, the daemon's log says where", said=repr(error)[:_MAX_SAID])
+
+
+def submitted_or_error(submit: Callable[[TaskSpec], str], task: TaskSpec) -> str | ResourceManagerError:
+    """``handle_or_error`` of a task."""
+    return handle_or_error(lambda: submit(task), lambda: task.tag)
 
 
 class SequentialTaskSubmitter:
@@ -61,7 +66,7 @@ class SequentialTaskSubmitter:
         found: list[Submitted] = []
         for task in tasks:
             self._check_lease()
-            found.append(handle_or_error(self._manager.submit, task))
+            found.append(submitted_or_error(self._manager.submit, task))
             if isinstance(found[-1], Unavailable):
                 break
         return found + [None] * (len(tasks) - len(found))

@@ -464,22 +464,87 @@ def test_an_anchor_whose_start_is_never_answered_keeps_no_others_waiting(build, 
     assert [bool(world.job(key).anchor) for key in keys] == [False, False, True, True, True]
 
 
-def test_an_anchor_whose_start_ends_unexpectedly_fails_its_job_alone(build, monkeypatch) -> None:
-    world = build()
-    keys = [world.submit() for _ in range(2)]
-    submit = world.manager.submit
+def start_fails_unexpectedly(world: World, monkeypatch, key, *, times: int, after_start: bool = False) -> list[float]:
+    """The next starts of a job's anchor end with an error of the plug-in; returns when each one is tried."""
+    submit, tried = world.manager.submit, []
 
     def broken(task):
-        if task.job == keys[0]:
-            raise KeyError("a bug of a plug-in")
+        if task.job != key:
+            return submit(task)
+        tried.append(world.now)
+        if len(tried) <= times:
+            if after_start:
+                submit(task)
+            raise KeyError("a bug of a plug-in") if len(tried) % 2 else OSError(24, "Too many open files")
         return submit(task)
 
     monkeypatch.setattr(world.manager, "submit", broken)
+    return tried
+
+
+def test_an_anchor_whose_start_ends_unexpectedly_is_started_again_less_and_less_often(build, monkeypatch) -> None:
+    world = build(timeouts=Timeouts(start_failures=3))
+    failed, other = (world.submit(max_workers=1, max_ps=1) for _ in range(2))
+    tried = start_fails_unexpectedly(world, monkeypatch, failed, times=2)
+    began = world.now
     world.tick()
-    failed, other = map(world.job, keys)
-    assert failed.state is JobState.FAILED
-    assert "ended unexpectedly" in failed.end_reason
-    assert other.anchor
+    assert world.job(other).anchor
+    assert world.job(failed).state is JobState.SUBMITTED
+    why = "its coordinator was not started, and will be tried again: its start ended unexpectedly, the daemon's log"
+    assert world.job(failed).end_reason.startswith(why)
+    assert "KeyError('a bug of a plug-in')" in world.job(failed).end_reason
+    assert world.store.guard_state() == world.state.memory
+    for _ in range(4):
+        world.tick(5.0)
+        world.tick(5.0)
+    assert [at - began for at in tried] == [10.0, 20.0, 40.0]
+    assert (world.job(failed).state, world.job(failed).end_reason) == (JobState.SUBMITTED, "")
+    assert world.job(failed).anchor
+    assert world.state.memory.start_failures == {}
+    world.beat()
+    world.settle()
+    assert world.has(failed) == (1, 1)
+
+
+def test_a_job_whose_anchor_cannot_be_started_fails_by_the_rule_of_failed_attempts(build, monkeypatch) -> None:
+    world = build(timeouts=Timeouts(start_failures=3), url="sqlite://")
+    failed, other = world.submit(), world.submit()
+    tried = start_fails_unexpectedly(world, monkeypatch, failed, times=9)
+    for _ in range(12):
+        world.tick()
+    assert len(tried) == 3
+    ended = world.job(failed)
+    assert ended.state is JobState.FAILED
+    assert ended.end_reason.startswith("3 attempts in a row to start its coordinator failed; the last: its start ended")
+    assert not world.job(other).state.ended
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+def test_an_anchor_that_runs_although_its_start_ended_unexpectedly_is_not_started_twice(
+    build, monkeypatch, limit
+) -> None:
+    world = build(timeouts=Timeouts(start_failures=limit))
+    key = world.submit(max_workers=1, max_ps=1)
+    tried = start_fails_unexpectedly(world, monkeypatch, key, times=9, after_start=True)
+    world.tick()
+    assert not world.job(key).anchor
+    world.tick(1.0)
+    assert world.job(key).anchor
+    assert world.state.memory.start_failures == {}
+    monkeypatch.undo()
+    world.settle(8)
+    assert len(tried) == 1
+    assert world.has(key) == (1, 1)
+
+
+def test_an_anchor_whose_command_cannot_be_made_keeps_no_others_waiting(build) -> None:
+    world = build()
+    broken, other = world.submit(), world.submit()
+    world.store.change_job(broken, JobChange(launch=structs.replace(world.job(broken).launch, argv=())), world.now)
+    world.tick()
+    assert (world.job(broken).state, world.job(broken).anchor) == (JobState.SUBMITTED, "")
+    assert "IndexError" in world.job(broken).end_reason
+    assert world.job(other).anchor
 
 
 def test_anchors_of_their_users_are_stopped_however_many_jobs_are_cancelled_at_once(build) -> None:
