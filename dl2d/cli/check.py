@@ -49,6 +49,7 @@ from dl2d.daemon.policy_versions.active_version import (
     given,
     live_checkpoint,
     nodes_and_requests,
+    slot_length_warning,
 )
 from dl2d.daemon.tick_settings import manager_settings
 from dl2d.local.manager import check_private
@@ -239,6 +240,10 @@ def _policy(settings: Settings) -> Iterator[Finding]:
         yield Finding(item, False, str(error).removeprefix(f"{item}: "))
     if live is not None:
         yield _live_version(settings, live, named)
+    for checkpoint in (named, _from_store(settings, lambda store: _live_checkpoint(store, settings, named))):
+        if warning := slot_length_warning(settings, checkpoint):
+            yield Finding("schedule.slot_seconds", True, warning, warning=True)
+            break
     try:
         check_learning(settings)
     except Dl2dError as error:
@@ -251,6 +256,11 @@ def _fallback(settings: Settings) -> Iterator[Finding]:
         load_policy(settings.policy.fallback, "policy.fallback")
     except Dl2dError as error:
         yield Finding("policy.fallback", False, str(error))
+
+
+def _live_checkpoint(store: SqlStore, settings: Settings, named: Checkpoint | None) -> Checkpoint | None:
+    live = store.registry.live(settings.policy.name)
+    return None if live is None else live_checkpoint(live, named)
 
 
 def _live_version(settings: Settings, live: Version, named: Checkpoint | None) -> Finding:

@@ -24,6 +24,7 @@ from dl2d.daemon.policy_versions.active_version import (
     nodes_and_requests,
     read_version,
     roll_back,
+    slot_length_warning,
 )
 from dl2d.plugins import (
     PLACEMENTS,
@@ -134,6 +135,8 @@ def promote(
             why += f" (passed the gate: {passed})" if passed else ""
         now = registry.change(name, known.digest, VersionState.LIVE, at=time.time(), by=getpass.getuser(), reason=why)
         _tell(now, as_json=as_json)
+        if warning := slot_length_warning(settings, read_version(now)):
+            typer.echo(f"warning: {warning}", err=True)
         if passed and not as_json:
             print_text(f"passed the gate: {passed}")
 

@@ -45,7 +45,7 @@ from dl2d.daemon.health_and_metrics import Health
 from dl2d.daemon.key_file import load_credentials
 from dl2d.daemon.log_messages import TickLog
 from dl2d.daemon.parallel_task_submitter import ParallelTaskSubmitter
-from dl2d.daemon.policy_versions.active_version import ActiveVersion
+from dl2d.daemon.policy_versions.active_version import ActiveVersion, slot_length_warning
 from dl2d.daemon.policy_versions.canary_run import CanaryRun
 from dl2d.daemon.policy_versions.learner_supervisor import Learner
 from dl2d.daemon.resource_manager_access import ManagerAccess
@@ -527,6 +527,8 @@ class Daemon(AbstractContextManager["Daemon"]):
             log.info("mode", mode=str(mode), before=str(change.before or ""), reason=reason)
 
     def _build(self, settings: Settings, active: ActiveVersion) -> tuple[Context, CanaryRun]:
+        if problem := slot_length_warning(settings, getattr(active.policy, "checkpoint", None)):
+            log.warning("intervals of another length than in training", problem=problem)
         jobs, poll_seconds = settings.jobs, settings.schedule.poll_seconds
         fallback = load_policy(settings.policy.fallback, "policy.fallback")
         context = Context(

@@ -218,6 +218,24 @@ def test_check_tells_of_a_live_version_that_is_gone(dl2d: Dl2d, config: Path, tm
     assert text.startswith(f"dl2 version {promoted['digest'][:12]} cannot be used, so the fallback decides: ")
 
 
+def test_intervals_of_another_length_than_in_training_are_a_warning(dl2d: Dl2d, tmp_path: Path) -> None:
+    network = a_network(tmp_path, 5)  # trained with 300 s
+    words = "was trained with intervals of 300 s and may decide otherwise with schedule.slot_seconds="
+    new_store(tmp_path)
+    for seconds, is_told in ((2, True), (150, False), (600, False), (601, True)):
+        config = write_config(
+            tmp_path, policy={"name": "dl2-original", "checkpoint": str(network)}, api={"port": free_port()},
+            schedule={"slot_seconds": seconds, "poll_seconds": 1},
+        )  # fmt: skip
+        found = findings(dl2d, config)
+        assert ("schedule.slot_seconds" in found) == is_told
+        if is_told:
+            good, text = found["schedule.slot_seconds"]
+            assert (good, f"{words}{seconds};" in text) == (True, True)
+        ran = dl2d("policy", "promote", network, *FORCE, "-c", config)
+        assert (ran.status, words in ran.err) == (0, is_told), ran.err
+
+
 def test_a_twin_needs_a_store_with_days(dl2d: Dl2d, config: Path, tmp_path: Path) -> None:
     ran = dl2d("train", "--twin", "-c", config, "-o", tmp_path / "out")
     assert ran.status == 2

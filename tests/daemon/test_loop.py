@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import httpx2
 import pytest
+from cli.test_policy import a_network
 from local_cluster import LocalCluster
 from migrated import sqlite_store
 from self_signed import self_signed
@@ -340,13 +341,15 @@ class Running:
     """A daemon in a thread of its own, on a store in memory."""
 
     def __init__(
-        self, folder: Path, store: SqlStore | None = None, api: dict[str, object] | None = None, **options: Any
-    ) -> None:
+        self, folder: Path, store: SqlStore | None = None, api: dict[str, object] | None = None, *,
+        policy: str = "", slot_seconds: float = 300.0, **options: Any,
+    ) -> None:  # fmt: skip
         settings = Settings.model_validate(
             {
                 "state_dir": folder / "state",
                 "api": {"port": 0, **(api or {})},
-                "schedule": {"poll_seconds": 60},
+                "schedule": {"poll_seconds": 60, "slot_seconds": slot_seconds},
+                "policy": {"name": "dl2-original", "checkpoint": policy} if policy else {},
                 "resource_manager": {"name": "local", "local": {"cluster": "here"}},
             }
         )
@@ -526,6 +529,14 @@ def test_where_the_live_version_is_gone_the_fallback_decides_and_health_says_so(
     assert str(tmp_path) not in problem
     deciders = ticks["context"].deciders
     assert deciders.policy.name == deciders.fallback.name
+
+
+def test_intervals_of_another_length_than_in_training_are_logged_at_the_start(tmp_path: Path) -> None:
+    network = a_network(tmp_path, 5)  # trained with 300 s
+    for seconds, lines in ((60.0, 1), (300.0, 0)):
+        with capture_logs() as logs, Running(tmp_path, policy=str(network), slot_seconds=seconds):
+            pass
+        assert [each["event"] for each in logs].count("intervals of another length than in training") == lines
 
 
 def test_a_lost_lease_ends_the_daemon(tmp_path: Path, ticks: dict[str, Any]) -> None:

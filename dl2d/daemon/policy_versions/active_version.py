@@ -31,6 +31,8 @@ log = structlog.get_logger()
 _BY: Final = "daemon"
 #: The policies that the learner trains.
 _LEARN: Final = ("dl2", "dl2-original")
+#: How many times longer or shorter than in training an interval may be without a warning.
+_SLOT_FACTOR: Final = 2.0
 #: What to do about a live version that cannot be read.
 REPAIR: Final = "restore its folder and reload, or make another version live (dl2d policy promote, rollback)"
 #: Maximum number of jobs of a store whose requests are taken, newest first.
@@ -357,6 +359,22 @@ def _own_checkpoint(name: str) -> Checkpoint | None:
     """
     own = getattr(load_policy(name), "checkpoint", None)
     return own if isinstance(own, Checkpoint) else None
+
+
+def slot_length_warning(settings: Settings, checkpoint: object) -> str:
+    """Why the site's intervals are too far from those that a network was trained with; empty if they are not.
+
+    Only of the paper's policy: ``dl2`` decides for intervals of any length.
+    """
+    if not isinstance(checkpoint, Checkpoint) or checkpoint.policy != "dl2-original":
+        return ""
+    trained, own = checkpoint.settings.get("slot_seconds"), settings.schedule.slot_seconds
+    if not isinstance(trained, int | float) or trained <= 0 or 1 / _SLOT_FACTOR <= own / trained <= _SLOT_FACTOR:
+        return ""
+    return (
+        f"{checkpoint.policy} version {checkpoint.digest[:DIGITS]} was trained with intervals of {trained:g} s and may "
+        f"decide otherwise with schedule.slot_seconds={own:g}; train it with this length, or set that one"
+    )
 
 
 def check_learning(settings: Settings) -> None:
