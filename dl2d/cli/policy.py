@@ -13,6 +13,7 @@ from dl2d.cli.options import ConfigOption, JsonOption, reading
 from dl2d.cli.output import moment, print_json, print_tables, print_text, table
 from dl2d.cli.progress_display import progress_bars, show_on_bar
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
+from dl2d.core.daemon_mode import Mode
 from dl2d.core.errors import Dl2dError, GateRefused, PolicyError, RegistryError, RequestError, WorkloadError
 from dl2d.core.json_codec import as_plain
 from dl2d.core.policy_registry import Trial, Version, VersionState
@@ -168,6 +169,12 @@ def _pass_gate(settings: Settings, store: SqlStore, version: Version) -> str:
     if started.waiting:
         raise GateRefused(f"{what} {started.problem}")
     earlier, live = trials.passed_trial(settings, registry, version), trials.deciding(settings, registry)
+    on_trial = settings.mode is Mode.CANARY and version.state is VersionState.CANDIDATE
+    if earlier is None and on_trial and live.digest == version.digest:
+        raise GateRefused(
+            f"{what} is being tried in mode canary, which has no result yet: it goes live by itself as soon as it is "
+            f"surely better than {settings.policy.fallback} (`dl2d status` shows how it stands)"
+        )
     if earlier is None and settings.mode.acts and live.digest == version.digest:
         raise GateRefused(f"{what} decides already, so there is nothing to compare it with")
     with progress_bars() as display:

@@ -15,7 +15,7 @@ from free_ports import free_port
 
 from dl2d.cli import promotion_trial, trained_policy_replay
 from dl2d.config.settings import load_settings
-from dl2d.core.policy_registry import Trial
+from dl2d.core.policy_registry import Trial, VersionState
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
 from dl2d.policies.dl2.policy import with_checkpoint
 from dl2d.store.sql_store import SqlStore
@@ -147,6 +147,28 @@ def test_promote_replays_what_does_not_decide_already_and_says_if_that_was_cut_s
     assert "replays" not in ran.err
     ran = dl2d("policy", "promote", checkpoint(tmp_path, 1), "-c", recorded.config)
     assert re.search(r"^\d+ of 30 jobs ended in 0 s of replays; the rest was left out$", ran.err, re.MULTILINE)
+
+
+def test_a_candidate_of_a_canary_without_a_result_is_refused_in_these_words(dl2d: Dl2d, tmp_path: Path) -> None:
+    """Unless it passed the gate as well; one whose canary was passed is live."""
+    network = a_network(tmp_path, 5)
+    policy = {"name": "dl2-original", "fallback": "drf", "checkpoint": str(network)}
+    config = write_config(tmp_path, policy=policy, mode="canary", api={"port": free_port()})
+    new_store(tmp_path)
+    ran = dl2d("policy", "promote", network, "-c", config)
+    assert ran.status == 1
+    assert "is being tried in mode canary, which has no result yet: it goes live by itself as soon as it is" in ran.err
+    assert "decides already" not in ran.err
+    with closing(SqlStore(store_url(tmp_path))) as store:
+        (version,) = store.registry.versions("dl2-original")
+        assert version.state is VersionState.CANDIDATE
+        store.registry.add_trial(
+            Trial(at=time.time(), policy="dl2-original", candidate=version.digest, current="drf", days=(), cases=(),
+                  change=None, low=None, high=None, passed=True, reason="a test")
+        )  # fmt: skip
+    ran = dl2d("policy", "promote", network, "-c", config)
+    assert (ran.status, "passed the gate: a test" in ran.out) == (0, True), ran.err
+    assert dl2d("policy", "promote", network, "-c", config).status == 0  # it is live
 
 
 def test_one_that_overflows_cannot_be_promoted_by_force(dl2d: Dl2d, tmp_path: Path) -> None:
