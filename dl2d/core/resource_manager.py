@@ -171,6 +171,8 @@ class RmJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     array_id: str = ""
     #: Of a task that waits: the manager does not start it on the node that it was asked for, whatever is free there.
     node_refused: bool = False
+    #: Of a task that waits: it waits for something that has nothing to do with its node, such as a hold or a licence.
+    any_node: bool = False
     #: Of a task that waits: the limit that keeps it waiting, where the manager tells of a limit only in this way.
     limit: GrowthLimit | None = None
     #: Position of a task among those of its job and role, where the manager chooses the nodes and only stops the tasks

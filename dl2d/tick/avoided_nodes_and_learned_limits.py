@@ -76,7 +76,7 @@ def remember_withdrawn(
             limits[found.limit.reason] = replace(known, anchors=known.anchors | {by_key[change.job].anchor})
         elif found.node_refused:
             refused[change.job].setdefault(task.node, found.reason)
-        else:
+        elif not found.any_node:
             failed[change.job].setdefault(task.node, f"a task was {change.note}")
     return replace(
         memory,

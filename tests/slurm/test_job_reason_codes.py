@@ -1,4 +1,4 @@
-"""Every reason for which jobs wait in Slurm 22.05 to 26.05 has a meaning, and nothing is concluded from others."""
+"""Every reason for which jobs wait in Slurm 22.05 to 26.05 has a meaning; of others only names of limits are used."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_whom_and_what_the_limit_of_a_reason_limits(reason: str, limit: SiteLimi
     assert site_limit(reason) == limit
 
 
-@pytest.mark.parametrize("reason", ["QOSGrpDancers", "ReqNodeDancing", "ResourcesOfMars", "Nodes are tired"])
+@pytest.mark.parametrize("reason", ["ReqNodeDancing", "ResourcesOfMars", "Nodes are tired"])
 def test_nothing_is_concluded_from_an_unknown_reason(reason: str) -> None:
     assert waiting_reason(reason) is None
     assert site_limit(reason) is None
@@ -117,17 +117,60 @@ def test_nothing_is_concluded_from_an_unknown_reason(reason: str) -> None:
 def test_an_unknown_reason_is_a_remark_on_each_listing_and_one_line_of_the_log(
     slurm: FakeSlurm, manager_on: Managers, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    waiting = {"State": "PENDING", "NodeList": "", "Reason": "QOSGrpDancers"}
+    waiting = {"State": "PENDING", "NodeList": "", "Reason": "GrpDancers"}
     slurm.answer("squeue", rows=[job_row(1, **waiting), job_row(2, **waiting), job_row(3, Reason="Mars")])
     manager = manager_on()
     for _ in range(2):
         listing = manager.listing()
-        assert [remark for remark in listing.remarks if "QOSGrpDancers" in remark] == list(listing.remarks)
+        assert [remark for remark in listing.remarks if "GrpDancers" in remark] == list(listing.remarks)
         assert len(listing.remarks) == 1
         assert not listing.incomplete
         assert not listing.claims
         assert [(job.node_refused, job.limit) for job in listing.jobs] == [(False, None)] * 3
-    assert capsys.readouterr().out.count("QOSGrpDancers") == 1
+    assert capsys.readouterr().out.count("GrpDancers") == 1
+
+
+@pytest.mark.parametrize(
+    ("reason", "limit"),
+    [
+        ("QOSGrpDancers", SiteLimit(("qos",), "")),
+        ("QOSMaxGRESDancesPerUser", SiteLimit(("qos", "user"), "gres")),
+        ("AssocGrpCpuDances", SiteLimit(("account",), "cpu")),
+        ("AssocMaxMemDancesPerJob", SiteLimit((), "memory")),
+    ],
+)
+def test_an_unknown_limit_of_an_association_or_qos_is_a_limit_and_is_reported(
+    slurm: FakeSlurm, manager_on: Managers, reason: str, limit: SiteLimit
+) -> None:
+    assert waiting_reason(reason) is None
+    assert site_limit(reason) == limit
+    mark = "dl2:fake.1.1795253932:worker-0"
+    waiting = {"State": "PENDING", "NodeList": "", "Reason": reason, "Comment": mark}
+    slurm.answer("squeue", rows=[job_row(1), job_row(2, **waiting)])
+    listing = manager_on().listing()
+    (remark,) = listing.remarks
+    assert f"unknown reason {reason!r}" in remark
+    assert "taken as a limit" in remark
+    (task,) = (job for job in listing.jobs if job.handle == "2")
+    assert task.limit is not None
+    assert reason in task.limit.reason
+    assert not task.node_refused
+
+
+@pytest.mark.parametrize(
+    ("reason", "any_node"),
+    [
+        *((reason, True) for reason in ("Licenses", "JobHeldUser", "JobHeldAdmin", "BeginTime", "Dependency")),
+        *((reason, False) for reason in ("Resources", "Priority", "None", "Prolog", "JobLaunchFailure", "Mars")),
+        *((reason, False) for reason in ("ReqNodeNotAvail, UnavailableNodes:n3", "launch failed requeued held")),
+    ],
+)
+def test_reasons_that_say_nothing_of_the_node(
+    slurm: FakeSlurm, manager_on: Managers, reason: str, any_node: bool
+) -> None:
+    slurm.answer("squeue", rows=[job_row(1, State="PENDING", NodeList="", Reason=reason)])
+    (job,) = manager_on().listing().jobs
+    assert job.any_node is any_node
 
 
 def test_of_a_sentence_only_the_first_words_are_shown(slurm: FakeSlurm, manager_on: Managers) -> None:

@@ -221,3 +221,23 @@ def test_a_limit_that_tasks_wait_for_keeps_the_job_from_growing_for_a_while(worl
     manager.max_workers = 100
     world.settle(70, 10.0)
     assert len([task for task in world.tasks(key) if task.role is Role.WORKER]) == 4
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_node_is_not_avoided_for_a_task_that_waits_for_something_else(world: World, held: bool) -> None:
+    """As for a licence, or since its user holds it."""
+    key = world.ready(max_workers=1, max_ps=1)
+    manager = world.manager
+    manager.pending = True
+    world.tick(1.0)
+    for job in manager.live():
+        if ":anchor" not in job.tag:
+            manager.put(structs.replace(job, reason="Licenses", any_node=held), ())
+    manager.pending = False
+    for _ in range(3):
+        world.tick(301.0)
+        world.beat()
+    notes = [task.note for task in world.store.tasks(live=False, job=key)]
+    assert notes
+    assert all("not started in 600 s: Licenses" in note for note in notes)
+    assert bool(world.state.memory.refused_nodes) is not held

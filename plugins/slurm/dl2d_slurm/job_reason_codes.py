@@ -152,6 +152,16 @@ _SENTENCES: Final[Mapping[str, WaitingReason]] = MappingProxyType(
 _NAME: Final = re.compile(r"([A-Za-z]+)(?:[,:(].*)?", re.DOTALL)
 
 
+#: Beginnings of the other reasons that may be the node's fault: how the last run ended, and what prepares the node.
+_OF_NODE: Final = (
+    *("None", "Prolog", "Cleaning", "JobLaunchFailure", "NonZeroExitCode", "OutOfMemory", "RaisedSignal"),
+    *("SystemFailure", "MpiPortsBusy", "NvidiaImexChannels", "BurstBuffer", "burst_buffer", "Burst buffer "),
+    *("Block", "Power", "MaxPoweredUpNodes", "InactiveLimit", "TimeLimit", "launch fail", "user env retrieval failed"),
+)
+#: Names of limits, also of those that later releases may add.
+_UNKNOWN_LIMIT: Final = re.compile(r"(?:Assoc|QOS)[A-Z][A-Za-z]*")
+
+
 @lru_cache(4096)
 def waiting_reason(text: str) -> WaitingReason | None:
     """What the reason of a job that waits means, as squeue shows it; None for one that no table has."""
@@ -169,9 +179,21 @@ def is_node_refused(reason: str) -> bool:
     return found is not None and found.waits_for is WaitsFor.NODE
 
 
-def site_limit(reason: str) -> SiteLimit | None:
-    """The limit that a reason such as ``QOSGrpGRES`` names; None if it names none."""
+def says_nothing_of_node(reason: str) -> bool:
+    """Whether a job that waits for this reason would wait on any other node, too: held, licences, begin time."""
     found = waiting_reason(reason)
+    of_node = reason.startswith(_OF_NODE)
+    return found is not None and found.waits_for is WaitsFor.OTHER and bool(present(reason)) and not of_node
+
+
+def site_limit(reason: str) -> SiteLimit | None:
+    """The limit that a reason such as ``QOSGrpGRES`` names; None if it names none.
+
+    A name that no table has is read like the known ones: newer releases of Slurm limit further resources.
+    """
+    found = waiting_reason(reason)
+    if found is None and _UNKNOWN_LIMIT.fullmatch(reason):
+        return _site_limit(reason)
     return None if found is None else found.limit
 
 

@@ -23,7 +23,7 @@ from dl2d.core.cluster import ANCHOR, Node, NodeState, Task, parse_tag
 from dl2d.core.resource_manager import RmIdentity, RmJob, RmJobState
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d_slurm.command_output_values import count, hosts, limit_seconds, parse_gres, present, seconds
-from dl2d_slurm.job_reason_codes import is_node_refused, waiting_reason
+from dl2d_slurm.job_reason_codes import is_node_refused, says_nothing_of_node, site_limit, waiting_reason
 from dl2d_slurm.observed_jobs import WATCH_FIELDS, SlurmStaticJobRule, static_job
 from dl2d_slurm.partitions import Partition
 from dl2d_slurm.sbatch_options import ANCHOR_FIELDS, OWN_OPTIONS_FIELD, REFUSED_FIELDS, AnchorOptions
@@ -179,10 +179,8 @@ def parse_jobs(
         if not job_state(record["State"], placed=bool(placed))[1]:
             strange.append(f"squeue: unknown job state {record['State'][:60]!r}, taken as {job.state}")
         if job.state is RmJobState.PENDING and waiting_reason(record["Reason"]) is None:
-            strange.append(
-                f"squeue: unknown reason {_first_words(record['Reason'])!r} of jobs that wait; nothing is concluded "
-                "from it"
-            )
+            taken = "nothing is concluded from it" if site_limit(record["Reason"]) is None else "taken as a limit"
+            strange.append(f"squeue: unknown reason {_first_words(record['Reason'])!r} of jobs that wait; {taken}")
         # While files of an ended job are staged out of a burst buffer, others have its nodes already.
         if job.state is RmJobState.ENDING and len(placed) == 1 and record["State"] != "STAGE_OUT":
             ending.append((job.node, _held(record)))
@@ -253,6 +251,7 @@ def parse_job(record: Mapping[str, str], rules: Sequence[SlurmStaticJobRule]) ->
         time_limit_at=float(seconds(record["EndTime"])) if state is RmJobState.RUNNING else 0.0,
         array_id=array_id(record),
         node_refused=state is RmJobState.PENDING and is_node_refused(record["Reason"]),
+        any_node=state is RmJobState.PENDING and says_nothing_of_node(record["Reason"]),
         static=static_job(record, _held(record), rules, started) if rules else None,
     )
     return job, placed
