@@ -52,11 +52,11 @@ def runtime_plan_of(row: Row[Any]) -> RuntimePlan:
 
 
 def _delete_older(connection: Connection, job_number: int) -> None:
-    """Delete the plans of a job before its last ones, which its user could report without end."""
+    """Delete all plans of a job but the last ``MAX_KEPT``, since its coordinator may report any number of them."""
     number = RuntimePlanRow.number
     of_job = RuntimePlanRow.job_number == job_number
-    oldest = select(number).where(of_job).order_by(number.desc()).offset(MAX_KEPT).limit(1).scalar_subquery()
-    connection.execute(delete(table_of(RuntimePlanRow)).where(of_job, number <= oldest))
+    newest_deleted = select(number).where(of_job).order_by(number.desc()).offset(MAX_KEPT).limit(1).scalar_subquery()
+    connection.execute(delete(table_of(RuntimePlanRow)).where(of_job, number <= newest_deleted))
 
 
 class SqlRuntimePlans(StoreTables):

@@ -16,7 +16,7 @@ from dl2d.tick.needlessly_waiting_jobs import NeedlessWait, startable_waiting_jo
 from dl2d.tick.observe import observe, with_evidence
 from dl2d.tick.observe_mode_decision import observed_decision
 from dl2d.tick.place.place import place
-from dl2d.tick.place.starts_within_limits import unreplaced_tasks, within_allowance, within_limits
+from dl2d.tick.place.starts_within_limits import groups_without_replacement, within_allowance, within_limits
 from dl2d.tick.policy_failures import set_aside_after_wait
 from dl2d.tick.reconcile import reconcile
 from dl2d.tick.record import Report, record
@@ -57,11 +57,11 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
 
     # Vacate nodes for jobs of others
     growth_limits = (*observed.listing.growth_limits, *reconciled.growth_limits)
-    unreplaced = unreplaced_tasks(reconciled.snapshot, reconciled.backing_off, growth_limits)
+    without_replacement = groups_without_replacement(reconciled.snapshot, reconciled.backing_off, growth_limits)
     snapshot, claim_history = claim_nodes(
         reconciled.snapshot, observed.listing, state.claim_history,
         silent=silent, now=begin, lead_seconds=context.timeouts.drain_seconds,
-        held_back=reconciled.backing_off, growth_limits=growth_limits, unreplaced=unreplaced,
+        held_back=reconciled.backing_off, growth_limits=growth_limits, without_replacement=without_replacement,
     )  # fmt: skip
 
     # Decide and guard, unless the last decision is still in force
@@ -97,9 +97,9 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
         jobs_to_keep = silent if not incomplete else [job.key for job in snapshot.jobs]
         plan = place(
             snapshot, slot_decision.in_force, deciders.placement,
-            silent=jobs_to_keep, unreplaced=unreplaced, positions=positions,
+            silent=jobs_to_keep, without_replacement=without_replacement, positions=positions,
         )  # fmt: skip
-        plan = within_limits(plan, snapshot, reconciled.owners, context.guard_rules, unreplaced)
+        plan = within_limits(plan, snapshot, reconciled.owners, context.guard_rules, without_replacement)
         if context.start_allowance is not None:
             plan = within_allowance(plan, context.start_allowance())
         waiting = startable_waiting_jobs(snapshot, slot_decision.in_force, plan, deciders.placement, silent=silent)

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from msgspec import structs
@@ -71,13 +71,13 @@ def claim_nodes(
     lead_seconds: float,
     held_back: Collection[JobKey] = (),
     growth_limits: Iterable[GrowthLimit] = (),
-    unreplaced: Collection[TaskGroup] = (),
+    without_replacement: Collection[TaskGroup] = (),
 ) -> tuple[Snapshot, ClaimHistory]:
     """The snapshot with the claims that get room, and the next history. ``now``: seconds on a monotonic clock.
 
     Jobs whose coordinator is ``silent`` keep their tasks. Waiting elastic jobs that are silent or ``held_back``, or for
     whose minimum size ``growth_limits`` leave too little, cannot start and take nothing from claims of lower priority.
-    Tasks of floors do not move if their job and role is ``unreplaced``, as no other such task would start.
+    Tasks of floors do not move if their job and role is in ``without_replacement``, as no new task of it would start.
     An incomplete listing may lack nodes and jobs, so that nothing is claimed.
     """
     if listing.incomplete:
@@ -85,7 +85,7 @@ def claim_nodes(
     given_up = _GivenUp(each for each in history.given_up if now - each.at < RETRY_SECONDS)
     if not snapshot.jobs or not listing.claims:
         return snapshot, ClaimHistory(given_up=tuple(given_up.claims))
-    rooms = _NodeRoom(snapshot, listing, silent, unreplaced)
+    rooms = _NodeRoom(snapshot, listing, silent, without_replacement)
     free_now = {node.name: node.capacity.minus(node.used) for node in snapshot.nodes}
     # A sort is stable: standing claims come in the order of the listing.
     claims = sorted(listing.claims, key=lambda claim: (claim.standing, -claim.priority))
@@ -289,6 +289,13 @@ def _share(claim: Claim, nodes: int) -> Resources:
     return Resources(tuple((name, -(-amount // nodes)) for name, amount in claim.demand.thousandths))
 
 
+@dataclass(frozen=True, slots=True)
+class _CannotMove:
+    """A task of a floor whose replacement would not start, so that it neither leaves nor moves."""
+
+    group: TaskGroup
+
+
 class _NodeRoom:
     """Room on each node when all draining tasks have left, while claims are met one after the other."""
 
@@ -297,13 +304,13 @@ class _NodeRoom:
         snapshot: Snapshot,
         listing: RmListing,
         silent: Collection[JobKey],
-        unreplaced: Collection[TaskGroup],
+        without_replacement: Collection[TaskGroup],
     ) -> None:
         anchors = {job.anchor: job.key for job in snapshot.jobs if job.anchor and not job.static}
         self._anchors = {anchors[each.handle]: each for each in listing.jobs if each.handle in anchors}
         self._jobs = {job.key: job for job in snapshot.jobs}
         self._silent = silent
-        self._unreplaced = unreplaced
+        self._without_replacement = without_replacement
         self._held = snapshot.held()
         # Nodes that no elastic job may use take no tasks in the snapshot.
         self._capacity = {node.name: node.capacity for node in listing.nodes if node.state is NodeState.UP}
@@ -343,8 +350,8 @@ class _NodeRoom:
         self._immovable: dict[tuple[Resources, frozenset[str] | None], list[str]] = {}
         #: By demand and nodes that their job may use, where in ``_move_targets`` tasks found room last.
         self._first_target: dict[tuple[Resources, frozenset[str] | None], int] = {}
-        #: Ways in which tasks could not leave a node together, by the order in which they leave: for each the group
-        #: that can spare it, or what the like of it demands.
+        #: Tasks that could not leave a node together, in the order in which they leave. Each entry says how the task
+        #: would leave: its group, which can spare it; ``_alike`` of it, if it moves; or ``_CannotMove``.
         self._stuck: set[tuple[object, ...]] = set()
         #: Nodes whose tasks could not move together for the present claim, of which nothing follows for others.
         self.vain = frozenset[str]()
@@ -597,7 +604,7 @@ class _NodeRoom:
             if self._above_floor.get(group, 0) > 0:
                 ways = (*ways, group)
             else:
-                ways = (*ways, (group, "stays") if group in self._unreplaced else self._alike(task))
+                ways = (*ways, _CannotMove(group) if group in self._without_replacement else self._alike(task))
             if ways in self._stuck:
                 self._undo(undo_point)
                 return None
@@ -640,7 +647,7 @@ class _NodeRoom:
         if self._above_floor.get(group, 0) > 0:
             self._set(self._above_floor, group, self._above_floor[group] - 1)
             return True
-        if group in self._unreplaced:
+        if group in self._without_replacement:
             return False
         if not self._move_targets:
             eligible = claim.eligible

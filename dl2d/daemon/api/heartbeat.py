@@ -208,8 +208,6 @@ def receive(
     known = {task.id: task for task in tasks}
     changes = []
     unknown = []
-    # Of a static job its coordinator alone knows the tasks.
-    without_reports = {member.task for member in beat.members if not _STATIC_TASK.fullmatch(member.task)}
     for member in beat.members:
         task = known.get(member.task)
         if task is None:
@@ -224,6 +222,9 @@ def receive(
         if reached.rank > task.state.rank:
             note = f"its coordinator gave it up: {_plain(member.how)}" if lost and task.state.wanted else None
             changes.append(TaskChange(job.key, task.id, reached, note=note))
+    not_recorded = set(unknown)
+    if job.static:  # the store has none of its tasks: its coordinator starts them itself
+        not_recorded = {member.task for member in beat.members if not _STATIC_TASK.fullmatch(member.task)}
     state = _JOB_STATES[beat.state]
     moved = job.state is not state and not (state is JobState.READY and job.state is JobState.RUNNING)
     if state is JobState.CANCELLED and anchor_decides:
@@ -255,7 +256,7 @@ def receive(
         tasks=tuple(changes),
         plans=tuple(_plan(plan, at, job.request.max_workers + job.request.max_ps) for plan in beat.plans),
         unknown=tuple(unknown),
-        reports=_reports(beat, at, without_reports if job.static else set(unknown)),
+        reports=_reports(beat, at, not_recorded),
     )
 
 
@@ -293,14 +294,14 @@ def _samples_per_second(request: JobRequest, beat: Heartbeat) -> float | None:
     return _speed(steps * _version_samples(request, beat)) if samples is None and steps else samples
 
 
-def _reports(beat: Heartbeat, at: float, unknown: set[str]) -> tuple[TaskReport, ...]:
-    """What is new about the members."""
+def _reports(beat: Heartbeat, at: float, not_recorded: set[str]) -> tuple[TaskReport, ...]:
+    """What the heartbeat reports about each member, except those of which nothing is recorded."""
     stragglers = {straggler.task: straggler for straggler in beat.stragglers}
     # The last of two members of one name counts.
     found = {
         member.task: _report(member, stragglers.get(member.task), at)
         for member in beat.members
-        if member.task not in unknown and (member.usage, member.steps, member.cause) != (None, None, None)
+        if member.task not in not_recorded and (member.usage, member.steps, member.cause) != (None, None, None)
     }
     return tuple(found.values())
 

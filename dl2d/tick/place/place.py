@@ -30,7 +30,7 @@ def place(
     placement: Placement,
     *,
     silent: Collection[JobKey] = (),
-    unreplaced: Collection[TaskGroup] = (),
+    without_replacement: Collection[TaskGroup] = (),
     positions: Mapping[str, int] = MappingProxyType({}),
 ) -> Plan:
     """Plan the starts and stops that lead from what each job has to what was decided.
@@ -47,7 +47,7 @@ def place(
     - Tasks that leave a node for a claim of the snapshot, or reach their time limit soon, leave first. If their job
       does not shrink, those beyond its floor leave a claimed node at once, and others start as soon as there is room;
       those of its floor are moved, one at a time, and wait for room if need be. Tasks that reach their time limit are
-      moved where there is room. Of jobs and roles that are ``unreplaced``, for which no tasks are to be started at
+      moved where there is room. Of jobs and roles in ``without_replacement``, of which no new task would start at
       present, those beyond the floor leave instead, and those of the floor only move if they reach their time limit.
     - Where the resource manager only stops tasks of the highest position (``positions``, by tag) and chooses the nodes
       itself, those leave, and neither named nodes nor moves count.
@@ -92,11 +92,11 @@ def place(
     for task in displaced:
         group, expires = (task.job, task.role), task.tag in snapshot.expiring
         is_spare = left[group] > floors.get(task.job, requests[task.job].min_size).count(task.role)
-        if not is_spare and not expires and group in unreplaced:
+        if not is_spare and not expires and group in without_replacement:
             continue
         if not expires and not is_spare and any((move.job, other.role) == group for other, move in moves):
             continue
-        is_moved = not is_spare or (expires and group not in unreplaced)
+        is_moved = not is_spare or (expires and group not in without_replacement)
         node = packing.place(task.demand, task.role, task.job) if is_moved else None
         if isinstance(node, str):
             targets.reserve(node, task.demand)
@@ -130,7 +130,7 @@ def place(
         task
         for (key, role), tasks in groups.items()
         if key in requests and key not in silent  # a job that has ended may still have tasks
-        if (key, role) not in unreplaced or surplus.get((key, role))
+        if (key, role) not in without_replacement or surplus.get((key, role))
         for task in tasks
         if (task.job, task.id) not in leaving_ids
         and (task not in leaves_last or surplus.get((key, role)) == len(tasks))

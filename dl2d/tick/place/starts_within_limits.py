@@ -27,10 +27,10 @@ _LEAVES_FIRST = (
 )
 
 
-def unreplaced_tasks(
+def groups_without_replacement(
     snapshot: Snapshot, backing_off: Collection[JobKey], growth_limits: Iterable[GrowthLimit]
 ) -> frozenset[TaskGroup]:
-    """Jobs and roles of which a task is not to be moved: its replacement would not start.
+    """Jobs and roles of which no task is to be moved, since its replacement would not start.
 
     The job is ``backing_off``, or a limit of the resource manager leaves too little for a task.
     """
@@ -51,17 +51,17 @@ def within_limits(
     snapshot: Snapshot,
     owners: Mapping[JobKey, Owner],
     rules: GuardRules,
-    unreplaced: Collection[TaskGroup] = (),
+    without_replacement: Collection[TaskGroup] = (),
 ) -> Plan:
     """The plan without the starts that have no room in a limit now; they are deferred, as those without room on a node.
 
     Tasks up to a running job's floor start all the same, and a job that has nothing starts with its minimum size or not
     at all. Of tasks that reach their time limit or leave a claimed node, those of the floor are replaced all the same,
     one of each job and role at a time, and the others stop without a replacement. ``owners`` are those of the jobs of
-    all tasks in the snapshot. No task of jobs and roles that are ``unreplaced`` starts while another one of them
-    is leaving.
+    all tasks in the snapshot. No task of a job and role in ``without_replacement`` starts while another one of it is
+    leaving.
     """
-    waiting = _behind_leaving_tasks(plan, snapshot, unreplaced)
+    waiting = _behind_leaving_tasks(plan, snapshot, without_replacement)
     plan = _without(plan, dict.fromkeys(waiting, _Lack(postponed=_LEAVES_FIRST))) if waiting else plan
     limited = any(limit.thousandths for limit in (rules.per_user, rules.per_account, rules.per_partition))
     if not plan.starts or not limited:
@@ -153,11 +153,12 @@ def _with_expiring_stopped(plan: Plan, kept: Plan, snapshot: Snapshot) -> Plan:
     return replace(kept, stops=(*kept.stops, *stops))
 
 
-def _behind_leaving_tasks(plan: Plan, snapshot: Snapshot, unreplaced: Collection[TaskGroup]) -> list[int]:
+def _behind_leaving_tasks(plan: Plan, snapshot: Snapshot, without_replacement: Collection[TaskGroup]) -> list[int]:
     """Numbers of the starts for which there is room only when a task of the same job and role has left."""
-    if not unreplaced:
+    if not without_replacement:
         return []
-    leaving = {(task.job, task.role) for task in snapshot.tasks if not task.state.wanted}.intersection(unreplaced)
+    leaving = {(task.job, task.role) for task in snapshot.tasks if not task.state.wanted}
+    leaving &= set(without_replacement)
     return [number for number, start in enumerate(plan.starts) if (start.job, start.role) in leaving]
 
 

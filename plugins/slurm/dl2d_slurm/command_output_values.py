@@ -122,7 +122,7 @@ def hosts(text: str, max_length: int = _MAX_LIST) -> tuple[str, ...]:
 
 
 def has_unread_list(text: str) -> bool:
-    """Whether a text that may name several nodes is one name for ``hosts``, since it cannot be read or is too long."""
+    """Whether a text is a list of nodes that ``hosts`` cannot read, or that is too long: it returns it as one name."""
     return not {",", "["}.isdisjoint(text) and hosts(text) == (text,)
 
 

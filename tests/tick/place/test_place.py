@@ -486,7 +486,7 @@ def test_before_their_time_limit_tasks_beyond_the_floor_leave_where_others_would
     snapshot = replace(snapshot, expiring=frozenset(task.tag for task in snapshot.tasks))
     job = snapshot.jobs[0]
     decision = Decision("test", "1", (JobDecision(job.key, Allocation(*held), WHY),))
-    plan = place(snapshot, decision, LoadBalance(), unreplaced={(job.key, W), (job.key, P)})
+    plan = place(snapshot, decision, LoadBalance(), without_replacement={(job.key, W), (job.key, P)})
     assert sorted(move.task for move in plan.moves) == ["ps-0", "worker-0"]
     assert sorted(stop.task for stop in plan.stops) == leave
     assert len(place(snapshot, decision, LoadBalance()).moves) == sum(held)
