@@ -3,8 +3,8 @@
 A cluster has few kinds of machines and jobs few kinds of tasks, so most nodes equal others in what they have, hold and
 have reserved. Whether a task fits, and where a node stands in the order, is worked out once for a class of such nodes.
 
-Some jobs may use only some of the nodes. For each such set of nodes a demand has one more entry: 1 in that of its job's
-set, else 0. A node has 1 free in the entries of the sets that it belongs to, which no task takes up.
+Some jobs may use only a set of the nodes. A demand ends with the number of its job's set, and a node has the numbers of
+its sets as a bit mask, so that the cost of a comparison does not grow with the number of sets.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 
 from dl2d.core.placement import Placement
 
-#: Amounts in thousandths, of each resource of the cluster in one order. Demands, and what is free, have an entry for
-#: each set of nodes after these.
+#: Amounts in thousandths, of each resource of the cluster in one order. In a demand the number of a set of nodes
+#: follows, or ``EVERY_NODE``.
 Vector = tuple[int, ...]
+EVERY_NODE: Final = -1
 
 #: Classes that are looked at for the first node with room; beyond them all nodes are compared at once, vectorised.
 MAX_LOOKED_AT: Final = 64
@@ -39,8 +40,8 @@ class NodeClass:
     capacity: Vector
     used: Vector
     reserved: Vector
-    #: 1 for each set of nodes that it belongs to, 0 for the others.
-    members: Vector
+    #: The sets of nodes that they belong to, as a bit mask.
+    member_of: int
     #: Place in the placement's order.
     load: float
     #: What is free, never below 0; and what is left of that when all that is reserved is taken.
@@ -56,7 +57,9 @@ class NodeClass:
     listed: bool = False
 
     def fits(self, demand: Vector, *, unreserved: bool = False) -> bool:
-        """Whether a node of this class has room for a demand."""
+        """Whether a node of this class belongs to the set of a demand and has room for it."""
+        if (node_set := demand[-1]) != EVERY_NODE and not self.member_of >> node_set & 1:
+            return False
         return all(map(le, demand, self.unreserved if unreserved else self.free))
 
     def first(self, class_of: Sequence[NodeClass]) -> int | None:
@@ -68,23 +71,26 @@ class NodeClass:
 
 
 class _Matrices:
-    """Room on all nodes as matrices of shape (resources and sets, nodes), for questions that no order answers."""
+    """Room on all nodes as matrices of shape (resources, nodes), for questions that no order answers."""
 
     def __init__(self, class_of: Sequence[NodeClass], takes_tasks: Sequence[bool], resources: int, sets: int) -> None:
-        self._resources = resources
         self._shown = list(class_of)
         self.takes_tasks = np.array(takes_tasks, dtype=np.bool_)
         self.capacity, self.free, self._unreserved = (
-            np.array(amounts, dtype=np.int64).reshape(len(class_of), resources + sets).T.copy()
+            np.array(amounts, dtype=np.int64).reshape(len(class_of), resources).T.copy()
             for amounts in (
-                [(*each.capacity, *each.members) for each in class_of],
+                [each.capacity for each in class_of],
                 [each.free for each in class_of],
                 [each.unreserved for each in class_of],
             )
         )
         self._loads = np.array([each.load for each in class_of])
+        #: Bit masks of sets, eight in each row of shape (nodes,); they never change.
+        length = -(-sets // 8)
+        masks = b"".join(each.member_of.to_bytes(length, "little") for each in class_of)
+        self._member_of = np.frombuffer(masks, dtype=np.uint8).reshape(len(class_of), length).T.copy()
         #: What is free on nodes that take tasks, in all.
-        self.total = [0] * (resources + sets)
+        self.total = [0] * resources
         taking = Counter(each for each, takes in zip(class_of, takes_tasks, strict=True) if takes)
         for node_class, count in taking.items():
             self.total = [had + count * more for had, more in zip(self.total, node_class.free, strict=True)]
@@ -118,12 +124,14 @@ class _Matrices:
 
     def eligible(self, demand: Vector) -> NDArray[np.bool_]:
         """Which nodes take tasks and belong to the set of a demand."""
-        sets = [row for row, wanted in enumerate(demand) if wanted and row >= self._resources]
-        return self.takes_tasks & (self.free[sets] > 0).all(axis=0) if sets else self.takes_tasks
+        if (node_set := demand[-1]) == EVERY_NODE:
+            return self.takes_tasks
+        members: NDArray[np.bool_] = (self._member_of[node_set // 8] >> node_set % 8 & 1).astype(np.bool_)
+        return self.takes_tasks & members
 
     def free_for(self, demand: Vector) -> Sequence[int]:
         """What is free on the nodes that take such tasks, in all."""
-        if not any(demand[self._resources :]):
+        if demand[-1] == EVERY_NODE:
             return self.total
         free: list[int] = self.free[:, self.eligible(demand)].sum(axis=1).tolist()
         return free
@@ -135,7 +143,7 @@ class _Matrices:
         return ordered
 
     def _fits(self, demand: Vector, *, unreserved: bool) -> NDArray[np.bool_]:
-        fits = self.takes_tasks.copy()
+        fits = self.eligible(demand).copy()
         for wanted, has in zip(demand, self._unreserved if unreserved else self.free, strict=False):
             if wanted:
                 fits &= has >= wanted
@@ -143,7 +151,7 @@ class _Matrices:
 
     def nearest(self, demand: Vector, room: NDArray[np.int64]) -> int:
         """Node that takes such tasks and whose room lacks the least of a demand, as a fraction of it."""
-        wanted = np.array(demand, dtype=np.float64)
+        wanted = np.array(demand[:-1], dtype=np.float64)
         asked = wanted > 0
         lack = (np.maximum(wanted[asked, None] - room[asked], 0) / wanted[asked, None]).sum(axis=0)
         return int(np.where(self.eligible(demand), lack, np.inf).argmin())
@@ -157,14 +165,14 @@ class NodeClasses:
     """
 
     def __init__(self, placement: Placement, resources: int, sets: int = 0) -> None:
-        """Nodes are added afterwards, in their order; vectors have these numbers of resources and sets of nodes."""
+        """Nodes are added afterwards, in their order; there are these numbers of resources and sets of nodes."""
         self._placement = placement
         self._sets = sets
         self._zero = (0,) * resources
         #: The class of each node.
         self.class_of: list[NodeClass] = []
         self.takes_tasks: list[bool] = []
-        self._classes: dict[tuple[Vector, Vector, Vector, Vector], NodeClass] = {}
+        self._classes: dict[tuple[Vector, Vector, Vector, int], NodeClass] = {}
         #: By load. Some have no node any more; those without room for what is least asked for of each resource are
         #: not in it.
         self._order: list[tuple[float, int, NodeClass]] = []
@@ -177,17 +185,15 @@ class NodeClasses:
         self._changed: set[int] = set()
         self._matrices: _Matrices | None = None
 
-    def of(self, capacity: Vector, used: Vector, reserved: Vector, members: Vector = ()) -> NodeClass:
+    def of(self, capacity: Vector, used: Vector, reserved: Vector, member_of: int = 0) -> NodeClass:
         """The class of nodes with this capacity, use and reserved room that belong to these sets."""
-        known = self._classes.get((capacity, used, reserved, members))
+        known = self._classes.get((capacity, used, reserved, member_of))
         if known is None:
             free = tuple(map(max, map(sub, capacity, used), self._zero))
             unreserved = tuple(map(max, map(sub, free, reserved), self._zero))
             load = self._placement.load(used, capacity)
-            known = NodeClass(
-                len(self._classes), capacity, used, reserved, members, load, free + members, unreserved + members
-            )
-            self._classes[capacity, used, reserved, members] = known
+            known = NodeClass(len(self._classes), capacity, used, reserved, member_of, load, free, unreserved)
+            self._classes[capacity, used, reserved, member_of] = known
         return known
 
     def append(self, node_class: NodeClass, *, takes_tasks: bool) -> None:
@@ -202,7 +208,7 @@ class NodeClasses:
         after = node_class.with_task.get(demand)
         if after is None:
             used = tuple(map(add, node_class.used, demand))
-            after = self.of(node_class.capacity, used, node_class.reserved, node_class.members)
+            after = self.of(node_class.capacity, used, node_class.reserved, node_class.member_of)
             node_class.with_task[demand] = after
         return after
 
@@ -211,7 +217,8 @@ class NodeClasses:
         after = node_class.with_reserved.get(demand)
         if after is None:
             used, reserved = tuple(map(add, node_class.used, demand)), tuple(map(sub, node_class.reserved, demand))
-            after = node_class.with_reserved[demand] = self.of(node_class.capacity, used, reserved, node_class.members)
+            after = self.of(node_class.capacity, used, reserved, node_class.member_of)
+            node_class.with_reserved[demand] = after
         return after
 
     def move(self, nodes: Sequence[int], to: NodeClass) -> None:
@@ -226,7 +233,7 @@ class NodeClasses:
     def next_nodes(self, demand: Vector, count: int, *, unreserved: bool) -> Sequence[int]:
         """The nodes to which the next of some equal tasks go: one or more of one class, none where there is no room."""
         head_only = self._placement.head_only
-        asked = (*self._zero, *demand[len(self._zero) :]) if head_only else demand
+        asked = (*self._zero, demand[-1]) if head_only else demand
         node = self._first(asked, unreserved=unreserved)
         if node is None or (head_only and not self.class_of[node].fits(demand)):
             return ()
@@ -301,9 +308,10 @@ class NodeClasses:
 
     def _list(self, demand: Vector) -> None:
         """Have all classes with room for a demand stand in the order."""
-        if demand not in self._asked:
-            self._asked.add(demand)
-            self._least_asked = tuple(map(min, zip(*self._asked, strict=False)))
+        amounts = demand[:-1]
+        if amounts not in self._asked:
+            self._asked.add(amounts)
+            self._least_asked = (*map(min, zip(*self._asked, strict=False)), EVERY_NODE)
             for node_class in self._classes.values():
                 self._enter(node_class)
 

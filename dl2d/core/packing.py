@@ -16,7 +16,7 @@ from operator import add, attrgetter, sub
 from dl2d.core.cluster import Node, NodeSet, NodeState, Task
 from dl2d.core.decision import Constraint, Reason
 from dl2d.core.jobs import TASK_ROLES, Allocation, Job, JobKey, JobRequest, Role
-from dl2d.core.node_classes import NodeClass, NodeClasses, Vector
+from dl2d.core.node_classes import EVERY_NODE, NodeClass, NodeClasses, Vector
 from dl2d.core.placement import Placement
 from dl2d.core.resources import NO_RESOURCES, Resources, Shortfall
 
@@ -89,7 +89,8 @@ class Packing:
         self._names = sorted({name for resources in listed for name, _ in resources.thousandths})
         self._node_sets = tuple(node_sets)
         self._set_of = {job: number for number, nodes in enumerate(self._node_sets) for job in nodes.jobs}
-        #: Amounts in the order of the names, by demand and set; None for what asks for something that no node has.
+        #: Amounts in the order of the names and the number of the set of nodes, by demand and set; None for what asks
+        #: for something that no node has.
         self._vectors: dict[tuple[Resources, int], Vector | None] = {}
         self._bundles: dict[tuple[Resources, Resources], Resources] = {}
         #: Tasks that run and were not taken up yet, those with the lowest numbers last.
@@ -131,16 +132,16 @@ class Packing:
         for task in sorted(incumbents, key=attrgetter("number"), reverse=True):
             if (number := self._number.get(task.node)) is not None:
                 demand = amounts[task.room]
-                self._incumbents[task.job, task.role].append((number, demand))
+                self._incumbents[task.job, task.role].append((number, (*demand, EVERY_NODE)))
                 held[number].append(demand)
         for task in leaving:
             if (number := self._number.get(task.node)) is not None:
                 gone[number].append(amounts[task.room])
         nothing = (0,) * len(self._names)
-        members, in_none = self._members(), (0,) * len(self._node_sets)
+        member_of = self._member_of()
         known: dict[tuple[object, ...], NodeClass] = {}
         for number, node in enumerate(self._nodes):
-            of_sets = members.get(node.name, in_none)
+            of_sets = member_of.get(node.name, 0)
             like = node.capacity, node.used, tuple(held.get(number, ())), tuple(gone.get(number, ())), of_sets
             node_class = known.get(like)
             if node_class is None:
@@ -151,14 +152,13 @@ class Packing:
                 node_class = known[like] = self._classes.of(self._amounts(node.capacity), used, reserved, of_sets)
             self._classes.append(node_class, takes_tasks=node.state is NodeState.UP)
 
-    def _members(self) -> dict[str, Vector]:
-        """For each node that is in a set: 1 for the sets that it belongs to, 0 for the others."""
+    def _member_of(self) -> dict[str, int]:
+        """For each node that is in a set: the sets that it belongs to, as a bit mask."""
         masks: dict[str, int] = {}
         for number, nodes in enumerate(self._node_sets):
             for name in nodes.nodes:
                 masks[name] = masks.get(name, 0) | 1 << number
-        vectors = {mask: tuple(mask >> place & 1 for place in range(len(self._node_sets))) for mask in masks.values()}
-        return {name: vectors[mask] for name, mask in masks.items()}
+        return masks
 
     @property
     def head_only(self) -> bool:
@@ -176,7 +176,7 @@ class Packing:
         if without_room is None:
             return None
         role, demand, _ = without_room
-        blocked = self._why_not(demand, role, self._set_of.get(job.key, -1))
+        blocked = self._why_not(demand, role, self._node_set(job.key))
         self._undo()
         return blocked
 
@@ -293,7 +293,7 @@ class Packing:
         self._steps.clear()
         without_room = self._place(demand, count, job)
         nodes = [self._nodes[number].name for step_nodes, *_ in self._steps for number in step_nodes]
-        return nodes, self._why_not(demand, role, self._set_of.get(job, -1) if job else -1) if without_room else None
+        return nodes, self._why_not(demand, role, self._node_set(job)) if without_room else None
 
     def place_on(self, node: str, demand: Resources, job: JobKey | None = None) -> bool:
         """Add one new task on a node of the caller's choice; returns whether it has room and takes the job's tasks."""
@@ -310,7 +310,7 @@ class Packing:
         number = self._number[node]
         before = self._classes.class_of[number]
         used = tuple(map(sub, before.used, self._amounts(demand)))
-        self._classes.move((number,), self._classes.of(before.capacity, used, before.reserved, before.members))
+        self._classes.move((number,), self._classes.of(before.capacity, used, before.reserved, before.member_of))
         self._nearest.clear()
 
     def gather(
@@ -372,7 +372,7 @@ class Packing:
         """What tasks of one job ask for together."""
         resources = len(self._names)
         amounts = map(sum, zip(*(demand[:resources] for demand in demands), strict=True))
-        return (*amounts, *(demands[0][resources:] if demands else ()))
+        return (*amounts, demands[0][-1] if demands else EVERY_NODE)
 
     def room(self) -> dict[str, Resources]:
         """What is free on each node that takes tasks."""
@@ -399,12 +399,12 @@ class Packing:
         matrices = self._classes.matrices()
         asked = matrices.fingerprint, demand, role, node_set
         if asked not in self._reasons:
-            vector = self._amounts(demand) + self._only(node_set)
+            vector = (*self._amounts(demand), node_set)
             if not matrices.eligible(vector).any():
                 found = Blocked(role, Constraint.CAPACITY, "", demand.shortfalls(NO_RESOURCES))
             else:
                 found = self._infeasible(demand, vector, role) or self._no_room(demand, vector, role)
-            may_use = self._node_sets[node_set].text(len(self._nodes)) if node_set >= 0 else ""
+            may_use = self._node_sets[node_set].text(len(self._nodes)) if node_set != EVERY_NODE else ""
             self._reasons[asked] = replace(found, may_use=may_use) if may_use else found
         return self._reasons[asked]
 
@@ -428,24 +428,24 @@ class Packing:
             if then is None or self._classes.class_of[number] is not then:
                 number = matrices.nearest(vector, matrices.free)
                 self._nearest[vector] = number, self._classes.class_of[number]
-        in_total = any(wanted > had for wanted, had in zip(vector, matrices.free_for(vector), strict=True))
+        in_total = any(wanted > had for wanted, had in zip(vector[:-1], matrices.free_for(vector), strict=True))
         constraint = Constraint.CAPACITY if in_total else Constraint.FRAGMENTED
         free = self._resources(self._classes.class_of[number].free)
         return Blocked(role, constraint, self._nodes[number].name, demand.shortfalls(free))
 
     def _vector(self, demand: Resources, job: JobKey | None = None) -> Vector | None:
         """Amounts in the order of the names, and the job's set; None where no node has any of what is asked for."""
-        asked = demand, self._set_of.get(job, -1) if job else -1
+        asked = demand, self._node_set(job)
         try:
             return self._vectors[asked]
         except KeyError:
             known = {name for name, _ in demand.thousandths} <= set(self._names)
-            self._vectors[asked] = self._amounts(demand) + self._only(asked[1]) if known else None
+            self._vectors[asked] = (*self._amounts(demand), asked[1]) if known else None
             return self._vectors[asked]
 
-    def _only(self, node_set: int) -> Vector:
-        """The entries of a demand that restrict it to a set of nodes; -1 for none."""
-        return tuple(int(number == node_set) for number in range(len(self._node_sets)))
+    def _node_set(self, job: JobKey | None) -> int:
+        """The number of the set of nodes that a job may use."""
+        return EVERY_NODE if job is None else self._set_of.get(job, EVERY_NODE)
 
     def _amounts(self, resources: Resources) -> Vector:
         """Amounts in the order of the names; of further resources there is no node."""
