@@ -14,14 +14,16 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from dl2d.core.cluster import NodeSet, NodeState, Task, TaskState
+from dl2d.core.cluster import Node, NodeSet, NodeState, Task, TaskState
 from dl2d.core.guard_state import GuardState, LearnedLimit, NodeRefusal
-from dl2d.core.jobs import TASK_ROLES, FailureCause, Job, JobKey
+from dl2d.core.jobs import Allocation, FailureCause, Job, JobKey
+from dl2d.core.packing import Packing
 from dl2d.core.resource_manager import EligibleNodes, GrowthLimit, RmJob, RmJobState, RmListing
-from dl2d.core.resources import Resources
+from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.core.start_failures import MAX_BACKOFF_SECONDS
 from dl2d.core.store import TaskChange
 from dl2d.core.task_starts_and_stops import Outcome
+from dl2d.placement.best_fit import BestFit
 
 #: How long a task that the resource manager refuses to start may wait; shorter than for one that waits for room, and
 #: long enough for tasks that leave to make room in a limit.
@@ -180,20 +182,22 @@ def node_sets(
 ) -> tuple[NodeSet, ...]:
     """The nodes that each job may use, as the resource manager says and without those that it refused lately.
 
-    Nodes on which a task of the job lately failed or did not start are left out as well, as long as others remain that
-    are large enough for its tasks. Jobs that may use all nodes are in no set.
+    Nodes on which a task of the job lately failed or did not start are left out as well, if the others, when empty,
+    hold its smallest size and a task of each of its roles. Jobs that may use all nodes are in no set.
     """
     if not listing.eligible_nodes and not refused:
         return ()
     all_nodes = frozenset(node.name for node in listing.nodes)
-    capacity = {node.name: node.capacity for node in listing.nodes if node.state is NodeState.UP}
+    empty = [
+        Node(node.name, node.capacity, NO_RESOURCES, node.state) for node in listing.nodes if node.state is NodeState.UP
+    ]
     everywhere = EligibleNodes(all_nodes, "")
     known = {
         key: {name: found for name, found in nodes.items() if at < found.retry_at} for key, nodes in refused.items()
     }
     failing = _failing_nodes(known)
-    #: Capacities of the nodes that jobs may use beside those that they avoid, by what they may use and avoid.
-    others: dict[tuple[EligibleNodes, frozenset[str]], set[Resources]] = {}
+    #: Empty nodes that jobs may use beside those that they avoid, by what they may use and avoid.
+    others: dict[tuple[EligibleNodes, frozenset[str]], Packing] = {}
     #: Jobs by what they may use, and which of these nodes they avoid; most jobs of a partition share one record.
     alike: dict[tuple[EligibleNodes, frozenset[str]], list[JobKey]] = defaultdict(list)
     for job in jobs:
@@ -203,9 +207,9 @@ def node_sets(
         if failed:
             beside = eligible, refusing | failed
             if beside not in others:
-                others[beside] = {capacity[name] for name in (eligible.nodes & capacity.keys()) - beside[1]}
-            demands = (job.request.demand(role) for role in TASK_ROLES)
-            if not all(any(demand.fits_in(other) for other in others[beside]) for demand in demands):
+                left = eligible.nodes - beside[1]
+                others[beside] = Packing([node for node in empty if node.name in left], BestFit())
+            if not others[beside].fits(job, _least_allocation(job)):
                 failed = frozenset()
         if eligible is not everywhere or refusing or failed:
             alike[eligible, refusing | failed].append(job.key)
@@ -219,12 +223,21 @@ def node_sets(
     return tuple(sets)
 
 
+def _least_allocation(job: Job) -> Allocation:
+    """The smallest size of a job, with one parameter server at least if it may have some."""
+    smallest = job.request.min_size
+    return smallest._replace(ps=max(smallest.ps, min(job.request.max_ps, 1)))
+
+
 def _common_reason(name: str, refused: Sequence[Mapping[str, NodeRefusal]]) -> str:
     """Why jobs avoid a node, given what each knows of its nodes: no job is shown what became of another one's task."""
     found = refused[0][name]
+    if any(each[name].failed != found.failed for each in refused):
+        return "a task failed there, was not started or was refused"
     reason = found.reason if found.failed else f"refused: {found.reason}"
-    is_common = all(each[name].reason == found.reason for each in refused)
-    return reason if is_common else reason.partition(": ")[0]
+    if all(each[name].reason == found.reason for each in refused):
+        return reason
+    return "a task failed there or was not started" if found.failed else "refused"
 
 
 def _failing_nodes(refused: Mapping[JobKey, Mapping[str, NodeRefusal]]) -> dict[JobKey, frozenset[str]]:

@@ -200,6 +200,35 @@ def test_a_node_on_which_a_task_failed_is_used_where_the_job_has_no_other(world:
     assert nodes_of(world, key) == {"n1"}
 
 
+@pytest.mark.parametrize("min_workers", [3, 4])
+def test_a_node_on_which_a_task_failed_is_used_where_the_smallest_size_needs_it(world: World, min_workers: int) -> None:
+    whole_nodes = {"worker": Resources.of(cpu=2, gpu=2), "min_workers": min_workers, "max_workers": 4}
+    key = world.ready(**{**ALL_REDUCE, **whole_nodes})
+    assert {node.capacity.get("gpu") for node in world.cluster_nodes} == {2.0}
+    world.tick()
+    failed = next(task for task in world.tasks(key) if task.node == "n3")
+    manager_of(world).end(failed.handle, RmJobState.FAILED, "NODE_FAIL")
+    world.settle(6, 20.0)
+    assert nodes_of(world, key) == {"n1", "n2", "n4"} | ({"n3"} if min_workers == 4 else set())
+
+
+def test_jobs_that_avoid_a_node_for_different_causes_are_told_what_is_true_of_each(world: World) -> None:
+    manager = manager_of(world)
+    manager.refusing = {"n1"}
+    refused = world.ready(**ALL_REDUCE)
+    world.tick()
+    manager.refusing = set()
+    failing = world.ready(**ALL_REDUCE)
+    world.tick(1.0)
+    (task,) = world.tasks(failing)
+    assert task.node == "n1"
+    manager.end(task.handle, RmJobState.FAILED, "exit status 1")
+    world.tick(1.0)
+    (nodes,) = world.tick(1.0).snapshot.node_sets
+    assert set(nodes.jobs) == {refused, failing}
+    assert nodes.reason == "not n1, a task failed there, was not started or was refused"
+
+
 def test_a_limit_that_tasks_wait_for_keeps_the_job_from_growing_for_a_while(world: World) -> None:
     manager = manager_of(world)
     manager.max_workers = 2
