@@ -11,9 +11,10 @@ from tick.world import World
 
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import Allocation, JobKey, Role
-from dl2d.core.resource_manager import RmJobState, RmListing
+from dl2d.core.resource_manager import GrowthLimit, RmJobState, RmListing
 from dl2d.core.resources import Resources
 from dl2d.core.start_failures import StartFailures
+from dl2d.core.store import TaskChange
 from dl2d.testing import PromptCoordinator, ScriptedManager
 from dl2d.testing.builders import make_nodes
 from dl2d.tick.tick_context import GuardRules
@@ -124,4 +125,32 @@ def test_the_only_server_is_replaced_before_its_time_limit_although_growth_of_it
                 world.manager.end(job.handle, RmJobState.FAILED, "TIMEOUT")
         world.beat()
     assert world.has(key) == (1, 1)
+    assert not [task.id for task in world.store.tasks(live=False, job=key) if task.state is TaskState.FAILED]
+
+
+class Undying(ScriptedManager):
+    """Some tasks cannot be stopped, as those of Slurm that are COMPLETING for hours."""
+
+    undying = ""
+
+    def end(self, handle: str, *how: object, **more: object) -> None:
+        if handle != self.undying:
+            super().end(handle, *how, **more)
+
+
+def test_the_only_server_is_replaced_before_its_time_limit_although_another_one_that_left_does_not_end(build) -> None:
+    world = build(cluster_nodes=make_nodes(2), url="sqlite://")
+    world.manager = world.coordinator._manager = Undying(world.cluster_nodes, lambda: world.now)
+    key = world.settled(max_workers=1, max_ps=2)
+    limit(world, 100_000, of=is_anchor)
+    limit(world, 1200, of=lambda tag: not is_anchor(tag))
+    left = [task for task in world.tasks(key) if task.role is Role.PS][-1]
+    world.manager.undying = left.handle
+    for state in (TaskState.DRAINING, TaskState.DRAINED):
+        world.store.change_tasks([TaskChange(key, left.id, state)], world.now)
+    limits = (GrowthLimit(frozenset({world.job(key).anchor}), {"cpu": 0.0}, "QOS high has no more"),)
+    world.manager.growth_limits = limits
+    assert world.has(key) == (1, 1)
+    sizes = run(world, key, 1500, task_limit=100_000, every=15.0)
+    assert set(sizes[-5:]) == {(1, 1)}
     assert not [task.id for task in world.store.tasks(live=False, job=key) if task.state is TaskState.FAILED]

@@ -154,12 +154,38 @@ def _with_expiring_stopped(plan: Plan, kept: Plan, snapshot: Snapshot) -> Plan:
 
 
 def _behind_leaving_tasks(plan: Plan, snapshot: Snapshot, without_replacement: Collection[TaskGroup]) -> list[int]:
-    """Numbers of the starts for which there is room only when a task of the same job and role has left."""
+    """Numbers of the starts for which there is room only when a task of the same job and role has left.
+
+    Not the replacement of an expiring task of the floor, as what leaves may take longer than the time that is left.
+    """
     if not without_replacement:
         return []
     leaving = {(task.job, task.role) for task in snapshot.tasks if not task.state.wanted}
     leaving &= set(without_replacement)
-    return [number for number, start in enumerate(plan.starts) if (start.job, start.role) in leaving]
+    expiring = _expiring_floor_tasks_replaced(plan, snapshot)
+    held = snapshot.held()
+    waiting = {
+        number
+        for number, start in enumerate(plan.starts)
+        if (start.job, start.role) in leaving and number not in expiring
+    }
+    # What a job that has nothing starts with is its minimum size, as a whole or not at all.
+    whole = {plan.starts[number].job for number in waiting if held[plan.starts[number].job] == NOTHING}
+    return [number for number, start in enumerate(plan.starts) if number in waiting or start.job in whole]
+
+
+def _expiring_floor_tasks_replaced(plan: Plan, snapshot: Snapshot) -> set[int]:
+    """Numbers of the starts that replace a task of a floor that expires, one of each job and role."""
+    floors = dict(snapshot.floors)
+    staying = Counter(
+        (task.job, task.role) for task in snapshot.tasks if task.state.wanted and task.tag not in snapshot.expiring
+    )
+    found: dict[TaskGroup, int] = {}
+    for number, move in enumerate(plan.moves, len(plan.starts) - len(plan.moves)):
+        key, role = group = move.job, plan.starts[number].role
+        if task_tag(key, move.task) in snapshot.expiring and staying[group] < floors.get(key, NOTHING).count(role):
+            found[group] = number
+    return set(found.values())
 
 
 class _Lack(NamedTuple):

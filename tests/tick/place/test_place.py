@@ -16,7 +16,7 @@ from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, Architecture, Job, R
 from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.resources import Resources
-from dl2d.core.task_starts_and_stops import Deferred, Plan
+from dl2d.core.task_starts_and_stops import Deferred, Plan, Start
 from dl2d.placement.best_fit import BestFit
 from dl2d.placement.dl2_paper import Dl2Paper
 from dl2d.placement.load_balance import LoadBalance
@@ -403,6 +403,16 @@ def _decided(draw: st.DrawFn) -> tuple[Snapshot, dict[int, tuple[int, int]], lis
     node_sets = (NodeSet(tuple(sorted(some)), frozenset({"n0", "n2"}), "partition small"),) if some else ()
     snapshot = replace(a_snapshot(jobs, list(nodes.values())), tasks=tuple(tasks), node_sets=node_sets)
     return snapshot, sizes, order[: draw(st.integers(0, len(order)))]
+
+
+@pytest.mark.parametrize("has_server", [False, True])
+def test_a_job_that_has_nothing_starts_no_server_without_its_worker(has_server: bool) -> None:
+    job = a_job(1)
+    tasks = [a_task(job, W, 0, TaskState.DRAINING), a_task(job, P, 0, TaskState.CONFIRMED)]
+    snapshot = replace(a_snapshot([job], cluster(1)), tasks=tuple(tasks[: 1 + has_server]))
+    start_both = Plan(starts=tuple(Start(job.key, role, "n0", job.request.demand(role)) for role in (W, P)))
+    plan = within_limits(start_both, snapshot, {job.key: job.owner}, GuardRules(), {(job.key, W)})
+    assert roles(plan) == (Counter({(job.key.id, P): 1}) if has_server else Counter())
 
 
 @given(_decided(), _named, st.sampled_from([LoadBalance(), BestFit(), Optimus(), Dl2Paper()]), _limits)
