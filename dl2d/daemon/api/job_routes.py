@@ -47,7 +47,7 @@ ROUTERS = (_public, _containers, _heartbeats, _of_submission, users)
 
 #: Names in a line of the log.
 _MAX_LOGGED = 20
-#: Average time between two messages on the unknown members of a job, seconds.
+#: Average time between two messages of one kind on a job, seconds.
 _LOG_SECONDS = 4.0
 #: A job with so many tasks at most may send as many reports of containers as heartbeats; a larger one more.
 _TASKS_PER_RATE = 10
@@ -228,9 +228,7 @@ def heartbeat(
     # Tasks of a static job are its coordinator's own affair: the next tick sees which there are.
     tasks = () if job.static else services.store.named_tasks(job.key, {member.task for member in beat.members})
     reception = receive(job, tasks, beat, at, anchor_decides=not services.starts_anchors and not job.static)
-    # Not each time: its user could fill the log.
-    logged = f"{job.key.slug}/unknown members", _LOG_SECONDS * HEARTBEATS_PER_SECOND
-    if reception.unknown and not job.static and services.heartbeat_rate.take(*logged):
+    if reception.unknown and not job.static and _may_log("unknown members", job, services):
         first = reception.unknown[:_MAX_LOGGED]
         log.warning("unknown members", job=job.key.id, count=len(reception.unknown), members=first)
     services.store.add_runtime_plans(job.key, reception.plans)
@@ -277,6 +275,11 @@ class ContainerBody(_Request):
     coordinator: Annotated[str, Field(max_length=300)] = ""
 
 
+def _may_log(event: str, job: Job, services: Services) -> bool:
+    """Whether an event that a job's user can cause is logged now: not each time, as it could fill the log."""
+    return services.heartbeat_rate.take(f"{job.key.slug}/{event}", _LOG_SECONDS * HEARTBEATS_PER_SECOND)
+
+
 @_containers.post("/v1/jobs/{slug}/containers")
 def container(
     body: ContainerBody, job: Job = Depends(job_of_path), services: Services = Depends(services_of)
@@ -290,7 +293,8 @@ def container(
         raise too_many("reports of this job's containers")
     task = _task_of(body, job, services.store)
     if body.task and task is None and (body.role is not Role.COORDINATOR or body.task != ANCHOR):
-        log.warning("unknown task", job=job.key.id, container=body.container, task=body.task)
+        if _may_log("unknown task", job, services):
+            log.warning("unknown task", job=job.key.id, container=body.container, task=body.task)
         raise HTTPException(409, f"dl2d has given job {job.key.id} no {body.role.value} task {body.task}")
     lost = task is not None and _has_lost_coordinator(body, job, task, services)
     report = ContainerReport(job=job.key, **body.model_dump(exclude={"coordinator"}))

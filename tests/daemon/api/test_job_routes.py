@@ -1114,6 +1114,16 @@ class TestContainers:
         own = "anchor" if role is Role.COORDINATOR else f"{role.value}-0"
         assert self.report(world, key, role=role.value, task=own).status_code == 200
 
+    def test_reports_of_unknown_tasks_are_logged_not_each_time(self, request) -> None:
+        world = ApiWorld(beat_burst=250.0)
+        request.addfinalizer(world.close)
+        key = running(world)
+        world.access.manager = GivesOut()
+        with capture_logs() as logs:
+            answers = [self.report(world, key, task=f"worker-{number}").status_code for number in (77, 78, 79)]
+        assert answers == [409, 409, 409]
+        assert [entry["task"] for entry in logs if entry["event"] == "unknown task"] == ["worker-77"]
+
     def test_reports_of_a_job_are_limited_by_its_size_and_leave_heartbeats_alone(self) -> None:
         world = ApiWorld(beat_burst=5.0)
         try:
