@@ -54,6 +54,9 @@ def train_dl2_supervised(
                 on_round=lambda done, total, loss: show("learning", done, total, f"loss {loss:.3f}"),
             )  # fmt: skip
 
+        if not found.states:
+            reason = "each job got all that it may have, or its only size: there was no choice to learn from"
+
         def replayed(checkpoint: Checkpoint) -> ReplayCheck:
             return check_on_site(settings, checkpoint, recorded.nodes, recorded.requests, days, tell=show)
 
@@ -74,7 +77,8 @@ def train_dl2_supervised(
             raise GateRefused(f"policy {_DL2} {replays.problem}; nothing was written")
     weights = "fitted weights" if is_better else "dl2d's own weights"
     lines = [
-        f"{found.states} choices learned from; a right step scores highest in {found.agreement:.1%} of others",
+        f"{found.states} choices learned from"
+        + (f"; a right step scores highest in {found.agreement:.1%} of others" if found.states else ""),
         *comparison_lines(found.comparison, found.yardstick, found.comparison_begun_with),
         f"the checkpoint has {weights}: {reason}",
         replay_line(replays),

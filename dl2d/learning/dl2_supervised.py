@@ -68,6 +68,7 @@ class ScorerImitation:
     #: Loss on the training states by iteration.
     losses: tuple[float, ...]
     #: States that were learned from, and the fraction of held-out states in which a right step has the highest score.
+    #: No states: every job always had the only size that it could have, so the fitted weights are those begun with.
     states: int
     agreement: float
     comparison: SizeComparison
@@ -93,7 +94,7 @@ def imitate_with_scorer(
     Raises
     ------
     TooFewSamples
-        The slots have too few jobs, or leave nothing to choose.
+        The slots have too few jobs, or no job was given anything in them.
     CheckpointError
         ``start`` is of another design.
     """
@@ -114,15 +115,15 @@ def imitate_with_scorer(
         unseen = split.stopping or split.training
         stopping = stopping.and_more(_states_of(policy, weights, unseen, rng, _MAX_STOPPING_STEPS // _ROUNDS))
         if not len(shown) or not len(stopping):
-            raise TooFewSamples(
-                "imitation: the recorded slots leave nothing to learn from: every possible "
-                "step leads to the recorded sizes, or none does"
-            )
+            if not any(size != NOTHING for each in recordings for size in each.decision.allocations().values()):
+                raise TooFewSamples("imitation: no job was given anything in the recorded slots: nothing to learn from")
+            shown = _NONE
+            break
         weights, losses_of_round = _fit(weights, shown, stopping)
         losses += losses_of_round
         if on_round is not None:
             on_round(number + 1, _ROUNDS, losses[-1])
-    agreement = stopping.agreement(weights)
+    agreement = stopping.agreement(weights) if len(stopping) else 1.0
     record = {
         "slots": len(split.training), "jobs": split.jobs, "states": len(shown), "losses": losses,
         "policies": sorted({recording.decision.policy for recording in recordings}),

@@ -171,6 +171,19 @@ def test_dl2_has_its_own_weights_where_completion_times_cannot_be_compared(dl2d:
     assert "size as before: " in report
 
 
+@pytest.mark.usefixtures("few_draws")
+def test_dl2_has_its_own_weights_where_each_job_had_its_only_size(dl2d: Dl2d, tmp_path: Path) -> None:
+    workload = load_source(DAYS, seed=2).workload
+    sizes = {"min_workers": 1, "max_workers": 1, "min_ps": 1, "max_ps": 1}
+    jobs = tuple(replace(job, **sizes) for job in workload.jobs[:6])
+    record(store_url(tmp_path), replace(workload, jobs=jobs), Drf(), begin=time.time() // DAY * DAY - DAY / 2)
+    site, out = write_config(tmp_path, schedule={"slot_seconds": 1200.0}), tmp_path / "out"
+    ran = dl2d("train", "supervised", "--design", "jumps", "-c", site, "-o", out, "--min-jobs", "1")
+    assert ran.status == 0, ran.err
+    assert ran.out.startswith("0 choices learned from\n")
+    assert "dl2d's own weights: each job got all that it may have, or its only size" in ran.out
+
+
 def test_days_on_which_versions_are_compared_are_not_learned_from(dl2d: Dl2d, tmp_path: Path) -> None:
     begin = time.time() // DAY * DAY - 3 * DAY
     record(store_url(tmp_path), load_source(DAYS, seed=2).workload, Drf(), begin=begin, decided_by="observed")

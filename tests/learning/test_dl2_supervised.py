@@ -80,12 +80,25 @@ def test_the_stores_speeds_are_in_both_checkpoints() -> None:
     assert (found.begun_with.weights["scorer"] == OWN.weights["scorer"]).all()
 
 
-def test_slots_that_leave_nothing_to_choose_are_told() -> None:
-    """A scheduler that gave no job anything."""
+def test_slots_in_which_no_job_was_given_anything_are_told() -> None:
     nothing = []
     for number, recording in enumerate(recordings(Drf(), count=10)):
         reason = Reason(Constraint.OBSERVED, "waits")
         jobs = tuple(JobDecision(job=job.key, allocation=NOTHING, reason=reason) for job in recording.snapshot.jobs)
         nothing.append(replace(recording, decision=Decision("observed", str(number), jobs)))
-    with pytest.raises(TooFewSamples, match="leave nothing to learn from"):
+    with pytest.raises(TooFewSamples, match="no job was given anything"):
         imitated(nothing)
+
+
+def test_the_weights_stay_where_each_job_had_its_only_size() -> None:
+    """A site with room for all of its jobs, which have fixed sizes: the speeds are worth having all the same."""
+    given = []
+    for number in range(10):
+        jobs = [a_job(5 * number + place, min_workers=1, max_workers=1, min_ps=1, max_ps=1) for place in range(5)]
+        snapshot = replace(a_snapshot(jobs, cluster(9, cpu=16, gpu=4)), slot=number)
+        given.append(Recording(snapshot, ask(Drf(), snapshot), LoadBalance()))
+    found = imitated(given)
+    assert found.states == 0
+    assert found.losses == ()
+    assert (found.fitted.weights["scorer"] == OWN.weights["scorer"]).all()
+    assert found.comparison.same == 1.0

@@ -260,13 +260,12 @@ class _Training:
         self.inputs = ""
         # Types and resources are numbered alike everywhere.
         everything = Library.of([*workloads, *validation])
-        self._validation = Library.of(validation, models=everything.models)
+        as_everywhere = {"models": everything.models, "resources": everything.resources}
+        self._validation = Library.of(validation, **as_everywhere)
         self.parts = [
-            Library.of(workloads[number :: settings.federation], models=everything.models)
+            Library.of(workloads[number :: settings.federation], **as_everywhere)
             for number in range(settings.federation)
         ]
-        if any(part.resources != everything.resources for part in (*self.parts, self._validation)):
-            raise WorkloadError("cluster", "workloads to learn from and to validate with differ in their resources")
         #: How the network that learns sees a snapshot.
         self.sight = Sight(
             window=settings.window, models=everything.models, resources=everything.resources,

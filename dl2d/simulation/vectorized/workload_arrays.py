@@ -60,7 +60,9 @@ class Library:
         return count, self.submit.shape[1], nodes, resources
 
     @classmethod
-    def of(cls, workloads: Iterable[Workload], *, models: Sequence[str] | None = None) -> Self:
+    def of(
+        cls, workloads: Iterable[Workload], *, models: Sequence[str] | None = None, resources: Sequence[str] = ()
+    ) -> Self:
         """Compile workloads; about 1 ms for 60 jobs, and the speeds' own time once for each speed.
 
         Parameters
@@ -70,6 +72,8 @@ class Library:
         models
             Types in the order of the one-hot code, where it must be the same for several libraries; may name more
             than there are. By default the workloads' own, sorted.
+        resources
+            Names of resources to have beside the workloads' own; those without one have none of it.
 
         Raises
         ------
@@ -83,9 +87,8 @@ class Library:
         order = tuple(models) if models is not None else tuple(used)
         if missing := [model for model in used if model not in order]:
             raise WorkloadError("models", f"the list lacks {', '.join(missing[:5])}")
-        names = sorted(
-            {name for workload in given for part in _resources(workload) for name, _ in part.thousandths}
-        ) or ["cpu"]
+        own_names = {name for workload in given for part in _resources(workload) for name, _ in part.thousandths}
+        names = sorted(own_names.union(resources)) or ["cpu"]
         speeds, which = _speeds(given)
         count, jobs = len(given), max(len(workload.jobs) for workload in given)
         nodes = [workload.nodes() for workload in given]

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from learning.dl2_paper.made_workloads import SMALL, TRAINING, VALIDATION
+from learning.dl2_paper.made_workloads import SMALL, TRAINING, VALIDATION, a_workload
 
 from dl2d.core.errors import WorkloadError
 from dl2d.learning.dl2_paper.actor_critic import ActorCritic
@@ -102,3 +102,10 @@ def test_workloads_that_cannot_be_trained_on_are_told() -> None:
         train([], VALIDATION, SMALL, seed=0)
     with pytest.raises(WorkloadError, match="training needs 3 or more"):
         train(TRAINING[:2], VALIDATION, replace(SMALL, federation=3), seed=0)
+
+
+def test_workloads_may_have_resources_that_others_lack() -> None:
+    """A month in which no job asked for memory, and one in which each did."""
+    with_memory = [a_workload(seed, memory=1) for seed in range(4)]
+    trained = train(with_memory, VALIDATION, replace(SMALL, iterations=1), seed=0)
+    assert trained.settings["resources"] == ["cpu", "memory"]
