@@ -1,6 +1,6 @@
 """Bad checkpoints become live in a running daemon: a job that trains goes on, one that comes trains.
 
-One of each kind, and random ones as of ``cli.test_random_checkpoints``: one here, a thousand in the nightly tests.
+One of each kind, and random ones as of ``cli.test_random_checkpoints``: some here, a thousand in the nightly tests.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from dl2d.core.jobs import NOTHING, JobKey
 from dl2d.core.policy_registry import Version, VersionState
 from dl2d.daemon.policy_versions.active_version import keep_version
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
+from dl2d.policies.dl2.policy import Dl2, with_checkpoint
 from dl2d.policies.dl2_paper.policy import Dl2Original
 
-#: Random checkpoints that CI tries; all of them; those that one nightly test tries; and one of how many has a job come.
-RANDOM_IN_CI, RANDOM, IN_ONE_TEST, A_JOB_COMES = 1, 1000, 50, 4
+#: Random checkpoints of each design that CI tries; all of them; those that one nightly test tries; and one of how many
+#: has a job come.
+RANDOM_IN_CI, RANDOM, IN_ONE_TEST, A_JOB_COMES = 1, 500, 50, 4
 SITE = {"models": ["other"], "resources": ["cpu"], "network": "shared", "slot_seconds": 2.0}
-GOOD = a_checkpoint(0, **SITE)
+GOOD = {"dl2-original": a_checkpoint(0, **SITE), "dl2": with_checkpoint().checkpoint}
 
 
 def changed(seed: int, change: Callable[[np.ndarray[Any, Any]], object], name: str = "policy.1.weight") -> Checkpoint:
@@ -70,32 +72,57 @@ UNTOLD = {"all void", "all workers", "of another cluster"}
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_none_harms_a_job_and_each_is_told_in_one_sentence(tmp_path: Path) -> None:
-    with a_site(tmp_path) as (cluster, running):
+    with a_site(tmp_path, "dl2-original") as (cluster, running):
         for kind, checkpoint in KINDS.items():
             sentences = harmless(cluster, running, checkpoint, cut if kind == "cut" else untouched)
             assert sentences or kind in UNTOLD, kind
         for seed in range(RANDOM_IN_CI):
-            random_one(cluster, running, seed)
+            random_one(cluster, running, "dl2-original", seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_one_whose_decisions_fail_is_withdrawn_by_rule_and_the_version_before_decides(tmp_path: Path) -> None:
+    """Of ``dl2-original``; weights of ``dl2`` with which no decision can be made are refused as they are read."""
+    design = "dl2-original"
+    with a_site(tmp_path, design, max_failures=3) as (cluster, running):
+        registry, good = cluster.store.registry, GOOD[design].digest
+        assert cluster.store.slots(limit=1)[0].policy_version.startswith(good[:12])
+        bad = gone_live(cluster, KINDS["overflow"], untouched)
+
+        def decides() -> bool:
+            keeps_its_least(cluster, running)
+            return cluster.store.slots(limit=1)[0].policy_version.startswith(good[:12])
+
+        cluster.wait_until(lambda: registry.live(design).digest == good, "the version is withdrawn")
+        cluster.wait_until(decides, "the version before it decides")
+        (reason,) = [
+            each.reason for each in registry.changes(design) if each.digest == bad.digest and each.by == "daemon"
+        ]
+        assert "rolled back to: 3 consecutive decisions failed, the last one: " in reason
+        slots = [cluster.store.slot(each.number) for each in cluster.store.slots(limit=30) if each.at > bad.at]
+        assert [slot.proposed.policy for slot in slots if slot.proposed.fallback_cause] == ["drf"] * 3
 
 
 @pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("first", range(RANDOM_IN_CI, RANDOM, IN_ONE_TEST))
-def test_no_random_one_harms_a_job(tmp_path: Path, first: int) -> None:
-    with a_site(tmp_path) as (cluster, running):
-        for seed in range(first, min(first + IN_ONE_TEST, RANDOM)):
-            random_one(cluster, running, seed)
+@pytest.mark.parametrize("first", range(0, RANDOM, IN_ONE_TEST))
+@pytest.mark.parametrize("design", GOOD)
+def test_no_random_one_harms_a_job(tmp_path: Path, design: str, first: int) -> None:
+    with a_site(tmp_path, design) as (cluster, running):
+        for seed in range(first, first + IN_ONE_TEST):
+            random_one(cluster, running, design, seed)
 
 
 @contextmanager
-def a_site(directory: Path) -> Iterator[tuple[LocalCluster, JobKey]]:
+def a_site(directory: Path, design: str, **policy: Any) -> Iterator[tuple[LocalCluster, JobKey]]:
     """A daemon that a good version decides for, and a job that trains until the end."""
-    write_checkpoint(GOOD, directory / "good")
+    write_checkpoint(GOOD[design], directory / "good")
     cluster = LocalCluster(
         directory,
         {
-            "policy": {"name": "dl2-original", "checkpoint": str(directory / "good"), "idle_seconds": 4},
+            "policy": {"name": design, "checkpoint": str(directory / "good"), "idle_seconds": 4, **policy},
             "schedule": {"poll_seconds": 0.5, "slot_seconds": 2},
         },
     )
@@ -110,18 +137,18 @@ def a_site(directory: Path) -> Iterator[tuple[LocalCluster, JobKey]]:
         assert cluster.stop() == 0
 
 
-def random_one(cluster: LocalCluster, running: JobKey, seed: int) -> None:
+def random_one(cluster: LocalCluster, running: JobKey, design: str, seed: int) -> None:
     """A random bad checkpoint, of which one file in ten is damaged; one that cannot decide is told."""
     rng = np.random.default_rng([seed, 2])
     is_damaged = rng.random() < 0.1
-    checkpoint = a_bad_checkpoint(2 * seed)  # those of the paper's policy
+    checkpoint = a_bad_checkpoint(2 * seed + (design == "dl2"))
     sentences = harmless(
         cluster, running, checkpoint, (lambda folder: damaged(folder, rng)) if is_damaged else untouched,
         comes=seed % A_JOB_COMES == 0,
     )  # fmt: skip
     if not is_damaged:
         try:
-            Dl2Original(checkpoint)
+            (Dl2 if design == "dl2" else Dl2Original)(checkpoint)
         except Dl2dError:
             assert sentences, seed
 

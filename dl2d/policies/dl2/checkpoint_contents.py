@@ -25,6 +25,8 @@ from dl2d.policies.dl2.scoring import FEATURES, weight_count
 NAME: Final = "dl2"
 #: Name in checkpoints of the one design of scorers that this version reads: scores of size steps, once called jumps.
 _DESIGN: Final = "jumps"
+#: Largest absolute value of a weight, far beyond those that learning finds: no score overflows with smaller ones.
+_MAX_WEIGHT: Final = 1e100
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,6 +79,11 @@ class Parameters:
                 f"checkpoint of {NAME}: has design {settings.get('design')!r} with weights of shape {shape}"
                 f"{' for other features' if other_features else ''}; this dl2d reads design {_DESIGN!r} with weights "
                 f"of shape ({count},): train it again (dl2d train)"
+            )
+        if not (np.abs(parameters.weights) <= _MAX_WEIGHT).all():
+            raise CheckpointError(
+                f"checkpoint of {NAME}: a weight is not a number, or beyond ±{_MAX_WEIGHT:.0e}: train it again "
+                "(dl2d train)"
             )
         if not parameters.slot_seconds > 0 or parameters.resize_seconds < 0 or not np.isfinite(parameters.optimism):
             raise CheckpointError(

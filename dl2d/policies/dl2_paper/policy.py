@@ -142,7 +142,7 @@ class Dl2Original:
                 # NaN counts as the largest.
                 if not math.isfinite(scores[action]):
                     raise PolicyError(
-                        "dl2-original: the network answers with what is no number; its weights are no use"
+                        "dl2-original: the network's output is not a finite number: its weights cannot be used"
                     )
                 if action == void:
                     shifted = np.exp(np.where(mask, logits - logits[mask].max(), -np.inf))

@@ -222,6 +222,17 @@ def test_a_checkpoint_of_another_shape_is_refused() -> None:
         Dl2(replace(checkpoint(), weights={}))
 
 
+@pytest.mark.parametrize("weight", [np.nan, -np.inf, 1e101])
+def test_a_checkpoint_with_which_scores_are_no_numbers_is_refused(weight: float) -> None:
+    scorer = np.zeros(weight_count(2))
+    scorer[3] = weight
+    with pytest.raises(CheckpointError, match="a weight is not a number, or beyond ±1e"):
+        Dl2(checkpoint(hidden=2, scorer=scorer))
+    scorer[3] = 1e100
+    snapshot = a_snapshot([a_job(1), a_job(2)], cluster(4, cpu=8, gpu=4))
+    check_decision(ask(Dl2(checkpoint(hidden=2, scorer=scorer)), snapshot), snapshot)
+
+
 def test_the_shipped_one_decides() -> None:
     snapshot = a_snapshot([a_job(1, model="resnet-50"), a_job(2, model="never seen")], cluster(4, cpu=8, gpu=4))
     decision = ask(with_checkpoint(), snapshot)

@@ -185,7 +185,7 @@ def test_a_network_that_overflows_says_so_and_a_job_with_no_number_of_epochs_is_
     policy = Dl2Original(a_checkpoint(resources=["cpu", "gpu"]))
     network = policy.network
     policy.network = lambda observations: network(observations) * np.float32(np.inf)
-    with np.errstate(all="ignore"), pytest.raises(PolicyError, match="what is no number"):
+    with np.errstate(all="ignore"), pytest.raises(PolicyError, match="output is not a finite number"):
         ask(policy, snapshot)
     policy.network = network
     odd = replace(snapshot.jobs[1], progress=Progress(epoch=float("nan")))
