@@ -93,6 +93,10 @@ class StartFailed(ResourceManagerError):
     """A start ended with an error that is no answer of the manager, such as a bug; it may have been carried out."""
 
 
+class MachineFault(StartFailed):
+    """A start ended with an error of the daemon's own machine, such as too many open files or no memory."""
+
+
 class NotFound(ResourceManagerError):
     """The manager does not know the job, task or node that was named."""
 

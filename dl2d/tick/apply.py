@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import structlog
 
 from dl2d.core.cluster import ANCHOR, TaskState, task_tag
-from dl2d.core.errors import NodeRefused, NotFound, ResourceManagerError, StartFailed, Unavailable
+from dl2d.core.errors import MachineFault, NodeRefused, NotFound, ResourceManagerError, StartFailed, Unavailable
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobState
 from dl2d.core.start_failures import StartFailures
 from dl2d.core.store import JobChange, TaskChange
@@ -87,7 +87,8 @@ def start_anchors(
     """Start the anchors of jobs that were submitted to the daemon; a job that the resource manager refuses ends.
 
     A start that ends with an unexpected error is a failed attempt to start the job, and is tried again after the same
-    delay as its tasks are. Returns the failed attempts of all jobs, given those before (``failures``).
+    delay as its tasks are. One that ends with an error of this machine only delays the next.
+    Returns the failed attempts of all jobs, given those before (``failures``).
 
     Returns as well the last job that was tried, if the resource manager did not answer for it or
     ``Context.start_limit`` was over; None if all were tried. The next tick passes that job as ``last`` and begins with
@@ -101,7 +102,11 @@ def start_anchors(
             continue
         answer = _start_anchor(context, job, at)
         if isinstance(answer, StartFailed):
-            counted[job.key] = known._replace(attempts=known.attempts + 1, last=str(answer), at=at)
+            known = known._replace(last=str(answer), at=at)
+            if isinstance(answer, MachineFault):
+                counted[job.key] = known._replace(not_counted=known.not_counted + 1)
+            else:
+                counted[job.key] = known._replace(attempts=known.attempts + 1)
         elif not isinstance(answer, Unavailable):
             counted.pop(job.key, None)
         if isinstance(answer, Unavailable) or context.timer() - begin >= context.start_limit:

@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from dl2d.core.errors import Dl2dError, ResourceManagerError, StartFailed, Unavailable
+from dl2d.core.errors import Dl2dError, MachineFault, ResourceManagerError, StartFailed, Unavailable
 from dl2d.core.resource_manager import ResourceManager, TaskSpec
 
 log = structlog.get_logger()
@@ -34,6 +34,7 @@ class TaskSubmitter(Protocol):
 def handle_or_error(submit: Callable[[], str], tag: Callable[[], str]) -> str | ResourceManagerError:
     """The handle of a task or anchor that was submitted, or why it was not: ``StartFailed`` for an unexpected error.
 
+    ``MachineFault`` if that is an ``OSError`` or a ``MemoryError``.
     Errors that are not about the task, such as a ``StoreError`` or a lost lease (``AlreadyRunning``), are raised.
     """
     try:
@@ -44,7 +45,8 @@ def handle_or_error(submit: Callable[[], str], tag: Callable[[], str]) -> str | 
         raise
     except Exception as error:
         log.exception("start ended unexpectedly", tag=tag())
-        return StartFailed("its start ended unexpectedly, the daemon's log says where", said=repr(error)[:_MAX_SAID])
+        kind = MachineFault if isinstance(error, OSError | MemoryError) else StartFailed
+        return kind("its start ended unexpectedly, the daemon's log says where", said=repr(error)[:_MAX_SAID])
 
 
 def submitted_or_error(submit: Callable[[TaskSpec], str], task: TaskSpec) -> str | ResourceManagerError:

@@ -464,8 +464,10 @@ def test_an_anchor_whose_start_is_never_answered_keeps_no_others_waiting(build, 
     assert [bool(world.job(key).anchor) for key in keys] == [False, False, True, True, True]
 
 
-def start_fails_unexpectedly(world: World, monkeypatch, key, *, times: int, after_start: bool = False) -> list[float]:
-    """The next starts of a job's anchor end with an error of the plug-in; returns when each one is tried."""
+def start_fails_unexpectedly(
+    world: World, monkeypatch, key, *, times: int, after_start: bool = False, error: Exception | None = None
+) -> list[float]:
+    """The next starts of a job's anchor end with an error, by default of a plug-in; returns when they are tried."""
     submit, tried = world.manager.submit, []
 
     def broken(task):
@@ -475,7 +477,7 @@ def start_fails_unexpectedly(world: World, monkeypatch, key, *, times: int, afte
         if len(tried) <= times:
             if after_start:
                 submit(task)
-            raise KeyError("a bug of a plug-in") if len(tried) % 2 else OSError(24, "Too many open files")
+            raise error or KeyError("a bug of a plug-in")
         return submit(task)
 
     monkeypatch.setattr(world.manager, "submit", broken)
@@ -517,6 +519,18 @@ def test_a_job_whose_anchor_cannot_be_started_fails_by_the_rule_of_failed_attemp
     assert ended.state is JobState.FAILED
     assert ended.end_reason.startswith("3 attempts in a row to start its coordinator failed; the last: its start ended")
     assert not world.job(other).state.ended
+
+
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), MemoryError()])
+def test_a_passing_fault_of_the_daemons_machine_ends_no_waiting_job(build, monkeypatch, error) -> None:
+    world = build(timeouts=Timeouts(start_failures=3))
+    key = world.submit()
+    tried = start_fails_unexpectedly(world, monkeypatch, key, times=4, error=error)
+    began = world.now
+    for _ in range(16):
+        world.tick()
+    assert [at - began for at in tried] == [10.0, 20.0, 40.0, 80.0, 160.0]
+    assert world.job(key).anchor
 
 
 @pytest.mark.parametrize("limit", [1, 3])
