@@ -19,7 +19,7 @@ class NodeRefusal(NamedTuple):
     #: Why, in the resource manager's words.
     reason: str
     #: Whether a task failed there or did not start in time, rather than that the resource manager refused it. Such a
-    #: node is used where no other is left that is large enough.
+    #: node is used where the smallest size of the job needs it.
     failed: bool = False
 
     @property

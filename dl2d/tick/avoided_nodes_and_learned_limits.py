@@ -18,12 +18,12 @@ from dl2d.core.cluster import Node, NodeSet, NodeState, Task, TaskState
 from dl2d.core.guard_state import GuardState, LearnedLimit, NodeRefusal
 from dl2d.core.jobs import Allocation, FailureCause, Job, JobKey
 from dl2d.core.packing import Packing
+from dl2d.core.placement import Placement
 from dl2d.core.resource_manager import EligibleNodes, GrowthLimit, RmJob, RmJobState, RmListing
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.core.start_failures import MAX_BACKOFF_SECONDS
 from dl2d.core.store import TaskChange
 from dl2d.core.task_starts_and_stops import Outcome
-from dl2d.placement.best_fit import BestFit
 
 #: How long a task that the resource manager refuses to start may wait; shorter than for one that waits for room, and
 #: long enough for tasks that leave to make room in a limit.
@@ -33,6 +33,8 @@ _FORGET_SECONDS: Final = 3600.0
 #: So many nodes at most are avoided since tasks failed there, and so many combinations of them: each combination makes
 #: a set of nodes, and with many sets packing is slow.
 _MAX_AVOIDED: Final = 16
+#: So often at most in one tick it is worked out whether the smallest size of a job fits on the nodes without failures.
+_MAX_PACKINGS: Final = 32
 
 
 def why_refused(listed: RmJob) -> str:
@@ -178,41 +180,40 @@ def learned_growth_limits(
 
 
 def node_sets(
-    jobs: Iterable[Job], listing: RmListing, refused: Mapping[JobKey, Mapping[str, NodeRefusal]], at: float
+    jobs: Iterable[Job],
+    listing: RmListing,
+    refused: Mapping[JobKey, Mapping[str, NodeRefusal]],
+    placement: Placement,
+    at: float,
 ) -> tuple[NodeSet, ...]:
     """The nodes that each job may use, as the resource manager says and without those that it refused lately.
 
-    Nodes on which a task of the job lately failed or did not start are left out as well, if the others, when empty,
-    hold its smallest size and a task of each of its roles. Jobs that may use all nodes are in no set.
+    Nodes on which a task of the job lately failed or did not start are left out as well. Where the others, when empty,
+    do not hold its smallest size and a task of each of its roles, of these nodes as many are used again as it takes,
+    those with the fewest and oldest failures first. Jobs that may use all nodes are in no set.
     """
     if not listing.eligible_nodes and not refused:
         return ()
     all_nodes = frozenset(node.name for node in listing.nodes)
-    empty = [
-        Node(node.name, node.capacity, NO_RESOURCES, node.state) for node in listing.nodes if node.state is NodeState.UP
-    ]
     everywhere = EligibleNodes(all_nodes, "")
     known = {
         key: {name: found for name, found in nodes.items() if at < found.retry_at} for key, nodes in refused.items()
     }
     failing = _failing_nodes(known)
-    #: Empty nodes that jobs may use beside those that they avoid, by what they may use and avoid.
-    others: dict[tuple[EligibleNodes, frozenset[str]], Packing] = {}
+    empty = _EmptyNodes(listing.nodes, placement)
     #: Jobs by what they may use, and which of these nodes they avoid; most jobs of a partition share one record.
     alike: dict[tuple[EligibleNodes, frozenset[str]], list[JobKey]] = defaultdict(list)
     for job in jobs:
         eligible = listing.eligible_nodes.get(job.anchor, everywhere)
         refusing = frozenset(name for name, found in known.get(job.key, {}).items() if not found.failed)
-        failed = failing.get(job.key, frozenset())
-        if failed:
-            beside = eligible, refusing | failed
-            if beside not in others:
-                left = eligible.nodes - beside[1]
-                others[beside] = Packing([node for node in empty if node.name in left], BestFit())
-            if not others[beside].fits(job, _least_allocation(job)):
-                failed = frozenset()
-        if eligible is not everywhere or refusing or failed:
-            alike[eligible, refusing | failed].append(job.key)
+        avoided = refusing | failing.get(job.key, frozenset())
+        failures = known.get(job.key, {})
+        for name in sorted(avoided - refusing, key=lambda name: failures[name][:2]):
+            if empty.hold(job, eligible.nodes - avoided):
+                break
+            avoided -= {name}
+        if eligible is not everywhere or avoided:
+            alike[eligible, avoided].append(job.key)
     sets = []
     for (eligible, avoided), keys in alike.items():
         reasons = [eligible.reason] if eligible.reason else []
@@ -221,6 +222,44 @@ def node_sets(
         if nodes != all_nodes:
             sets.append(NodeSet(tuple(keys), nodes, "; ".join(reasons)))
     return tuple(sets)
+
+
+class _EmptyNodes:
+    """The nodes that accept tasks, as if nothing ran on them."""
+
+    def __init__(self, nodes: Iterable[Node], placement: Placement) -> None:
+        self._nodes = [
+            Node(node.name, node.capacity, NO_RESOURCES, node.state) for node in nodes if node.state is NodeState.UP
+        ]
+        self._placement = placement
+        #: Names of the nodes with room for a worker and a PS together, by what these ask for.
+        self._with_room: dict[Resources, frozenset[str]] = {}
+        self._answers: dict[tuple[frozenset[str], Resources, Resources, Allocation], bool] = {}
+        self._packings = 0
+
+    def hold(self, job: Job, names: frozenset[str]) -> bool:
+        """Whether the nodes with these names hold the smallest size of a job, and a task of each of its roles.
+
+        Few packings are made in a tick, since each costs as much as there are nodes; then the answer is no. None is
+        made where there are as many nodes as tasks, each with room for a worker and a PS.
+        """
+        request, least = job.request, _least_allocation(job)
+        if not self._placement.head_only:
+            together = request.worker + request.ps if least.ps else request.worker
+            if together not in self._with_room:
+                self._with_room[together] = frozenset(
+                    node.name for node in self._nodes if together.fits_in(node.capacity)
+                )
+            if len(self._with_room[together] & names) >= sum(least):
+                return True
+        key = names, request.worker, request.ps, least
+        if key not in self._answers:
+            if self._packings == _MAX_PACKINGS:
+                return False
+            self._packings += 1
+            packing = Packing([node for node in self._nodes if node.name in names], self._placement)
+            self._answers[key] = packing.fits(job, least)
+        return self._answers[key]
 
 
 def _least_allocation(job: Job) -> Allocation:

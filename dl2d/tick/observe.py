@@ -6,7 +6,6 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Final
 
 from msgspec import structs
@@ -15,6 +14,7 @@ from dl2d.core.cluster import Node, NodeSet, NodeState, Snapshot, Task, in_submi
 from dl2d.core.guard_state import NodeRefusal
 from dl2d.core.jobs import NO_LAUNCH, Allocation, Job, JobKey, JobRequest, JobState, Progress
 from dl2d.core.measured_speeds import TrainingKind
+from dl2d.core.placement import Placement
 from dl2d.core.policy import Evidence
 from dl2d.core.resource_manager import ResourceManager, RmListing
 from dl2d.core.resources import NO_RESOURCES, Resources
@@ -81,12 +81,14 @@ def take_snapshot(
     live: LiveJobs,
     listing: RmListing,
     slot: int,
-    refused_nodes: Mapping[JobKey, Mapping[str, NodeRefusal]] = MappingProxyType({}),
+    refused_nodes: Mapping[JobKey, Mapping[str, NodeRefusal]],
+    placement: Placement,
 ) -> Snapshot:
     """Join the resource manager's listing with the store's jobs and tasks, after they were reconciled.
 
     ``refused_nodes`` are nodes on which the resource manager refused a task, by job; they are not used for that job
-    until the refusal expires. A node that none of the jobs may use takes no tasks.
+    until the refusal expires; with ``placement`` it is found whether it fits on the others. A node that none of the
+    jobs may use takes no tasks.
 
     What tasks hold beyond their demands is shown with them: their nodes have it free when they have left.
 
@@ -117,7 +119,7 @@ def take_snapshot(
     # all that it has where the listing may lack nodes.
     running = [job for job in jobs if job.state is JobState.RUNNING and job.key not in just_started]
     floors = {job.key: job.request.min_size for job in running}
-    sets = node_sets(jobs, listing, refused_nodes, listing.at)
+    sets = node_sets(jobs, listing, refused_nodes, placement, listing.at)
     snapshot = Snapshot(
         at=listing.at, slot=slot, nodes=_close_unusable_nodes(nodes, jobs, sets), jobs=jobs, tasks=tasks,
         floors=tuple(floors.items()), node_sets=sets,

@@ -159,7 +159,8 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         memory = replace(memory, stops_asked=stops_asked)
     if memory != state.memory:
         store.keep_guard_state(memory)
-    snapshot = take_snapshot(elastic if acts else elastic + static, listing, state.slot + 1, memory.refused_nodes)
+    shown = elastic if acts else elastic + static
+    snapshot = take_snapshot(shown, listing, state.slot + 1, memory.refused_nodes, context.deciders.placement)
     return Reconciled(
         snapshot=snapshot,
         jobs={job.key: job for job in elastic.jobs},

@@ -10,14 +10,18 @@ import pytest
 from msgspec import structs
 from tick.world import World
 
-from dl2d.core.cluster import NodeState, Task, TaskState
+from dl2d.core.cluster import Node, NodeState, Task, TaskState
 from dl2d.core.decision import Constraint
 from dl2d.core.errors import NodeRefused
+from dl2d.core.guard_state import NodeRefusal
 from dl2d.core.jobs import Architecture, JobKey, Role
 from dl2d.core.resource_manager import EligibleNodes, GrowthLimit, RmJob, RmJobState, RmListing, TaskSpec
 from dl2d.core.resources import Resources
+from dl2d.placement.load_balance import LoadBalance
 from dl2d.plugins import load_policy
 from dl2d.testing import ScriptedManager
+from dl2d.testing.builders import make_job, make_nodes
+from dl2d.tick.avoided_nodes_and_learned_limits import node_sets
 from dl2d.tick.tick_state import TickState
 
 SMALL = EligibleNodes(frozenset({"n1"}), "partition small")
@@ -210,6 +214,54 @@ def test_a_node_on_which_a_task_failed_is_used_where_the_smallest_size_needs_it(
     manager_of(world).end(failed.handle, RmJobState.FAILED, "NODE_FAIL")
     world.settle(6, 20.0)
     assert nodes_of(world, key) == {"n1", "n2", "n4"} | ({"n3"} if min_workers == 4 else set())
+
+
+def test_of_nodes_on_which_tasks_failed_only_as_many_are_used_again_as_it_takes(world: World) -> None:
+    """One is broken, on another one task failed."""
+    manager = manager_of(world)
+    whole_nodes = {"worker": Resources.of(cpu=2, gpu=2), "min_workers": 3, "max_workers": 3}
+    key = world.ready(**{**ALL_REDUCE, **whole_nodes})
+    failing = {"n2", "n3"}
+    for _ in range(30):
+        world.tick(10.0)
+        ended = [task for task in world.tasks(key) if task.state.wanted and task.node in failing]
+        for task in ended:
+            manager.end(task.handle, RmJobState.FAILED, "exit status 1")
+        failing = {"n2"}
+        if not ended:
+            world.beat()
+    assert nodes_of(world, key) == {"n1", "n3", "n4"}
+
+
+def test_a_job_that_does_not_fit_beside_a_node_on_which_a_task_failed_uses_it() -> None:
+    """Tasks go to the node with the lowest load, and so the others have no room for the server at the end."""
+    cpus = (6, 4, 3, 2)
+    world = World(cluster_nodes=[Node(f"n{n}", Resources.of(cpu=cpu, gpu=2)) for n, cpu in enumerate(cpus, start=1)])
+    size = {"min_workers": 2, "max_workers": 2, "min_ps": 1, "max_ps": 1}
+    key = world.ready(worker=Resources.of(cpu=3, gpu=2), ps=Resources.of(cpu=2), **size)
+    refusals = {key: {"n3": NodeRefusal(1, world.now, "a task failed there", failed=True)}}
+    world.state = replace(world.state, memory=replace(world.state.memory, refused_nodes=refusals))
+    world.settle(3, 1.0)
+    assert world.has(key) == (2, 1)
+
+
+@pytest.mark.parametrize(("least", "avoiding"), [(1, 100), (8, 32)])
+def test_of_many_jobs_that_may_each_use_other_nodes_few_are_packed(least: int, avoiding: int) -> None:
+    """A packing costs as much as there are nodes; where there are more nodes than tasks none is made."""
+    nodes = make_nodes(8)
+    jobs = [
+        replace(make_job(number, min_workers=least, max_workers=8, min_ps=1, max_ps=1), anchor=str(number))
+        for number in range(100)
+    ]
+    may_use = {
+        job.anchor: EligibleNodes(frozenset({*(node.name for node in nodes), f"gone-{job.anchor}"}), "named")
+        for job in jobs
+    }
+    failed = {job.key: {"n1": NodeRefusal(1, 0.0, "a task failed there", failed=True)} for job in jobs}
+    listing = RmListing(at=1.0, nodes=nodes, jobs=(), eligible_nodes=may_use)
+    sets = node_sets(jobs, listing, failed, LoadBalance(), 1.0)
+    assert sum(len(each.jobs) for each in sets) == avoiding
+    assert all(each.nodes == {node.name for node in nodes[1:]} for each in sets)
 
 
 def test_jobs_that_avoid_a_node_for_different_causes_are_told_what_is_true_of_each(world: World) -> None:
