@@ -61,8 +61,8 @@ from dl2d.daemon.api.application import create_api
 from dl2d.daemon.api.connection_limits import DEFAULT_LIMITS
 from dl2d.daemon.api.job_admission import Admission
 from dl2d.daemon.api.request_limits import HEARTBEATS_PER_SECOND, VIEWS_PER_SECOND, RateLimiter, UserTurns
+from dl2d.daemon.api.route_dependencies import Services
 from dl2d.daemon.api.server import ApiServer
-from dl2d.daemon.api.services import Services
 from dl2d.daemon.health_and_metrics import Health
 from dl2d.daemon.resource_manager_access import ManagerAccess
 from dl2d.store import schema

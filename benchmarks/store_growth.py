@@ -120,7 +120,7 @@ def ask(store: SqlStore) -> dict[str, float]:
 
 def _history(store: SqlStore) -> None:
     """What a learner reads, but for the sights, whose snapshots are not real here."""
-    from dl2d.store.site_history import _sizes, _start_seconds  # noqa: PLC0415
+    from dl2d.store.history_for_simulation import _sizes, _start_seconds  # noqa: PLC0415
 
     with store._database.reading("history") as connection:  # noqa: SLF001
         _start_seconds(connection, _END - 28 * _DAY, _END)

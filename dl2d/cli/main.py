@@ -38,8 +38,10 @@ COMMANDS: Final = MappingProxyType(
         "demo": ("demo", "demo", _ADMIN, "Train three real jobs on this machine and resize them meanwhile."),
         "run": ("run_daemon", "run", _ADMIN, "Run the daemon until SIGTERM; SIGHUP reads the configuration again."),
         "check": ("check", "check", _ADMIN, "Check the configuration, what it names, and job files."),
-        "config": ("config_and_unit", "config", _ADMIN, "Print the sample configuration with every key explained."),
-        "unit": ("config_and_unit", "unit", _ADMIN, "Print the systemd unit of this installation."),
+        "config": (
+            "config_and_systemd_unit", "config", _ADMIN, "Print the sample configuration with every key explained."
+        ),
+        "unit": ("config_and_systemd_unit", "unit", _ADMIN, "Print the systemd unit of this installation."),
         "db": ("db", "app", _ADMIN, "Upgrade the database's schema, let others read it, or export it."),
         "shadow": ("shadow", "shadow", _ADMIN, "Compare decisions of mode shadow with what the scheduler gave."),
         "sql": ("sql", "sql", _ADMIN, "Query the database, read-only."),

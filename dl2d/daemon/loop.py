@@ -39,8 +39,8 @@ from dl2d.daemon.api.connection_limits import ConnectionLimits
 from dl2d.daemon.api.heartbeat import heartbeat_interval
 from dl2d.daemon.api.job_admission import Admission
 from dl2d.daemon.api.request_limits import HEARTBEATS_PER_SECOND, VIEWS_PER_SECOND, RateLimiter, UserTurns
+from dl2d.daemon.api.route_dependencies import Services
 from dl2d.daemon.api.server import ApiServer, certificate_problem
-from dl2d.daemon.api.services import Services
 from dl2d.daemon.health_and_metrics import Health
 from dl2d.daemon.key_file import load_credentials
 from dl2d.daemon.log_messages import TickLog

@@ -13,9 +13,9 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
+from dl2d.core.history_for_simulation import History
 from dl2d.core.jobs import NOTHING, Allocation, Job
 from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
-from dl2d.core.site_history import History
 from dl2d.throughput.calibrated_measurements import by_kind
 from dl2d.throughput.gaussian_process import GaussianProcess
 

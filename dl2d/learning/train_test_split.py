@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 
 from dl2d.core.errors import WorkloadError
+from dl2d.core.history_for_simulation import History, RecordedSizes
 from dl2d.core.measured_speeds import MeasuredSpeeds
-from dl2d.core.site_history import History, RecordedSizes
 from dl2d.learning.digital_twin import Speeds, costs_of, workload_of
 from dl2d.learning.recorded_days import (
     Day,

@@ -12,7 +12,7 @@ of independent components, with s = (w, p):
     r_k(s)  of kind k at this one size, independent from size to size (the nugget): standard deviation 0.1
     noise   of a mean of m measurements: standard deviation 0.05 / sqrt(m) (``_NOISE``), at least 0.01 (``_MIN_NOISE``)
 
-The kernels and the constants of the prior are in ``dl2d.throughput.kernel``.
+The kernels and the constants of the prior are in ``dl2d.throughput.gaussian_process_kernel``.
 
 Inference. The covariance of all measurements is block-diagonal, except for that of g. The measured sizes of a group are
 U distinct ones (at most ``_MAX_SHARED_SIZES``). Let K = L L' be the covariance of g there and g = L z with z ~ N(0, I).
@@ -65,7 +65,7 @@ from dl2d.core.array_types import Bools, Floats, Ints
 from dl2d.core.jobs import JobRequest
 from dl2d.core.measured_speeds import SpeedPoint, TrainingKind
 from dl2d.throughput.calibrated_measurements import Points, as_points, sizes_of
-from dl2d.throughput.kernel import (
+from dl2d.throughput.gaussian_process_kernel import (
     NUGGET_VARIANCE,
     PRIOR_VARIANCE,
     Group,

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from dl2d.core.array_types import Bools, Floats
-from dl2d.throughput.kernel import kind_covariance, precision, shared_covariance
+from dl2d.throughput.gaussian_process_kernel import kind_covariance, precision, shared_covariance
 
 #: From this number of jobs on, a measurement at a size is trusted.
 _TRUSTED_JOBS: Final = 3

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 from msgspec import structs
 
@@ -20,11 +18,8 @@ from dl2d.core.resource_manager import ResourceManager, RmListing
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.core.store import TickStore
 from dl2d.tick.avoided_nodes_and_learned_limits import node_sets
+from dl2d.tick.expiring_tasks import expiring_tasks
 
-#: How long before its time limit a task is replaced: long enough for the other one to start and join.
-REPLACE_SECONDS: Final = 300.0
-#: Time limits are in whole minutes: tasks and anchors whose limits differ by less end together.
-_SAME_END_SECONDS: Final = 120.0
 #: Number of kinds without a live job whose speeds are read too, for policies that compare single jobs with their kind:
 #: a job whose user named the wrong model type may be of a kind that has no live job.
 _OTHER_KINDS = 8
@@ -123,31 +118,13 @@ def take_snapshot(
     snapshot = Snapshot(
         at=listing.at, slot=slot, nodes=_close_unusable_nodes(nodes, jobs, sets), jobs=jobs, tasks=tasks,
         floors=tuple(floors.items()), node_sets=sets,
-        expiring=_expiring(jobs, tasks, listing),
+        expiring=expiring_tasks(jobs, tasks, listing),
     )  # fmt: skip
     if listing.incomplete:
         held = snapshot.held()
         kept = ((job.key, _largest_within(job.request, held[job.key])) for job in running)
         return replace(snapshot, floors=tuple(kept))
     return snapshot
-
-
-def _expiring(jobs: Iterable[Job], tasks: Iterable[Task], listing: RmListing) -> frozenset[str]:
-    """Tags of the tasks that reach their time limit soon, and well before the anchor of their job does."""
-    limits = {job.handle: job.time_limit_at for job in listing.jobs if job.time_limit_at}
-    if not limits:
-        return frozenset()
-    anchors = {job.key: limits.get(job.anchor, math.inf) for job in jobs}
-    expiring = set[str]()
-    for task in tasks:
-        limit = limits.get(task.handle, math.inf)
-        # The resource manager's clock may differ from this machine's, on which the task was asked for.
-        end = limit + task.asked_at - (task.submitted or task.asked_at)
-        # At most a quarter of the task's lifetime; else one with a short limit would be replaced as soon as it starts.
-        lead = min(REPLACE_SECONDS, (end - task.asked_at) / 4)
-        if task.job in anchors and end - listing.at < lead and anchors[task.job] - limit > _SAME_END_SECONDS:
-            expiring.add(task.tag)
-    return frozenset(expiring)
 
 
 def _close_unusable_nodes(nodes: tuple[Node, ...], jobs: Sequence[Job], sets: Sequence[NodeSet]) -> tuple[Node, ...]:

@@ -11,9 +11,9 @@ import pytest
 from recorded_site import MONDAY, QUIET_DAYS, record
 
 from dl2d.core.errors import WorkloadError
+from dl2d.core.history_for_simulation import History, Sight
 from dl2d.core.jobs import NO_LAUNCH, Allocation, Architecture, Job, JobKey, JobState, Owner, Progress
 from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
-from dl2d.core.site_history import History, Sight
 from dl2d.learning.assumed_speeds import with_assumed_speeds
 from dl2d.learning.promotion_gate import GateSettings, compare
 from dl2d.learning.recorded_days import DAY_SECONDS

@@ -14,8 +14,8 @@ from typing import Self
 from pslite.net import authentication
 from pslite.net.authentication import Acceptor
 from pslite.net.handshake_listener import HandshakeListener
-from pslite.net.message_framing import listen
 from pslite.net.messages import Hello
+from pslite.net.tcp_sockets import listen
 from pslite.net.tls import Encryption, contexts
 
 TOKEN = b"t" * 32

@@ -33,7 +33,7 @@ from pslite.job.job_spec import LAMB, SGD, Adam, JobSpec
 from pslite.job.job_status import Reply, Status
 from pslite.job.membership_plan import Plan
 from pslite.net.authentication import TOKEN_BYTES, Identity
-from pslite.net.message_framing import cut_off, listen
+from pslite.net.tcp_sockets import cut_off, listen
 from pslite.net.tensor_frames import Link
 from pslite.net.tls import Encryption
 from pslite.server import Server

@@ -23,10 +23,10 @@ from pslite.checkpoint import latest
 from pslite.coordinator.stall_detector import ProgressRule
 from pslite.errors import SpecError
 from pslite.fault_points import FaultPoint
-from pslite.job.blocks import cut
 from pslite.job.job_spec import SGD, Part, Segment
 from pslite.job.membership_plan import reduction
 from pslite.job.reduction_tree import ROOT, TreeSum
+from pslite.job.weight_blocks import cut
 from pslite.numeric.gradient_sums import Bundle
 from pslite.testing import Resize, run_local
 from pslite.worker.allreduce.gradient_summing import Division, add_slices

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pslite.errors import SpecError
-from pslite.job.blocks import cut
 from pslite.job.job_spec import SGD, Adam, JobSpec, Mean, Part, Segment, block_bytes_for, differences
 from pslite.job.learning_rates import Constant, Cosine, Milestones, Polynomial, StepDecay
 from pslite.job.membership_plan import next_members, reduction
 from pslite.job.reduction_tree import ROOT, TreeSum, cover, held, span, width
 from pslite.job.sample_order import permutation, stream
 from pslite.job.shard_and_block_assignment import assign, ranges, sample_slice
+from pslite.job.weight_blocks import cut
 from pslite.numeric.gradient_sums import GradientSums, Supply
 from pslite.numeric.optimizers import Updater, slots
 

@@ -39,9 +39,9 @@ from pslite.coordinator.stall_detector import ProgressRule
 from pslite.errors import PeerLost, Unreachable, UsageError
 from pslite.failure_rate_limit import RateLimit
 from pslite.fault_points import FaultPoint
-from pslite.net.message_framing import cut_off
 from pslite.net.messages import Abort, AtBarrier, Commit, DigestRequest, Exit, PlanDone, Promote, Reassign
 from pslite.net.reliable_channel import counts
+from pslite.net.tcp_sockets import cut_off
 from pslite.net.tensor_frames import INIT, PUSH, REPLICATED, RESTORE, STATE
 
 #: a member that dies unseen while there is no coordinator is given up so many seconds later

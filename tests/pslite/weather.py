@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from rehearsal import Fault, Moment
 
 from pslite.fault_points import FaultPoint
-from pslite.net.message_framing import cut_off
 from pslite.net.messages import Taken
+from pslite.net.tcp_sockets import cut_off
 from pslite.net.tensor_frames import PUSH, Link
 from pslite.net.tls import Sealed
 

@@ -11,7 +11,7 @@ from dl2d.core.errors import ConfigError
 from dl2d.core.jobs import Owner
 from dl2d.core.resource_manager import RmJobState, StaticJob
 from dl2d.core.resources import Resources
-from dl2d.core.training_job_rules import spread
+from dl2d.core.training_job_detection_rules import spread
 from dl2d_slurm.settings import SlurmSettings
 
 RULES = [{"partition": "gpu", "name": "bert-*", "model": "bert"}, {"partition": "gpu", "model": "other", "size": "gpu"}]

@@ -26,7 +26,7 @@ from dl2d.core.errors import (
 )
 from dl2d.daemon.api.authentication import take_turn
 from dl2d.daemon.api.job_routes import ROUTERS
-from dl2d.daemon.api.services import Services
+from dl2d.daemon.api.route_dependencies import Services
 
 log = structlog.get_logger()
 

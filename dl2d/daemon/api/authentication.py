@@ -21,7 +21,7 @@ from dl2d.core.jobs import Job, JobKey
 from dl2d.daemon.api.connection_limits import Connection, client_group, is_loopback
 from dl2d.daemon.api.job_admission import MAX_LAUNCH_BYTES
 from dl2d.daemon.api.request_limits import too_many
-from dl2d.daemon.api.services import Services
+from dl2d.daemon.api.route_dependencies import Services
 
 log = structlog.get_logger()
 

@@ -33,7 +33,7 @@ from dl2d.daemon.api.authentication import (
 from dl2d.daemon.api.heartbeat import Heartbeat, receive, targets
 from dl2d.daemon.api.job_admission import check_options
 from dl2d.daemon.api.request_limits import HEARTBEATS_PER_SECOND, too_many
-from dl2d.daemon.api.services import Services
+from dl2d.daemon.api.route_dependencies import Services
 from dl2d.daemon.api.user_routes import users
 from dl2d.store.sql_store import SqlStore
 

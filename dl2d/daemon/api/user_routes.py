@@ -27,7 +27,7 @@ from dl2d.daemon.api.authentication import (
     refuse_clear_text,
     services_of,
 )
-from dl2d.daemon.api.services import Services
+from dl2d.daemon.api.route_dependencies import Services
 from dl2d.daemon.job_views_from_store import StoreViews
 
 log = structlog.get_logger()

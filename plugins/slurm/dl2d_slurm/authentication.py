@@ -12,7 +12,7 @@ from dl2d_slurm.command_output_values import has_whole_nodes, owner_of, seconds
 from dl2d_slurm.commands import Commands, failure
 from dl2d_slurm.queue_listing import OWNER_FIELDS, TIMES_AS_SECONDS, array_id, format_option, new_word, records
 from dl2d_slurm.sbatch_options import own_options, refuse_options
-from dl2d_slurm.states import job_state
+from dl2d_slurm.slurm_states import job_state
 
 _ID = re.compile(r"[0-9]{1,18}")
 _FIELD = re.compile(r"([A-Z_]+):\s*(\S*)")

@@ -10,7 +10,7 @@ from typing import Annotated, Final
 from dl2d.core.input_validation import Text
 from dl2d.core.resource_manager import StaticJob
 from dl2d.core.resources import Resources
-from dl2d.core.training_job_rules import SIZE, StaticJobRule, Words
+from dl2d.core.training_job_detection_rules import SIZE, StaticJobRule, Words
 from dl2d_slurm.command_output_values import hosts, limit_seconds, owner_of, present
 
 #: What is asked of squeue beside the rest where there are rules.

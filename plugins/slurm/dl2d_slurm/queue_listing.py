@@ -36,7 +36,7 @@ from dl2d_slurm.sharing_with_waiting_jobs import (
     sharing_rule,
     waiting_job,
 )
-from dl2d_slurm.states import RESERVED, job_state, node_state
+from dl2d_slurm.slurm_states import RESERVED, job_state, node_state
 
 #: Names are those of ``squeue --Format`` and ``sinfo --Format``.
 JOB_FIELDS = (

@@ -17,7 +17,7 @@ from dl2d.core.resource_manager import ProbeStep
 from dl2d_slurm.commands import Commands, failure
 from dl2d_slurm.queue_listing import format_option, new_word, records
 from dl2d_slurm.settings import SlurmSettings
-from dl2d_slurm.states import job_state
+from dl2d_slurm.slurm_states import job_state
 from dl2d_slurm.submission_backends import JobControl
 
 _FIELDS = ("JobID", "State", "NodeList", "exit_code", "Reason", "Comment")

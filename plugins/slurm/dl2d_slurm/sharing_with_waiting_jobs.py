@@ -16,7 +16,7 @@ from dl2d.core.cluster import Node, NodeState
 from dl2d.core.input_validation import Number, Record, Whole
 from dl2d.core.resource_manager import Claim, EligibleNodes, GrowthLimit, Yields
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d.core.training_job_rules import Words
+from dl2d.core.training_job_detection_rules import Words
 from dl2d_slurm.command_output_values import (
     WHOLE_NODE_FIELDS,
     count,

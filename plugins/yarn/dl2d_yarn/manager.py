@@ -56,8 +56,8 @@ from dl2d_yarn.service_file import (
 from dl2d_yarn.service_resizing import ServiceChanger
 from dl2d_yarn.services import JobService, Services
 from dl2d_yarn.settings import YarnSettings
-from dl2d_yarn.states import ServiceUse
 from dl2d_yarn.task_assignment import ContainerTasks, IdleContainer, Task
+from dl2d_yarn.yarn_states import ServiceUse
 
 log = structlog.get_logger(__name__)
 

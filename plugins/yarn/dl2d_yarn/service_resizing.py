@@ -22,9 +22,9 @@ from dl2d_yarn.rest_client import RestClient
 from dl2d_yarn.service_file import TASK_ROLES, flex_request
 from dl2d_yarn.services import JobService, Services
 from dl2d_yarn.settings import YarnSettings
-from dl2d_yarn.states import ServiceUse
 from dl2d_yarn.task_assignment import ContainerTasks, Task
 from dl2d_yarn.yarn_command import decommission
+from dl2d_yarn.yarn_states import ServiceUse
 
 log = structlog.get_logger(__name__)
 

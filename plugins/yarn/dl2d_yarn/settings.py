@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Annotated, ClassVar, Final
 
 from dl2d.core.input_validation import Items, ManagerSettings, Number, Text, Whole
-from dl2d.core.training_job_rules import SIZE, StaticJobRule, Words
+from dl2d.core.training_job_detection_rules import SIZE, StaticJobRule, Words
 
 AbsolutePath = Annotated[str, Text(4096, r"/[^\x00]*", "an absolute path")]
 _Attribute = Annotated[

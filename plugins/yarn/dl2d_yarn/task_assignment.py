@@ -16,7 +16,7 @@ from dl2d.core.cluster import task_tag
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resource_manager import ContainerOrder, ContainerReport, RmIdentity, RmJob, RmJobState
 from dl2d.core.resources import Resources
-from dl2d_yarn.containers_of_role import Component, IdlePeriod, start_order
+from dl2d_yarn.idle_and_busy_containers import Component, IdlePeriod, start_order
 
 #: Ended tasks stay listed for this long, as do tasks of jobs that YARN does not list, seconds.
 KEEP_ENDED_SECONDS: Final = 900.0

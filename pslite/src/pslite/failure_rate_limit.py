@@ -1,4 +1,4 @@
-"""Failure rate limit: a number of incidents within a time span that ends the job; older ones do not count."""
+"""Failure rate limits: how many incidents of each kind within a time span end the job; older ones do not count."""
 
 from __future__ import annotations
 
@@ -33,3 +33,15 @@ class RateLimit:
     def reached(self, recent: Iterable[Incident], version: int) -> bool:
         """Whether so many of these have happened at one version."""
         return sum(each.version == version for each in recent) >= self.count
+
+
+#: losses of workers at one version: at so many the script is the likely cause, and the job fails
+MAX_LOSSES = RateLimit(3, 3600.0)
+#: a job that has gone back so often to one checkpoint fails
+MAX_ROLLBACKS = RateLimit(5, 86400.0)
+#: deadlines that passed: at so many the job fails; before that, members that hold it up are restarted
+MAX_STALLS = RateLimit(2, 86400.0)
+#: a group that breaks so often at one version, although no member is dead, fails the job
+MAX_BREAKS = RateLimit(5, 3600.0)
+#: a coordinator that has died so often is not started again, and the job fails
+MAX_DEATHS = RateLimit(10, 3600.0)

@@ -224,7 +224,7 @@ def test_a_heartbeat_that_is_still_arriving_does_not_make_way_for_requests_that_
 
 def test_heartbeats_that_are_refused_make_way(make_world, monkeypatch):
     """A job may hold no connections of its address by sending more heartbeats than it may."""
-    monkeypatch.setattr("dl2d.daemon.api.services.PUBLIC_SECONDS", 60.0)
+    monkeypatch.setattr("dl2d.daemon.api.route_dependencies.PUBLIC_SECONDS", 60.0)
     world = make_world(limits=ConnectionLimits(per_address=3), beat_burst=1)
     job, other = world.submit(), world.submit()
     assert world.heartbeat(job).status_code == 200
@@ -241,7 +241,7 @@ def test_heartbeats_that_are_refused_make_way(make_world, monkeypatch):
 
 
 def test_health_does_not_wait_for_refusals_of_jobs_while_the_store_is_away(make_world, monkeypatch):
-    monkeypatch.setattr("dl2d.daemon.api.services.PUBLIC_SECONDS", 60.0)
+    monkeypatch.setattr("dl2d.daemon.api.route_dependencies.PUBLIC_SECONDS", 60.0)
     world = make_world()
     first, *others = [world.submit() for _ in range(4)]
 

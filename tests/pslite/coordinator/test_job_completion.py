@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from coordinator.jobs import JOINED, job, sent, spec
 
-from pslite.coordinator import failover, job_completion, plans
+from pslite.coordinator import failover, job_completion, membership_plans
 from pslite.coordinator.job_state import PendingPlan
 from pslite.job.membership_plan import make_plan
 
@@ -66,7 +66,7 @@ def test_a_worker_that_a_plan_was_about_to_remove_ends_when_the_first_workers_sc
     chief, leaver, server = (state.members[task] for task in PLAN)
     plan = make_plan(2, state.blocks, [chief.plan_entry()], [server.plan_entry()], state.plan)
     state.pending = PendingPlan(plan, state.plan, JOINED)
-    plans.commit(a_job, state.pending)
+    membership_plans.commit(a_job, state.pending)
     state.pending.first = first
     assert leaver.state == "draining"
     chief.finished = chief.chief = True

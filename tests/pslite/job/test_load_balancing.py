@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from rehearsal import QUICK, Event, Rehearsal, job, static_digest
 
 from pslite.errors import UsageError
-from pslite.job.blocks import cut
 from pslite.job.job_spec import SGD, Part, Segment, block_bytes_for
 from pslite.job.load_balancing import LoadBalancer, Rule, WorkDivision, loads, longest, shards_by_speed
 from pslite.job.member_measurements import StepTimes, Throughput, ThroughputMeter
 from pslite.job.membership_plan import Member, make_plan, reduction
 from pslite.job.reduction_tree import span
 from pslite.job.shard_and_block_assignment import assign, consecutive_ranges
+from pslite.job.weight_blocks import cut
 from pslite.launch.environment_parsing import balance_of
 from pslite.worker.training_session import Share
 

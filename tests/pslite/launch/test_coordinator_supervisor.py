@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from pslite.launch.coordinator_supervisor import LogLocation, Supervisor
-from pslite.net.message_framing import listen
+from pslite.net.tcp_sockets import listen
 
 DEATHS = 12
 

@@ -24,7 +24,7 @@ from pslite.launch.exit_status import OomKills
 from pslite.launch.log_tail import open_tail
 from pslite.launch.task_agent import TaskAgent
 from pslite.net.authentication import Identity
-from pslite.net.message_framing import listen
+from pslite.net.tcp_sockets import listen
 from pslite.testing import Resize
 
 TOKEN = secrets.token_hex(32)

@@ -18,9 +18,10 @@ from pslite.job.membership_plan import Member
 from pslite.launch.coordinator_launcher import _listen_as
 from pslite.launch.coordinator_supervisor import LogLocation
 from pslite.net.authentication import Identity, connect
-from pslite.net.message_framing import frame, split_address
+from pslite.net.message_framing import frame
 from pslite.net.messages import MAX_CONTROL_BYTES, PROTOCOL, Accepted, Hello, Promote, Proof
 from pslite.net.tcp_or_unix_socket import open_listeners
+from pslite.net.tcp_sockets import split_address
 
 ME = Identity("worker", "worker-0", "i", TOKEN)
 

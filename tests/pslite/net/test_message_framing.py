@@ -22,8 +22,9 @@ from encrypted import sealed_pair
 from pslite.errors import AuthenticationError, ConnectError, PeerLost, ProtocolError
 from pslite.net.authentication import Acceptor, Identity, connect, parse_token
 from pslite.net.handshake_listener import HandshakeListener
-from pslite.net.message_framing import Inbox, frame, listen, split_address
+from pslite.net.message_framing import Inbox, frame
 from pslite.net.messages import MAX_HANDSHAKE_BYTES, PROTOCOL, Accepted, Beat, FromMember, Hello, Proof
+from pslite.net.tcp_sockets import listen, split_address
 from pslite.net.tensor_frames import HEADER_BYTES, PARAM, PUSH, Header, Link, unpack
 
 TOKEN = b"t" * 32

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pslite.job.blocks import cut
 from pslite.job.job_spec import LAMB, JobSpec, Part, Segment
 from pslite.job.membership_plan import Member, make_plan
+from pslite.job.weight_blocks import cut
 from pslite.net.message_framing import Inbox, frame
 from pslite.net.messages import (
     MAX_CONTROL_BYTES,

@@ -16,9 +16,9 @@ from rehearsal import job
 from variants import nightly
 
 from pslite.errors import AuthenticationError, ProtocolError, Unreachable
-from pslite.job.blocks import Block, cut
 from pslite.job.job_spec import SGD
 from pslite.job.membership_plan import Member
+from pslite.job.weight_blocks import Block, cut
 from pslite.net.authentication import Acceptor, Identity, connect
 from pslite.net.shared_memory import Arena, MappedMemory, SharedMemory
 from pslite.net.tcp_or_unix_socket import machine, open_listeners, reach

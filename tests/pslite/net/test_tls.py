@@ -24,8 +24,9 @@ from rehearsal import static_digest as rehearsed_digest
 from pslite.errors import AuthenticationError, UsageError
 from pslite.launch.environment_parsing import encryption_of
 from pslite.net.authentication import Identity, connect
-from pslite.net.message_framing import Channel, Inbox, cut_off, frame, receive_one
+from pslite.net.message_framing import Channel, Inbox, frame, receive_one
 from pslite.net.messages import Accepted, Beat, Challenge, FromMember, Handshake
+from pslite.net.tcp_sockets import cut_off
 from pslite.net.tensor_frames import PUSH, Header, Link
 from pslite.net.tls import VARIABLE, contexts
 

@@ -13,7 +13,7 @@ from pslite_jobs import KillAt, command, run_job, static_digest
 from rehearsal import job
 from variants import first
 
-from pslite.job.blocks import cut
+from pslite.job.weight_blocks import cut
 from pslite.numeric.gradient_encoding import Encoding, wire_bytes
 from pslite.testing import Resize
 

@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pslite.job.blocks import cut
 from pslite.job.job_spec import SGD, JobSpec, Part, Segment
 from pslite.job.membership_plan import reduction
 from pslite.job.reduction_tree import TreeSum, span
+from pslite.job.weight_blocks import cut
 from pslite.numeric.gradient_sums import GradientSums, Supply
 
 ELEMENTS = 40

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from rehearsal import KINDS, Event, Fault, Rehearsal, job, static_digest
 
 from pslite.fault_points import FaultPoint
-from pslite.job.blocks import cut
 from pslite.job.job_spec import LAMB, JobSpec, Mean, Part, Segment
+from pslite.job.weight_blocks import cut
 from pslite.net.messages import Clip, Trust
 from pslite.numeric.gradient_sums import Bundle, Contribution
 from pslite.numeric.norms import Tensors

@@ -17,8 +17,8 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from pslite.errors import ProtocolError, SpecError
-from pslite.job.blocks import Block, cut
 from pslite.job.job_spec import LAMB, SGD, Adam, Part, Segment
+from pslite.job.weight_blocks import Block, cut
 from pslite.net.tensor_frames import PARAM, PARAM_ROWS, PUSH, Link
 from pslite.numeric.gradient_sums import GradientSums
 from pslite.numeric.sparse_rows import Rows, checked_length, parse

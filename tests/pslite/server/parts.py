@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from pslite.fault_points import FaultPoints
-from pslite.job.blocks import cut
 from pslite.job.job_spec import SGD, JobSpec, Part, Segment
 from pslite.job.membership_plan import Member, Plan, make_plan
+from pslite.job.weight_blocks import cut
 from pslite.net.authentication import TOKEN_BYTES, Identity
 from pslite.net.messages import Message, Prepare
 from pslite.net.tensor_frames import INIT, PUSH, Header
@@ -22,8 +22,8 @@ from pslite.server.failover import Failover
 from pslite.server.frame_handlers import FrameHandlers
 from pslite.server.plan_preparation import prepare
 from pslite.server.replication import ReplicaSender, ReplicaStore
-from pslite.server.rounds import SynchronousRounds
 from pslite.server.server_state import PreparedPlan, ServerState
+from pslite.server.training_rounds import SynchronousRounds
 
 
 def a_job(**changes: Any) -> JobSpec:

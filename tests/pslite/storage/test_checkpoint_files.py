@@ -16,8 +16,8 @@ import torch
 from pslite_jobs import KillAt, command, environment, run_job, static_digest
 
 from pslite.errors import CheckpointError
-from pslite.job.blocks import cut
 from pslite.job.job_spec import SGD, Adam, JobSpec, Part, Segment
+from pslite.job.weight_blocks import cut
 from pslite.net.messages import NotSaved, Saved
 from pslite.numeric.optimizers import slots
 from pslite.storage.checkpoint_files import (

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import time
 
-from pslite.coordinator import finished_workers, plans
+from pslite.coordinator import finished_workers, membership_plans
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import MemberState, PendingPlan
-from pslite.failure_rate_limit import Incident, RateLimit
+from pslite.failure_rate_limit import MAX_BREAKS, Incident
 from pslite.job.membership_plan import Plan
 from pslite.net.messages import Broken
-
-#: a group that breaks so often at one version, although no member is dead, fails the job
-_MAX_BREAKS = RateLimit(5, 3600.0)
 
 
 def lose_worker(job: Job, member: MemberState, text: str) -> None:
@@ -28,7 +25,7 @@ def _make_group(job: Job, what: str, then: str) -> None:
     """Make a group of all workers that are left and may have weights; fail where there is none."""
     state = job.state
     if state.pending is not None and state.pending.phase == "preparing" and not state.pending.recover:
-        plans.abort(job, state.pending, f"{what}; {then}")
+        membership_plans.abort(job, state.pending, f"{what}; {then}")
     known = [plan for plan in (state.plan, state.pending.plan if state.pending else None) if plan is not None]
     tasks = dict.fromkeys(m.task for plan in known for m in plan.workers if state.members[m.task].present)
     state.broken = None
@@ -39,7 +36,7 @@ def _make_group(job: Job, what: str, then: str) -> None:
     state.plan_number += 1
     workers = tuple(state.members[task].plan_entry() for task in tasks)
     plan = Plan(number=state.plan_number, workers=workers, servers=(), owners=())
-    plans.prepare(job, PendingPlan(plan, state.plan, time.monotonic(), recover=True))
+    membership_plans.prepare(job, PendingPlan(plan, state.plan, time.monotonic(), recover=True))
     job.urgent = True
 
 
@@ -65,8 +62,8 @@ def check(job: Job, now: float) -> None:
         return
     if now - since < 1.5 * job.settings.verdict or any(member.lost for member in state.present()):
         return
-    state.breaks = [*_MAX_BREAKS.recent(state.breaks, now), Incident(now, state.version)]
-    if _MAX_BREAKS.reached(state.breaks, state.version):
+    state.breaks = [*MAX_BREAKS.recent(state.breaks, now), Incident(now, state.version)]
+    if MAX_BREAKS.reached(state.breaks, state.version):
         job.fail(f"workers cannot reach each other: {why}")
     else:
         _make_group(job, why, "no worker is known to have died: the workers connect again")

@@ -9,15 +9,13 @@ from pslite.coordinator.coordinator_context import Job, StepRecord
 from pslite.coordinator.job_state import ROLES, MemberState
 from pslite.coordinator.status_report import current_epoch
 from pslite.errors import CheckpointError
-from pslite.failure_rate_limit import Incident, RateLimit
+from pslite.failure_rate_limit import MAX_ROLLBACKS, Incident
 from pslite.job.job_status import Result
 from pslite.net.messages import Exit, NotSaved, Restored, RollBack, Saved
 from pslite.storage.checkpoint_files import SavedFile, complete, drop_part, drop_unfinished
 
 #: how long a finished job waits for its last checkpoint, in seconds
 _LAST_SECONDS = 600.0
-#: a job that has gone back so often to one checkpoint fails
-MAX_ROLLBACKS = RateLimit(5, 86400.0)
 
 
 def restored(job: Job, member: MemberState, message: Restored) -> None:

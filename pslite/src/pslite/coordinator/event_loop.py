@@ -19,13 +19,13 @@ from pslite.coordinator import (
     failure_detector,
     job_completion,
     joining_and_start,
-    plans,
+    membership_plans,
     status_report,
     work_reassignment,
 )
 from pslite.coordinator.coordinator_context import Job, Settings
-from pslite.coordinator.handlers import DUE, FROM_ANYBODY, HANDLERS
 from pslite.coordinator.job_state import JobState, MemberState
+from pslite.coordinator.message_handlers import DUE, FROM_ANYBODY, HANDLERS
 from pslite.coordinator.state_log_entries import LogWriter
 from pslite.errors import Cancelled, Fenced, ProtocolError
 from pslite.fault_points import FaultHook, FaultPoint, FaultPoints
@@ -33,7 +33,7 @@ from pslite.job.job_status import MembershipSource, Status
 from pslite.job.load_balancing import LoadBalancer
 from pslite.net.authentication import Acceptor
 from pslite.net.handshake_listener import HandshakeListener
-from pslite.net.message_framing import Channel, Inbox, cut_off, listen
+from pslite.net.message_framing import Channel, Inbox
 from pslite.net.messages import (
     MAX_CONTROL_BYTES,
     AgentExit,
@@ -51,6 +51,7 @@ from pslite.net.messages import (
     Welcome,
 )
 from pslite.net.reliable_channel import ReliableChannel
+from pslite.net.tcp_sockets import cut_off, listen
 from pslite.net.tls import Encryption, contexts
 from pslite.storage.coordinator_log import CoordinatorLog
 from pslite.storage.disk_thread import DiskThread
@@ -327,14 +328,14 @@ class Coordinator:
             return
         if pending is None:
             if not self._faults.reached(FaultPoint.CONSIDER_PLAN):
-                plans.consider(job, now)
+                membership_plans.consider(job, now)
         elif pending.phase == "preparing":
             if pending.ready >= pending.members() - state.dead.keys():
-                plans.commit(job, pending)
+                membership_plans.commit(job, pending)
                 work_reassignment.share_out_again(job)
                 self._faults.reached(FaultPoint.PLAN_COMMITTED, pending.plan)
         else:
-            removed = plans.follow(job, pending)
+            removed = membership_plans.follow(job, pending)
             if removed is not None:
                 # no worker pushes to them any more, and they may be dead
                 work_reassignment.stop_waiting_for(job, removed)

@@ -11,13 +11,19 @@ import signal
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-from pslite.coordinator import allreduce_repair, checkpoints_and_rollback, job_completion, plans, sample_requests
+from pslite.coordinator import (
+    allreduce_repair,
+    checkpoints_and_rollback,
+    job_completion,
+    membership_plans,
+    sample_assignment,
+)
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.failure_detector import examine
 from pslite.coordinator.job_state import MemberState, ServerFailover
 from pslite.coordinator.status_report import how_it_ended
 from pslite.coordinator.work_reassignment import lose_worker, stop_waiting_for
-from pslite.failure_rate_limit import Incident, RateLimit
+from pslite.failure_rate_limit import MAX_LOSSES, Incident
 from pslite.job.membership_plan import Plan, holders_of
 from pslite.net.messages import (
     AgentExit,
@@ -31,8 +37,6 @@ from pslite.net.messages import (
     Severed,
 )
 
-#: losses of workers at one version: at so many the script is the likely cause, and the job fails
-MAX_LOSSES = RateLimit(3, 3600.0)
 #: signals that a program does not usually send to itself
 _SIGNALS_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)
 
@@ -56,7 +60,7 @@ def check_prepared(job: Job, now: float) -> None:
     if pending is None or pending.phase != "preparing" or not pending.sent or now - pending.sent <= limit:
         return
     if not pending.recover:
-        plans.give_up_late(job, pending)
+        membership_plans.give_up_late(job, pending)
         return
     how = f"died or hangs: not ready for plan {pending.plan.number} within {limit:g} s"
     for task in pending.members() - pending.ready - job.state.dead.keys():
@@ -68,7 +72,7 @@ def lose(job: Job, member: MemberState, how: str, *, fatal: bool = False) -> Non
     state, pending = job.state, job.state.pending
     if not member.present or state.over:
         return
-    sample_requests.take_back(job, member.task)
+    sample_assignment.take_back(job, member.task)
     if member.leaving and not fatal and state.result is None:
         # its script was made to end (status of SIGTERM), and is not done
         member.finished = member.chief = False
@@ -103,7 +107,7 @@ def lose(job: Job, member: MemberState, how: str, *, fatal: bool = False) -> Non
         return
     job.say(f"{text}; it is in no plan, the job goes on")
     if pending is not None and member.task in pending.plan.tasks():
-        plans.give_up(job, pending, text, set())
+        membership_plans.give_up(job, pending, text, set())
     if state.plan is None:
         if undescribed:
             state.describe(None)
@@ -206,7 +210,7 @@ def lose_server(job: Job, member: MemberState, text: str) -> None:
         job.say(f"{text}; it was no longer needed")
         return
     if pending is not None and pending.phase == "preparing":
-        plans.abort(job, pending, text)
+        membership_plans.abort(job, pending, text)
     job.give_up(member, text)
     state.lost_servers[member.task] = text
     stop_waiting_for(job, {member.task})

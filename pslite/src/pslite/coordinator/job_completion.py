@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 
-from pslite.coordinator import checkpoints_and_rollback, plans
+from pslite.coordinator import checkpoints_and_rollback, membership_plans
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import JobState, MemberState
 from pslite.coordinator.work_reassignment import lose_worker
-from pslite.job.blocks import digest_of
 from pslite.job.job_status import Result
+from pslite.job.weight_blocks import digest_of
 from pslite.net.messages import Complete, DigestRequest, Digests, Exit
 
 #: how long the other workers of an open job may go on by themselves after one has ended its loop: mostly all do at once
@@ -51,7 +51,7 @@ def _reach_result(job: Job) -> str:
     if not spec.open and not all(w.finished for w in _workers(state)):
         return "workers compute"
     if pending is not None:
-        plans.abort(job, pending, "the job has reached its last version")
+        membership_plans.abort(job, pending, "the job has reached its last version")
     if not state.digests_requested:
         state.digests_requested = True
         request_digests(job)
@@ -128,7 +128,7 @@ def _open_job_goes_on(job: Job) -> str:
         workers = _workers(state)
     elif pending is not None and pending.phase == "committed" and (pending.first > version or not pending.stamped()):
         # it does not take effect any more; workers that it would have removed end as the others
-        plans.abort(job, pending, "the first worker's script has ended")
+        membership_plans.abort(job, pending, "the first worker's script has ended")
     for worker in workers:
         if worker.state == "active" and not worker.finished:
             worker.state = "draining"

@@ -56,7 +56,7 @@ def join(job: Job, hello: Hello, message: Join, line: ReliableChannel) -> Member
 def describe(job: Job, member: MemberState, message: Describe) -> None:
     """Take the job specification of a worker that has joined without one, or that adds to it."""
     if member.described:
-        # the next plan has what the first worker adds (`plans`); others find out themselves if they add something else
+        # the next plan has what the first worker adds (`membership_plans`); others find out if they add more
         member.spec = message.spec
         return
     reason = _mismatch(job, message.spec)

@@ -15,11 +15,9 @@ from pslite.coordinator import checkpoints_and_rollback
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.failover import lose
 from pslite.coordinator.job_state import JobState, MemberState
-from pslite.failure_rate_limit import Incident, RateLimit
+from pslite.failure_rate_limit import MAX_STALLS, Incident
 from pslite.net.messages import DumpStacks, Stacks
 
-#: deadlines that passed: at so many the job fails; before that, members that hold it up are restarted
-MAX_STALLS = RateLimit(2, 86400.0)
 #: how long members may take to answer what they do, in seconds
 _ANSWER_SECONDS = 5.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
-from pslite.coordinator import checkpoints_and_rollback, finished_workers, plans
+from pslite.coordinator import checkpoints_and_rollback, finished_workers, membership_plans
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import MemberState, Reassignment
 from pslite.job.membership_plan import Plan, reduction
@@ -23,7 +23,7 @@ def lose_worker(job: Job, member: MemberState, text: str) -> None:
         finished_workers.lose_finished(job, member, text)
         return
     if state.pending is not None and state.pending.phase == "preparing":
-        plans.abort(job, state.pending, text)
+        membership_plans.abort(job, state.pending, text)
     if not state.workers_in_force() - state.away() - state.dead.keys():
         for other in state.members.values():
             other.away = False  # nobody trains any more: the barrier opens, and they go on

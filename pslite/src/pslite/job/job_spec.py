@@ -13,7 +13,7 @@ import msgspec
 
 from pslite.errors import SpecError
 from pslite.job.learning_rates import Constant, Schedule
-from pslite.job.wire_record import WireRecord
+from pslite.job.message_base_class import WireRecord
 
 MAX_EPOCHS = 1_000_000
 MAX_SAMPLES = 2**40

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from pslite.errors import SpecError
-from pslite.job.wire_record import WireRecord
+from pslite.job.message_base_class import WireRecord
 
 _MAX_VALUE = 2**40
 

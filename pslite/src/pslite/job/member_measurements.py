@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from pslite.job.wire_record import WireRecord
+from pslite.job.message_base_class import WireRecord
 
 #: so many steps are looked at in one report; a faster loop is judged by its last ones
 MAX_STEPS = 4096

@@ -6,11 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from pslite.job.blocks import Block
 from pslite.job.job_spec import JobSpec
+from pslite.job.message_base_class import WireRecord
 from pslite.job.reduction_tree import cover
 from pslite.job.shard_and_block_assignment import assign, consecutive_ranges, ranges
-from pslite.job.wire_record import WireRecord
+from pslite.job.weight_blocks import Block
 
 
 class Member(WireRecord):

@@ -25,7 +25,7 @@ from pslite.launch.munge import munge_credential, registration_payload
 from pslite.launch.mxnet_launcher import OpenMembership, launched_listener
 from pslite.launch.slurm_batch_script import refuse_container, submission_options
 from pslite.net.authentication import TOKEN_BYTES, parse_token
-from pslite.net.message_framing import listen
+from pslite.net.tcp_sockets import listen
 
 #: how long the tasks of a job that are started here may take to come: all of them, and the first of each role
 _GRACE_SECONDS, _START_SECONDS = 60.0, 300.0

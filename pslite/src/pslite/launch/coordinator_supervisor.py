@@ -26,7 +26,7 @@ import msgspec
 from pslite.coordinator import Coordinator
 from pslite.coordinator.state_log_entries import decode
 from pslite.errors import Cancelled, PsliteError, UsageError
-from pslite.failure_rate_limit import Incident, RateLimit
+from pslite.failure_rate_limit import MAX_DEATHS, Incident
 from pslite.job.job_status import MembershipSource
 from pslite.job.printable_text import tell
 from pslite.launch.coordinator_supervisor_channel import (
@@ -47,8 +47,6 @@ from pslite.storage.coordinator_log import CoordinatorLog, read_state
 #: environment variable with the folder of the log, and its value for no log
 STATE_VARIABLE = "DL2_STATE"
 _NO_LOG = "none"
-#: a coordinator that has died so often is not started again, and the job fails
-_MAX_DEATHS = RateLimit(10, 3600.0)
 #: a coordinator that has sent no status for so long hangs; half of the lease, after which members look for another one
 _HANG_SECONDS = 5.0
 _POLL_SECONDS = 0.5
@@ -139,11 +137,11 @@ class Supervisor:
                     if code >= 0:
                         return code
                     now = self.clock()
-                    deaths = [*_MAX_DEATHS.recent(deaths, now), Incident(now)]
+                    deaths = [*MAX_DEATHS.recent(deaths, now), Incident(now)]
                     name = signal.Signals(-code).name
-                    too_often = len(deaths) >= _MAX_DEATHS.count
+                    too_often = len(deaths) >= MAX_DEATHS.count
                     if self._signals or self._folder is None or too_often:
-                        often = f", {len(deaths)} times within {_MAX_DEATHS.seconds / 3600:g} h" if too_often else ""
+                        often = f", {len(deaths)} times within {MAX_DEATHS.seconds / 3600:g} h" if too_often else ""
                         self.say(f"the coordinator was killed by {name}{often}")
                         return 128 + (self._signals[0] if self._signals else -code)
                     self.say(f"the coordinator was killed by {name}; another one takes its place")

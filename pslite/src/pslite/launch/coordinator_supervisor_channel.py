@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pslite.errors import Cancelled, Fenced
 from pslite.job.job_status import MembershipSource, Reply, Status
-from pslite.job.wire_record import WireRecord
+from pslite.job.message_base_class import WireRecord
 from pslite.net.message_framing import Channel, Inbox
 
 #: the shortest time between two statuses that are not urgent, in seconds

@@ -12,7 +12,7 @@ from typing import Literal, cast, get_args
 from pslite.errors import UsageError
 from pslite.job.job_status import Role
 from pslite.net.authentication import Identity, parse_token
-from pslite.net.message_framing import split_address
+from pslite.net.tcp_sockets import split_address
 from pslite.net.tls import VARIABLE, Encryption
 
 PROGRESS_VARIABLE = "DL2_PROGRESS_DEADLINE"

@@ -14,7 +14,7 @@ from pslite.errors import UsageError
 from pslite.job.job_status import Reply, Status
 from pslite.launch.environment_parsing import need
 from pslite.net.authentication import parse_token
-from pslite.net.message_framing import listen
+from pslite.net.tcp_sockets import listen
 
 _ROLES = {"scheduler": "coordinator", "server": "server", "worker": "worker"}
 

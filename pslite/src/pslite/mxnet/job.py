@@ -12,8 +12,8 @@ from mxnet.gluon.data.dataloader import default_batchify_fn
 from numpy.typing import NDArray
 
 from pslite.errors import SpecError, UsageError
-from pslite.job.blocks import digest_of_fixed
 from pslite.job.job_spec import Descent, Part
+from pslite.job.weight_blocks import digest_of_fixed
 from pslite.mxnet.arrays import reading, trainable, write
 from pslite.mxnet.sparse import STYPE, rows_of
 from pslite.numeric.gradient_sums import Bundle

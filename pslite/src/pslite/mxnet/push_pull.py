@@ -9,7 +9,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
-from pslite.job.blocks import Block
+from pslite.job.weight_blocks import Block
 from pslite.mxnet.arrays import Array, add_up, gather, memory, near, reading, write
 from pslite.mxnet.kvstore_key_table import Key, KeyTensor, Places
 from pslite.mxnet.sparse import rows_of

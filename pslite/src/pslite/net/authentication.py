@@ -20,7 +20,7 @@ from typing import Literal, TypeVar, cast
 import msgspec
 
 from pslite.errors import AuthenticationError, ConnectError, PeerLost, ProtocolError, Rejected
-from pslite.net.message_framing import Inbox, frame, receive_one, set_up_tcp, split_address
+from pslite.net.message_framing import Inbox, frame, receive_one
 from pslite.net.messages import (
     MAX_HANDSHAKE_BYTES,
     PROTOCOL,
@@ -31,6 +31,7 @@ from pslite.net.messages import (
     Proof,
     Refused,
 )
+from pslite.net.tcp_sockets import set_up_tcp, split_address
 from pslite.net.tls import VARIABLE, Encryption, Sealed, contexts, is_sealed, why
 
 M = TypeVar("M", Challenge, Accepted)

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from pslite.errors import AuthenticationError, ConnectError, JobFailed, ProtocolError, PsliteError, Rejected
 from pslite.net.authentication import Identity, connect
-from pslite.net.message_framing import Channel, Inbox, cut_off, frame, receive_one
+from pslite.net.message_framing import Channel, Inbox, frame, receive_one
 from pslite.net.messages import (
     MAX_CONTROL_BYTES,
     Alive,
@@ -36,6 +36,7 @@ from pslite.net.messages import (
     Welcome,
 )
 from pslite.net.reliable_channel import ReliableChannel
+from pslite.net.tcp_sockets import cut_off
 
 #: pauses between two tries to reach a coordinator, the first and the longest
 _MIN_PAUSE, _MAX_PAUSE = 0.02, 0.5

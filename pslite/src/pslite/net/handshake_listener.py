@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from pslite.errors import ProtocolError
 from pslite.net.authentication import Acceptor
-from pslite.net.message_framing import set_up_tcp
 from pslite.net.messages import Hello
+from pslite.net.tcp_sockets import set_up_tcp
 from pslite.net.tls import VARIABLE, Sealed, begins_tls, why
 
 #: seconds for a connection to prove that it knows the token

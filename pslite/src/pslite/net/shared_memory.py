@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pslite.errors import ProtocolError
-from pslite.job.blocks import Block
 from pslite.job.job_spec import ITEM_BYTES, JobSpec
+from pslite.job.weight_blocks import Block
 
 Array = NDArray[Any]
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from pslite.errors import ConnectError, PsliteError, Unreachable
 from pslite.job.membership_plan import Member
 from pslite.net.authentication import Identity, connect
-from pslite.net.message_framing import listen
 from pslite.net.shared_memory import VARIABLE
+from pslite.net.tcp_sockets import listen
 
 #: how long another member may take to accept a connection
 _CONNECT_SECONDS = 15.0

@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pslite.job.blocks import Block
 from pslite.job.job_spec import JobSpec, Mean, Segment
+from pslite.job.weight_blocks import Block
 
 Array = NDArray[Any]
 

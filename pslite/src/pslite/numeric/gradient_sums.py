@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pslite.job.blocks import Block
 from pslite.job.job_spec import JobSpec
 from pslite.job.reduction_tree import TreeSum, width
+from pslite.job.weight_blocks import Block
 from pslite.net.shared_memory import Layout, SharedMemory
 from pslite.net.tensor_frames import bytes_of
 from pslite.numeric.gradient_encoding import Encoding, encoding_of, narrow

@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from pslite.job.blocks import Block
 from pslite.job.job_spec import LAMB, JobSpec
+from pslite.job.weight_blocks import Block
 
 
 class Piece(NamedTuple):

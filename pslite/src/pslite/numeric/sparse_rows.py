@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pslite.errors import ProtocolError
-from pslite.job.blocks import Block
+from pslite.job.weight_blocks import Block
 
 Array = NDArray[Any]
 Numbers = NDArray[np.uint32]

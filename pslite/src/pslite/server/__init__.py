@@ -19,7 +19,7 @@ Modules, in an order in which each uses only those below it:
 
 - `event_loop` dispatches the coordinator's messages, and gives data frames to `frame_handlers`;
 - `failover` makes this server the owner of blocks whose servers have died;
-- `rounds` (synchronous) and `async_rounds` (asynchronous) do the training;
+- `training_rounds` (synchronous) and `async_rounds` (asynchronous) do the training;
 - `block_handoff` moves blocks to their owners under a new plan, which `plan_preparation` has prepared;
 - `replication` keeps copies of blocks on other servers;
 - `connections` accepts and opens data connections;

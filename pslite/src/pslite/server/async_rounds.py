@@ -10,7 +10,7 @@ from pslite.numeric.sparse_rows import Rows
 from pslite.server.block_state import BlockState, Gradient, Idle
 from pslite.server.block_step import Step
 from pslite.server.plan_activation import NO_ANNOUNCEMENT
-from pslite.server.rounds import Rounds
+from pslite.server.training_rounds import Rounds
 
 
 class AsynchronousRounds(Rounds):

@@ -21,7 +21,7 @@ from pslite.numeric.sparse_rows import Numbers, Rows
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pslite.job.blocks import Block
+    from pslite.job.weight_blocks import Block
     from pslite.net.shared_memory import Arena
 
 Array = NDArray[Any]

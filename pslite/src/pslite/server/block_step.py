@@ -8,8 +8,8 @@ from functools import cached_property
 import numpy as np
 
 from pslite.fault_points import FaultPoint
-from pslite.job.blocks import Block
 from pslite.job.job_spec import LAMB
+from pslite.job.weight_blocks import Block
 from pslite.net.messages import Clip, Norm, Trust, Vector
 from pslite.numeric.norms import Squares
 from pslite.numeric.optimizers import Updater, square_norm

@@ -13,10 +13,10 @@ from pslite.fault_points import FaultPoint
 from pslite.net.authentication import Acceptor, Identity
 from pslite.net.coordinator_client import CoordinatorClient
 from pslite.net.handshake_listener import HandshakeListener
-from pslite.net.message_framing import cut_off
 from pslite.net.messages import Hello, Severed
 from pslite.net.server_connections_with_retry import ServerConnections
 from pslite.net.tcp_or_unix_socket import open_listeners
+from pslite.net.tcp_sockets import cut_off
 from pslite.net.tensor_frames import Link, Receiver
 from pslite.server.server_state import ServerState
 

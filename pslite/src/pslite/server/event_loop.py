@@ -60,8 +60,8 @@ from pslite.server.failover import Failover
 from pslite.server.frame_handlers import FrameHandlers
 from pslite.server.plan_preparation import prepare
 from pslite.server.replication import ReplicaSender, ReplicaStore
-from pslite.server.rounds import Rounds, SynchronousRounds
 from pslite.server.server_state import PreparedPlan, ServerState
+from pslite.server.training_rounds import Rounds, SynchronousRounds
 from pslite.storage.checkpoint_files import Saver
 
 #: the longest time between two readings of the control connection, in seconds

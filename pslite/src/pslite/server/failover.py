@@ -20,8 +20,8 @@ from pslite.server.block_state import BlockState
 from pslite.server.data_connections import Connections
 from pslite.server.plan_activation import Announcement
 from pslite.server.replication import ReplicaSender, ReplicaStore
-from pslite.server.rounds import Rounds
 from pslite.server.server_state import ServerState
+from pslite.server.training_rounds import Rounds
 
 
 @dataclass(eq=False)

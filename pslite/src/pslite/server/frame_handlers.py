@@ -12,7 +12,7 @@ import numpy as np
 
 from pslite.errors import ProtocolError
 from pslite.fault_points import FaultPoint
-from pslite.job.blocks import Block
+from pslite.job.weight_blocks import Block
 from pslite.net.messages import Failed
 from pslite.net.shared_memory import MappedMemory
 from pslite.net.tensor_frames import (
@@ -39,8 +39,8 @@ from pslite.server.block_handoff import Handoff
 from pslite.server.block_state import Array, BlockState, state_bytes
 from pslite.server.data_connections import Connections
 from pslite.server.replication import ReplicaSender, ReplicaStore
-from pslite.server.rounds import Rounds
 from pslite.server.server_state import ServerState
+from pslite.server.training_rounds import Rounds
 
 
 class _Handler(NamedTuple):

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from pslite.errors import PsliteError, Unreachable
 from pslite.fault_points import FaultPoint
-from pslite.job.blocks import Block, cut
 from pslite.job.job_spec import Sum
 from pslite.job.membership_plan import Plan, reduction
+from pslite.job.weight_blocks import Block, cut
 from pslite.net.authentication import Identity
 from pslite.net.messages import Nack, Prepare
 from pslite.net.server_connections_with_retry import ServerConnections

@@ -16,7 +16,7 @@ import numpy as np
 
 from pslite.errors import ProtocolError
 from pslite.fault_points import FaultPoint, FaultPoints
-from pslite.job.blocks import Block
+from pslite.job.weight_blocks import Block
 from pslite.net.tensor_frames import REPLICATE, REPLICATED, SEED, SEEDED, Header, Link, bytes_of
 from pslite.numeric.sparse_rows import checked_length
 from pslite.server.block_state import Array, BlockState, BufferPool, Gradient

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from pslite.errors import ProtocolError
 from pslite.fault_points import FaultPoints
-from pslite.job.blocks import Block, cut
 from pslite.job.job_spec import JobSpec
 from pslite.job.member_measurements import ThroughputMeter
 from pslite.job.membership_plan import Plan, Reduction
+from pslite.job.weight_blocks import Block, cut
 from pslite.net.messages import Message
 from pslite.net.shared_memory import Layout
 from pslite.net.tensor_frames import STATE, Header, Link

@@ -25,9 +25,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from pslite.errors import CheckpointError
-from pslite.job.blocks import Block, cut
 from pslite.job.job_spec import JobSpec, differences
-from pslite.job.wire_record import WireRecord
+from pslite.job.message_base_class import WireRecord
+from pslite.job.weight_blocks import Block, cut
 from pslite.net.messages import NotSaved, Saved
 from pslite.numeric.optimizers import slots
 

@@ -9,8 +9,8 @@ from typing import get_args
 import torch
 
 from pslite.errors import SpecError, UsageError
-from pslite.job.blocks import digest_of_fixed
 from pslite.job.job_spec import Descent, DType, Part
+from pslite.job.weight_blocks import digest_of_fixed
 from pslite.numeric.gradient_sums import Bundle
 from pslite.numeric.sparse_rows import Rows
 from pslite.worker.training_loop import Kind, segments_of

@@ -37,7 +37,7 @@ from pslite.net.messages import (
     Stacks,
 )
 from pslite.storage.checkpoint_files import Saver
-from pslite.worker.script_exit import ScriptProcess
+from pslite.worker.script_process import ScriptProcess
 from pslite.worker.step_progress import Progress
 from pslite.worker.training_session import Drained, Stopwatch
 

@@ -8,8 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
-from pslite.job.blocks import Block
 from pslite.job.job_spec import LAMB, JobSpec
+from pslite.job.weight_blocks import Block
 from pslite.numeric.gradient_sums import Array, Bundle
 from pslite.numeric.norms import Tensors
 from pslite.numeric.optimizers import Updater, clip_factor, slots, square_norm

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pslite.job.blocks import Block, cut, digest_of
 from pslite.job.job_spec import JobSpec
 from pslite.job.sample_assignment import SampleAssigner, SampleRange, Seen
+from pslite.job.weight_blocks import Block, cut, digest_of
 from pslite.numeric.gradient_sums import Array, Bundle, Contribution, Supply
 from pslite.storage.checkpoint_files import complete, to_resume, write_blocks
 from pslite.worker.model_replica import ModelReplica

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from pslite.job.blocks import Block
 from pslite.job.job_spec import JobSpec
 from pslite.job.membership_plan import reduction
 from pslite.job.reduction_tree import span
 from pslite.job.sample_assignment import SampleRange, Seen
+from pslite.job.weight_blocks import Block
 from pslite.numeric.gradient_sums import Array, Bundle, Contribution, Supply
 
 

@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from pslite.job.blocks import Block
 from pslite.job.job_spec import JobSpec
 from pslite.job.membership_plan import reduction
 from pslite.job.reduction_tree import ROOT, TreeSum
+from pslite.job.weight_blocks import Block
 from pslite.net.shared_memory import SharedMemory
 from pslite.numeric.gradient_sums import Array, Bundle, Contribution
 from pslite.worker.allreduce.process_group import Bytes, Group, Work

@@ -25,10 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pslite.errors import JobFailed, PeerLost, ProtocolError, PsliteError, UsageError
-from pslite.job.blocks import cut
 from pslite.job.job_spec import JobSpec
 from pslite.job.membership_plan import Plan
 from pslite.job.reduction_tree import held
+from pslite.job.weight_blocks import cut
 from pslite.net.authentication import Identity
 from pslite.net.messages import (
     Abort,

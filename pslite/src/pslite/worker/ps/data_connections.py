@@ -12,8 +12,8 @@ from pslite.errors import PeerLost
 from pslite.fault_points import FaultPoint, FaultPoints
 from pslite.job.membership_plan import Member
 from pslite.net.authentication import Identity
-from pslite.net.message_framing import cut_off
 from pslite.net.server_connections_with_retry import ServerConnections
+from pslite.net.tcp_sockets import cut_off
 from pslite.net.tensor_frames import Header, Link, Receiver
 from pslite.worker.ps.known_plans import PlanTable
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from weakref import WeakKeyDictionary, ref
 
-from pslite.job.blocks import Block
 from pslite.job.membership_plan import Plan
+from pslite.job.weight_blocks import Block
 from pslite.net.tensor_frames import MAX_REGIONS, PUSH, SKIP, Header, Link, region_header
 from pslite.numeric.gradient_encoding import wire_bytes
 from pslite.numeric.gradient_sums import Bundle, Contribution

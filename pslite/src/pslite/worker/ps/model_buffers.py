@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from pslite.job.blocks import cut
 from pslite.job.job_spec import JobSpec
+from pslite.job.weight_blocks import cut
 from pslite.numeric.gradient_encoding import encoding_of
 from pslite.numeric.gradient_sums import Bundle, Supply
 from pslite.worker.model_replica import ModelReplica

@@ -13,9 +13,9 @@ from typing import Unpack
 
 from pslite.errors import UsageError
 from pslite.fault_points import FaultPoint
-from pslite.job.blocks import Block
 from pslite.job.job_spec import JobSpec
 from pslite.job.sample_assignment import SampleRange, Seen
+from pslite.job.weight_blocks import Block
 from pslite.net.authentication import Identity
 from pslite.net.messages import (
     AskSamples,

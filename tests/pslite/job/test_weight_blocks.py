@@ -7,8 +7,8 @@ from msgspec import structs
 from own_loop import own_loop
 
 from pslite.errors import SpecError
-from pslite.job.blocks import cut
 from pslite.job.job_spec import SGD, Part, Segment
+from pslite.job.weight_blocks import cut
 
 
 def test_a_late_segment_has_blocks_of_its_own_size():

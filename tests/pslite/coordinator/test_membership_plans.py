@@ -6,7 +6,7 @@ import pytest
 from coordinator.jobs import JOINED, job, member, sent, spec
 from msgspec import structs
 
-from pslite.coordinator import plans
+from pslite.coordinator import membership_plans
 from pslite.coordinator.job_state import PendingPlan, Reassignment
 from pslite.coordinator.joining_and_start import give_ranks
 from pslite.job.job_spec import SGD, Part, Segment
@@ -42,8 +42,8 @@ def test_no_plan_can_be_made(tasks, how, change, objection):
     a_job, _ = job(tasks, **how)
     if change is not None:
         change(a_job.state)
-    assert plans.choose_members(a_job.state).objection == objection
-    assert plans.consider(a_job, JOINED) == objection
+    assert membership_plans.choose_members(a_job.state).objection == objection
+    assert membership_plans.consider(a_job, JOINED) == objection
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_no_plan_can_be_made(tasks, how, change, objection):
 )
 def test_who_becomes_a_member(tasks, how, workers, servers):
     a_job, _ = job(tasks, **how)
-    choice = plans.choose_members(a_job.state)
+    choice = membership_plans.choose_members(a_job.state)
     assert (choice.objection, choice.workers, choice.servers) == ("", workers, servers)
 
 
@@ -80,13 +80,13 @@ def test_ranks_go_by_number_at_the_start_and_one_that_comes_late_has_the_next():
     assert [members[task].seat for task in (W0, W2, "worker-10", W1)] == [0, 1, 2, 3]
     for task in members:
         members[task].described = True
-    assert plans.choose_members(a_job.state).workers == (W0, W2, "worker-10", W1)
+    assert membership_plans.choose_members(a_job.state).workers == (W0, W2, "worker-10", W1)
 
 
 def test_who_is_wanted_no_more_is_dismissed_and_who_is_too_many_waits():
     a_job, lines = job([W0, W1, W2, P0], wanted=(W0, W2, P0), plan=(W0, P0), described=spec(shards=1))
     a_job.state.once_wanted = frozenset({W0, W1, W2, P0})
-    assert plans.consider(a_job, JOINED) == "members and their work stay as they are"
+    assert membership_plans.consider(a_job, JOINED) == "members and their work stay as they are"
     assert sent(a_job, W1) == ["Exit"]
     assert a_job.state.members[W1].state == "draining"
     assert sent(a_job, W2) == []
@@ -96,7 +96,7 @@ def test_who_is_wanted_no_more_is_dismissed_and_who_is_too_many_waits():
 
 def test_servers_of_an_all_reduce_job_are_dismissed():
     a_job, _ = job([W0, P0], described=spec(architecture="allreduce"))
-    choice = plans.choose_members(a_job.state)
+    choice = membership_plans.choose_members(a_job.state)
     assert choice.unwanted == {P0: "the job's architecture is allreduce: it has no servers"}
 
 
@@ -116,14 +116,14 @@ def test_servers_of_an_all_reduce_job_are_dismissed():
 )
 def test_a_plan_waits_for_those_who_are_wanted(tasks, how, now, waits):
     a_job, _ = job(tasks, **how)
-    reason = plans.reason_to_wait(a_job.state, a_job.settings, now)
+    reason = membership_plans.reason_to_wait(a_job.state, a_job.settings, now)
     assert reason == ("wanted tasks may join soon" if waits else "")
 
 
 def resize():
     """A job of one worker and one server to which a worker comes, and the plan on its way."""
     a_job, lines = job([W0, W1, P0], plan=(W0, P0))
-    assert plans.consider(a_job, JOINED) == ""
+    assert membership_plans.consider(a_job, JOINED) == ""
     return a_job, a_job.state.pending, lines
 
 
@@ -132,17 +132,17 @@ def test_a_plan_is_prepared_committed_and_done():
     state = a_job.state
     assert all(sent(a_job, task) == ["Prepare"] for task in (W0, W1, P0))
     for task in (W0, W1, P0):
-        plans.take(a_job, state.members[task], Ready(plan=2))
+        membership_plans.take(a_job, state.members[task], Ready(plan=2))
     assert pending.ready == {W0, W1, P0}
-    plans.commit(a_job, pending)
+    membership_plans.commit(a_job, pending)
     assert sent(a_job, P0) == ["Prepare", "Commit"]
     assert state.members[W1].state == "active"
-    plans.take(a_job, state.members[P0], Announced(plan=2, first=5))
-    plans.take(a_job, state.members[P0], Moved(plan=2, sent_bytes=0, move_ms=1.0))
-    plans.take(a_job, state.members[W0], Pushed(plan=2, suspension_ms=0.5))
-    assert plans.follow(a_job, pending) is None
-    plans.take(a_job, state.members[W1], Pushed(plan=2, suspension_ms=None))
-    assert plans.follow(a_job, pending) == set()
+    membership_plans.take(a_job, state.members[P0], Announced(plan=2, first=5))
+    membership_plans.take(a_job, state.members[P0], Moved(plan=2, sent_bytes=0, move_ms=1.0))
+    membership_plans.take(a_job, state.members[W0], Pushed(plan=2, suspension_ms=0.5))
+    assert membership_plans.follow(a_job, pending) is None
+    membership_plans.take(a_job, state.members[W1], Pushed(plan=2, suspension_ms=None))
+    assert membership_plans.follow(a_job, pending) == set()
     assert (state.plan, state.pending, state.suspensions) == (pending.plan, None, [0.5])
     assert all(sent(a_job, task)[-1] == "PlanDone" for task in (W0, W1, P0))
     assert lines[-1].startswith("plan 2 done at version 5: 2 workers, 1 servers")
@@ -151,15 +151,15 @@ def test_a_plan_is_prepared_committed_and_done():
 def test_a_worker_that_a_plan_removes_pushes_its_last_step_and_is_drained():
     a_job, _ = job([W0, W1, P0], plan=(W0, W1, P0), wanted=(W0, P0))
     state = a_job.state
-    assert plans.consider(a_job, JOINED) == ""
+    assert membership_plans.consider(a_job, JOINED) == ""
     pending = state.pending
-    plans.commit(a_job, pending)
+    membership_plans.commit(a_job, pending)
     assert state.members[W1].state == "draining"
-    plans.take(a_job, state.members[P0], Moved(plan=2, sent_bytes=0, move_ms=1.0))
-    plans.take(a_job, state.members[W0], Pushed(plan=2, suspension_ms=0.5))
-    assert plans.follow(a_job, pending) is None
-    plans.take(a_job, state.members[W1], Drained(plan=2))
-    assert plans.follow(a_job, pending) == {W1}
+    membership_plans.take(a_job, state.members[P0], Moved(plan=2, sent_bytes=0, move_ms=1.0))
+    membership_plans.take(a_job, state.members[W0], Pushed(plan=2, suspension_ms=0.5))
+    assert membership_plans.follow(a_job, pending) is None
+    membership_plans.take(a_job, state.members[W1], Drained(plan=2))
+    assert membership_plans.follow(a_job, pending) == {W1}
     assert sent(a_job, W1)[-1] == "Exit"
 
 
@@ -175,7 +175,7 @@ def test_a_worker_that_a_plan_removes_pushes_its_last_step_and_is_drained():
 def test_a_plan_that_a_member_refuses_is_given_up(who, about, dropped):
     a_job, pending, lines = resize()
     state = a_job.state
-    plans.take(a_job, state.members[who], Nack(plan=2, reason="no memory", about=about))
+    membership_plans.take(a_job, state.members[who], Nack(plan=2, reason="no memory", about=about))
     assert state.pending is None
     assert {task for task in state.members if not state.members[task].present} == dropped
     assert lines[-1] == f"plan 2 is given up: {who} on n (pid 7) cannot take part: no memory"
@@ -187,28 +187,28 @@ def test_the_pause_after_plans_that_were_given_up_doubles():
     a_job, pending, _ = resize()
     pauses = []
     for _ in range(3):
-        plans.abort(a_job, pending, "a test")
-        assert plans.consider(a_job, a_job.state.retry_at - 0.01) == "a plan was given up a moment ago"
+        membership_plans.abort(a_job, pending, "a test")
+        assert membership_plans.consider(a_job, a_job.state.retry_at - 0.01) == "a plan was given up a moment ago"
         pauses.append(a_job.state.given_up)
     assert pauses == [1, 2, 3]
-    assert plans.consider(a_job, a_job.state.retry_at) == ""
+    assert membership_plans.consider(a_job, a_job.state.retry_at) == ""
 
 
 def test_what_is_said_of_another_plan_is_passed_over():
     a_job, pending, _ = resize()
-    plans.take(a_job, a_job.state.members[W0], Ready(plan=1))
+    membership_plans.take(a_job, a_job.state.members[W0], Ready(plan=1))
     assert pending.ready == set()
 
 
 def test_a_plan_that_gives_blocks_replicas_is_made_where_one_has_lost_its_server():
     a_job, _ = job([W0, P0, P1], plan=(W0, P0, P1), described=spec(durability="durable"))
     state = a_job.state
-    assert plans.consider(a_job, JOINED) == "members and their work stay as they are"
+    assert membership_plans.consider(a_job, JOINED) == "members and their work stay as they are"
     owner = state.members[P0].plan_entry()
     blocks = dict.fromkeys(range(len(state.blocks)), owner)
     state.plan = state.plan.without((), blocks)
     assert -1 in state.plan.backups
-    assert plans.consider(a_job, JOINED) == ""
+    assert membership_plans.consider(a_job, JOINED) == ""
     assert isinstance(state.pending, PendingPlan)
 
 
@@ -224,17 +224,17 @@ def a_job_with_a_late_segment(wanted=()):
 def test_what_a_plan_adds_is_taken_back_with_it_if_who_has_asked_is_gone():
     a_job, before = a_job_with_a_late_segment()
     state = a_job.state
-    assert plans.consider(a_job, JOINED) == ""
+    assert membership_plans.consider(a_job, JOINED) == ""
     assert state.spec == state.members[W0].spec
-    assert plans.adds_blocks(state)
+    assert membership_plans.adds_blocks(state)
     state.dead[W0] = "died"
-    plans.abort(a_job, state.pending, "died")
+    membership_plans.abort(a_job, state.pending, "died")
     assert state.spec == before
-    assert not plans.adds_blocks(state)
+    assert not membership_plans.adds_blocks(state)
 
 
 def test_the_worker_that_adds_segments_stays_until_the_job_has_them():
     a_job, _ = a_job_with_a_late_segment(wanted=(W1, P0))
-    assert plans.choose_members(a_job.state).workers == (W0, W1)
+    assert membership_plans.choose_members(a_job.state).workers == (W0, W1)
     a_job.state.members[W0].spec = a_job.state.spec
-    assert plans.choose_members(a_job.state).workers == (W1,)
+    assert membership_plans.choose_members(a_job.state).workers == (W1,)

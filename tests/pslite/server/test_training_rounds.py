@@ -97,7 +97,7 @@ def test_a_clipped_step_waits_for_the_norm_over_all_servers():
 
 def test_steps_whose_factor_has_come_are_continued_in_slices(monkeypatch):
     """All of them at once take longer than the lease in a large model."""
-    monkeypatch.setattr("pslite.server.rounds._SLICE_SECONDS", 0.0)
+    monkeypatch.setattr("pslite.server.training_rounds._SLICE_SECONDS", 0.0)
     parts = a_server(clip_norm=1.0)
     owned = parts.state.owned
     assert len(owned) > 1

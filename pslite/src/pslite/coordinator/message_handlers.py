@@ -14,8 +14,8 @@ from pslite.coordinator import (
     global_norm,
     job_completion,
     joining_and_start,
-    plans,
-    sample_requests,
+    membership_plans,
+    sample_assignment,
     stall_handling,
     status_report,
     work_reassignment,
@@ -52,7 +52,7 @@ from pslite.net.messages import (
 
 #: by kind, what takes a member's message; only the first ones are taken of members that are in no plan
 FROM_ANYBODY: Final[dict[type, Callable[[Job, MemberState, Any], None]]] = {
-    AskSamples: sample_requests.assign,
+    AskSamples: sample_assignment.assign,
     AtBarrier: barrier.arrive,
     Beat: status_report.heartbeat,
     Describe: joining_and_start.describe,
@@ -73,7 +73,7 @@ HANDLERS: Final[dict[type, Callable[[Job, MemberState, Any], None]]] = {
     Severed: failover.severed,
     Stacks: stall_handling.take_stacks,
     Reassigned: work_reassignment.taken_over,
-    **dict.fromkeys((Ready, Publish, Nack, Announced, Pushed, Drained, Moved), plans.take),
+    **dict.fromkeys((Ready, Publish, Nack, Announced, Pushed, Drained, Moved), membership_plans.take),
 }
 
 #: what is looked at in each turn of the loop, in that order, as long as the job has not ended

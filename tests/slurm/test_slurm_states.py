@@ -10,7 +10,7 @@ import pytest
 
 from dl2d.core.cluster import NodeState
 from dl2d.core.resource_manager import RmJobState
-from dl2d_slurm.states import JOB_STATES, NODE_MARKS, NODE_STATES, job_state, node_state
+from dl2d_slurm.slurm_states import JOB_STATES, NODE_MARKS, NODE_STATES, job_state, node_state
 
 MANUALS = Path("/usr/share/man/man1")
 #: JOB STATE CODES of squeue(1) in 22.05, and what later releases added (LAUNCH_FAILED ... EXPEDITING).

@@ -12,7 +12,7 @@ import pytest
 
 from dl2d.core.cluster import NodeState
 from dl2d.core.resource_manager import RmJobState
-from dl2d_yarn import states
+from dl2d_yarn import yarn_states
 
 HADOOP_LIB = Path(os.environ.get("DL2D_HADOOP_LIB", Path(__file__).parents[3] / "shared" / "hadoop" / "lib"))
 SERVICE_WORDS = (
@@ -23,24 +23,24 @@ SERVICE_WORDS = (
 ENUMERATIONS = {
     "api.records.YarnApplicationState": (
         "NEW NEW_SAVING SUBMITTED ACCEPTED RUNNING FINISHED FAILED KILLED",
-        states.APPLICATION_STATES,
+        yarn_states.APPLICATION_STATES,
     ),
-    "api.records.FinalApplicationStatus": ("UNDEFINED SUCCEEDED FAILED KILLED ENDED", states.FINAL_STATUSES),
+    "api.records.FinalApplicationStatus": ("UNDEFINED SUCCEEDED FAILED KILLED ENDED", yarn_states.FINAL_STATUSES),
     "api.records.NodeState": (
         "NEW RUNNING UNHEALTHY DECOMMISSIONED LOST REBOOTED DECOMMISSIONING SHUTDOWN",
-        states.NODE_STATES,
+        yarn_states.NODE_STATES,
     ),
     "service.api.records.ServiceState": (
         SERVICE_WORDS,
-        states.SERVICE_STATES,
+        yarn_states.SERVICE_STATES,
     ),
     "service.api.records.ComponentState": (
         "FLEXING STABLE NEEDS_UPGRADE UPGRADING SUCCEEDED FAILED",
-        states.COMPONENT_STATES,
+        yarn_states.COMPONENT_STATES,
     ),
     "service.api.records.ContainerState": (
         "RUNNING_BUT_UNREADY READY STOPPED NEEDS_UPGRADE UPGRADING SUCCEEDED FAILED FAILED_UPGRADE",
-        states.CONTAINER_STATES,
+        yarn_states.CONTAINER_STATES,
     ),
 }
 
@@ -78,14 +78,14 @@ def test_the_words_are_those_of_the_jars() -> None:
     ],
 )
 def test_applications(state: str, final: str, meaning: RmJobState | None) -> None:
-    assert states.application_state(state, final) is meaning
+    assert yarn_states.application_state(state, final) is meaning
 
 
 def test_a_node_in_an_unknown_state_takes_nothing_new() -> None:
-    state, remark, known = states.node_state("QUIESCED", "fine")
+    state, remark, known = yarn_states.node_state("QUIESCED", "fine")
     assert (state, known) == (NodeState.DRAINING, False)
     assert remark == "QUIESCED: is in a state that dl2d does not know (fine)"
-    assert states.node_state("RUNNING", "warm") == (NodeState.UP, "", True)
+    assert yarn_states.node_state("RUNNING", "warm") == (NodeState.UP, "", True)
 
 
 EXIT_STATUSES = {
@@ -96,7 +96,7 @@ EXIT_STATUSES = {
 
 
 def test_every_exit_status_of_a_container_has_words() -> None:
-    assert states.EXIT_STATUSES.keys() == set(EXIT_STATUSES.values())
+    assert yarn_states.EXIT_STATUSES.keys() == set(EXIT_STATUSES.values())
 
 
 @pytest.mark.skipif(shutil.which("javap") is None, reason="javap is not installed")
@@ -119,4 +119,4 @@ def test_the_exit_statuses_are_those_of_the_jars() -> None:
     ],
 )
 def test_diagnostics_are_explained(said: str, meaning: str) -> None:
-    assert states.with_exit_status(said).endswith(meaning)
+    assert yarn_states.with_exit_status(said).endswith(meaning)
