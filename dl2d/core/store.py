@@ -175,6 +175,8 @@ class JobChange:
     owner: Owner | None = None
     #: For statistics, where ``state`` is one of failure.
     cause: FailureCause | None = None
+    #: What its anchor waits for: the end reason of a job that is still submitted, not kept of another one.
+    waits_for: str | None = None
 
     def applied(self, job: Job, at: float) -> Job:
         """The job after this change, by the rules of ``TickStore.change_job``."""
@@ -182,6 +184,8 @@ class JobChange:
         if not job.state.ended:
             fields += ("end_reason", "digest", "request", "launch", "owner")
         given: dict[str, Any] = {name: value for name in fields if (value := getattr(self, name)) is not None}
+        if self.waits_for is not None and job.state is JobState.SUBMITTED:
+            given["end_reason"] = self.waits_for
         if self.state is not None and self.state.rank > job.state.rank:
             given["state"] = self.state
             if self.state is JobState.RUNNING:

@@ -125,11 +125,11 @@ def _start_anchor(context: Context, job: Job, at: float) -> str | ResourceManage
         return answer
     if isinstance(answer, StartFailed):
         log.error("job not started, will be tried again", job=job.key.id, error=str(answer))
-        change = JobChange(end_reason=f"its coordinator was not started, and will be tried again: {answer}")
+        change = JobChange(waits_for=f"its coordinator was not started, and will be tried again: {answer}")
     elif isinstance(answer, ResourceManagerError):
         log.error("job refused", job=job.key.id, error=str(answer))
         change = JobChange(state=JobState.FAILED, end_reason=str(answer), cause=FailureCause.REFUSED)
     else:
-        change = JobChange(anchor=answer, end_reason="" if job.end_reason else None)
+        change = JobChange(anchor=answer, waits_for="")
     context.store.change_job(job.key, change, at)
     return answer

@@ -529,7 +529,7 @@ def _job_change(
     waits_for = anchor.reason if job.state is JobState.SUBMITTED and anchor.reason != job.end_reason else None
     if job.anchor and waits_for is None:
         return None
-    return JobChange(anchor=None if job.anchor else anchor.handle, end_reason=waits_for)
+    return JobChange(anchor=None if job.anchor else anchor.handle, waits_for=waits_for)
 
 
 def _task_change(

@@ -128,8 +128,9 @@ def test_who_was_not_told_to_leave_is_not_late(since: float, told: float | None,
 def test_what_its_anchor_waits_for_is_a_jobs_reason_until_its_coordinator_calls() -> None:
     waits = [replace_struct(ANCHOR_RUNS, state=R.PENDING, reason="no room in the queue")]
     ((_, change),) = see(a_job(J.SUBMITTED), [], waits).jobs
-    assert change == JobChange(end_reason="no room in the queue")
+    assert change == JobChange(waits_for="no room in the queue")
     assert see(change.applied(a_job(J.SUBMITTED), NOW), [], waits).jobs == ()
+    assert change.applied(a_job(J.READY), NOW) == a_job(J.READY)  # its coordinator called in between
     assert see(a_job(J.READY), [], waits).jobs == ()
 
 

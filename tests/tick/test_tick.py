@@ -551,6 +551,24 @@ def test_an_anchor_that_runs_although_its_start_ended_unexpectedly_is_not_starte
     assert world.has(key) == (1, 1)
 
 
+def test_a_coordinator_that_calls_before_its_start_ends_unexpectedly_has_not_been_ended(build, monkeypatch) -> None:
+    world = build()
+    key = world.submit(max_workers=1, max_ps=1)
+    submit = world.manager.submit
+
+    def broken(task):
+        submit(task)
+        world.beat()
+        raise KeyError("a bug of a plug-in")
+
+    monkeypatch.setattr(world.manager, "submit", broken)
+    world.tick()
+    assert (world.job(key).state, world.job(key).coordinator_end) == (JobState.READY, "")
+    monkeypatch.undo()
+    world.settle()
+    assert world.has(key) == (1, 1)
+
+
 def test_an_anchor_whose_command_cannot_be_made_keeps_no_others_waiting(build) -> None:
     world = build()
     broken, other = world.submit(), world.submit()
