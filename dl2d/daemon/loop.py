@@ -495,7 +495,7 @@ class Daemon(AbstractContextManager["Daemon"]):
                 raise ConfigError("the settings did not come from a file")
             settings = self._reread()
             check_restart_only(self._settings, settings)
-            active = ActiveVersion(settings, self._store, self._clock)
+            active = ActiveVersion(settings, self._store, self._clock, running=self._active.policy)
             context, canary = self._build(settings, active)
             self._enter(settings.mode, "reload")
         except Dl2dError as error:

@@ -47,7 +47,8 @@ class ActiveVersion:
     configuration names and that never was live (``is_candidate``) decides instead in every mode but live, if it passes
     the start check (``dl2d.tick.policy_starts_jobs_check``). In mode live it has to be promoted first, unless nothing
     was ever recorded that it could be compared on. Where the live version cannot be read, the fallback decides
-    (``set_aside``), and no other version does: none is known to be as good.
+    (``set_aside``), and no other version does: none is known to be as good. At a reload, the weights that ``running``
+    has in memory are used if they are the live version's.
 
     Raises
     ------
@@ -57,14 +58,20 @@ class ActiveVersion:
     """
 
     def __init__(
-        self, settings: Settings, store: SqlStore, clock: Callable[[], float], *, starting: bool = False
+        self,
+        settings: Settings,
+        store: SqlStore,
+        clock: Callable[[], float],
+        *,
+        starting: bool = False,
+        running: Policy | None = None,
     ) -> None:
         self._settings, self._registry, self._clock = settings, store.registry, clock
         registry = store.registry
         self._name = settings.policy.name
         self.learns = takes_checkpoint(self._name)
         check_learning(settings)
-        #: Digest of the active version, and of a live version that could not be read.
+        #: Digest of the active version, and of a live version that could not be read, which was logged.
         self._digest, self._broken = "", ""
         #: Digest of an active version that failed and has none before it.
         self._kept = ""
@@ -83,7 +90,7 @@ class ActiveVersion:
             named, candidate = None, False
         self.policy: Policy
         if live is not None and not candidate:
-            self.policy = self._begin_with(live, named)
+            self.policy = self._begin_with(live, named, getattr(running, "checkpoint", None))
             return
         self.policy = self._made(named)
         if candidate:
@@ -100,7 +107,8 @@ class ActiveVersion:
     def refreshed(self) -> Policy | None:
         """The policy of another version that has become live since; None where there is none that can be used.
 
-        Never raises: what is wrong is logged and recorded as a remark on the version, and the active version stays.
+        Never raises: what is wrong is logged and recorded as a remark on the version, and the active version stays. A
+        live version that cannot be read is tried again at each call, and logged once.
         """
         if not self.learns:
             return None
@@ -112,7 +120,7 @@ class ActiveVersion:
         if live is None or live.digest in (self._digest, self._passed_over):
             self._broken = ""
             return None
-        if live.digest == self._broken or (found := self._take(live)) is None:
+        if (found := self._take(live)) is None:
             return None
         self.policy, self._passed_over, self.set_aside = found, "", None
         log.info("policy version changed", policy=self._name, version=live.digest[:DIGITS], origin=live.origin)
@@ -182,10 +190,10 @@ class ActiveVersion:
             self._registry.change(self._name, self._digest, state, at=self._clock(), by=_BY, reason=reason)
             self._passed_over = ""
 
-    def _begin_with(self, live: Version, named: Checkpoint | None) -> Policy:
+    def _begin_with(self, live: Version, *copies: Checkpoint | None) -> Policy:
         """The live version's policy; the fallback if it cannot be used. Raises ``ConfigError`` for wrong settings."""
         try:
-            checkpoint = live_checkpoint(live, named)
+            checkpoint = live_checkpoint(live, *copies)
         except Exception as error:  # noqa: BLE001 - a checkpoint is data from outside; the cluster goes on whatever it does
             self._tell_broken(live, error, "the fallback decides")
             # Users may read this, so it does not name the folder.
@@ -205,6 +213,8 @@ class ActiveVersion:
         return policy
 
     def _tell_broken(self, live: Version, error: Exception, what_decides: str) -> None:
+        if live.digest == self._broken:
+            return
         self._broken = live.digest
         log.error("policy version cannot be used", policy=self._name, version=live.digest[:DIGITS], error=str(error))
         text = f"cannot be used: {error}; {what_decides}"
@@ -329,9 +339,9 @@ def current_checkpoint(settings: Settings, registry: SqlRegistry, name: str) -> 
     return _own_checkpoint(name)
 
 
-def live_checkpoint(live: Version, named: Checkpoint | None) -> Checkpoint:
-    """The checkpoint of the live version. If its folder cannot be read, it is an equal one, if there is one: the
-    ``named`` one of the configuration, or that which comes with dl2d.
+def live_checkpoint(live: Version, *copies: Checkpoint | None) -> Checkpoint:
+    """The checkpoint of the live version. If its folder cannot be read, it is an equal one, if there is one: of
+    ``copies`` (such as the one that the configuration names), or that which comes with dl2d.
 
     Raises
     ------
@@ -344,7 +354,7 @@ def live_checkpoint(live: Version, named: Checkpoint | None) -> Checkpoint:
         checkpoint = read_version(live)
     except CheckpointError:
         with contextlib.suppress(CheckpointError):
-            for copy in (named, _own_checkpoint(live.policy)):
+            for copy in (*copies, _own_checkpoint(live.policy)):
                 if copy is not None and copy.digest == live.digest:
                     return copy
         raise

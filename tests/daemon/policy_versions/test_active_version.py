@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 from dl2d.config.settings import Settings
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.errors import CheckpointError, ConfigError
+from dl2d.core.policy import Policy
 from dl2d.core.policy_registry import VersionState
 from dl2d.daemon.policy_versions.active_version import ActiveVersion, current_checkpoint, keep_version
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
@@ -50,8 +51,11 @@ class Site:
             {"state_dir": self.folder / "state", "mode": mode, "policy": {"name": "dl2", **policy}}
         )
 
-    def active(self, mode: Mode = Mode.LIVE, *, starting: bool = False, **policy: Any) -> ActiveVersion:
-        return ActiveVersion(self.settings(mode, **policy), self.store, lambda: 7.0, starting=starting)
+    def active(
+        self, mode: Mode = Mode.LIVE, *, starting: bool = False, running: Policy | None = None, **policy: Any
+    ) -> ActiveVersion:
+        settings = self.settings(mode, **policy)
+        return ActiveVersion(settings, self.store, lambda: 7.0, starting=starting, running=running)
 
     def promote(self, checkpoint: Checkpoint) -> Path:
         registry = self.store.registry
@@ -267,6 +271,37 @@ def test_a_version_that_cannot_be_read_is_told_once_and_what_decided_goes_on(sit
     assert (started.policy.version, started.set_aside) == (taken.version, None)
 
 
+@pytest.mark.parametrize("reloading", [False, True])
+def test_a_live_version_that_can_be_read_again_decides_from_the_next_slot_on(site: Site, reloading: bool) -> None:
+    """Whether the fallback decided meanwhile, at a start or at a reload, or the version that was live before."""
+    before = site.active()
+    folder = site.promote(another(1))
+    away = folder.rename(folder.with_suffix(".away"))
+    started = site.active(starting=not reloading, running=before.policy if reloading else None)
+    assert started.set_aside is not None
+    with capture_logs() as logs:
+        assert [active.refreshed() for active in (started, before) * 3] == [None] * 6
+    assert [entry["event"] for entry in logs] == ["policy version cannot be used"]  # by the one that was not reloaded
+    away.rename(folder)
+    for active in (started, before):
+        taken = active.refreshed()
+        assert taken is active.policy
+        assert (taken.version[:12], active.set_aside) == (another(1).digest[:12], None)
+        assert active.refreshed() is None
+
+
+def test_a_reload_keeps_the_running_version_while_its_folder_cannot_be_read(site: Site) -> None:
+    folder = site.promote(another(1))
+    running = site.active(starting=True).policy
+    shutil.rmtree(folder)
+    with capture_logs() as logs:
+        reloaded = site.active(running=running)
+        assert (reloaded.policy.version, reloaded.set_aside) == (running.version, None)
+        assert reloaded.refreshed() is None
+        other = site.active(running=running, settings={"optimism": 0.1}).policy
+    assert (other.version.split()[:2], logs) == ([another(1).digest[:12], "optimism=0.1"], [])
+
+
 @pytest.mark.parametrize("how", ["gone", "cut", "another"])
 def test_where_the_live_version_cannot_be_read_a_rejected_checkpoint_does_not_decide(
     site: Site, tmp_path: Path, how: str
@@ -362,6 +397,14 @@ def test_a_daemon_changes_its_policy_between_two_slots(tmp_path: Path, capfd: py
         again = dl2d("policy", "promote", another(1).digest[:8], "--force", "--reason", "once more")
         assert again.status == 0, again.err
         cluster.wait_until(lambda: decides(another(1).digest), "once more")
+        folder = Path(next(each.folder for each in cluster.store.registry.versions("dl2") if each.state == "live"))
+        away = folder.rename(folder.with_suffix(".away"))
+        cluster.hang_up()
+        cluster.wait_until(lambda: '"event": "reloaded"' in cluster.said(), "it reloads while the folder is away")
+        slot = cluster.store.last_slot_number()
+        cluster.wait_until(lambda: cluster.store.last_slot_number() > slot + 1, "it goes on deciding")
+        assert decides(another(1).digest)
+        away.rename(folder)
         told = dl2d("why", "mine", "--all", "--recompute", "--json")
         assert told.status == 0, told.out
         versions = {entry["policy_version"].split()[0] for entry in told.json["decisions"]}
