@@ -138,10 +138,14 @@ class GrowthLimit:
 
     #: Handles of the jobs' anchors.
     anchors: frozenset[str]
-    #: Amounts by resource; resources without a limit are absent.
+    #: Amounts by resource; resources without a limit are absent. Negative where the jobs have more than they may.
     left: Mapping[str, float]
     #: Who sets the limit, for users: ``queue root.gpu leaves alice no more``.
     reason: str
+
+    def allows(self, demand: Resources) -> bool:
+        """Whether it leaves enough for tasks with this demand; a limit of what they do not need does not matter."""
+        return all(demand.get(name) <= max(left, 0.0) for name, left in self.left.items())
 
 
 class RmJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -390,7 +390,7 @@ class _NodeRoom:
             for handle in limit.anchors & waiting.keys():
                 request = self._jobs[waiting[handle]].request
                 least = Resources.total(request.demand(role) * request.min_size.count(role) for role in TASK_ROLES)
-                if any(least.get(name) > left for name, left in limit.left.items()):
+                if not limit.allows(least):
                     del waiting[handle]
         return sorted(waiting.values(), key=lambda key: -self.priority(key))
 

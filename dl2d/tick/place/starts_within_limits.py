@@ -38,11 +38,7 @@ def groups_without_replacement(
     jobs = {job.anchor: job for job in snapshot.jobs}
     for limit in growth_limits:
         for job in [jobs[handle] for handle in limit.anchors & jobs.keys()]:
-            found |= {
-                (job.key, role)
-                for role in TASK_ROLES
-                if any(job.request.demand(role).get(name) > left for name, left in limit.left.items())
-            }
+            found |= {(job.key, role) for role in TASK_ROLES if not limit.allows(job.request.demand(role))}
     return frozenset(found)
 
 

@@ -15,6 +15,7 @@ from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, Architecture, Job, Role
 from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
+from dl2d.core.resource_manager import GrowthLimit
 from dl2d.core.resources import Resources
 from dl2d.core.task_starts_and_stops import Deferred, Plan, Start
 from dl2d.placement.best_fit import BestFit
@@ -22,7 +23,7 @@ from dl2d.placement.dl2_paper import Dl2Paper
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.placement.optimus import Optimus
 from dl2d.tick.place.place import place
-from dl2d.tick.place.starts_within_limits import within_limits
+from dl2d.tick.place.starts_within_limits import groups_without_replacement, within_limits
 from dl2d.tick.tick_context import GuardRules
 
 WHY = Reason(Constraint.SATISFIED, "because")
@@ -413,6 +414,16 @@ def test_a_job_that_has_nothing_starts_no_server_without_its_worker(has_server: 
     start_both = Plan(starts=tuple(Start(job.key, role, "n0", job.request.demand(role)) for role in (W, P)))
     plan = within_limits(start_both, snapshot, {job.key: job.owner}, GuardRules(), {(job.key, W)})
     assert roles(plan) == (Counter({(job.key.id, P): 1}) if has_server else Counter())
+
+
+@pytest.mark.parametrize(
+    ("left", "roles_"), [({"gpu": -1.0}, {W}), ({"gpu": 0.0}, {W}), ({"cpu": -1.0}, {W, P}), ({"gpu": 1.0}, set())]
+)
+def test_a_limit_concerns_the_tasks_that_need_what_it_is_about(left: dict[str, float], roles_: set[Role]) -> None:
+    job = replace(a_job(1), anchor="a")
+    limit = GrowthLimit(frozenset({"a"}), left, "QOS high has no more")
+    found = groups_without_replacement(a_snapshot([job], cluster(1)), (), [limit])
+    assert found == {(job.key, role) for role in roles_}
 
 
 @given(_decided(), _named, st.sampled_from([LoadBalance(), BestFit(), Optimus(), Dl2Paper()]), _limits)
