@@ -25,6 +25,8 @@ _LEAVES_FIRST = (
     "no other task of its job and role would start at present, because of a limit or of starts that failed, before the "
     "one that is leaving has ended"
 )
+#: Why a start of a job that has nothing waits although no task of its role is leaving.
+_STARTS_WHOLE = "waits for the other tasks of its job's smallest size"
 
 
 def groups_without_replacement(
@@ -58,7 +60,7 @@ def within_limits(
     leaving.
     """
     waiting = _behind_leaving_tasks(plan, snapshot, without_replacement)
-    plan = _without(plan, dict.fromkeys(waiting, _Lack(postponed=_LEAVES_FIRST))) if waiting else plan
+    plan = _without(plan, waiting) if waiting else plan
     limited = any(limit.thousandths for limit in (rules.per_user, rules.per_account, rules.per_partition))
     if not plan.starts or not limited:
         return plan
@@ -149,13 +151,15 @@ def _with_expiring_stopped(plan: Plan, kept: Plan, snapshot: Snapshot) -> Plan:
     return replace(kept, stops=(*kept.stops, *stops))
 
 
-def _behind_leaving_tasks(plan: Plan, snapshot: Snapshot, without_replacement: Collection[TaskGroup]) -> list[int]:
-    """Numbers of the starts for which there is room only when a task of the same job and role has left.
+def _behind_leaving_tasks(
+    plan: Plan, snapshot: Snapshot, without_replacement: Collection[TaskGroup]
+) -> dict[int, _Lack]:
+    """The starts for which there is room only when a task of the same job and role has left, by number.
 
     Not the replacement of an expiring task of the floor, as what leaves may take longer than the time that is left.
     """
     if not without_replacement:
-        return []
+        return {}
     leaving = {(task.job, task.role) for task in snapshot.tasks if not task.state.wanted}
     leaving &= set(without_replacement)
     expiring = _expiring_floor_tasks_replaced(plan, snapshot)
@@ -167,7 +171,11 @@ def _behind_leaving_tasks(plan: Plan, snapshot: Snapshot, without_replacement: C
     }
     # What a job that has nothing starts with is its minimum size, as a whole or not at all.
     whole = {plan.starts[number].job for number in waiting if held[plan.starts[number].job] == NOTHING}
-    return [number for number, start in enumerate(plan.starts) if number in waiting or start.job in whole]
+    return {
+        number: _Lack(postponed=_LEAVES_FIRST if number in waiting else _STARTS_WHOLE)
+        for number, start in enumerate(plan.starts)
+        if number in waiting or start.job in whole
+    }
 
 
 def _expiring_floor_tasks_replaced(plan: Plan, snapshot: Snapshot) -> set[int]:
