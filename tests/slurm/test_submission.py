@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from slurm_fakes import task
 from dl2d.core.errors import Rejected
 from dl2d.core.jobs import Launch, Owner
 from dl2d.core.resources import Resources
+from dl2d_slurm.commands import Commands
+from dl2d_slurm.rpc_rate import RpcRate
 from dl2d_slurm.sbatch_options import AnchorOptions
 from dl2d_slurm.settings import SlurmSettings
 from dl2d_slurm.submission import NODE_VARIABLES, options, script
@@ -93,6 +96,64 @@ def chosen(**more: object) -> list[str]:
     given = {"settings": SlurmSettings(), "spelling": {}, "as_owner": True, "anchor": AnchorOptions()}
     wanted = {key: more.pop(key) for key in list(more) if key in given}
     return options(task(**more), **{**given, **wanted})  # type: ignore[arg-type]
+
+
+#: Text of any kind for an option's value, as an anchor's user or Slurm may write it.
+VALUES = st.one_of(
+    st.text(max_size=20),
+    st.sampled_from(
+        ["--uid=0", "-w n1", "$(id)", "`id`; id", "a b", "a\nb", "a=b", "'", "/etc/shadow", "n[1-2]", "\0"]
+    ),
+)
+KEYS = {
+    *("uid", "gid", "chdir", "export", "propagate", "nodes", "ntasks", "cpus-per-task", "mem", "comment", "job-name"),
+    *("output", "nodelist", "partition", "account", "qos", "time", "reservation", "constraint", "exclude", "nice"),
+    "wckey",
+}
+
+
+@settings(max_examples=200)
+@given(
+    st.builds(Owner, VALUES, st.just(1001), st.just(1002), account=VALUES, partition=VALUES, qos=VALUES),
+    st.builds(
+        AnchorOptions, reservation=VALUES, features=VALUES, nice=st.integers(), wckey=VALUES, exclude=VALUES
+    ),
+    st.fixed_dictionaries({"node": VALUES, "name": VALUES, "tag": VALUES}),
+    VALUES,
+)  # fmt: skip
+def test_whatever_a_value_holds_it_is_one_word_of_a_known_option_or_refused_by_name(
+    owner: Owner, anchor: AnchorOptions, texts: dict[str, str], folder: str
+) -> None:
+    try:
+        words = chosen(owner=owner, anchor=anchor, launch=Launch(("true",), folder), **texts)
+    except Rejected as error:
+        option = re.match("--([a-z]+)", str(error))
+        given = {"account": owner.account, "qos": owner.qos, "partition": owner.partition, "chdir": folder}
+        given |= {"reservation": anchor.reservation, "constraint": anchor.features, "wckey": anchor.wckey}
+        given |= {"exclude": anchor.exclude, "nodelist": texts["node"], "comment": texts["tag"]}
+        assert option is not None
+        assert "\0" in given[option[1]] or (option[1] in ("exclude", "nodelist") and "/" in given[option[1]])
+        return
+    said = dict(word.removeprefix("--").split("=", 1) for word in words if "=" in word)
+    assert {word for word in words if "=" not in word} == {"--parsable", "--no-requeue"}
+    assert len(said) == len(words) - 2
+    assert said.keys() <= KEYS
+    assert all(word.startswith("--") and "\0" not in word for word in words)
+    assert (said["uid"], said["gid"], said["chdir"]) == ("1001", "1002", folder)
+    assert said.get("account", "") == owner.account
+    assert said.get("exclude", "") == anchor.exclude
+    assert not {"/", " ", "$"} & {*said["job-name"], *said["output"]}
+    commands = Commands({"PATH": "/usr/bin:/bin"}, 30, RpcRate(1000, lambda: 0.0))
+    assert commands.run("printf", r"%s\0", *words).stdout.split("\0") == [*words, ""]
+
+
+def test_only_the_administrator_may_have_sbatch_read_nodes_from_a_file() -> None:
+    for asked in ({"node": "/etc/shadow"}, {"anchor": AnchorOptions(exclude="/etc/shadow")}):
+        with pytest.raises(Rejected, match=r"--(nodelist|exclude)=/etc/shadow: sbatch would take a list"):
+            chosen(**asked)
+    site = SlurmSettings(sbatch_options=("--exclude=/etc/dl2d/no-nodes",))
+    words = chosen(settings=site, anchor=AnchorOptions(exclude="/etc/dl2d/no-nodes"))
+    assert words[-2:] == ["--exclude=/etc/dl2d/no-nodes"] * 2
 
 
 def test_a_task_runs_as_its_owner_on_its_node_with_the_anchors_account() -> None:

@@ -53,7 +53,7 @@ def options(
     Raises
     ------
     Rejected
-        The demand cannot be told to Slurm.
+        The demand cannot be told to Slurm, or a value holds a zero byte, or a list of nodes a slash.
     """
     owner = task.owner
     name = _job_name(task)
@@ -84,7 +84,15 @@ def options(
         if value:
             chosen.append(f"{option}={value}")
     # Of an option that is given twice, the last counts.
-    return [*chosen, *anchor.for_tasks(), *settings.sbatch_options]
+    words = [*chosen, *anchor.for_tasks(), *settings.sbatch_options]
+    for word in words:
+        option, _, value = word.partition("=")
+        if "\0" in word:
+            raise Rejected(f"{option} holds a zero byte")
+        # Only the administrator may name a file, which sbatch reads as the daemon's user.
+        if option in ("--nodelist", "--exclude") and "/" in value and word not in settings.sbatch_options:
+            raise Rejected(f"{word}: sbatch would take a list of nodes with a slash in it for the name of a file")
+    return words
 
 
 def _amounts(demand: Resources, settings: SlurmSettings, spelling: Mapping[str, str]) -> Iterable[str]:
