@@ -269,7 +269,7 @@ def test_servers_and_coordinators_do_not_import_torch_nor_dl2_run_beside_a_task_
 
 def test_a_connection_ends_whose_peer_takes_nothing(monkeypatch):
     """Such as one that is stopped, or whose packets are dropped on their way; on both sides of a connection."""
-    monkeypatch.setattr("pslite.net.message_framing._SILENCE", 1)
+    monkeypatch.setattr("pslite.net.tcp_sockets._SILENCE", 1)
     acceptor = Acceptor(job="j", task="ps-0", incarnation="i", token=b"t" * 32)
     welcomed = []
     with selectors.DefaultSelector() as selector:
