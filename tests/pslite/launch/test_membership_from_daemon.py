@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from fake_daemon import Daemon
+from free_ports import free_port
 from pslite_jobs import command, environment, static_digest
 from variants import nightly
 
@@ -225,6 +226,27 @@ def test_a_job_waits_for_its_turn_while_the_daemon_is_busy(daemon, monkeypatch):
     daemon.busy = 1
     with pytest.raises(UsageError, match=r"within 0 minutes: asked too often$"):
         register(daemon.url, dict, said.append, "; ask")
+
+
+def test_a_batch_job_whose_daemon_refuses_connections_ends_with_status_2_unless_it_is_standalone(munge):
+    url = f"http://127.0.0.1:{free_port()}"
+    patience = "from pslite.launch import job_registration as it; it._REGISTER_SECONDS = 0"
+
+    def run(*options):
+        done = subprocess.run(
+            [sys.executable, "-c", f"import sys; from pslite import run; {patience}; sys.exit(run.main())", *options],
+            env=environment(DL2_DAEMON=url, DL2_HOST="127.0.0.1", SLURM_JOB_ID="1", PATH=munge),
+            capture_output=True, text=True, timeout=100, check=False,
+        )  # fmt: skip
+        return done.returncode, done.stderr.splitlines()
+
+    status, said = run("true")
+    assert (status, sum(url in line for line in said)) == (2, 1), said
+    assert f"at {url} did not accept this job within 0 minutes: [Errno 111] Connection refused; " in said[-1]
+    assert "`dl2-run --standalone` trains without dl2d" in said[-1]
+    said = run("--standalone", "--servers", "0", "no-such-command")[1]
+    assert "coordinator of standalone" in " ".join(said)
+    assert url not in " ".join(said)
 
 
 def test_an_anchor_that_cannot_coordinate_says_why(daemon, tmp_path):

@@ -56,7 +56,7 @@ def register(
             if error.code not in (429, 503):
                 raise UsageError(f"the scheduler refused this job: {reason}") from None
         except (OSError, msgspec.MsgspecError) as error:
-            reason = str(error)
+            reason = str(getattr(error, "reason", error))  # without "urlopen error"
         now = time.monotonic()
         if busy:
             answered = now
