@@ -258,7 +258,9 @@ def test_the_first_job_on_slurm(head: SystemdMachine) -> None:
 @pytest.mark.timeout(1800)
 def test_an_ordinary_job_beside_the_first_one_on_slurm(head: SystemdMachine) -> None:
     job, (submit, watch, rigid, *_) = follow_the_guide_to_slurm(head)
-    write(head, "/home/alice/digits.sh", job)
+    long = job.replace("epochs=200", "epochs=5000").replace("--epochs 200", "--epochs 5000")  # on any machine
+    assert len(long) - len(job) == 2
+    write(head, "/home/alice/digits.sh", long)
     as_alice(head, submit)
     head.wait_until(lambda: digits(head) == ("running", 3), "it has grown", timeout=120)
     status, why = watch.splitlines()
