@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from dl2d.cli.job_status_line import allocation_json
+from dl2d.cli.job_reason_and_remarks import allocation_json
 from dl2d.cli.job_views_from_store_or_api import job_source
 from dl2d.cli.options import ConfigOption, JsonOption
 from dl2d.cli.output import moment, print_json, print_tables, table

@@ -14,11 +14,11 @@ from typing import Annotated
 import typer
 
 from dl2d.cli.daemon_client import DaemonClient, certificate_for_jobs, daemon_url
-from dl2d.cli.follow_job import follow
 from dl2d.cli.job_file import JobFile, parse_override
 from dl2d.cli.job_views_from_store_or_api import is_hidden
 from dl2d.cli.options import ConfigOption, JobArgument, JsonOption, reading
 from dl2d.cli.output import print_json, print_text
+from dl2d.cli.watch_submitted_job import follow
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.cluster import Node
 from dl2d.core.error_wording import did_you_mean

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from pslite.coordinator.coordinator_context import Job, Settings
 from pslite.coordinator.job_state import JobState, MemberState, PendingPlan
-from pslite.coordinator.status_report import await_steps
+from pslite.coordinator.status_report import await_steps, report_slow_members
 from pslite.job.job_status import PlanReport, Suspension
 from pslite.job.membership_plan import Plan, make_plan, next_members
 from pslite.net.messages import (
@@ -32,8 +32,6 @@ from pslite.net.messages import (
 
 #: how long the next plan waits after one was given up: the first, doubled with each, up to the second
 _RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.1, 30.0
-#: users are told of members that take at least so many times as long as the others, of each once
-_TOLD_FACTOR = 1.5
 
 PlanMessage = Ready | Publish | Nack | Announced | Pushed | Drained | Moved
 
@@ -164,10 +162,7 @@ def _rebalance(job: Job, now: float) -> bool:
     shards = 0 if spec.open or state.all_reduce else spec.shards
     left = spec.total_versions - state.version
     proposal = balance.consider(now, plan, shards, [block.nbytes for block in state.blocks], left)
-    for straggler in balance.stragglers:
-        if straggler.task not in job.slow_reported and straggler.factor >= _TOLD_FACTOR:
-            job.slow_reported.add(straggler.task)
-            job.say(f"{straggler.task} on {straggler.host} is slow: it {straggler.reason}")
+    report_slow_members(job)
     if proposal is None:
         return False
     job.say(f"{proposal.reason}, for a step {proposal.gain:.0%} shorter")

@@ -24,6 +24,8 @@ _MISSING_STEPS = 10
 _LOST_LEASES = 3
 #: characters of a task's error output that a report repeats
 _MAX_OUTPUT = 3000
+#: users are told of members that take at least so many times as long as the others, of each once
+_SLOW_FACTOR = 1.5
 
 
 def heartbeat(job: Job, member: MemberState, message: Beat) -> None:
@@ -52,6 +54,14 @@ def heartbeat(job: Job, member: MemberState, message: Beat) -> None:
         job.epoch_reported = epoch
         loss = "" if job.loss is None else f", loss {job.loss:.4f}"
         job.say(f"epoch {epoch} of {state.spec.epochs} done (version {state.version}{loss})")
+
+
+def report_slow_members(job: Job) -> None:
+    """Say which members take much longer than the others, once of each."""
+    for straggler in job.balance.stragglers:
+        if straggler.task not in job.slow_reported and straggler.factor >= _SLOW_FACTOR:
+            job.slow_reported.add(straggler.task)
+            job.say(f"{straggler.task} on {straggler.host} is slow: it {straggler.reason}")
 
 
 def current_epoch(job: Job) -> int:
