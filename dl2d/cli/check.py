@@ -61,6 +61,7 @@ from dl2d.store.database import Database, Place
 from dl2d.store.sql_store import SqlStore
 from dl2d.tick.policy_starts_jobs_check import start_check
 from dl2d_slurm.cluster_check import priorities_advice
+from dl2d_slurm.sbatch_options import options_of_anchor_alone, refuse_directives
 from dl2d_slurm.settings import SlurmSettings
 from dl2d_slurm.submission_backends import chosen_backend
 from dl2d_yarn.cluster_check import check_cluster
@@ -140,7 +141,7 @@ def _findings(config: Path, files: list[Path], *, probe: bool, probe_user: str) 
     rules = settings.jobs.rules if settings else RequestRules()
     nodes = _nodes(settings) if settings else ()
     for file in files:
-        yield _job_file(file, rules, nodes)
+        yield from _job_file(file, rules, nodes)
 
 
 def _why_only_files(config: Path, settings: Settings | None) -> str:
@@ -421,11 +422,20 @@ def _nodes(settings: Settings) -> tuple[Node, ...]:
         return ()
 
 
-def _job_file(path: Path, rules: RequestRules, nodes: tuple[Node, ...]) -> Finding:
+def _job_file(path: Path, rules: RequestRules, nodes: tuple[Node, ...]) -> Iterator[Finding]:
+    alone: list[str] = []
     try:
-        request = read_batch_script(path, rules) if is_batch_script(path) else JobFile.read(path, rules).checked
+        if is_batch_script(path):
+            request, script = read_batch_script(path, rules), path.read_text(encoding="utf-8")
+            refuse_directives(script)
+            alone = options_of_anchor_alone(script)
+        else:
+            request = JobFile.read(path, rules).checked
         check_feasible(request, RmListing(0.0, nodes, ()))
     except Dl2dError as error:
-        return Finding(str(path), False, str(error).removeprefix(f"{path}: "))
+        yield Finding(str(path), False, str(error).removeprefix(f"{path}: "))
+        return
     bounds = f"{request.min_workers} to {request.max_workers} workers, {request.min_ps} to {request.max_ps} PSs"
-    return Finding(str(path), True, f"{request.name}: {request.model}, {request.epochs:g} epochs, {bounds}")
+    yield Finding(str(path), True, f"{request.name}: {request.model}, {request.epochs:g} epochs, {bounds}")
+    if alone:
+        yield Finding(str(path), True, f"of its #SBATCH lines, these do not hold for tasks: {', '.join(alone)}")

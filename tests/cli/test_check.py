@@ -410,6 +410,26 @@ def test_options_of_sbatch_in_a_batch_script(dl2d: Dl2d, tmp_path: Path):
     ran = dl2d("check", "-c", configured(tmp_path), script)
     assert ran.status == 0
     assert "vgg-16, 4 epochs, 1 to 16 workers, 1 to 2 PSs" in ran.out
+    assert "of its #SBATCH lines, these do not hold for tasks: --job-name\n" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("options", "alone"),
+    [
+        ("-J x -c 1 --mem=1G --gres gpu:2 -L matlab --mail-type=END -J y",
+         "--job-name, --cpus-per-task, --mem, --gres, --licenses, --mail-type"),
+        ("-A a -q q -p p -C c -x n1 -t 5 -a 1-3 -D / --nice=5 --wckey=w --reservation r --export=ALL", ""),
+        ("--dl2-epochs=3", ""),
+    ],
+)  # fmt: skip
+def test_options_of_sbatch_that_do_not_hold_for_tasks_are_named(
+    dl2d: Dl2d, tmp_path: Path, options: str, alone: str
+) -> None:
+    script = tmp_path / "job.sh"
+    needs = "#DL2 model=vgg-16 epochs=3 samples_per_epoch=5 worker=cpu:1"
+    script.write_text(f"#!/bin/sh\n#SBATCH {options}\n{needs}\npython t.py\n#SBATCH --mem-per-gpu=1\n")
+    ran = dl2d("check", "-c", configured(tmp_path), script)
+    assert (ran.status, ran.out.partition("these do not hold for tasks: ")[2].strip()) == (0, alone)
 
 
 @pytest.mark.parametrize(
@@ -442,6 +462,10 @@ def test_all_roles_that_fit_on_no_node_are_told(dl2d: Dl2d, tmp_path: Path):
         ("#SBATCH --dl2-epochs=x", "epochs: expected a number"),
         ("#SBATCH --dl2-epoch=3", "missing (is 'epoch' meant?)"),
         ("#SBATCH --dl2-epochs='3", "No closing quotation"),
+        (
+            "#SBATCH --exclusive\n#DL2 model=vgg-16 epochs=3 samples_per_epoch=5 worker=cpu:1",
+            "--exclusive of sbatch ca",
+        ),
     ],
 )
 def test_bad_scripts(dl2d: Dl2d, tmp_path: Path, line: str, says: str):

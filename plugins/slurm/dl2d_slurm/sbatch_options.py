@@ -33,7 +33,19 @@ _MAX_DIRECTIVES: Final = 32_768
 _TIME_LIMIT: Final = re.compile(r"(?:([0-9]+)-)?([0-9]+)(?::([0-9]+))?(?::([0-9]+))?")
 _NO_TIME_LIMIT: Final = frozenset({"UNLIMITED", "INFINITE", "-1"})
 _DIRECTIVE: Final = re.compile(r"#SBATCH\s*(.*)")
-_SHORT: Final = {"-M": "--clusters"}
+_SHORT: Final = {
+    "-A": "--account", "-a": "--array", "-b": "--begin", "-C": "--constraint", "-c": "--cpus-per-task",
+    "-D": "--chdir", "-d": "--dependency", "-e": "--error", "-G": "--gpus", "-J": "--job-name", "-L": "--licenses",
+    "-M": "--clusters", "-N": "--nodes", "-n": "--ntasks", "-o": "--output", "-p": "--partition", "-q": "--qos",
+    "-t": "--time", "-w": "--nodelist", "-x": "--exclude",
+}  # fmt: skip
+#: Options that hold for tasks, too; the anchor's folder and environment are theirs.
+_OF_TASKS: Final = frozenset(
+    {
+        *("account", "array", "chdir", "constraint", "exclude", "export", "nice", "partition", "qos", "reservation"),
+        *("time", "wckey"),
+    }
+)
 
 
 class AnchorOptions(msgspec.Struct, frozen=True, gc=False):
@@ -119,12 +131,27 @@ def refuse_options(record: Mapping[str, str], script: str, *, exclusive: bool) -
     """
     shown = {"container": record["Container"], "mcs-label": record["MCSLabel"]}
     shown |= {"exclusive": "yes"} if exclusive else {}
-    given = [name for name, value in shown.items() if present(value)]
-    for name in (*given, *_directives(script)):
+    _refuse([name for name, value in shown.items() if present(value)])
+    refuse_directives(script)
+
+
+def refuse_directives(script: str) -> None:
+    """Raise ``Rejected`` for an option in ``#SBATCH`` lines that the tasks of an anchor cannot have."""
+    _refuse(_directives(script))
+
+
+def _refuse(names: Iterable[str]) -> None:
+    for name in names:
         refused = "container" if name.startswith("container-") else name
         if refused in _REFUSED:
             option = name if name == "hetjob" else f"--{name}"
             raise Rejected(f"{option} of sbatch cannot be used with an elastic job: {_REFUSED[refused]}")
+
+
+def options_of_anchor_alone(script: str) -> list[str]:
+    """Options in ``#SBATCH`` lines that do not hold for tasks, without dl2d's own. Raises ``Rejected``."""
+    names = dict.fromkeys(_directives(script))
+    return [f"--{name}" for name in names if name not in _OF_TASKS and not name.startswith("dl2-")]
 
 
 def own_options(record: Mapping[str, str]) -> str:
