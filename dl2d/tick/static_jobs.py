@@ -274,9 +274,10 @@ def _static_change(
     job_changes = _job_changes(job, listed, listing.at)
     ended_at = next((at for change, at in job_changes if change.state is not None and change.state.ended), None)
     running = Counter[tuple[Role, str]]()
-    if listed is not None and listed.state.holds_resources and ended_at is None:
-        running.update(_running_tasks(job, listed, tasks))
     stored = Counter((task.role, task.node) for task in tasks)
+    if listed is not None and listed.state.holds_resources and ended_at is None:
+        # A listing that is incomplete may lack some of the job's nodes: its size stays.
+        running.update(stored if stored and listing.incomplete else _running_tasks(job, listed, tasks))
     new = running - stored
     allocation = _allocation(running)
     if (

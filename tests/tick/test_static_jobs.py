@@ -141,6 +141,20 @@ def test_a_job_that_the_scheduler_changes_is_followed(world: World) -> None:
     assert nothing_was_done(world)
 
 
+def test_the_size_of_a_job_stays_where_the_listing_is_incomplete(world: World) -> None:
+    key = seen(world, "7", R.RUNNING, a_static("n1", "n1", "n2"))
+    world.tick()
+    world.manager.incomplete = ("its nodes are cut off",)
+    seen(world, "7", R.RUNNING, a_static("n1", workers=1))
+    for _ in range(2):
+        report = world.tick()
+        assert world.has(key) == Allocation(3, 0)
+        assert report.decision.jobs[0].allocation == Allocation(3, 0)
+    world.manager.incomplete = ()
+    world.tick()
+    assert world.has(key) == Allocation(1, 0)
+
+
 def test_what_it_would_have_asked_for(world: World) -> None:
     plain = world.job(_ticked(world, seen(world, "7", R.PENDING, a_static(hours=36)))).request
     assert (plain.architecture, plain.min_workers, plain.max_workers, plain.max_ps) == (
