@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 import os
 import shutil
 import sys
@@ -69,7 +70,9 @@ def _shown(value: object) -> str:
 
 
 def _plain(value: object) -> object:
-    """A value that JSON has."""
+    """A value that JSON has; null for infinity and NaN, which it does not have."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     if isinstance(value, dt.date | dt.datetime):
         return value.isoformat()
     return value.hex() if isinstance(value, bytes) else value

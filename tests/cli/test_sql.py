@@ -37,6 +37,11 @@ def test_a_query_prints_a_table_or_json(dl2d: Dl2d, config: Path) -> None:
     assert dl2d("sql", "-c", config, "--json", query).json[0] == {"resource": "cpu", "capacity": 512.0, "missing": None}
 
 
+def test_json_has_null_for_what_is_not_finite(dl2d: Dl2d, config: Path) -> None:
+    query = "SELECT 1e400 AS high, -1e400 AS low, 1.5 AS finite"
+    assert dl2d("sql", "-c", config, "--json", query).json == [{"high": None, "low": None, "finite": 1.5}]
+
+
 def test_a_query_from_standard_input(dl2d: Dl2d, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("SELECT count(*) AS jobs FROM jobs"))
     assert dl2d("sql", "-c", config, "--json").json == [{"jobs": 60}]
