@@ -141,7 +141,10 @@ class Step(NamedTuple):
 def _collected(states: Iterable[Step]) -> Demonstrations:
     found = list(states)
     if not found:
-        raise TooFewSamples("imitation: the recorded slots leave nothing to learn from; were there jobs to decide on?")
+        raise TooFewSamples(
+            "supervised learning: the recorded slots leave nothing to learn from, since no job in them could have had "
+            "more tasks or fewer: there were no jobs, each has one size only, or no room was left for more tasks"
+        )
     _, observations, masks, rights, actions = zip(*found, strict=True)
     return Demonstrations(
         observations=np.stack(observations), masks=np.stack(masks), actions=np.array(actions), rights=np.stack(rights)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from policies.snapshots import NO_PS, a_job, a_snapshot, ask, cluster
@@ -117,6 +119,10 @@ def test_demonstrations_begin_where_first_bundles_end() -> None:
     assert found.actions.tolist() == [2, 5, 2, 5, 2, 5]
 
 
-def test_nothing_to_learn_from_is_told() -> None:
-    with pytest.raises(TooFewSamples, match="the recorded slots leave nothing to learn from"):
-        demonstrations_in([], SIGHT, labels=Labels.SIZES, kept=1.0, rng=np.random.default_rng(0))
+@pytest.mark.parametrize("jobs", [0, 2])
+def test_nothing_to_learn_from_is_told_without_jobs_and_for_jobs_of_one_size(jobs: int) -> None:
+    one_size = a_snapshot([a_job(number, max_workers=1, max_ps=1) for number in range(jobs)], cluster(2, cpu=16, gpu=8))
+    recording = Recording(one_size, decided(one_size, *[(1, 1)] * jobs), LoadBalance())
+    sight = replace(SIGHT, first_bundles=True)
+    with pytest.raises(TooFewSamples, match="there were no jobs, each has one size only, or no room was left"):
+        demonstrations_in([recording], sight, labels=Labels.SIZES, kept=1.0, rng=np.random.default_rng(0))
