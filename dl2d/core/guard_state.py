@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dl2d.core.jobs import JobKey
-from dl2d.core.start_failures import MAX_BACKOFF_SECONDS, StartFailures, doubled
+from dl2d.core.start_failures import StartFailures
 
 
 class NodeRefusal(NamedTuple):
@@ -22,11 +22,6 @@ class NodeRefusal(NamedTuple):
     #: node is used where the smallest size of the job needs it.
     failed: bool = False
 
-    @property
-    def retry_at(self) -> float:
-        """When the next task may be asked for there: after 5 minutes, doubled with each further one, at most 1 h."""
-        return self.at + doubled(300.0, self.attempts, 3600.0)
-
 
 class LearnedLimit(NamedTuple):
     """Limit of the resource manager that tasks of some jobs were found to wait for."""
@@ -39,11 +34,6 @@ class LearnedLimit(NamedTuple):
     times: int
     #: When it was found last, seconds since 1970.
     at: float
-
-    @property
-    def retry_at(self) -> float:
-        """When these jobs may grow again: after a minute, doubled each time that the limit is found again."""
-        return self.at + doubled(60.0, self.times, MAX_BACKOFF_SECONDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

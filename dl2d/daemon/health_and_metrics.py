@@ -19,6 +19,13 @@ from pslite.job.printable_text import printable
 
 #: Characters of an error that are kept.
 _MAX_ERROR = 1000
+#: A tick that takes longer than this many poll intervals (and this many seconds) counts as stuck.
+_STUCK_INTERVALS, _STUCK_SECONDS = 10, 300.0
+
+
+def stuck_seconds(poll_seconds: float) -> float:
+    """Time without a completed tick after which the daemon counts as stuck."""
+    return max(_STUCK_INTERVALS * poll_seconds, _STUCK_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)

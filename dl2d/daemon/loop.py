@@ -38,16 +38,22 @@ from dl2d.daemon.api.application import create_api
 from dl2d.daemon.api.connection_limits import ConnectionLimits
 from dl2d.daemon.api.heartbeat import heartbeat_interval
 from dl2d.daemon.api.job_admission import Admission
-from dl2d.daemon.api.request_limits import HEARTBEATS_PER_SECOND, VIEWS_PER_SECOND, RateLimiter, UserTurns
+from dl2d.daemon.api.request_limits import (
+    BURST_SECONDS,
+    HEARTBEATS_PER_SECOND,
+    VIEWS_PER_SECOND,
+    RateLimiter,
+    UserTurns,
+)
 from dl2d.daemon.api.route_dependencies import Services
 from dl2d.daemon.api.server import ApiServer, certificate_problem
-from dl2d.daemon.health_and_metrics import Health
+from dl2d.daemon.health_and_metrics import Health, stuck_seconds
 from dl2d.daemon.key_file import load_credentials
 from dl2d.daemon.log_messages import TickLog
 from dl2d.daemon.parallel_task_submitter import ParallelTaskSubmitter
 from dl2d.daemon.policy_versions.active_version import ActiveVersion, slot_length_warning
-from dl2d.daemon.policy_versions.canary_run import CanaryRun
-from dl2d.daemon.policy_versions.learner_supervisor import Learner
+from dl2d.daemon.policy_versions.canary_run import JUDGE_SECONDS, CanaryRun
+from dl2d.daemon.policy_versions.learner_supervisor import FIRST_LEARNING_SECONDS, Learner
 from dl2d.daemon.resource_manager_access import ManagerAccess
 from dl2d.daemon.retention_thread import PRUNE_SECONDS, prune
 from dl2d.daemon.standby import LeaseKeeper, lease_seconds, renewal_seconds
@@ -58,6 +64,7 @@ from dl2d.store.sql_store import SqlStore
 from dl2d.tick.policy_call import Deadline
 from dl2d.tick.policy_failures import RECENT_DECISIONS
 from dl2d.tick.record import Report
+from dl2d.tick.static_jobs import LOOK_BACK_SECONDS
 from dl2d.tick.task_command_and_environment import TaskSpecs
 from dl2d.tick.tick import tick
 from dl2d.tick.tick_context import Context, Deciders
@@ -69,17 +76,7 @@ log = structlog.get_logger()
 _TICK, _LEARN, _PRUNE = "tick", "learn", "prune"
 #: Minimum time between two ticks, so that a burst of events does not overload the manager.
 _MIN_TICK_GAP_SECONDS = 0.5
-#: Requests without a credential that an address may send at once, in seconds of its rate.
-_BURST = 5.0
-#: A tick that takes longer than this many poll intervals (and this many seconds) counts as stuck.
-_STUCK_INTERVALS, _STUCK_SECONDS = 10, 300.0
-#: Time between two comparisons of the groups of a canary.
-_JUDGE_SECONDS = 3600.0
-#: A daemon does not start the learner before this time.
-_FIRST_LEARNING_SECONDS = 60.0
 #: Settings that are read once: sockets, files and managers are not exchanged under running jobs.
-#: A daemon that starts looks for static jobs that ended so long before the last slot, in case their ends were late.
-_LOOK_BACK_SECONDS = 3600.0
 _RESTART_ONLY = ("state_dir", "store", "resource_manager", "api")
 
 
@@ -116,11 +113,11 @@ class Daemon(AbstractContextManager["Daemon"]):
         #: A tick was asked for and has not begun; a tick is under way.
         self._again, self._ticking = threading.Event(), threading.Event()
         self._service = ServiceManager()
-        self._service.starting(self._stuck_after(settings))
+        self._service.starting(stuck_seconds(settings.schedule.poll_seconds))
         self._state = TickState()
         #: Number of jobs in the last tick.
         self._live_jobs = 0
-        self._health = Health(timer, self._stuck_after(settings))
+        self._health = Health(timer, stuck_seconds(settings.schedule.poll_seconds))
         self._last_done = timer()
         self._tick_log = TickLog()
         self._status = "starting"
@@ -185,10 +182,12 @@ class Daemon(AbstractContextManager["Daemon"]):
                 starts_anchors=capabilities.starts_anchors,
                 mode=lambda: self._context.mode,
                 health=self._health,
-                rate=RateLimiter(settings.api.requests_per_second, _BURST * settings.api.requests_per_second, timer),
-                heartbeat_rate=RateLimiter(HEARTBEATS_PER_SECOND, _BURST * HEARTBEATS_PER_SECOND, timer),
+                rate=RateLimiter(
+                    settings.api.requests_per_second, BURST_SECONDS * settings.api.requests_per_second, timer
+                ),
+                heartbeat_rate=RateLimiter(HEARTBEATS_PER_SECOND, BURST_SECONDS * HEARTBEATS_PER_SECOND, timer),
                 wake=self.wake,
-                user_turns=UserTurns(RateLimiter(VIEWS_PER_SECOND, _BURST * VIEWS_PER_SECOND, timer)),
+                user_turns=UserTurns(RateLimiter(VIEWS_PER_SECOND, BURST_SECONDS * VIEWS_PER_SECOND, timer)),
                 operators=lambda: frozenset(self._settings.api.operators),
                 answered=self._answered,
             )
@@ -196,7 +195,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             self._last_slot_at, self._began = math.inf if last is None else last.at, timer()
             self._state = TickState(
                 slot=store.last_slot_number(),
-                ended_until=None if last is None else last.at - _LOOK_BACK_SECONDS,
+                ended_until=None if last is None else last.at - LOOK_BACK_SECONDS,
                 memory=store.guard_state(),
             )
             self._learner = Learner(store.registry, learner, clock=clock)
@@ -303,7 +302,7 @@ class Daemon(AbstractContextManager["Daemon"]):
 
         A standby that has taken over is ready for the service manager, which wants signs of life meanwhile.
         """
-        self._service.starting(self._stuck_after(self._settings))
+        self._service.starting(stuck_seconds(self._settings.schedule.poll_seconds))
         ticking = threading.Thread(target=self.tick, name="first tick")
         ticking.start()
         ticking.join(self._pause)
@@ -342,11 +341,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             scheduler.modify_job(_TICK, next_run_time=datetime.now(tz=UTC))
 
     def _stuck(self) -> bool:
-        return self._timer() - self._last_done > self._stuck_after(self._settings)
-
-    @staticmethod
-    def _stuck_after(settings: Settings) -> float:
-        return max(_STUCK_INTERVALS * settings.schedule.poll_seconds, _STUCK_SECONDS)
+        return self._timer() - self._last_done > stuck_seconds(self._settings.schedule.poll_seconds)
 
     def tick(self) -> Report | None:
         """Run one tick; a failure is logged and shown in the status, and the next tick completes what it left.
@@ -435,7 +430,7 @@ class Daemon(AbstractContextManager["Daemon"]):
         """Once an hour: compare the groups of the canary, and end it if its rule says so."""
         with self._replacing_context:
             now = self._timer()
-            if now - self._judged_at < _JUDGE_SECONDS:
+            if now - self._judged_at < JUDGE_SECONDS:
                 return
             self._judged_at = now
             if (found := self._canary.judge()) is not None:
@@ -486,7 +481,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             last = max((run.started_at for run in self._store.registry.runs(limit=1)), default=now)
         except Dl2dError:
             last = now
-        return max(last + seconds, now + min(seconds, _FIRST_LEARNING_SECONDS))
+        return max(last + seconds, now + min(seconds, FIRST_LEARNING_SECONDS))
 
     def _take_settings(self, scheduler: BackgroundScheduler) -> None:
         self._service.reloading()

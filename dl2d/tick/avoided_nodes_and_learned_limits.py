@@ -21,13 +21,20 @@ from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.resource_manager import EligibleNodes, GrowthLimit, RmJob, RmJobState, RmListing
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d.core.start_failures import MAX_BACKOFF_SECONDS
+from dl2d.core.start_failures import MAX_BACKOFF_SECONDS, doubled
 from dl2d.core.store import TaskChange
 from dl2d.core.task_starts_and_stops import Outcome
 
 #: How long a task that the resource manager refuses to start may wait; shorter than for one that waits for room, and
 #: long enough for tasks that leave to make room in a limit.
 MAX_REFUSED_SECONDS: Final = 30.0
+#: How long a job avoids a node that was refused to it, or on which a task of it failed; doubled with each further
+#: refusal or failure there, up to the second value.
+_AVOID_SECONDS: Final = 300.0
+_MAX_AVOID_SECONDS: Final = 3600.0
+#: How long the jobs that were found to wait for a limit do not grow; doubled each time that it is found again, up to
+#: ``MAX_BACKOFF_SECONDS``.
+_LIMIT_SECONDS: Final = 60.0
 #: A refusal is remembered for this long after its retry time; a further one until then doubles the delay.
 _FORGET_SECONDS: Final = 3600.0
 #: So many nodes at most are avoided since tasks failed there, and so many combinations of them: each combination makes
@@ -35,6 +42,16 @@ _FORGET_SECONDS: Final = 3600.0
 _MAX_AVOIDED: Final = 16
 #: So often at most in one tick it is worked out whether the smallest size of a job fits on the nodes without failures.
 _MAX_PACKINGS: Final = 32
+
+
+def _node_retry_at(refusal: NodeRefusal) -> float:
+    """When the job may ask for its next task on the node, seconds since 1970."""
+    return refusal.at + doubled(_AVOID_SECONDS, refusal.attempts, _MAX_AVOID_SECONDS)
+
+
+def _growth_retry_at(limit: LearnedLimit) -> float:
+    """When the jobs of a limit may grow again, seconds since 1970."""
+    return limit.at + doubled(_LIMIT_SECONDS, limit.times, MAX_BACKOFF_SECONDS)
 
 
 def why_refused(listed: RmJob) -> str:
@@ -125,7 +142,7 @@ def _refused_nodes(
             # A time in the future means that the clock was set back.
             node: found._replace(at=min(found.at, at))
             for node, found in nodes.items()
-            if at < found.retry_at + _FORGET_SECONDS
+            if at < _node_retry_at(found) + _FORGET_SECONDS
         }
         if remembered:
             kept[job] = remembered
@@ -147,7 +164,7 @@ def _learned_limits(
     learned = {
         reason: limit._replace(at=min(limit.at, at))
         for reason, limit in known.items()
-        if at < limit.retry_at + MAX_BACKOFF_SECONDS and anchors.keys() & limit.anchors
+        if at < _growth_retry_at(limit) + MAX_BACKOFF_SECONDS and anchors.keys() & limit.anchors
     }
     for reason, limit in found.items():
         members = sorted(limit.anchors & anchors.keys())
@@ -162,7 +179,7 @@ def learned_growth_limits(
     memory: GuardState, jobs: Iterable[Job], tasks: Iterable[Task], at: float
 ) -> tuple[GrowthLimit, ...]:
     """The limits that hold at this time since they were found a short while ago."""
-    active = {reason: limit for reason, limit in memory.learned_limits.items() if at < limit.retry_at}
+    active = {reason: limit for reason, limit in memory.learned_limits.items() if at < _growth_retry_at(limit)}
     if not active:
         return ()
     keys = {job.key: job.anchor for job in jobs}
@@ -197,7 +214,8 @@ def node_sets(
     all_nodes = frozenset(node.name for node in listing.nodes)
     everywhere = EligibleNodes(all_nodes, "")
     known = {
-        key: {name: found for name, found in nodes.items() if at < found.retry_at} for key, nodes in refused.items()
+        key: {name: found for name, found in nodes.items() if at < _node_retry_at(found)}
+        for key, nodes in refused.items()
     }
     failing = _failing_nodes(known)
     empty = _EmptyNodes(listing.nodes, placement)

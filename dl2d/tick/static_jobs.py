@@ -41,6 +41,8 @@ log = structlog.get_logger()
 
 #: Maximum number of jobs recorded in one tick that started and ended between two ticks.
 MAX_NEW_ENDED = 500
+#: A daemon that starts looks for static jobs that ended so long before the last slot, in case their ends were late.
+LOOK_BACK_SECONDS = 3600.0
 
 
 def unlisted_static_jobs(context: Context, observed: Observed) -> frozenset[str]:

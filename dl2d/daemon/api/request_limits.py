@@ -14,6 +14,8 @@ from starlette.exceptions import HTTPException
 
 from dl2d.daemon.api.connection_limits import Connection, Waiting, client_gone, client_group
 
+#: Requests without a credential that an address may send at once, in seconds of its rate.
+BURST_SECONDS = 5.0
 #: Heartbeats that a job may send. A coordinator sends one every few seconds, and one when something has changed.
 HEARTBEATS_PER_SECOND = 50.0
 #: Ticks that a job may ask for by what becomes of its tasks, and how many of them at once.

@@ -22,6 +22,8 @@ log = structlog.get_logger()
 
 #: Earlier canaries among which one of the same version is looked for.
 _MAX_EARLIER = 1000
+#: Time between two comparisons of the groups of a canary.
+JUDGE_SECONDS = 3600.0
 
 
 class CanaryRun:

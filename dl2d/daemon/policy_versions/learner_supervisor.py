@@ -33,6 +33,8 @@ _MAX_LINES_LOGGED: Final = 1000
 _LINES_RECORDED: Final = 5
 #: Seconds between asking it to end and killing it.
 _GRACE_SECONDS: Final = 5.0
+#: A daemon that starts waits for this long before it starts a learner.
+FIRST_LEARNING_SECONDS: Final = 60.0
 
 
 def learner_command(config: str) -> tuple[str, ...]:
