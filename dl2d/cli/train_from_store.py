@@ -254,9 +254,6 @@ def judged(settings: Settings, store: SqlStore, learned: Learned, replays: Repla
     version = replace(
         version_in(settings.versions_path, learned.checkpoint, at=time.time(), origin="learned from this site's days"),
         parent=learned.parent.digest,
-        data_from=learned.record["data_from"],
-        data_to=learned.record["data_to"],
-        jobs=learned.record["jobs"],
     )
     name = version.policy
 

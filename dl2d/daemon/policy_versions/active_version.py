@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import datetime as dt
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import msgspec
 import structlog
 
 from dl2d.config.settings import Settings
@@ -37,6 +39,9 @@ _SLOT_FACTOR: Final = 2.0
 REPAIR: Final = "restore its folder and reload, or make another version live (dl2d policy promote, rollback)"
 #: Maximum number of jobs of a store whose requests are taken, newest first.
 _MAX_STORED_JOBS: Final = 200
+_DAY_SECONDS: Final = 86_400.0
+
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
 class ActiveVersion:
@@ -435,7 +440,38 @@ def version_in(folder: Path, checkpoint: Checkpoint, *, at: float, origin: str) 
         origin=origin,
         at=at,
         metrics=checkpoint.training,
+        **_learned_from(checkpoint.training),
     )
+
+
+class _Supervised(msgspec.Struct):
+    jobs: _Count = 0
+
+
+class _Training(msgspec.Struct):
+    """What the record of a checkpoint's training says of the recorded days that it learned from."""
+
+    days: list[dt.date] = []
+    data_from: float | None = None
+    data_to: float | None = None
+    jobs: _Count = 0
+    supervised: _Supervised = msgspec.field(default_factory=_Supervised)
+
+
+def _learned_from(training: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of ``Version`` about the recorded days that were learned from; empty where the record does not tell."""
+    try:
+        found = msgspec.convert(training, _Training)
+    except msgspec.ValidationError:
+        return {}
+    if not found.days:
+        return {}
+    first, last = (dt.datetime.combine(day, dt.time(), dt.UTC) for day in (min(found.days), max(found.days)))
+    return {
+        "data_from": first.timestamp() if found.data_from is None else found.data_from,
+        "data_to": last.timestamp() + _DAY_SECONDS if found.data_to is None else found.data_to,
+        "jobs": found.jobs or found.supervised.jobs,
+    }
 
 
 def keep_version(checkpoint: Checkpoint, folder: Path, registry: SqlRegistry, *, at: float, origin: str) -> Version:

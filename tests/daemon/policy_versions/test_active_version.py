@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ from dl2d.daemon.policy_versions.active_version import ActiveVersion, current_ch
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
 from dl2d.policies.dl2.policy import with_checkpoint
 from dl2d.store.sql_store import SqlStore
+
+
+DAY = 86_400.0
 
 
 def another(number: int) -> Checkpoint:
@@ -86,6 +90,26 @@ def test_what_comes_with_dl2d_is_the_first_live_version(site: Site) -> None:
     assert again.policy.version == active.policy.version
     assert len(site.store.registry.changes()) == 1
     assert again.refreshed() is None
+
+
+@pytest.mark.parametrize(
+    ("training", "jobs", "days"),
+    [
+        ({"days": ["1970-01-02", "1970-01-04"], "supervised": {"jobs": 46}}, 46, (1.0, 4.0)),
+        ({"days": ["1970-01-02", "1970-01-04"], "data_from": 3 * DAY, "data_to": 4 * DAY, "jobs": 7}, 7, (3.0, 4.0)),
+        ({"jobs": 5}, 0, None),
+        ({"days": "many", "jobs": 5}, 0, None),
+    ],
+    ids=["supervised", "twin", "of no site", "unreadable"],
+)
+def test_a_kept_version_says_which_recorded_days_it_learned_from(
+    site: Site, training: dict[str, Any], jobs: int, days: tuple[float, float] | None
+) -> None:
+    made = replace(another(1), training=training)
+    keep_version(made, site.folder / "versions", site.store.registry, at=1.0, origin="a test")
+    (kept,) = site.store.registry.versions()
+    assert kept.jobs == jobs
+    assert (kept.data_from, kept.data_to) == ((None, None) if days is None else (days[0] * DAY, days[1] * DAY))
 
 
 def test_settings_are_part_of_the_version(site: Site) -> None:
