@@ -25,7 +25,6 @@ from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
 from dl2d.policies.dl2.policy import with_checkpoint
 from dl2d.store.sql_store import SqlStore
 
-
 DAY = 86_400.0
 
 
