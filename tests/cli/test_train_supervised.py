@@ -17,6 +17,7 @@ from dl2d.cli import promotion_trial
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Decision
 from dl2d.core.jobs import JobState
+from dl2d.core.policy import Policy
 from dl2d.core.store import Slot
 from dl2d.core.task_starts_and_stops import Outcome, Plan
 from dl2d.learning.dl2_paper.demonstrations import recordings_of
@@ -25,6 +26,7 @@ from dl2d.learning.recorded_days import day_name
 from dl2d.policies.common.checkpoint import read_checkpoint
 from dl2d.policies.dl2.policy import with_checkpoint
 from dl2d.policies.drf import Drf
+from dl2d.policies.fifo import Fifo
 from dl2d.policies.srtf import Srtf
 from dl2d.simulation.workload.format import read_workload
 from dl2d.simulation.workload.sources import load_source
@@ -169,6 +171,22 @@ def test_dl2_has_its_own_weights_where_completion_times_cannot_be_compared(dl2d:
     report = (out / "report.md").read_text()
     assert "dl2d's own weights: completion times cannot be compared" in report
     assert "size as before: " in report
+
+
+@pytest.mark.usefixtures("few_draws")
+@pytest.mark.parametrize("teacher", [Fifo(), pytest.param(Srtf(), marks=pytest.mark.slow)])
+def test_who_serves_jobs_whole_is_imitated_by_a_network_that_leaves_no_job_waiting(
+    dl2d: Dl2d, tmp_path: Path, teacher: Policy
+) -> None:
+    """Also of architectures and models that the site never had, on an idle cluster."""
+    begin = time.time() // DAY * DAY - DAY / 2
+    record(store_url(tmp_path), load_source(DAYS, seed=2).workload, teacher, begin=begin)
+    site = write_config(tmp_path, schedule={"slot_seconds": 1200.0})
+    ran = dl2d("train", "supervised", "-c", site, "-o", tmp_path / "out", "--updates", "100", "--json")
+    assert ran.status == 0, ran.err
+    assert ran.json["replayed"]["ended"] == ran.json["replayed"]["jobs"] > 0
+    checkpoint = read_checkpoint(tmp_path / "out" / "checkpoint", policy="dl2-original")
+    assert (checkpoint.settings["first_bundles"], checkpoint.settings["last_bundles"]) == (False, True)
 
 
 @pytest.mark.usefixtures("few_draws")

@@ -180,11 +180,13 @@ def imitate_recordings(
     jobs = [job for each in given for job in each.snapshot.jobs]
     amounts = [node.capacity for each in given for node in each.snapshot.nodes]
     amounts += [demand for job in jobs for demand in (job.request.worker, job.request.ps)]
+    first_bundles = settings.first_bundles and not serves_whole(given)
     sight = Sight(
         window=settings.window,
         models=tuple(sorted({job.request.model for job in jobs})),
         resources=tuple(sorted({name for amount in amounts for name, _ in amount.thousandths})),
-        first_bundles=settings.first_bundles and not serves_whole(given),
+        first_bundles=first_bundles,
+        last_bundles=not first_bundles,
         slot_seconds=slot_seconds,
         extras=settings.supervised_extras,
     )

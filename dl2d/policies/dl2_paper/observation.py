@@ -91,6 +91,8 @@ class Sight:
     #: Each job has its minimum size before the first step.
     first_bundles: bool
     slot_seconds: float
+    #: Jobs that have nothing after the last step get their minimum size, where there is room.
+    last_bundles: bool = False
     #: Jobs have the features that not every network has.
     extras: bool = False
 
@@ -128,6 +130,7 @@ class Sight:
             models=tuple(settings["models"]),
             resources=tuple(settings["resources"]),
             first_bundles=bool(settings["first_bundles"]),
+            last_bundles=bool(settings.get("last_bundles", False)),
             slot_seconds=float(settings["slot_seconds"]),
             extras=bool(settings.get("extras", False)),
         )

@@ -38,7 +38,8 @@ class Dl2Original:
     ----------
     checkpoint
         Of policy ``dl2-original``. Settings: ``network`` (dense, shared), ``window`` (J), ``models`` and ``resources``
-        (names in the order of the inputs), ``first_bundles``, ``extras``, ``sampled``, ``slot_seconds``.
+        (names in the order of the inputs), ``first_bundles``, ``last_bundles``, ``extras``, ``sampled``,
+        ``slot_seconds``.
     sampled
         Whether actions are drawn from the policy's distribution instead of taking the best; by default as the
         checkpoint says, which knows what did better in validation.
@@ -96,8 +97,9 @@ class Dl2Original:
         sizing = Sizing(snapshot, packing, self.sight, exploration=self.exploration)
         filling = sizing.filling
         alternatives: dict[JobKey, tuple[Alternative, ...]] = {}
-        for batch in sizing.batches():
-            weights = self._decide_batch(batch, rng)
+        batches = [(batch, self._decide_batch(batch, rng)) for batch in sizing.batches()]
+        last_bundles = sizing.give_last_bundles()
+        for batch, weights in batches:
             for place, job in enumerate(batch.jobs):
                 has = filling.allocations[job.key]
                 options = [(has.plus(add), number)
@@ -117,6 +119,8 @@ class Dl2Original:
             most = not any(grows(job, has, step) for step in STEPS)
             if most:
                 text = f"has its maximum of {has}"
+            elif job.key in last_bundles:
+                text = f"has its minimum size of {has} since there was room left; the learned policy gave it nothing"
             elif has == sizing.most(job):
                 text = f"has {has} in this slot for its speed to be measured (exploration)"
             else:

@@ -68,7 +68,7 @@ class Sizing:
         self._starts: dict[int, Reason | None] = {}
         self._types = {model: place for place, model in enumerate(sight.models)}
         if sight.first_bundles:
-            self._give_first_bundles()
+            self._give_bundles()
         for job in snapshot.jobs:
             if job.key in self._drawn:
                 self._add(job, self._drawn[job.key].beyond(self.filling.allocations[job.key]))
@@ -161,7 +161,15 @@ class Sizing:
         """Thousandths of a demand in the order of the sight's resources, shape (R,)."""
         return np.array(demand.in_order(self.sight.resources), dtype=np.int64)
 
-    def _give_first_bundles(self) -> None:
+    def give_last_bundles(self) -> frozenset[JobKey]:
+        """Where the sight has last bundles, give them after the last step; returns the jobs that got one."""
+        if not self.sight.last_bundles:
+            return frozenset()
+        before = dict(self.filling.allocations)
+        self._give_bundles()
+        return frozenset(key for key, size in self.filling.allocations.items() if size != before[key])
+
+    def _give_bundles(self) -> None:
         """Give each elastic job in turn its minimum size, until one has no room.
 
         A job that runs at a fixed size waits for room for all of that.

@@ -26,6 +26,7 @@ from dl2d.policies.common.training_input_ranges import INPUT_RANGES
 from dl2d.policies.dl2_paper.observation import Layout, Sight
 from dl2d.policies.dl2_paper.policy import Dl2Original
 from dl2d.policies.drf import Drf
+from dl2d.policies.fifo import Fifo
 from dl2d.simulation.policy_lookup import replay_by_name
 from dl2d.simulation.simulation_presets import PresetName, preset
 from dl2d.simulation.vectorized.workload_arrays import Library
@@ -165,6 +166,21 @@ def test_what_was_learned_from_jobs_without_servers_starts_jobs_with_servers() -
     for count, seen in ((3, jobs), (1, jobs[:1])):
         sizes = ask(Dl2Original(learned.checkpoint), a_snapshot(seen, cluster(4, cpu=8, gpu=2))).allocations()
         assert sum(sizes[job.key] >= job.request.min_size for job in seen) == count
+
+
+def test_what_was_learned_from_who_serves_jobs_whole_starts_every_job_that_has_room() -> None:
+    """FIFO gave the jobs that it knew all that they may have; others, of other models, waited on an idle cluster."""
+    rng, found = np.random.default_rng(1), []
+    for number in range(40):
+        jobs = [a_job(place, epochs=float(rng.integers(1, 50)), max_workers=4, max_ps=4) for place in range(5)]
+        snapshot = replace(a_snapshot(jobs, cluster(2, cpu=8, gpu=4)), slot=number)
+        found.append(Recording(snapshot, ask(Fifo(), snapshot), LoadBalance()))
+    learned = imitate_recordings(found, QUICK, slot_seconds=60.0, seed=0, min_jobs=1)
+    assert learned.checkpoint.settings["first_bundles"] is False
+    jobs = [a_job(place, model="other", **NO_PS | {"max_workers": 4}) for place in range(8)]
+    for seen in (jobs, jobs[:1]):
+        sizes = ask(Dl2Original(learned.checkpoint), a_snapshot(seen, cluster(4, cpu=8, gpu=2))).allocations()
+        assert all(size.workers for size in sizes.values())
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,20 @@ def test_void_is_kept_to_and_reasons_are_given() -> None:
     assert decision.jobs[1].reason.constraint is Constraint.CAPACITY
 
 
+def test_with_last_bundles_jobs_that_the_network_gives_nothing_have_their_minimum_size_where_there_is_room() -> None:
+    """In submit order, until one has no room."""
+    jobs = [a_job(1), a_job(2, **NO_PS | {"min_workers": 2}), a_job(3)]
+    checkpoint = a_checkpoint(scale=0.0, resources=["cpu", "gpu"], window=2, first_bundles=False, last_bundles=True)
+    weights = {**checkpoint.weights, "policy.2.bias": np.array([0, 0, 0, 0, 0, 0, 1], dtype=np.float32)}
+    lazy = Dl2Original(replace(checkpoint, weights=weights))
+    for cpus, sizes in ((100, [(1, 1), (2, 0), (1, 1)]), (6, [(1, 1), (0, 0), (0, 0)])):
+        decision = ask(lazy, a_snapshot(jobs, cluster(1, cpu=cpus, gpu=8)))
+        assert [entry.allocation for entry in decision.jobs] == sizes
+        text = "has its minimum size of 1w+1ps since there was room left; the learned policy gave it nothing"
+        assert decision.jobs[0].reason.text == text
+    assert decision.jobs[1].reason.constraint is Constraint.CAPACITY
+
+
 def test_a_job_that_cannot_run_with_what_it_got_has_nothing() -> None:
     """Only a PS: a worker has no room anywhere."""
     job = a_job(1, worker=Resources.of(cpu=20), ps=Resources.of(cpu=1))
