@@ -22,6 +22,10 @@ from dl2d.core.resources import NO_RESOURCES, Resources
 
 MAX_EPOCHS = 1e6
 MAX_TASKS = 10_000
+#: Maximum size of command and environment together, in bytes.
+MAX_LAUNCH_BYTES = 256 * 1024
+#: Maximum length of the working folder's path, in bytes: PATH_MAX of Linux.
+MAX_FOLDER_BYTES = 4096
 #: Maximum length of the ``#DL2`` lines of a script together.
 _MAX_DIRECTIVES = 16_384
 _DIRECTIVE = re.compile(r"#DL2(?:\s+(.*))?", re.DOTALL)

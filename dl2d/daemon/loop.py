@@ -36,7 +36,6 @@ from dl2d.daemon.address_file import write_address
 from dl2d.daemon.api.answered_heartbeats import AnsweredHeartbeats
 from dl2d.daemon.api.application import create_api
 from dl2d.daemon.api.connection_limits import ConnectionLimits
-from dl2d.daemon.api.heartbeat import heartbeat_interval
 from dl2d.daemon.api.job_admission import Admission
 from dl2d.daemon.api.request_limits import (
     BURST_SECONDS,
@@ -44,6 +43,7 @@ from dl2d.daemon.api.request_limits import (
     VIEWS_PER_SECOND,
     RateLimiter,
     UserTurns,
+    heartbeat_interval,
 )
 from dl2d.daemon.api.route_dependencies import Services
 from dl2d.daemon.api.server import ApiServer, certificate_problem

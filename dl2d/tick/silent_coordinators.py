@@ -13,6 +13,8 @@ from dl2d.core.jobs import Job, JobKey
 
 #: A recorded time that is more than this in the future was written before the clock was set back, seconds.
 MAX_FUTURE_SECONDS: Final = 60.0
+#: A coordinator is silent if it has not called for so many heartbeat intervals.
+SILENT_HEARTBEATS: Final = 3
 
 
 def has_called(job: Job, at: float, seconds: float) -> bool:

@@ -19,20 +19,16 @@ from starlette.types import Message
 
 from dl2d.core.jobs import Job, JobKey
 from dl2d.daemon.api.connection_limits import Connection, client_group, is_loopback
-from dl2d.daemon.api.job_admission import MAX_LAUNCH_BYTES
-from dl2d.daemon.api.request_limits import too_many
+from dl2d.daemon.api.request_limits import (
+    BYTES_PER_HEARTBEAT,
+    MAX_BODY_BYTES,
+    MAX_PUBLIC_BODY_BYTES,
+    MAX_REPORT_BYTES,
+    too_many,
+)
 from dl2d.daemon.api.route_dependencies import Services
 
 log = structlog.get_logger()
-
-#: Largest body of a request with a credential, in bytes: a heartbeat of a job with thousands of tasks.
-MAX_BODY_BYTES = 4 * 1024 * 1024
-#: In the rate of its job, a heartbeat counts as one more for each full multiple of this size, bytes.
-BYTES_PER_HEARTBEAT = 64 * 1024
-#: Largest body of a container's report, in bytes.
-MAX_REPORT_BYTES = 16 * 1024
-#: Largest body of a request without one, in bytes: a registration, whose strings JSON may have lengthened by escapes.
-MAX_PUBLIC_BODY_BYTES = 2 * MAX_LAUNCH_BYTES
 
 
 async def services_of(request: Request) -> Services:

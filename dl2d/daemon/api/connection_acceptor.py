@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 from starlette.exceptions import HTTPException
 
-from dl2d.daemon.api.connection_limits import AcceptedSocket, ConnectionTable, client_group
+from dl2d.daemon.api.connection_limits import CONNECTION_SECONDS, AcceptedSocket, ConnectionTable, client_group
 from dl2d.daemon.api.request_limits import FairTurns
 
 log = structlog.get_logger()
@@ -21,8 +21,6 @@ log = structlog.get_logger()
 #: Maximum number of connections that are accepted in one turn of the event loop. Connections that are closed to make
 #: room are closed in the next turn, so up to this many more may be open.
 _MAX_ACCEPTED_IN_TURN = 16
-#: Time from the beginning of one connection to the next, seconds.
-CONNECTION_SECONDS = 0.002
 #: After an error of the operating system, seconds until connections are accepted again.
 _RETRY_SECONDS = 1.0
 

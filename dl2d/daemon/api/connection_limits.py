@@ -1,4 +1,4 @@
-"""Limits of the job API's connections: their numbers, and the time for a request to arrive on them.
+"""Limits of the job API's connections: numbers of them, how fast they begin, and the time for a request to arrive.
 
 uvicorn limits only the time between two requests: a client that sends a byte now and then would keep its connection.
 """
@@ -17,6 +17,11 @@ from starlette.exceptions import HTTPException
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 log = structlog.get_logger()
+
+#: Seconds after which a connection is closed on which no further request begins.
+IDLE_SECONDS = 5
+#: Time from the beginning of one connection to the next, seconds.
+CONNECTION_SECONDS = 0.002
 
 
 @dataclass(frozen=True, slots=True)

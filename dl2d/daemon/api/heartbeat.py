@@ -38,18 +38,6 @@ _MIN_SPEED, _MAX_SPEED = 1e-9, 1e15
 #: Largest number of epochs, and largest absolute value of a loss, that a report may state.
 _MAX_EPOCH, _MAX_LOSS = 1e12, 1e30
 
-#: Heartbeats of all coordinators together in a second: each costs the daemon some milliseconds.
-MAX_PER_SECOND = 100
-
-
-def heartbeat_interval(configured: float, jobs: int, silent_seconds: float) -> float:
-    """Time from a heartbeat of a coordinator to its next one, seconds.
-
-    It is longer than configured where so many jobs would send more than ``MAX_PER_SECOND``, but so that a job does not
-    count as silent.
-    """
-    return min(max(configured, jobs / MAX_PER_SECOND), silent_seconds / 3)
-
 
 class _Message(BaseModel):
     # Unknown keys are let through: a newer runtime may say more than this daemon understands.

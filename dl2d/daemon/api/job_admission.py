@@ -9,16 +9,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from dl2d.core.errors import RequestError
-from dl2d.core.job_request_parser import RequestRules, parse_request, read_directives
+from dl2d.core.job_request_parser import (
+    MAX_FOLDER_BYTES,
+    MAX_LAUNCH_BYTES,
+    RequestRules,
+    parse_request,
+    read_directives,
+)
 from dl2d.core.jobs import NO_LAUNCH, TASK_ROLES, Consistency, Job, JobKey, JobRequest, Launch, Owner, User
 from dl2d.core.resource_manager import Anchor, RmListing
 from dl2d.core.resources import NO_RESOURCES, Resources
 from pslite.job.environment_passed_to_tasks import is_secret
 
-#: Maximum size of command and environment together, in bytes.
-MAX_LAUNCH_BYTES = 256 * 1024
-#: Maximum length of the working folder's path, in bytes: PATH_MAX of Linux.
-MAX_FOLDER_BYTES = 4096
 #: Refused jobs that are remembered.
 _MAX_REFUSED = 1000
 

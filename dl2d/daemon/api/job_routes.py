@@ -32,10 +32,11 @@ from dl2d.daemon.api.authentication import (
 )
 from dl2d.daemon.api.heartbeat import Heartbeat, receive, targets
 from dl2d.daemon.api.job_admission import check_options
-from dl2d.daemon.api.request_limits import HEARTBEATS_PER_SECOND, too_many
+from dl2d.daemon.api.request_limits import HEARTBEATS_PER_SECOND, TASKS_PER_RATE, too_many
 from dl2d.daemon.api.route_dependencies import Services
 from dl2d.daemon.api.user_routes import users
 from dl2d.store.sql_store import SqlStore
+from dl2d.tick.silent_coordinators import SILENT_HEARTBEATS
 
 log = structlog.get_logger()
 _public = APIRouter(route_class=PublicRoute)
@@ -49,10 +50,6 @@ ROUTERS = (_public, _containers, _heartbeats, _of_submission, users)
 _MAX_LOGGED = 20
 #: Average time between two messages of one kind on a job, seconds.
 _LOG_SECONDS = 4.0
-#: A job with so many tasks at most may send as many reports of containers as heartbeats; a larger one more.
-_TASKS_PER_RATE = 10
-#: A coordinator is silent if it has not called for so many heartbeat intervals.
-_SILENT_HEARTBEATS = 3
 
 
 def _only_strings(words: object) -> object:
@@ -289,7 +286,7 @@ def container(
     if not isinstance(manager, ContainerManager):
         raise HTTPException(409, "this cluster's resource manager starts each task itself, in a job of its own")
     most = job.request.max_workers + job.request.max_ps
-    if not services.heartbeat_rate.take(f"{job.key.slug}/containers", min(1.0, _TASKS_PER_RATE / max(most, 1))):
+    if not services.heartbeat_rate.take(f"{job.key.slug}/containers", min(1.0, TASKS_PER_RATE / max(most, 1))):
         raise too_many("reports of this job's containers")
     task = _task_of(body, job, services.store)
     if body.task and task is None and (body.role is not Role.COORDINATOR or body.task != ANCHOR):
@@ -327,7 +324,7 @@ def _has_lost_coordinator(report: ContainerBody, job: Job, task: Task, services:
     if has_joined or not report.coordinator or report.ending or report.exit_code == 0:
         return False
     silent_for = services.clock() - job.progress.at
-    is_silent = silent_for >= _SILENT_HEARTBEATS * services.heartbeat_seconds()
+    is_silent = silent_for >= SILENT_HEARTBEATS * services.heartbeat_seconds()
     return report.coordinator != job.address or (report.exit_code is not None and is_silent)
 
 

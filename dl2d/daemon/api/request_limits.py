@@ -1,4 +1,4 @@
-"""Limits of the job API's requests: rates, and turns of clients.
+"""Limits of the job API's requests: rates, sizes of bodies, and turns of clients.
 
 Heartbeats come first: requests without a job's credential begin one after the other, and their connections make way.
 """
@@ -12,12 +12,17 @@ from collections.abc import AsyncIterator, Callable
 
 from starlette.exceptions import HTTPException
 
+from dl2d.core.job_request_parser import MAX_LAUNCH_BYTES
 from dl2d.daemon.api.connection_limits import Connection, Waiting, client_gone, client_group
 
 #: Requests without a credential that an address may send at once, in seconds of its rate.
 BURST_SECONDS = 5.0
 #: Heartbeats that a job may send. A coordinator sends one every few seconds, and one when something has changed.
 HEARTBEATS_PER_SECOND = 50.0
+#: A job with so many tasks at most may send as many reports of containers as heartbeats; a larger one more.
+TASKS_PER_RATE = 10
+#: Heartbeats of all coordinators together in a second: each costs the daemon some milliseconds.
+MAX_HEARTBEATS_PER_SECOND = 100
 #: Ticks that a job may ask for by what becomes of its tasks, and how many of them at once.
 WAKES_PER_SECOND, MAX_WAKES = 0.2, 2.0
 #: Requests that each user may send with credentials of their own.
@@ -32,6 +37,23 @@ _MAX_WAITING = 64
 PUBLIC_SECONDS = 0.01
 #: Heartbeats that are served at once, each of another job. The server has 40 threads.
 MAX_HEARTBEATS = 16
+#: Largest body of a request with a credential, in bytes: a heartbeat of a job with thousands of tasks.
+MAX_BODY_BYTES = 4 * 1024 * 1024
+#: In the rate of its job, a heartbeat counts as one more for each full multiple of this size, bytes.
+BYTES_PER_HEARTBEAT = 64 * 1024
+#: Largest body of a container's report, in bytes.
+MAX_REPORT_BYTES = 16 * 1024
+#: Largest body of a request without one, in bytes: a registration, whose strings JSON may have lengthened by escapes.
+MAX_PUBLIC_BODY_BYTES = 2 * MAX_LAUNCH_BYTES
+
+
+def heartbeat_interval(configured: float, jobs: int, silent_seconds: float) -> float:
+    """Time from a heartbeat of a coordinator to its next one, seconds.
+
+    It is longer than configured where so many jobs would send more than ``MAX_HEARTBEATS_PER_SECOND``, but so that a
+    job does not count as silent.
+    """
+    return min(max(configured, jobs / MAX_HEARTBEATS_PER_SECOND), silent_seconds / 3)
 
 
 class RateLimiter:

@@ -17,12 +17,16 @@ from fastapi import FastAPI
 from dl2d.config.settings import ApiSettings
 from dl2d.core.errors import ConfigError
 from dl2d.daemon.api.connection_acceptor import Acceptor
-from dl2d.daemon.api.connection_limits import DEFAULT_LIMITS, AcceptedSocket, ConnectionLimits, ConnectionTable
+from dl2d.daemon.api.connection_limits import (
+    DEFAULT_LIMITS,
+    IDLE_SECONDS,
+    AcceptedSocket,
+    ConnectionLimits,
+    ConnectionTable,
+)
 from pslite.launch.daemon_http import certificate_text
 
 _BACKLOG = 1024
-#: Seconds after which a connection is closed on which no further request begins.
-IDLE_SECONDS = 5
 
 
 def read_certificate(certificate: Path, key: Path | None) -> str:

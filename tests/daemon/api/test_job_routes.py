@@ -31,7 +31,7 @@ from dl2d.core.resource_manager import (
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, TaskChange, TaskReport
 from dl2d.core.task_starts_and_stops import Start
-from dl2d.daemon.api.heartbeat import heartbeat_interval
+from dl2d.daemon.api.request_limits import heartbeat_interval
 from dl2d.daemon.health_and_metrics import Health
 from dl2d.testing import MemoryManager
 from dl2d.testing.builders import OWNER, make_nodes
