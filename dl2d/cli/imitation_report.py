@@ -15,6 +15,8 @@ from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
 
 #: Part of the tasks below which a difference is no reason to refuse a network.
 _FEW_TASKS: Final = 0.1
+#: Part of the tasks that is printed as 0.0 %.
+_NO_TASKS: Final = 0.0005
 
 
 def imitation_problem(trained: SizeComparison, yardstick: Yardstick) -> str:
@@ -47,7 +49,12 @@ def comparison_lines(trained: SizeComparison, yardstick: Yardstick, before: Size
 
 
 def not_better_than(trained: SizeComparison, yardstick: Yardstick, before: SizeComparison | None = None) -> list[str]:
-    """The simple deciders that come as near to the recorded sizes as the trained policy, of all jobs or of new ones."""
+    """The simple deciders that come as near to the recorded sizes as the trained policy, of all jobs or of new ones.
+
+    None where the trained policy gives the recorded sizes: where DRF was recorded, DRF gives them, too.
+    """
+    if trained.differing < _NO_TASKS:
+        return []
     return [
         name
         for name, each in _simple_deciders(yardstick, before).items()

@@ -14,6 +14,7 @@ from observed_site import observe
 from recorded_site import BUSY_DAYS, record
 
 from dl2d.cli import promotion_trial
+from dl2d.cli.imitation_report import comparison_lines, not_better_than
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Decision
 from dl2d.core.jobs import JobState
@@ -23,6 +24,7 @@ from dl2d.core.task_starts_and_stops import Outcome, Plan
 from dl2d.learning.dl2_paper.demonstrations import recordings_of
 from dl2d.learning.promotion_gate import Verdict
 from dl2d.learning.recorded_days import day_name
+from dl2d.learning.recorded_decisions import SizeComparison, Yardstick
 from dl2d.policies.common.checkpoint import read_checkpoint
 from dl2d.policies.dl2.policy import with_checkpoint
 from dl2d.policies.drf import Drf
@@ -222,6 +224,17 @@ def test_days_on_which_versions_are_compared_are_not_learned_from(dl2d: Dl2d, tm
     ran = dl2d(*train[:2], "--min-jobs", "24", *train[4:])
     assert ran.status == 1
     assert f"at least 24 are needed; record more, or lower --min-jobs; not learned from: {days[1]}" in ran.err
+
+
+@pytest.mark.parametrize(("differing", "said"), [(0.0, []), (0.2, ["drf"])])
+def test_a_network_that_gives_the_recorded_sizes_is_not_said_to_be_no_better_than_who_gave_them(
+    differing: float, said: list[str]
+) -> None:
+    drf = SizeComparison(slots=9, jobs=40, same=1.0, differing=0.0, started=4, started_same=1.0)
+    yardstick = Yardstick(as_before=replace(drf, same=0.5, differing=0.3, started_same=0.0), drf=drf)
+    trained = replace(drf, differing=differing)
+    assert not_better_than(trained, yardstick) == said
+    assert any("not better than" in line for line in comparison_lines(trained, yardstick)) == bool(said)
 
 
 @pytest.mark.slow
