@@ -26,15 +26,10 @@ from dl2d.core.errors import ConfigError, Denied, RequestError, ResourceManagerE
 from dl2d.core.jobs import TASK_ROLES, Architecture, Job, JobKey, JobRequest, JobState
 from dl2d.daemon.job_views_from_store import StoreViews
 from pslite.errors import UsageError
-from pslite.job.environment_passed_to_tasks import remarks, user_environment
+from pslite.job.environment_passed_to_tasks import TASK_VARIABLES, remarks, user_environment
 from pslite.launch.daemon_http import check_private
 
 RUNNER = "dl2-run"
-#: What makes a process a task of a job: a job that is submitted by a task of another one is no part of that.
-_TASK_VARIABLES = frozenset(
-    f"DL2_{name}"
-    for name in ("ARCHITECTURE", "COORDINATOR", "CREDENTIAL", "INSTANCE", "JOB", "PROOF", "ROLE", "TASK", "TOKEN")
-)
 
 
 def submit(
@@ -238,9 +233,7 @@ def _refuse_unknown_resources(job: JobFile, request: JobRequest, nodes: Sequence
 def _to_slurm(job: JobFile, settings: Settings, options: list[str], *, wait: bool, as_json: bool) -> None:
     """Submit as the calling user, through sbatch: accounts, limits and plug-ins of the site hold as for any job."""
     # sbatch runs as the user, and keeps the environment as for any job, except what makes a process a task of a job.
-    environment = with_runner_in_path(
-        {name: value for name, value in os.environ.items() if name not in _TASK_VARIABLES}
-    )
+    environment = with_runner_in_path({name: value for name, value in os.environ.items() if name not in TASK_VARIABLES})
     if settings.api.advertise:
         environment.setdefault("DL2_DAEMON", settings.api.advertise)
     if certificate := certificate_for_jobs(settings):

@@ -14,17 +14,14 @@ import numpy as np
 
 from dl2d.core.cluster import NodeState
 from dl2d.core.history_for_simulation import History, RecordedSizes
-from dl2d.core.jobs import Architecture, Job, JobRequest, JobState, Owner
+from dl2d.core.jobs import Architecture, Job, JobRequest, Owner
 from dl2d.core.measured_speeds import MeasuredSpeeds, TrainingKind
 from dl2d.core.resources import Resources
+from dl2d.learning.epochs_of_recorded_jobs import LEAST_EPOCHS, epochs_of
 from dl2d.simulation.speeds.speed_models import MAX_TASKS
 
 DAY_SECONDS: Final = 86_400.0
 _HOUR_SECONDS: Final = 3600.0
-#: A job that trains on beyond its declared epochs is taken to need this part more than it has done.
-_BEYOND: Final = 1.1
-#: Least part of an epoch that a job does.
-_LEAST_EPOCHS: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +162,7 @@ def learnt_from(history: History, days: Sequence[Day]) -> tuple[MeasuredSpeeds, 
 def _day_job(job: Job, begin: float, end: float, history: History) -> DayJob | None:
     """What a job meant to a day, from ``begin`` to ``end``; None if it was not there, or its length is unknown."""
     submitted, request = float(job.key.submitted), job.request
-    real = _epochs(job)
+    real = epochs_of(job)
     if real is None or submitted >= end or (job.ended_at is not None and job.ended_at <= begin):
         return None
     sizes = tuple((at - begin, size) for at, size in history.sizes.get(job.key, ()) if at < end)
@@ -181,18 +178,8 @@ def _day_job(job: Job, begin: float, end: float, history: History) -> DayJob | N
         )
         if done >= real:
             return None
-        at, left, declared = 0.0, max(real - done, _LEAST_EPOCHS), max(request.epochs - done, _LEAST_EPOCHS)
+        at, left, declared = 0.0, max(real - done, LEAST_EPOCHS), max(request.epochs - done, LEAST_EPOCHS)
     return DayJob(request, at, left, declared, sizes, ended, job.owner, job.unreported)
-
-
-def _epochs(job: Job) -> float | None:
-    """How many epochs a job really takes; None for one that ended before it trained."""
-    done, declared = job.progress.epoch, job.request.epochs
-    if job.state is JobState.FINISHED:
-        return max(done, _LEAST_EPOCHS) if done > 0 else declared
-    if job.state.ended:
-        return max(done, _LEAST_EPOCHS) if done > 0 else None
-    return max(declared, done * _BEYOND)
 
 
 def _fits(request: JobRequest, nodes: Sequence[Resources]) -> bool:

@@ -24,6 +24,7 @@ from pslite.coordinator import (
     work_reassignment,
 )
 from pslite.coordinator.coordinator_context import Job, Settings
+from pslite.coordinator.job_completion import GOODBYE_SECONDS
 from pslite.coordinator.job_state import JobState, MemberState
 from pslite.coordinator.message_handlers import DUE, FROM_ANYBODY, HANDLERS
 from pslite.coordinator.state_log_entries import LogWriter
@@ -55,9 +56,6 @@ from pslite.net.tcp_sockets import cut_off, listen
 from pslite.net.tls import Encryption, contexts
 from pslite.storage.coordinator_log import CoordinatorLog
 from pslite.storage.disk_thread import DiskThread
-
-#: how long members may take to read that the job is over
-_GOODBYE_SECONDS = 3.0
 
 
 @dataclass(eq=False)
@@ -223,9 +221,9 @@ class Coordinator:
             self._director.close(status_report.report(self._job))
             raise
         else:
-            self._goodbye(_GOODBYE_SECONDS)
+            self._goodbye(GOODBYE_SECONDS)
             checkpoints_and_rollback.tidy(self._job)
-            self._job.disk.close(_GOODBYE_SECONDS)
+            self._job.disk.close(GOODBYE_SECONDS)
             report = status_report.report(self._job)
             self._director.close(report)
             self._log.forget()

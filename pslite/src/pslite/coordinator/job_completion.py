@@ -14,6 +14,8 @@ from pslite.net.messages import Complete, DigestRequest, Digests, Exit
 
 #: how long the other workers of an open job may go on by themselves after one has ended its loop: mostly all do at once
 _EARLY_SECONDS = 1.0
+#: how long members may take to read that the job is over
+GOODBYE_SECONDS = 3.0
 
 
 def check(job: Job) -> str:

@@ -16,10 +16,7 @@ from pslite.errors import LogError
 from pslite.net.messages import FromCoordinator, Message
 from pslite.net.reliable_channel import ReliableChannel
 from pslite.storage.coordinator_log import CoordinatorLog
-from pslite.storage.disk_thread import DiskThread
-
-#: how long `close` waits for a disk that stalls, in seconds
-_CLOSE_SECONDS = 5.0
+from pslite.storage.disk_thread import CLOSE_SECONDS, DiskThread
 
 
 @dataclass(eq=False)
@@ -151,10 +148,10 @@ class LogWriter:
             self.disk.submit(self.log.remove, lambda _: None)
 
     def close(self) -> None:
-        """Release the log for another coordinator when all is written, or after `_CLOSE_SECONDS`."""
+        """Release the log for another coordinator when all is written, or after `CLOSE_SECONDS`."""
         if self.log is not None:
             self.disk.submit(self.log.close, lambda _: None)
-        self.disk.close(_CLOSE_SECONDS)
+        self.disk.close(CLOSE_SECONDS)
 
 
 class _Entry(msgspec.Struct):

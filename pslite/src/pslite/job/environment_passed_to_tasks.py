@@ -35,6 +35,13 @@ _UNREMARKABLE = (
     "LESS*", "MAIL", "HOST*", "DISPLAY", "XAUTHORITY", "DBUS_*", "ENVIRONMENT", "HIST*", "EDITOR", "PAGER", "*PATH",
     "SYSTEMD_*", "INVOCATION_ID", "JOURNAL_STREAM", "SUDO_*", "MUNGE_SOCKET", "DEBUGINFOD_*", "PS1", "MOTD_*",
 )  # fmt: skip
+#: names, and prefixes of names, of variables that the node manager sets and a task may need
+NODE_VARIABLES = ("CONTAINER_ID", "CUDA_VISIBLE_DEVICES", "HADOOP_", "LOCAL_DIRS", "LOG_DIRS", "NM_", "NVIDIA_")
+#: variables that make a process a task of a job: a job that is submitted by a task of another one is no part of that
+TASK_VARIABLES = frozenset(
+    f"DL2_{name}"
+    for name in ("ARCHITECTURE", "COORDINATOR", "CREDENTIAL", "INSTANCE", "JOB", "PROOF", "ROLE", "TASK", "TOKEN")
+)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,9 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+#: after so long without an answer the coordinator is asked for samples again
+ASK_AGAIN_SECONDS = 1.0
+
 
 class SampleRange(NamedTuple):
     """Positions [low, high) in the order of samples of epoch `order`, assigned in epoch `epoch`.

@@ -29,6 +29,7 @@ import msgspec
 import psutil
 
 from pslite.errors import UsageError
+from pslite.job.environment_passed_to_tasks import NODE_VARIABLES
 from pslite.job.job_status import TERMINATED
 from pslite.launch.daemon_http import error_text, fetch
 from pslite.launch.environment_parsing import DURABILITY_VARIABLE, PROGRESS_VARIABLE, need
@@ -38,8 +39,6 @@ from pslite.launch.signals import ENDING, handled
 from pslite.net.tls import VARIABLE
 
 _INSTANCE = re.compile(r"(coordinator|worker|ps)-([0-9]{1,6})")
-#: names, and prefixes of names, of variables that the node manager sets and a task may need
-_NODE_VARIABLES = ("CONTAINER_ID", "CUDA_VISIBLE_DEVICES", "HADOOP_", "LOCAL_DIRS", "LOG_DIRS", "NM_", "NVIDIA_")
 #: variables with options of dl2-run, which hold for its tasks too
 _RUN_OPTIONS = frozenset({"DL2_BALANCE", "DL2_QUIET", DURABILITY_VARIABLE, PROGRESS_VARIABLE, VARIABLE})
 _REPORT_SECONDS = 3.0
@@ -148,7 +147,7 @@ class ContainerAgent:
         self._command = list(command)
         #: Command of all tasks, where the container registers, and what the scheduler's environment is added to.
         self._task_command: list[str] | None = None
-        self._task_environment = {name: value for name, value in environ.items() if name.startswith(_NODE_VARIABLES)}
+        self._task_environment = {name: value for name, value in environ.items() if name.startswith(NODE_VARIABLES)}
         if not place.job:
             self._task_command = [sys.executable, "-m", "pslite.run", "--", *command]
             self._task_environment = {

@@ -38,11 +38,12 @@ from pslite.net.messages import (
 from pslite.net.reliable_channel import ReliableChannel
 from pslite.net.tcp_sockets import cut_off
 
+#: for how long a member that joins tries to reach its coordinator, in seconds
+JOIN_SECONDS = 60.0
 #: pauses between two tries to reach a coordinator, the first and the longest
 _MIN_PAUSE, _MAX_PAUSE = 0.02, 0.5
 #: for so many seconds a connection that ends in the handshake is tried again, the first time
 _LET_IN_SECONDS = 3.0
-
 
 #: the connection to a coordinator that takes the member back; or that the job went back to a checkpoint meanwhile; or
 #: the reason why there is no coordinator

@@ -21,7 +21,7 @@ from pslite.fault_points import FaultHook, FaultPoint, FaultPoints
 from pslite.job.job_spec import JobSpec
 from pslite.job.stack_dump import dump_stacks
 from pslite.net.authentication import Identity
-from pslite.net.coordinator_client import CoordinatorClient
+from pslite.net.coordinator_client import JOIN_SECONDS, CoordinatorClient
 from pslite.net.messages import (
     Abort,
     Beat,
@@ -108,7 +108,7 @@ class Server:
         *,
         host: str,
         say: Callable[[str], None],
-        join_timeout: float = 60.0,
+        join_timeout: float = JOIN_SECONDS,
         faults: FaultHook | None = None,
     ) -> None:
         self._selector = selectors.DefaultSelector()

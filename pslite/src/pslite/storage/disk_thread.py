@@ -9,6 +9,9 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+#: how long the end of a coordinator waits for a disk that stalls, in seconds
+CLOSE_SECONDS = 5.0
+
 
 class DiskThread:
     """A thread that does pieces of work one after the other; it is started with the first one.

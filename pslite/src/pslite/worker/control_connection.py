@@ -18,7 +18,7 @@ from pslite.job.job_status import TERMINATED
 from pslite.job.member_measurements import ResizeSteps, StepTimer, ThroughputMeter
 from pslite.job.stack_dump import dump_stacks, place_of
 from pslite.net.authentication import Identity
-from pslite.net.coordinator_client import CoordinatorClient
+from pslite.net.coordinator_client import JOIN_SECONDS, CoordinatorClient
 from pslite.net.messages import (
     Beat,
     DumpStacks,
@@ -37,20 +37,16 @@ from pslite.net.messages import (
     Stacks,
 )
 from pslite.storage.checkpoint_files import Saver
-from pslite.worker.script_process import ScriptProcess
-from pslite.worker.step_progress import Progress
+from pslite.worker.script_process import FAIL_GRACE_SECONDS, ScriptProcess
+from pslite.worker.step_progress import PROGRESS_SECONDS, Progress
 from pslite.worker.training_session import Drained, Stopwatch
 
-#: the least time between two progress reports of a fast loop
-_PROGRESS_SECONDS = 0.1
 #: maximum number of characters of `Stacks.place`
 _MAX_PLACE = 1000
 #: the longest time between two looks at the control connection
 _LOOK_SECONDS = 0.2
 #: how much longer than the lease the end of a process may wait for its control thread
 _END_SECONDS = 1.0
-#: how long the user's thread may take to notice that the job has failed before the process is ended
-_FAIL_GRACE_SECONDS = 5.0
 
 
 class MemberOptions(TypedDict, total=False):
@@ -88,7 +84,7 @@ class Membership(ABC):
         coordinator: str,
         *,
         say: Callable[[str], None],
-        join_timeout: float = 60.0,
+        join_timeout: float = JOIN_SECONDS,
         process: ScriptProcess | None = None,
         faults: FaultHook | None = None,
     ) -> None:
@@ -246,7 +242,7 @@ class Membership(ABC):
 
     def _report_progress(self, *, force: bool = False, resize: ResizeSteps | None = None) -> None:
         now = time.monotonic()
-        if force or resize is not None or now - self._said_progress >= _PROGRESS_SECONDS:
+        if force or resize is not None or now - self._said_progress >= PROGRESS_SECONDS:
             self._said_progress = now
             with self._lock:
                 loss, samples, self._loss, self._loss_samples = self._loss, self._loss_samples, 0.0, 0
@@ -330,7 +326,7 @@ class Membership(ABC):
     def _outlasts_the_script(self) -> bool:
         """Wait for the user's thread to notice what has happened; returns whether it does not."""
         self._wake()
-        deadline = time.monotonic() + _FAIL_GRACE_SECONDS
+        deadline = time.monotonic() + FAIL_GRACE_SECONDS
         while not self._over and time.monotonic() < deadline:
             time.sleep(0.05)
         return not self._over

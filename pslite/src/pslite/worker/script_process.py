@@ -18,6 +18,8 @@ from pslite.job.printable_text import tell
 
 #: where the script was started: relative names on its command line are valid there
 _FOLDER = os.readlink("/proc/self/cwd")  # noqa: PTH115  (it may be gone)
+#: how long the user's thread may take to notice that the job has failed before the process is ended
+FAIL_GRACE_SECONDS = 5.0
 
 
 class ScriptProcess:

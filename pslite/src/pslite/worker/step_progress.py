@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+#: the least time between two progress reports of a fast loop
+PROGRESS_SECONDS = 0.1
+
 
 class Progress:
     """Versions of a worker's weights; of the sums of gradients, where the workers update.

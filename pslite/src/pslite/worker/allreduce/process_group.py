@@ -32,6 +32,10 @@ _CUT_SECONDS = 0.05
 _CUTS = 60
 #: until the memory of an operation that never ends is let go: no thread is about to begin it any more, however slow
 _FORGET_SECONDS = 60.0
+#: how long the end of a process may wait until a group's threads have ended
+CLOSE_SECONDS = 10.0
+#: and until one that is being made has failed, for which members may wait in vain
+FAIL_SECONDS = 1.0
 
 Bytes = NDArray[np.uint8]
 

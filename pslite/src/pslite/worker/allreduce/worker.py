@@ -54,17 +54,13 @@ from pslite.net.messages import (
 from pslite.numeric.gradient_sums import Bundle, Contribution, Supply
 from pslite.storage.checkpoint_files import Saver, to_resume
 from pslite.worker.allreduce.gradient_summing import Division, Summing, room
-from pslite.worker.allreduce.process_group import Bytes, Group, RelayStore, Work
+from pslite.worker.allreduce.process_group import CLOSE_SECONDS, FAIL_SECONDS, Bytes, Group, RelayStore, Work
 from pslite.worker.allreduce.state_transfer import Giving, Taking
 from pslite.worker.control_connection import MemberOptions, Membership
 from pslite.worker.model_replica import ModelReplica
 from pslite.worker.training_session import Share
 
 _LOOK_SECONDS = 1.0
-#: how long the end of a process may wait until a group's threads have ended
-_CLOSE_SECONDS = 10.0
-#: and until one that is being made has failed, for which members may wait in vain
-_FAIL_SECONDS = 1.0
 
 
 class _GroupBroken(Exception):
@@ -205,9 +201,9 @@ class AllReduceWorker(Membership):
         with self._stages_lock:
             making, made = [*self._making], [*self._made]
         for thread in making:
-            thread.join(max(0.0, began + _FAIL_SECONDS - time.monotonic()))
+            thread.join(max(0.0, began + FAIL_SECONDS - time.monotonic()))
         for group in made:
-            group.join(max(0.0, began + _CLOSE_SECONDS - time.monotonic()))
+            group.join(max(0.0, began + CLOSE_SECONDS - time.monotonic()))
         if self._taking is not None:
             self._taking.close()
 

@@ -20,6 +20,8 @@ from pslite.worker.ps.known_plans import PlanTable
 #: seconds between two looks at the control connection's news while nothing comes; shorter where a server is in doubt
 _WAIT_SECONDS = 1.0
 _DOUBT_WAIT_SECONDS = 0.2
+#: how long a broken data connection may take to be there again, or the coordinator to say why it will not
+VERDICT_SECONDS = 10.0
 
 
 class DataPlane:

@@ -14,7 +14,7 @@ from typing import Unpack
 from pslite.errors import UsageError
 from pslite.fault_points import FaultPoint
 from pslite.job.job_spec import JobSpec
-from pslite.job.sample_assignment import SampleRange, Seen
+from pslite.job.sample_assignment import ASK_AGAIN_SECONDS, SampleRange, Seen
 from pslite.job.weight_blocks import Block
 from pslite.net.authentication import Identity
 from pslite.net.messages import (
@@ -31,7 +31,7 @@ from pslite.numeric.gradient_sums import Array, Bundle, Contribution, Supply
 from pslite.storage.checkpoint_files import Saver
 from pslite.worker.control_connection import MemberOptions, Membership
 from pslite.worker.ps.control_events import ControlEvents
-from pslite.worker.ps.data_connections import DataPlane
+from pslite.worker.ps.data_connections import VERDICT_SECONDS, DataPlane
 from pslite.worker.ps.frame_receiver import FrameReceiver
 from pslite.worker.ps.gradient_sender import GradientSender
 from pslite.worker.ps.initial_state import InitialState
@@ -40,11 +40,6 @@ from pslite.worker.ps.model_buffers import ModelBuffers
 from pslite.worker.ps.recovery import Recovery
 from pslite.worker.ps.state_fetch import StateFetch
 from pslite.worker.training_session import Share, StartState
-
-#: how long a broken data connection may take to be there again, or the coordinator to say why it will not
-_VERDICT_SECONDS = 10.0
-#: after so long without an answer the coordinator is asked for samples again
-_ASK_AGAIN_SECONDS = 1.0
 
 
 class Worker(Membership):
@@ -270,7 +265,7 @@ class Worker(Membership):
             nonlocal asked
             if events.samples is not None and events.samples.number == question.number:
                 return True
-            if time.monotonic() - asked > _ASK_AGAIN_SECONDS:
+            if time.monotonic() - asked > ASK_AGAIN_SECONDS:
                 asked = time.monotonic()
                 self._send(question)
             return False
@@ -366,7 +361,7 @@ class Worker(Membership):
         self._events.take_all()
         client = self._client
         if client is not None:
-            for server, reason in self._plane.overdue(lambda since: client.late(since, _VERDICT_SECONDS)):
+            for server, reason in self._plane.overdue(lambda since: client.late(since, VERDICT_SECONDS)):
                 self._send(Severed(task=server, reason=reason))
 
     def _handle_other(self, message: FromCoordinator) -> None:
