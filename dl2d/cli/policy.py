@@ -106,9 +106,10 @@ def promote(
 ) -> None:
     """Make a version of the configured policy live if it passes the gate.
 
-    It decides from the next interval on. A checkpoint is registered first. A version passes the gate if it starts jobs
-    on an idle cluster like this site's, and jobs of recorded days end sooner with it than with the present version. An
-    earlier passed trial counts, unless the version was rolled back or rejected since.
+    It decides from the next interval on; in mode shadow without effect, in mode observe not at all. A checkpoint is
+    registered first. A version passes the gate if it starts jobs on an idle cluster like this site's, and jobs of
+    recorded days end sooner with it than with the present version. An earlier passed trial counts, unless the version
+    was rolled back or rejected since.
     """
     if force and not reason.strip():
         raise typer.BadParameter("--force needs --reason: it is recorded with the promotion")
@@ -135,7 +136,7 @@ def promote(
         else:
             why += f" (passed the gate: {passed})" if passed else ""
         now = registry.change(name, known.digest, VersionState.LIVE, at=time.time(), by=getpass.getuser(), reason=why)
-        _tell(now, as_json=as_json)
+        _tell(now, settings.mode, as_json=as_json)
         if warning := slot_length_warning(settings, read_version(now)):
             typer.echo(f"warning: {warning}", err=True)
         if passed and not as_json:
@@ -213,7 +214,7 @@ def rollback(reason: _ReasonOption = "", as_json: JsonOption = False, config: Co
     with reading(settings) as store:
         why = reason or "rolled back by hand"
         now = roll_back(store.registry, name, at=time.time(), by=getpass.getuser(), reason=why)
-        _tell(now, as_json=as_json)
+        _tell(now, settings.mode, as_json=as_json)
 
 
 def _learned(settings: Settings) -> str:
@@ -238,13 +239,18 @@ def _matching(registry: SqlRegistry, name: str, text: str) -> Version | None:
     raise RegistryError(f"{text!r} is neither a version of {name} nor a folder; `dl2d policy list` shows all versions")
 
 
-def _tell(version: Version, *, as_json: bool) -> None:
+def _tell(version: Version, mode: Mode, *, as_json: bool) -> None:
     if as_json:
         print_json(as_plain(version))
         return
-    typer.echo(
-        f"{version.policy} version {version.digest[:DIGITS]} decides from the next interval on ({version.origin})"
+    what = (
+        "is live, but in mode observe no policy decides"
+        if mode is Mode.OBSERVE
+        else "decides from the next interval on"
     )
+    if mode is Mode.SHADOW:
+        what += " in mode shadow, which changes nothing on the cluster"
+    typer.echo(f"{version.policy} version {version.digest[:DIGITS]} {what} ({version.origin})")
 
 
 def _has_registry(settings: Settings) -> bool:

@@ -16,7 +16,7 @@ from free_ports import free_port
 from dl2d.cli import promotion_trial, trained_policy_replay
 from dl2d.config.settings import load_settings
 from dl2d.core.policy_registry import Trial, VersionState
-from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
+from dl2d.policies.common.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from dl2d.policies.dl2.policy import with_checkpoint
 from dl2d.store.sql_store import SqlStore
 
@@ -74,6 +74,24 @@ def test_promote_list_and_roll_back(dl2d: Dl2d, config: Path, tmp_path: Path) ->
     assert "cannot be compared with the live policy version" in ran.err
     assert dl2d(*again, *FORCE, "-c", config).status == 0
     assert dl2d(*again, "-c", config).status == 0  # it is live already
+
+
+@pytest.mark.parametrize(
+    ("mode", "what"),
+    [
+        ("observe", "is live, but in mode observe no policy decides"),
+        ("shadow", "decides from the next interval on in mode shadow, which changes nothing on the cluster"),
+        ("live", "decides from the next interval on"),
+    ],
+)
+def test_what_a_promoted_version_does_depends_on_the_mode(
+    dl2d: Dl2d, config: Path, tmp_path: Path, mode: str, what: str
+) -> None:
+    write_config(tmp_path, mode=mode, policy={"name": "dl2"})
+    made = checkpoint(tmp_path, 1)
+    ran = dl2d("policy", "promote", made, *FORCE, "-c", config)
+    digest = read_checkpoint(made, policy="dl2").digest
+    assert ran.out == f"dl2 version {digest[:12]} {what} (checkpoint {made})\n"
 
 
 def test_a_passed_trial_counts_until_the_version_is_taken_back(dl2d: Dl2d, config: Path, tmp_path: Path) -> None:
