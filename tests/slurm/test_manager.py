@@ -746,7 +746,7 @@ def test_who_sends_a_request_is_said_by_munge_within_a_short_time(
     assert manager_on().authenticate_user(CREDENTIAL, "dl2d:12") == 1001
     with pytest.raises(Denied, match="not made for this request to this daemon: DL2_DAEMON, if it is set, has to be"):
         manager_on().authenticate_user(CREDENTIAL, "dl2d:13")
-    monkeypatch.setattr("dl2d_slurm.manager._USER_SECONDS", 0.5)
+    monkeypatch.setattr("dl2d_slurm.manager.USER_SECONDS", 0.5)
     slurm.answer("unmunge", delay=60)
     with pytest.raises(Unavailable, match=r"unmunge did not answer within 0\.5 s"):
         manager_on().authenticate_user(CREDENTIAL, "dl2d:12")

@@ -30,6 +30,7 @@ from dl2d_yarn import service_resizing
 from dl2d_yarn.manager import YarnManager, create
 from dl2d_yarn.queue_limits import ACTIVITIES_PATH
 from dl2d_yarn.service_file import posted_description
+from dl2d_yarn.services import REMOVE_AGAIN_SECONDS
 from dl2d_yarn.settings import YarnSettings
 
 JOB = JobKey("yarn", "7", 1_795_581_700)
@@ -529,7 +530,7 @@ def test_reading_the_description_of_a_service_for_seconds_blocks_nothing_else(
 
 
 def test_a_description_is_not_waited_for_as_long_as_other_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manager_module, "_SERVICE_CALL_SECONDS", 0.3)
+    monkeypatch.setattr(manager_module, "SERVICE_CALL_SECONDS", 0.3)
     given_up = threading.Event()
     answers = {**lists([app(1, user="alice")], [node(1)]), "/ws/v1/cluster/scheduler": scheduler()}
 
@@ -1314,7 +1315,7 @@ def test_a_service_whose_removal_had_no_effect_is_removed_again(yarn: FakeYarn) 
     wait_for_rounds(manager)
     assert yarn.calls.count(asked) == 1
     yarn.instead = lambda _request: None
-    yarn.now += service_resizing.REMOVE_AGAIN_SECONDS
+    yarn.now += REMOVE_AGAIN_SECONDS
     wait_until(lambda: NAME not in yarn.posted)
 
 

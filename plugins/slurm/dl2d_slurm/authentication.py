@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 from dl2d.core.errors import Denied, NotFound, Rejected, Unavailable
 from dl2d.core.jobs import JobKey
 from dl2d.core.resource_manager import Anchor, RmJobState
-from dl2d_slurm.command_output_values import has_whole_nodes, owner_of, seconds
+from dl2d_slurm.command_output_values import owner_of, seconds
 from dl2d_slurm.commands import Commands, failure
+from dl2d_slurm.partitions import is_exclusive
 from dl2d_slurm.queue_listing import OWNER_FIELDS, TIMES_AS_SECONDS, array_id, format_option, new_word, records
 from dl2d_slurm.sbatch_options import own_options, refuse_options
 from dl2d_slurm.slurm_states import job_state
 
 _ID = re.compile(r"[0-9]{1,18}")
 _FIELD = re.compile(r"([A-Z_]+):\s*(\S*)")
-#: The second form is that of Slurm 26.05.
-_EXCLUSIVE_PARTITION = re.compile(
-    r"^PartitionName=(\S+) .*\b(?:OverSubscribe=EXCLUSIVE|Exclusive=(?:NODE|TOPO))\b", re.MULTILINE
-)
-_LINEAR = re.compile(r"^SelectType\s*=\s*select/linear", re.MULTILINE)
 #: A credential with our short payload has some 250 characters.
 _MAX_PROOF = 4096
+#: Time for munge to say who sent a request.
+USER_SECONDS = 5.0
 #: munge's exit statuses that say nothing of the credential: SNAFU, no memory, no socket, time-out (munge.h).
 _MUNGE_TROUBLE = frozenset({1, 5, 6, 7})
 _MUNGE_WORDS = {
@@ -116,7 +113,7 @@ def anchor(commands: Commands, rm_id: str, uid: int, *, cluster: str) -> Anchor:
     if not submitted:
         raise Unavailable(f"squeue does not say when job {rm_id} was submitted", said=str(found)[:300])
     script = _script(commands, rm_id)
-    refuse_options(found, script, exclusive=_is_exclusive(commands, found))
+    refuse_options(found, script, exclusive=is_exclusive(commands, found))
     return Anchor(
         key=JobKey(cluster, array_id(found) or rm_id, submitted),
         owner=owner,
@@ -125,21 +122,6 @@ def anchor(commands: Commands, rm_id: str, uid: int, *, cluster: str) -> Anchor:
         options=own_options(found),
         handle=rm_id,
     )
-
-
-def _is_exclusive(commands: Commands, record: Mapping[str, str]) -> bool:
-    """Whether a job's user asked for nodes of its own: two more queries if it has them.
-
-    All jobs of an exclusive partition have, and all jobs with ``SelectType=select/linear``.
-    """
-    if not has_whole_nodes(record):
-        return False
-    partitions = commands.run("scontrol", "--all", "--oneliner", "show", "partition")
-    config = commands.run("scontrol", "show", "config")
-    if partitions.status != 0 or config.status != 0:
-        return False
-    exclusive = set(_EXCLUSIVE_PARTITION.findall(partitions.stdout))
-    return exclusive.isdisjoint(record["Partition"].split(",")) and _LINEAR.search(config.stdout) is None
 
 
 def _script(commands: Commands, rm_id: str) -> str:

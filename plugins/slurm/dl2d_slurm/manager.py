@@ -31,7 +31,7 @@ from dl2d.core.resource_manager import (
 )
 from dl2d.core.resources import Resources
 from dl2d_slurm.association_limits import AssociationLimits
-from dl2d_slurm.authentication import anchor, proven_uid
+from dl2d_slurm.authentication import USER_SECONDS, anchor, proven_uid
 from dl2d_slurm.commands import Commands, TokenBucket, command_environment, configured, failure
 from dl2d_slurm.eligible_nodes import Eligibility
 from dl2d_slurm.ended_jobs_from_accounting import Accounting
@@ -51,7 +51,13 @@ from dl2d_slurm.queue_listing import (
     with_held,
 )
 from dl2d_slurm.reachability_probe_job import probe
-from dl2d_slurm.reservations import Reservation, parse_reservations, reservation_claims, with_reserved
+from dl2d_slurm.reservations import (
+    RESERVATIONS_SECONDS,
+    Reservation,
+    parse_reservations,
+    reservation_claims,
+    with_reserved,
+)
 from dl2d_slurm.room_slurm_withholds import WithheldRoom
 from dl2d_slurm.rpc_rate import RpcRate
 from dl2d_slurm.sbatch_options import NO_OPTIONS, AnchorOptions, site_options, time_limit_minutes
@@ -60,26 +66,14 @@ from dl2d_slurm.sharing_with_waiting_jobs import WaitingJob, claims, highest_pri
 from dl2d_slurm.slurmrestd import RestControl
 from dl2d_slurm.slurmrestd_job_fields import job_fields
 from dl2d_slurm.stopping import Stopper
-from dl2d_slurm.submission import options, script
-from dl2d_slurm.submission_backends import Backend, CommandControl, JobControl, chosen_backend
+from dl2d_slurm.submission import NODE_REFUSED, options, script
+from dl2d_slurm.submission_backends import PARALLEL_SUBMITS, Backend, CommandControl, JobControl, chosen_backend
 
 log = structlog.get_logger(__name__)
 
-#: What sbatch says where a job may not run on the node that was named.
-_NODE_REFUSED = re.compile(
-    r"requested node configuration is not available|required node not available|requested nodes are busy",
-    re.IGNORECASE,
-)
 _MAX_REPORTED = 1000
 #: Maximum number of states and reasons without a meaning that a listing names.
 _MAX_REMARKS = 5
-
-#: sbatch commands that run at once, so that a slow controller is asked at the full rate.
-_PARALLEL_SUBMITS = 8
-#: Time for munge to say who sent a request.
-_USER_SECONDS = 5.0
-#: How often reservations are asked for while there are none.
-_RESERVATIONS_SECONDS = 60.0
 
 
 def create(settings: Mapping[str, object], *, clock: Callable[[], float]) -> ResourceManager:
@@ -173,7 +167,7 @@ class SlurmManager:
             version=version,
             starts_anchors=False,
             other_users=self._uid in self._control.privileged(),
-            parallel_submits=_PARALLEL_SUBMITS,
+            parallel_submits=PARALLEL_SUBMITS,
             parallel_authentication=True,
             output="{cwd}/dl2-{id}/{name}.out",
             defaults=Resources.of(cpu=1, memory=self._settings.default_memory_mib),
@@ -320,7 +314,7 @@ class SlurmManager:
         what = f"submission of {task.name} of job {task.job.id} for {task.owner.user}{where}"
         if answer.status != 0:
             error = failure(what, answer)
-            refused = type(error) is Rejected and task.node and _NODE_REFUSED.search(error.said)
+            refused = type(error) is Rejected and task.node and NODE_REFUSED.search(error.said)
             raise NodeRefused(what, said=error.said) if refused else error
         if not answer.job_id:
             raise Rejected(f"{what}: no job id in its answer", said=(answer.stdout + answer.stderr)[:500])
@@ -354,7 +348,7 @@ class SlurmManager:
 
     def _ask_reservations(self, now: float) -> Sequence[Reservation]:
         """The reservations: asked with each listing while there are any, else once a minute."""
-        if self._reservations or not 0 <= now - self._asked_reservations < _RESERVATIONS_SECONDS:
+        if self._reservations or not 0 <= now - self._asked_reservations < RESERVATIONS_SECONDS:
             asked = ("scontrol", "--oneliner", "show", "reservation")
             try:
                 answer = self._commands.run(*asked, more=TIMES_AS_SECONDS)
@@ -437,7 +431,7 @@ class SlurmManager:
         """One unmunge; see ``UserAuthenticator``."""
         return proven_uid(
             self._commands, credential, payload, subject="this request to this daemon",
-            socket=self._settings.munge_socket, seconds=_USER_SECONDS,
+            socket=self._settings.munge_socket, seconds=USER_SECONDS,
             hint="DL2_DAEMON, if it is set, has to be the URL in the daemon's address file, letter by letter",
         )  # fmt: skip
 

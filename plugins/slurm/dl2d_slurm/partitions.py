@@ -1,10 +1,20 @@
-"""Partitions: to which of them a task job is submitted, and with which time limit."""
+"""Partitions: to which of them a task job is submitted, with which time limit, and which give each job whole nodes."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+from dl2d_slurm.command_output_values import has_whole_nodes
+from dl2d_slurm.commands import Commands
+
+#: A partition whose jobs all get nodes of their own. The second form is that of Slurm 26.05.
+_EXCLUSIVE_PARTITION = re.compile(
+    r"^PartitionName=(\S+) .*\b(?:OverSubscribe=EXCLUSIVE|Exclusive=(?:NODE|TOPO))\b", re.MULTILINE
+)
+_LINEAR = re.compile(r"^SelectType\s*=\s*select/linear", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,3 +50,18 @@ def task_minutes(
     wanted = math.ceil(max(anchor_ends - now, 0.0) / 60)
     # Slurm takes whole minutes: a maximum is rounded down.
     return max(1, wanted if math.isinf(maximum) else min(wanted, int(maximum // 60)))
+
+
+def is_exclusive(commands: Commands, record: Mapping[str, str]) -> bool:
+    """Whether a job's user asked for nodes of its own: two more queries if it has them.
+
+    All jobs of an exclusive partition have, and all jobs with ``SelectType=select/linear``.
+    """
+    if not has_whole_nodes(record):
+        return False
+    partitions = commands.run("scontrol", "--all", "--oneliner", "show", "partition")
+    config = commands.run("scontrol", "show", "config")
+    if partitions.status != 0 or config.status != 0:
+        return False
+    exclusive = set(_EXCLUSIVE_PARTITION.findall(partitions.stdout))
+    return exclusive.isdisjoint(record["Partition"].split(",")) and _LINEAR.search(config.stdout) is None

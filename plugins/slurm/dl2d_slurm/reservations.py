@@ -17,6 +17,8 @@ from dl2d_slurm.sbatch_options import AnchorOptions
 
 #: How long before a reservation begins elastic jobs leave its nodes.
 LEAD_SECONDS = 600.0
+#: How often reservations are asked for while there are none.
+RESERVATIONS_SECONDS = 60.0
 _FIELD = re.compile(r"(?:^|\s)(ReservationName|StartTime|EndTime|Nodes|Flags|TRES)=(\S*)")
 _CPUS = re.compile(r"(?:^|,)cpu=([^,]+)")
 

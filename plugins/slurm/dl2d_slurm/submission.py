@@ -16,6 +16,11 @@ from dl2d_slurm.settings import SlurmSettings
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 _RETURN = "_dl2_return"
+#: What sbatch says where a job may not run on the node that was named.
+NODE_REFUSED = re.compile(
+    r"requested node configuration is not available|required node not available|requested nodes are busy",
+    re.IGNORECASE,
+)
 #: Set by slurmd or the shell for the node and the room that the task really has; the anchor's values would be wrong.
 NODE_VARIABLES = frozenset(
     {

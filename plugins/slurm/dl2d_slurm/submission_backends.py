@@ -10,6 +10,9 @@ from typing import Protocol
 from dl2d.core.errors import Rejected
 from dl2d_slurm.commands import Answer, Commands
 
+#: sbatch commands that run at once, so that a slow controller is asked at the full rate.
+PARALLEL_SUBMITS = 8
+
 
 class Backend(StrEnum):
     """What submits and cancels jobs. All else is asked by commands: listing 1,000 jobs is fastest by squeue."""

@@ -34,6 +34,8 @@ SERVICE_TYPE: Final = "yarn-service"
 APPS_PATH: Final = "/ws/v1/cluster/apps"
 NODES_PATH: Final = "/ws/v1/cluster/nodes"
 SERVICES_PATH: Final = "/app/v1/services"
+#: Minimum time between two listings that are read to look up an application, seconds.
+LOOK_UP_SECONDS: Final = 3.0
 #: Sections of an application that the list is asked to leave out; they are nine tenths of the answer.
 _DESELECTED: Final = "resourceRequests,timeouts,appNodeLabelExpression,amNodeLabelExpression"
 #: Name of a container in its component: ``worker-3``.

@@ -15,6 +15,8 @@ from dl2d.core.resources import NO_RESOURCES, Resources
 _FORMER_PROCESSES: Final = 8
 #: Time that YARN has to end a container that it was asked to remove, seconds: it is asked again after that.
 REMOVAL_SECONDS: Final = 60.0
+#: Time without a task after which a container is decommissioned, if one with a higher number is busy, seconds.
+IDLE_SECONDS: Final = 30.0
 _NUMBERS: Final = re.compile(r"[0-9]+")
 
 

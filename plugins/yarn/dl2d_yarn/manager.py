@@ -29,6 +29,7 @@ from dl2d.core.resource_manager import (
 )
 from dl2d.core.resources import Resources
 from dl2d_yarn.cluster_listing import (
+    LOOK_UP_SECONDS,
     SERVICES_PATH,
     Application,
     ClusterListing,
@@ -42,9 +43,10 @@ from dl2d_yarn.growth_limits_by_idle_containers import idle_limits
 from dl2d_yarn.node_sizes import NodeSizes
 from dl2d_yarn.observed_jobs import WatchedApplications, owner_of
 from dl2d_yarn.queue_limits import Queues, queue_limits, queue_shares, read_queues, within_shares
-from dl2d_yarn.rest_client import RestClient
+from dl2d_yarn.rest_client import MAX_DESCRIPTION_BYTES, SERVICE_CALL_SECONDS, RestClient
 from dl2d_yarn.service_file import (
     JOB_VARIABLES,
+    MAX_REQUEST_CHARACTERS,
     PROPERTY_PREFIX,
     SECRET_VARIABLE,
     TASK_ROLES,
@@ -54,7 +56,7 @@ from dl2d_yarn.service_file import (
     service_name,
 )
 from dl2d_yarn.service_resizing import ServiceChanger
-from dl2d_yarn.services import JobService, Services
+from dl2d_yarn.services import NO_APPLICATION_SECONDS, JobService, Services
 from dl2d_yarn.settings import YarnSettings
 from dl2d_yarn.task_assignment import ContainerTasks, IdleContainer, Task
 from dl2d_yarn.yarn_states import ServiceUse
@@ -68,16 +70,6 @@ _SETTLING_INTERVALS, _SETTLING_SECONDS = 3, 65.0
 _PARALLEL_SUBMITS: Final = 4
 #: Number of different warnings of which each is logged once.
 _MAX_WARNINGS: Final = 1000
-#: Time after which a posted service that never became an application is removed, seconds: YARN copies files first.
-_NO_APPLICATION_SECONDS: Final = 300.0
-#: Maximum length of all ``dl2.*`` properties of a service together, in characters.
-_MAX_REQUEST_CHARACTERS: Final = 64 * 1024
-#: Minimum time between two listings that are read to look up an application, seconds.
-_LOOK_UP_SECONDS: Final = 3.0
-#: Maximum duration of a call about a single service, seconds.
-_SERVICE_CALL_SECONDS: Final = 5.0
-#: Maximum size of the description of a service, in bytes: 20,000 containers take about 10 MB.
-_MAX_DESCRIPTION_BYTES: Final = 16 * 1024 * 1024
 #: Maximum number of containers of a user's services that are authenticated at once: the API authenticates 8 in all.
 _MAX_AUTHENTICATED: Final = 2
 
@@ -122,9 +114,9 @@ class YarnManager:
         read_template(settings.template)
         self._client = client or RestClient.of(settings)
         #: Client with a short time-out for calls about one service: its ApplicationMaster answers, which may hang.
-        limit = min(_SERVICE_CALL_SECONDS, settings.timeout_seconds)
+        limit = min(SERVICE_CALL_SECONDS, settings.timeout_seconds)
         self._service_client = client or RestClient.of(
-            settings, timeout_seconds=limit, max_answer_bytes=_MAX_DESCRIPTION_BYTES
+            settings, timeout_seconds=limit, max_answer_bytes=MAX_DESCRIPTION_BYTES
         )
         #: Held while container tasks and services are read or changed, never during a call.
         self._lock = threading.Lock()
@@ -374,8 +366,8 @@ class YarnManager:
         raise Unavailable(f"{name}: a service of this name exists; {problem}", said=error.said)
 
     def _remove_without_application(self, name: str, anchor: Task) -> None:
-        """Remove a service that is no application ``_NO_APPLICATION_SECONDS`` after its POST: it may be posted anew."""
-        if self._timer() - anchor.added < _NO_APPLICATION_SECONDS:
+        """Remove a service that is no application ``NO_APPLICATION_SECONDS`` after its POST: it may be posted anew."""
+        if self._timer() - anchor.added < NO_APPLICATION_SECONDS:
             return
         # Read right before its removal: it may have become an application since the listing.
         if read_service(self._client, name).use is ServiceUse.ENDED:
@@ -415,7 +407,7 @@ class YarnManager:
     def authenticate(self, rm_id: str, proof: str) -> Anchor:
         """Check that a container knows the secret of the service that its user posted; see docs/yarn.md.
 
-        Reads the service's description from its ApplicationMaster, which blocks for ``_SERVICE_CALL_SECONDS`` at most,
+        Reads the service's description from its ApplicationMaster, which blocks for ``SERVICE_CALL_SECONDS`` at most,
         for ``_MAX_AUTHENTICATED`` containers of a user at once; others have to try again.
         """
         application = self._services.applications.get(rm_id) or self._look_up_application(rm_id)
@@ -445,10 +437,10 @@ class YarnManager:
         request = {key.removeprefix(PROPERTY_PREFIX): text for key, text in given.items()}
         request |= {role.value: service.demands[role.value] for role in TASK_ROLES if role.value in service.demands}
         size = sum(len(key) + len(text) for key, text in request.items())
-        if size > _MAX_REQUEST_CHARACTERS:
+        if size > MAX_REQUEST_CHARACTERS:
             raise RequestError(
                 f"{PROPERTY_PREFIX}*",
-                f"the properties have {size} characters together; at most {_MAX_REQUEST_CHARACTERS} are allowed",
+                f"the properties have {size} characters together; at most {MAX_REQUEST_CHARACTERS} are allowed",
                 where=f"service {application.name}",
             )  # fmt: skip
         job = self._services.key(application)
@@ -469,8 +461,8 @@ class YarnManager:
             A listing was read just before, or is being read.
         """
         with self._lock:
-            if self._looking_up or self._timer() - self._looked_up_at < _LOOK_UP_SECONDS:
-                raise Unavailable(f"{rm_id[:80]}: not known; YARN is asked again in {_LOOK_UP_SECONDS:g} s at most")
+            if self._looking_up or self._timer() - self._looked_up_at < LOOK_UP_SECONDS:
+                raise Unavailable(f"{rm_id[:80]}: not known; YARN is asked again in {LOOK_UP_SECONDS:g} s at most")
             self._looking_up, self._looked_up_at = True, self._timer()
         try:
             listing = self._read_listing()

@@ -22,6 +22,10 @@ T = TypeVar("T")
 
 #: Maximum size of an answer: 10,000 nodes take about 30 MB.
 MAX_ANSWER_BYTES: Final = 256 * 1024 * 1024
+#: Maximum duration of a call about a single service, seconds.
+SERVICE_CALL_SECONDS: Final = 5.0
+#: Maximum size of the description of a service, in bytes: 20,000 containers take about 10 MB.
+MAX_DESCRIPTION_BYTES: Final = 16 * 1024 * 1024
 #: Maximum number of redirects of one call: a standby names the active ResourceManager, which may have changed since.
 MAX_REDIRECTS: Final = 3
 _MAX_MESSAGE: Final = 500

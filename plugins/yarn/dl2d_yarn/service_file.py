@@ -39,6 +39,8 @@ _TOKEN_CHARACTERS: Final = re.compile(r"[{}<]")
 _YARN_NAMES: Final = {"gpu": "yarn.io/gpu"}
 #: Prefix of the service properties that hold the request of a service's user.
 PROPERTY_PREFIX: Final = "dl2."
+#: Maximum length of all ``dl2.*`` properties of a service together, in characters.
+MAX_REQUEST_CHARACTERS: Final = 64 * 1024
 #: Variable with the secret by which the containers of a user's service register.
 SECRET_VARIABLE: Final = "DL2_PROOF"  # noqa: S105  (a name)
 #: Names that YARN accepts for services. An application with any other name is no service, whatever its type.

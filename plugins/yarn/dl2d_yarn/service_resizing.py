@@ -17,19 +17,18 @@ from dl2d.core.errors import NotFound, Rejected, ResourceManagerError, Unavailab
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resource_manager import RmJobState
 from dl2d_yarn.cluster_listing import ServiceDescription, read_service, service_path
+from dl2d_yarn.idle_and_busy_containers import IDLE_SECONDS
 from dl2d_yarn.queue_limits import read_pending_reason
 from dl2d_yarn.rest_client import RestClient
 from dl2d_yarn.service_file import TASK_ROLES, flex_request
-from dl2d_yarn.services import JobService, Services
+from dl2d_yarn.services import REMOVE_AGAIN_SECONDS, JobService, Services
 from dl2d_yarn.settings import YarnSettings
 from dl2d_yarn.task_assignment import ContainerTasks, Task
-from dl2d_yarn.yarn_command import decommission
+from dl2d_yarn.yarn_command import ANY_COMMAND_RETRY_SECONDS, COMMAND_RETRY_SECONDS, decommission
 from dl2d_yarn.yarn_states import ServiceUse
 
 log = structlog.get_logger(__name__)
 
-#: Time after which the removal of a service is tried again whose application is still listed as live, seconds.
-REMOVE_AGAIN_SECONDS: Final = 30.0
 #: Time between two rounds, seconds.
 _ROUND_SECONDS: Final = 0.2
 #: Time from a failure to the next attempt, doubled with each further failure in a row, and its maximum, seconds.
@@ -44,12 +43,8 @@ DETAILS_SECONDS: Final = 5.0
 #: node that was lost. The second number holds where an earlier daemon may have had reports of it. One is enough where
 #: YARN has blacklisted nodes, for which several have failed.
 _START_INTERVALS, _DEAD_CONTAINERS, _DEAD_ADOPTED, _DEAD_SECONDS = 4, 3, 6, 300.0
-#: Time without a task after which a container is decommissioned, if one with a higher number is busy, seconds.
-IDLE_SECONDS: Final = 30.0
 #: Maximum number of services for each of these in a round: removal after their end, descriptions, pending reasons.
 _MAX_PER_ROUND: Final = 5
-#: Time from a failure of the ``yarn`` command to the next attempt: for the same service, and for any, seconds.
-_COMMAND_RETRY_SECONDS, _ANY_COMMAND_RETRY_SECONDS = 600.0, 60.0
 #: Number of services that are changed at once.
 PARALLEL_CHANGES: Final = 8
 #: Maximum time that the end of the daemon waits for a call under way, seconds.
@@ -433,8 +428,8 @@ class ServiceChanger:
             try:
                 decommission(settings.yarn_command, service.name, f"{role.value}-{position}", user=user, do_as=do_as)
             except ResourceManagerError:
-                service.command_retry_at = self._timer() + _COMMAND_RETRY_SECONDS
-                self._command_retry_at = self._timer() + _ANY_COMMAND_RETRY_SECONDS
+                service.command_retry_at = self._timer() + COMMAND_RETRY_SECONDS
+                self._command_retry_at = self._timer() + ANY_COMMAND_RETRY_SECONDS
                 with self._lock:
                     # It may have been carried out all the same: the next description says.
                     self._tasks.component(service.job, role).decommissioned.discard(position)

@@ -13,6 +13,8 @@ from dl2d.core.error_wording import printable_line
 from dl2d.core.errors import Rejected, Unavailable
 
 _TIMEOUT_SECONDS: Final = 60.0
+#: Time from a failure of the ``yarn`` command to the next attempt: for the same service, and for any, seconds.
+COMMAND_RETRY_SECONDS, ANY_COMMAND_RETRY_SECONDS = 600.0, 60.0
 #: Size of the end of its error output that errors quote, in bytes.
 _MAX_SAID: Final = 500
 
