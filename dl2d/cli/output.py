@@ -79,10 +79,10 @@ def table(
             overflow="ellipsis" if any(flexible) else "fold",
         )
     for row in rows:
-        # Text from users is shown as it is: what looks like rich's mark-up, or a terminal's, must not be taken for it.
+        # Text from users is shown as it is, on one line: what looks like rich's mark-up, or a terminal's, must not be
+        # taken for it, and what follows a newline not for another row.
         cells = (
-            cell if isinstance(cell, Text) else Text(printable(cell.replace("\n", " / ") if cut else cell, keep="\n\t"))
-            for cell, cut in zip(row, flexible, strict=True)
+            cell if isinstance(cell, Text) else Text(printable(cell.replace("\n", " / "), keep="\t")) for cell in row
         )
         made.add_row(*(_one_line(cell) if cut else cell for cell, cut in zip(cells, flexible, strict=True)))
     return made
