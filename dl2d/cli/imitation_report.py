@@ -9,6 +9,7 @@ from typing import Final
 import typer
 
 from dl2d.cli.output import print_json
+from dl2d.core.error_wording import counted
 from dl2d.core.errors import CheckpointError
 from dl2d.learning.recorded_decisions import SizeComparison, Yardstick
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
@@ -38,10 +39,10 @@ def comparison_lines(trained: SizeComparison, yardstick: Yardstick, before: Size
         f"{name}: {each.started_same:.1%}" for name, each in simple.items() if each is not yardstick.as_before
     )
     recorded = (
-        f"the last {trained.slots} slots: {trained.same:.1%} of {trained.jobs} jobs get the recorded size, "
-        f"{trained.differing:.1%} of tasks differ ({all_jobs})"
+        f"the last {counted(trained.slots, 'slot')}: {trained.same:.1%} of {counted(trained.jobs, 'job')} get the "
+        f"recorded size, {trained.differing:.1%} of tasks differ ({all_jobs})"
     )
-    started = f"of {trained.started} jobs that were started then, {trained.started_same:.1%} get the recorded size"
+    started = f"of {counted(trained.started, 'job')} started then, {trained.started_same:.1%} get the recorded size"
     lines = [recorded, f"{started} ({new_jobs})" if trained.started else "no job was started in these slots"]
     if equals := not_better_than(trained, yardstick, before):
         lines.append(f"not better than {' and '.join(equals)}: as near to the recorded scheduler, or nearer")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from dl2d.cli.progress_display import Tell
 from dl2d.config.settings import Settings
+from dl2d.core.error_wording import counted
 from dl2d.core.errors import Dl2dError, WorkloadError
 from dl2d.core.history_for_simulation import History
 from dl2d.core.policy import Policy
@@ -158,7 +159,9 @@ def on_trial(
         )
         cases, verdict = compared.cases, compared.verdict
         if compared.assumed:
-            assumed = f", with assumed speeds of {compared.assumed} of {compared.jobs} jobs, which report none"
+            assumed = (
+                f", with assumed speeds of {compared.assumed} of {counted(compared.jobs, 'job')} (no speed reported)"
+            )
     return Trial(
         at=time.time(),
         policy=name,

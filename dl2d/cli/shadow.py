@@ -15,6 +15,7 @@ from dl2d.cli.options import ConfigOption, JsonOption, reading
 from dl2d.cli.output import print_json, print_tables, print_text, table
 from dl2d.cli.progress_display import interruptible, progress_bars, show_on_bar
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
+from dl2d.core.error_wording import counted
 from dl2d.core.errors import Dl2dError, WorkloadError
 from dl2d.daemon.policy_versions.active_version import current_checkpoint
 from dl2d.plugins import takes_checkpoint
@@ -90,8 +91,8 @@ def sentence(found: dict[str, Any]) -> str:
         f"; in {found['started_earlier']} it would have started a job that waited" if found["started_earlier"] else ""
     )
     return (
-        f"{found['policy']} {found['policy_version']}: of {total} decisions on {found['jobs']} jobs, "
-        f"{', '.join(parts)}{begun}"
+        f"{found['policy']} {found['policy_version']}: of {counted(total, 'decision')} on "
+        f"{counted(found['jobs'], 'job')}, {', '.join(parts)}{begun}"
     )
 
 

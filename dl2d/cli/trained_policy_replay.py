@@ -11,6 +11,7 @@ from dl2d.cli.progress_display import Tell
 from dl2d.cli.promotion_trial import policy_of, slot_seconds
 from dl2d.config.settings import Settings
 from dl2d.core.cluster import Node
+from dl2d.core.error_wording import counted
 from dl2d.core.errors import GateRefused
 from dl2d.core.jobs import JobRequest
 from dl2d.core.measured_speeds import MeasuredSpeeds
@@ -89,8 +90,7 @@ def check_on_workloads(checkpoint: Checkpoint, workloads: Sequence[Workload], *,
 
 def replay_line(found: ReplayCheck) -> str:
     """What a replay check without a problem says."""
+    ended = f"{found.ended} of {counted(found.jobs, 'job')}"
     if found.ended < found.jobs:
-        return (
-            f"{found.ended} of {found.jobs} jobs ended in {MAX_REPLAY_SECONDS:.0f} s of replays; the rest was left out"
-        )
-    return f"all {found.jobs} jobs were started and ended in replays"
+        return f"{ended} ended in {MAX_REPLAY_SECONDS:.0f} s of replays; the rest was left out"
+    return f"{ended} started and ended in replays"

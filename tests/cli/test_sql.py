@@ -12,7 +12,7 @@ from filled_store import fill
 from migrated import sqlite_store
 from recorded_site import record
 
-from dl2d.cli.shadow import savings_sentence
+from dl2d.cli.shadow import savings_sentence, sentence
 from dl2d.policies.fifo import Fifo
 from dl2d.simulation.workload.sources import load_source
 
@@ -35,6 +35,11 @@ def test_a_query_prints_a_table_or_json(dl2d: Dl2d, config: Path) -> None:
         "resource  capacity  missing", "cpu            512", "gpu            128", "memory     4194304",
     ]  # fmt: skip
     assert dl2d("sql", "-c", config, "--json", query).json[0] == {"resource": "cpu", "capacity": 512.0, "missing": None}
+
+
+def test_a_newline_in_a_value_begins_no_other_row(dl2d: Dl2d, config: Path) -> None:
+    ran = dl2d("sql", "-c", config, "SELECT 'one' || char(10) || 'more' AS name, 1 AS number")
+    assert ran.out.splitlines() == ["name        number", "one / more       1"]
 
 
 def test_json_has_null_for_what_is_not_finite(dl2d: Dl2d, config: Path) -> None:
@@ -97,6 +102,12 @@ def test_shadow_counts_agreement_and_lists_the_jobs_that_differ_most(dl2d: Dl2d,
     assert "saved by dl2d" not in dl2d("shadow", "-c", config, "--no-saved").out
     assert first.startswith(f"dl2 {'a' * 12}: of {counts['decisions']} decisions on {counts['jobs']} jobs, the same in")
     assert f"more in {counts['more']}, less in {counts['less']}" in first
+
+
+def test_one_decision_on_one_job_is_told_in_the_singular() -> None:
+    counts = {"same": 0, "more": 1, "less": 0, "other": 0, "started_earlier": 0}
+    found = {"policy": "drf", "policy_version": "1", "decisions": 1, "jobs": 1, **counts}
+    assert sentence(found) == "drf 1: of 1 decision on 1 job, the same in 0 (0 %), more in 1, less in 0"
 
 
 @pytest.mark.parametrize(

@@ -261,7 +261,7 @@ def test_jobs_that_report_no_speeds_do_not_keep_a_version_from_the_gate_in_shado
     with closing(SqlStore(url)) as store:
         (trial,) = store.registry.trials("dl2")
         (change,) = store.registry.changes("dl2")
-    assert trial.reason.endswith("(its recorded sizes), with assumed speeds of 40 of 42 jobs, which report none")
+    assert trial.reason.endswith("(its recorded sizes), with assumed speeds of 40 of 42 jobs (no speed reported)")
     assert change.reason == f"promoted by hand (passed the gate: {trial.reason})"
     assert ran.out.splitlines()[1] == f"passed the gate: {trial.reason}"
 

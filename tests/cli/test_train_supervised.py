@@ -15,6 +15,7 @@ from recorded_site import BUSY_DAYS, record
 
 from dl2d.cli import promotion_trial
 from dl2d.cli.imitation_report import comparison_lines, not_better_than
+from dl2d.cli.trained_policy_replay import replay_line
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Decision
 from dl2d.core.jobs import JobState
@@ -25,7 +26,9 @@ from dl2d.learning.dl2_paper.demonstrations import recordings_of
 from dl2d.learning.promotion_gate import Verdict
 from dl2d.learning.recorded_days import day_name
 from dl2d.learning.recorded_decisions import SizeComparison, Yardstick
+from dl2d.learning.trained_policy_check import ReplayCheck
 from dl2d.policies.common.checkpoint import read_checkpoint
+from dl2d.policies.common.training_input_ranges import INPUT_RANGES, range_in_words
 from dl2d.policies.dl2.policy import with_checkpoint
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
@@ -235,6 +238,16 @@ def test_a_network_that_gives_the_recorded_sizes_is_not_said_to_be_no_better_tha
     trained = replace(drf, differing=differing)
     assert not_better_than(trained, yardstick) == said
     assert any("not better than" in line for line in comparison_lines(trained, yardstick)) == bool(said)
+
+
+def test_one_of_a_kind_is_told_in_the_singular_and_nodes_are_whole() -> None:
+    one = SizeComparison(slots=1, jobs=1, same=1.0, differing=0.0, started=1, started_same=1.0)
+    first, second = comparison_lines(one, Yardstick(as_before=one, drf=one))
+    assert first.startswith("the last 1 slot: 100.0% of 1 job get the recorded size")
+    assert second.startswith("of 1 job started then, 100.0% get the recorded size")
+    assert replay_line(ReplayCheck(problem="", ended=1, jobs=1)) == "1 of 1 job started and ended in replays"
+    ranges = {INPUT_RANGES: {"jobs": [1, 31], "nodes": [12, 12]}}
+    assert "at once (recorded: 1 to 31) on 2 to 120 nodes, the fallback" in range_in_words(ranges)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ than the smallest value divided by it. A checkpoint without ranges is not tested
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -66,7 +67,7 @@ def range_in_words(training: Mapping[str, Any]) -> str:
     alone = "" if most > 1 else "no two of the recorded jobs were there at the same time: "
     return (
         f"{alone}it decides with up to {most * FACTOR:g} jobs at once (recorded: {fewest:g} to {most:g}) on "
-        f"{max(least_nodes / FACTOR, 1):g} to {most_nodes * FACTOR:g} nodes, the fallback with more"
+        f"{max(math.ceil(least_nodes / FACTOR), 1)} to {most_nodes * FACTOR:g} nodes, the fallback with more"
     )
 
 
