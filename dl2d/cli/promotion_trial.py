@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from dl2d.cli.progress_display import Tell
 from dl2d.config.settings import Settings
@@ -17,7 +17,7 @@ from dl2d.core.policy_registry import SITE_SCHEDULER, Trial, TrialCase, Version,
 from dl2d.daemon.policy_versions.active_version import current_checkpoint, given
 from dl2d.daemon.tick_settings import guard_rules
 from dl2d.learning.assumed_speeds import with_assumed_speeds
-from dl2d.learning.promotion_gate import GateSettings, Verdict, compare
+from dl2d.learning.promotion_gate import SHORTEST_SLOT_SECONDS, GateSettings, Verdict, compare
 from dl2d.learning.recorded_days import DAY_SECONDS
 from dl2d.learning.train_test_split import Split, split_history
 from dl2d.plugins import POLICIES, Given, available, load_placement, load_policy, takes_checkpoint
@@ -26,9 +26,6 @@ from dl2d.policies.common.checkpoint import DIGITS, Checkpoint
 if TYPE_CHECKING:
     from dl2d.store.policy_versions import SqlRegistry
     from dl2d.store.sql_store import SqlStore
-
-#: Least length of an interval in a replay of recorded days, in seconds.
-_SHORTEST_SLOT: Final = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +40,7 @@ class Side:
 
 def slot_seconds(settings: Settings) -> float:
     """Length of an interval in a replay: the site's own, but not so short that a day takes for ever to play."""
-    return max(settings.schedule.slot_seconds, _SHORTEST_SLOT)
+    return max(settings.schedule.slot_seconds, SHORTEST_SLOT_SECONDS)
 
 
 def policy_of(settings: Settings, checkpoint: Checkpoint) -> Policy:

@@ -27,6 +27,7 @@ from dl2d.daemon.policy_versions.active_version import (
     version_in,
 )
 from dl2d.daemon.policy_versions.candidates import Candidate
+from dl2d.learning.digital_twin import NODE_PARTS
 from dl2d.learning.dl2_training import State, Trainer, TrainingSettings
 from dl2d.learning.evolution_strategy import Step
 from dl2d.learning.recorded_days import DAY_SECONDS
@@ -52,8 +53,6 @@ DL2: Final = "dl2"
 DL2_PAPER: Final = "dl2-original"
 #: The search begins with weights that are good already: it looks and goes less far than one that begins with none.
 _STEP: Final = Step(spread=0.07, rate=0.03)
-#: A site's cluster is what it is; fewer nodes stand for busier days.
-_PARTS: Final = (1.0, 1 / 2, 1 / 4)
 #: Newest slots of the store among which live ones are looked for.
 _MAX_LIVE_SLOTS: Final = 4000
 #: What follows the seed in the seed of the generator of live samples.
@@ -211,7 +210,7 @@ def _training_settings(
     """How to train, and the speeds that the parent knows. Raises ``CheckpointError`` where it lacks something."""
     nodes = max(len(workload.nodes()) for workload in split.training)
     # On few nodes some parts are the same.
-    parts = tuple({max(1, round(nodes * part)): part for part in reversed(_PARTS)}.values())[::-1]
+    parts = tuple({max(1, round(nodes * part)): part for part in reversed(NODE_PARTS)}.values())[::-1]
     own = settings.policy.settings.get("optimism") if settings.policy.name == DL2 else None
     try:
         return (

@@ -21,9 +21,6 @@ from dl2d.core.measured_losses import MeasuredLoss
 from dl2d.core.measured_speeds import JobSpeeds, MeasuredSpeeds, TrainingKind
 from dl2d.core.task_starts_and_stops import Deferred, Failure, Outcome, Plan, Start
 
-#: Jobs of one name or id that have ended and that ``SqlStore.find_jobs`` finds.
-MAX_NAMESAKES = 100
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:

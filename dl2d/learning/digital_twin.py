@@ -32,6 +32,8 @@ _COMMON, _REACH = 0.5, 1.5
 #: Largest count of one role that a draw is made for itself; those between are interpolated.
 _MOST_COUNTS: Final = 24
 _JITTER: Final = 1e-9
+#: A site's cluster is what it is; fewer nodes stand for busier days.
+NODE_PARTS: Final = (1.0, 1 / 2, 1 / 4)
 
 
 class Speeds:

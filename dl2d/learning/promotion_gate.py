@@ -30,6 +30,8 @@ from dl2d.tick.tick_context import GuardRules
 
 #: Slots after which a replay is given up.
 _MOST_SLOTS: Final = 50_000
+#: Least length of an interval in a replay of recorded days, in seconds.
+SHORTEST_SLOT_SECONDS: Final = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

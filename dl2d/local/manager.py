@@ -31,13 +31,10 @@ from dl2d.core.resources import Resources
 from dl2d.local import task_supervisor
 from dl2d.local.settings import LocalSettings
 from dl2d.local.task_records import Ending, ProcessId, Record, Records, unavailable
-from dl2d.local.task_supervisor import boot_id, start_ticks
+from dl2d.local.task_supervisor import BEGIN_LIMIT, START_LIMIT, boot_id, start_ticks
 
 log = structlog.get_logger(__name__)
 
-#: A supervisor that could not let its task go within this many seconds of ``submit`` gives up, so that a record without
-#: a supervisor is known to be dead after ``START_LIMIT``.
-BEGIN_LIMIT, START_LIMIT = 20.0, 30.0
 #: Seconds to wait for the lock of a daemon that is dead already.
 LOCK_PATIENCE = 5.0
 #: In the environment of everything a task starts; tells its processes apart once its supervisor is gone.

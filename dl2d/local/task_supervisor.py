@@ -23,6 +23,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # a tenth of the supervisor's start, and there is one per task
     from typing import Any, NoReturn
 
+#: A supervisor that could not let its task go within this many seconds of ``submit`` gives up, so that a record without
+#: a supervisor is known to be dead after ``START_LIMIT``.
+BEGIN_LIMIT, START_LIMIT = 20.0, 30.0
 #: Seconds that processes which a task left behind have between SIGTERM and SIGKILL.
 LEFTOVER_GRACE = 5.0
 #: The same for the whole task when somebody other than the manager tells the supervisor to end (a machine going down).

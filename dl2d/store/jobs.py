@@ -32,7 +32,7 @@ from dl2d.core.jobs import NO_LAUNCH, Allocation, Job, JobKey, JobRequest, JobSt
 from dl2d.core.measured_losses import MeasuredLoss
 from dl2d.core.measured_speeds import JobSpeeds, TrainingKind
 from dl2d.core.resources import Resources
-from dl2d.core.store import MAX_NAMESAKES, JobChange, JobList
+from dl2d.core.store import JobChange, JobList
 from dl2d.store import job_losses, job_speeds
 from dl2d.store.database import StoreTables
 from dl2d.store.job_losses import JobLossRow
@@ -56,6 +56,8 @@ from dl2d.store.row_mapping import (
     upsert,
 )
 
+#: Jobs of one name or id that have ended and that ``SqlStore.find_jobs`` finds.
+MAX_NAMESAKES = 100
 _LIVE = [state for state in JobState if not state.ended]
 
 

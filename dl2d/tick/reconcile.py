@@ -19,7 +19,7 @@ from msgspec import structs
 
 from dl2d.core.cluster import ANCHOR, Snapshot, Task, TaskState, task_tag
 from dl2d.core.error_wording import counted
-from dl2d.core.errors import DuplicateJob, ResourceManagerError, Unavailable
+from dl2d.core.errors import DuplicateJob, ResourceManagerError
 from dl2d.core.guard_state import GuardState
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobState, Owner
 from dl2d.core.resource_manager import FAILURE_CAUSES, JOB_ENDS, GrowthLimit, RmIdentity, RmJob, RmJobState, RmListing
@@ -35,8 +35,9 @@ from dl2d.tick.avoided_nodes_and_learned_limits import (
 from dl2d.tick.count_start_failures import NO_FAILURES, count_failures
 from dl2d.tick.missing_tasks import Missing
 from dl2d.tick.observe import LiveJobs, Observed, live_jobs, take_snapshot
-from dl2d.tick.silent_coordinators import MAX_FUTURE_SECONDS, has_called, update_calling_since
+from dl2d.tick.silent_coordinators import has_called, update_calling_since
 from dl2d.tick.static_jobs import follow_static_jobs, unlisted_static_jobs
+from dl2d.tick.stop_tasks_and_anchors import ask_to_stop, ended_jobs_to_check, must_stop_anchor
 from dl2d.tick.stray_tasks import compare_strays, strays_of_known_jobs
 from dl2d.tick.task_matching import Matches, match_listing, may_stop
 from dl2d.tick.tick_context import Context, Timeouts
@@ -45,11 +46,6 @@ from dl2d.tick.time_in_state import Elapsed, elapsed_times, update_state_since
 
 log = structlog.get_logger()
 
-#: Of this many jobs that ended last, anchors that still run are stopped.
-_MAX_ENDED_JOBS = 200
-#: The number instead if all those jobs ended within ``_RECENT_SECONDS``, as when very many are cancelled at once.
-_MAX_RECENT_JOBS = 2_000
-_RECENT_SECONDS = 3600.0
 #: Why a task or anchor that is not listed has ended.
 NOT_LISTED: Final = "is not listed any more"
 REPLACED: Final = "was requeued, or its id was reused"
@@ -99,7 +95,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
     memory = state.memory
     store, listing, acts, timeouts = context.store, observed.listing, context.mode.acts, context.timeouts
     before, silent_seconds = observed.elastic, timeouts.silent_seconds
-    ended_jobs = _ended_jobs(store, before, listing.at)
+    ended_jobs = ended_jobs_to_check(store, before, listing.at)
     match = partial(
         match_listing, before, {job.key: job for job in (*ended_jobs, *before.jobs)},
         cluster=context.cluster, tasks_as_owner=context.tasks_as_owner,
@@ -155,7 +151,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
                 context, submitted, state.last_anchor_tried, memory.start_failures, listing.at
             )
             memory = replace(memory, start_failures=failures)
-        stops_asked = _stop(context, changes.stops, state.memory.stops_asked, listing.at)
+        stops_asked = ask_to_stop(context, changes.stops, state.memory.stops_asked, listing.at)
         memory = replace(memory, stops_asked=stops_asked)
     if memory != state.memory:
         store.keep_guard_state(memory)
@@ -236,51 +232,6 @@ def _apply_changes(store: TickStore, before: LiveJobs, changes: Changes, at: flo
             log.info("job", job=key.id, state=str(job.state), reason=job.end_reason)
     store.change_tasks(changes.tasks, at)
     return live_jobs(store)[0] if changes.jobs or changes.tasks else before
-
-
-def _stop(
-    context: Context, stops: Sequence[tuple[RmJob, str]], asked: Mapping[str, float], at: float
-) -> Mapping[str, float]:
-    """Have the resource manager stop jobs, except those that it was asked to stop recently.
-
-    ``stops`` are listed jobs with the reason, ``asked`` says when each was last asked. Returns the next value of
-    ``asked``.
-    """
-    # A job that was asked is killed after the grace period. It is asked again only if it still runs long after that,
-    # since the resource manager may have lost the request.
-    again_after = 2 * context.grace_seconds + context.timeouts.end_seconds
-    reasons = {listed.identity: reason for listed, reason in stops}
-    keys = {identity: f"{identity.handle}.{identity.submitted}" for identity in reasons}
-    recent = {key: asked[key] for key in keys.values() if 0 <= at - asked.get(key, -math.inf) < again_after}
-    due = [identity for identity, key in keys.items() if key not in recent]
-    for identity in due:
-        log.info("stop", handle=identity.handle, tag=identity.tag, user=identity.user, reason=reasons[identity])
-    if due:
-        context.store.check_lease()
-        try:
-            context.manager.stop(due, context.grace_seconds)
-        except Unavailable:
-            raise
-        except ResourceManagerError as error:
-            # One job's refusal must not end the tick, which serves all jobs. The stop is asked for again later.
-            log.error("the resource manager refuses to stop jobs", handles=[identity.handle for identity in due],
-                      error=str(error))  # fmt: skip
-    return recent | {keys[identity]: at for identity in due}
-
-
-def _ended_jobs(store: TickStore, live: LiveJobs, at: float) -> tuple[Job, ...]:
-    """Elastic jobs that have ended but may have left an anchor or tasks running."""
-    live_keys = {job.key for job in live.jobs}
-    last = store.last_ended(_MAX_ENDED_JOBS)  # newest first
-    if len(last) == _MAX_ENDED_JOBS and at - (last[-1].ended_at or 0.0) < _RECENT_SECONDS:
-        last = store.last_ended(_MAX_RECENT_JOBS)
-    ended = {job.key: job for job in last}
-    for task in live.tasks:
-        if task.job not in live_keys and task.job not in ended:
-            job = store.job(task.job)
-            if job is not None and not job.static:
-                ended[job.key] = job
-    return tuple(job for job in ended.values() if job.key not in live_keys)
 
 
 def _resizes_seen(
@@ -398,7 +349,7 @@ def compare(
         anchor = matches.listed.get(tag)
         if job.state.ended:
             ended_states[job.key] = job.state
-            if anchor is not None and not anchor.state.ended and _must_stop_anchor(job, anchor, listing.at, timeouts):
+            if anchor is not None and not anchor.state.ended and must_stop_anchor(job, anchor, listing.at, timeouts):
                 stops.append((anchor, job, f"job {job.key.id} is {job.state}"))
             continue
         if (requeued := matches.requeued.get(job.key)) is not None:
@@ -469,21 +420,6 @@ def _requeued(job: Job, listed: RmJob) -> tuple[Job, JobChange]:
 def _absence(tag: str, matches: Matches, gone: Collection[str]) -> str:
     """Why a task or anchor that is not listed has ended; empty if it may be listed again."""
     return REPLACED if tag in matches.replaced else NOT_LISTED if tag in gone else ""
-
-
-def _must_stop_anchor(job: Job, anchor: RmJob, at: float, timeouts: Timeouts) -> bool:
-    """Whether the anchor of an ended job is to be stopped.
-
-    If the job was cancelled, at once. If the daemon started the anchor, so that it has its tag: ``end_seconds`` after
-    the end of the job, or at once if that time is in the future, which means that the clock was set back. An anchor
-    that its user submitted is not stopped otherwise: its script may go on after the training.
-    """
-    if job.state is JobState.CANCELLED:
-        return True
-    if anchor.tag != task_tag(job.key, ANCHOR):
-        return False
-    ended_at = math.inf if job.ended_at is None else job.ended_at
-    return at - ended_at > timeouts.end_seconds or at + MAX_FUTURE_SECONDS < ended_at < math.inf
 
 
 def _job_change(

@@ -16,9 +16,8 @@ from sqlalchemy.engine import Connection
 from dl2d.core.cluster import TaskState
 from dl2d.core.jobs import JobKey, JobState, Role, User
 from dl2d.core.policy import Evidence
-from dl2d.core.store import MAX_NAMESAKES
 from dl2d.policies.drf import Drf
-from dl2d.store.jobs import JobRow, ProgressRow
+from dl2d.store.jobs import MAX_NAMESAKES, JobRow, ProgressRow
 from dl2d.store.kind_speeds import SpeedRow
 from dl2d.store.membership_changes import RuntimePlanRow
 from dl2d.store.resizes import ResizeEventRow, ResizeRow

@@ -18,10 +18,10 @@ from dl2d.core.start_failures import StartFailures
 from dl2d.core.store import JobChange
 from dl2d.simulation.in_memory_store import MemoryStore
 from dl2d.testing.builders import make_job
-from dl2d.tick import reconcile
 from dl2d.tick.observe import LiveJobs
 from dl2d.tick.reconcile import Changes, compare
 from dl2d.tick.silent_coordinators import update_calling_since
+from dl2d.tick.stop_tasks_and_anchors import ended_jobs_to_check
 from dl2d.tick.task_matching import match_listing
 from dl2d.tick.tick_context import Timeouts
 from dl2d.tick.time_in_state import Elapsed, update_state_since
@@ -158,7 +158,7 @@ def test_a_job_that_ended_last_is_found_however_many_jobs_were_submitted_after_i
     for job in (*others[:250], first):
         store.change_job(job.key, JobChange(state=J.FINISHED), NOW)
     for at, found in ((NOW, 251), (NOW + 7200, 200)):
-        ended = [job.key for job in reconcile._ended_jobs(store, LiveJobs(), at)]
+        ended = [job.key for job in ended_jobs_to_check(store, LiveJobs(), at)]
         assert (first.key in ended, len(ended)) == (True, found)
 
 

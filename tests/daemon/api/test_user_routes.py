@@ -24,9 +24,10 @@ from dl2d.core.job_views import HistoryView, StatusView, UsageView, WhyView, req
 from dl2d.core.jobs import JobKey, JobState, Launch, Owner, User
 from dl2d.core.json_codec import decode
 from dl2d.core.resource_manager import EligibleNodes
-from dl2d.core.store import MAX_NAMESAKES, JobChange, JobList
+from dl2d.core.store import JobChange, JobList
 from dl2d.daemon.api import authentication
 from dl2d.policies.fifo import Fifo
+from dl2d.store.jobs import MAX_NAMESAKES
 from dl2d.testing import MemoryManager
 from dl2d.testing.builders import LAUNCH, OWNER, make_job
 
