@@ -61,7 +61,7 @@ def shadow(
     for found in counts:
         typer.echo(sentence(found))
     if savings is not None:
-        typer.echo(savings_sentence(savings))
+        typer.echo(savings_sentence(savings, counts))
     if jobs:
         headings = (
             "job",
@@ -101,6 +101,7 @@ def _savings(settings: Settings, days: float) -> dict[str, Any]:
 
     These are all whole days among the last ones, without those that it was trained on.
 
+    ``policy`` and ``policy_version`` are what was replayed: that with which dl2d would decide now.
     ``change`` is the mean completion time divided by the site's, minus 1, and ``low`` and ``high`` are the ends of its
     95 % interval; None if unknown. ``better`` is whether jobs surely end sooner. ``reason`` is the gate's, or why
     nothing was replayed.
@@ -109,6 +110,9 @@ def _savings(settings: Settings, days: float) -> dict[str, Any]:
     from dl2d.cli.promotion_trial import deciding, on_trial, recorded_days, site_scheduler, slot_seconds  # noqa: PLC0415
 
     with interruptible(lambda: "nothing was compared"), progress_bars() as display, reading(settings) as store:
+        ours = deciding(settings, store.registry)
+        assert ours.policy is not None
+        replayed = {"policy": ours.policy.name, "policy_version": _without_settings(ours.policy.version)}
         try:
             split = recorded_days(
                 settings, store, now=time.time(), seed=settings.learning.seed, days=days, for_training=False,
@@ -116,9 +120,10 @@ def _savings(settings: Settings, days: float) -> dict[str, Any]:
             )  # fmt: skip
         except WorkloadError as error:
             unknown = dict.fromkeys(("change", "low", "high", "site_seconds", "dl2d_seconds"))
-            return {**unknown, "days": [], "better": False, "reason": error.problem}
-        ours, site = deciding(settings, store.registry), site_scheduler(split)
-        trial = on_trial(settings, settings.policy.name, split, ours, site, tell=show_on_bar(display, "replaying"))
+            return {**replayed, **unknown, "days": [], "better": False, "reason": error.problem}
+        trial = on_trial(
+            settings, settings.policy.name, split, ours, site_scheduler(split), tell=show_on_bar(display, "replaying")
+        )
 
     def mean(slots: Iterable[float]) -> float | None:
         found = list(slots)
@@ -126,7 +131,7 @@ def _savings(settings: Settings, days: float) -> dict[str, Any]:
 
     site_mean, our_mean = mean(case.current for case in trial.cases), mean(case.candidate for case in trial.cases)
     return {
-        "change": trial.change, "low": trial.low, "high": trial.high, "site_seconds": site_mean,
+        **replayed, "change": trial.change, "low": trial.low, "high": trial.high, "site_seconds": site_mean,
         "dl2d_seconds": our_mean, "days": list(trial.days), "better": trial.passed and (trial.high or 0.0) < 0,
         "reason": trial.reason,
     }  # fmt: skip
@@ -140,12 +145,24 @@ def _deciding_checkpoint(settings: Settings, registry: SqlRegistry) -> Checkpoin
     return None
 
 
-def savings_sentence(found: dict[str, Any]) -> str:
-    """What replays of recorded days say dl2d would have saved, in words."""
+def _without_settings(version: str) -> str:
+    """A policy's version without the settings that replace those of its checkpoint."""
+    return version.partition(" ")[0]
+
+
+def savings_sentence(found: dict[str, Any], counts: list[dict[str, Any]]) -> str:
+    """What replays of recorded days say dl2d would have saved, in words; ``counts`` are of the recorded decisions."""
+    replayed = (found["policy"], found["policy_version"])
+    decided = {(each["policy"], _without_settings(each["policy_version"])) for each in counts}
+    other = ""
+    if decided != {replayed}:
+        other = f", which made {'only some' if replayed in decided else 'none'} of the decisions counted above"
     better = "surely better: " if found["better"] else ""
     seconds, is_compared = found["site_seconds"], found["change"] is not None
     mean = f"; with the site's scheduler a job takes {seconds / 3600:.2f} h there on average" if is_compared else ""
-    return f"saved by dl2d, estimated by replays of recorded days: {better}{found['reason']}{mean}"
+    return (
+        f"saved by {' '.join(replayed)}{other}, estimated by replays of recorded days: {better}{found['reason']}{mean}"
+    )
 
 
 def _shown(value: object) -> str:

@@ -97,9 +97,10 @@ def test_shadow_counts_agreement_and_lists_the_jobs_that_differ_most(dl2d: Dl2d,
     ran = dl2d("shadow", "-c", config)
     first, second, *_ = ran.out.splitlines()
     assert second.startswith(
-        "saved by dl2d, estimated by replays of recorded days: jobs with measured or assumed speeds"
+        f"saved by {found['saved']['policy']} {found['saved']['policy_version']}, which made none of"
     )
-    assert "saved by dl2d" not in dl2d("shadow", "-c", config, "--no-saved").out
+    assert "estimated by replays of recorded days: jobs with measured or assumed speeds" in second
+    assert "saved by" not in dl2d("shadow", "-c", config, "--no-saved").out
     assert first.startswith(f"dl2 {'a' * 12}: of {counts['decisions']} decisions on {counts['jobs']} jobs, the same in")
     assert f"more in {counts['more']}, less in {counts['less']}" in first
 
@@ -108,6 +109,21 @@ def test_one_decision_on_one_job_is_told_in_the_singular() -> None:
     counts = {"same": 0, "more": 1, "less": 0, "other": 0, "started_earlier": 0}
     found = {"policy": "drf", "policy_version": "1", "decisions": 1, "jobs": 1, **counts}
     assert sentence(found) == "drf 1: of 1 decision on 1 job, the same in 0 (0 %), more in 1, less in 0"
+
+
+@pytest.mark.parametrize(
+    ("decided", "note"),
+    [
+        (["a2 slot_seconds=300.0"], ""),
+        (["a2", "b1"], ", which made only some of the decisions counted above"),
+        (["b1"], ", which made none of the decisions counted above"),
+    ],
+)
+def test_what_was_saved_is_told_of_the_version_that_was_replayed(decided: list[str], note: str) -> None:
+    saved = {"policy": "dl2", "policy_version": "a2", "better": False, "reason": "as said", "site_seconds": None,
+             "change": None}  # fmt: skip
+    told = savings_sentence(saved, [{"policy": "dl2", "policy_version": version} for version in decided])
+    assert told == f"saved by dl2 a2{note}, estimated by replays of recorded days: as said"
 
 
 @pytest.mark.parametrize(
@@ -140,16 +156,16 @@ def test_shadow_says_what_dl2d_would_have_saved(
     if jobs.startswith("2 days"):
         assert not saved["better"]
         assert saved["change"] is None
-        assert "on average" not in savings_sentence(saved)
+        assert "on average" not in savings_sentence(saved, [])
         since_second_day = days - 1 + time.time() % DAY / DAY - 0.01
         shorter = dl2d("shadow", "-c", config, "--days", f"{since_second_day}", "--json").json["saved"]
         assert shorter["days"] == saved["days"][1:]
         return
     assert saved["better"]
     assert saved["low"] < saved["change"] < saved["high"] < 0
-    sentence = savings_sentence(saved)
-    assert "surely better: mean completion time -" in sentence
-    assert sentence.endswith(" h there on average")
+    told = savings_sentence(saved, [])
+    assert "surely better: mean completion time -" in told
+    assert told.endswith(" h there on average")
 
 
 def test_shadow_before_anything_was_recorded(dl2d: Dl2d, tmp_path: Path) -> None:
