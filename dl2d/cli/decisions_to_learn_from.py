@@ -18,7 +18,7 @@ from dl2d.core.errors import RequestError, TooFewSamples, WorkloadError
 from dl2d.core.jobs import JobRequest
 from dl2d.learning.recorded_days import day_name
 from dl2d.learning.recorded_decisions import Recording
-from dl2d.learning.train_test_split import Split
+from dl2d.learning.split_of_recorded_days import Split
 from dl2d.plugins import load_placement
 from dl2d.policies.common.checkpoint import Checkpoint
 

@@ -19,7 +19,7 @@ from dl2d.daemon.tick_settings import guard_rules
 from dl2d.learning.assumed_speeds import with_assumed_speeds
 from dl2d.learning.promotion_gate import SHORTEST_SLOT_SECONDS, GateSettings, Verdict, compare
 from dl2d.learning.recorded_days import DAY_SECONDS
-from dl2d.learning.train_test_split import Split, split_history
+from dl2d.learning.split_of_recorded_days import Split, split_history
 from dl2d.plugins import POLICIES, Given, available, load_placement, load_policy, takes_checkpoint
 from dl2d.policies.common.checkpoint import DIGITS, Checkpoint
 

@@ -1,6 +1,6 @@
 """Learning from this site's records: a policy is trained further on the site's twin, and compared at the gate.
 
-``dl2d train --twin`` and the daemon's learner (``dl2d.cli.learner_main``) run it, for the policies ``dl2`` and
+``dl2d train --twin`` and the daemon's learner (``dl2d.cli.learner_process``) run it, for the policies ``dl2`` and
 ``dl2-original``.
 """
 
@@ -32,7 +32,7 @@ from dl2d.learning.dl2_training import State, Trainer, TrainingSettings
 from dl2d.learning.evolution_strategy import Step
 from dl2d.learning.recorded_days import DAY_SECONDS
 from dl2d.learning.recorded_decisions import Recording
-from dl2d.learning.train_test_split import Split
+from dl2d.learning.split_of_recorded_days import Split
 from dl2d.learning.trained_policy_check import ReplayCheck
 from dl2d.plugins import load_placement
 from dl2d.policies.common.checkpoint import DIGITS, Checkpoint, settings_in

@@ -17,7 +17,7 @@ from dl2d.core.jobs import JobRequest
 from dl2d.core.measured_speeds import MeasuredSpeeds
 from dl2d.core.policy import Policy
 from dl2d.daemon.tick_settings import guard_rules
-from dl2d.learning.train_test_split import Split
+from dl2d.learning.split_of_recorded_days import Split
 from dl2d.learning.trained_policy_check import ReplayCheck, generated_load, replay_check
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.plugins import Given, load_placement, load_policy

@@ -15,8 +15,8 @@ from tick.world import World
 
 from dl2d.cli import main, promotion_trial
 from dl2d.core.jobs import JobKey
-from dl2d.learning import train_test_split
-from dl2d.learning.train_test_split import split_history
+from dl2d.learning import split_of_recorded_days
+from dl2d.learning.split_of_recorded_days import split_history
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ def dl2d(capfd: pytest.CaptureFixture[str]) -> Dl2d:
 def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of recorded days few workloads are made, to train on and to compare on: most of the time goes into these."""
     monkeypatch.setattr(promotion_trial, "split_history", partial(split_history, draws=4, tests=4))
-    monkeypatch.setattr(train_test_split, "_MOST_LOOKED_AT", 1)
-    monkeypatch.setattr(train_test_split, "_MOST_DRAWS", 2)
+    monkeypatch.setattr(split_of_recorded_days, "_MOST_LOOKED_AT", 1)
+    monkeypatch.setattr(split_of_recorded_days, "_MOST_DRAWS", 2)
 
 
 @dataclass(frozen=True)

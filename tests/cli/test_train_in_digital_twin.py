@@ -26,7 +26,7 @@ from dl2d.core.policy_registry import SITE_SCHEDULER, RunState, VersionState
 from dl2d.daemon.policy_versions.active_version import keep_version
 from dl2d.daemon.policy_versions.candidates import withdraw_if_worse
 from dl2d.daemon.policy_versions.learner_supervisor import Learner, learner_command
-from dl2d.learning import train_test_split, training_report
+from dl2d.learning import split_of_recorded_days, training_report
 from dl2d.learning.promotion_gate import GateSettings, Verdict
 from dl2d.policies.common.checkpoint import read_checkpoint, write_checkpoint
 from dl2d.policies.common.greedy_allocation import GreedyAllocation
@@ -412,7 +412,7 @@ def test_what_is_learned_from_a_part_of_the_jobs_and_nodes_decides_on_the_whole_
     dl2d: Dl2d, site: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Days of more jobs than are played are trained on with a share of the nodes: of a large site, below a tenth."""
-    monkeypatch.setattr(train_test_split, "_MOST_TRAINED", 4)
+    monkeypatch.setattr(split_of_recorded_days, "_MOST_TRAINED", 4)
     out = tmp_path / "out"
     ran = dl2d("train", "--twin", "--iterations", "1", "-o", out, "--json", "-c", site[0])
     assert ran.status == 0, ran.err

@@ -23,7 +23,7 @@ from dl2d.core.resources import Resources
 from dl2d.core.store import RuntimePlan
 from dl2d.learning.digital_twin import Speeds, costs_of, workload_of
 from dl2d.learning.recorded_days import DAY_SECONDS, days_of, resampled
-from dl2d.learning.train_test_split import split_history
+from dl2d.learning.split_of_recorded_days import split_history
 from dl2d.policies.drf import Drf
 from dl2d.simulation.workload.format import describe_workload, read_workload, to_request
 from dl2d.store.sql_store import SqlStore

@@ -20,7 +20,7 @@ from dl2d.core.packing import Packing
 from dl2d.core.policy_registry import TrialCase
 from dl2d.core.resources import Resources
 from dl2d.learning.promotion_gate import Compared, Conduct, GateSettings, Verdict, compare, judge
-from dl2d.learning.train_test_split import Case
+from dl2d.learning.split_of_recorded_days import Case
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo

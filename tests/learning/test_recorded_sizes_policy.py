@@ -19,7 +19,7 @@ from dl2d.core.policy import Policy
 from dl2d.learning.promotion_gate import GateSettings, compare
 from dl2d.learning.recorded_days import DAY_SECONDS
 from dl2d.learning.recorded_sizes_policy import RecordedScheduler
-from dl2d.learning.train_test_split import Case, split_history
+from dl2d.learning.split_of_recorded_days import Case, split_history
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo

@@ -39,7 +39,7 @@ FIRST_LEARNING_SECONDS: Final = 60.0
 
 def learner_command(config: str) -> tuple[str, ...]:
     """How a learner is started."""
-    return (sys.executable, "-m", "dl2d.cli.learner_main", config)
+    return (sys.executable, "-m", "dl2d.cli.learner_process", config)
 
 
 class Learner:

@@ -1,4 +1,4 @@
-"""Process in which the daemon trains: ``python -m dl2d.cli.learner_main CONFIG``, as ``dl2d train --twin --gate``.
+"""Process in which the daemon trains: ``python -m dl2d.cli.learner_process CONFIG``, as ``dl2d train --twin --gate``.
 
 It has the lowest CPU priority, a memory limit and the highest out-of-memory score, and ends when the daemon ends. It
 only reads the store: its last line on standard output is a JSON object with the folder of its ``candidate``, which the
