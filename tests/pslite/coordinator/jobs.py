@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from pslite.coordinator.coordinator_context import Job, Settings
+from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import JobState, MemberState
+from pslite.coordinator.lease_and_timeouts import Settings
 from pslite.job.job_spec import SGD, JobSpec, Part, Segment
 from pslite.job.job_status import Reply
 from pslite.job.load_balancing import LoadBalancer, Rule
