@@ -18,6 +18,7 @@ from dl2d.core.packing import Packing
 from dl2d.core.policy import Policy
 from dl2d.core.store import JobChange, Slot
 from dl2d.core.task_starts_and_stops import Outcome, Plan
+from dl2d.learning.recorded_days import DAY_SECONDS
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.simulation.replay import replay
 from dl2d.simulation.workload.format import Workload
@@ -77,7 +78,8 @@ def record(
         schema.upgrade(url)
     with closing(SqlStore(url, progress_seconds=0)) as store:
         known: dict[JobKey, Job] = {}
-        for number, (snapshot, decision) in enumerate(listening.heard, start=first_slot):
+        idle = _idle(*listening.heard[-1], until=time.time() - begin)
+        for number, (snapshot, decision) in enumerate([*listening.heard, *idle], start=first_slot):
             for job in snapshot.jobs:
                 key = moved(job.key)
                 if key not in known:
@@ -112,6 +114,14 @@ def record(
             if reports and last is not None:
                 store.report_progress(key, replace(last, at=at, epoch=real[key.id]))
             store.change_job(key, JobChange(state=JobState.FINISHED, end_reason="did all epochs"), at)
+
+
+def _idle(snapshot: Snapshot, decision: Decision, *, until: float) -> list[tuple[Snapshot, Decision]]:
+    """Slots without jobs, one an hour, from the last one with jobs until its day is over, but not after ``until``."""
+    midnight = (snapshot.at // DAY_SECONDS + 1) * DAY_SECONDS
+    times = np.arange(snapshot.at + 3600.0, min(midnight, until), 3600.0).tolist()
+    nothing = Decision(decision.policy, decision.policy_version, (), decision.measure)
+    return [(replace(snapshot, at=at, jobs=(), tasks=()), nothing) for at in times]
 
 
 def _silent(job: Job) -> Job:

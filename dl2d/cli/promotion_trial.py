@@ -150,6 +150,7 @@ def on_trial(
                 min_jobs=settings.learning.gate_min_jobs,
                 margin=margin,
                 whatever_speeds=split.unreported > 0,
+                not_counted=_not_counted(candidate.policy, is_site=is_site),
             ),
             timer=time.process_time,
             progress=lambda done, total: tell("jobs replayed to compare", done, total),
@@ -172,6 +173,15 @@ def on_trial(
         passed=verdict.passed,
         reason=verdict.reason + (f", {_against(current)}" if is_site and not problem else "") + assumed,
     )
+
+
+def _not_counted(candidate: Policy, *, is_site: bool) -> str:
+    """Which recorded days and jobs a comparison leaves out, in words; empty for none."""
+    checkpoint = getattr(candidate, "checkpoint", None)
+    days = len(learned_days(checkpoint)) if isinstance(checkpoint, Checkpoint) else 0
+    parts = [f"the {counted(days, 'day')} that it was trained on"] if days else []
+    parts += ["jobs that did not end"] if is_site else []
+    return f"{' and '.join(parts)} do not count" if parts else ""
 
 
 def live_review(settings: Settings, registry: SqlRegistry, split: Split, *, tell: Tell) -> Trial | None:

@@ -47,6 +47,8 @@ class GateSettings:
     margin: float = 0.0
     #: Whether completion times have to be short enough whatever the speeds are, since these were assumed.
     whatever_speeds: bool = False
+    #: What is told beside too few days or jobs, in parentheses: which do not count; empty for nothing.
+    not_counted: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +135,8 @@ def judge(
         return Verdict(
             passed=False,
             reason=f"there is too little to compare on: {compared_on}; at least {settings.min_days} days "
-            f"(learning.gate_min_days) with {settings.min_jobs} jobs (learning.gate_min_jobs) are needed",
+            f"(learning.gate_min_days) with {settings.min_jobs} jobs (learning.gate_min_jobs) are needed"
+            + (f" ({settings.not_counted})" if settings.not_counted else ""),
         )
     result = f"mean completion time {change:+.2%} (95 % interval {low:+.2%} to {high:+.2%}) on {compared_on}"
     wanted = f"less than {100 * settings.margin:g} % worse" if settings.margin else "better"

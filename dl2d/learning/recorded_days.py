@@ -79,8 +79,8 @@ def day_name(at: float) -> str:
 def days_of(history: History) -> tuple[Day, ...]:
     """The whole days (UTC) of a history on which jobs came, oldest first.
 
-    Left out are jobs of kinds that never showed a speed, those that ended before they trained, and those that would not
-    fit the nodes of their day.
+    Left out are days of which less than half was recorded, jobs of kinds that never showed a speed, those that ended
+    before they trained, and those that would not fit the nodes of their day.
     """
     first = int(history.begin // DAY_SECONDS)
     days = []
@@ -88,9 +88,15 @@ def days_of(history: History) -> tuple[Day, ...]:
         begin = number * DAY_SECONDS
         name = day_name(begin)
         day = _between(history, begin, begin + DAY_SECONDS, name)
-        if day is not None and day.submitted:
+        if day is not None and day.submitted and _mostly_recorded(history, begin):
             days.append(day)
     return tuple(days)
+
+
+def _mostly_recorded(history: History, begin: float) -> bool:
+    """Whether slots were recorded over at least half of a day; otherwise the daemon started or stopped on it."""
+    times = [sight.at for sight in history.sights if begin <= sight.at < begin + DAY_SECONDS]
+    return max(times) - min(times) >= DAY_SECONDS / 2
 
 
 def period_of(history: History, begin: float, end: float) -> Day | None:

@@ -128,7 +128,8 @@ def split_history(
         left_out = "" if assumed else "; jobs of fixed size report no speeds and do not count"
         raise WorkloadError(
             "", f"jobs with measured {'or assumed ' if assumed else ''}speeds were submitted on {len(days)} of the "
-            f"recorded days; at least {2 if for_training else 1} are needed (only whole days in UTC count{left_out})",
+            f"recorded days; at least {2 if for_training else 1} are needed (only whole days in UTC count, "
+            f"recorded for half of them or more{left_out})",
             where="the twin",
         )  # fmt: skip
     unseen = [day for day in days if day.name not in learned]

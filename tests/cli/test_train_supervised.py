@@ -158,7 +158,7 @@ def test_a_scheduler_is_learned_from_that_dl2d_only_looked_on_at(dl2d: Dl2d, tmp
 
 @pytest.mark.usefixtures("few_draws")
 def test_dl2_has_its_own_weights_where_completion_times_cannot_be_compared(dl2d: Dl2d, tmp_path: Path) -> None:
-    """The store has less than a day."""
+    """The store has less than half a day."""
     record(store_url(tmp_path), load_source(DAYS, seed=2).workload, Srtf(), begin=time.time() // DAY * DAY - DAY / 2)
     site, out = write_config(tmp_path, schedule={"slot_seconds": 1200.0}), tmp_path / "out"
     ran = dl2d("train", "supervised", "--design", "jumps", "-c", site, "-o", out, "--json")
@@ -166,7 +166,7 @@ def test_dl2_has_its_own_weights_where_completion_times_cannot_be_compared(dl2d:
     said = ran.json
     assert said["weights"] == "own"
     assert said["reason"].startswith(
-        "completion times cannot be compared: jobs with measured speeds were submitted on 1"
+        "completion times cannot be compared: jobs with measured speeds were submitted on 0"
     )
     assert said["supervised"]["agreement"] > 0.6
     assert {said["supervised"][of]["slots"] for of in ("held_out", "held_out_begun_with")} == {13}
@@ -223,7 +223,9 @@ def test_days_on_which_versions_are_compared_are_not_learned_from(dl2d: Dl2d, tm
     assert f"not learned from: {days[1]}, the days on which versions are compared" in ran.out
     assert "not better than drf: as near to the recorded scheduler, or nearer" in ran.out
     # Nor is what was learned from compared on.
-    assert dl2d("shadow", "-c", config, "--json").json["saved"]["days"] == days[1:]
+    saved = dl2d("shadow", "-c", config, "--json").json["saved"]
+    assert saved["days"] == days[1:]
+    assert "are needed (the 1 day that it was trained on and jobs that did not end do not count)" in saved["reason"]
     ran = dl2d(*train[:2], "--min-jobs", "24", *train[4:])
     assert ran.status == 1
     assert f"at least 24 are needed; record more, or lower --min-jobs; not learned from: {days[1]}" in ran.err

@@ -54,12 +54,17 @@ def measured(*points: tuple[int, int, float], **kind: Any) -> MeasuredSpeeds:
 SEEN = measured((1, 1, 10.0), (2, 2, 18.0), (4, 4, 30.0))
 
 
+def sights_of(days: int, nodes: tuple[Node, ...] = (NODE,)) -> tuple[Sight, ...]:
+    """The nodes, seen once an hour of each day."""
+    return tuple(Sight(MONDAY + hour * 3600.0 + 60, nodes, {}) for hour in range(days * 24))
+
+
 def a_history(
     *jobs: Job, sights: tuple[Sight, ...] | None = None, speeds: tuple[MeasuredSpeeds, ...] = (SEEN,), **more: Any
 ) -> History:
     days = 3
     if sights is None:
-        sights = tuple(Sight(MONDAY + day * DAY_SECONDS + 60, (NODE,), {}) for day in range(days))
+        sights = sights_of(days)
     return History(
         begin=MONDAY, end=MONDAY + days * DAY_SECONDS, jobs=jobs, sights=sights, speeds=speeds,
         plans=more.get("plans", ()), starts=more.get("starts", ()),
@@ -78,10 +83,9 @@ class TestDays:
     def test_a_job_that_lasts_over_midnight_is_there_next_morning_with_what_it_has_left(self) -> None:
         job = a_job(1, DAY_SECONDS - 100.0, epoch=8.0, ended=DAY_SECONDS + 9000.0)
         other = a_job(2, DAY_SECONDS + 50.0)
-        sights = (
-            Sight(MONDAY + 60, (NODE,), {}),
-            Sight(MONDAY + DAY_SECONDS + 60, (NODE,), {job.key: 3.0}),
-            Sight(MONDAY + DAY_SECONDS + 3700, (NODE,), {job.key: 6.0}),
+        sights = tuple(
+            replace(sight, epochs={24: {job.key: 3.0}, 25: {job.key: 6.0}}.get(hour, {}))
+            for hour, sight in enumerate(sights_of(2))
         )
         one, two = days_of(a_history(job, other, sights=sights))
         assert [(each.at, each.epochs) for each in one.jobs] == [(DAY_SECONDS - 100.0, 8.0)]
@@ -103,7 +107,7 @@ class TestDays:
             Node("a", Resources.of(cpu=8, gpu=4), Resources.of(cpu=3)),
             Node("b", Resources.of(cpu=8, gpu=4), state=NodeState.DOWN),
         )
-        (day,) = days_of(a_history(a_job(1, 1.0), sights=(Sight(MONDAY + 9, nodes, {}),)))
+        (day,) = days_of(a_history(a_job(1, 1.0), sights=sights_of(1, nodes)))
         assert day.nodes == (Resources.of(cpu=5, gpu=4),)
 
     def test_jobs_that_nothing_is_known_of_or_that_fit_nowhere_are_left_out(self) -> None:
@@ -123,6 +127,11 @@ class TestDays:
         until_noon = replace(history, end=MONDAY + 2.5 * DAY_SECONDS)
         assert [day.name for day in days_of(until_noon)] == ["2025-10-13"]
 
+    def test_a_day_of_which_less_than_half_was_recorded_is_none(self) -> None:
+        history = a_history(*(a_job(day, (day - 1) * DAY_SECONDS + 1.0) for day in (1, 2, 3)))
+        stopped = tuple(sight for sight in history.sights if not 25 < (sight.at - MONDAY) / 3600.0 < 48)
+        assert [day.name for day in days_of(replace(history, sights=stopped))] == ["2025-10-13", "2025-10-15"]
+
     def test_a_day_that_was_not_seen_or_on_which_nothing_came_is_none(self) -> None:
         assert days_of(a_history()) == ()
         assert days_of(a_history(a_job(1, 1.0), sights=())) == ()
@@ -130,7 +139,7 @@ class TestDays:
 
 def test_a_thinned_day_is_that_of_a_smaller_site() -> None:
     history = a_history(*(a_job(number, number * 20.0) for number in range(1, 401)),
-                        sights=(Sight(MONDAY + 9, (NODE,) * 40, {}),))  # fmt: skip
+                        sights=sights_of(1, (NODE,) * 40))  # fmt: skip
     (day,) = days_of(history)
     small = thinned(day, 100, np.random.default_rng(1))
     assert 70 <= len(small.jobs) <= 130
