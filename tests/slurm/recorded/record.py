@@ -23,11 +23,9 @@ from dl2d_slurm.commands import Answer, Commands
 from dl2d_slurm.manager import SlurmManager
 from dl2d_slurm.settings import SlurmSettings
 
-#: The random word that ends a field.
-WORD = re.compile(r"\|([0-9a-f]{12})")
+RANDOM_WORD = re.compile(r"\|([0-9a-f]{12})")
 TAG = "dl2:lab.1.1795253000:worker-{}"
 NAME = "train|\"two\" 'nodes', ü 訓"
-RULE = {"partition": "dl2", "name": "train|*", "model": "bert"}
 #: Jobs in the order of their submission, by the ids by which users know them: user, options of sbatch, what Slurm says
 #: of them. Tasks 6 and 7 are those of array 5 that run.
 JOBS: dict[str, tuple[str, tuple[str, ...], str]] = {
@@ -41,7 +39,7 @@ JOBS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "10": ("bob", ("--nodelist=n2",), "CANCELLED None"),
     "11": ("alice", ("--dependency=afterok:1",), "PENDING Dependency"),
     "12": ("alice", ("--hold", f"--comment={TAG.format(2)}"), "PENDING JobHeldUser"),
-    "13": ("alice", ("--nodelist=n3", f"--comment={TAG.format(3)}"), "PENDING ReqNodeNotAvail, UnavailableNodes:n3"),
+    "13": ("alice", ("--nodelist=n3", f"--comment={TAG.format(3)}"), "PENDING ReqNodeNotAvail"),
     "14": ("bob", ("--exclusive", "--gres=gpu:2", f"--comment={NAME}"), "PENDING Resources"),
     "15": ("alice", ("--nodelist=n1", "--gres=gpu:a100:2", f"--comment={TAG.format(4)}"), "PENDING Priority"),
     "16": ("bob", ("--constraint=fast&ib|ib", "--exclude=n1", "--cpus-per-task=8"), "PENDING Priority"),
@@ -78,16 +76,17 @@ def set_up(cluster: SlurmCluster) -> dict[str, str]:
             cluster.run(*(("scontrol", "suspend") if said.startswith("S") else ("scancel",)), job)
     wanted = {(job, said) for job, (_, _, said) in JOBS.items()}
     cluster.wait_until(lambda: wanted <= states(cluster).items(), "all jobs are in their states")
-    planned = ("squeue", "--noheader", "--jobs=14", "--format=%S")
-    cluster.wait_until(lambda: "N/A" not in cluster.run(*planned).stdout, "Slurm plans a start of job 14")
+    cluster.wait_until(
+        lambda: "N/A" not in cluster.run("squeue", "-hj14", "-o%S").stdout, "a start of job 14 is planned"
+    )
     return {user.name: name for name, user in users.items()}
 
 
 def states(cluster: SlurmCluster) -> dict[str, str]:
-    """State and reason of each job, by the id by which users know it, of an array the id alone."""
+    """State and first words of the reason of each job, by the id by which users know it, of an array the id alone."""
     said = cluster.run("squeue", "--noheader", "--states=all", "--format=%i %T %r").stdout
     pairs = (line.partition(" ")[::2] for line in said.splitlines())
-    return {id_.partition("_[")[0]: state.strip() for id_, state in pairs}
+    return {id_.partition("_[")[0]: state.partition(",")[0].strip() for id_, state in pairs}
 
 
 def record(cluster: SlurmCluster, folder: Path) -> None:
@@ -96,7 +95,7 @@ def record(cluster: SlurmCluster, folder: Path) -> None:
 
     def noted(commands: Commands, *argv: str, **options: Any) -> Answer:
         answer = run(commands, *argv, **options)
-        word = next((match[1] for part in argv if (match := WORD.search(part))), "WORD")
+        word = next((match[1] for part in argv if (match := RANDOM_WORD.search(part))), "WORD")
         stdout = answer.stdout
         for real, shown in {word: "WORD", **neutral}.items():
             stdout = stdout.replace(real, shown)
@@ -108,7 +107,7 @@ def record(cluster: SlurmCluster, folder: Path) -> None:
     at = time.time()
     environ = {"PATH": cluster.manager_path, "SLURM_CONF": str(cluster.conf)}
     with mock.patch.object(Commands, "run", noted):
-        for watch in ([], [RULE]):
+        for watch in ([], [{"partition": "dl2", "name": "train|*", "model": "bert"}]):
             settings = SlurmSettings.parse({"backend": "command", "watch": watch})
             with closing(SlurmManager(settings, clock=lambda: at, environ=environ)) as manager:
                 manager.listing()
