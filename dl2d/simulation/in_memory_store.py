@@ -11,7 +11,6 @@ from msgspec import structs
 
 from dl2d.core.cluster import Task, TaskState, in_submit_order
 from dl2d.core.errors import DuplicateJob, StoreError
-from dl2d.core.guard_state import GuardState
 from dl2d.core.jobs import Allocation, Job, JobKey, Progress, Role
 from dl2d.core.measured_losses import LossCurve, LossPoint, MeasuredLoss
 from dl2d.core.measured_speeds import (
@@ -23,6 +22,7 @@ from dl2d.core.measured_speeds import (
     count,
     mean_point,
 )
+from dl2d.core.resize_guard_state import GuardState
 from dl2d.core.store import JobChange, Slot, TaskChange, TaskReport
 from dl2d.core.task_starts_and_stops import Start
 

@@ -1,7 +1,7 @@
 """The store in SQL: SQLite in a file on the head node, or PostgreSQL.
 
 This module opens the database and holds the lease; tables and the operations on them are in the modules of ``jobs``,
-``tasks``, ``resizes``, ``membership_changes``, ``slots_and_decisions``, ``kind_speeds``, ``guard_state``,
+``tasks``, ``resizes``, ``membership_changes``, ``slots_and_decisions``, ``kind_speeds``, ``resize_guard_state``,
 ``mode_changes``, ``canaries`` and ``policy_versions``.
 """
 
@@ -22,7 +22,6 @@ from dl2d.core.store import Keep, LeaseSign, TaskReport
 from dl2d.store import retention, schema
 from dl2d.store.canaries import SqlCanaries
 from dl2d.store.database import Database, Place
-from dl2d.store.guard_state import SqlGuardState
 from dl2d.store.history_for_simulation import read_history
 from dl2d.store.jobs import SqlJobs, report_progress
 from dl2d.store.kind_speeds import speeds
@@ -30,6 +29,7 @@ from dl2d.store.lease import LeaseRow, lease_of
 from dl2d.store.membership_changes import SqlRuntimePlans
 from dl2d.store.mode_changes import SqlModes
 from dl2d.store.policy_versions import SqlRegistry
+from dl2d.store.resize_guard_state import SqlGuardState
 from dl2d.store.resizes import SqlResizes
 from dl2d.store.row_mapping import upsert
 from dl2d.store.slots_and_decisions import SqlSlots

@@ -15,12 +15,12 @@ from sqlalchemy.exc import ProgrammingError
 
 from dl2d.store import (  # noqa: F401 - their tables
     canaries,
-    guard_state,
     jobs,
     kind_speeds,
     lease,
     mode_changes,
     policy_versions,
+    resize_guard_state,
     slots_and_decisions,
     tasks,
 )

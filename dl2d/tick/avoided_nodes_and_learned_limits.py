@@ -15,10 +15,10 @@ from types import MappingProxyType
 from typing import Final
 
 from dl2d.core.cluster import Node, NodeSet, NodeState, Task, TaskState
-from dl2d.core.guard_state import GuardState, LearnedLimit, NodeRefusal
 from dl2d.core.jobs import Allocation, FailureCause, Job, JobKey
 from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
+from dl2d.core.resize_guard_state import GuardState, LearnedLimit, NodeRefusal
 from dl2d.core.resource_manager import EligibleNodes, GrowthLimit, RmJob, RmJobState, RmListing
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.core.start_failures import MAX_BACKOFF_SECONDS, doubled

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from dl2d.core.cluster import Node, NodeSet, NodeState, Snapshot, Task, in_submit_order
-from dl2d.core.guard_state import NodeRefusal
 from dl2d.core.jobs import NO_LAUNCH, Allocation, Job, JobKey, JobRequest, JobState, Progress
 from dl2d.core.measured_speeds import TrainingKind
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Evidence
+from dl2d.core.resize_guard_state import NodeRefusal
 from dl2d.core.resource_manager import ResourceManager, RmListing
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.core.store import TickStore

@@ -20,8 +20,8 @@ from msgspec import structs
 from dl2d.core.cluster import ANCHOR, Snapshot, Task, TaskState, task_tag
 from dl2d.core.error_wording import counted
 from dl2d.core.errors import DuplicateJob, ResourceManagerError
-from dl2d.core.guard_state import GuardState
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobState, Owner
+from dl2d.core.resize_guard_state import GuardState
 from dl2d.core.resource_manager import FAILURE_CAUSES, JOB_ENDS, GrowthLimit, RmIdentity, RmJob, RmJobState, RmListing
 from dl2d.core.start_failures import StartFailures
 from dl2d.core.store import JobChange, TaskChange, TickStore

@@ -11,7 +11,6 @@ from dl2d.tick.avoided_nodes_and_learned_limits import remember_refused_starts
 from dl2d.tick.canary_decision import canary_jobs
 from dl2d.tick.count_start_failures import count_refused
 from dl2d.tick.decide import decide, decision_in_force, situation_digest
-from dl2d.tick.guard_limits import guard
 from dl2d.tick.needlessly_waiting_jobs import NeedlessWait, startable_waiting_jobs
 from dl2d.tick.observe import observe, with_evidence
 from dl2d.tick.observe_mode_decision import observed_decision
@@ -20,6 +19,7 @@ from dl2d.tick.place.starts_within_limits import groups_without_replacement, wit
 from dl2d.tick.policy_failures import set_aside_after_wait
 from dl2d.tick.reconcile import reconcile
 from dl2d.tick.record import Report, record
+from dl2d.tick.resize_guard_limits import guard
 from dl2d.tick.tick_context import Context
 from dl2d.tick.tick_state import SlotDecision, TickState
 from dl2d.tick.vacate_for_waiting_jobs import claim_nodes

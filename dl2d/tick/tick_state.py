@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from dl2d.core.cluster import TaskState
 from dl2d.core.decision import Decision
-from dl2d.core.guard_state import GuardState
 from dl2d.core.jobs import JobKey
+from dl2d.core.resize_guard_state import GuardState
 from dl2d.tick.missing_tasks import Missing
 from dl2d.tick.needlessly_waiting_jobs import NeedlessWait
 from dl2d.tick.policy_failures import PolicyFailures, SetAside

@@ -13,8 +13,8 @@ from tick.world import World
 from dl2d.core.cluster import Node, NodeState, Task, TaskState
 from dl2d.core.decision import Constraint
 from dl2d.core.errors import NodeRefused
-from dl2d.core.guard_state import NodeRefusal
 from dl2d.core.jobs import Architecture, JobKey, Role
+from dl2d.core.resize_guard_state import NodeRefusal
 from dl2d.core.resource_manager import EligibleNodes, GrowthLimit, RmJob, RmJobState, RmListing, TaskSpec
 from dl2d.core.resources import Resources
 from dl2d.placement.load_balance import LoadBalance

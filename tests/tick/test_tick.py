@@ -16,10 +16,10 @@ from dl2d.core.cluster import NodeState, Snapshot, Task, TaskState
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Constraint, Decision, Reason
 from dl2d.core.errors import AlreadyRunning, Denied, Rejected, Unavailable
-from dl2d.core.guard_state import GuardState
 from dl2d.core.jobs import NOTHING, Allocation, Durability, JobState, Progress, Role
 from dl2d.core.json_codec import encode
 from dl2d.core.packing import Packing
+from dl2d.core.resize_guard_state import GuardState
 from dl2d.core.resource_manager import EligibleNodes, RmJobState, RmListing, StartAllowance
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, TaskChange

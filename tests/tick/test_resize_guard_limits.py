@@ -19,10 +19,10 @@ from policies.snapshots import a_job, a_snapshot, ask, cluster, snapshots
 from dl2d.core.cluster import Node, NodeState, Snapshot
 from dl2d.core.decision import Alternative, Constraint, Decision, JobDecision, Reason
 from dl2d.core.errors import PolicyError
-from dl2d.core.guard_state import GuardState
 from dl2d.core.jobs import NOTHING, Allocation, Owner, Role
 from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE
+from dl2d.core.resize_guard_state import GuardState
 from dl2d.core.resource_manager import GrowthLimit
 from dl2d.core.resources import Resources, Shortfall
 from dl2d.core.start_failures import StartFailures
@@ -35,9 +35,9 @@ from dl2d.policies.fifo import Fifo
 from dl2d.tick import policy_call
 from dl2d.tick.decide import decide
 from dl2d.tick.decision_check import check_decision
-from dl2d.tick.guard_limits import guard
 from dl2d.tick.policy_call import Deadline
 from dl2d.tick.policy_failures import PolicyFailures
+from dl2d.tick.resize_guard_limits import guard
 from dl2d.tick.tick_context import Deciders, GuardRules
 
 WHY = Reason(Constraint.SATISFIED, "because")

@@ -25,8 +25,8 @@ from dataclasses import dataclass, field, replace
 from dl2d.core.cluster import ClaimedNodes, NodeState, Snapshot, Task, TaskState
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.error_wording import counted
-from dl2d.core.guard_state import GuardState
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobRequest, Owner
+from dl2d.core.resize_guard_state import GuardState
 from dl2d.core.resource_manager import GrowthLimit
 from dl2d.core.resources import Resources
 from dl2d.core.start_failures import StartFailures
