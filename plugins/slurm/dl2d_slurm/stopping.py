@@ -25,6 +25,9 @@ log = structlog.get_logger(__name__)
 _HANDLE = re.compile(r"[0-9]{1,18}")
 #: What scancel says of jobs that have ended or never were.
 _OVER = re.compile(r"invalid job id|already complet|job/step already|job not found|no such process", re.IGNORECASE)
+#: Exit statuses of scancel, the low byte of Slurm's error, which it may leave without a message: invalid job id (2017),
+#: and already completing or completed (2021).
+_OVER_STATUSES = frozenset({2017 & 255, 2021 & 255})
 #: Ids in one call: well below the limit on the length of a command line.
 _BATCH = 500
 #: Pause of the thread after Slurm would not cancel.
@@ -184,7 +187,7 @@ def _judge(answer: Answer) -> None:
     Later ticks ask again.
     """
     complaints = [line for line in answer.stderr.splitlines() if line.strip() and not _OVER.search(line)]
-    if answer.status == 0 or (not complaints and answer.stderr.strip()):
+    if answer.status == 0 or (not complaints and (answer.stderr.strip() or answer.status in _OVER_STATUSES)):
         return
     error = failure("cancelling jobs", replace(answer, stderr="\n".join(complaints)))
     if isinstance(error, Unavailable):
