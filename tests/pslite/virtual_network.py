@@ -2,7 +2,7 @@
 
 Bytes travel in pieces, in order, each with a delay.  Between two processes the network can be cut in one direction or
 in both: as with TCP, what was sent is delivered once it is whole again, and a connection ends on both sides when it was
-cut for longer than `message_framing.set_up_tcp` sets.  A connection can break in the middle of what is on its way.
+cut for longer than `tcp_sockets.set_up_tcp` sets.  A connection can break in the middle of what is on its way.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from virtual_threads import Kernel, Process, VirtualThread
 
-from pslite.net import message_framing
+from pslite.net import tcp_sockets
 
 #: what a connection holds in each direction before its sender has to wait
 _CAPACITY = 64 << 10
@@ -67,7 +67,7 @@ class Network:
                 self.kernel.after(self.kernel.rng.uniform(0.0, 1.0), sock.send_held)
 
     def _silence(self) -> float:
-        return message_framing._SILENCE * self.kernel.rng.uniform(1.0, 1.2)
+        return tcp_sockets._SILENCE * self.kernel.rng.uniform(1.0, 1.2)
 
     def delay(self, a: Process, b: Process) -> float:
         """How long the next piece takes."""
@@ -170,7 +170,7 @@ class _Watched:
         self.timeout = seconds
 
     def setsockopt(self, *_: object) -> None:
-        """Nothing: `message_framing.set_up_tcp` is taken as given."""
+        """Nothing: `tcp_sockets.set_up_tcp` is taken as given."""
 
     def fileno(self) -> int:
         return -1 if self.closed else 1
