@@ -185,6 +185,8 @@ class JobChange:
             given["end_reason"] = self.waits_for
         if self.state is not None and self.state.rank > job.state.rank:
             given["state"] = self.state
+            if job.state is JobState.SUBMITTED and not self.state.ended:
+                given.setdefault("end_reason", "")  # what its anchor waited for
             if self.state is JobState.RUNNING:
                 given["started_at"] = at
             if self.state.ended:

@@ -112,8 +112,9 @@ def imitate_with_scorer(
     weights, losses, shown, stopping = np.asarray(start.weights["scorer"], dtype=np.float64), [], _NONE, _NONE
     for number in range(_ROUNDS):
         shown = shown.and_more(_states_of(policy, weights, split.training, rng, _MAX_STEPS // _ROUNDS))
-        unseen = split.stopping or split.training
-        stopping = stopping.and_more(_states_of(policy, weights, unseen, rng, _MAX_STOPPING_STEPS // _ROUNDS))
+        held_out = (_states_of(policy, weights, unseen, rng, _MAX_STOPPING_STEPS // _ROUNDS)
+                    for unseen in (split.stopping, split.training))  # fmt: skip
+        stopping = stopping.and_more(next((each for each in held_out if len(each)), _NONE))
         if not len(shown) or not len(stopping):
             if not any(size != NOTHING for each in recordings for size in each.decision.allocations().values()):
                 raise TooFewSamples("imitation: no job was given anything in the recorded slots: nothing to learn from")

@@ -5,7 +5,10 @@ Days are those of a recorded history, or are put together from the hours of seve
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
@@ -22,6 +25,8 @@ from dl2d.simulation.speeds.speed_models import MAX_TASKS
 
 DAY_SECONDS: Final = 86_400.0
 _HOUR_SECONDS: Final = 3600.0
+#: Sights further apart have an interruption of the recording between them, if sights are usually closer.
+_MAX_GAP_SECONDS: Final = 2 * _HOUR_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +88,30 @@ def days_of(history: History) -> tuple[Day, ...]:
     before they trained, and those that would not fit the nodes of their day.
     """
     first = int(history.begin // DAY_SECONDS)
-    days = []
+    days, recorded = [], _recorded_seconds(history)
     for number in range(first, int(history.end // DAY_SECONDS)):
         begin = number * DAY_SECONDS
         name = day_name(begin)
         day = _between(history, begin, begin + DAY_SECONDS, name)
-        if day is not None and day.submitted and _mostly_recorded(history, begin):
+        if day is not None and day.submitted and recorded[number] >= DAY_SECONDS / 2:
             days.append(day)
     return tuple(days)
 
 
-def _mostly_recorded(history: History, begin: float) -> bool:
-    """Whether slots were recorded over at least half of a day; otherwise the daemon started or stopped on it."""
-    times = [sight.at for sight in history.sights if begin <= sight.at < begin + DAY_SECONDS]
-    return max(times) - min(times) >= DAY_SECONDS / 2
+def _recorded_seconds(history: History) -> Mapping[int, float]:
+    """For how long each day (days since 1970) was recorded; the daemon may have started or stopped on it.
+
+    What lies between two sights was recorded, if they are no more than twice as far apart as sights usually are.
+    """
+    times = sorted(sight.at for sight in history.sights)
+    pairs = list(itertools.pairwise(times))
+    most = max(_MAX_GAP_SECONDS, 2 * statistics.median([later - earlier for earlier, later in pairs] or [0.0]))
+    recorded: dict[int, float] = defaultdict(float)
+    for earlier, later in pairs:
+        if later - earlier <= most:
+            for day in range(int(earlier // DAY_SECONDS), int(later // DAY_SECONDS) + 1):
+                recorded[day] += min(later, (day + 1) * DAY_SECONDS) - max(earlier, day * DAY_SECONDS)
+    return recorded
 
 
 def period_of(history: History, begin: float, end: float) -> Day | None:

@@ -40,7 +40,7 @@ _FORGET_SECONDS: Final = 3600.0
 #: So many nodes at most are avoided since tasks failed there, and so many combinations of them: each combination makes
 #: a set of nodes, and with many sets packing is slow.
 _MAX_AVOIDED: Final = 16
-#: So often at most in one tick it is worked out whether the smallest size of a job fits on the nodes without failures.
+#: For so many sets of nodes without failures at most it is worked out in one tick what fits on them.
 _MAX_PACKINGS: Final = 32
 
 
@@ -219,6 +219,8 @@ def node_sets(
     }
     failing = _failing_nodes(known)
     empty = _EmptyNodes(listing.nodes, placement)
+    #: The nodes that are left, by what may be used and is avoided.
+    left: dict[tuple[EligibleNodes, frozenset[str]], frozenset[str]] = {}
     #: Jobs by what they may use, and which of these nodes they avoid; most jobs of a partition share one record.
     alike: dict[tuple[EligibleNodes, frozenset[str]], list[JobKey]] = defaultdict(list)
     for job in jobs:
@@ -227,7 +229,9 @@ def node_sets(
         avoided = refusing | failing.get(job.key, frozenset())
         failures = known.get(job.key, {})
         for name in sorted(avoided - refusing, key=lambda name: failures[name][:2]):
-            if empty.hold(job, eligible.nodes - avoided):
+            if (eligible, avoided) not in left:
+                left[eligible, avoided] = eligible.nodes - avoided
+            if empty.hold(job, left[eligible, avoided]):
                 break
             avoided -= {name}
         if eligible is not everywhere or avoided:
@@ -250,34 +254,42 @@ class _EmptyNodes:
             Node(node.name, node.capacity, NO_RESOURCES, node.state) for node in nodes if node.state is NodeState.UP
         ]
         self._placement = placement
-        #: Names of the nodes with room for a worker and a PS together, by what these ask for.
+        #: Names of the nodes with room for a demand, and how many of some nodes these are.
         self._with_room: dict[Resources, frozenset[str]] = {}
+        self._counts: dict[tuple[frozenset[str], Resources], int] = {}
+        self._packings: dict[frozenset[str], Packing] = {}
         self._answers: dict[tuple[frozenset[str], Resources, Resources, Allocation], bool] = {}
-        self._packings = 0
 
     def hold(self, job: Job, names: frozenset[str]) -> bool:
         """Whether the nodes with these names hold the smallest size of a job, and a task of each of its roles.
 
-        Few packings are made in a tick, since each costs as much as there are nodes; then the answer is no. None is
-        made where there are as many nodes as tasks, each with room for a worker and a PS.
+        Few packings are made in a tick, since each costs as much as there are nodes; beyond these the answer is no.
+        None is made where so many nodes have room for any task of the job that each task finds one without another.
         """
         request, least = job.request, _least_allocation(job)
-        if not self._placement.head_only:
-            together = request.worker + request.ps if least.ps else request.worker
-            if together not in self._with_room:
-                self._with_room[together] = frozenset(
-                    node.name for node in self._nodes if together.fits_in(node.capacity)
-                )
-            if len(self._with_room[together] & names) >= sum(least):
-                return True
+        demands = (request.worker, request.ps) if least.ps else (request.worker,)
+        if self._placement.keeps_bundles:
+            demands = (Resources.total(demands),)
+        if not self._placement.head_only and all(self._count(names, each) >= sum(least) for each in demands):
+            return True
         key = names, request.worker, request.ps, least
         if key not in self._answers:
-            if self._packings == _MAX_PACKINGS:
-                return False
-            self._packings += 1
-            packing = Packing([node for node in self._nodes if node.name in names], self._placement)
+            packing = self._packings.get(names)
+            if packing is None:
+                if len(self._packings) == _MAX_PACKINGS:
+                    return False
+                packing = Packing([node for node in self._nodes if node.name in names], self._placement)
+                self._packings[names] = packing
             self._answers[key] = packing.fits(job, least)
         return self._answers[key]
+
+    def _count(self, names: frozenset[str], demand: Resources) -> int:
+        """How many of the nodes with these names have room for a demand."""
+        if demand not in self._with_room:
+            self._with_room[demand] = frozenset(node.name for node in self._nodes if demand.fits_in(node.capacity))
+        if (names, demand) not in self._counts:
+            self._counts[names, demand] = len(self._with_room[demand] & names)
+        return self._counts[names, demand]
 
 
 def _least_allocation(job: Job) -> Allocation:

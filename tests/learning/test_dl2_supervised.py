@@ -90,6 +90,17 @@ def test_slots_in_which_no_job_was_given_anything_are_told() -> None:
         imitated(nothing)
 
 
+def test_what_was_given_on_busy_days_is_learned_where_the_last_ones_left_no_choice() -> None:
+    """As at a weekend on which each job has all that it may have."""
+    busy, quiet = recordings(Drf(), count=30), []
+    for number in range(20):
+        snapshot = replace(a_snapshot([a_job(number, max_workers=1, max_ps=1)], cluster(2, cpu=16)), slot=100 + number)
+        quiet.append(Recording(snapshot, ask(Drf(), snapshot), LoadBalance()))
+    found = imitated([*busy, *quiet])
+    assert found.states > 0
+    assert found.losses[-1] < found.losses[0]
+
+
 def test_the_weights_stay_where_each_job_had_its_only_size() -> None:
     """A site with room for all of its jobs, which have fixed sizes: the speeds are worth having all the same."""
     given = []

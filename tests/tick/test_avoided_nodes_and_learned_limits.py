@@ -264,6 +264,19 @@ def test_of_many_jobs_that_may_each_use_other_nodes_few_are_packed(least: int, a
     assert all(each.nodes == {node.name for node in nodes[1:]} for each in sets)
 
 
+def test_jobs_of_many_sizes_avoid_a_node_where_the_same_others_hold_each() -> None:
+    """Their workers take whole nodes, so that servers need others."""
+    nodes = make_nodes(8, cpu=64, gpu=8)
+    jobs = [
+        make_job(number, worker=Resources.of(cpu=62, gpu=8, memory=number), ps=Resources.of(cpu=4), min_workers=4)
+        for number in range(40)
+    ]
+    nodes = [structs.replace(node, capacity=node.capacity + Resources.of(memory=100)) for node in nodes]
+    failed = {job.key: {"n1": NodeRefusal(1, 0.0, "a task failed there", failed=True)} for job in jobs}
+    sets = node_sets(jobs, RmListing(at=1.0, nodes=tuple(nodes), jobs=()), failed, LoadBalance(), 1.0)
+    assert [len(each.jobs) for each in sets] == [40]
+
+
 def test_jobs_that_avoid_a_node_for_different_causes_are_told_what_is_true_of_each(world: World) -> None:
     manager = manager_of(world)
     manager.refusing = {"n1"}

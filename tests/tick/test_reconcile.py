@@ -131,6 +131,8 @@ def test_what_its_anchor_waits_for_is_a_jobs_reason_until_its_coordinator_calls(
     assert change == JobChange(waits_for="no room in the queue")
     assert see(change.applied(a_job(J.SUBMITTED), NOW), [], waits).jobs == ()
     assert change.applied(a_job(J.READY), NOW) == a_job(J.READY)  # its coordinator called in between
+    called = JobChange(state=J.READY).applied(change.applied(a_job(J.SUBMITTED), NOW), NOW)  # or after that
+    assert (called.state, called.end_reason) == (J.READY, "")
     assert see(a_job(J.READY), [], waits).jobs == ()
 
 

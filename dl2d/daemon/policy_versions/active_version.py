@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -358,13 +358,19 @@ def live_checkpoint(live: Version, *copies: Checkpoint | None) -> Checkpoint:
     try:
         checkpoint = read_version(live)
     except CheckpointError:
+        if (copy := _equal(live, copies)) is not None:
+            return copy
         with contextlib.suppress(CheckpointError):
-            for copy in (*copies, _own_checkpoint(live.policy)):
-                if copy is not None and copy.digest == live.digest:
-                    return copy
+            if (copy := _equal(live, [_own_checkpoint(live.policy)])) is not None:
+                return copy
         raise
     load_policy(live.policy, given=Given(checkpoint=checkpoint))
     return checkpoint
+
+
+def _equal(live: Version, copies: Iterable[Checkpoint | None]) -> Checkpoint | None:
+    """The first copy that equals the checkpoint of the live version."""
+    return next((copy for copy in copies if copy is not None and copy.digest == live.digest), None)
 
 
 def _own_checkpoint(name: str) -> Checkpoint | None:

@@ -290,7 +290,10 @@ class _Training:
     def adopted(self, start: Checkpoint) -> Checkpoint:
         """A checkpoint to begin with, after its validation with the types and resources of these workloads."""
         own = Sight.of(start.settings)
-        sight = replace(self.sight, window=own.window, extras=own.extras, first_bundles=own.first_bundles)
+        sight = replace(
+            self.sight, window=own.window, extras=own.extras, first_bundles=own.first_bundles,
+            last_bundles=own.last_bundles,
+        )  # fmt: skip
         network = policy_network(self._settings.network, sight.layout, self._settings.hidden)
         adopt(network, start, sight)
         self.validate("start", 0, 0, sight, network)

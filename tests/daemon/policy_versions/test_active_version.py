@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from local_cluster import LocalCluster
+from policies.dl2_paper.test_policy import a_checkpoint as a_checkpoint_of_the_paper
 from store.samples import a_slot
 from structlog.testing import capture_logs
 
@@ -20,7 +21,7 @@ from dl2d.core.daemon_mode import Mode
 from dl2d.core.errors import CheckpointError, ConfigError
 from dl2d.core.policy import Policy
 from dl2d.core.policy_registry import VersionState
-from dl2d.daemon.policy_versions.active_version import ActiveVersion, current_checkpoint, keep_version
+from dl2d.daemon.policy_versions.active_version import ActiveVersion, current_checkpoint, keep_version, live_checkpoint
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
 from dl2d.policies.dl2.policy import with_checkpoint
 from dl2d.store.sql_store import SqlStore
@@ -323,6 +324,15 @@ def test_a_reload_keeps_the_running_version_while_its_folder_cannot_be_read(site
         assert reloaded.refreshed() is None
         other = site.active(running=running, settings={"optimism": 0.1}).policy
     assert (other.version.split()[:2], logs) == ([another(1).digest[:12], "optimism=0.1"], [])
+
+
+def test_a_copy_of_the_live_version_serves_also_where_no_checkpoint_comes_with_its_policy(site: Site) -> None:
+    copy = a_checkpoint_of_the_paper()
+    kept = keep_version(copy, site.settings().versions_path, site.store.registry, at=1.0, origin="a test")
+    shutil.rmtree(kept.folder)
+    assert live_checkpoint(kept, None, copy) is copy
+    with pytest.raises(CheckpointError):
+        live_checkpoint(kept)
 
 
 @pytest.mark.parametrize("how", ["gone", "cut", "another"])
