@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -25,8 +24,6 @@ from dl2d.simulation.speeds.speed_models import MAX_TASKS
 
 DAY_SECONDS: Final = 86_400.0
 _HOUR_SECONDS: Final = 3600.0
-#: Sights further apart have an interruption of the recording between them, if sights are usually closer.
-_MAX_GAP_SECONDS: Final = 2 * _HOUR_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +81,7 @@ def day_name(at: float) -> str:
 def days_of(history: History) -> tuple[Day, ...]:
     """The whole days (UTC) of a history on which jobs came, oldest first.
 
-    Left out are days of which less than half was recorded, jobs of kinds that never showed a speed, those that ended
+    Left out are days of which half or less was recorded, jobs of kinds that never showed a speed, those that ended
     before they trained, and those that would not fit the nodes of their day.
     """
     first = int(history.begin // DAY_SECONDS)
@@ -93,7 +90,7 @@ def days_of(history: History) -> tuple[Day, ...]:
         begin = number * DAY_SECONDS
         name = day_name(begin)
         day = _between(history, begin, begin + DAY_SECONDS, name)
-        if day is not None and day.submitted and recorded[number] >= DAY_SECONDS / 2:
+        if day is not None and day.submitted and recorded.get(number, 0.0) > DAY_SECONDS / 2:
             days.append(day)
     return tuple(days)
 
@@ -101,17 +98,12 @@ def days_of(history: History) -> tuple[Day, ...]:
 def _recorded_seconds(history: History) -> Mapping[int, float]:
     """For how long each day (days since 1970) was recorded; the daemon may have started or stopped on it.
 
-    What lies between two sights was recorded, if they are no more than twice as far apart as sights usually are.
+    That is from the first slot of the day to the last, and as long after it as slots usually are apart.
     """
     times = sorted(sight.at for sight in history.sights)
-    pairs = list(itertools.pairwise(times))
-    most = max(_MAX_GAP_SECONDS, 2 * statistics.median([later - earlier for earlier, later in pairs] or [0.0]))
-    recorded: dict[int, float] = defaultdict(float)
-    for earlier, later in pairs:
-        if later - earlier <= most:
-            for day in range(int(earlier // DAY_SECONDS), int(later // DAY_SECONDS) + 1):
-                recorded[day] += min(later, (day + 1) * DAY_SECONDS) - max(earlier, day * DAY_SECONDS)
-    return recorded
+    usual = statistics.median([later - earlier for earlier, later in itertools.pairwise(times)] or [0.0])
+    days = ((day, list(seen)) for day, seen in itertools.groupby(times, lambda at: int(at // DAY_SECONDS)))
+    return {day: min(seen[-1] + usual, (day + 1) * DAY_SECONDS) - seen[0] for day, seen in days}
 
 
 def period_of(history: History, begin: float, end: float) -> Day | None:

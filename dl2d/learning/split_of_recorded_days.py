@@ -129,7 +129,7 @@ def split_history(
         raise WorkloadError(
             "", f"jobs with measured {'or assumed ' if assumed else ''}speeds were submitted on {len(days)} of the "
             f"recorded days; at least {2 if for_training else 1} are needed (only whole days in UTC count, "
-            f"recorded for half of them or more{left_out})",
+            f"recorded for more than half of them{left_out})",
             where="the twin",
         )  # fmt: skip
     unseen = [day for day in days if day.name not in learned]

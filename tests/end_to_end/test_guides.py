@@ -229,7 +229,7 @@ def digits(head: SystemdMachine) -> tuple[str, int]:
 @pytest.mark.skipif(bool(why_no_head()), reason=why_no_head() or "all is there")
 def test_the_first_job_on_slurm(head: SystemdMachine) -> None:
     job, (submit, watch, *_) = follow_the_guide_to_slurm(head)
-    short = job.replace("epochs=200", "epochs=10").replace("--epochs 200", "--epochs 10")
+    short = job.replace("epochs=200", "epochs=30").replace("--epochs 200", "--epochs 30")
     assert len(job) - len(short) == 2
     write(head, "/home/alice/digits.sh", short)
     as_alice(head, submit)

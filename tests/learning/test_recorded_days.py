@@ -132,16 +132,11 @@ class TestDays:
         stopped = tuple(sight for sight in history.sights if not 25 < (sight.at - MONDAY) / 3600.0 < 48)
         assert [day.name for day in days_of(replace(history, sights=stopped))] == ["2025-10-13", "2025-10-15"]
 
-    def test_a_day_whose_recording_was_interrupted_for_more_than_half_of_it_is_none(self) -> None:
-        history = a_history(a_job(1, 1.0), a_job(2, DAY_SECONDS + 1.0))
-        ends_only = tuple(sight for sight in history.sights if not 1.5 < (sight.at - MONDAY) / 3600.0 < 22.5)
-        assert [day.name for day in days_of(replace(history, sights=ends_only))] == ["2025-10-14"]
-
     def test_days_count_whose_slots_are_long(self) -> None:
         history = a_history(*(a_job(day, (day - 1) * DAY_SECONDS + 1.0) for day in (1, 2, 3)))
         rare = history.sights[::24]
         assert len(rare) == 3
-        assert [day.name for day in days_of(replace(history, sights=rare))] == ["2025-10-13", "2025-10-14"]
+        assert len(days_of(replace(history, sights=rare))) == 3
 
     def test_a_day_that_was_not_seen_or_on_which_nothing_came_is_none(self) -> None:
         assert days_of(a_history()) == ()
