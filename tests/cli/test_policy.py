@@ -32,8 +32,8 @@ FORCE = ("--force", "--reason", "to try it")
 #: What is recorded then, of a version, at a site whose store has no days yet.
 FORCED = (
     "to try it (forced: dl2 version {} cannot be compared with the live policy version: jobs with measured speeds were "
-    "submitted on 0 of the recorded days; at least 2 are needed (only whole days in UTC count, recorded for half "
-    "of them or more; "
+    "submitted on 0 of the recorded days; at least 2 are needed (only whole days in UTC count, recorded for more "
+    "than half of them; "
     "jobs of fixed size report no speeds and do not "
     "count))"
 )
