@@ -22,7 +22,7 @@ from dl2d.cli.daemon_start_check import (
     manager_answers,
     unusable_certificate,
 )
-from dl2d.cli.job_file import JobFile, is_batch_script, read_batch_script
+from dl2d.cli.job_file import JobFile, is_batch_script, read_batch_script, read_bounded
 from dl2d.cli.job_views_from_store_or_api import is_hidden
 from dl2d.cli.options import ConfigOption, JsonOption, reading
 from dl2d.cli.output import byte_size, print_json, print_text
@@ -426,7 +426,7 @@ def _job_file(path: Path, rules: RequestRules, nodes: tuple[Node, ...]) -> Itera
     alone: list[str] = []
     try:
         if is_batch_script(path):
-            request, script = read_batch_script(path, rules), path.read_text(encoding="utf-8")
+            request, script = read_batch_script(path, rules), read_bounded(path)
             refuse_directives(script)
             alone = options_of_anchor_alone(script)
         else:

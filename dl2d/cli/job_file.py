@@ -52,7 +52,7 @@ class JobFile:
             It cannot be read, is not YAML, or its keys or values are bad; names all that are.
         """
         where = str(path)
-        content = _load(_read(path), where) | dict(overrides or {})
+        content = _load(read_bounded(path), where) | dict(overrides or {})
         request = {key: value for key, value in content.items() if key not in _OWN_KEYS}
         problems: list[tuple[str, str]] = []
 
@@ -107,7 +107,7 @@ def read_batch_script(path: Path, rules: RequestRules) -> JobRequest:
 
     Raises ``RequestError`` if a line, key or value is bad; names it.
     """
-    script = _read(path)
+    script = read_bounded(path)
     directives = read_directives(script, where=str(path)) | _submission_options(script, str(path))
     if not directives:
         raise RequestError("#DL2", "the batch script has no #DL2 lines, which say what the job needs",
@@ -138,7 +138,7 @@ def _submission_options(script: str, where: str) -> dict[str, object]:
 
 def is_batch_script(path: Path) -> bool:
     """Whether a file is a script and not YAML: it begins with ``#!``."""
-    return _read(path).startswith("#!")
+    return read_bounded(path).startswith("#!")
 
 
 def parse_override(text: str) -> tuple[str, object]:
@@ -155,7 +155,8 @@ def parse_override(text: str) -> tuple[str, object]:
         return key.strip().replace("-", "_"), value
 
 
-def _read(path: Path) -> str:
+def read_bounded(path: Path) -> str:
+    """Text of a job file or batch script. Raises ``RequestError`` where it cannot be read, is too large or no text."""
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_BYTES + 1)

@@ -225,10 +225,10 @@ def node_sets(
     alike: dict[tuple[EligibleNodes, frozenset[str]], list[JobKey]] = defaultdict(list)
     for job in jobs:
         eligible = listing.eligible_nodes.get(job.anchor, everywhere)
-        refusing = frozenset(name for name, found in known.get(job.key, {}).items() if not found.failed)
+        refusals = known.get(job.key, {})
+        refusing = frozenset(name for name, found in refusals.items() if not found.failed)
         avoided = refusing | failing.get(job.key, frozenset())
-        failures = known.get(job.key, {})
-        for name in sorted(avoided - refusing, key=lambda name: failures[name][:2]):
+        for name in sorted(avoided - refusing, key=lambda name: refusals[name][:2]):
             if (eligible, avoided) not in left:
                 left[eligible, avoided] = eligible.nodes - avoided
             if empty.hold(job, left[eligible, avoided]):
