@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from dl2d.core.backoff_after_failed_starts import StartFailures
 from dl2d.core.jobs import JobKey
-from dl2d.core.start_failures import StartFailures
 
 
 class NodeRefusal(NamedTuple):

@@ -7,10 +7,10 @@ import structlog
 from sqlalchemy import select
 from sqlalchemy.orm import Mapped, mapped_column
 
+from dl2d.core.backoff_after_failed_starts import StartFailures
 from dl2d.core.errors import StoreError
 from dl2d.core.jobs import JobKey
 from dl2d.core.resize_guard_state import GuardState, LearnedLimit, NodeRefusal
-from dl2d.core.start_failures import StartFailures
 from dl2d.store.database import StoreTables
 from dl2d.store.row_mapping import Base, Json, columns, decoded_json, table_of, upsert
 

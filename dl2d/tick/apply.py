@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 
+from dl2d.core.backoff_after_failed_starts import StartFailures
 from dl2d.core.cluster import ANCHOR, TaskState, task_tag
 from dl2d.core.errors import MachineFault, NodeRefused, NotFound, ResourceManagerError, StartFailed, Unavailable
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobState
-from dl2d.core.start_failures import StartFailures
 from dl2d.core.store import JobChange, TaskChange
 from dl2d.core.task_starts_and_stops import Failure, Outcome, Plan, Start
-from dl2d.tick.count_start_failures import NO_FAILURES
+from dl2d.tick.count_failed_starts import NO_FAILURES
 from dl2d.tick.task_submitter import SequentialTaskSubmitter, TaskSubmitter, handle_or_error
 from dl2d.tick.tick_context import Context
 

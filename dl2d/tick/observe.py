@@ -17,7 +17,7 @@ from dl2d.core.resize_guard_state import NodeRefusal
 from dl2d.core.resource_manager import ResourceManager, RmListing
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.core.store import TickStore
-from dl2d.tick.avoided_nodes_and_learned_limits import node_sets
+from dl2d.tick.avoided_nodes import node_sets
 from dl2d.tick.expiring_tasks import expiring_tasks
 
 #: Number of kinds without a live job whose speeds are read too, for policies that compare single jobs with their kind:

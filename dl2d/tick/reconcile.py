@@ -17,22 +17,18 @@ from typing import Final
 import structlog
 from msgspec import structs
 
+from dl2d.core.backoff_after_failed_starts import StartFailures
 from dl2d.core.cluster import ANCHOR, Snapshot, Task, TaskState, task_tag
 from dl2d.core.error_wording import counted
 from dl2d.core.errors import DuplicateJob, ResourceManagerError
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobState, Owner
 from dl2d.core.resize_guard_state import GuardState
 from dl2d.core.resource_manager import FAILURE_CAUSES, JOB_ENDS, GrowthLimit, RmIdentity, RmJob, RmJobState, RmListing
-from dl2d.core.start_failures import StartFailures
 from dl2d.core.store import JobChange, TaskChange, TickStore
 from dl2d.tick.apply import start_anchors
-from dl2d.tick.avoided_nodes_and_learned_limits import (
-    MAX_REFUSED_SECONDS,
-    learned_growth_limits,
-    remember_withdrawn,
-    why_refused,
-)
-from dl2d.tick.count_start_failures import NO_FAILURES, count_failures
+from dl2d.tick.avoided_nodes import remember_failing_nodes
+from dl2d.tick.count_failed_starts import NO_FAILURES, count_failures
+from dl2d.tick.learned_growth_limits import growth_limits_in_force, remember_growth_limits
 from dl2d.tick.missing_tasks import Missing
 from dl2d.tick.observe import LiveJobs, Observed, live_jobs, take_snapshot
 from dl2d.tick.silent_coordinators import has_called, update_calling_since
@@ -43,6 +39,7 @@ from dl2d.tick.task_matching import Matches, match_listing, may_stop
 from dl2d.tick.tick_context import Context, Timeouts
 from dl2d.tick.tick_state import TickState
 from dl2d.tick.time_in_state import Elapsed, elapsed_times, update_state_since
+from dl2d.tick.withdrawn_tasks import MAX_REFUSED_SECONDS, why_refused, withdrawn_tasks
 
 log = structlog.get_logger()
 
@@ -142,7 +139,9 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         start_failures={key: count for key, count in failures.items() if key in present},
         stops_asked={},
     )
-    memory = remember_withdrawn(memory, elastic.jobs, before.tasks, changes.tasks, matches.listed, listing.at)
+    withdrawn = withdrawn_tasks(elastic.jobs, before.tasks, changes.tasks, matches.listed)
+    memory = remember_failing_nodes(memory, elastic.jobs, before.tasks, changes.tasks, withdrawn, listing.at)
+    memory = remember_growth_limits(memory, elastic.jobs, before.tasks, withdrawn, listing.at)
     last_anchor_tried = None
     if acts:
         if context.starts_anchors:
@@ -164,7 +163,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         silent=(frozenset(job.key for job in snapshot.jobs if not job.static) - calling_since.keys())
         | {job.key for job in elastic.jobs if job.coordinator_end or _is_ending(job, matches)},
         backing_off=_backing_off(memory, listing.at, context.guard_rules.backoff),
-        growth_limits=learned_growth_limits(memory, elastic.jobs, elastic.tasks, listing.at),
+        growth_limits=growth_limits_in_force(memory, elastic.jobs, elastic.tasks, listing.at),
         task_failed=any(change.state is TaskState.FAILED for change in changes.tasks),
         calling_since=calling_since,
         memory=memory,

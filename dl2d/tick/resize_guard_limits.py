@@ -22,6 +22,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from dl2d.core.backoff_after_failed_starts import StartFailures
 from dl2d.core.cluster import ClaimedNodes, NodeState, Snapshot, Task, TaskState
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.error_wording import counted
@@ -29,7 +30,6 @@ from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobRequest, Owner
 from dl2d.core.resize_guard_state import GuardState
 from dl2d.core.resource_manager import GrowthLimit
 from dl2d.core.resources import Resources
-from dl2d.core.start_failures import StartFailures
 from dl2d.tick.tick_context import GuardRules
 
 #: Maximum number of claims named in a reason.

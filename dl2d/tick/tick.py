@@ -7,9 +7,9 @@ from dataclasses import replace
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.task_starts_and_stops import Outcome, Plan
 from dl2d.tick.apply import apply
-from dl2d.tick.avoided_nodes_and_learned_limits import remember_refused_starts
+from dl2d.tick.avoided_nodes import remember_refused_starts
 from dl2d.tick.canary_decision import canary_jobs
-from dl2d.tick.count_start_failures import count_refused
+from dl2d.tick.count_failed_starts import count_refused
 from dl2d.tick.decide import decide, decision_in_force, situation_digest
 from dl2d.tick.needlessly_waiting_jobs import NeedlessWait, startable_waiting_jobs
 from dl2d.tick.observe import observe, with_evidence

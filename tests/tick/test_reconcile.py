@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace as replace_struct
 
+from dl2d.core.backoff_after_failed_starts import StartFailures
 from dl2d.core.cluster import ANCHOR, Task, TaskState, task_tag
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobState, Progress, Role
 from dl2d.core.resource_manager import RmJob, RmJobState, RmListing
 from dl2d.core.resources import Resources
-from dl2d.core.start_failures import StartFailures
 from dl2d.core.store import JobChange
 from dl2d.simulation.in_memory_store import MemoryStore
 from dl2d.testing.builders import make_job

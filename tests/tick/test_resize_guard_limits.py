@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from policies.snapshots import a_job, a_snapshot, ask, cluster, snapshots
 
+from dl2d.core.backoff_after_failed_starts import StartFailures
 from dl2d.core.cluster import Node, NodeState, Snapshot
 from dl2d.core.decision import Alternative, Constraint, Decision, JobDecision, Reason
 from dl2d.core.errors import PolicyError
@@ -25,7 +26,6 @@ from dl2d.core.policy import NO_EVIDENCE
 from dl2d.core.resize_guard_state import GuardState
 from dl2d.core.resource_manager import GrowthLimit
 from dl2d.core.resources import Resources, Shortfall
-from dl2d.core.start_failures import StartFailures
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.common.checkpoint import read_checkpoint
 from dl2d.policies.common.training_input_ranges import INPUT_RANGES, out_of_range, training_ranges

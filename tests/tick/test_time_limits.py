@@ -9,11 +9,11 @@ import pytest
 from msgspec import structs
 from tick.world import World
 
+from dl2d.core.backoff_after_failed_starts import StartFailures
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import Allocation, JobKey, Role
 from dl2d.core.resource_manager import GrowthLimit, RmJobState, RmListing
 from dl2d.core.resources import Resources
-from dl2d.core.start_failures import StartFailures
 from dl2d.core.store import TaskChange
 from dl2d.testing import PromptCoordinator, ScriptedManager
 from dl2d.testing.builders import make_nodes

@@ -12,13 +12,13 @@ import pytest
 from msgspec import structs
 from tick.world import GivesNothing, World
 
+from dl2d.core.backoff_after_failed_starts import StartFailures
 from dl2d.core.cluster import NodeSet, Snapshot, Task, TaskState
 from dl2d.core.decision import Constraint
 from dl2d.core.errors import Rejected
 from dl2d.core.jobs import Allocation, Architecture, JobKey, JobState, Role
 from dl2d.core.resource_manager import Claim, EligibleNodes, GrowthLimit, RmJob, RmJobState, RmListing, Yields
 from dl2d.core.resources import Resources
-from dl2d.core.start_failures import StartFailures
 from dl2d.daemon.api.heartbeat import Heartbeat, receive
 from dl2d.policies.fifo import Fifo
 from dl2d.testing.builders import make_job, make_nodes

@@ -11,10 +11,10 @@ from typing import Final
 
 import structlog
 
+from dl2d.core.backoff_after_failed_starts import doubled
 from dl2d.core.errors import ResourceManagerError
 from dl2d.core.resource_manager import GrowthLimit
 from dl2d.core.resources import Resources
-from dl2d.core.start_failures import doubled
 from dl2d_slurm.commands import Commands
 from dl2d_slurm.queue_listing import Jobs
 from dl2d_slurm.sbatch_options import AnchorOptions

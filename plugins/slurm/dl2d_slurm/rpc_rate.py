@@ -12,9 +12,9 @@ from typing import Final, NamedTuple
 
 import structlog
 
+from dl2d.core.backoff_after_failed_starts import doubled
 from dl2d.core.errors import Waiting
 from dl2d.core.resource_manager import CallStatistics, StartAllowance
-from dl2d.core.start_failures import doubled
 
 log = structlog.get_logger(__name__)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from dl2d.core.backoff_after_failed_starts import StartFailures
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import FailureCause, JobKey
-from dl2d.core.start_failures import StartFailures
 from dl2d.core.store import TaskChange
 from dl2d.core.task_starts_and_stops import Outcome
 

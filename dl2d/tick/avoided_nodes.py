@@ -1,9 +1,7 @@
-"""What the resource manager has refused: nodes to single jobs, and growth by limits that it does not list. Pure.
+"""Nodes that a job avoids for a while: a task of it failed or did not start there, or the node was refused to it. Pure.
 
-A task that waits on a node on which it will not be started, or for a limit, is withdrawn, and what kept it waiting is
-remembered for a while, so that the next tasks are asked for elsewhere, or later. So are nodes on which a task failed
-before it had joined, or did not start in time: the same may happen to each task there, and as the node stays empty it
-would be chosen again and again.
+The same may happen to each further task there, and as the node stays empty it would be chosen again and again. What was
+refused or failed is remembered, so that the next tasks are asked for elsewhere.
 """
 
 from __future__ import annotations
@@ -14,96 +12,65 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
+from dl2d.core.backoff_after_failed_starts import doubled
 from dl2d.core.cluster import Node, NodeSet, NodeState, Task, TaskState
 from dl2d.core.jobs import Allocation, FailureCause, Job, JobKey
 from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
-from dl2d.core.resize_guard_state import GuardState, LearnedLimit, NodeRefusal
-from dl2d.core.resource_manager import EligibleNodes, GrowthLimit, RmJob, RmJobState, RmListing
+from dl2d.core.resize_guard_state import GuardState, NodeRefusal
+from dl2d.core.resource_manager import EligibleNodes, RmJob, RmListing
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d.core.start_failures import MAX_BACKOFF_SECONDS, doubled
 from dl2d.core.store import TaskChange
 from dl2d.core.task_starts_and_stops import Outcome
 
-#: How long a task that the resource manager refuses to start may wait; shorter than for one that waits for room, and
-#: long enough for tasks that leave to make room in a limit.
-MAX_REFUSED_SECONDS: Final = 30.0
 #: How long a job avoids a node that was refused to it, or on which a task of it failed; doubled with each further
 #: refusal or failure there, up to the second value.
 _AVOID_SECONDS: Final = 300.0
 _MAX_AVOID_SECONDS: Final = 3600.0
-#: How long the jobs that were found to wait for a limit do not grow; doubled each time that it is found again, up to
-#: ``MAX_BACKOFF_SECONDS``.
-_LIMIT_SECONDS: Final = 60.0
 #: A refusal is remembered for this long after its retry time; a further one until then doubles the delay.
 _FORGET_SECONDS: Final = 3600.0
-#: So many nodes at most are avoided since tasks failed there, and so many combinations of them: each combination makes
-#: a set of nodes, and with many sets packing is slow.
-_MAX_AVOIDED: Final = 16
+#: Maximum number of nodes that are avoided since tasks failed there.
+_MAX_FAILING_NODES: Final = 16
+#: Maximum number of combinations of such nodes: each makes a set of nodes, and with many sets packing is slow.
+_MAX_FAILING_COMBINATIONS: Final = 16
 #: For so many sets of nodes without failures at most it is worked out in one tick what fits on them.
 _MAX_PACKINGS: Final = 32
 
 
-def _node_retry_at(refusal: NodeRefusal) -> float:
+def _retry_at(refusal: NodeRefusal) -> float:
     """When the job may ask for its next task on the node, seconds since 1970."""
     return refusal.at + doubled(_AVOID_SECONDS, refusal.attempts, _MAX_AVOID_SECONDS)
 
 
-def _growth_retry_at(limit: LearnedLimit) -> float:
-    """When the jobs of a limit may grow again, seconds since 1970."""
-    return limit.at + doubled(_LIMIT_SECONDS, limit.times, MAX_BACKOFF_SECONDS)
-
-
-def why_refused(listed: RmJob) -> str:
-    """Why a task that waits will not be started where it waits; empty if it only waits for room."""
-    if listed.state is not RmJobState.PENDING:
-        return ""
-    if listed.limit is not None:
-        return listed.limit.reason
-    return listed.reason or "the node is refused" if listed.node_refused else ""
-
-
-def remember_withdrawn(
+def remember_failing_nodes(
     memory: GuardState,
     jobs: Iterable[Job],
-    tasks: Sequence[Task],
+    tasks: Iterable[Task],
     changes: Iterable[TaskChange],
-    listed: Mapping[str, RmJob],
+    withdrawn: Mapping[str, RmJob],
     at: float,
 ) -> GuardState:
-    """The memory after a tick that makes these changes to these tasks: of those that it withdraws, what refused them.
+    """Guard state with the nodes on which tasks failed or did not start in this tick, or were refused and withdrawn.
 
-    Nodes on which tasks failed before they had joined, or did not start in time, are remembered as well.
-
-    ``listed`` has the resource manager's job of each task, by tag. What is remembered of jobs that are not among the
-    live ones, ``jobs``, is dropped.
+    ``changes`` are those that the tick makes to ``tasks``; ``withdrawn`` as ``withdrawn_tasks`` has it. What is
+    remembered of jobs that are not among the live ones, ``jobs``, is dropped.
     """
-    by_key = {job.key: job for job in jobs}
     before = {(task.job, task.id): task for task in tasks}
     refused: dict[JobKey, dict[str, str]] = defaultdict(dict)
     failed: dict[JobKey, dict[str, str]] = defaultdict(dict)
-    limits: dict[str, GrowthLimit] = {}
     for change in changes:
         task = before[change.job, change.task]
-        found = listed.get(task.tag)
+        found = withdrawn.get(task.tag)
         if _failed_on_node(task, change):
             failed[change.job].setdefault(change.node or task.node, f"a task failed there: {change.note}")
-        if change.state is not TaskState.DRAINING or task.state is not TaskState.ASKED or found is None:
+        if found is None or found.limit is not None:
             continue
-        if found.state is not RmJobState.PENDING or change.job not in by_key:
-            continue
-        if found.limit is not None:
-            known = limits.get(found.limit.reason, found.limit)
-            limits[found.limit.reason] = replace(known, anchors=known.anchors | {by_key[change.job].anchor})
-        elif found.node_refused:
+        if found.node_refused:
             refused[change.job].setdefault(task.node, found.reason)
         elif not found.any_node:
             failed[change.job].setdefault(task.node, f"a task was {change.note}")
-    return replace(
-        memory,
-        refused_nodes=_refused_nodes(memory.refused_nodes, refused, by_key, at, failed),
-        learned_limits=_learned_limits(memory.learned_limits, limits, by_key.values(), tasks, at),
-    )
+    kept = _refused_nodes(memory.refused_nodes, refused, [job.key for job in jobs], at, failed)
+    return replace(memory, refused_nodes=kept)
 
 
 def _failed_on_node(task: Task, change: TaskChange) -> bool:
@@ -113,7 +80,7 @@ def _failed_on_node(task: Task, change: TaskChange) -> bool:
 
 
 def remember_refused_starts(memory: GuardState, outcome: Outcome, at: float) -> GuardState:
-    """The memory after the starts of a tick, of which the resource manager has refused some because of their node."""
+    """Guard state after the starts of a tick, of which the resource manager has refused some because of their node."""
     refused: dict[JobKey, dict[str, str]] = defaultdict(dict)
     for failure in outcome.failures:
         if failure.node:
@@ -142,58 +109,11 @@ def _refused_nodes(
             # A time in the future means that the clock was set back.
             node: found._replace(at=min(found.at, at))
             for node, found in nodes.items()
-            if at < _node_retry_at(found) + _FORGET_SECONDS
+            if at < _retry_at(found) + _FORGET_SECONDS
         }
         if remembered:
             kept[job] = remembered
     return kept
-
-
-def _learned_limits(
-    known: Mapping[str, LearnedLimit],
-    found: Mapping[str, GrowthLimit],
-    jobs: Iterable[Job],
-    tasks: Iterable[Task],
-    at: float,
-) -> dict[str, LearnedLimit]:
-    anchors = {job.anchor: job.key for job in jobs if job.anchor}
-    running: dict[JobKey, list[Resources]] = defaultdict(list)
-    for task in tasks if found else ():
-        if task.state is not TaskState.ASKED and task.state.wanted:
-            running[task.job].append(task.demand)
-    learned = {
-        reason: limit._replace(at=min(limit.at, at))
-        for reason, limit in known.items()
-        if at < _growth_retry_at(limit) + MAX_BACKOFF_SECONDS and anchors.keys() & limit.anchors
-    }
-    for reason, limit in found.items():
-        members = sorted(limit.anchors & anchors.keys())
-        holds = Resources.total(demand for anchor in members for demand in running[anchors[anchor]])
-        had = {name: holds.get(name) + left for name, left in limit.left.items()}
-        times = learned[reason].times + 1 if reason in learned else 1
-        learned[reason] = LearnedLimit(tuple(members), had, times, at)
-    return learned
-
-
-def learned_growth_limits(
-    memory: GuardState, jobs: Iterable[Job], tasks: Iterable[Task], at: float
-) -> tuple[GrowthLimit, ...]:
-    """The limits that hold at this time since they were found a short while ago."""
-    active = {reason: limit for reason, limit in memory.learned_limits.items() if at < _growth_retry_at(limit)}
-    if not active:
-        return ()
-    keys = {job.key: job.anchor for job in jobs}
-    running: dict[str, list[Resources]] = defaultdict(list)
-    for task in tasks:
-        if task.state is not TaskState.ASKED and task.job in keys:
-            running[keys[task.job]].append(task.demand)
-    limits = []
-    for reason, limit in active.items():
-        holds = Resources.total(demand for anchor in limit.anchors for demand in running[anchor])
-        # Negative where they hold more by now: withdrawn tasks that have not ended count as well.
-        left = {name: had - holds.get(name) for name, had in limit.had.items()}
-        limits.append(GrowthLimit(frozenset(limit.anchors), left, reason))
-    return tuple(limits)
 
 
 def node_sets(
@@ -214,8 +134,7 @@ def node_sets(
     all_nodes = frozenset(node.name for node in listing.nodes)
     everywhere = EligibleNodes(all_nodes, "")
     known = {
-        key: {name: found for name, found in nodes.items() if at < _node_retry_at(found)}
-        for key, nodes in refused.items()
+        key: {name: found for name, found in nodes.items() if at < _retry_at(found)} for key, nodes in refused.items()
     }
     failing = _failing_nodes(known)
     empty = _EmptyNodes(listing.nodes, placement)
@@ -310,9 +229,10 @@ def _common_reason(name: str, refused: Sequence[Mapping[str, NodeRefusal]]) -> s
 
 
 def _failing_nodes(refused: Mapping[JobKey, Mapping[str, NodeRefusal]]) -> dict[JobKey, frozenset[str]]:
-    """The nodes on which tasks of each job failed: of these the ones that most jobs have, at most ``_MAX_AVOIDED``.
+    """Each job's failing nodes, limited to the ``_MAX_FAILING_NODES`` that most jobs have.
 
-    Jobs beyond as many combinations of such nodes avoid the one only that most jobs avoid.
+    Only the ``_MAX_FAILING_COMBINATIONS`` most frequent combinations are kept; a job with another one avoids just the
+    most frequent node.
     """
     failing = {
         job: frozenset(name for name, found in nodes.items() if found.failed)
@@ -320,7 +240,7 @@ def _failing_nodes(refused: Mapping[JobKey, Mapping[str, NodeRefusal]]) -> dict[
         if any(found.failed for found in nodes.values())
     }
     counts = Counter(name for nodes in failing.values() for name in nodes)
-    worst = [name for name, _ in counts.most_common(_MAX_AVOIDED)]
+    worst = [name for name, _ in counts.most_common(_MAX_FAILING_NODES)]
     failing = {job: nodes.intersection(worst) for job, nodes in failing.items()}
-    kept = dict(Counter(failing.values()).most_common(_MAX_AVOIDED))
+    kept = dict(Counter(failing.values()).most_common(_MAX_FAILING_COMBINATIONS))
     return {job: nodes if nodes in kept else nodes.intersection(worst[:1]) for job, nodes in failing.items()}

@@ -1,4 +1,4 @@
-"""Whole ticks in which the resource manager refuses nodes to a job, or growth."""
+"""Whole ticks in which the resource manager refuses nodes to a job, or tasks fail on them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from msgspec import structs
 from tick.world import World
 
 from dl2d.core.cluster import Node, NodeState, Task, TaskState
-from dl2d.core.decision import Constraint
 from dl2d.core.errors import NodeRefused
 from dl2d.core.jobs import Architecture, JobKey, Role
 from dl2d.core.resize_guard_state import NodeRefusal
-from dl2d.core.resource_manager import EligibleNodes, GrowthLimit, RmJob, RmJobState, RmListing, TaskSpec
+from dl2d.core.resource_manager import EligibleNodes, RmJob, RmJobState, RmListing, TaskSpec
 from dl2d.core.resources import Resources
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.plugins import load_policy
 from dl2d.testing import ScriptedManager
 from dl2d.testing.builders import make_job, make_nodes
-from dl2d.tick.avoided_nodes_and_learned_limits import node_sets
+from dl2d.tick.avoided_nodes import node_sets
 from dl2d.tick.tick_state import TickState
 
 SMALL = EligibleNodes(frozenset({"n1"}), "partition small")
@@ -39,8 +38,6 @@ class Restricted(ScriptedManager):
         #: Nodes on which tasks wait since they need more than they were asked for with.
         self.without_room: set[str] = set()
         self.without_gpus: set[str] = set()
-        #: Workers beyond so many wait for a limit.
-        self.max_workers = 1_000
 
     def listing(self, ended_since: float | None = None, tasks: Collection[Task] | None = None) -> RmListing:
         listing = super().listing(ended_since, tasks)
@@ -54,20 +51,13 @@ class Restricted(ScriptedManager):
         if task.node in self.refusing:
             raise NodeRefused(f"{task.name} on {task.node}", said="not on this node")
         handle = super().submit(task)
-        running = [job for job in self.live() if job.state is RmJobState.RUNNING and "worker" in job.tag]
         if task.node in self.without_room:
             self._change(handle, RmJobState.PENDING, "Resources")
         elif task.node in self.waiting:
-            self._wait(handle, "ReqNodeNotAvail")
-        elif task.role is Role.WORKER and len(running) > self.max_workers:
-            anchors = frozenset(job.handle for job in self.live() if job.tag.endswith("anchor"))
-            self._wait(handle, "QOSGrpGRES", GrowthLimit(anchors, {"gpu": 0.0}, "QOS high has no more"))
+            self._change(handle, RmJobState.PENDING, "ReqNodeNotAvail")
+            job = next(job for job in self.live() if job.handle == handle)
+            self.put(structs.replace(job, node_refused=True), ())
         return handle
-
-    def _wait(self, handle: str, reason: str, limit: GrowthLimit | None = None) -> None:
-        self._change(handle, RmJobState.PENDING, reason)
-        job = next(job for job in self.live() if job.handle == handle)
-        self.put(structs.replace(job, limit=limit, node_refused=limit is None), ())
 
 
 @pytest.fixture
@@ -292,29 +282,6 @@ def test_jobs_that_avoid_a_node_for_different_causes_are_told_what_is_true_of_ea
     (nodes,) = world.tick(1.0).snapshot.node_sets
     assert set(nodes.jobs) == {refused, failing}
     assert nodes.reason == "not n1, a task failed there, was not started or was refused"
-
-
-def test_a_limit_that_tasks_wait_for_keeps_the_job_from_growing_for_a_while(world: World) -> None:
-    manager = manager_of(world)
-    manager.max_workers = 2
-    key = world.ready(ps=Resources.of(cpu=1))
-    reasons: set[str] = set()
-    for _ in range(60):
-        report = world.tick(10.0)
-        world.beat()
-        entry = report.decision.jobs[0]
-        reasons |= {reason.text for reason in entry.guarded if reason.constraint is Constraint.LIMIT}
-    workers = [task for task in world.tasks(key) if task.role is Role.WORKER]
-    assert sum(task.state is TaskState.CONFIRMED for task in workers) == 2
-    assert reasons == {"QOS high has no more"}
-    assert world.store.guard_state() == world.state.memory
-    assert world.state.memory.learned_limits.keys() == reasons
-    # Ten minutes: tried at once, and after one, two and four minutes.
-    asked = [spec for spec in manager.submitted if spec.role is Role.WORKER]
-    assert len(asked) <= 2 + 4 * 2
-    manager.max_workers = 100
-    world.settle(70, 10.0)
-    assert len([task for task in world.tasks(key) if task.role is Role.WORKER]) == 4
 
 
 @pytest.mark.parametrize("held", [True, False])

@@ -1,0 +1,64 @@
+"""Whole ticks in which the resource manager lets a job grow no further, by a limit that it does not list."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from msgspec import structs
+from tick.world import World
+
+from dl2d.core.cluster import TaskState
+from dl2d.core.decision import Constraint
+from dl2d.core.jobs import Role
+from dl2d.core.resource_manager import GrowthLimit, RmJobState, TaskSpec
+from dl2d.core.resources import Resources
+from dl2d.testing import ScriptedManager
+
+
+class LimitedManager(ScriptedManager):
+    """Workers beyond so many wait for a limit."""
+
+    max_workers = 2
+
+    def submit(self, task: TaskSpec) -> str:
+        handle = super().submit(task)
+        running = [job for job in self.live() if job.state is RmJobState.RUNNING and "worker" in job.tag]
+        if task.role is Role.WORKER and len(running) > self.max_workers:
+            self._change(handle, RmJobState.PENDING, "QOSGrpGRES")
+            anchors = frozenset(job.handle for job in self.live() if job.tag.endswith("anchor"))
+            job = next(job for job in self.live() if job.handle == handle)
+            limit = GrowthLimit(anchors, {"gpu": 0.0}, "QOS high has no more")
+            self.put(structs.replace(job, limit=limit), ())
+        return handle
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World(slot_seconds=60.0)
+    made.manager = made.coordinator._manager = LimitedManager(made.cluster_nodes, lambda: made.now)
+    yield made
+    made.close()
+
+
+def test_a_limit_that_tasks_wait_for_keeps_the_job_from_growing_for_a_while(world: World) -> None:
+    manager = world.manager
+    assert isinstance(manager, LimitedManager)
+    key = world.ready(ps=Resources.of(cpu=1))
+    reasons: set[str] = set()
+    for _ in range(60):
+        report = world.tick(10.0)
+        world.beat()
+        entry = report.decision.jobs[0]
+        reasons |= {reason.text for reason in entry.guarded if reason.constraint is Constraint.LIMIT}
+    workers = [task for task in world.tasks(key) if task.role is Role.WORKER]
+    assert sum(task.state is TaskState.CONFIRMED for task in workers) == 2
+    assert reasons == {"QOS high has no more"}
+    assert world.store.guard_state() == world.state.memory
+    assert world.state.memory.learned_limits.keys() == reasons
+    # Ten minutes: tried at once, and after one, two and four minutes.
+    asked = [spec for spec in manager.submitted if spec.role is Role.WORKER]
+    assert len(asked) <= 2 + 4 * 2
+    manager.max_workers = 100
+    world.settle(70, 10.0)
+    assert len([task for task in world.tasks(key) if task.role is Role.WORKER]) == 4
