@@ -182,11 +182,15 @@ def test_tasks_have_what_the_user_gave_to_sbatch_for_the_anchor(real: Real, mana
 def test_the_nodes_that_jobs_may_use_are_those_on_which_slurm_starts_their_tasks(
     real: Real, manager: SlurmManager
 ) -> None:
-    """A partition of n1 and n2, n3 reserved, and n4 excluded by one of the jobs."""
+    """A partition of n1 and n2, n3 reserved, features of n2 and n4, and n1 and n4 excluded by one of the jobs."""
+    for node, features in (("n2", "a100,ib"), ("n3", "a100,opa"), ("n4", "a100,ib,old")):
+        for kind in ("availablefeatures", "activefeatures"):
+            real.cluster.run("scontrol", "update", f"nodename={node}", f"{kind}={features}")
     reserved = ("reservationname=ml", "starttime=now", "duration=60", "nodes=n3", f"users={real.alice.name}")
     real.cluster.run("scontrol", "create", "reservation", *reserved)
     try:
         given = {"small": ("--partition=small",), "out": ("--exclude=n[1,4]",), "in": ("--reservation=ml",), "any": ()}
+        given |= {"both": ("--constraint=a100&(ib|opa)",), "either": ("--constraint=opa|old",)}
         anchors = {
             name: real.cluster.submit_as(real.alice, ANCHOR, "--time=30", "--gres=gpu:0", *options)
             for name, options in given.items()
@@ -201,6 +205,8 @@ def test_the_nodes_that_jobs_may_use_are_those_on_which_slurm_starts_their_tasks
             "out": (["n2"], "not n[1,4], which the job excludes; not those of reservation ml"),
             "in": (["n3"], "reservation ml"),
             "any": (["n1", "n2", "n4"], "not those of reservation ml"),
+            "both": (["n2", "n4"], "constraint a100&(ib|opa); not those of reservation ml"),
+            "either": (["n4"], "constraint opa|old; not those of reservation ml"),
         }
         assert {node.state for node in listing.nodes} == {NodeState.UP}
         for name, anchor in anchors.items():
@@ -222,6 +228,8 @@ def test_the_nodes_that_jobs_may_use_are_those_on_which_slurm_starts_their_tasks
         real.cluster.run("scancel", "-u", real.alice.name)
         real.cluster.wait_until(lambda: not real.cluster.running(), "all jobs are gone")
         real.cluster.run("scontrol", "delete", "reservationname=ml")
+        for kind in ("activefeatures", "availablefeatures"):
+            real.cluster.run("scontrol", "update", "nodename=n[2-4]", f"{kind}=")
 
 
 #: Words of ``scontrol show job`` and variables of batch scripts that differ between any two jobs, ...
