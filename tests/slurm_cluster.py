@@ -100,6 +100,8 @@ class SlurmCluster:
     ----------
     nodes, cpus, memory, gpus
         Number of nodes; what each has (memory in MiB; GPUs are device files without hardware).
+    gpu_types
+        Types of GPUs, of which the nodes have one each, by turns; none if empty.
     extra
         Further lines for slurm.conf.
     cgroups
@@ -117,6 +119,7 @@ class SlurmCluster:
         cpus: int = 8,
         memory: int = 4000,
         gpus: int = 2,
+        gpu_types: Sequence[str] = (),
         extra: str = "",
         cgroups: bool = False,
         slurmrestd: bool = False,
@@ -127,6 +130,7 @@ class SlurmCluster:
         self.cpus = cpus
         self.memory = memory
         self.gpus = gpus
+        self.gpu_types = [gpu_types[at % len(gpu_types)] if gpu_types else "" for at in range(nodes)]
         self.extra = extra
         self.slurmrestd = slurmrestd
         self.name = "lab"
@@ -423,11 +427,13 @@ class SlurmCluster:
         for number in range(self.gpus):
             os.mknod(here / "dev" / f"gpu{number}", 0o666 | 0o020000, os.makedev(195, 200 + number))
         control, *ports = free_ports(1 + len(self.nodes))
-        gres = f"Gres=gpu:{self.gpus} " if self.gpus else ""
+        gres = [
+            ":".join(filter(None, ("Gres=gpu", each, str(self.gpus)))) if self.gpus else "" for each in self.gpu_types
+        ]
         node_lines = [
             f"NodeName={node} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs={self.cpus} "
-            f"RealMemory={self.memory} {gres}State=UNKNOWN"
-            for node, port in zip(self.nodes, ports, strict=True)
+            f"RealMemory={self.memory} {own} State=UNKNOWN"
+            for node, port, own in zip(self.nodes, ports, gres, strict=True)
         ]
         lines = [
             f"ClusterName={self.name}",
@@ -464,8 +470,11 @@ class SlurmCluster:
         self.conf.write_text("\n".join(lines) + "\n")
         if self.gpus:
             devices = f"{here}/dev/gpu[0-{self.gpus - 1}]" if self.gpus > 1 else f"{here}/dev/gpu0"
-            node_list = ",".join(self.nodes)
-            (here / "gres.conf").write_text(f"NodeName={node_list} Name=gpu Count={self.gpus} File={devices}\n")
+            of_nodes = (
+                f"NodeName={node} Name=gpu {f'Type={each} ' if each else ''}Count={self.gpus} File={devices}\n"
+                for node, each in zip(self.nodes, self.gpu_types, strict=True)
+            )
+            (here / "gres.conf").write_text("".join(of_nodes))
         (here / "cgroup.conf").write_text(cgroup_configuration(used=self.cgroups))
 
     def _tokens(self) -> Sequence[str]:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -379,6 +380,37 @@ def test_what_slurm_refuses_is_refused_in_its_words(real: Real, manager: SlurmMa
     with pytest.raises((Rejected, NotFound), match=r"gres|Invalid node name"):
         manager.submit(alices(real, "true", node="n9", demand=Resources.of(tpu=1)))
     assert real.cluster.running() == []
+
+
+def test_gpus_of_types() -> None:
+    """Two GPUs of type A100 on n1 and two of type t4 on n2: tasks get those of their demand, and are counted so."""
+    if reason := why_not():
+        pytest.skip(reason)
+    with SlurmCluster(nodes=2, gpu_types=("A100", "t4")) as cluster, closing(manager_of(cluster)) as manager:
+        alice = cluster.add_user("alice")
+        owner = Real(cluster, alice, alice).owner(alice)
+        capacities = {node.name: node.capacity.as_dict() for node in manager.listing().nodes}
+        common = {"cpu": 8, "memory": 4000, "gpu": 2}
+        assert capacities == {"n1": {**common, "gpu:a100": 2}, "n2": {**common, "gpu:t4": 2}}
+
+        def submit(node: str, name: str, **gpus: int) -> str:
+            demand = Resources.of({"cpu": 1, "memory": 100, **{key.replace("_", ":"): n for key, n in gpus.items()}})
+            return manager.submit(
+                spec(owner, alice.home, f"env >env-{name}; {FOREVER}", name=name, node=node, demand=demand)
+            )
+
+        handles = [submit("n1", "worker-0", gpu=1, gpu_a100=1), submit("n2", "worker-1", gpu=2)]
+        for handle in handles:
+            cluster.wait_until(lambda handle=handle: listed(manager, handle).state is RmJobState.RUNNING, "it runs")  # type: ignore[misc]
+        used = {node.name: node.used.as_dict() for node in manager.listing().nodes}
+        common = {"cpu": 1, "memory": 100}
+        assert used == {"n1": {**common, "gpu": 1, "gpu:a100": 1}, "n2": {**common, "gpu": 2, "gpu:t4": 2}}
+        with pytest.raises((NodeRefused, Rejected), match=r"worker-2 .*n2|gres|configuration is not available"):
+            submit("n2", "worker-2", gpu=1, gpu_a100=1)
+        for name, devices in (("worker-0", 1), ("worker-1", 2)):
+            lines = (alice.home / f"env-{name}").read_text().splitlines()
+            (visible,) = (line for line in lines if line.startswith("CUDA_VISIBLE_DEVICES="))
+            assert len(visible.partition("=")[2].split(",")) == devices
 
 
 def test_a_daemon_that_is_not_root_may_submit_for_itself_only(real: Real, tmp_path: Path) -> None:
