@@ -359,8 +359,14 @@ def test_a_lost_node_loses_its_tasks_and_they_are_not_started_again(real: Real, 
     try:
         real.cluster.run("scontrol", "update", "nodename=n4", "state=down", "reason=test")
         assert wait_for_end(real, manager, handle).state is RmJobState.LOST
-        lost = next(node for node in manager.listing().nodes if node.name == "n4")
-        assert (lost.state, lost.remark.endswith(": test")) == (NodeState.DOWN, True)
+
+        def is_down() -> bool:
+            # A message that slurmd sent before its end may have set the node up again.
+            real.cluster.run("scontrol", "update", "nodename=n4", "state=down", "reason=test")
+            lost = next(node for node in manager.listing().nodes if node.name == "n4")
+            return lost.state is NodeState.DOWN and lost.remark.endswith(": test")
+
+        real.cluster.wait_until(is_down, "n4 is down")
     finally:
         real.cluster.start_node("n4")
 

@@ -46,23 +46,16 @@ JOBS: dict[str, tuple[str, tuple[str, ...], str]] = {
 }
 
 
-class Cluster(SlurmCluster):
-    """Nodes with features, and of which one has GPUs with a type."""
-
-    def _write_configuration(self) -> None:
-        super()._write_configuration()
-        text = self.conf.read_text()
-        for node, more in (("n1", "a100:2 Feature=fast"), ("n2", "2 Feature=fast,ib"), ("n4", "2 Feature=fast")):
-            text = re.sub(rf"(NodeName={node} .*Gres=gpu:)2", rf"\g<1>{more}", text)
-        self.conf.write_text(text)
-        file = self.directory / "gres.conf"
-        line = file.read_text()
-        file.write_text(line.replace("n1,n2,n3,n4", "n1 Type=a100") + line.replace("n1,", ""))
+#: Features of nodes.
+FEATURES = {"n1": "fast", "n2": "fast,ib", "n4": "fast"}
 
 
 def set_up(cluster: SlurmCluster) -> dict[str, str]:
     """Make the reservation, the drained node and the jobs; their users' neutral names by the real ones."""
     users = {name: cluster.add_user(name) for name in ("alice", "bob")}
+    for node, features in FEATURES.items():
+        for kind in ("availablefeatures", "activefeatures"):
+            cluster.run("scontrol", "update", f"nodename={node}", f"{kind}={features}")
     reserved = ("reservationname=ml", "starttime=now", "duration=600", "nodes=n4", f"users={users['alice'].name}")
     cluster.run("scontrol", "create", "reservation", *reserved)
     cluster.run("scontrol", "update", "nodename=n3", "state=drain", 'reason=disk | "sda" fällt aus')
@@ -117,5 +110,5 @@ def record(cluster: SlurmCluster, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    with Cluster(extra="PriorityType=priority/basic") as private_slurm:
+    with SlurmCluster(gpu_types=("a100", "", "", ""), extra="PriorityType=priority/basic") as private_slurm:
         record(private_slurm, Path(__file__).parent)
