@@ -288,10 +288,10 @@ def test_what_slurm_lacks_for_a_daemon_that_is_not_root(dl2d: Dl2d, tmp_path: Pa
 @pytest.mark.parametrize(
     ("kind", "rules", "warns"),
     [
-        ("priority/basic", [], True),
-        ("priority/basic", [{"partition": "gpu", "min_free": 1}], True),
-        ("priority/basic", [{"partition": "gpu", "yield": "always"}], False),
-        ("priority/multifactor", [], False),
+        ("priority/basic", [{"partition": "gpu", "yield": "higher-priority"}], True),
+        ("priority/basic", [], False),
+        ("priority/basic", [{"partition": "gpu", "min_free": 1}], False),
+        ("priority/multifactor", [{"partition": "gpu", "yield": "higher-priority"}], False),
     ],
 )
 def test_priorities_that_only_tell_who_came_first(
@@ -304,7 +304,7 @@ def test_priorities_that_only_tell_who_came_first(
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     manager = {"name": "slurm", "slurm": {"backend": "command", "sharing": rules}}
     said = warned(dl2d, configured(tmp_path, resource_manager=manager)).get("slurm priorities", "")
-    assert ("give a rule of resource_manager.slurm.sharing yield: always" in said) is warns
+    assert ("use yield: always in resource_manager.slurm.sharing" in said) is warns
 
 
 @pytest.fixture

@@ -496,7 +496,7 @@ def test_jobs_complete_within_limits_whatever_happens(size: Size, timeout: float
     print(f"seed {SEED}", flush=True)
     with AccountingCluster(nodes=size.nodes, cpus=4, memory=2000, gpus=0, cgroups=True, extra=PREEMPTION) as cluster:
         settings = {
-            "resource_manager": cluster.resource_manager(sharing=[{"yield": "always"}]),
+            "resource_manager": cluster.resource_manager(),
             "schedule": {"poll_seconds": size.poll_seconds, "slot_seconds": 10 * size.poll_seconds},
             "api": {"heartbeat_seconds": size.poll_seconds},
             "jobs": {"drain_seconds": 20, "end_seconds": 5, "grace_seconds": 3},

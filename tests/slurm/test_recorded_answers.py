@@ -85,7 +85,7 @@ def test_the_jobs_of_a_real_slurm(release: str, monkeypatch: pytest.MonkeyPatch)
         assert bool(each.ended) is each.state.ended
         # All have a time limit of an hour.
         assert (seen.at < each.time_limit_at <= seen.at + 3600) is (each.state is RUNNING)
-        assert (each.yields is Yields.HIGHER_PRIORITY) is not each.state.ended
+        assert (each.yields is Yields.ALWAYS) is not each.state.ended
     assert {each.handle for each in seen.jobs if not each.priority} == {"4", "8", "9", "10", "12"}
     assert (seen.incomplete, seen.remarks, seen.growth_limits) == ((), (), ())
 

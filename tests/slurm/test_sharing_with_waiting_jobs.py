@@ -180,8 +180,9 @@ def test_many_arrays_leave_room_for_the_claims_of_other_jobs(claims_of) -> None:
 
 def test_the_first_rule_for_a_partition_says_to_whom_its_jobs_yield(slurm: FakeSlurm, manager_on: Managers) -> None:
     slurm.answer("squeue", rows=[job_row(1), job_row(2, Partition="debug"), job_row(3, Partition="debug", Comment=TAG)])
-    rules = [{"partition": "deb*", "yield": "always"}, {"yield": "never"}, {"partition": "gpu", "yield": "always"}]
-    for sharing, expected in (([], [Yields.HIGHER_PRIORITY] * 2), (rules, [Yields.NEVER, Yields.ALWAYS])):
+    higher = "higher-priority"
+    rules = [{"partition": "deb*", "yield": higher}, {"yield": "never"}, {"partition": "gpu", "yield": higher}]
+    for sharing, expected in (([], [Yields.ALWAYS] * 2), (rules, [Yields.NEVER, Yields.HIGHER_PRIORITY])):
         jobs = manager_on(sharing=sharing).listing().jobs
         assert [(job.priority, job.yields) for job in jobs[:2]] == [(4000, each) for each in expected]
 

@@ -20,7 +20,7 @@ def priorities_advice(settings: SlurmSettings, environ: Mapping[str, str]) -> st
 
     ``environ`` has PATH and, perhaps, SLURM_CONF.
     """
-    if any(rule.yields is Yields.ALWAYS for rule in settings.sharing):
+    if all(rule.yields is not Yields.HIGHER_PRIORITY for rule in settings.sharing):
         return ""
     environment = command_environment(settings.slurm_conf, environ)
     rate = RpcRate(settings.rpcs_per_minute, time.monotonic)
@@ -31,6 +31,6 @@ def priorities_advice(settings: SlurmSettings, environ: Mapping[str, str]) -> st
     if kind != _WITHOUT_PRIORITIES:
         return ""
     return (
-        f"PriorityType is {kind}: priorities only tell who came first, so elastic jobs make no room for jobs that were "
-        "submitted after them; give a rule of resource_manager.slurm.sharing yield: always"
+        f"PriorityType is {kind}: priorities only tell who came first, so with yield: higher-priority elastic jobs "
+        "make no room for jobs that were submitted after them; use yield: always in resource_manager.slurm.sharing"
     )

@@ -54,7 +54,7 @@ class SharingRule(Record):
     #: Pattern of the partition's name, as in a shell.
     partition: Words = "*"
     #: To which waiting jobs elastic jobs give up tasks above their floors.
-    yields: Yields = Yields.HIGHER_PRIORITY
+    yields: Yields = Yields.ALWAYS
     #: Maximum part of the partition's resources that its elastic jobs may hold together.
     max_share: Annotated[float, Number(1.0, above=0.0)] = 1.0
     #: Number of nodes that are kept empty for other jobs, as far as elastic jobs can be reduced for it.
