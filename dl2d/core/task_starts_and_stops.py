@@ -28,7 +28,10 @@ class Stop(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A task that leaves its node to a larger one, after a replacement of its job and role has started on ``node``."""
+    """A task that is replaced on another node: for a larger task, for a claim, or since its time limit is near.
+
+    It leaves after the replacement, of the same job and role, has started on ``node``.
+    """
 
     job: JobKey
     task: str

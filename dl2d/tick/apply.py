@@ -24,9 +24,9 @@ def apply(context: Context, plan: Plan, jobs: Mapping[JobKey, Job], at: float) -
 
     ``jobs`` are those of the plan, with their commands. A task drains when the answer to its coordinator's next
     heartbeat does not name it among the members. When the resource manager does not answer to a start, which may have
-    been carried out or not, the task stays in state ``asked``: the next ticks find it by its tag or give it up. Starts
-    that are left when ``Context.start_limit`` is over, or no more are allowed, are not asked for; the next tick plans
-    them again.
+    been carried out or not, the task stays in state ``asked``: the next ticks find it by its tag or give it up. Tasks
+    of the same batch that have not been submitted by then fail. Starts of later batches, and those that are left when
+    ``Context.start_limit`` is over or no more are allowed, are not asked for. The next tick plans them all again.
     """
     store = context.store
     drained = store.change_tasks(
@@ -68,7 +68,8 @@ def _start(
             started.append(spec.tag)
             changes.append(TaskChange(task.job, task.id, TaskState.ASKED, handle=answer))
         elif answer is None:
-            note, cause = "the resource manager does not answer", FailureCause.NOT_STARTED
+            note = "not submitted: the resource manager did not answer for another task"
+            cause = FailureCause.NOT_STARTED
             changes.append(TaskChange(task.job, task.id, TaskState.FAILED, note=note, cause=cause))
         else:
             refused = not isinstance(answer, Unavailable)

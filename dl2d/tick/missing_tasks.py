@@ -26,7 +26,7 @@ class Missing:
     #: ``RmListing.at`` of the last listing that was counted.
     listed_at: float | None = None
     #: When that listing came, seconds on the monotonic clock.
-    now: float = 0.0
+    counted_at: float = 0.0
 
     def after(self, unlisted: Collection[str], listing: RmListing, now: float) -> Missing:
         """The absences after one more listing, which lacks these tags; ``now`` is in seconds on the monotonic clock.
@@ -42,12 +42,12 @@ class Missing:
                 absences[tag] = Absence(1, now) if before is None else Absence(before.listings + 1, before.since)
             elif before is not None:
                 absences[tag] = before
-        return Missing(absences, listing.at if counts else self.listed_at, now if counts else self.now)
+        return Missing(absences, listing.at if counts else self.listed_at, now if counts else self.counted_at)
 
     def gone(self, listings: int, seconds: float) -> frozenset[str]:
         """Tags that at least so many listings in a row lack, over at least so many seconds."""
         return frozenset(
             tag
             for tag, absence in self.absences.items()
-            if absence.listings >= listings and self.now - absence.since >= seconds
+            if absence.listings >= listings and self.counted_at - absence.since >= seconds
         )

@@ -125,7 +125,9 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         strays_asked_for=strays_of_known_jobs(store, matches),
         tasks_as_owner=context.tasks_as_owner,
     )
-    if not acts:  # a requeued job registers as one that starts its tasks itself
+    # Where dl2d does not act, the next run of a requeued job registers as a static job, whose coordinator starts the
+    # tasks by itself.
+    if not acts:
         changes = replace(changes, new_jobs=())
     changes = _with_outputs(context, before.jobs, changes)
     elastic = _apply_changes(store, before, changes, listing.at)
@@ -221,7 +223,8 @@ def _with_outputs(context: Context, jobs: Iterable[Job], changes: Changes) -> Ch
 
 def _apply_changes(store: TickStore, before: LiveJobs, changes: Changes, at: float) -> LiveJobs:
     """Write the changes to the store; returns the live elastic jobs after them."""
-    # New jobs first: the end of the requeued job deletes the command that they copy.
+    # New jobs first. With the other order a crash in between would leave a requeued job without its next run: an ended
+    # job is not requeued again, and the environment of its command, which the next run copies, has been deleted.
     for job in changes.new_jobs:  # one that has registered by itself is known already
         with contextlib.suppress(DuplicateJob):
             store.add_job(job)
@@ -460,7 +463,8 @@ def _job_change(
             f"{counted(failures.in_a_row, 'attempt')} in a row to start its tasks failed; the last: {failures.last}"
         )
         return JobChange(state=JobState.FAILED, end_reason=reason, cause=FailureCause.TASKS_FAILED)
-    # Until its coordinator calls, its reason is what its anchor waits for.
+    # Until its coordinator calls, the job's end reason is what its anchor waits for: that is where the store keeps
+    # ``waits_for`` (``JobChange.applied``).
     waits_for = anchor.reason if job.state is JobState.SUBMITTED and anchor.reason != job.end_reason else None
     if job.anchor and waits_for is None:
         return None

@@ -19,8 +19,9 @@ MAX_JOBS_OF_USER: Final = 64
 def strays_of_known_jobs(store: TickStore, matches: Matches) -> dict[RmIdentity, Job | None]:
     """The job of each stray that the store has ever asked for; None where the stray was not looked up in this tick.
 
-    Other strays may not be dl2d's. A job that was submitted before the task whose tag it has is not that task: users
-    can write tags themselves. So of each user's strays only those of ``MAX_JOBS_OF_USER`` jobs are looked up in a tick.
+    Other strays may not be dl2d's. A job that was submitted before the task whose tag it has is not that task. Each
+    lookup reads the store, and users can forge tags; so of each user's strays only those of ``MAX_JOBS_OF_USER`` jobs
+    are looked up in a tick.
     """
     if not matches.strays:
         return {}

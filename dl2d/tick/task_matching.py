@@ -6,8 +6,8 @@ late, or with a tag that its user has written or removed.
 ====================================================  =====================================================
 a listed job has                                      it is
 ====================================================  =====================================================
-the task's handle, its submit time or none is known,  the task
-and its tag
+the task's handle and tag, and the same submit time   the task
+(or one of the two is unknown)
 the task's handle and submit time, no tag, and the   the task, whose user has removed the tag
 owner of its job
 the task's handle and tag, and a later submit time   another job: the task has ended

@@ -34,10 +34,14 @@ class Elapsed(NamedTuple):
 
     #: Since a tick first found it there.
     in_state: float
-    #: Since its coordinator can first have been told of the state: since a tick first found it there, and the
-    #: coordinator has called without a gap. None if the coordinator does not call. Of a task that leaves it also counts
-    #: from when another one of its role had joined, since a running job keeps its last worker and its last server until
-    #: then; None before.
+    #: Seconds in which its coordinator can have been told of the state: since the latest of
+    #:
+    #: (a) a tick first found the task in the state;
+    #: (b) its coordinator began to call without a gap;
+    #: (c) for a leaving task of a role that its job goes on with, another task of the role joined: until then a running
+    #:     job keeps its last worker and its last server.
+    #:
+    #: None if (b) or (c) has not happened.
     since_told: float | None
 
 

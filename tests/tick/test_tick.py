@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -401,14 +402,19 @@ def test_an_anchor_whose_coordinator_calls_while_the_listing_is_read_is_not_lost
     assert world.job(key).state is JobState.READY
 
 
-def test_a_refused_start_is_a_failure_and_a_manager_that_does_not_answer_is_not_asked_again(world: World) -> None:
+def test_a_refused_start_is_a_failure_and_a_manager_that_does_not_answer_is_not_asked_again(build) -> None:
+    world = build(url="sqlite://")  # the store in memory drops tasks that have ended
     job = world.ready()
     world.manager.refuse = Rejected("sbatch", said="Invalid account")
     report = world.tick()
     assert [failure.error for failure in report.outcome.failures] == ["sbatch: Invalid account"] * 8
-    assert all(task.state is TaskState.FAILED for task in world.store.tasks(live=False, job=job))
+    assert [task.state for task in world.store.tasks(live=False, job=job)] == [TaskState.FAILED] * 8
     world.manager.refuse = Unavailable("sbatch", said="timed out")
     assert len(world.tick().outcome.failures) == 1
+    (unanswered,) = world.tasks(job)
+    assert unanswered.state is TaskState.ASKED
+    notes = Counter(task.note for task in world.store.tasks(live=False, job=job))
+    assert notes["not submitted: the resource manager did not answer for another task"] == 7
 
 
 def test_a_job_that_the_manager_refuses_to_stop_does_not_end_ticks(build, monkeypatch) -> None:
