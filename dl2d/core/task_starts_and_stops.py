@@ -58,11 +58,16 @@ class Deferred(msgspec.Struct, frozen=True, gc=False):
 class Plan:
     """All starts and stops of a tick. Starts use only resources that the resource manager reports as free."""
 
-    #: New tasks, the replacements of moved ones included.
+    #: New tasks. The last ones are the replacements of the moved tasks: as many as ``moves``, in the same order.
     starts: tuple[Start, ...] = ()
     stops: tuple[Stop, ...] = ()
     deferred: tuple[Deferred, ...] = ()
     moves: tuple[Move, ...] = ()
+
+    @property
+    def first_replacement(self) -> int:
+        """Index in ``starts`` of the first replacement; the replacement of ``moves[0]`` is there."""
+        return len(self.starts) - len(self.moves)
 
 
 @dataclass(frozen=True, slots=True)

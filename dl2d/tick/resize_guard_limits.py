@@ -19,8 +19,9 @@ cool-down protects.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 from dl2d.core.backoff_after_failed_starts import StartFailures
 from dl2d.core.cluster import ClaimedNodes, NodeState, Snapshot, Task, TaskState
@@ -55,7 +56,7 @@ def guard(
     floors, at = dict(snapshot.floors), snapshot.at
     jobs = {job.key: job for job in snapshot.jobs}
     decided = {entry.job: entry.allocation for entry in last.jobs} if last is not None else {}
-    ranges = []
+    job_limits = []
     for entry in decision.jobs:
         job, floor = jobs[entry.job], floors.get(entry.job, NOTHING)
         resized_at = memory.resized_at.get(job.key)
@@ -70,19 +71,22 @@ def guard(
         else:
             most = decided.get(job.key, job.request.max_size)
             held = entry.previous.common(_larger(most, entry.allocation))
-            found = _limits_in_cooldown(entry, job, held, floor, resized_at, at, rules)
+            found = _limits_of_job(entry, job, held, floor, resized_at, at, rules)
         if resized_at is not None and entry.previous != NOTHING:
             found.protected = max(at - resized_at, 0.0) < rules.cooldown_down
-        ranges.append(found)
-    sums = [*_sums(ranges, snapshot, rules), *_growth_sums(ranges, snapshot, growth_limits)]
+        job_limits.append(found)
+    sums = _add_capacity_and_site_limits(job_limits, snapshot, rules)
+    sums += _add_growth_limits(job_limits, snapshot, growth_limits)
+    for each in job_limits:
+        each.give(each.desired)
     if rules.churn or any(total.exceeded() for total in sums):
-        _reserve(ranges)
-        _grow_in_submit_order(ranges, rules, len(memory.started_at))
+        _reserve(job_limits)
+        _grow_in_submit_order(job_limits, rules, len(memory.started_at))
         for total in sums:
-            _report_excess(total, ranges)
-    _explain_claims(ranges, snapshot)
+            _report_excess(total, job_limits)
+    _explain_claims(job_limits, snapshot)
     entries = (replace(each.entry, allocation=each.given, guarded=(*each.entry.guarded, *each.reasons))
-               for each in ranges)  # fmt: skip
+               for each in job_limits)  # fmt: skip
     return replace(decision, jobs=tuple(entries))
 
 
@@ -174,7 +178,7 @@ def _limits_in_backoff(
     return _JobLimits(entry, job, lowest=held.common(floor), desired=held, reserved=held, reasons=[reason])
 
 
-def _limits_in_cooldown(
+def _limits_of_job(
     entry: JobDecision,
     job: Job,
     held: Allocation,
@@ -183,9 +187,10 @@ def _limits_in_cooldown(
     at: float,
     rules: GuardRules,
 ) -> _JobLimits:
-    """The job's limits under its cool-downs, which delay neither its first tasks nor tasks up to its floor.
+    """Limits of a job that is neither silent nor in back-off: its floor, what was decided, and its cool-downs.
 
-    A resize that adds tasks of one role and removes tasks of the other has to wait for both cool-downs.
+    Cool-downs delay neither its first tasks nor tasks up to its floor. A resize that adds tasks of one role and removes
+    tasks of the other has to wait for both of them.
     """
     wanted = entry.allocation
     found = _JobLimits(entry, job, lowest=floor, desired=wanted, reserved=_larger(held.common(wanted), floor))
@@ -214,51 +219,66 @@ def _limits_in_cooldown(
 # Bounds of sums
 
 
-def limits_of(owner: Owner, rules: GuardRules) -> tuple[tuple[str, str, Resources], ...]:
-    """The limits that jobs of an owner share with others: whose jobs, as a preposition and a name, and the limit."""
+class LimitScope(StrEnum):
+    """Whose jobs a limit of the site counts together; the value comes before their name in the limit's text."""
+
+    USER = "of"
+    ACCOUNT = "of account"
+    PARTITION = "in partition"
+
+
+def limits_of(owner: Owner, rules: GuardRules) -> tuple[tuple[LimitScope, str, Resources], ...]:
+    """The limits that jobs of an owner share with others: scope, name of the user, account or partition, and limit."""
     return (
-        ("of", owner.user, rules.per_user),
-        ("of account", owner.account, rules.per_account),
-        ("in partition", owner.partition, rules.per_partition),
+        (LimitScope.USER, owner.user, rules.per_user),
+        (LimitScope.ACCOUNT, owner.account, rules.per_account),
+        (LimitScope.PARTITION, owner.partition, rules.per_partition),
     )
 
 
-def limit_text(kind: str, name: str, limit: Resources) -> str:
-    """A limit in words; ``kind`` and ``name`` as ``limits_of`` has them."""
-    return f"jobs {kind} {name} may hold {limit} together"
+def limit_text(scope: LimitScope, name: str, limit: Resources) -> str:
+    """A limit in words."""
+    return f"jobs {scope} {name} may hold {limit} together"
 
 
-def _sums(ranges: Iterable[_JobLimits], snapshot: Snapshot, rules: GuardRules) -> list[_Sum]:
-    """The bounded sums over jobs; gives each job what it desires.
+def _add_capacity_and_site_limits(
+    job_limits: Iterable[_JobLimits], snapshot: Snapshot, rules: GuardRules
+) -> list[_Sum]:
+    """Add the sums over jobs that the capacity and the site's limits bound to the jobs; returns these sums.
 
     The capacity is no sum if no job grows and nothing is claimed, since tasks that run are always within it.
     """
-    found: dict[tuple[str, str], _Sum] = {}
-    if snapshot.claims or any(_grows(each.entry.previous, each.desired) for each in ranges):
+    capacity: list[_Sum] = []
+    if snapshot.claims or any(_grows(each.entry.previous, each.desired) for each in job_limits):
         free = _capacity(snapshot)
         text = f"the nodes have {Resources(tuple(sorted(free.items())))} for all jobs"
         if snapshot.claims:
             text += f" beside what is claimed: {_claims_text(snapshot.claims)}"
         constraint = Constraint.CLAIM if snapshot.claims else Constraint.CAPACITY
-        found["", ""] = _Sum(constraint, text, free, complete=True)
-    for each in ranges:
-        names = [("", "", Resources())] if found.get(("", "")) else []
-        names += limits_of(each.job.owner, rules)
-        for kind, name, limit in names:
-            if (kind, name) not in found and name and limit.thousandths:
-                found[kind, name] = _Sum(Constraint.LIMIT, limit_text(kind, name, limit), dict(limit.thousandths))
-            if (kind, name) in found:
-                each.sums.append(found[kind, name])
-        each.give(each.desired)
-    return list(found.values())
+        capacity.append(_Sum(constraint, text, free, complete=True))
+    limited: dict[tuple[LimitScope, str], _Sum] = {}
+    for each in job_limits:
+        each.sums += capacity
+        for scope, name, limit in limits_of(each.job.owner, rules):
+            if not name or not limit.thousandths:
+                continue
+            if (scope, name) not in limited:
+                text = limit_text(scope, name, limit)
+                limited[scope, name] = _Sum(Constraint.LIMIT, text, dict(limit.thousandths))
+            each.sums.append(limited[scope, name])
+    return [*capacity, *limited.values()]
 
 
-def _growth_sums(ranges: Sequence[_JobLimits], snapshot: Snapshot, limits: Iterable[GrowthLimit]) -> Iterator[_Sum]:
-    """One sum for each of the resource manager's limits: bounded by what its jobs have and what it leaves them besides.
+def _add_growth_limits(
+    job_limits: Sequence[_JobLimits], snapshot: Snapshot, limits: Iterable[GrowthLimit]
+) -> list[_Sum]:
+    """Add a sum for each of the resource manager's limits to the jobs that it covers; returns these sums.
 
-    Tasks that do not run yet count as growth.
+    Each is bounded by what its jobs have and what the limit leaves them besides. Tasks that do not run yet count as
+    growth.
     """
-    by_anchor = {each.job.anchor: (number, each) for number, each in enumerate(ranges)}
+    sums: list[_Sum] = []
+    by_anchor = {each.job.anchor: (number, each) for number, each in enumerate(job_limits)}
     tasks_of: dict[JobKey, list[Task]] = defaultdict(list)
     for task in snapshot.tasks:
         tasks_of[task.job].append(task)
@@ -273,8 +293,8 @@ def _growth_sums(ranges: Sequence[_JobLimits], snapshot: Snapshot, limits: Itera
         found = _Sum(Constraint.LIMIT, limit.reason, bound)
         for each in members:
             each.sums.append(found)
-            found.add(each.job.request, each.given)
-        yield found
+        sums.append(found)
+    return sums
 
 
 def _capacity(snapshot: Snapshot) -> dict[str, int]:
@@ -310,15 +330,15 @@ def _capacity(snapshot: Snapshot) -> dict[str, int]:
     return capacity
 
 
-def _reserve(ranges: list[_JobLimits]) -> None:
+def _reserve(job_limits: list[_JobLimits]) -> None:
     """Reduce what is reserved until all sums hold or nothing more can be taken; from protected jobs it is taken last.
 
     Gives each job what is reserved for it.
     """
-    for each in ranges:
+    for each in job_limits:
         each.give(each.reserved)
     for protected in (False, True):
-        for each in reversed(ranges):
+        for each in reversed(job_limits):
             if each.protected is protected:
                 _reduce(each, each.lowest)
                 each.reserved = each.given
@@ -368,13 +388,13 @@ def _needs(demand: Resources, resources: Collection[str]) -> bool:
     return any(name in resources for name, _ in demand.thousandths)
 
 
-def _grow_in_submit_order(ranges: Iterable[_JobLimits], rules: GuardRules, started: int) -> None:
+def _grow_in_submit_order(job_limits: Iterable[_JobLimits], rules: GuardRules, started: int) -> None:
     """Give each job what it desires as far as sums and churn allow, in submit order; at least what is reserved for it.
 
     ``started``: tasks that were started in the last slot.
     """
     starts_left = max(rules.churn - started, 0)
-    for each in ranges:
+    for each in job_limits:
         held = each.entry.previous
         each.give(each.desired)
         binding = _reduce(each, each.reserved)
@@ -418,7 +438,7 @@ def _explain_limit(each: _JobLimits, binding: Iterable[_Sum]) -> None:
         each.reasons.append(Reason(total.constraint, text, gave_way=gave_way))
 
 
-def _explain_claims(ranges: Iterable[_JobLimits], snapshot: Snapshot) -> None:
+def _explain_claims(job_limits: Iterable[_JobLimits], snapshot: Snapshot) -> None:
     """Name claims to jobs whose tasks leave for them, or for which too little is left, where no reason does so yet."""
     if not snapshot.claims:
         return
@@ -427,7 +447,7 @@ def _explain_claims(ranges: Iterable[_JobLimits], snapshot: Snapshot) -> None:
     for claim in snapshot.claims:
         for key in {tags[tag] for tag in claim.leaving}:
             claims_of[key].append(claim)
-    for each in ranges:
+    for each in job_limits:
         if any(reason.constraint is Constraint.CLAIM for reason in each.reasons):
             continue
         claims: Sequence[ClaimedNodes] = claims_of.get(each.job.key, ())
@@ -442,12 +462,12 @@ def _claims_text(claims: Sequence[ClaimedNodes]) -> str:
     return "; ".join(claim.text for claim in claims[:_MAX_CLAIMS_SHOWN]) + (f"; and {more} more" if more > 0 else "")
 
 
-def _report_excess(total: _Sum, ranges: Iterable[_JobLimits]) -> None:
+def _report_excess(total: _Sum, job_limits: Iterable[_JobLimits]) -> None:
     """Add to the reasons of its jobs that a sum is exceeded by floors and silent jobs alone."""
     exceeded = total.exceeded()
     if not exceeded:
         return
-    for each in ranges:
+    for each in job_limits:
         request, given = each.job.request, each.given
         demands = (request.worker, given.workers), (request.ps, given.ps)
         if total not in each.sums or not any(count and _needs(demand, exceeded) for demand, count in demands):

@@ -17,7 +17,7 @@ from dl2d.core.resource_manager import GrowthLimit, StartAllowance
 from dl2d.core.resources import Resources, Shortfall
 from dl2d.core.task_starts_and_stops import Deferred, Plan, Start, Stop
 from dl2d.tick.place.make_room import TaskGroup
-from dl2d.tick.resize_guard_limits import limit_text, limits_of
+from dl2d.tick.resize_guard_limits import LimitScope, limit_text, limits_of
 from dl2d.tick.tick_context import GuardRules
 
 #: Why a start waits until another task of its job and role has left.
@@ -96,8 +96,7 @@ def within_limits(
 
 def within_allowance(plan: Plan, allowance: StartAllowance) -> Plan:
     """The plan with no more starts than may be submitted now, those of moved tasks first; the others are deferred."""
-    moved_from = len(plan.starts) - len(plan.moves)
-    late = (*range(moved_from, len(plan.starts)), *range(moved_from))[allowance.tasks :]
+    late = (*range(plan.first_replacement, len(plan.starts)), *range(plan.first_replacement))[allowance.tasks :]
     return _without(plan, dict.fromkeys(late, _Lack(postponed=allowance.reason))) if late else plan
 
 
@@ -118,7 +117,7 @@ def _floor_tasks_replaced(plan: Plan, snapshot: Snapshot) -> set[int]:
         elif task.tag not in going:
             staying[group] += 1
     moved: dict[TaskGroup, list[int]] = defaultdict(list)
-    for number, move in enumerate(plan.moves, len(plan.starts) - len(plan.moves)):
+    for number, move in enumerate(plan.moves, plan.first_replacement):
         key, role = group = move.job, plan.starts[number].role
         is_floor = staying[group] < floors.get(key, NOTHING).count(role)
         if task_tag(key, move.task) in going and is_floor and group not in leaving:
@@ -185,7 +184,7 @@ def _expiring_floor_tasks_replaced(plan: Plan, snapshot: Snapshot) -> set[int]:
         (task.job, task.role) for task in snapshot.tasks if task.state.wanted and task.tag not in snapshot.expiring
     )
     found: dict[TaskGroup, int] = {}
-    for number, move in enumerate(plan.moves, len(plan.starts) - len(plan.moves)):
+    for number, move in enumerate(plan.moves, plan.first_replacement):
         key, role = group = move.job, plan.starts[number].role
         if task_tag(key, move.task) in snapshot.expiring and staying[group] < floors.get(key, NOTHING).count(role):
             found[group] = number
@@ -202,12 +201,11 @@ class _Lack(NamedTuple):
 
 def _without(plan: Plan, deferred: Mapping[int, _Lack]) -> Plan:
     """The plan without the starts of these numbers, which are deferred."""
-    moved_from = len(plan.starts) - len(plan.moves)
     return replace(
         plan,
         starts=tuple(start for number, start in enumerate(plan.starts) if number not in deferred),
-        deferred=(*plan.deferred, *_deferred(plan.starts[:moved_from], deferred)),
-        moves=tuple(move for number, move in enumerate(plan.moves, moved_from) if number not in deferred),
+        deferred=(*plan.deferred, *_deferred(plan.starts[: plan.first_replacement], deferred)),
+        moves=tuple(move for number, move in enumerate(plan.moves, plan.first_replacement) if number not in deferred),
     )
 
 
@@ -242,24 +240,24 @@ class _LimitsInUse:
     def __init__(self, owners: Mapping[JobKey, Owner], rules: GuardRules) -> None:
         self._rules = rules
         self._owners = owners
-        self._held: dict[tuple[str, str], Resources] = defaultdict(Resources)
+        self._held: dict[tuple[LimitScope, str], Resources] = defaultdict(Resources)
 
     def add(self, key: JobKey, demand: Resources) -> None:
         """Count a task of a job."""
-        for kind, name, _ in self._of(key):
-            self._held[kind, name] += demand
+        for scope, name, _ in self._of(key):
+            self._held[scope, name] += demand
 
     def lacks(self, key: JobKey, demand: Resources) -> tuple[str, tuple[Shortfall, ...]] | None:
         """The first limit that has no room for tasks of a job, in words, and what is missing; None if all have."""
-        for kind, name, limit in self._of(key):
+        for scope, name, limit in self._of(key):
             names = limit.as_dict().keys() & demand.as_dict().keys()
-            room = limit.minus(self._held[kind, name])
+            room = limit.minus(self._held[scope, name])
             missing = tuple(short for short in demand.shortfalls(room) if short.resource in names)
             if missing:
-                return limit_text(kind, name, limit), missing
+                return limit_text(scope, name, limit), missing
         return None
 
-    def _of(self, key: JobKey) -> Iterable[tuple[str, str, Resources]]:
+    def _of(self, key: JobKey) -> Iterable[tuple[LimitScope, str, Resources]]:
         owner = self._owners.get(key)
         limits = () if owner is None else limits_of(owner, self._rules)
         return (each for each in limits if each[1] and each[2].thousandths)

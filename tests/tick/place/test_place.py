@@ -445,7 +445,7 @@ def test_what_has_room_starts_and_what_does_not_is_deferred_with_a_true_reason(
     for start in planned.starts:
         assert left.place_on(start.node, start.demand, start.job)
     in_use = Resources.total(one.demand for one in (*snapshot.tasks, *plan.starts))
-    started = roles(replace(plan, starts=plan.starts[: len(plan.starts) - len(plan.moves)]))
+    started = roles(replace(plan, starts=plan.starts[: plan.first_replacement]))
     held = snapshot.held()
     for number, job in enumerate(snapshot.jobs, start=1):
         wanted, least, before = Allocation(*sizes[number]), job.request.min_size, held[job.key]
