@@ -16,6 +16,7 @@ from dl2d.config.settings import Settings
 from dl2d.core.cluster import Node
 from dl2d.core.errors import RequestError, TooFewSamples, WorkloadError
 from dl2d.core.jobs import JobRequest
+from dl2d.daemon.policy_versions.active_version import nodes_and_requests
 from dl2d.learning.recorded_days import day_name
 from dl2d.learning.recorded_decisions import Recording
 from dl2d.learning.split_of_recorded_days import Split
@@ -27,35 +28,25 @@ _NOT_COMPARED: Final = "completion times cannot be compared"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedSlots:
-    """Slots of a store, oldest first."""
+    """What a store has to learn from, and to check with what was learned."""
 
+    #: Slots that are not on a day on which versions are compared, oldest first.
     slots: list[Recording]
-    #: Those that are not on a day on which versions are compared.
-    learned_from: list[Recording]
     #: Usual distance of two slots, in seconds.
     slot_seconds: float
     #: The days on which versions are compared; None if there are too few.
     days: Split | None
     #: Why completion times on these days do not tell which weights are better; empty if they do.
     problem: str
+    #: The nodes of the newest slot.
+    nodes: Sequence[Node]
+    #: The requests of the newest jobs.
+    requests: Sequence[JobRequest]
 
     @property
     def note(self) -> str:
         """Which days were left out, and why; empty for none."""
-        if self.days is None or len(self.slots) == len(self.learned_from):
-            return ""
-        names = ", ".join(day.name for day in self.days.held_out)
-        return f"not learned from: {names}, the days on which versions are compared (learning.gate_min_days)"
-
-    @property
-    def nodes(self) -> Sequence[Node]:
-        """The nodes of the newest slot."""
-        return self.slots[-1].snapshot.nodes
-
-    @property
-    def requests(self) -> list[JobRequest]:
-        """The requests of the jobs in all slots, those of the newest first."""
-        return [job.request for recording in reversed(self.slots) for job in recording.snapshot.jobs]
+        return "" if self.days is None else f"not learned from: {_names(self.days)}"
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -67,33 +58,37 @@ class RecordedSlots:
 
     def with_days(self, checkpoint: Checkpoint) -> Checkpoint:
         """A checkpoint that says on which days it was trained, so that it is not compared on these."""
-        days = sorted({day_name(each.snapshot.at) for each in self.learned_from})
+        days = sorted({day_name(each.snapshot.at) for each in self.slots})
         return replace(checkpoint, training={**checkpoint.training, "days": days})
 
 
 def recorded_slots(settings: Settings, limit: int, policy: str | None, seed: int) -> RecordedSlots:
-    """The newest slots of the store, of those in which one policy decided or of all.
+    """The newest slots outside the days on which versions are compared, of one policy or of all.
 
-    Raises ``RequestError`` where there are none.
+    No more than ``limit`` slots are read, however many are left out. Raises ``RequestError`` where there are none.
     """
     placement = load_placement(settings.placement)
     with reading(settings) as store:
-        listed = [each for each in store.slots(limit=limit) if policy in {None, each.policy}]
-        found = [slot for each in reversed(listed) if (slot := store.slot(each.number)) is not None]
-        if not found:
-            whose = "" if policy is None else f" in which {policy} decided"
-            raise RequestError("--slots", f"the store has no recorded slots{whose}")
         try:
             days = recorded_days(settings, store, now=time.time(), seed=seed, assume_speeds=not settings.mode.acts)
             problem = f"{_NOT_COMPARED}: jobs report no speeds" if days.unreported else ""
         except WorkloadError as error:
             days, problem = None, f"{_NOT_COMPARED}: {error.problem}"
+        listed = store.slots(limit=limit, policy=policy, outside=() if days is None else days.held_out_times)
+        found = [slot for each in reversed(listed) if (slot := store.slot(each.number)) is not None]
+        nodes, requests = nodes_and_requests(store)
+    if not found:
+        whose = "" if policy is None else f" in which {policy} decided"
+        where = "" if days is None else f" outside {_names(days)}"
+        raise RequestError("--slots", f"the store has no recorded slots{whose}{where}")
     times = sorted(slot.at for slot in found)
     between = [later - earlier for earlier, later in itertools.pairwise(times) if later > earlier]
-    slots = [Recording(slot.snapshot, slot.decision, placement) for slot in found]
-    held_out = () if days is None else days.held_out
     return RecordedSlots(
-        slots=slots,
-        learned_from=[each for each in slots if not any(day.includes(each.snapshot.at) for day in held_out)],
-        slot_seconds=statistics.median(between or [60.0]), days=days, problem=problem,
+        slots=[Recording(slot.snapshot, slot.decision, placement) for slot in found],
+        slot_seconds=statistics.median(between or [60.0]), days=days, problem=problem, nodes=nodes, requests=requests,
     )  # fmt: skip
+
+
+def _names(days: Split) -> str:
+    names = ", ".join(day.name for day in days.held_out)
+    return f"{names}, the days on which versions are compared (learning.gate_min_days)"

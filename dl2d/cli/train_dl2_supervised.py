@@ -35,8 +35,6 @@ def train_dl2_supervised(
 ) -> None:
     """Fit weights to recorded slots; the checkpoint gets them if recorded days' jobs end sooner than with dl2d's own.
 
-    Slots of the days to compare on are not learned from.
-
     Raises
     ------
     GateRefused
@@ -45,11 +43,12 @@ def train_dl2_supervised(
     began = time.monotonic()
     with interruptible(lambda: "nothing was written"), progress_bars() as display, reading(settings) as store:
         show = show_on_bar(display, "learning")
-        recordings, days, reason = recorded.slots, recorded.days, recorded.problem
-        kinds = {TrainingKind.of(job.request) for recording in recordings for job in recording.snapshot.jobs}
+        days, reason = recorded.days, recorded.problem
+        learned = (job.request for recording in recorded.slots for job in recording.snapshot.jobs)
+        kinds = {TrainingKind.of(request) for request in (*recorded.requests, *learned)}
         with recorded.explained():
             found = imitate_with_scorer(
-                recorded.learned_from, with_checkpoint().checkpoint, store.speeds(kinds),
+                recorded.slots, with_checkpoint().checkpoint, store.speeds(kinds),
                 slot_seconds=recorded.slot_seconds, seed=seed, min_jobs=min_jobs,
                 on_round=lambda done, total, loss: show("learning", done, total, f"loss {loss:.3f}"),
             )  # fmt: skip

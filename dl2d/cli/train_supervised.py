@@ -39,7 +39,14 @@ def supervised(
     design: Annotated[
         Design, typer.Option(help="What is trained: original, the paper's network, or jumps, dl2.")
     ] = Design.ORIGINAL,
-    slots: Annotated[int, typer.Option(min=2, max=100_000, help="Newest slots of the store that are read.")] = 2000,
+    slots: Annotated[
+        int,
+        typer.Option(
+            min=2,
+            max=100_000,
+            help="Newest slots that are learned from, outside the days on which versions are compared.",
+        ),
+    ] = 2000,
     policy: Annotated[str | None, typer.Option(help="Only slots in which this policy decided.")] = None,
     loss: Annotated[SupervisedLoss, typer.Option(help="What is minimised.")] = SupervisedLoss.CROSS_ENTROPY,
     updates: Annotated[
@@ -93,7 +100,7 @@ def supervised(
         recorded = recorded_slots(site, slots, policy, seed)
         with recorded.explained():
             found = learning.imitate_recordings(
-                recorded.learned_from, settings, slot_seconds=recorded.slot_seconds, seed=seed, min_jobs=min_jobs,
+                recorded.slots, settings, slot_seconds=recorded.slot_seconds, seed=seed, min_jobs=min_jobs,
                 on_update=lambda done, total, value: show("learning", done, total, f"loss {value:.3f}"),
             )  # fmt: skip
         checkpoint = recorded.with_days(found.checkpoint)

@@ -16,6 +16,7 @@ from dl2d.core.history_for_simulation import History, RecordedSizes
 from dl2d.core.measured_speeds import MeasuredSpeeds
 from dl2d.learning.digital_twin import Speeds, costs_of, workload_of
 from dl2d.learning.recorded_days import (
+    DAY_SECONDS,
     Day,
     days_of,
     learnt_from,
@@ -81,6 +82,11 @@ class Split:
     costs: Realism
     #: What was measured of the kinds of jobs that came.
     measured: tuple[MeasuredSpeeds, ...]
+
+    @property
+    def held_out_times(self) -> list[tuple[float, float]]:
+        """Begin and end of each day to compare on, in seconds since 1970."""
+        return [(day.begin, day.begin + DAY_SECONDS) for day in self.held_out]
 
     @property
     def jobs(self) -> int:

@@ -6,12 +6,12 @@ Tables ``slots``, ``decisions``, ``shadow_allocations`` and ``slot_resources``.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Column, Connection, ForeignKey, Index, Row, Select, func, insert, select
+from sqlalchemy import Column, Connection, ForeignKey, Index, Row, Select, func, insert, or_, select
 from sqlalchemy.orm import Mapped, mapped_column
 
 from dl2d.core.cluster import NodeSet, NodeState, Snapshot
@@ -284,9 +284,18 @@ class SqlSlots(StoreTables):
             rows = connection.execute(query)
             return tuple(_decided(row, JobKey(row.cluster, row.id, row.submitted)) for row in rows)
 
-    def slots(self, *, limit: int = 100) -> tuple[SlotSummary, ...]:
-        """Newest first."""
+    def slots(
+        self, *, limit: int = 100, policy: str | None = None, outside: Iterable[tuple[float, float]] = ()
+    ) -> tuple[SlotSummary, ...]:
+        """Newest first: those in which one policy decided, or all, outside some times (from, until; the latter is not
+        one of them).
+
+        Slots that do not count are passed over by number, time and policy alone, some 20 us each.
+        """
         query = select(*_SUMMARY.columns).order_by(SlotRow.number.desc()).limit(limit)
+        query = query.where(*(or_(SlotRow.at < begin, SlotRow.at >= end) for begin, end in outside))
+        if policy is not None:
+            query = query.where(SlotRow.policy == policy)
         with self._database.reading("listing slots") as connection:
             return tuple(_SUMMARY.record(row, f"slot {row.number}") for row in connection.execute(query))
 

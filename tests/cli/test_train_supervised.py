@@ -212,7 +212,8 @@ def test_days_on_which_versions_are_compared_are_not_learned_from(dl2d: Dl2d, tm
     record(store_url(tmp_path), load_source(DAYS, seed=2).workload, Drf(), begin=begin, decided_by="observed")
     config = write_config(tmp_path, mode="shadow", schedule={"slot_seconds": 1200.0},
                           policy={"name": "dl2-original", "checkpoint": str(tmp_path / "out")})  # fmt: skip
-    train = ("train", "supervised", "--min-jobs", "3", "--updates", "3", "-c", config, "-o",
+    # The days to compare on have more slots than are to be learned from.
+    train = ("train", "supervised", "--min-jobs", "3", "--updates", "3", "--slots", "20", "-c", config, "-o",
              tmp_path / "out")  # fmt: skip
     ran = dl2d(*train, "--json")
     assert ran.status == 0, ran.err

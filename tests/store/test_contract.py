@@ -456,6 +456,10 @@ class TestSlots:
         assert (newest.policy, newest.policy_version, newest.seconds) == ("drf", "1", 0.125)
         assert found[1].changed == 0
         assert [entry.slot for entry in store.decisions(job.key, limit=2)] == [3, 2]
+        # The limit is one of slots that count.
+        (second,) = store.slots(limit=1, policy="drf", outside=[(newest.at, newest.at + 1.0), (0.0, 1.0)])
+        assert second.number == 2
+        assert store.slots(policy="fifo") == ()
 
     def test_a_number_can_be_recorded_once(self, store):
         store.add_job(job := a_job())
