@@ -258,13 +258,13 @@ def test_shared_memory_that_is_not_what_it_should_be_is_refused(coordinator_with
     with (tmp_path / "file").open("w+b") as file, open_sealed(4096) as small, open_sealed(4096, 0) as unsealed:
         file.truncate(1 << 20)
         first = region_header(3).pack()
-        whole = Header(PUSH, 1, 0, 1, 1024, 0, 0, place=3)
+        whole = Header(PUSH, 1, 0, 1, 1024, 0, 0, region=3)
         refused = [
             [(first, None)],  # none comes
             [(first, file.fileno())],  # a file, which can shrink
             [(first, unsealed.fileno())],
-            [(replace(whole, place=1).pack(), None)],  # no such region
-            [(region_header(1).pack(), small.fileno()), (replace(whole, place=1).pack(), None)],  # it is for weights
+            [(replace(whole, region=1).pack(), None)],  # no such region
+            [(region_header(1).pack(), small.fileno()), (replace(whole, region=1).pack(), None)],  # it is for weights
             [(first, small.fileno()), (whole.pack(), None)],  # too small for the job
             [(first, small.fileno()), (replace(whole, length=8).pack(), None)],
             [(first, small.fileno()), (replace(whole, block=10**6).pack(), None)],

@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import threading
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from pslite.net.handshake_listener import HandshakeListener
 from pslite.net.message_framing import Inbox, frame
 from pslite.net.messages import MAX_HANDSHAKE_BYTES, PROTOCOL, Accepted, Beat, FromMember, Hello, Proof
 from pslite.net.tcp_sockets import listen, split_address
-from pslite.net.tensor_frames import HEADER_BYTES, PARAM, PUSH, Header, Link, unpack
+from pslite.net.tensor_frames import HEADER_BYTES, PARAM, PUSH, STATE, Header, Link, unpack
 
 TOKEN = b"t" * 32
 
@@ -245,6 +246,23 @@ def test_payloads_of_any_size_arrive_in_their_place(family, blocks):
         link.close()
     assert [header.block for header in sink.frames] == blocks
     assert all(bytes(sink.memory[block]) == data[block] for block in blocks)
+
+
+def test_a_header_on_the_wire():
+    """Its bytes, which members of other versions read, and what its two shared fields are read as."""
+    header = Header(PARAM, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
+    assert header.pack().hex(" ", 4) == (
+        "504c5331 02000a00 01000000 02000000 03000000 04000000 09000000 07000000 "
+        "05000000 00000000 06000000 00000000 08000000 00000000"
+    )
+    assert unpack(bytearray(header.pack())) == header
+    assert header.node == header.factors == header.page_offset == 3
+    assert header.steps_without_gradient == header.gradients_applied == 3
+    assert (header.crc, header.first_worker_had_gradient, header.region) == (9, True, 10)
+    there = header.in_shared_memory(11, 12)
+    assert (there.region, there.page_offset, there.length) == (11, 12, 4)
+    state = Header.with_checksum(STATE, memoryview(b"12345"), plan=1, block=2, version=3, first=4, steps=6)
+    assert state == Header(STATE, 1, 2, 6, 5, 3, 4, crc_or_flag=zlib.crc32(b"12345"))
 
 
 @pytest.mark.parametrize("length", [0, 7, 9, 2**32 - 1])

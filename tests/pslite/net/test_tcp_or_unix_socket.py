@@ -107,7 +107,7 @@ class Peer:
     def shared(self, link, header):
         self.seen.append(header)
         if header.kind == REGION:
-            link.regions[header.place] = MappedMemory(link.descriptor())
+            link.regions[header.region] = MappedMemory(link.descriptor())
 
 
 def test_a_block_is_seen_where_the_worker_has_it_and_cannot_be_written_to():
@@ -118,10 +118,10 @@ def test_a_block_is_seen_where_the_worker_has_it_and_cannot_be_written_to():
     here.send(Header(PUSH, 1, 0, 1, 8, 0, 0), memoryview(b"12345678"))
     here.hand(region_header(1), region.fd)
     here.hand(region_header(3), region.fd)
-    here.send(Header(PUSH, 1, 0, 1, 32, 0, 0, place=3))
+    here.send(Header(PUSH, 1, 0, 1, 32, 0, 0, region=3))
     assert here.flush()
     there.receive(peer)
-    assert [(h.kind, h.place) for h in peer.seen] == [(PUSH, 0), (REGION, 1), (REGION, 3), (PUSH, 3)]
+    assert [(h.kind, h.region) for h in peer.seen] == [(PUSH, 0), (REGION, 1), (REGION, 3), (PUSH, 3)]
     np.frombuffer(region.memory, dtype="float32")[16:24] = np.arange(8)
     seen = there.regions[3].array(block, 64)
     assert seen.tolist() == list(range(8))
@@ -149,11 +149,11 @@ def test_the_state_of_a_block_goes_back_to_the_system_with_its_last_array():
     arena = Arena(3, {block.number: 2 * block.nbytes for block in blocks})
     first, second = (arena.state(block) for block in blocks)
     assert [first.shape, second.shape] == [(2, 3000), (2, 500)]
-    assert arena.places == {4: 0, 7: 6}
+    assert arena.page_offsets == {4: 0, 7: 6}
     first[:], second[:] = 1.0, 2.0
     weights = first[0]
     there = MappedMemory(os.dup(arena.region.fd))
-    seen = [there.array(block, 4096 * arena.places[block.number]) for block in blocks]
+    seen = [there.array(block, 4096 * arena.page_offsets[block.number]) for block in blocks]
     del first
     assert seen[0].tolist() == [1.0] * 3000
     del weights

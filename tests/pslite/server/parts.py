@@ -17,7 +17,7 @@ from pslite.net.messages import Message, Prepare
 from pslite.net.tensor_frames import INIT, PUSH, Header
 from pslite.server.async_rounds import AsynchronousRounds
 from pslite.server.block_handoff import Handoff
-from pslite.server.block_step import Steps
+from pslite.server.block_step import StepMaker
 from pslite.server.failover import Failover
 from pslite.server.frame_handlers import FrameHandlers
 from pslite.server.plan_preparation import prepare
@@ -85,7 +85,7 @@ class FakeConnections(SimpleNamespace):
         super().__init__(accepted={}, opened={}, missed=[], gone=set())
 
     @property
-    def idle(self) -> bool:
+    def all_answers_sent(self) -> bool:
         return not any(link.unsent for link in self.accepted.values())
 
     def with_member(self, task: str) -> list[FakeLink]:
@@ -115,12 +115,12 @@ class Parts:
         self.state = ServerState(task, self.messages.append, self.lines.append, FaultPoints(None, task))
         self.state.set_spec(spec)
         self.connections = connections = FakeConnections()
-        self.steps = Steps(self.state)
+        self.step_maker = StepMaker(self.state)
         self.replica_sender = ReplicaSender(connections.opened, self.state.pool, self.state.faults)
-        self.replica_store = ReplicaStore(self.steps.apply)
+        self.replica_store = ReplicaStore(self.step_maker.apply)
         self.handoff = Handoff(self.state, connections, self.replica_sender, self.replica_store)
         rounds = AsynchronousRounds if spec.asynchronous else SynchronousRounds
-        self.rounds = rounds(self.state, connections, self.steps, self.handoff)
+        self.rounds = rounds(self.state, connections, self.step_maker, self.handoff)
         self.failover = Failover(self.state, connections, self.replica_sender, self.replica_store, self.handoff)
         self.frames = FrameHandlers(self.state, connections, self.replica_sender, self.replica_store, self.handoff)
         self.failover.rounds = self.frames.rounds = self.rounds

@@ -82,7 +82,7 @@ def test_a_clipped_step_waits_for_the_norm_over_all_servers():
     parts = a_server(clip_norm=1.0)
     parts.push(0, 2, 0, 4.0)
     parts.push(1, 3, 0, 4.0)
-    parts.steps.report()
+    parts.step_maker.send_squares()
     # four elements, each a mean gradient of 2
     assert parts.messages[-1] == Norm(version=0, squares={0: (16.0,)}, of="gradient")
     assert parts.answers("worker-0") == []
@@ -117,10 +117,10 @@ def test_a_factor_that_a_second_coordinator_sends_again_counts_once():
     for block in (0, 1):
         parts.push(0, 2, 0, 4.0, block=block)
         parts.push(1, 3, 0, 4.0, block=block)
-    parts.steps.report()
+    parts.step_maker.send_squares()
     parts.rounds.take_factors(Clip(version=0, factor=0.5))
     parts.rounds.continue_steps()
-    parts.steps.report()
+    parts.step_maker.send_squares()
     reported = [(norm.version, norm.of, set(norm.squares)) for norm in parts.messages if isinstance(norm, Norm)]
     assert reported == [(0, "gradient", {0, 1}), (0, "update", {0, 1})]
     parts.messages.clear()
@@ -128,7 +128,7 @@ def test_a_factor_that_a_second_coordinator_sends_again_counts_once():
     parts.rounds.continue_steps()
     parts.rounds.take_factors(Trust(version=0, factors={0: 0.5}))
     parts.rounds.continue_steps()
-    parts.steps.report()
+    parts.step_maker.send_squares()
     assert [block.version for block in parts.state.owned.values()] == [1, 1]
     assert not any(isinstance(message, Norm) for message in parts.messages)
 
@@ -140,12 +140,12 @@ def test_a_clip_factor_that_comes_together_with_an_older_trust_ratio_continues_i
         for block in (0, 1):
             parts.push(0, 2, version, 4.0, block=block)
             parts.push(1, 3, version, 4.0, block=block)
-        parts.steps.report()
+        parts.step_maker.send_squares()
         parts.rounds.take_factors(Clip(version=version, factor=0.5))
         parts.rounds.take_factors(Trust(version=0, factors={0: 0.5}))
         parts.rounds.continue_steps()
     assert [block.version for block in parts.state.owned.values()] == [1, 1]
-    parts.steps.report()
+    parts.step_maker.send_squares()
     assert (parts.messages[-1].version, parts.messages[-1].of) == (1, "update")
     assert set(parts.messages[-1].squares) == {0, 1}
     parts.rounds.take_factors(Trust(version=1, factors={0: 0.5}))

@@ -106,11 +106,11 @@ class Arena:
 
     def __init__(self, number: int, sizes: Mapping[int, int]) -> None:
         self.number = number
-        #: in pages, by block
-        self.places: dict[int, int] = {}
+        #: where the state of a block begins, in pages, by number of the block
+        self.page_offsets: dict[int, int] = {}
         end = 0
         for block, nbytes in sizes.items():
-            self.places[block] = end
+            self.page_offsets[block] = end
             end += -(-nbytes // mmap.PAGESIZE)
         self.region = SharedMemory(end * mmap.PAGESIZE)
         self._sizes = sizes
@@ -121,7 +121,7 @@ class Arena:
 
         It goes back to the system with the last array that lies in it.
         """
-        begin, memory = self.places[block.number] * mmap.PAGESIZE, self.region.memory
+        begin, memory = self.page_offsets[block.number] * mmap.PAGESIZE, self.region.memory
         # numpy keeps this very object, unlike a slice of a memoryview
         piece = (ctypes.c_char * self._sizes[block.number]).from_buffer(memory, begin)
         if isinstance(memory, mmap.mmap):

@@ -10,8 +10,9 @@ import itertools
 import os
 import socket
 import struct
+import zlib
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -36,11 +37,11 @@ INIT = 5
 REFUSED = 6
 #: first worker -> server: state from a checkpoint of `version`
 RESTORE = 7
-#: worker -> server, server -> worker: descriptor of the sender's shared memory number `place`; about no block
+#: worker -> server, server -> worker: descriptor of the sender's shared memory number `region`; about no block
 REGION = 8
 #: server -> worker: the rows of a sparse block that steps `version` - 2 and `version` - 1 changed, at `version`
 PARAM_ROWS = 9
-#: owner -> backup: step `version`: `node` float64 numbers, then the gradient sum
+#: owner -> backup: step `version`: float64 factors, as many as `factors` says, then the gradient sum
 REPLICATE = 10
 #: backup -> owner: that step has arrived
 REPLICATED = 11
@@ -90,18 +91,19 @@ _BUFFER_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Header of a frame."""
+    """Header of a frame.
+
+    `detail` and `crc_or_flag` carry different things in frames of different kinds; each property says for which kinds
+    it may be read.
+    """
 
     kind: int
     #: number of the plan under which it is sent
     plan: int
     #: number of the block
     block: int
-    #: a number whose meaning depends on `kind`.  PUSH, SKIP: the tree node of the gradient.  REPLICATE: how many
-    #: float64 factors precede the sum; 0: the step has no gradient.  PARAM in shared memory: offset of the block in
-    #: pages.  STATE, SEED, WHOLE: how many steps had no gradient; STATE, SEED in asynchronous jobs: how many
-    #: gradients have been applied.  Otherwise 0
-    node: int
+    #: `node`, `factors`, `page_offset`, `steps_without_gradient` or `gradients_applied`; 0 in other frames
+    detail: int
     #: bytes of the payload
     length: int
     version: int
@@ -111,27 +113,75 @@ class Header:
     next_plan: int = 0
     #: first version of `next_plan`
     next_first: int = 0
-    #: CRC-32 of the payload, in frames with a checksum.  PARAM, PARAM_ROWS, SAME: 1 if the first worker had a gradient
-    #: of the block in step `version` - 1
-    crc: int = 0
+    #: `crc` or `first_worker_had_gradient`; 0 in other frames
+    crc_or_flag: int = 0
     #: 0: the payload follows.  Otherwise it does not, but lies in the sender's shared memory of this number
-    place: int = 0
+    region: int = 0
+
+    @classmethod
+    def with_checksum(
+        cls, kind: int, payload: memoryview, *, plan: int, block: int, version: int, first: int, steps: int = 0
+    ) -> Header:
+        """Return the header of a frame with a block's state and its checksum: STATE, SEED or FIRST_STATE.
+
+        `steps` is read as `steps_without_gradient`, or in an asynchronous job as `gradients_applied`.
+        """
+        return cls(kind, plan, block, steps, payload.nbytes, version, first, crc_or_flag=zlib.crc32(payload))
+
+    def in_shared_memory(self, region: int, page_offset: int) -> Header:
+        """Return this PARAM for a payload that does not follow, but lies in the sender's shared memory."""
+        return replace(self, region=region, detail=page_offset)
+
+    @property
+    def node(self) -> int:
+        """PUSH, SKIP, REFUSED: the tree node of the gradient."""
+        return self.detail
+
+    @property
+    def factors(self) -> int:
+        """REPLICATE: how many float64 numbers precede the gradient sum; 0: the step has no gradient."""
+        return self.detail
+
+    @property
+    def page_offset(self) -> int:
+        """PARAM in shared memory: offset of the block in that memory, in pages."""
+        return self.detail
+
+    @property
+    def steps_without_gradient(self) -> int:
+        """STATE, SEED, WHOLE in synchronous jobs: how many steps had no gradient of the block."""
+        return self.detail
+
+    @property
+    def gradients_applied(self) -> int:
+        """STATE in asynchronous jobs: how many gradients have been applied to the block."""
+        return self.detail
+
+    @property
+    def crc(self) -> int:
+        """STATE, SEED, FIRST_STATE: CRC-32 of the payload."""
+        return self.crc_or_flag
+
+    @property
+    def first_worker_had_gradient(self) -> bool:
+        """PARAM, PARAM_ROWS, SAME: whether the first worker had a gradient of the block in step `version` - 1."""
+        return bool(self.crc_or_flag)
 
     def reply(self, kind: int) -> Header:
         """Return the header of a frame without payload about the same block and version."""
-        return Header(kind, self.plan, self.block, self.node, 0, self.version, self.first)
+        return Header(kind, self.plan, self.block, self.detail, 0, self.version, self.first)
 
     def pack(self) -> bytes:
         """Return the header as bytes on the wire."""
         return _HEADER.pack(
             _MAGIC,
             self.kind,
-            self.place,
+            self.region,
             self.plan,
             self.block,
-            self.node,
+            self.detail,
             self.length,
-            self.crc,
+            self.crc_or_flag,
             self.next_plan,
             self.version,
             self.first,
@@ -139,19 +189,19 @@ class Header:
         )
 
 
-def region_header(place: int) -> Header:
-    """Return what announces shared memory of that number."""
-    return Header(REGION, 0, 0, 0, 0, 0, 0, place=place)
+def region_header(number: int) -> Header:
+    """Return the header that announces the sender's shared memory of that number."""
+    return Header(REGION, 0, 0, 0, 0, 0, 0, region=number)
 
 
 def unpack(data: bytearray) -> Header:
     """Return the header in `data`. Raises `ProtocolError` if it is not one."""
     (
-        magic, kind, place, plan, block, node, length, crc, next_plan, version, first, next_first
+        magic, kind, region, plan, block, detail, length, crc_or_flag, next_plan, version, first, next_first
     ) = _HEADER.unpack_from(data)  # fmt: skip
     if magic != _MAGIC or kind not in KINDS:
         raise ProtocolError("a data frame does not begin with a valid header")
-    return Header(kind, plan, block, node, length, version, first, next_plan, next_first, crc, place)
+    return Header(kind, plan, block, detail, length, version, first, next_plan, next_first, crc_or_flag, region)
 
 
 def bytes_of(array: NDArray[Any]) -> memoryview:
@@ -313,7 +363,7 @@ class Link:
         """Take what is complete; return how many bytes of the peer's memory have been looked at."""
         if self._frame is None:
             header = unpack(self._header)
-            if header.place:
+            if header.region:
                 self._got = 0
                 receiver.shared(self, header)
                 self._forget_descriptors()

@@ -22,7 +22,7 @@ Modules, in an order in which each uses only those below it:
 - `training_rounds` (synchronous) and `async_rounds` (asynchronous) do the training;
 - `block_handoff` moves blocks to their owners under a new plan, which `plan_preparation` has prepared;
 - `replication` keeps copies of blocks on other servers;
-- `connections` accepts and opens data connections;
+- `data_connections` accepts and opens data connections;
 - `block_step` computes one step of a block;
 - `server_state` is the state that they share, with `plan_activation` (when plans take effect) and `block_state`.
 """

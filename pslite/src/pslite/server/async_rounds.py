@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from pslite.errors import ProtocolError
 from pslite.net.tensor_frames import PARAM, Header, Link
 from pslite.numeric.sparse_rows import Rows
-from pslite.server.block_state import BlockState, Gradient, Idle
+from pslite.server.block_state import BlockState, Gradient, NoGradient
 from pslite.server.block_step import Step
 from pslite.server.plan_activation import NO_ANNOUNCEMENT
 from pslite.server.training_rounds import Rounds
@@ -41,7 +41,7 @@ class AsynchronousRounds(Rounds):
         return True  # asynchronous jobs have no replicas: no failover sets blocks back
 
     def _add(self, link: Link, header: Header, block: BlockState, gradient: Gradient) -> None:
-        if isinstance(gradient, Idle):
+        if isinstance(gradient, NoGradient):
             raise ProtocolError(f"{link.task} pushed no gradient: workers of an asynchronous job push all keys")
         assert not isinstance(gradient, Rows)  # asynchronous jobs have no sparse blocks
         block.progress.received.setdefault(header.version, set()).add(header.node)
@@ -75,7 +75,7 @@ class AsynchronousRounds(Rounds):
             divisor = spec.divisor(block.definition.optimizer, version, leaves)
             # schedules of an open job count each gradient, too, as MXNet's own servers do
             counted = progress.applied if spec.open else version
-            self.steps.apply(block, Step(gradient, divisor), counted, progress.applied)
+            self.step_maker.apply(block, Step(gradient, divisor), counted, progress.applied)
             progress.applied += 1
             self.server.pool.give(gradient)
             progress.to_answer.append((task, version + 1))

@@ -8,7 +8,6 @@ step; it applies them when the state has arrived.
 from __future__ import annotations
 
 import time
-import zlib
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -57,7 +56,7 @@ class Handoff:
             else:
                 self.outgoing.append(block)
                 self.unacknowledged[number] = block
-        self.report()
+        self.report_moved_if_complete()
 
     def can_send(self) -> bool:
         """Return whether `send` would send something now.
@@ -78,7 +77,10 @@ class Handoff:
         announced = self.server.activation.announced
         if not self.outgoing or announced is None:
             return None
-        if any(block.plan != announced.plan for block in self.server.owned.values()) or not self.connections.idle:
+        if (
+            any(block.plan != announced.plan for block in self.server.owned.values())
+            or not self.connections.all_answers_sent
+        ):
             return None
         # Wait for the backup's acknowledgement: under the new owner it may be the backup again, and needs this step.
         return None if self.outgoing[0].awaits_backup else self.outgoing[0]
@@ -88,13 +90,13 @@ class Handoff:
         return self.server.plan_of(block).plan.owner(block.number).task
 
     def _can_send_seed(self) -> bool:
-        return self.replica_sender.can_send_seed() and self.connections.idle
+        return self.replica_sender.can_send_seed() and self.connections.all_answers_sent
 
     def send(self) -> None:
         """Send the seeds that are due and one outgoing block, unless answers to workers are still to be sent."""
         while self._can_send_seed():
             self.replica_sender.seed_next()
-            self.report()  # nothing is left to seed if the backup has died
+            self.report_moved_if_complete()  # nothing is left to seed if the backup has died
         block = self._next_outgoing()
         if block is None:
             return
@@ -106,9 +108,8 @@ class Handoff:
         elif not link.unsent:
             self.outgoing.popleft()
             whole = block.whole
-            count = block.progress.applied if self.server.spec.asynchronous else block.idle
-            header = block.header(STATE, whole.nbytes, node=count, crc=zlib.crc32(whole))
-            link.send(header, whole)
+            steps = block.progress.applied if self.server.spec.asynchronous else block.steps_without_gradient
+            link.send(block.state_header(STATE, whole, steps), whole)
             self.server.plan_of(block).moved_bytes += whole.nbytes
 
     def acknowledged(self, number: int) -> None:
@@ -144,10 +145,10 @@ class Handoff:
         block.state_arrived(header)
         block.progress.highest_sent = header.version
         if self.server.spec.asynchronous:
-            block.progress.applied = header.node
+            block.progress.applied = header.gradients_applied
         else:
             # the optimizer counts the steps of a block from its beginning
-            block.idle = header.version if header.kind == INIT else header.node
+            block.steps_without_gradient = header.version if header.kind == INIT else header.steps_without_gradient
         self.server.version = max(self.server.version, block.version)
         self.own(block)
         return True
@@ -189,17 +190,17 @@ class Handoff:
         """Whether this server expects states of blocks, or acknowledgements of those that it hands off."""
         return bool(self.unacknowledged) or any(prepared.gained for prepared in self.server.plans.values())
 
-    def report(self) -> None:
+    def report_moved_if_complete(self) -> None:
         """Tell the coordinator, once, that this server has moved to the newest plan that a block has entered."""
         number = max((n for n, prepared in self.server.plans.items() if prepared.entered_at), default=0)
         if not number:
             return
         prepared = self.server.plans[number]
-        if prepared.reported or prepared.gained or self.unacknowledged or not self.replica_sender.all_seeded:
+        if prepared.moved_sent or prepared.gained or self.unacknowledged or not self.replica_sender.all_seeded:
             return
         if any(block.plan != number for block in self.server.owned.values()):
             return
-        prepared.reported = True
+        prepared.moved_sent = True
         self.server.activation.forget_announcement(number)
         move_ms = (time.monotonic() - prepared.entered_at) * 1e3
         self.server.send(Moved(plan=number, sent_bytes=prepared.moved_bytes, move_ms=move_ms))

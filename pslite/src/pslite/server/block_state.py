@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pslite.job.reduction_tree import ROOT, TreeSum
-from pslite.net.tensor_frames import Header, bytes_of
+from pslite.net.tensor_frames import PARAM, REPLICATE, Header, bytes_of
 from pslite.numeric.optimizers import slots
 from pslite.numeric.sparse_rows import Numbers, Rows
 
@@ -53,7 +53,7 @@ class BufferPool:
         Not kept are rows and the bytes in which rows arrived (uint8), as their sizes differ, and a worker's shared
         memory, which is read-only.
         """
-        if isinstance(buffer, Rows | Idle) or not buffer.flags.writeable or buffer.dtype == np.uint8:
+        if isinstance(buffer, Rows | NoGradient) or not buffer.flags.writeable or buffer.dtype == np.uint8:
             return
         self._free.setdefault((buffer.dtype.name, buffer.size), []).append(buffer)
 
@@ -72,15 +72,15 @@ class BufferPool:
             del free[counts[key] :]
 
 
-class Idle:
-    """The sum of a step in which no worker has a gradient of a block: it stays as it is."""
+class NoGradient:
+    """A push, or the sum of a step, without a gradient of the block: its weights stay as they are."""
 
     __slots__ = ()
 
 
-IDLE = Idle()
+NO_GRADIENT = NoGradient()
 #: a gradient of a block, or a sum of them
-Gradient: TypeAlias = Array | Rows | Idle
+Gradient: TypeAlias = Array | Rows | NoGradient
 
 
 @dataclass(eq=False, slots=True)
@@ -136,11 +136,11 @@ class BlockState:
     #: synchronous jobs: the sum of the present step, when it is complete
     total: Gradient | None = None
     #: synchronous jobs: steps without a gradient, which the optimizer does not count; whether the last was one
-    idle: int = 0
+    steps_without_gradient: int = 0
     unchanged: bool = False
     #: synchronous jobs: whether the first worker has a gradient in the present step, and had one in the last
-    leads: bool = False
-    led: bool = False
+    first_worker_has_gradient: bool = False
+    first_worker_had_gradient: bool = False
     #: asynchronous jobs only
     progress: AsyncProgress = field(default_factory=AsyncProgress)
     #: of a sparse block: numbers of the rows that the last step but one (None: not known) and the last one changed
@@ -177,11 +177,20 @@ class BlockState:
         """The servers that are sent each step."""
         return [task for task in (self.backup, self.next_backup) if task]
 
-    def header(
-        self, kind: int, length: int, *, node: int = 0, announced: tuple[int, int] = (0, 0), crc: int = 0
-    ) -> Header:
-        """Return the header of a frame about the block at its present version."""
-        return Header(kind, self.plan, self.number, node, length, self.version, self.first, *announced, crc)
+    def weights_header(self, announced: tuple[int, int]) -> Header:
+        """Return the header of a frame with the present weights."""
+        nbytes, flag = self.definition.nbytes, int(self.first_worker_had_gradient)
+        return Header(PARAM, self.plan, self.number, 0, nbytes, self.version, self.first, *announced, crc_or_flag=flag)
+
+    def step_header(self, length: int, factors: int, announced: tuple[int, int]) -> Header:
+        """Return the header of a frame that has a replica apply the step from the present version."""
+        return Header(REPLICATE, self.plan, self.number, factors, length, self.version, self.first, *announced)
+
+    def state_header(self, kind: int, payload: memoryview, steps: int) -> Header:
+        """Return the header of a frame with the present state (`Header.with_checksum`)."""
+        return Header.with_checksum(
+            kind, payload, plan=self.plan, block=self.number, version=self.version, first=self.first, steps=steps
+        )
 
     def note_rows(self, total: Rows) -> None:
         """Note which rows a step changes."""
@@ -212,5 +221,5 @@ class BlockState:
     def begin_step(self, leaves: int) -> None:
         """Drop all gradients of the present step: it is pushed from its beginning."""
         self.received.clear()
-        self.total, self.leads = None, False
+        self.total, self.first_worker_has_gradient = None, False
         self.sums = TreeSum(leaves, frozenset((ROOT,)))

@@ -14,7 +14,7 @@ from pslite.net.messages import Clip, Norm, Trust, Vector
 from pslite.numeric.norms import Squares
 from pslite.numeric.optimizers import Updater, square_norm
 from pslite.numeric.sparse_rows import Rows, parse
-from pslite.server.block_state import IDLE, Array, BlockState, Gradient, Idle
+from pslite.server.block_state import NO_GRADIENT, Array, BlockState, Gradient, NoGradient
 from pslite.server.server_state import ServerState
 
 
@@ -33,7 +33,7 @@ class Step:
 
     def views(self) -> tuple[memoryview, ...]:
         """Return the payload that a replica is sent: divisor, clip and factors as float64, then the sum."""
-        if isinstance(self.total, Idle):
+        if isinstance(self.total, NoGradient):
             return ()
         total = self.total.views() if isinstance(self.total, Rows) else (self.total.data.cast("B"),)
         numbers = np.array((self.divisor, self.clip, *self.factors))
@@ -50,7 +50,7 @@ class Step:
 
         """
         if not count:
-            return cls(IDLE, 1.0)
+            return cls(NO_GRADIENT, 1.0)
         divisor, clip, *factors = np.frombuffer(payload, dtype=np.float64, count=count).tolist()
         sum_bytes = payload[8 * count :]
         total = parse(definition, sum_bytes.data) if definition.row else sum_bytes.view(definition.dtype)
@@ -58,18 +58,18 @@ class Step:
 
 
 @dataclass(eq=False)
-class Steps:
-    """Makes steps of gradient sums, and applies them.
+class StepMaker:
+    """Computes the step of a block from its gradient sum, and applies steps to blocks.
 
     The factor of gradient clipping and LAMB's trust ratios depend on other blocks: sums of squares go to the
     coordinator, which adds them up over all servers and sends the factors.
     """
 
     server: ServerState
-    #: block number -> sums of squares that are not reported yet, by vector
-    _squares: dict[Vector, dict[int, Squares]] = field(default_factory=lambda: {"gradient": {}, "update": {}})
-    #: all that has been reported of the last step, by vector
-    _reported: dict[Vector, Norm] = field(default_factory=dict)
+    #: block number -> sums of squares that are not sent yet, by vector
+    _unsent_squares: dict[Vector, dict[int, Squares]] = field(default_factory=lambda: {"gradient": {}, "update": {}})
+    #: all that has been sent of the last step, by vector
+    _sent_squares: dict[Vector, Norm] = field(default_factory=dict)
     #: the last clip factor of the coordinator: version, factor
     _clip: tuple[int, float] = -1, 1.0
     #: the last trust ratios of the coordinator: version, ratio by number of the tensor
@@ -83,10 +83,10 @@ class Steps:
         """Return the step of a block whose gradient sum is complete.
 
         If a factor has not come from the coordinator yet, return None and keep the sums of squares that the
-        coordinator needs for it; `report` sends them.
+        coordinator needs for it; `send_squares` sends them.
         """
         spec, number, version = self.server.spec, block.number, block.version
-        if isinstance(total, Idle):
+        if isinstance(total, NoGradient):
             return Step(total, 1.0)
         optimizer = block.definition.optimizer
         divisor = spec.divisor(optimizer, version, self.server.plan_of(block).reduction.leaves)
@@ -96,7 +96,7 @@ class Steps:
         clip = 1.0
         if spec.clip_norm:
             if self._clip[0] != version:
-                self._squares["gradient"][number] = (square_norm(optimizer, values, divisor),)
+                self._unsent_squares["gradient"][number] = (square_norm(optimizer, values, divisor),)
                 return None
             clip = self._clip[1]
         if not isinstance(optimizer, LAMB):
@@ -109,7 +109,7 @@ class Steps:
             sizes = [piece.size for piece in tensors.pieces[number]]
             squares = {number: self._updater.squares(optimizer, block.state, values, divisor, version, clip, sizes)}
             if shares_tensor:
-                self._squares["update"].update(squares)
+                self._unsent_squares["update"].update(squares)
                 return None
             trust = tensors.trust(squares)
         return Step(total, divisor, clip, tuple(factor for _, factor in tensors.factors(number, trust)))
@@ -130,15 +130,15 @@ class Steps:
 
         """
         self.server.faults.reached(FaultPoint.APPLY, block, step)
-        for squares in self._squares.values():
+        for squares in self._unsent_squares.values():
             # drop squares that were computed a second time after a new coordinator had repeated a factor
             squares.pop(block.number, None)
         optimizer, total = block.definition.optimizer, step.total
-        block.unchanged = isinstance(total, Idle)
-        if isinstance(total, Idle):
-            block.idle += 1
+        block.unchanged = isinstance(total, NoGradient)
+        if isinstance(total, NoGradient):
+            block.steps_without_gradient += 1
             return
-        updates = block.version - block.idle if updates is None else updates
+        updates = block.version - block.steps_without_gradient if updates is None else updates
         version = updates + block.definition.since if version is None else version
         self.server.meter.add(block.definition.nbytes)
         pieces = self.server.tensors.pieces[block.number] if step.factors else ()
@@ -158,19 +158,19 @@ class Steps:
             self._trust = message.version, message.factors
         return True
 
-    def report(self) -> None:
+    def send_squares(self) -> None:
         """Send the coordinator the sums of squares that were computed since the last call."""
-        for vector, squares in self._squares.items():
+        for vector, squares in self._unsent_squares.items():
             if squares:
                 # The blocks have the same version: none completes a step before the coordinator has the squares of all.
                 version = next(self.server.owned[number].version for number in squares)
-                last = self._reported.get(vector)
+                last = self._sent_squares.get(vector)
                 reported = last.squares if last is not None and last.version == version else {}
-                self._reported[vector] = Norm(version=version, squares={**reported, **squares}, of=vector)
+                self._sent_squares[vector] = Norm(version=version, squares={**reported, **squares}, of=vector)
                 self.server.send(Norm(version=version, squares=dict(squares), of=vector))
                 squares.clear()
 
-    def report_again(self) -> None:
+    def send_squares_again(self) -> None:
         """Repeat the reports of the present step to a new coordinator, which does not have them."""
-        for norm in self._reported.values():
+        for norm in self._sent_squares.values():
             self.server.send(norm)

@@ -142,7 +142,7 @@ class Connections:
         return [links[task] for links in (self.accepted, self.opened) if task in links]
 
     @property
-    def idle(self) -> bool:
+    def all_answers_sent(self) -> bool:
         """Whether nothing waits to be sent over the accepted connections."""
         return not any(link.unsent for link in self.accepted.values())
 

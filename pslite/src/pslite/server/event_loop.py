@@ -54,7 +54,7 @@ from pslite.net.tcp_or_unix_socket import machine
 from pslite.net.tensor_frames import Link
 from pslite.server.async_rounds import AsynchronousRounds
 from pslite.server.block_handoff import Handoff
-from pslite.server.block_step import Steps
+from pslite.server.block_step import StepMaker
 from pslite.server.data_connections import Connections
 from pslite.server.failover import Failover
 from pslite.server.frame_handlers import FrameHandlers
@@ -114,7 +114,7 @@ class Server:
         self._selector = selectors.DefaultSelector()
         self._control = CoordinatorClient(
             identity, coordinator, timeout=join_timeout,
-            resumed=lambda: self._steps.report_again(),  # noqa: PLW0108  (`_steps` is set below)
+            resumed=lambda: self._step_maker.send_squares_again(),  # noqa: PLW0108  (`_step_maker` is set below)
         )  # fmt: skip
         self._identity = self._control.identity
         self._state = state = ServerState(identity.task, self._control.send, say, FaultPoints(faults, identity.task))
@@ -133,9 +133,9 @@ class Server:
                 machine=machine(),
             )
         )
-        self._steps = Steps(state)
+        self._step_maker = StepMaker(state)
         self._replica_sender = ReplicaSender(connections.opened, state.pool, state.faults)
-        self._replica_store = ReplicaStore(self._steps.apply)
+        self._replica_store = ReplicaStore(self._step_maker.apply)
         self._handoff = Handoff(state, connections, self._replica_sender, self._replica_store)
         parts = state, connections, self._replica_sender, self._replica_store, self._handoff
         self._failover = Failover(*parts)
@@ -201,7 +201,7 @@ class Server:
                     else:
                         key.data()
                 steps_wait = self._continue_steps()
-                self._steps.report()
+                self._step_maker.send_squares()
                 self._handoff.send()
                 self._connections.flush()
                 self._leave_when_saved()
@@ -328,7 +328,8 @@ class Server:
         if not state.has_spec:
             self._set_spec(message.spec)
         elif message.spec != state.spec and message.spec.without_late().agrees(state.spec.without_late()):
-            state.set_spec(message.spec)  # with further segments, or without those of a plan that was given up
+            # keys were added, each as a segment or part of one; or a plan that would have added some was aborted
+            state.set_spec(message.spec)
         elif message.spec != state.spec:
             self._state.send(Nack(plan=message.plan.number, reason="the job's description differs from the first one"))
             return
@@ -351,7 +352,7 @@ class Server:
                 spec, name, self._queue_result, lambda: state.faults.reached(FaultPoint.DISK, "checkpoint")
             )
         rounds = AsynchronousRounds if spec.asynchronous else SynchronousRounds
-        self._rounds = rounds(state, self._connections, self._steps, self._handoff)
+        self._rounds = rounds(state, self._connections, self._step_maker, self._handoff)
         self._frames.rounds = self._failover.rounds = self._rounds
 
     def _abort(self, message: Abort) -> None:

@@ -50,7 +50,7 @@ class Failover:
         copies = {number: self._newest_copy(number) for number in message.blocks}
         versions = {number: block.version for number, block in copies.items() if block is not None}
         self.server.send(Copies(number=message.number, versions=versions))
-        self.handoff.report()
+        self.handoff.report_moved_if_complete()
 
     def _receive_remaining(self, gone: Collection[str], receiver: Receiver) -> None:
         """Receive the frames of dead members that have arrived."""
@@ -76,7 +76,7 @@ class Failover:
             prepared.plan = prepared.plan.without(message.gone, new_owners)
             prepared.previous = prepared.previous and prepared.previous.without(message.gone, new_owners)
             # A plan that is not completed may have more to move now; it is reported again.
-            prepared.reported = prepared.plan.number <= server.completed_plan
+            prepared.moved_sent = prepared.plan.number <= server.completed_plan
         # before any `Moved`, which must refer to the new owners
         server.send(Promoted(number=message.number))
         promoted = []
@@ -96,7 +96,7 @@ class Failover:
             self._become_owner(block)
         self._unfreeze(new_owners)
         self.rounds.answer_requests()
-        self.handoff.report()
+        self.handoff.report_moved_if_complete()
 
     def _become_owner(self, block: BlockState) -> None:
         """Continue with a block as its new owner, at the version that is here."""

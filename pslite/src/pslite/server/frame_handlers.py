@@ -91,7 +91,7 @@ class FrameHandlers:
     def payload(self, link: Link, header: Header) -> memoryview:
         """Return the memory for the payload of a frame; raise ProtocolError to refuse the peer."""
         if header.kind == RESEND and header.block >= len(self.server.blocks):
-            # a worker may ask before this server knows the job, or for what a plan was to add that is given up
+            # a worker may ask before this server knows the job, or for a block that an aborted plan would have added
             return memoryview(b"")
         if header.block >= len(self.server.blocks):
             raise ProtocolError(
@@ -117,19 +117,19 @@ class FrameHandlers:
 
         """
         if header.kind == REGION:
-            if link.role != "worker" or len(link.regions.keys() - {header.place}) >= MAX_REGIONS:
+            if link.role != "worker" or len(link.regions.keys() - {header.region}) >= MAX_REGIONS:
                 raise ProtocolError(
-                    f"{link.task} sent shared memory number {header.place}, which is not allowed: only workers may, "
+                    f"{link.task} sent shared memory number {header.region}, which is not allowed: only workers may, "
                     f"at most {MAX_REGIONS}"
                 )
-            # the worker has no longer what had this number
-            link.regions[header.place] = MappedMemory(link.descriptor())
+            # replaces the region that had this number
+            link.regions[header.region] = MappedMemory(link.descriptor())
             return
-        region, server = link.regions.get(header.place), self.server
+        region, server = link.regions.get(header.region), self.server
         if header.kind != PUSH or region is None or header.block >= len(server.blocks):
             raise ProtocolError(
                 f"{link.task} sent a frame of kind {header.kind} about block {header.block} in shared memory number "
-                f"{header.place}, which is not allowed: shared memory must have been sent before, and contains only "
+                f"{header.region}, which is not allowed: shared memory must have been sent before, and contains only "
                 f"gradients (kind {PUSH}) of the job's blocks"
             )
         definition = server.blocks[header.block]
@@ -188,10 +188,10 @@ class FrameHandlers:
         if not self.handoff.receive(block, header):
             return
         self.rounds.answer_requests()
-        # of a block that comes late the replica is seeded at once
+        # the replica of a block that a later plan adds is seeded at once
         self.handoff.assign_backup(block, moved=self.server.plan_of(block).previous is not None)
         self.rounds.answer_workers(block)
-        self.handoff.report()
+        self.handoff.report_moved_if_complete()
 
     def _first_state_payload(self, link: Link, header: Header, definition: Block) -> memoryview:
         prepared = self.server.plans.get(header.plan)
@@ -239,14 +239,14 @@ class FrameHandlers:
         self.rounds.answer_requests()
         self.handoff.assign_backup(block, moved=True)
         self.rounds.proceed(block)
-        self.handoff.report()
+        self.handoff.report_moved_if_complete()
 
     def _state_acknowledged(self, link: Link, header: Header) -> None:
         if header.block in self.handoff.unacknowledged:
             self.handoff.acknowledged(header.block)
         elif not self.server.replicated:  # with replicas, `_note_acknowledged` may have been called before
             raise ProtocolError(f"{link.task} acknowledged block {header.block}, which it was not sent")
-        self.handoff.report()
+        self.handoff.report_moved_if_complete()
 
     # --- replicas -------------------------------------------------------------------------------------------------
 
@@ -282,7 +282,7 @@ class FrameHandlers:
 
     def _seed_acknowledged(self, link: Link, header: Header) -> None:
         self.replica_sender.seed_acknowledged(link, header, self.server.owned.get(header.block))
-        self.handoff.report()
+        self.handoff.report_moved_if_complete()
 
     def _step_payload(self, link: Link, header: Header, definition: Block) -> memoryview:
         self._note_acknowledged(link, header)

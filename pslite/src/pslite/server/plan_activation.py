@@ -125,7 +125,7 @@ class PlanActivation:
         return announced
 
     def plan_aborted(self, plan: int) -> None:
-        """Do not announce a plan that the coordinator has given up, nor any longer: the job ends before it."""
+        """Forget a plan that is given up or over, announced or not; workers' later announcements of it are ignored."""
         self._aborted.add(plan)
         if self._committed == plan:
             self._committed = 0

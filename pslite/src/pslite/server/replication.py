@@ -17,7 +17,7 @@ import numpy as np
 from pslite.errors import ProtocolError
 from pslite.fault_points import FaultPoint, FaultPoints
 from pslite.job.weight_blocks import Block
-from pslite.net.tensor_frames import REPLICATE, REPLICATED, SEED, SEEDED, Header, Link, bytes_of
+from pslite.net.tensor_frames import REPLICATED, SEED, SEEDED, Header, Link, bytes_of
 from pslite.numeric.sparse_rows import checked_length
 from pslite.server.block_state import Array, BlockState, BufferPool, Gradient
 from pslite.server.block_step import Step
@@ -75,7 +75,7 @@ class ReplicaSender:
         views = step.views()
         nbytes = sum(view.nbytes for view in views)
         factors = 2 + len(step.factors) if views else 0
-        header = block.header(REPLICATE, nbytes, node=factors, announced=announced)
+        header = block.step_header(nbytes, factors, announced)
         for task in tasks:
             link = self.links.get(task)
             if link is not None:
@@ -129,7 +129,7 @@ class ReplicaSender:
             return  # the server has died; the next plan names another backup
         # copied, because the next step may change the block before all of it is sent
         payload = bytes_of(np.array(block.state))
-        link.send(block.header(SEED, payload.nbytes, node=block.idle, crc=zlib.crc32(payload)), payload)
+        link.send(block.state_header(SEED, payload, block.steps_without_gradient), payload)
         self._sent_seeds[block.number] = task
         if block.backup:
             block.next_backup = task
@@ -276,7 +276,7 @@ class ReplicaStore:
                 f"the seed of block {header.block} was damaged on its way from {link.task}: "
                 f"its checksum is {crc:08x}, not {header.crc:08x}"
             )
-        block.plan, block.idle = header.plan, header.node
+        block.plan, block.steps_without_gradient = header.plan, header.steps_without_gradient
         block.state_arrived(header)
         self.kept[header.block] = block
         link.send(header.reply(SEEDED))
@@ -289,7 +289,7 @@ class ReplicaStore:
         definition
             the block.
         header
-            of the frame; `node` is the number of float64 numbers at the beginning of the payload.
+            of the frame.
         pieces
             number of pieces of tensors in the block.
 
@@ -299,7 +299,7 @@ class ReplicaStore:
             the payload cannot be a step of the block.
 
         """
-        count, sum_bytes = header.node, header.length - 8 * header.node
+        count, sum_bytes = header.factors, header.length - 8 * header.factors
         fits = checked_length(definition, sum_bytes) >= 0 if definition.row else sum_bytes == definition.nbytes
         if not (count == header.length == 0 or (count in (2, 2 + pieces) and fits)):
             raise ProtocolError(
@@ -311,7 +311,7 @@ class ReplicaStore:
     def take_step(self, link: Link, header: Header, payload: Array) -> None:
         """Apply a step to the replica, and acknowledge it."""
         block = self.kept[header.block]
-        self.apply(block, Step.parse(block.definition, payload, header.node))
+        self.apply(block, Step.parse(block.definition, payload, header.factors))
         block.plan, block.first, block.announced = header.plan, header.first, (header.next_plan, header.next_first)
         block.version += 1
         self._enter_completed_plan(block)

@@ -21,7 +21,8 @@ from pslite.server.block_state import BlockState, BufferPool
 from pslite.server.plan_activation import PlanActivation
 from pslite.storage.checkpoint_files import Saver
 
-#: in `PreparedPlan.pushers`, for a tree node whose worker has died: every worker of the plan may push it
+#: in `PreparedPlan.pushers`, for a tree node whose worker has died or waits at a barrier: every worker of the plan may
+#: push it
 ANY_WORKER = ""
 
 
@@ -45,18 +46,18 @@ class PreparedPlan:
     #: bytes of state sent to other servers
     moved_bytes: int = 0
     #: whether the coordinator has been sent `Moved`
-    reported: bool = False
+    moved_sent: bool = False
     #: time at which the first block entered the plan (monotonic, seconds); 0: none has
     entered_at: float = 0.0
 
     def set_open_nodes(self, nodes: Collection[int]) -> None:
-        """Set the pushers of all tree nodes: of these every worker of the plan, of the others their own worker."""
+        """Let any worker of the plan push these nodes; each other node is pushed by its own worker."""
         for worker, own in zip(self.plan.workers, self.reduction.nodes, strict=True):
             self.pushers.update({node: ANY_WORKER if node in nodes else worker.task for node in own})
 
     @property
     def first_worker(self) -> str:
-        """The first worker of the plan that pushes what it has to; "" if there is none."""
+        """The first worker of the plan whose nodes are all still its own; "" if there is none."""
         return next((worker for worker in self.pushers.values() if worker != ANY_WORKER), "")
 
     def note_entered(self) -> None:
@@ -95,8 +96,9 @@ class ServerState:
     say: Callable[[str], None]
     faults: FaultPoints
     spec: JobSpec = field(init=False)
-    #: where blocks lie in a worker's shared memory, and which sizes that may have: smaller before keys came late
+    #: byte offset of each block in a region of a worker's shared memory
     layout: Layout = field(init=False)
+    #: sizes that such a region may have: one for each version of the description, since keys may be added later
     region_sizes: set[int] = field(default_factory=set)
     #: the pieces of tensors in each block
     tensors: Tensors = field(init=False)
@@ -131,7 +133,7 @@ class ServerState:
         self.activation = PlanActivation(self.send, self.faults)
 
     def set_spec(self, spec: JobSpec) -> None:
-        """Set everything that follows from the job's description, which keys that come late are added to."""
+        """Set everything that follows from the job's description; keys that are added later are further segments."""
         self.spec = spec
         self.activation.total_versions = spec.total_versions
         self.blocks = cut(spec)

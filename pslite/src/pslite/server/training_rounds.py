@@ -25,7 +25,6 @@ from pslite.net.tensor_frames import (
     MAX_REGIONS,
     NEED_FIRST_STATE,
     NEWEST,
-    PARAM,
     PARAM_ROWS,
     REFUSED,
     RESEND,
@@ -38,8 +37,8 @@ from pslite.net.tensor_frames import (
 from pslite.numeric.gradient_encoding import Encoding
 from pslite.numeric.sparse_rows import Rows, parse
 from pslite.server.block_handoff import Handoff
-from pslite.server.block_state import IDLE, Array, BlockState, Gradient, Idle
-from pslite.server.block_step import Steps
+from pslite.server.block_state import NO_GRADIENT, Array, BlockState, Gradient, NoGradient
+from pslite.server.block_step import StepMaker
 from pslite.server.data_connections import Connections
 from pslite.server.server_state import ANY_WORKER, ServerState
 
@@ -53,7 +52,7 @@ class Rounds(ABC):
 
     server: ServerState
     connections: Connections
-    steps: Steps
+    step_maker: StepMaker
     handoff: Handoff
     #: requests of workers that are not answered yet: the last one of each connection, frame kind and block number
     requests: dict[tuple[Link, int, int], Header] = field(default_factory=dict)
@@ -117,7 +116,7 @@ class Rounds(ABC):
         self.server.activation.learn(plan, header.next_first, prepared=plan in self.server.plans)
         block = self.server.find(header)
         assert block is not None
-        self._add(link, header, block, IDLE)
+        self._add(link, header, block, NO_GRADIENT)
 
     @abstractmethod
     def _is_still_awaited(self, link: Link, header: Header) -> bool:
@@ -145,7 +144,7 @@ class Rounds(ABC):
     def answer_header(self, block: BlockState) -> Header:
         """Return the header of a frame with a block's present weights."""
         announced = self.server.activation.for_workers(block)
-        return block.header(PARAM, block.definition.nbytes, announced=announced, crc=int(block.led))
+        return block.weights_header(announced)
 
     def answer_workers(self, block: BlockState) -> None:
         """Send a block's weights to every worker of the plan that the block is under."""
@@ -176,7 +175,7 @@ class Rounds(ABC):
         if rows is not None:
             link.send(replace(header, kind=PARAM_ROWS, length=rows.nbytes), *rows.views())
         elif owned and block.arena is not None and self._share_region(link, block.arena):
-            link.send(replace(header, place=block.arena.number, node=block.arena.places[block.number]))
+            link.send(header.in_shared_memory(block.arena.number, block.arena.page_offsets[block.number]))
         else:
             link.send(header, block.weights)
 
@@ -217,7 +216,9 @@ class Rounds(ABC):
         if not self.server.spec.asynchronous and block.version != header.version:
             return False
         whole = block.whole
-        answer = Header(WHOLE, header.plan, header.block, block.idle, whole.nbytes, header.version, block.first)
+        answer = Header(
+            WHOLE, header.plan, header.block, block.steps_without_gradient, whole.nbytes, header.version, block.first
+        )
         link.send(answer, whole)
         return True
 
@@ -236,7 +237,7 @@ class Rounds(ABC):
 
         A new coordinator sends the last factors of each kind at once, which may belong to different versions.
         """
-        if self.steps.take_factors(message):
+        if self.step_maker.take_factors(message):
             waiting = (block for block in self.server.owned.values() if block.version == message.version)
             self.resumed.extend((block, message.version) for block in waiting)
 
@@ -260,7 +261,7 @@ class Rounds(ABC):
 
     @abstractmethod
     def workers_lost(self, nodes: Mapping[int, Collection[int]]) -> None:
-        """Continue without workers that have died: `nodes` are the tree nodes that they pushed, by plan number.
+        """Continue without workers that have died or wait at a barrier: `nodes` are their tree nodes, by plan number.
 
         Plans that are not prepared on this server are ignored.
         """
@@ -284,8 +285,8 @@ class SynchronousRounds(Rounds):
 
     def _add(self, link: Link, header: Header, block: BlockState, gradient: Gradient) -> None:
         block.received.add(header.node)
-        if not isinstance(gradient, Idle) and link.task == self.server.plan_of(block).first_worker:
-            block.leads = True
+        if not isinstance(gradient, NoGradient) and link.task == self.server.plan_of(block).first_worker:
+            block.first_worker_has_gradient = True
         # In exact mode each partial sum is rounded, because workers also round the partial sum that they push for
         # several shards.  In fast mode the tree depends on the number of workers anyway, so this is not needed.
         rounding = self.server.encodings[block.number] if self.server.spec.mode == "exact" else None
@@ -296,9 +297,9 @@ class SynchronousRounds(Rounds):
 
     def _combine(self, left: Gradient, right: Gradient, encoding: Encoding | None) -> Gradient:
         """Return the sum of two tree nodes, in the memory of one of them if that is writable."""
-        if isinstance(left, Idle):
+        if isinstance(left, NoGradient):
             return right
-        if isinstance(right, Idle):
+        if isinstance(right, NoGradient):
             return left
         if isinstance(left, Rows) or isinstance(right, Rows):
             assert isinstance(left, Rows)
@@ -333,15 +334,15 @@ class SynchronousRounds(Rounds):
             # Such a job's servers have no state that could arrive: a block is owned from its first complete sum on.
             self.handoff.own(block)
             self.answer_requests()
-        step = self.steps.make(block, block.total)
+        step = self.step_maker.make(block, block.total)
         if step is None:
             return
-        self.steps.apply(block, step)
+        self.step_maker.apply(block, step)
         if block.number == 0:
             server.activation.announce_if_due(block)
         self.handoff.replica_sender.send_step(block, step, server.activation.for_replica(block))
         block.total = None
-        block.led, block.leads = block.leads, False
+        block.first_worker_had_gradient, block.first_worker_has_gradient = block.first_worker_has_gradient, False
         block.received.clear()
         block.version += 1
         server.version_reached(block)
@@ -349,7 +350,7 @@ class SynchronousRounds(Rounds):
         if not block.awaits_backup:
             self.answer_workers(block)
         if server.sums_only:
-            self.handoff.report()
+            self.handoff.report_moved_if_complete()
 
     def _resend(self, link: Link, header: Header, block: BlockState) -> None:
         prepared = self.server.plan_of(block)

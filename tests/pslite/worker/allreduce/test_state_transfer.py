@@ -62,7 +62,7 @@ class Pair:
         def run():
             link = Link(reach(self.member, self.giver), "worker-1", self.member.incarnation, "worker")
             whole = states(1)[0].reshape(-1).data.cast("B")
-            link.send(Header(STATE, plan, 0, 0, whole.nbytes, 7, 7, crc=crc(whole)), whole)
+            link.send(Header(STATE, plan, 0, 0, whole.nbytes, 7, 7, crc_or_flag=crc(whole)), whole)
             link.flush()
             self.sent.set()
             self.done.wait(60)

@@ -68,7 +68,7 @@ def test_numbers_of_shared_memory_that_is_gone_are_given_out_again():
     def regions(*bundles):
         sender.begin_step()
         sender.push([Contribution(1, bundle) for bundle in bundles])
-        return [frame.place for frame in links["ps-0"].take() if frame.kind == REGION]
+        return [frame.region for frame in links["ps-0"].take() if frame.kind == REGION]
 
     links["ps-0"].local = False
     assert regions(left) == []

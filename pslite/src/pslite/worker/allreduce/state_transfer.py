@@ -99,8 +99,10 @@ class Giving:
                         return
                     whole = bytes_of(state)
                     version = self._version
-                    crc = zlib.crc32(whole)
-                    link.send(Header(STATE, self._plan, number, 0, whole.nbytes, version, version, crc=crc), whole)
+                    header = Header.with_checksum(
+                        STATE, whole, plan=self._plan, block=number, version=version, first=version
+                    )
+                    link.send(header, whole)
                     while not link.flush():
                         if self._stopped.is_set():
                             return

@@ -99,14 +99,14 @@ class FrameReceiver:
     def shared(self, link: Link, header: Header) -> None:
         """Take weights that lie in the server's memory, or that memory."""
         if header.kind == REGION:
-            if link.role != "ps" or header.place in link.regions or len(link.regions) >= MAX_REGIONS:
+            if link.role != "ps" or header.region in link.regions or len(link.regions) >= MAX_REGIONS:
                 raise ProtocolError(
-                    f"{link.task} sent shared memory number {header.place}, which is not allowed: only servers may, "
+                    f"{link.task} sent shared memory number {header.region}, which is not allowed: only servers may, "
                     f"each number once and at most {MAX_REGIONS}"
                 )
-            link.regions[header.place] = MappedMemory(link.descriptor())
+            link.regions[header.region] = MappedMemory(link.descriptor())
             return
-        region = link.regions.get(header.place)
+        region = link.regions.get(header.region)
         if header.kind != PARAM or region is None:
             raise _misplaced(link, header)
         view = self.payload(link, header)
@@ -115,9 +115,10 @@ class FrameReceiver:
             raise ProtocolError(
                 f"{link.task} announced {header.length} bytes for block {header.block}, which has {block.nbytes}"
             )
-        there = region.array(block, header.node * mmap.PAGESIZE)
+        offset = header.page_offset * mmap.PAGESIZE
+        there = region.array(block, offset)
         np.copyto(np.frombuffer(view, dtype=there.dtype), there)
-        region.drop_pages(header.node * mmap.PAGESIZE, block.nbytes)
+        region.drop_pages(offset, block.nbytes)
         self.arrived(link, header)
 
     # --- where payloads go ----------------------------------------------------------------------------------------
@@ -195,14 +196,14 @@ class FrameReceiver:
             take(block)
         self._faults.reached(FaultPoint.WEIGHTS_HERE, number, header.version)
         progress.arrived[number] = header.version, header.plan
-        if header.crc:
+        if header.first_worker_had_gradient:
             progress.led.add(block.segment)
         if header.next_plan:
             self._plans.announced(header.next_plan, header.next_first)
 
     def _fetched_arrived(self, link: Link, header: Header) -> None:
         self._divert_others(link, header)
-        self._fetch.arrived(header.block, header.node)
+        self._fetch.arrived(header.block, header.steps_without_gradient)
 
     def _first_state_arrived(self, link: Link, header: Header) -> None:
         replica, progress = self._model.replica, self._progress

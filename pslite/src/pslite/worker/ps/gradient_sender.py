@@ -27,7 +27,7 @@ class GradientSender:
         #: what was pushed in this step, for servers that take the place of others
         self._sent: list[Contribution] = []
         #: numbers of bundles whose memory is shared, and by number the bundle that each server knows
-        self._places: WeakKeyDictionary[Bundle, int] = WeakKeyDictionary()
+        self._region_numbers: WeakKeyDictionary[Bundle, int] = WeakKeyDictionary()
         self._known: WeakKeyDictionary[Link, dict[int, ref[Bundle]]] = WeakKeyDictionary()
 
     @property
@@ -89,7 +89,7 @@ class GradientSender:
 
     def _header(self, kind: int, plan: Plan, block: Block, node: int, length: int, region: int = 0) -> Header:
         version, first, coming = self._progress.version, self._plans.first, self._plans.next or (0, 0)
-        return Header(kind, plan.number, block.number, node, length, version, first, *coming, place=region)
+        return Header(kind, plan.number, block.number, node, length, version, first, *coming, region=region)
 
     def _share(self, link: Link, bundle: Bundle) -> int:
         """Return the number by which a server knows a bundle's shared memory, 0 if there is none.
@@ -97,15 +97,15 @@ class GradientSender:
         The server is handed its descriptor, unless it has it.  Numbers of bundles that are gone are given out
         again: the server then forgets their memory.
         """
-        place = self._places.get(bundle, 0)
-        if not place:
-            used = set(self._places.values())
-            place = next((number for number in range(1, MAX_REGIONS + 1) if number not in used), 0)
-            if bundle.region.fd < 0 or not place:
+        number = self._region_numbers.get(bundle, 0)
+        if not number:
+            used = set(self._region_numbers.values())
+            number = next((free for free in range(1, MAX_REGIONS + 1) if free not in used), 0)
+            if bundle.region.fd < 0 or not number:
                 return 0
-            self._places[bundle] = place
+            self._region_numbers[bundle] = number
         known = self._known.setdefault(link, {})
-        if place not in known or known[place]() is not bundle:
-            known[place] = ref(bundle)
-            link.hand(region_header(place), bundle.region.fd)
-        return place
+        if number not in known or known[number]() is not bundle:
+            known[number] = ref(bundle)
+            link.hand(region_header(number), bundle.region.fd)
+        return number

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Collection, Mapping
 
 from pslite.errors import UsageError
@@ -155,5 +154,7 @@ class InitialState:
         if link is None:
             return
         whole, version = bytes_of(replica.states[number]), self._progress.version
-        crc = zlib.crc32(whole)
-        link.send(Header(FIRST_STATE, plan.number, number, 0, whole.nbytes, version, version, crc=crc), whole)
+        header = Header.with_checksum(
+            FIRST_STATE, whole, plan=plan.number, block=number, version=version, first=version
+        )
+        link.send(header, whole)

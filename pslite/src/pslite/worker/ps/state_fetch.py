@@ -25,7 +25,7 @@ class StateFetch:
         self._plane = plane
         self._awaited: dict[int, Array] = {}
         #: by block that has come, how many steps had no gradient of it
-        self.idle: dict[int, int] = {}
+        self.steps_without_gradient: dict[int, int] = {}
 
     def begin(self, numbers: Iterable[int]) -> list[Array]:
         """Ask for some blocks; returns where they arrive, each of shape (1 + slots, size)."""
@@ -54,7 +54,7 @@ class StateFetch:
             return None
         return bytes_of(self._awaited[block])
 
-    def arrived(self, block: int, idle: int) -> None:
-        """Note that the state of a block is here; so many steps had no gradient of it."""
+    def arrived(self, block: int, steps_without_gradient: int) -> None:
+        """Note that the state of a block is here."""
         self._awaited.pop(block, None)
-        self.idle[block] = idle
+        self.steps_without_gradient[block] = steps_without_gradient

@@ -333,7 +333,7 @@ class Worker(Membership):
             return self._model.replica.updates(blocks, self.version)
         self._fetch.begin(blocks)
         self._await(lambda: self._fetch.done)
-        return [self.version - self._fetch.idle[number] for number in blocks]
+        return [self.version - self._fetch.steps_without_gradient[number] for number in blocks]
 
     def _await(self, done: Callable[[], bool]) -> None:
         """Wait for what others of an open job may want too when its first worker has ended."""
