@@ -18,6 +18,7 @@ from dl2d.core.resources import Resources
 from dl2d.core.task_starts_and_stops import Deferred, Move, Plan, Start, Stop
 from dl2d.tick.place.make_room import RoomMade, TaskGroup, WaitingTask, make_room
 from dl2d.tick.place.nodes_chosen_by_policy import TargetNodes
+from dl2d.tick.place.replace_vacating_tasks import replace_vacating, vacating_tasks
 from dl2d.tick.place.task_leaving_order import first_member, leaving_order
 
 #: Roles of the new tasks that one action of a decision gives a job, workers and servers alternating.
@@ -45,21 +46,18 @@ def place(
     - Where the decision names nodes, tasks on other nodes leave first, and new tasks start on the named nodes or wait
       for them. Tasks that will have no room there are placed like all others (``TargetNodes``).
     - Tasks that leave a node for a claim of the snapshot, or reach their time limit soon, leave first. If their job
-      does not shrink, those beyond its floor leave a claimed node at once, and others start as soon as there is room;
-      those of its floor are moved, one at a time, and wait for room if need be. Tasks that reach their time limit are
-      moved where there is room. Of jobs and roles in ``without_replacement``, of which no new task would start at
-      present, those beyond the floor leave instead, and those of the floor only move if they reach their time limit.
+      does not shrink they stop or move (``replace_vacating``), also by whether their job and role is in
+      ``without_replacement``: no new task of these would start at present.
     - Where the resource manager only stops tasks of the highest position (``positions``, by tag) and chooses the nodes
       itself, those leave, and neither named nodes nor moves count.
     """
     if positions:
         decision = replace(decision, nodes=())
-    allocations = decision.allocations()
+    allocations, held = decision.allocations(), snapshot.held()
     groups: dict[TaskGroup, list[Task]] = defaultdict(list)
     for task in snapshot.tasks:
         if task.state.wanted:
             groups[task.job, task.role].append(task)
-    held = snapshot.held()
     requests = {job.key: job.request for job in snapshot.jobs}
     surplus = {
         (job.key, role): max(held[job.key].count(role) - allocations[job.key].count(role), 0)
@@ -67,45 +65,30 @@ def place(
         if job.key in allocations
         for role in TASK_ROLES
     }
-
     leaves_last = {
         first
         for (_, role), tasks in groups.items()
         if role is Role.WORKER and (first := first_member(tasks)) is not None
     }
-
-    vacating = _vacating(snapshot, groups, silent)
-
+    vacating = vacating_tasks(snapshot, groups, silent)
     packing = Packing(snapshot.nodes, placement, node_sets=snapshot.node_sets)
     overused = {node.name: node.used.minus(node.capacity) for node in snapshot.nodes if snapshot.claims}
     may_use = snapshot.may_use()
     targets = TargetNodes(decision, groups, surplus, packing, snapshot.tasks, leaves_last, overused, vacating, may_use)
     leaving_targets = [task for tasks in targets.leaving.values() for task in tasks]
-    open_surplus = {group: count for group, count in surplus.items() if group not in targets.leaving}
 
     # Vacate claimed nodes, and replace tasks that reach their time limit
-    vacated, displaced = _split_vacating(vacating, leaving_targets, open_surplus, leaves_last)
-    floors = dict(snapshot.floors)
-    moves: list[tuple[Task, Move]] = []
-    waiting: list[WaitingTask] = []
-    left = {group: len(tasks) - surplus.get(group, 0) for group, tasks in groups.items()}
-    for task in displaced:
-        group, expires = (task.job, task.role), task.tag in snapshot.expiring
-        is_spare = left[group] > floors.get(task.job, requests[task.job].min_size).count(task.role)
-        if not is_spare and not expires and group in without_replacement:
-            continue
-        if not expires and not is_spare and any((move.job, other.role) == group for other, move in moves):
-            continue
-        is_moved = not is_spare or (expires and group not in without_replacement)
-        node = packing.place(task.demand, task.role, task.job) if is_moved else None
-        if isinstance(node, str):
-            targets.reserve(node, task.demand)
-            moves.append((task, Move(task.job, task.id, node)))
-        elif is_spare:
-            vacated.append(task)
-            left[group] -= 1
-        else:
-            waiting.append(WaitingTask(group, task.demand))
+    vacated = replace_vacating(
+        vacating,
+        snapshot,
+        {group: len(tasks) - surplus.get(group, 0) for group, tasks in groups.items()},
+        {group: count for group, count in surplus.items() if group not in targets.leaving},
+        targets,
+        packing,
+        leaves_last=leaves_last,
+        without_replacement=without_replacement,
+    )
+    open_surplus = vacated.surplus
 
     # Start new tasks where they have room
     placer = _Placer(requests, held, packing, targets, keeps_bundles=placement.keeps_bundles)
@@ -115,16 +98,8 @@ def place(
     else:
         for key, job_increments in increments:
             placer.start(key, job_increments)
-    deferred = placer.deferred()
 
     # Make room for the tasks that wait
-    waiting += [WaitingTask(group, requests[group[0]].demand(group[1])) for group in placer.held_back]
-    waiting += [
-        WaitingTask((item.job, item.role), requests[item.job].demand(item.role))
-        for item in deferred
-        if (item.job, item.role) not in placer.waiting_for_target
-        for _ in range(item.count)
-    ]
     leaving_ids = {(task.job, task.id) for task in (*leaving_targets, *vacating)}
     movable = [
         task
@@ -135,56 +110,23 @@ def place(
         if (task.job, task.id) not in leaving_ids
         and (task not in leaves_last or surplus.get((key, role)) == len(tasks))
     ]
+    waiting = [*vacated.waiting, *placer.waiting_for_room()]
     room_made = RoomMade((), ())
     if waiting and not positions:
         room_made = make_room(waiting, targets.free_later(), movable, open_surplus, may_use)
-    moves += _moves(room_made.moving, packing)
+    moves = [*vacated.moves, *_moves(room_made.moving, packing)]
 
-    staying = {group: [task for task in tasks if task not in vacating] for group, tasks in groups.items()}
-    surplus_leaving = _leaving(staying if vacating else groups, open_surplus, room_made.leaving, leaves_last, positions)
-    leaving = chain(leaving_targets, vacated, surplus_leaving)
+    # Stop tasks of jobs that shrink
+    others = {group: [task for task in tasks if task not in vacating] for group, tasks in groups.items()}
+    surplus_leaving = _leaving(others if vacating else groups, open_surplus, room_made.leaving, leaves_last, positions)
+    leaving = chain(leaving_targets, vacated.stopping, surplus_leaving)
     replacements = (Start(task.job, task.role, move.node, task.demand) for task, move in moves)
     return Plan(
         starts=(*placer.starts, *replacements),
         stops=tuple(Stop(task.job, task.id) for task in leaving),
-        deferred=tuple(deferred),
+        deferred=tuple(placer.deferred()),
         moves=tuple(move for _, move in moves),
     )
-
-
-def _vacating(
-    snapshot: Snapshot, groups: Mapping[TaskGroup, Sequence[Task]], silent: Collection[JobKey]
-) -> frozenset[Task]:
-    """The tasks that leave or move for the snapshot's claims, or since they reach their time limit soon."""
-    tags = {tag for claim in snapshot.claims for tag in claim.leaving} | snapshot.expiring
-    if not tags:
-        return frozenset()
-    return frozenset(
-        task for (key, _), tasks in groups.items() if key not in silent for task in tasks if task.tag in tags
-    )
-
-
-def _split_vacating(
-    vacating: Collection[Task],
-    leaving: Collection[Task],
-    surplus: dict[TaskGroup, int],
-    leaves_last: Collection[Task],
-) -> tuple[list[Task], list[Task]]:
-    """Tasks that leave claimed nodes since their job shrinks, which are taken off ``surplus``, and those that move.
-
-    ``leaving`` are tasks that were chosen to leave already.
-    """
-    vacated, displaced = list[Task](), list[Task]()
-    for task in sorted(vacating, key=lambda task: (task in leaves_last, *leaving_order(task), task.tag)):
-        group = task.job, task.role
-        if task in leaving:
-            continue
-        if surplus.get(group, 0) > 0:
-            surplus[group] -= 1
-            vacated.append(task)
-        else:
-            displaced.append(task)
-    return vacated, displaced
 
 
 def _leaving(
@@ -327,10 +269,10 @@ class _Placer:
     ) -> None:
         self.starts: list[Start] = []
         #: Groups whose tasks wait for a node that the decision names, and which tasks are about to leave.
-        self.waiting_for_target: set[TaskGroup] = set()
+        self._waiting_for_target: set[TaskGroup] = set()
         #: Groups of tasks that have room but wait since another task of their job's minimum size has none. One entry
         #: for each task. ``make_room`` keeps their room for them.
-        self.held_back: list[TaskGroup] = []
+        self._held_back: list[TaskGroup] = []
         self._requests = requests
         self._packing = packing
         self._targets = targets
@@ -378,6 +320,17 @@ class _Placer:
             for (key, role), (count, blocked) in self._waiting.items()
         ]
 
+    def waiting_for_room(self) -> list[WaitingTask]:
+        """The tasks for which room can be made: those held back, and those that wait, but not for a named node."""
+        waiting = [
+            group
+            for group, (count, _) in self._waiting.items()
+            if group not in self._waiting_for_target
+            for _ in range(count)
+        ]
+        groups = (*self._held_back, *waiting)
+        return [WaitingTask((key, role), self._requests[key].demand(role)) for key, role in groups]
+
     def _place_unstarted(
         self, key: JobKey, increments: Sequence[RoleSequence]
     ) -> tuple[list[Start], list[tuple[Role, Blocked]]]:
@@ -399,7 +352,7 @@ class _Placer:
             for start in starts:
                 self._packing.remove(start.node, start.demand)
                 self._targets.release(start.node, start.demand)
-        self.held_back += [(key, start.role) for start in starts]
+        self._held_back += [(key, start.role) for start in starts]
         if not blocked_tasks:
             return [], []
         # Only tasks of the role that has no room count as waiting; the others are held back.
@@ -437,7 +390,7 @@ class _Placer:
         """Add a task to the packing, on a named node if there is one; returns its node, or what it waits for."""
         node = self._targets.place(group, demand)
         if isinstance(node, Blocked):
-            self.waiting_for_target.add(group)
+            self._waiting_for_target.add(group)
         if node is not None:
             return node
         node = self._packing.place(demand, group[1], group[0])
