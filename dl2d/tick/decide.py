@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import structlog
@@ -49,39 +50,37 @@ def decide(
     Raises
     ------
     PolicyError
-        The fallback failed as well.
+        The fallback was asked and failed.
     """
-    if set_aside is not None:
-        decision = _ask(deciders.fallback, snapshot, deciders.placement, seed)
-        return _by_fallback(decision, f"policy {set_aside.policy} is set aside: it {set_aside.reason}")
-    if statistic := deciders.out_of_range(snapshot):
-        decision = _ask(deciders.fallback, snapshot, deciders.placement, seed)
-        cause = f"policy {deciders.policy.name} was not asked: there are {statistic}"
-        return _by_fallback(decision, cause, Constraint.OUT_OF_RANGE)
 
     def ask_policy(snapshot: Snapshot) -> Decision:
         return deciders.call_policy(lambda: _ask(deciders.policy, snapshot, deciders.placement, seed))
 
-    def ask_fallback(snapshot: Snapshot) -> Decision:
+    def ask_fallback(snapshot: Snapshot, cause: str) -> Decision:
         try:
             return _ask(deciders.fallback, snapshot, deciders.placement, seed)
-        except Exception as error:
-            raise PolicyError(f"the fallback {deciders.fallback.name} failed on the other jobs: {error}") from error
+        except (Exception, SystemExit) as error:
+            problem = f"{type(error).__name__}: {error}"
+            raise PolicyError(f"{cause}; the fallback {deciders.fallback.name} failed: {problem}") from error
 
+    def decide_by_fallback(cause: str, constraint: Constraint = Constraint.FALLBACK) -> Decision:
+        decision, reason = ask_fallback(snapshot, cause), Reason(constraint, cause)
+        return replace(decision, jobs=tuple(entry.changed_by(entry.allocation, reason) for entry in decision.jobs))
+
+    name = deciders.policy.name
+    if set_aside is not None:
+        return decide_by_fallback(f"policy {set_aside.policy} is set aside: it {set_aside.reason}")
+    if statistic := deciders.out_of_range(snapshot):
+        return decide_by_fallback(f"policy {name} was not asked: there are {statistic}", Constraint.OUT_OF_RANGE)
     try:
         if canary is None:
             return ask_policy(snapshot)
-        return decide_in_groups(snapshot, canary, ask_policy, ask_fallback, deciders.placement)
+        ask_on_others = partial(ask_fallback, cause=f"policy {name} decides on the canary's jobs only")
+        return decide_in_groups(snapshot, canary, ask_policy, ask_on_others, deciders.placement)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a plug-in may raise anything, and the tick must go on
         problem = f"{type(error).__name__}: {error}"
-    log.error("policy failed", policy=deciders.policy.name, problem=problem, fallback=deciders.fallback.name)
-    try:
-        decision = _ask(deciders.fallback, snapshot, deciders.placement, seed)
-    except Exception as error:
-        raise PolicyError(
-            f"policy {deciders.policy.name} failed ({problem}) and the fallback {deciders.fallback.name} too: {error}"
-        ) from error
-    return _by_fallback(decision, f"policy {deciders.policy.name} failed: {problem}")
+    log.error("policy failed", policy=name, problem=problem, fallback=deciders.fallback.name)
+    return decide_by_fallback(f"policy {name} failed: {problem}")
 
 
 def _ask(policy: Policy, snapshot: Snapshot, placement: Placement, seed: int) -> Decision:
@@ -91,11 +90,6 @@ def _ask(policy: Policy, snapshot: Snapshot, placement: Placement, seed: int) ->
     # Later stages rely on ``previous``, so it is not taken from the policy.
     held = snapshot.held()
     return replace(decision, jobs=tuple(replace(entry, previous=held[entry.job]) for entry in decision.jobs))
-
-
-def _by_fallback(decision: Decision, cause: str, constraint: Constraint = Constraint.FALLBACK) -> Decision:
-    reason = Reason(constraint, cause)
-    return replace(decision, jobs=tuple(entry.changed_by(entry.allocation, reason) for entry in decision.jobs))
 
 
 def decision_in_force(state: TickState, situation: str, at: float, slot_seconds: float) -> SlotDecision | None:
@@ -113,7 +107,11 @@ def situation_digest(mode: Mode, canary: Canary | None, reconciled: Reconciled, 
 
     It has the mode, the number of the canary, the jobs, the capacity and state of the nodes, failed attempts to start
     tasks, silent coordinators, jobs whose next start has to wait, the tasks of static jobs, the policy that is set
-    aside, the nodes that jobs may use, and the resource manager's limits.
+    aside, the nodes that jobs may use, and the limits that were learned from refusals.
+
+    The limits that the resource manager lists (``RmListing.growth_limits``) are not in it, since they come and go
+    with tasks that start and with jobs of others. Growth keeps to those of the time of the decision until the slot
+    ends.
     """
     number = 0 if canary is None else canary.number
     snapshot = reconciled.snapshot
@@ -125,5 +123,7 @@ def situation_digest(mode: Mode, canary: Canary | None, reconciled: Reconciled, 
     static_tasks = [(task.job, task.id) for task in snapshot.tasks if task.job in static]
     # ``hash`` differs from process to process, but the state with the digest is not kept beyond the process.
     may_use = [(each.jobs, each.reason, hash(each.nodes)) for each in snapshot.node_sets]
-    limits = may_use, sorted(limit.reason for limit in reconciled.growth_limits)
-    return digest(mode, number, jobs, nodes, failures, silent, backing_off, static_tasks, set_aside, limits)
+    learned_limits = sorted(limit.reason for limit in reconciled.growth_limits)
+    return digest(
+        mode, number, jobs, nodes, failures, silent, backing_off, static_tasks, set_aside, may_use, learned_limits
+    )

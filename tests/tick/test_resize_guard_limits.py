@@ -36,7 +36,7 @@ from dl2d.tick import policy_call
 from dl2d.tick.decide import decide
 from dl2d.tick.decision_check import check_decision
 from dl2d.tick.policy_call import Deadline
-from dl2d.tick.policy_failures import PolicyFailures
+from dl2d.tick.policy_failures import PolicyFailures, SetAside
 from dl2d.tick.resize_guard_limits import guard
 from dl2d.tick.tick_context import Deciders, GuardRules
 
@@ -709,12 +709,25 @@ def test_what_a_policy_raises_comes_through_a_deadline() -> None:
         Deadline(5.0)(late)
 
 
-def test_when_the_fallback_fails_too_nothing_is_decided() -> None:
+@pytest.mark.parametrize(
+    ("given", "statistic", "cause"),
+    [
+        ({}, "", "policy scripted failed: ZeroDivisionError: .*"),
+        ({"set_aside": SetAside("dl2", "1", "is slow")}, "", "policy dl2 is set aside: it is slow"),
+        ({}, "999 nodes", "policy scripted was not asked: there are 999 nodes"),
+        (
+            {"canary": ()},
+            "",
+            "policy scripted failed: PolicyError: policy scripted decides on the canary's jobs only.*",
+        ),
+    ],
+    ids=["policy failed", "set aside", "out of range", "canary"],
+)
+def test_when_the_fallback_fails_nothing_is_decided(given: dict[str, Any], statistic: str, cause: str) -> None:
     snapshot = a_snapshot([a_job(1)], BIG)
-    with pytest.raises(
-        PolicyError, match=r"policy scripted failed \(ZeroDivisionError: .*\) and the fallback scripted too"
-    ):
-        decide(snapshot, Deciders(Scripted(fails), Scripted(fails), LoadBalance()), 7)
+    deciders = Deciders(Scripted(fails), Scripted(fails), LoadBalance(), out_of_range=lambda _: statistic)
+    with pytest.raises(PolicyError, match=f"^{cause}; the fallback scripted failed: ZeroDivisionError: "):
+        decide(snapshot, deciders, 7, **given)
 
 
 def test_the_generator_depends_on_seed_and_slot_alone() -> None:
