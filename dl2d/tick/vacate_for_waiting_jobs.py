@@ -122,7 +122,8 @@ def claim_nodes(
             continue
         if found is not None and found.nodes:
             granted.append(found)
-            searched.met[claim.handle] += is_met
+            if is_met:
+                searched.met[claim.handle] += 1
             for node, room in zip(found.nodes, found.room, strict=True):
                 free_now[node] = free_now[node].minus(room)
     decided = history.decided if granted else frozenset[tuple[str, str]]()
@@ -177,7 +178,7 @@ class _SearchedClaims:
         self._due: set[ClaimShape] = set()
 
     def examined(self, claims: Sequence[Claim], given_up: _GivenUp) -> list[Claim]:
-        """Standing claims, those under handles that were met in the last tick, those of the first kinds, and those
+        """Standing claims, those under handles that had nodes in the last tick, those of the first kinds, and those
         whose turn it is. Claims that were given up have no turn.
         """
         allowed: dict[tuple[str, ClaimShape], bool] = {}
@@ -192,11 +193,12 @@ class _SearchedClaims:
         self._due = first.union(in_turn)
         self.queue = tuple(dict.fromkeys([*(shape for shape in queue if shape not in self._due), *first, *in_turn]))
         looked_at = set(list(allowed)[:MAX_EXAMINED])
+        had_nodes = {handle for handle, _ in self._history.nodes}
         examined = []
         for claim in claims:
             shape = _shape(claim)
             has_turn = shape in self._due or (claim.user, shape) in looked_at
-            if claim.standing or claim.handle in self._history.met or has_turn:
+            if claim.standing or claim.handle in had_nodes or has_turn:
                 examined.append(claim)
         return examined
 
@@ -331,8 +333,10 @@ class _NodeRoom:
         self._tasks_on = {
             node.name: tuple(sorted(here.get(node.name, ()), key=self._leaving_order)) for node in listing.nodes
         }
-        #: What others use there, with the claims that were met and the tasks that move there.
-        self._used_by_others_on = {node.name: self._used_by_others(node, ours[node.name]) for node in snapshot.nodes}
+        #: What jobs of others use.
+        self._jobs_of_others_on = {node.name: self._used_by_others(node, ours[node.name]) for node in snapshot.nodes}
+        #: The same with the room of claims and of the tasks that move there.
+        self._used_by_others_on = dict(self._jobs_of_others_on)
         floors = dict(snapshot.floors)
         #: How many tasks of a group may leave.
         self._above_floor: dict[TaskGroup, int] = {}
@@ -343,8 +347,8 @@ class _NodeRoom:
         #: Changes that can be undone: mapping, key and former value. ``_undo_point``: its length before the last claim.
         self._undo_log: list[tuple[dict[Any, Any], Any, Any]] = []
         self._undo_point = 0
-        #: What is free on nodes, where it was asked for since it changed last.
-        self._free_on: dict[str, Resources] = {}
+        #: What is free on nodes, in thousandths, where it was asked for since it changed last.
+        self._free_on: dict[str, dict[str, int]] = {}
         #: Tasks that could not move while nodes are vacated for a claim, by demand and nodes that their job may use,
         #: with the nodes that were not tried: that of the last such task itself.
         self._immovable: dict[tuple[Resources, frozenset[str] | None], list[str]] = {}
@@ -508,19 +512,20 @@ class _NodeRoom:
         self._begin()
         for name in claim.planned:
             if name in self._capacity and self._vain_planned < MAX_VAIN_PLANNED:
-                before = self._used_by_others_on[name]
-                self._set(self._used_by_others_on, name, NO_RESOURCES)
+                others = self._jobs_of_others_on[name]
+                self._set(self._used_by_others_on, name, self._used_by_others_on[name].minus(others))
                 left = self._vacate(name, share, claim, claim.planned)
                 if left is None:
                     self._vain_planned += self._leavers(name, share, claim) is not None
-                    self._set(self._used_by_others_on, name, before)
                 else:
                     chosen[name] = self._capacity[name] if share is None else share
                     leaving += left
+                self._use(name, others)
         return _claimed(claim, chosen, leaving)
 
     def hold_planned(self, claim: Claim, free_now: Mapping[str, Resources]) -> ClaimedNodes:
         """What is free on the planned nodes of a claim that cannot start yet, if all jobs yield that may use them."""
+        self._begin()
         share = _share(claim, len(claim.planned))
         found: dict[str, Resources] = {}
         planned = frozenset(claim.planned)
@@ -533,6 +538,7 @@ class _NodeRoom:
                 held = free if claim.whole else free.minimum(share)
                 if held.thousandths:
                     found[node] = held
+                    self._use(node, held)
         return _claimed(claim, found)
 
     def _node_count(self, claim: Claim, eligible: Sequence[str]) -> int | None:
@@ -551,13 +557,24 @@ class _NodeRoom:
         anchor = self._anchors.get(key)
         return anchor is not None and key not in self._silent and _yields(anchor, claim)
 
-    def _free(self, node: str) -> Resources:
+    def _free(self, node: str) -> Mapping[str, int]:
+        """What is free on a node, in thousandths; negative where more is used than it has."""
         free = self._free_on.get(node)
         if free is None:
-            rooms = (task.room for task in self._tasks_on[node])
-            free = self._capacity[node].minus(Resources.total((self._used_by_others_on[node], *rooms)))
+            free = dict(self._capacity[node].thousandths)
+            for used in (self._used_by_others_on[node], *(task.room for task in self._tasks_on[node])):
+                for name, amount in used.thousandths:
+                    free[name] = free.get(name, 0) - amount
             self._free_on[node] = free
         return free
+
+    def _fits(self, demand: Resources, node: str) -> bool:
+        """Whether a demand is free on a node."""
+        free = self._free(node)
+        for name, amount in demand.thousandths:  # noqa: SIM110 - a generator takes longer, and this is asked often
+            if free.get(name, 0) < amount:
+                return False
+        return True
 
     def _leavers(self, node: str, share: Resources | None, claim: Claim | None) -> list[Task] | None:
         """Tasks whose leaving makes room for a share, or (None) for the whole node; None where nothing makes it.
@@ -571,7 +588,7 @@ class _NodeRoom:
             ):
                 return None
             return list(here)
-        free = dict(self._free(node).thousandths)
+        free = self._free(node)
         short = {name: amount - free.get(name, 0) for name, amount in share.thousandths if amount > free.get(name, 0)}
         leavers: list[Task] = []
         for task in here if short else ():
@@ -614,11 +631,7 @@ class _NodeRoom:
                 if leaves_alone:
                     self._note_stuck(ways, leavers, node)
                 return None
-        self._set(
-            self._used_by_others_on,
-            node,
-            self._used_by_others_on[node] + (self._capacity[node] if share is None else share),
-        )
+        self._use(node, self._capacity[node] if share is None else share)
         return leavers
 
     def _leaves_alone(self, task: Task, node: str, claim: Claim, chosen: Collection[str]) -> bool:
@@ -634,9 +647,8 @@ class _NodeRoom:
         This does not follow if there is room for one of them on the node itself, which was left out of the search, or
         if others can make room there.
         """
-        free = self._free(node)
         can_spare = any(self._above_floor.get((task.job, task.role), 0) > 0 for task in self._tasks_on[node])
-        if can_spare or any(task.demand.fits_in(free) for task in leavers):
+        if can_spare or any(self._fits(task.demand, node) for task in leavers):
             self.vain |= {node}
         else:
             self._stuck.add(ways)
@@ -673,10 +685,10 @@ class _NodeRoom:
             name = targets[place]
             if name == node:
                 own = place
-            elif name not in chosen and (allowed is None or name in allowed) and task.demand.fits_in(self._free(name)):
+            elif name not in chosen and (allowed is None or name in allowed) and self._fits(task.demand, name):
                 if untried is None:
                     self._set(self._first_target, alike, place if own < 0 else own)
-                self._set(self._used_by_others_on, name, self._used_by_others_on[name] + task.demand)
+                self._use(name, task.demand)
                 return True
         if self._take(task.job, task.demand, [name for name in targets if name != node and name not in chosen]):
             return True
@@ -693,11 +705,11 @@ class _NodeRoom:
         allowed = self._may_use.get(key)
         if allowed is not None:
             nodes = [name for name in nodes if name in allowed]
-        found = next((name for name in nodes if demand.fits_in(self._free(name))), None)
+        found = next((name for name in nodes if self._fits(demand, name)), None)
         if found is None and any(self._above_floor.values()):
             found = next((name for name in nodes if self._tasks_on[name] and self._make_room(name, demand)), None)
         if found is not None:
-            self._set(self._used_by_others_on, found, self._used_by_others_on[found] + demand)
+            self._use(found, demand)
         return found is not None
 
     def _make_room(self, node: str, demand: Resources) -> bool:
@@ -715,6 +727,9 @@ class _NodeRoom:
 
     def _remove(self, node: str, task: Task) -> None:
         self._set(self._tasks_on, node, tuple(other for other in self._tasks_on[node] if other is not task))
+
+    def _use(self, node: str, room: Resources) -> None:
+        self._set(self._used_by_others_on, node, self._used_by_others_on[node] + room)
 
     def _set(self, mapping: dict[Any, Any], key: Any, value: object) -> None:
         self._undo_log.append((mapping, key, mapping[key]))
