@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
@@ -37,9 +37,10 @@ class GivenUpClaim(NamedTuple):
 class ClaimHistory:
     """History of claims, kept from tick to tick. Times are seconds on a monotonic clock."""
 
-    #: Handles and nodes of the claims in the last tick, and at the last decision.
+    #: Handles and nodes of the claims in the last tick, and at the last decision. None if the decision was made on an
+    #: incomplete listing, which shows no claims.
     nodes: frozenset[tuple[str, str]] = frozenset()
-    decided: frozenset[tuple[str, str]] = frozenset()
+    decided: frozenset[tuple[str, str]] | None = frozenset()
     #: Since when the room of a claim has been free.
     free_since: Mapping[ClaimKey, float] = field(default_factory=dict)
     #: Since when planned nodes have been vacated for a claim that cannot be met yet.
@@ -61,13 +62,18 @@ class ClaimHistory:
             found[handle].add(node)
         return found
 
-    def is_undecided(self, claims: Iterable[ClaimedNodes]) -> bool:
-        """Whether tasks have to leave a node for a claim that was not there at the last decision."""
+    def is_undecided(self, claims: Collection[ClaimedNodes]) -> bool:
+        """Whether tasks have to leave a node for a claim that was not there at the last decision.
+
+        If that was made on an incomplete listing, any claim counts: resources that it has may be decided for a job.
+        """
+        if self.decided is None:
+            return len(claims) > 0
         return any(claim.leaving and not nodes_of_claims((claim,)) <= self.decided for claim in claims)
 
-    def after_decision(self) -> ClaimHistory:
-        """The history after the claims of the last tick were decided on."""
-        return replace(self, decided=self.nodes)
+    def after_decision(self, *, incomplete: bool) -> ClaimHistory:
+        """The history after a decision, made with the claims of the last tick unless the listing was incomplete."""
+        return replace(self, decided=None if incomplete else self.nodes)
 
 
 def nodes_of_claims(claims: Iterable[ClaimedNodes]) -> frozenset[tuple[str, str]]:

@@ -21,7 +21,7 @@ from dl2d.core.jobs import NOTHING, Allocation, Durability, JobState, Progress, 
 from dl2d.core.json_codec import encode
 from dl2d.core.packing import Packing
 from dl2d.core.resize_guard_state import GuardState
-from dl2d.core.resource_manager import EligibleNodes, RmJobState, RmListing, StartAllowance
+from dl2d.core.resource_manager import EligibleNodes, GrowthLimit, RmJobState, RmListing, StartAllowance
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, TaskChange
 from dl2d.core.task_starts_and_stops import Start
@@ -872,6 +872,18 @@ def test_a_clock_that_is_set_back_does_not_keep_a_decision_standing(world: World
     assert not world.tick(1.0).decided
     assert world.tick(-7200.0).decided
     assert not world.tick(1.0).decided
+
+
+def test_growth_keeps_to_the_limits_listed_at_the_decision_until_the_slot_ends(world: World) -> None:
+    job = world.ready(max_workers=8, max_ps=8)
+    world.manager.growth_limits = (GrowthLimit(frozenset({world.job(job).anchor}), {"gpu": 2.0}, "QOS small"),)
+    world.settle()
+    assert world.has(job).workers == 2
+    world.manager.growth_limits = ()
+    assert not world.tick(1.0).decided
+    world.tick(world.slot_seconds)
+    world.settle()
+    assert world.has(job).workers == 8
 
 
 def test_what_waits_for_room_is_recorded_with_the_slot(build) -> None:

@@ -340,6 +340,56 @@ def test_planned_nodes_that_cannot_be_had_hide_none_behind_them_until_too_many_w
     assert [node for each in found.claims for node in each.nodes] == claimed
 
 
+@pytest.mark.parametrize(
+    ("others", "asked", "start"),
+    [(8, 5, 10.0), (4, 5, 10.0), (4, 8, 3600.0)],
+    ids=["of jobs of others", "of tasks that stay", "that is kept for later"],
+)
+def test_room_of_a_planned_node_goes_to_no_claim_of_lower_priority(
+    world: World, others: int, asked: int, start: float
+) -> None:
+    world.manager.put(
+        RmJob(handle="7", state=RmJobState.RUNNING, user="eve", node="n1"), (("n1", Resources.of(cpu=others)),)
+    )
+    planned = {"eligible": frozenset({"n1"}), "planned": ("n1",), "whole": False, "demand": Resources.of(cpu=asked)}
+    claims = [claim("812", 1, **planned, expected_start=world.now + start)]
+    if start > 60:
+        world.manager.claims = claims
+    world.settled(worker=Resources.of(cpu=2), max_workers=16, min_ps=0, max_ps=0, architecture=Architecture.ALLREDUCE)
+    world.manager.claims = [
+        *claims,
+        claim("813", 1, 8000, **planned, expected_start=world.now),
+        claim("814", 1, 7000, whole=False, demand=Resources.of(cpu=2)),
+    ]
+    found = {each.handle: (each.nodes, bool(each.leaving)) for each in world.tick(1.0).snapshot.claims}
+    assert found == {"812": (("n1",), others < 8 and start < 60), "814": (("n2",), True)}
+
+
+def test_claims_for_which_planned_nodes_are_vacated_do_not_count_as_met(world: World) -> None:
+    occupy(world, "7", "n1")
+    world.settled(max_workers=8, max_ps=8)
+    world.manager.claims = [claim(planned=("n1", "n2"), eligible=frozenset({"n1", "n2"})), claim("813", 1, 8000)]
+    assert len(world.tick(1.0).snapshot.claims) == 2
+    assert world.state.claim_history.met == {"813": 1}
+
+
+def test_a_decision_on_an_incomplete_listing_is_made_again_with_the_claims_of_the_next_complete_one() -> None:
+    with closing(World(url="", slot_seconds=30.0)) as world:
+        job = world.settled(max_workers=8, max_ps=8)
+        world.manager.claims.append(claim())
+        world.tick(1.0)
+        world.manager.incomplete = ("squeue: cannot read a line",)
+        world.beat()
+        assert world.tick(30.0).decided
+        world.manager.incomplete = ()
+        world.beat()
+        reports = [world.tick(1.0) for _ in range(3)]
+        assert [report.decided for report in reports] == [True, False, False]
+        assert [report.decision.jobs[0].allocation for report in reports] == [(4, 4)] * 3
+        assert world.manager.start_claims() == ["812"]
+        assert world.has(job) == (4, 4)
+
+
 def test_a_job_that_may_not_use_planned_nodes_does_not_open_them_to_others(world: World) -> None:
     occupy(world, "7", "n1")
     planned = ("n1", "n2", "n3")
