@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,7 +31,7 @@ from dl2d.daemon.policy_versions.candidates import Candidate
 from dl2d.learning.digital_twin import NODE_PARTS
 from dl2d.learning.dl2_training import State, Trainer, TrainingSettings
 from dl2d.learning.evolution_strategy import Step
-from dl2d.learning.recorded_days import DAY_SECONDS
+from dl2d.learning.recorded_days import DAY_SECONDS, day_name
 from dl2d.learning.recorded_decisions import Recording
 from dl2d.learning.split_of_recorded_days import Split
 from dl2d.learning.trained_policy_check import ReplayCheck
@@ -53,7 +54,7 @@ DL2: Final = "dl2"
 DL2_PAPER: Final = "dl2-original"
 #: The search begins with weights that are good already: it looks and goes less far than one that begins with none.
 _STEP: Final = Step(spread=0.07, rate=0.03)
-#: Newest slots of the store among which live ones are looked for.
+#: Slots that the policy decided, the newest ones that may be learned from, among which live samples are looked for.
 _MAX_LIVE_SLOTS: Final = 4000
 #: What follows the seed in the seed of the generator of live samples.
 _LIVE: Final = 7
@@ -106,7 +107,11 @@ def learn(settings: Settings, store: SqlStore, policy: str, chosen: TwinSettings
         settings, store, now=now, seed=chosen.seed, days=chosen.days, candidate=parent,
         expected_speeds=policy == DL2_PAPER,
     )  # fmt: skip
-    learned = (_learn_dl2 if policy == DL2 else _learn_dl2_paper)(settings, store, split, parent, chosen, ends_at, tell)
+    learned = (
+        _learn_dl2(settings, split, parent, chosen, ends_at, tell)
+        if policy == DL2
+        else _learn_dl2_paper(settings, store, split, parent, chosen, ends_at, tell, now)
+    )
     # Busy days are trained on as those of a smaller site, whose policy sizes jobs in the same way.
     days = ((len(day.jobs), len(day.nodes)) for day in split.trained_on)
     checkpoint = replace(learned.checkpoint, training=widened(learned.checkpoint.training, days))
@@ -114,11 +119,9 @@ def learn(settings: Settings, store: SqlStore, policy: str, chosen: TwinSettings
 
 
 def _learn_dl2(
-    settings: Settings, store: SqlStore, split: Split, parent: Checkpoint, chosen: TwinSettings, ends_at: float,
-    tell: Tell,
-) -> Learned:  # fmt: skip
+    settings: Settings, split: Split, parent: Checkpoint, chosen: TwinSettings, ends_at: float, tell: Tell
+) -> Learned:
     """Search for better weights of the scorer in the twin."""
-    del store
     began = time.monotonic()
     how, known = _training_settings(settings, split, parent, chosen)
     tell("setting up", 0, 1)
@@ -146,7 +149,7 @@ def _learn_dl2(
 
 def _learn_dl2_paper(
     settings: Settings, store: SqlStore, split: Split, parent: Checkpoint, chosen: TwinSettings, ends_at: float,
-    tell: Tell,
+    tell: Tell, now: float,
 ) -> Learned:  # fmt: skip
     """Actor-critic learning (section 4.3 of the paper): in the twin, and from the slots that versions decided live."""
     from dl2d.learning.dl2_paper.live_samples import live_samples  # noqa: PLC0415 - torch takes seconds
@@ -154,7 +157,8 @@ def _learn_dl2_paper(
     from dl2d.learning.dl2_paper.trainer import continuing, train  # noqa: PLC0415
 
     began = time.monotonic()
-    live = _live_slots(settings, store)
+    # Today may be kept back tomorrow.
+    live = _live_slots(settings, store, [*split.held_out_times, (now // DAY_SECONDS * DAY_SECONDS, math.inf)])
     counts = {"slots": len(live), "samples": 0}
     # A network that imitates a scheduler is sure of every step, so its output layer is drawn anew; later versions learn
     # on from what they have.
@@ -176,20 +180,23 @@ def _learn_dl2_paper(
         should_stop=lambda: time.monotonic() > ends_at,
     )  # fmt: skip
     record = {**_record(split, parent, chosen.seed, time.monotonic() - began), "live": counts}
+    record["days"] = sorted({*record["days"], *(day_name(each.recording.snapshot.at) for each in live)})
     return Learned(split, parent, replace(checkpoint, training={**checkpoint.training, **record}), record)
 
 
-def _live_slots(settings: Settings, store: SqlStore) -> list[LiveSlot]:
-    """The newest slots that versions of the paper's policy decided, unchanged by the guard, oldest first."""
+def _live_slots(settings: Settings, store: SqlStore, outside: Sequence[tuple[float, float]]) -> list[LiveSlot]:
+    """The newest slots outside some times that versions of the paper's policy decided, unchanged by the guard, oldest
+    first.
+    """
     from dl2d.learning.dl2_paper.live_samples import LiveSlot  # noqa: PLC0415
 
     placement = load_placement(settings.placement)
     folders = {version.digest[:DIGITS]: version for version in store.registry.versions(DL2_PAPER)}
     versions: dict[str, Dl2Original | None] = {}
     found = []
-    for summary in reversed(store.slots(limit=_MAX_LIVE_SLOTS)):
+    for summary in reversed(store.slots(limit=_MAX_LIVE_SLOTS, policy=DL2_PAPER, outside=outside)):
         text = summary.policy_version
-        if summary.policy != DL2_PAPER or text[:DIGITS] not in folders:
+        if text[:DIGITS] not in folders:
             continue
         if text not in versions:
             try:

@@ -28,6 +28,7 @@ from dl2d.daemon.policy_versions.candidates import withdraw_if_worse
 from dl2d.daemon.policy_versions.learner_supervisor import Learner, learner_command
 from dl2d.learning import split_of_recorded_days, training_report
 from dl2d.learning.promotion_gate import GateSettings, Verdict
+from dl2d.learning.recorded_days import day_name
 from dl2d.policies.common.checkpoint import read_checkpoint, write_checkpoint
 from dl2d.policies.common.greedy_allocation import GreedyAllocation
 from dl2d.policies.common.training_input_ranges import INPUT_RANGES
@@ -303,7 +304,11 @@ def test_the_papers_policy_learns_from_its_own_slots_and_the_twin(dl2d: Dl2d, tm
     url = store_url(tmp_path)
     begin = time.time() // DAY * DAY - 3 * DAY
     policy = Dl2Original(read_checkpoint(first / "checkpoint", policy="dl2-original"), sampled=True)
-    record(url, workload, policy, begin=begin)
+    # The first two jobs came before the days of the twin.
+    record(url, replace(workload, jobs=workload.jobs[:2]), policy, begin=begin - 40 * DAY)
+    with closing(SqlStore(url)) as store:
+        earlier = store.slots(limit=1000)
+    record(url, workload, policy, begin=begin, first_slot=len(earlier) + 1)
     config = write_config(
         tmp_path, schedule={"slot_seconds": 1200.0}, policy={"name": "dl2-original", "checkpoint": str(first)}
     )
@@ -316,7 +321,14 @@ def test_the_papers_policy_learns_from_its_own_slots_and_the_twin(dl2d: Dl2d, tm
     assert ran.status == 0, ran.err
     done = ran.json
     assert done["parent"] == policy.checkpoint.digest
-    assert done["live"]["slots"] > 20
+    assert (done["days"], done["held_out"]) == (
+        [day_name(begin + day * DAY) for day in (-40, 0)], [day_name(begin + DAY)]
+    )  # fmt: skip
+    # No slot of the day on which versions are compared is learned from.
+    with closing(SqlStore(url)) as store:
+        learned_from = [each for each in store.slots(limit=1000) if each.at < begin + DAY]
+    assert len(learned_from) > len(earlier) > 0
+    assert done["live"]["slots"] == len(learned_from)
     assert done["live"]["samples"] > 50
     assert read_checkpoint(out / "checkpoint", policy="dl2-original").digest == done["digest"]
     assert done["trial"]["policy"] == "dl2-original"

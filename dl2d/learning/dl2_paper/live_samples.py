@@ -21,6 +21,7 @@ from dl2d.learning.dl2_paper.demonstrations import steps_of
 from dl2d.learning.dl2_paper.rollout import MIN_RATE
 from dl2d.learning.dl2_paper.samples import Samples
 from dl2d.learning.dl2_paper.settings import Labels
+from dl2d.learning.recorded_days import DAY_SECONDS
 from dl2d.learning.recorded_decisions import Recording
 from dl2d.policies.dl2_paper.exploration import correcting_actions, explored
 from dl2d.policies.dl2_paper.observation import Observations, Sight
@@ -43,7 +44,8 @@ class LiveSlot:
 def live_samples(slots: Sequence[LiveSlot], sight: Sight, rng: np.random.Generator) -> Samples | None:
     """Samples of the slots, oldest first; None where there are fewer than two.
 
-    A slot counts if the next one begins at least a quarter of a slot later, and a job's reward if the job is in both.
+    A slot counts if the next one begins at least a quarter of a slot and less than a day later, and a job's reward if
+    the job is in both.
     Slots of versions that were shown a snapshot in other batches than ``sight`` are left out.
 
     Parameters
@@ -60,7 +62,8 @@ def live_samples(slots: Sequence[LiveSlot], sight: Sight, rng: np.random.Generat
         seconds = after.recording.snapshot.at - snapshot.at
         own = slot.version.sight
         alike = (own.window, own.first_bundles) == (sight.window, sight.first_bundles)
-        if not alike or seconds < _MIN_SLOT_FRACTION * sight.slot_seconds:
+        # Where a day lies between, it was left out: what jobs did on it is not to be learned.
+        if not alike or not _MIN_SLOT_FRACTION * sight.slot_seconds <= seconds < DAY_SECONDS:
             continue
         later = {job.key: job.progress.epoch for job in after.recording.snapshot.jobs}
         rewards: dict[JobKey, float] = {}

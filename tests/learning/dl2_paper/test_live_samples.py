@@ -95,9 +95,10 @@ def test_slots_that_the_version_saw_otherwise_are_left_out(changed: dict[str, An
     assert live_samples(slots, replace(SIGHT, **changed), np.random.default_rng(0)) is None
 
 
-def test_slots_too_close_to_each_other_show_no_rate() -> None:
+@pytest.mark.parametrize("seconds", [SLOT / 10, 86_400.0], ids=["too close", "a day was left out"])
+def test_slots_that_do_not_follow_each_other_show_no_rate(seconds: float) -> None:
     policy = version()
-    slots = [slot(policy, 0.0, j1=0.0), slot(policy, SLOT / 10, j1=1.0)]
+    slots = [slot(policy, 0.0, j1=0.0), slot(policy, seconds, j1=1.0)]
     assert live_samples(slots, SIGHT, np.random.default_rng(0)) is None
 
 
