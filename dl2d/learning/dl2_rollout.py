@@ -208,7 +208,7 @@ def _give(
     Which jobs got less, shape (k, J).
     """
     at = which[:, None], order
-    wanted = np.where(crowd.present[:, :, None], surfaces.sizes[crowd.frontier, states], 0)
+    wanted = np.where(crowd.takes_part[:, :, None], surfaces.sizes[crowd.frontier, states], 0)
     more = np.maximum(wanted - clusters.sizes[at], 0)
     weight = task_weight(clusters.demand[at], clusters.capacity[which][:, None, None])  # (k, J, 2)
     # Workers, then PSs, of equal weight; then submit order.

@@ -221,10 +221,10 @@ def _states_in(policy: Dl2, weights: Floats, recording: Recording) -> Iterator[t
     """
     snapshot = replace(recording.snapshot, speeds=(), job_speeds=())  # the checkpoint has all of them
     packing = Packing.for_decision(snapshot.nodes, snapshot.tasks, recording.placement, snapshot.node_sets)
-    choice = policy.size_choice(snapshot, packing)
-    if choice is None:
+    options = policy.size_options(snapshot, packing)
+    if options is None:
         return
-    jobs, frontiers, cluster_jobs, free = choice
+    jobs, frontiers, cluster_jobs, free = options
     frontier_of, everyone = cluster_jobs.frontier[0], np.arange(len(jobs))
     recorded = recording.decision.allocations()
     wanted = np.array([recorded.get(job.key, NOTHING) for job in jobs], dtype=np.int64)

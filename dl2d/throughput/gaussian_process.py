@@ -10,20 +10,22 @@ of independent components, with s = (w, p):
     g(s)    shared by all kinds of one group (architecture, consistency): Matern-3/2, length 2, variance 0.5
     h_k(s)  of kind k alone: Matern-3/2, length 1.5, variance 0.12, plus a constant of variance 9, the kind's level
     r_k(s)  of kind k at this one size, independent from size to size (the nugget): standard deviation 0.1
-    noise   of a mean of m measurements: standard deviation 0.05 / sqrt(m) (``_NOISE``), at least 0.01 (``_MIN_NOISE``)
+    noise   of a mean of several measurements: standard deviation 0.05 (``_NOISE``) / sqrt(their number), at least 0.01
+            (``_MIN_NOISE``)
 
 The kernels and the constants of the prior are in ``dl2d.throughput.gaussian_process_kernel``.
 
 Inference. The covariance of all measurements is block-diagonal, except for that of g. The measured sizes of a group are
-U distinct ones (at most ``_MAX_SHARED_SIZES``). Let K = L L' be the covariance of g there and g = L z with z ~ N(0, I).
-Kind k was measured at n sizes X_k (at most ``_MAX_SIZES``); S_k, of shape (n, U), selects them from the U, H_k is the
-covariance of h_k at them, N_k = diag(noise variances), and y_k = log y - t - c. Then
+U distinct ones, X_U (at most ``_MAX_SHARED_SIZES``). Let E be the covariance of g, with E(X_U, X_U) = L L', and
+g = L z at X_U with z ~ N(0, I). Kind k was measured at n sizes X_k (at most ``_MAX_SIZES``); S_k, of shape (n, U),
+selects them from X_U, H_k is the covariance of h_k (at X_k where no sizes are given), D_k = diag(noise variances), and
+y_k = log y - t - c. Then
 
-    A_k = (H_k + 0.1^2 I + N_k)^-1                                     (n, n)
+    A_k = (H_k + 0.1^2 I + D_k)^-1                                     (n, n)
     P   = I + L' (sum_k S_k' A_k S_k) L                                (U, U), precision of z given all measurements
     m   = P^-1 L' sum_k S_k' A_k y_k                                   (U,), mean of z
 
-and for f = c + t + g + h_k at N sizes X, with W = L^-1 K(U, X) and G = A_k H_k(X_k, X):
+and for f = c + t + g + h_k at N sizes X, with W = L^-1 E(X_U, X) and G = A_k H_k(X_k, X):
 
     mean_f     = c + t(X) + W' m + G' (y_k - S_k L m)                                                           (N,)
     variance_f = 0.5 - colsum(W * W) + 9.12 - colsum(G * H_k(X_k, X)) + colsum(V * V)                           (N,)
@@ -44,8 +46,8 @@ The predicted logarithm of speed is f + r_k:
       mean = mean_f + q (log y - mean_f)                  variance = (1 - q) u
 
 With at most ``_MAX_SIZES`` sizes this is the posterior of equations 2.25 and 2.26 of Rasmussen and Williams, with the
-inverse of the covariance of all measurements written by the matrix inversion lemma (A.9). Cost: K n^3 + U^3 for K
-kinds, instead of (K n)^3; n (n + U) for each size that is predicted.
+inverse of the covariance of all measurements written by the matrix inversion lemma (A.9). Cost: M n^3 + U^3 for M
+kinds, instead of (M n)^3; n (n + U) for each size that is predicted.
 
 Sources: Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2006: section 2.2 (prediction), 4.2
 (Matern-3/2). Kinds with a shared component: Hensman, Lawrence and Rattray, "Hierarchical Bayesian modelling of gene
@@ -355,7 +357,8 @@ class GaussianProcess:
         first_row = int(group.has_ps)
         mean[first_row:, 1:] = flat_mean.reshape(-1, bounds.workers)
         deviation[first_row:, 1:] = np.sqrt(flat_variance).reshape(-1, bounds.workers)
-        for points in (self._observations.get(kind, own_points), own_points):
+        of_kind = [self._observations[kind]] if kind in self._observations else []
+        for points in (*of_kind, own_points):
             for workers, ps in sizes_of(points[points["speed"] == 0.0]).tolist():
                 if workers <= bounds.workers and ps <= bounds.ps:
                     failed = (ps if group.has_ps else slice(None), workers)

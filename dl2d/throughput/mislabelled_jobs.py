@@ -50,7 +50,7 @@ class Relabelled(NamedTuple):
     of_known_kind: bool = True
 
 
-class _Candidate(NamedTuple):
+class _SuspectJob(NamedTuple):
     """A job that may be relabelled: one of its measurements is not near the prediction for its kind."""
 
     job: Job
@@ -70,7 +70,7 @@ class _Misfits(NamedTuple):
     #: Largest standard deviation of the prediction at any size.
     uncertainty: Floats
     #: Logarithm of the likelihood, up to a constant.
-    likelihood: Floats
+    log_likelihood: Floats
 
 
 class Relabelling:
@@ -81,7 +81,7 @@ class Relabelling:
         self._relabelled: dict[JobKey, Relabelled] = {}
         points_of_jobs = {speeds.job: speeds.points for speeds in snapshot.job_speeds}
         # By group and bounds.
-        suspects: dict[tuple[Group, int, int], list[_Candidate]] = defaultdict(list)
+        suspects: dict[tuple[Group, int, int], list[_SuspectJob]] = defaultdict(list)
         means: dict[tuple[TrainingKind, int, int], Floats] = {}
         for job in snapshot.jobs:
             request = job.request
@@ -101,7 +101,7 @@ class Relabelling:
             if mean is None:
                 mean = means[key] = model.predict_log_speeds(request)[0]
             if not _all_near(mean, measured):
-                suspect = _Candidate(job, failed, tuple(map(_without_times, measured)))
+                suspect = _SuspectJob(job, failed, tuple(map(_without_times, measured)))
                 suspects[Group.of(kind), max_workers, max_ps].append(suspect)
         for comparable in suspects.values():
             self._relabel(comparable)
@@ -110,11 +110,11 @@ class Relabelling:
         """Return the request and the measurements by which a job is predicted."""
         return self._relabelled[job.key]
 
-    def _relabel(self, suspects: Sequence[_Candidate]) -> None:
+    def _relabel(self, suspects: Sequence[_SuspectJob]) -> None:
         """Relabel jobs of one group and equal bounds where their measurements contradict their kind."""
         declared = [TrainingKind.of(suspect.job.request) for suspect in suspects]
-        candidates = [kind for kind in self._model.kinds if Group.of(kind) == Group.of(declared[0])]
-        kinds = list(dict.fromkeys([*candidates, *declared]))
+        measured_kinds = [kind for kind in self._model.kinds if Group.of(kind) == Group.of(declared[0])]
+        kinds = list(dict.fromkeys([*measured_kinds, *declared]))
         workers, ps = np.array([point.allocation for suspect in suspects for point in suspect.measured]).T
         requests = [replace(suspects[0].job.request, model=kind.model) for kind in kinds]
         predicted = [self._model.predict_log_speeds(request) for request in requests]
@@ -123,8 +123,8 @@ class Relabelling:
         declared_index = np.array([kinds.index(kind) for kind in declared]), np.arange(len(suspects))
         contradicted = misfits.contradicting[declared_index] > _MAX_CONTRADICTING
         agrees = (misfits.distance <= _AGREES) & (misfits.uncertainty < _MAX_UNCERTAINTY)
-        agrees[len(candidates) :] = False  # kinds that were never measured cannot be chosen
-        likeliest = np.where(agrees, misfits.likelihood, -np.inf).argmax(axis=0)
+        agrees[len(measured_kinds) :] = False  # kinds that were never measured cannot be chosen
+        likeliest = np.where(agrees, misfits.log_likelihood, -np.inf).argmax(axis=0)
         for index in np.flatnonzero(contradicted).tolist():
             (job, failed, measured), best = suspects[index], likeliest[index]
             self._relabelled[job.key] = (
@@ -134,7 +134,7 @@ class Relabelling:
             )
 
 
-def _misfits(suspects: Sequence[_Candidate], means: Floats, deviations: Floats) -> _Misfits:
+def _misfits(suspects: Sequence[_SuspectJob], means: Floats, deviations: Floats) -> _Misfits:
     """Compare measurements with predictions.
 
     Parameters
@@ -150,7 +150,7 @@ def _misfits(suspects: Sequence[_Candidate], means: Floats, deviations: Floats) 
     deviation = np.hypot(deviations, _BETWEEN_JOBS)
     distance = difference / deviation
     negative_log = distance**2 / 2 + np.log(deviation)
-    likelihood = -np.stack(
+    log_likelihood = -np.stack(
         [negative_log[:, start:end].sum(axis=1) for start, end in zip(starts, ends, strict=True)], axis=1
     )
     largest_distance = np.maximum.reduceat(distance, starts, axis=1)
@@ -158,7 +158,7 @@ def _misfits(suspects: Sequence[_Candidate], means: Floats, deviations: Floats) 
     counts = np.array([point.measurements for point in points], dtype=np.float64)
     contradicts = (distance > _CONTRADICTS) & (difference > SAME_SPEED_LOG_RATIO)
     contradicting = np.add.reduceat(np.where(contradicts, counts, 0.0), starts, axis=1)
-    return _Misfits(largest_distance, contradicting / np.add.reduceat(counts, starts), uncertainty, likelihood)
+    return _Misfits(largest_distance, contradicting / np.add.reduceat(counts, starts), uncertainty, log_likelihood)
 
 
 def _without_times(point: SpeedPoint) -> SpeedPoint:

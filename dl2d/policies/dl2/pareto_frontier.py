@@ -1,4 +1,6 @@
-"""Pareto frontiers: the sizes of a job for which no other size takes no more of any resource and is at least as fast.
+"""Pareto frontiers: the sizes of a job that are not dominated.
+
+A size is dominated if another one takes at most as much of each resource and is at least as fast.
 
 The base of a job is the size with which its sizing begins in each slot, and below which it is not sized: its floor, or
 nothing. A size step leads from one size on a job's frontier to another. A size is addressed by its position: 0 is the
@@ -259,11 +261,11 @@ def _compact(amounts: Ints) -> NDArray[np.integer[Any]]:
 
 
 def _dominated(amounts: NDArray[np.integer[Any]]) -> Bools:
-    """Whether each size takes no less of any resource than one before it; shape (R, sizes) -> (sizes,)."""
+    """Whether an earlier (faster) size takes at most as much of every resource; shape (R, sizes) -> (sizes,)."""
     no_less = np.greater_equal.outer(amounts[0], amounts[0])
     for taken in amounts[1:]:
         no_less &= np.greater_equal.outer(taken, taken)
-    # The first size in a row is the size itself, unless an earlier (faster) one takes no more: that dominates it.
+    # The first size in a row is the size itself, unless an earlier one dominates it.
     dominated: Bools = no_less.argmax(axis=1) < np.arange(len(no_less))
     return dominated
 

@@ -106,15 +106,15 @@ class Dl2:
         del rng
         allocation = GreedyAllocation(snapshot, packing)  # gives jobs their floors
         cluster = _Cluster.of(snapshot)
-        choice = self._size_choice(snapshot, packing, allocation, cluster)
-        with_choice = set() if choice is None else {job.key for job in choice.jobs}
+        options = self._size_options(snapshot, packing, allocation, cluster)
+        with_options = set() if options is None else {job.key for job in options.jobs}
         for job in snapshot.jobs:
-            if job.key not in with_choice:
+            if job.key not in with_options:
                 _give_minimum(allocation, job)
         nothing_runs = all(size == NOTHING for size in allocation.held.values())
         head_only_packing = HeadOnlyPacking(allocation, packing) if packing.head_only and nothing_runs else None
         packer = head_only_packing or GreedyPacking(allocation, smallest_first=packing.head_only)
-        alternatives = {} if choice is None else self._size(allocation, packing, packer, cluster, choice)
+        alternatives = {} if options is None else self._choose_and_pack(allocation, packing, packer, cluster, options)
         return allocation.decision(
             self,
             measure="score of the next step",
@@ -122,13 +122,13 @@ class Dl2:
             nodes=() if head_only_packing is None else head_only_packing.nodes,
         )
 
-    def size_choice(self, snapshot: Snapshot, packing: Packing) -> SizeChoice | None:
-        """Compute what sizes are chosen from in a decision; None where no job has a possible size."""
-        return self._size_choice(snapshot, packing, GreedyAllocation(snapshot, packing), _Cluster.of(snapshot))
+    def size_options(self, snapshot: Snapshot, packing: Packing) -> SizeOptions | None:
+        """Compute the sizes of which a decision chooses; None where no job has a possible size."""
+        return self._size_options(snapshot, packing, GreedyAllocation(snapshot, packing), _Cluster.of(snapshot))
 
-    def _size_choice(
+    def _size_options(
         self, snapshot: Snapshot, packing: Packing, allocation: GreedyAllocation, cluster: _Cluster
-    ) -> SizeChoice | None:
+    ) -> SizeOptions | None:
         predictions = Predictions(
             snapshot, self._checkpoint_speeds, self._parameters, gathers=packing.gathers, previous=self._last_model
         )
@@ -142,12 +142,12 @@ class Dl2:
         if not sized:
             return None
         jobs, frontier_of = [job for job, _ in sized], np.array([frontier for _, frontier in sized])
-        arrays, present = FrontierArrays(frontiers), np.ones((1, len(jobs)), dtype=np.bool_)
+        arrays, takes_part = FrontierArrays(frontiers), np.ones((1, len(jobs)), dtype=np.bool_)
         samples = np.array([_work_left(job) for job in jobs])
         cluster_jobs = ClusterJobs.of(
-            arrays, frontier_of[None], present, samples[None], np.array([self._parameters.slot_seconds])
+            arrays, frontier_of[None], takes_part, samples[None], np.array([self._parameters.slot_seconds])
         )
-        return SizeChoice(jobs, arrays, cluster_jobs, cluster.left(packing))
+        return SizeOptions(jobs, arrays, cluster_jobs, cluster.left(packing))
 
     def _frontiers(
         self, snapshot: Snapshot, allocation: GreedyAllocation, cluster: _Cluster, predictions: Predictions
@@ -193,26 +193,26 @@ class Dl2:
             current=held if can_keep(speeds, held) else None,
         )
 
-    def _size(
+    def _choose_and_pack(
         self,
         allocation: GreedyAllocation,
         packing: Packing,
         packer: GreedyPacking | HeadOnlyPacking,
         cluster: _Cluster,
-        choice: SizeChoice,
+        options: SizeOptions,
     ) -> dict[JobKey, tuple[Alternative, ...]]:
         """Choose sizes and pack them; resources of tasks that fit on no node go to other jobs. Returns alternatives."""
-        jobs, frontiers, cluster_jobs, _ = choice
-        frontier_of, present = cluster_jobs.frontier[0], cluster_jobs.present
+        jobs, frontiers, cluster_jobs, _ = options
+        frontier_of = cluster_jobs.frontier[0]
         task_weights = cluster.task_weights(jobs)
         bases, weights = np.zeros((1, len(jobs)), dtype=np.int64), self._parameters.weights
         positions = choose_sizes(frontiers, cluster_jobs, bases, cluster.left(packing), weights)
         blocked = packer.give(jobs, frontiers.sizes[frontier_of, positions[0]], task_weights)
         if blocked:
-            unblocked = present.copy()
+            unblocked = cluster_jobs.takes_part.copy()
             unblocked[0, list(blocked)] = False
             # The factors "load" and "relative" keep the values of all jobs, so scores do not change between the rounds.
-            others = replace(cluster_jobs, present=unblocked)
+            others = replace(cluster_jobs, takes_part=unblocked)
             positions = choose_sizes(frontiers, others, positions, cluster.left(packing), weights, only_larger=True)
             # Size 0: blocked jobs get no more tasks.
             sizes = np.where(unblocked[0][:, None], frontiers.sizes[frontier_of, positions[0]], 0)
@@ -228,8 +228,8 @@ class Dl2:
         return {job.key: steps.alternatives(index) for index, job in enumerate(jobs)}
 
 
-class SizeChoice(NamedTuple):
-    """Jobs of which some size is possible, the sizes of each, and the resources for them."""
+class SizeOptions(NamedTuple):
+    """What sizes are chosen from: jobs of which some size is possible, the sizes of each, and the free resources."""
 
     jobs: list[Job]
     frontiers: FrontierArrays
@@ -285,7 +285,7 @@ class _NextSteps(NamedTuple):
     @classmethod
     def of(cls, frontiers: FrontierArrays, cluster_jobs: ClusterJobs, positions: Ints, weights: Floats) -> _NextSteps:
         """Score the steps of all jobs."""
-        clusters, jobs = np.nonzero(cluster_jobs.present)
+        clusters, jobs = np.nonzero(cluster_jobs.takes_part)
         frontier_of = cluster_jobs.frontier[0]
         scores = score(weights, describe_steps(frontiers, cluster_jobs, clusters, jobs, positions))
         scores = np.where(frontiers.is_step[frontier_of, positions], scores, -np.inf)
@@ -296,9 +296,9 @@ class _NextSteps(NamedTuple):
         """Steps of the job at an index with the highest scores."""
         scores = self.scores[index]
         positions = [position for position in self.best[index].tolist() if np.isfinite(scores[position])]
-        return tuple(Alternative(self._size(index, position), float(scores[position])) for position in positions)
+        return tuple(Alternative(self._size_at(index, position), float(scores[position])) for position in positions)
 
-    def _size(self, index: int, position: int) -> Allocation:
+    def _size_at(self, index: int, position: int) -> Allocation:
         return Allocation(*self.frontiers.sizes[self.frontier_of[index], position].tolist())
 
     def best_step(self, index: int) -> tuple[Allocation, float, Ints]:
@@ -311,7 +311,7 @@ class _NextSteps(NamedTuple):
         frontier, before, after = self.frontier_of[index], self.positions[index], int(self.best[index, 0])
         log_speed, need = self.frontiers.log_speed[frontier], self.frontiers.need[frontier]
         speed_up = float(np.expm1(log_speed[after] - log_speed[before]))
-        return self._size(index, after), speed_up, need[after] - need[before]
+        return self._size_at(index, after), speed_up, need[after] - need[before]
 
 
 def _reason(

@@ -4,7 +4,7 @@ A step leads one job from a size on its Pareto frontier to a faster one. Its sco
 for all jobs, so that one set of weights fits any jobs and any cluster. Everything here works on the jobs of N clusters
 at once, each cluster with weights of its own: the policy has one, its trainer hundreds.
 
-Arrays of steps have shape (K, C): from the present size of each of K jobs to all C positions on its frontier.
+Arrays of steps have shape (K, C): from the current size of each of K jobs to all C positions on its frontier.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class ClusterJobs:
 
     #: Frontier of each job, as an index in ``FrontierArrays``, shape (N, J).
     frontier: Ints
-    #: Whether each job counts, shape (N, J); the others are padding.
-    present: Bools
+    #: Whether each job takes part, shape (N, J); the others are padding, or keep what they have.
+    takes_part: Bools
     #: Log of the samples that are left, divided by the seconds of a slot, shape (N, J).
     log_left: Floats
     #: Log of the sum of the dominant shares of all jobs at their fastest sizes, shape (N,).
@@ -84,22 +84,22 @@ class ClusterJobs:
 
     @classmethod
     def of(
-        cls, frontiers: FrontierArrays, frontier: Ints, present: Bools, samples: Floats, slot_seconds: Floats
+        cls, frontiers: FrontierArrays, frontier: Ints, takes_part: Bools, samples: Floats, slot_seconds: Floats
     ) -> ClusterJobs:
         """Compute the features from the samples that are left, (N, J), and the length of each cluster's slots, (N,)."""
         with np.errstate(divide="ignore"):
-            log_left = np.log(np.where(present, samples, 1.0) / slot_seconds[:, None])
-        share = np.where(present, frontiers.best_share[frontier], 0.0)
+            log_left = np.log(np.where(takes_part, samples, 1.0) / slot_seconds[:, None])
+        share = np.where(takes_part, frontiers.best_share[frontier], 0.0)
         load = np.log(share.sum(axis=1) + _LOAD_OFFSET)
         log_slots = np.logaddexp(log_left - frontiers.log_best_speed[frontier], np.log(_SLOTS_OFFSET))
-        log_slots = np.where(present, log_slots, 0.0)
-        mean = log_slots.sum(axis=1) / np.maximum(present.sum(axis=1), 1)
-        return cls(frontier, present, log_left, load, log_slots - mean[:, None])
+        log_slots = np.where(takes_part, log_slots, 0.0)
+        mean = log_slots.sum(axis=1) / np.maximum(takes_part.sum(axis=1), 1)
+        return cls(frontier, takes_part, log_left, load, log_slots - mean[:, None])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepFactors:
-    """Factors of the features of all steps of K jobs from their present sizes, by name."""
+    """Factors of the features of all steps of K jobs from their current sizes, by name."""
 
     #: Factors of the size that a step leads to, shape (K, C).
     of_size: dict[str, Floats]
@@ -117,7 +117,7 @@ def describe_steps(
     clusters, jobs
         Indices of the jobs in ``cluster_jobs``, each of shape (K,).
     positions
-        Present size of each job, as its position on the frontier, shape (K,).
+        Current size of each job, as its position on the frontier, shape (K,).
     """
     frontier = cluster_jobs.frontier[clusters, jobs]
     log_speed = frontiers.log_speed[frontier]

@@ -54,7 +54,7 @@ def choose_sizes(
 class _Steps(NamedTuple):
     """Steps of jobs, those of each job in the order in which they are made; all of shape (steps,)."""
 
-    #: Index of the job among those that are present.
+    #: Index of the job among those that take part.
     job: Ints
     #: Position before the step.
     before: Ints
@@ -95,10 +95,10 @@ class _Search:
         self.positions, self._free = positions, free
         self._frontiers, self._cluster_jobs, self._weights = frontiers, cluster_jobs, weights
         self._only_larger = only_larger
-        #: Cluster and index in it of each present job, shape (present,).
-        self._clusters, self._jobs = np.nonzero(cluster_jobs.present)
+        #: Cluster and index in it of each job that takes part, shape (jobs,).
+        self._clusters, self._jobs = np.nonzero(cluster_jobs.takes_part)
         self._frontier = cluster_jobs.frontier[self._clusters, self._jobs]
-        #: Jobs, as indices among the present ones.
+        #: Jobs, as indices among those that take part.
         self.all_jobs: Ints = np.arange(len(self._clusters))
         no_steps = np.zeros(0, dtype=np.int64)
         self._planned = _Steps(no_steps, no_steps, no_steps, np.zeros(0))

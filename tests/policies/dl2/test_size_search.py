@@ -22,7 +22,7 @@ def a_frontier(rng: np.random.Generator, capacity: list[int]) -> ParetoFrontier 
 @settings(max_examples=60)
 @given(seed=st.integers(0, 10**6), hidden=st.integers(0, 2), only_larger=st.booleans())
 def test_sizes_are_faster_and_have_room(seed: int, hidden: int, only_larger: bool) -> None:
-    """Only jobs that are present get others than they had, and these have room; only_larger ends where no step has."""
+    """Only jobs that take part get others than they had, and these have room; only_larger ends where no step has."""
     rng = np.random.default_rng(seed)
     capacity = (rng.integers(5, 60, 2) * 1000).tolist()
     made = [found for _ in range(3) if (found := a_frontier(rng, capacity)) is not None]
@@ -50,7 +50,7 @@ def test_sizes_are_faster_and_have_room(seed: int, hidden: int, only_larger: boo
 def plainly(together: FrontierArrays, crowd: ClusterJobs, states: Ints, free: Ints, weights: Floats) -> list[int]:
     """Positions in one cluster after steps one by one, each the best that has room by then, the first of equals."""
     states, left = states[0].copy(), free[0].copy()
-    (present,) = np.nonzero(crowd.present[0])
+    (present,) = np.nonzero(crowd.takes_part[0])
     while True:
         best, step = -np.inf, None
         for job in present.tolist():
