@@ -118,7 +118,7 @@ class _Matrices:
         fits = self._fits(demand, unreserved=unreserved)
         return int(np.where(fits, self._loads, np.inf).argmin()) if fits.any() else None
 
-    def head(self, demand: Vector) -> int:
+    def first_node(self, demand: Vector) -> int:
         """First of the nodes that take such tasks in the placement's order, full or not."""
         return int(np.where(self.eligible(demand), self._loads, np.inf).argmin())
 
@@ -232,10 +232,10 @@ class NodeClasses:
 
     def next_nodes(self, demand: Vector, count: int, *, unreserved: bool) -> Sequence[int]:
         """The nodes to which the next of some equal tasks go: one or more of one class, none where there is no room."""
-        head_only = self._placement.head_only
-        asked = (*self._zero, demand[-1]) if head_only else demand
+        first_node_only = self._placement.first_node_only
+        asked = (*self._zero, demand[-1]) if first_node_only else demand
         node = self._first(asked, unreserved=unreserved)
-        if node is None or (head_only and not self.class_of[node].fits(demand)):
+        if node is None or (first_node_only and not self.class_of[node].fits(demand)):
             return ()
         nodes, node_class = [node], self.class_of[node]
         if count == 1 or self.with_task(node_class, demand).load <= node_class.load:

@@ -161,9 +161,9 @@ class Packing:
         return masks
 
     @property
-    def head_only(self) -> bool:
+    def first_node_only(self) -> bool:
         """Whether a task goes to the first node in the placement's order or to none."""
-        return self._placement.head_only
+        return self._placement.first_node_only
 
     @property
     def gathers(self) -> bool:
@@ -248,7 +248,7 @@ class Packing:
             return count
         while count:
             nodes: Sequence[int] = ()
-            if self._incumbents and not self._placement.head_only:
+            if self._incumbents and not self._placement.first_node_only:
                 nodes = classes.next_nodes(vector, count, unreserved=True)
             nodes = nodes or classes.next_nodes(vector, count, unreserved=False)
             if not nodes:
@@ -421,8 +421,8 @@ class Packing:
     def _no_room(self, demand: Resources, vector: Vector, role: Role) -> Blocked:
         """Why a task that fits on some empty node fits on none as they are, or not on the first if only that counts."""
         matrices = self._classes.matrices()
-        if self._placement.head_only:
-            number = matrices.head(vector)
+        if self._placement.first_node_only:
+            number = matrices.first_node(vector)
         else:
             number, then = self._nearest.get(vector, (-1, None))
             if then is None or self._classes.class_of[number] is not then:

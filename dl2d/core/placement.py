@@ -15,7 +15,7 @@ class Placement(Protocol):
         ...
 
     @property
-    def head_only(self) -> bool:
+    def first_node_only(self) -> bool:
         """Whether only the first node in the order is tried, as in the DL2 authors' simulator; otherwise all are."""
         ...
 

@@ -13,7 +13,7 @@ class BestFit:
     """
 
     name: ClassVar[str] = "best_fit"
-    head_only: ClassVar[bool] = False
+    first_node_only: ClassVar[bool] = False
     gathers: ClassVar[bool] = False
     keeps_bundles: ClassVar[bool] = False
 

@@ -17,7 +17,7 @@ class Dl2Paper:
         A worker and a PS that are given together are placed as one.
     """
 
-    head_only: ClassVar[bool] = True
+    first_node_only: ClassVar[bool] = True
     gathers: ClassVar[bool] = False
 
     def __init__(self, *, keeps_bundles: bool = True) -> None:

@@ -14,7 +14,7 @@ class LoadBalance:
     """
 
     name: ClassVar[str] = "load_balance"
-    head_only: ClassVar[bool] = False
+    first_node_only: ClassVar[bool] = False
     gathers: ClassVar[bool] = False
     keeps_bundles: ClassVar[bool] = False
 

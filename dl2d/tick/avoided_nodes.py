@@ -189,7 +189,7 @@ class _EmptyNodes:
         demands = (request.worker, request.ps) if least.ps else (request.worker,)
         if self._placement.keeps_bundles:
             demands = (Resources.total(demands),)
-        if not self._placement.head_only and all(self._count(names, each) >= sum(least) for each in demands):
+        if not self._placement.first_node_only and all(self._count(names, each) >= sum(least) for each in demands):
             return True
         key = names, request.worker, request.ps, least
         if key not in self._answers:

@@ -47,7 +47,7 @@ class PlainPacking:
 
     def first(self, demand: Resources, job: JobKey | None) -> str | None:
         in_order = sorted(self.may_use(job), key=self.load)  # stable: equal ones in node order
-        if self.placement.head_only:
+        if self.placement.first_node_only:
             return next((name for name in in_order[:1] if demand.fits_in(self.free(name))), None)
         for room in (self.unreserved, self.free):
             for name in in_order:
@@ -117,8 +117,8 @@ class PlainPacking:
         largest = min(up, key=lambda name: lack(demand, self.nodes[name].capacity))
         if missing := demand.shortfalls(self.nodes[largest].capacity):
             return Blocked(role, Constraint.INFEASIBLE, largest, missing)
-        head_only = self.placement.head_only
-        nearest = min(up, key=self.load if head_only else lambda name: lack(demand, self.free(name)))
+        first_node_only = self.placement.first_node_only
+        nearest = min(up, key=self.load if first_node_only else lambda name: lack(demand, self.free(name)))
         in_total = demand.fits_in(Resources.total(self.free(name) for name in up))
         constraint = Constraint.FRAGMENTED if in_total else Constraint.CAPACITY
         return Blocked(role, constraint, nearest, demand.shortfalls(self.free(nearest)))

@@ -1,7 +1,7 @@
 """Greedy packing: the order in which tasks are placed up to the chosen sizes of jobs, to leave few resources unused.
 
-``GreedyPacking`` is the usual one. ``HeadOnlyPacking`` is for placements that place a task on the least used node or
-not at all (``dl2d.core.placement.Placement.head_only``), on a cluster where nothing runs yet.
+``GreedyPacking`` is the usual one. ``FirstNodeOnlyPacking`` is for placements that place a task on the least used node
+or not at all (``dl2d.core.placement.Placement.first_node_only``), on a cluster where nothing runs yet.
 """
 
 from __future__ import annotations
@@ -120,12 +120,12 @@ class _Addition(NamedTuple):
     number: int
 
 
-class HeadOnlyPacking:
+class FirstNodeOnlyPacking:
     """Places the smallest tasks of all jobs first, and names the node of each.
 
-    Small tasks keep the nodes evenly used; one node that is full too early would block all tasks. If a job ended with
-    fewer tasks than its minimum size has, it could not run with them: then all tasks are removed, minimum sizes are
-    placed first, the largest first, and after them all other tasks, the smallest first.
+    Small tasks keep the nodes evenly used; one node that is full too early would block all tasks. A job cannot run with
+    fewer tasks than its minimum size has. If that is all that a job would get, all tasks are removed; then minimum
+    sizes are placed first, the largest first, and after them all other tasks, the smallest first.
     """
 
     def __init__(self, allocation: GreedyAllocation, packing: Packing) -> None:

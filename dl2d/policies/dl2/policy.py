@@ -25,7 +25,7 @@ from dl2d.policies.common.checkpoint import Checkpoint, read_checkpoint, version
 from dl2d.policies.common.greedy_allocation import GreedyAllocation
 from dl2d.policies.common.speeds_after_resize import can_keep, speeds_in_next_slot
 from dl2d.policies.dl2.checkpoint_contents import NAME, Parameters
-from dl2d.policies.dl2.greedy_packing import GreedyPacking, HeadOnlyPacking
+from dl2d.policies.dl2.greedy_packing import FirstNodeOnlyPacking, GreedyPacking
 from dl2d.policies.dl2.pareto_frontier import (
     MIN_SPEED_UP,
     FrontierArrays,
@@ -112,14 +112,16 @@ class Dl2:
             if job.key not in with_options:
                 _give_minimum(allocation, job)
         nothing_runs = all(size == NOTHING for size in allocation.held.values())
-        head_only_packing = HeadOnlyPacking(allocation, packing) if packing.head_only and nothing_runs else None
-        packer = head_only_packing or GreedyPacking(allocation, smallest_first=packing.head_only)
+        packing_on_first_nodes = (
+            FirstNodeOnlyPacking(allocation, packing) if packing.first_node_only and nothing_runs else None
+        )
+        packer = packing_on_first_nodes or GreedyPacking(allocation, smallest_first=packing.first_node_only)
         alternatives = {} if options is None else self._choose_and_pack(allocation, packing, packer, cluster, options)
         return allocation.decision(
             self,
             measure="score of the next step",
             alternatives=alternatives,
-            nodes=() if head_only_packing is None else head_only_packing.nodes,
+            nodes=() if packing_on_first_nodes is None else packing_on_first_nodes.nodes,
         )
 
     def size_options(self, snapshot: Snapshot, packing: Packing) -> SizeOptions | None:
@@ -197,7 +199,7 @@ class Dl2:
         self,
         allocation: GreedyAllocation,
         packing: Packing,
-        packer: GreedyPacking | HeadOnlyPacking,
+        packer: GreedyPacking | FirstNodeOnlyPacking,
         cluster: _Cluster,
         options: SizeOptions,
     ) -> dict[JobKey, tuple[Alternative, ...]]:

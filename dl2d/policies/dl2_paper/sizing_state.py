@@ -136,7 +136,7 @@ class Sizing:
         if blocked is not None:
             return blocked
         self._used += step.workers * self.amounts(job.request.worker) + step.ps * self.amounts(job.request.ps)
-        if self._packing.head_only:
+        if self._packing.first_node_only:
             # Another node may be the one that is tried now.
             self.closed.clear()
         return None

@@ -14,7 +14,7 @@ from dl2d.core.packing import Packing
 from dl2d.core.resources import Resources
 from dl2d.placement.dl2_paper import Dl2Paper
 from dl2d.policies.common.greedy_allocation import GreedyAllocation
-from dl2d.policies.dl2.greedy_packing import HeadOnlyPacking
+from dl2d.policies.dl2.greedy_packing import FirstNodeOnlyPacking
 from dl2d.policies.drf import Drf
 from dl2d.tick.place.place import place
 
@@ -23,10 +23,10 @@ SMALL, LARGE = Resources.of(cpu=2), Resources.of(cpu=2, gpu=4)
 
 def given(
     snapshot: Snapshot, sizes: list[tuple[int, int]], weight: list[tuple[float, float]]
-) -> tuple[HeadOnlyPacking, GreedyAllocation, Packing, list[int]]:
+) -> tuple[FirstNodeOnlyPacking, GreedyAllocation, Packing, list[int]]:
     packing = Packing.for_decision(snapshot.nodes, snapshot.tasks, Dl2Paper())
     filling = GreedyAllocation(snapshot, packing)
-    heads = HeadOnlyPacking(filling, packing)
+    heads = FirstNodeOnlyPacking(filling, packing)
     blocked = heads.give(snapshot.jobs, np.array(sizes), np.array(weight))
     return heads, filling, packing, sorted(blocked)
 
@@ -70,7 +70,7 @@ def test_a_job_without_room_for_its_minimum_size_gets_nothing_and_is_told_why() 
     _, filling, _, _ = given(a_snapshot(jobs, cluster(1, cpu=8)), [(1, 2), (1, 1)], [(0.5, 0.1), (0.5, 0.1)])
     assert [filling.allocations[job.key] for job in jobs] == [(1, 2), NOTHING]
     packing = Packing.for_decision(cluster(1, cpu=8), (), Dl2Paper())
-    heads = HeadOnlyPacking(GreedyAllocation(a_snapshot(jobs, cluster(1, cpu=8)), packing), packing)
+    heads = FirstNodeOnlyPacking(GreedyAllocation(a_snapshot(jobs, cluster(1, cpu=8)), packing), packing)
     blocked = heads.give(jobs, np.array([(1, 2), (1, 1)]), np.array([(0.5, 0.1), (0.5, 0.1)]))
     assert {number: why.constraint for number, why in blocked.items()} == {1: Constraint.CAPACITY}
 

@@ -469,7 +469,7 @@ def test_what_has_room_starts_and_what_does_not_is_deferred_with_a_true_reason(
                 wanting = in_use + job.request.demand_of(unit)
                 for short in item.shortfalls:
                     assert wanting.get(short.resource) > limit.get(short.resource)
-            elif not placement.head_only:
+            elif not placement.first_node_only:
                 # Where only the first node in order is tried, a later start may change which it is: the next tick
                 # sees it.
                 assert not left.fits(job, unit) or waits_for_named_node(snapshot, plan, item, named)
