@@ -239,18 +239,19 @@ def _matching(registry: SqlRegistry, name: str, text: str) -> Version | None:
     raise RegistryError(f"{text!r} is neither a version of {name} nor a folder; `dl2d policy list` shows all versions")
 
 
+def what_live_means(mode: Mode) -> str:
+    """What the live version of the configured policy does in a mode, in words that follow its name."""
+    if mode is Mode.OBSERVE:
+        return "is live, but in mode observe no policy decides"
+    effect = " in mode shadow, which changes nothing on the cluster" if mode is Mode.SHADOW else ""
+    return f"decides from the next interval on{effect}"
+
+
 def _tell(version: Version, mode: Mode, *, as_json: bool) -> None:
     if as_json:
         print_json(as_plain(version))
         return
-    what = (
-        "is live, but in mode observe no policy decides"
-        if mode is Mode.OBSERVE
-        else "decides from the next interval on"
-    )
-    if mode is Mode.SHADOW:
-        what += " in mode shadow, which changes nothing on the cluster"
-    typer.echo(f"{version.policy} version {version.digest[:DIGITS]} {what} ({version.origin})")
+    typer.echo(f"{version.policy} version {version.digest[:DIGITS]} {what_live_means(mode)} ({version.origin})")
 
 
 def _has_registry(settings: Settings) -> bool:

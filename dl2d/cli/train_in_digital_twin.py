@@ -10,6 +10,7 @@ import typer
 
 from dl2d.cli.options import reading
 from dl2d.cli.output import print_json, print_tables, table
+from dl2d.cli.policy import what_live_means
 from dl2d.cli.progress_display import interruptible, progress_bars
 from dl2d.cli.train_from_store import DL2, DL2_PAPER, Learned, TwinSettings, checked, judged, learn
 from dl2d.cli.train_options import TrainOptions
@@ -63,10 +64,10 @@ def train_twin(settings: Settings, options: TrainOptions, *, paper: bool) -> Non
     else:
         typer.echo(f"{digest}, after {seconds:.0f} s; nothing was written to {options.out}")
     if trial is not None:
-        _print_trial(trial, settings.policy.name)
+        _print_trial(trial, settings)
 
 
-def _print_trial(trial: Trial, policy: str) -> None:
+def _print_trial(trial: Trial, settings: Settings) -> None:
     rows = [
         (case.name, f"{case.candidate:.3f}", f"{case.current:.3f}", f"{case.candidate / case.current - 1:+.1%}")
         for case in trial.cases
@@ -74,10 +75,10 @@ def _print_trial(trial: Trial, policy: str) -> None:
     print_tables(table(("WORKLOAD", ">JCT", ">CURRENT", ">CHANGE"), rows))
     if not trial.passed:
         outcome = "rejected"
-    elif policy == trial.policy:
-        outcome = "goes live"
+    elif settings.policy.name == trial.policy:
+        outcome = what_live_means(settings.mode)
     else:
-        outcome = f"becomes the live version of {trial.policy}, but {policy} decides here (policy.name)"
+        outcome = f"becomes the live version of {trial.policy}, but {settings.policy.name} decides here (policy.name)"
     typer.echo(f"{outcome}: {trial.reason}")
 
 

@@ -122,13 +122,18 @@ def test_without_the_gate_nothing_is_registered_and_the_seed_decides(
 
 @pytest.mark.usefixtures("few_draws", "no_pictures")
 @pytest.mark.parametrize(
-    ("passed", "policy", "words"),
+    ("passed", "policy", "mode", "words"),
     [
-        (False, "drf", "rejected: it is worse"),
-        (True, "dl2", "goes live: it is better"),
-        (True, "drf", "becomes the live version of dl2, but drf decides here (policy.name): it is better"),
+        (False, "drf", "live", "rejected: it is worse"),
+        (True, "dl2", "live", "decides from the next interval on: it is better"),
+        (
+            True, "dl2", "shadow",
+            "decides from the next interval on in mode shadow, which changes nothing on the cluster: it is better",
+        ),
+        (True, "dl2", "observe", "is live, but in mode observe no policy decides: it is better"),
+        (True, "drf", "live", "becomes the live version of dl2, but drf decides here (policy.name): it is better"),
     ],
-)
+)  # fmt: skip
 def test_what_the_gate_said_is_said_of_the_policy_in_charge(
     dl2d: Dl2d,
     site: tuple[Path, str],
@@ -136,16 +141,17 @@ def test_what_the_gate_said_is_said_of_the_policy_in_charge(
     tmp_path: Path,
     passed: bool,
     policy: str,
+    mode: str,
     words: str,
 ) -> None:
     verdict = Verdict(passed=passed, reason="it is better" if passed else "it is worse")
     monkeypatch.setattr(
         promotion_trial, "compare", lambda *_, **__: SimpleNamespace(cases=(), verdict=verdict, jobs=60, assumed=0)
     )
-    config = write_config(tmp_path, schedule={"slot_seconds": 1200.0}, policy={"name": policy})
+    config = write_config(tmp_path, mode=mode, schedule={"slot_seconds": 1200.0}, policy={"name": policy})
     ran = dl2d("train", "--twin", "--gate", "--iterations", "1", "-o", tmp_path / "out", "-c", config)
     assert ran.status == 0, ran.err
-    assert ran.out.splitlines()[-1] == words
+    assert ran.out.splitlines()[-1].startswith(words)  # in shadow it also says with what it was compared
 
 
 @pytest.mark.slow
