@@ -10,13 +10,10 @@ from __future__ import annotations
 import math
 import operator
 import os
-import sys
 import time
-import warnings
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from types import FrameType, SimpleNamespace
-from typing import Any, Literal
+from types import SimpleNamespace
+from typing import Any
 
 import mxnet as mx
 import numpy as np
@@ -32,13 +29,11 @@ from pslite.mxnet.kvstore_key_table import Array, Key, KeyTable, KeyTensor, Plac
 from pslite.mxnet.optimizer_states import part_of, whole_state
 from pslite.mxnet.optimizer_translation import rule_of
 from pslite.mxnet.push_pull import StepExchange
+from pslite.mxnet.script_line_warnings import RankAndSizeReadings, warn_of_script
 from pslite.mxnet.sparse import STYPE, dense, lazy, numbers_of, put, same_dense
 from pslite.numeric.gradient_sums import Contribution, GradientSums
 from pslite.worker.session_without_network import SingleSession
 from pslite.worker.training_session import OpenSession
-
-#: folders whose code asks for the number of workers whenever it needs it
-_LIBRARIES = tuple(str(Path(file).parent) for file in (mx.__file__, __file__))
 
 #: what to do in place of a second Trainer or Module
 ONE_TRAINER = (
@@ -62,9 +57,6 @@ _WARN_SECONDS = 60.0
 #: how many steps of no key a worker does until the first one is at the same keys, at most
 _TURNS = 64
 
-#: file and number of a line of the script
-_Line = tuple[str, int]
-
 
 class ElasticKVStore(KVStore):  # type: ignore[misc]
     """Pushes gradients to, and pulls weights from, the servers of an elastic job.
@@ -82,11 +74,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         self._keys = KeyTable()
         self._optimizer: Any = None
         self._workers = 1
-        #: by file and line of the script that has read one of these once, what it was; -1 if it was read there again
-        self._read_once: dict[Literal["num_workers", "rank"], dict[_Line, int]] = {"num_workers": {}, "rank": {}}
-        #: numbers of workers that the script may have seen
-        self._seen = {self.num_workers}
-        self._rank_before = self._session.rank_and_size[0]
+        self._readings = RankAndSizeReadings(*self._session.rank_and_size)
         self._expected = 0
         self._started = False
         self._begin_epoch: int | None = None
@@ -126,22 +114,15 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
     def rank(self) -> int:
         """This worker's place among all; may change from step to step where the job is resized."""
         rank = self._session.rank_and_size[0]
-        self._note_reading("rank", rank)
+        self._readings.note("rank", rank)
         return rank
 
     @property
     def num_workers(self) -> int:
         """Workers of the job; may change from step to step where it is resized."""
         workers = self._session.rank_and_size[1]
-        self._note_reading("num_workers", workers)
+        self._readings.note("num_workers", workers)
         return workers
-
-    def _note_reading(self, what: Literal["num_workers", "rank"], value: int) -> None:
-        """Take note of the line of the script that reads one of these."""
-        frame = sys._getframe(2)  # noqa: SLF001  (a stack takes too long)
-        line = frame.f_code.co_filename, frame.f_lineno
-        if not line[0].startswith(_LIBRARIES):
-            self._read_once[what][line] = -1 if line in self._read_once[what] else value
 
     @staticmethod
     def is_capable(capability: str) -> bool:
@@ -258,10 +239,9 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
                 pause = min(1.1 * pause, _LONG_IDLE_SECONDS)
                 if time.monotonic() > warned_at:
                     warned_at = math.inf
-                    _warn(
+                    warn_of_script(
                         f"key {left[0].key!r} waits for the first worker to give it its value: all workers must do so "
-                        "at the same place of their scripts",
-                        *_script_line(),
+                        "at the same place of their scripts"
                     )
             left = self._keys.place(session.spec)
         if left:
@@ -466,7 +446,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
             self._note_turn(group)
         self._last_group = group
         self._put_rows()
-        self._note_changes()
+        self._readings.warn_of_changes(*self._session.rank_and_size)
 
     def _falls_in(self, group: int) -> bool:
         """Do steps of no key until the first worker begins with a group; return whether it did.
@@ -533,9 +513,11 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
 
     def accepts(self, rescale: float) -> bool:
         """Whether a script's new rescale_grad says the same as its first: it divides by the number of workers too."""
-        self._note_changes()
+        self._readings.warn_of_changes(*self._session.rank_and_size)
         ours = float(self._optimizer.rescale_grad)
-        return any(math.isclose(rescale * seen, ours * self._workers, rel_tol=1e-9) for seen in self._seen)
+        return any(
+            math.isclose(rescale * seen, ours * self._workers, rel_tol=1e-9) for seen in self._readings.seen_workers
+        )
 
     def _write(self, outs: Places, *, just_arrived: bool = False) -> None:
         """Write the weights where they were asked for; frozen keys stay as they are.  Parameters as for `_values`."""
@@ -550,10 +532,9 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
 
     def _warn_of_rate(self) -> None:
         if self._rate is not None and self._optimizer.lr != self._rate:
-            _warn(
+            warn_of_script(
                 f"the learning rate has been set to {self._optimizer.lr}, but the servers keep to {self._rate}: "
-                "give the optimizer an lr_scheduler instead",
-                *_script_line(),
+                "give the optimizer an lr_scheduler instead"
             )
             self._rate = None
 
@@ -561,35 +542,10 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         """Warn that a scheduler counts epochs from 0, where a script seems to go on with what it has saved."""
         said = self._begin_epoch is not None or self._given is not None
         if self.parameters_loaded and not (said or self.alone or self._session.rank_and_size[0]):
-            _warn(
+            warn_of_script(
                 "the script has loaded all its parameters from a file; its epochs are counted from 0 (dl2d status): "
-                "if it goes on at a later epoch, have it set kvstore.begin_epoch to that before the first step",
-                *_script_line(),
+                "if it goes on at a later epoch, have it set kvstore.begin_epoch to that before the first step"
             )
-
-    def _note_changes(self) -> None:
-        """Take note of rank and number of workers; warn of lines that have read them once, when they were others."""
-        rank, workers = self._session.rank_and_size
-        if workers not in self._seen:
-            self._seen.add(workers)
-            self._warn_of_lines(
-                "num_workers", workers,
-                "If the data is split by it, samples are missed or used twice: use DataLoader(..., "
-                "sampler=pslite.mxnet.elastic_split(dataset)), or read num_workers in each epoch, after which "
-                "the epochs that the scheduler shows are an estimate.",
-            )  # fmt: skip
-        if rank == 0 < self._rank_before:
-            self._warn_of_lines(
-                "rank", rank,
-                "The worker that had rank 0 is gone. If the line decides for all time who writes checkpoints, nobody "
-                "does now: read rank whenever one is written.",
-            )  # fmt: skip
-        self._rank_before = rank
-
-    def _warn_of_lines(self, what: Literal["num_workers", "rank"], now: int, text: str) -> None:
-        for (file, line), before in self._read_once[what].items():
-            if before >= 0:
-                _warn(f"this line has read {what} once, when it was {before}; it is {now} now. {text}", file, line)
 
     # --- the beginning --------------------------------------------------------------------------------------------
 
@@ -627,7 +583,8 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         self._started = True
         session.start()
         self._warn_of_epochs()
-        self._note_changes()  # more workers may have come since the script asked
+        # more workers may have come since the script asked
+        self._readings.warn_of_changes(*self._session.rank_and_size)
         self._sums = GradientSums(session.spec, session.supply)
         self._write(self._firsts, just_arrived=True)
         if self._optimizer is not None and self._optimizer.lr_scheduler is None:
@@ -729,16 +686,3 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
     def _send_command_to_servers(self, head: int, body: str) -> None:  # noqa: ARG002
         """Not there."""
         raise UsageError("servers take no commands of the script: for an optimizer call set_optimizer instead")
-
-
-def _script_line() -> _Line:
-    """Return the line of the script that is being run."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
-    while frame is not None and frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
-        frame = frame.f_back
-    return (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0)
-
-
-def _warn(text: str, file: str, line: int) -> None:
-    """Warn of a line of the script."""
-    warnings.warn_explicit(text, UserWarning, file, line)
