@@ -1,0 +1,353 @@
+"""Compare: the changes of jobs and tasks after which the store and the resource manager's listing agree. Pure.
+
+The resource manager is right about what runs, the store about what should run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from dl2d.core.backoff_after_failed_starts import StartFailures
+from dl2d.core.cluster import ANCHOR, Task, TaskState, task_tag
+from dl2d.core.error_wording import counted
+from dl2d.core.jobs import FailureCause, Job, JobKey, JobState
+from dl2d.core.resource_manager import FAILURE_CAUSES, JOB_ENDS, RmIdentity, RmJob, RmJobState, RmListing
+from dl2d.core.store import JobChange, TaskChange
+from dl2d.tick.count_failed_starts import NO_FAILURES
+from dl2d.tick.observe import LiveJobs
+from dl2d.tick.stop_tasks_and_anchors import must_stop_anchor
+from dl2d.tick.stray_tasks import compare_strays
+from dl2d.tick.task_matching import Matches, may_stop
+from dl2d.tick.tick_context import Timeouts
+from dl2d.tick.time_in_state import Elapsed
+from dl2d.tick.withdrawn_tasks import MAX_REFUSED_SECONDS, why_refused
+
+#: Why a task or anchor that is not listed has ended.
+NOT_LISTED: Final = "is not listed any more"
+REPLACED: Final = "was requeued, or its id was reused"
+
+#: A listed job that has to be stopped, its job as far as it is known, and the reason.
+_Stop = tuple[RmJob, Job | None, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Changes after which store and resource manager agree."""
+
+    #: Changes of jobs in the store.
+    jobs: tuple[tuple[JobKey, JobChange], ...] = ()
+    #: Jobs that the store does not have yet: what was requeued, under its new submit time.
+    new_jobs: tuple[Job, ...] = ()
+    #: Changes of tasks in the store.
+    tasks: tuple[TaskChange, ...] = ()
+    #: Listed jobs that the resource manager has to stop, with the reason.
+    stops: tuple[tuple[RmJob, str], ...] = ()
+    #: Listed jobs that are not stopped, since they may not be dl2d's; one sentence each.
+    remarks: tuple[str, ...] = ()
+
+
+def compare(
+    live: LiveJobs,
+    ended_jobs: Iterable[Job],
+    listing: RmListing,
+    matches: Matches,
+    gone: Collection[str],
+    *,
+    timeouts: Timeouts,
+    start_failures: Mapping[JobKey, StartFailures],
+    elapsed: Mapping[str, Elapsed],
+    strays_asked_for: Mapping[RmIdentity, Job | None] = MappingProxyType({}),
+    tasks_as_owner: bool = True,
+) -> Changes:
+    """Find the changes after which store and resource manager agree.
+
+    A task is not taken for ended because one listing lacks it. With an incomplete listing only tasks and anchors of
+    cancelled jobs are stopped: that was ordered, and the resource manager's plug-in checks their identity again before
+    it stops them. A listed job is stopped only if it has the tag of a job that the store knows, or is a task of it
+    by handle and submit time, and belongs to the owner of that job.
+
+    Parameters
+    ----------
+    live
+        Elastic jobs and tasks of the store that have not ended.
+    ended_jobs
+        Elastic jobs that have ended: those that still have live tasks, and those that ended last.
+    matches
+        What the listing has of them.
+    gone
+        Tags of tasks and anchors that have ended, since enough complete listings lack them (``Missing.gone``).
+    start_failures
+        Failed attempts to start tasks, of jobs that have any.
+    elapsed
+        For how long each task has been in its state, by tag. A task's time to drain counts only while its coordinator
+        calls, since it was not told to drain it before.
+    strays_asked_for
+        The job of each stray that the store has ever asked for, by identity.
+    tasks_as_owner
+        Whether tasks run as the user who owns their job.
+    """
+    if listing.incomplete:
+        # A task that waits for long would be given up, and nothing can be stopped now.
+        timeouts = replace(timeouts, start_seconds=math.inf)
+    jobs = {job.key: job for job in (*ended_jobs, *live.jobs)}
+    of_jobs = _job_changes(jobs.values(), listing.at, matches, gone, timeouts, start_failures)
+    task_changes, task_stops = _task_changes(live.tasks, jobs, matches, gone, timeouts, elapsed, of_jobs.ended_states)
+    stops = [*of_jobs.stops, *task_stops]
+    stray_stops: list[_Stop] = []
+    remarks: list[str] = []
+    if matches.strays:
+        live_tags = {task.tag for task in live.tasks} | {task_tag(job.key, ANCHOR) for job in live.jobs}
+        stray_stops, remarks = compare_strays(matches, live_tags, strays_asked_for)
+    if listing.incomplete:
+        # What a user has ordered follows from the store, and not from what the listing may lack.
+        ordered = {job.key for job in ended_jobs if job.state is JobState.CANCELLED}
+        stops = [stop for stop in stops if stop[1] is not None and stop[1].key in ordered]
+    else:
+        stops += stray_stops
+    allowed, not_allowed = _allowed_stops(stops, live.tasks, tasks_as_owner=tasks_as_owner)
+    return Changes(
+        jobs=tuple(of_jobs.changes),
+        new_jobs=tuple(of_jobs.new_jobs),
+        tasks=tuple(task_changes),
+        stops=tuple(allowed),
+        remarks=(*remarks, *not_allowed),
+    )
+
+
+class _JobChanges(NamedTuple):
+    changes: list[tuple[JobKey, JobChange]]
+    new_jobs: list[Job]
+    #: Anchors of ended jobs.
+    stops: list[_Stop]
+    #: States of the jobs that have ended, and of those that end in this tick.
+    ended_states: dict[JobKey, JobState]
+
+
+def _job_changes(
+    jobs: Iterable[Job],
+    at: float,
+    matches: Matches,
+    gone: Collection[str],
+    timeouts: Timeouts,
+    start_failures: Mapping[JobKey, StartFailures],
+) -> _JobChanges:
+    """The changes of jobs by their anchors, the next runs of requeued ones, and the anchors that have to be stopped."""
+    found = _JobChanges([], [], [], {})
+    for job in jobs:
+        tag = task_tag(job.key, ANCHOR)
+        anchor = matches.listed.get(tag)
+        if job.state.ended:
+            found.ended_states[job.key] = job.state
+            if anchor is not None and not anchor.state.ended and must_stop_anchor(job, anchor, at, timeouts):
+                found.stops.append((anchor, job, f"job {job.key.id} is {job.state}"))
+            continue
+        if (requeued := matches.requeued.get(job.key)) is not None:
+            new_job, end = _requeued(job, requeued)
+            found.new_jobs.append(new_job)
+            found.changes.append((job.key, end))
+            found.ended_states[job.key] = JobState.LOST
+            continue
+        failures = start_failures.get(job.key, NO_FAILURES)
+        change = _job_change(job, anchor, _absence(tag, matches, gone), at, timeouts, failures)
+        if change is not None:
+            found.changes.append((job.key, change))
+            if change.state is not None and change.state.ended:
+                found.ended_states[job.key] = change.state
+    return found
+
+
+def _task_changes(
+    tasks: Iterable[Task],
+    jobs: Mapping[JobKey, Job],
+    matches: Matches,
+    gone: Collection[str],
+    timeouts: Timeouts,
+    elapsed: Mapping[str, Elapsed],
+    ended_states: Mapping[JobKey, JobState],
+) -> tuple[list[TaskChange], list[_Stop]]:
+    """The changes of the live tasks, and which of them have to be stopped."""
+    changes: list[TaskChange] = []
+    stops: list[_Stop] = []
+    for task in tasks:
+        tag = task.tag
+        listed = matches.listed.get(tag)
+        change, stop_reason = _task_change(
+            task, listed, elapsed[tag], timeouts,
+            absence=_absence(tag, matches, gone),
+            job_end=ended_states.get(task.job),
+        )  # fmt: skip
+        if change is not None:
+            changes.append(change)
+        if stop_reason and listed is not None:
+            stops.append((listed, jobs.get(task.job), stop_reason))
+    return changes, stops
+
+
+def _allowed_stops(
+    stops: Sequence[_Stop], tasks: Iterable[Task], *, tasks_as_owner: bool
+) -> tuple[list[tuple[RmJob, str]], list[str]]:
+    """The stops of what is dl2d's beyond doubt, and one sentence on each of the others."""
+    allowed: list[tuple[RmJob, str]] = []
+    remarks: list[str] = []
+    known = {(task.job, task.handle, task.submitted) for task in tasks} if stops else frozenset()
+    for listed, job, reason in stops:
+        if job is not None and may_stop(listed, job, known, tasks_as_owner=tasks_as_owner):
+            allowed.append((listed, reason))
+        else:
+            remarks.append(f"{listed.handle} of user {listed.user} is not stopped ({reason}): it has no tag of dl2d, "
+                           "or belongs to somebody else")  # fmt: skip
+    return allowed, remarks
+
+
+def _requeued(job: Job, listed: RmJob) -> tuple[Job, JobChange]:
+    """The job that goes on where a requeued one was, and the change that ends the latter.
+
+    They are two jobs, so that the tasks, the token and the coordinator of the first are not used by the second.
+    """
+    key = job.key._replace(submitted=listed.submitted)
+    new = Job(key=key, request=job.request, owner=job.owner, launch=job.launch, anchor=job.anchor)
+    reason = f"was requeued by the resource manager, and goes on from its checkpoint as {key.slug}"
+    return new, JobChange(state=JobState.LOST, end_reason=reason, cause=FailureCause.REQUEUED)
+
+
+def _absence(tag: str, matches: Matches, gone: Collection[str]) -> str:
+    """Why a task or anchor that is not listed has ended; empty if it may be listed again."""
+    return REPLACED if tag in matches.replaced else NOT_LISTED if tag in gone else ""
+
+
+def _job_change(
+    job: Job, anchor: RmJob | None, absence: str, at: float, timeouts: Timeouts, failures: StartFailures
+) -> JobChange | None:
+    """The change of a job that has not ended, by the state of its anchor; None for no change.
+
+    ``absence`` says why the anchor has ended where it is not listed; empty if it may be listed again.
+    """
+    if anchor is None:
+        if not job.anchor:  # it has not been started yet
+            if job.state is not JobState.SUBMITTED or failures.counted < timeouts.start_failures:
+                return None
+            tried = counted(failures.in_a_row, "attempt")
+            reason = f"{tried} in a row to start its coordinator failed; the last: {failures.last}"
+            return JobChange(state=JobState.FAILED, end_reason=reason, cause=FailureCause.TASKS_FAILED)
+        if not absence:
+            return None
+        return JobChange(state=JobState.LOST, end_reason=f"its anchor {absence}", cause=FailureCause.NOT_LISTED)
+    if anchor.state.ended:
+        end = anchor.reason or str(anchor.state)
+        if anchor.state is RmJobState.DONE and job.state is JobState.SUBMITTED:
+            reason = (
+                f"its coordinator ended without an error ({end}), and had never reported to dl2d: it trained nothing, "
+                "or did not reach the daemon; its output says more"
+            )
+            return JobChange(state=JobState.FAILED, end_reason=reason, cause=FailureCause.FAILED)
+        if anchor.state is RmJobState.DONE and job.coordinator_end:
+            # The batch script went on after its coordinator was ended.
+            return JobChange(state=JobState.CANCELLED)
+        reason, cause = f"its coordinator ended: {end}", FAILURE_CAUSES.get(anchor.state)
+        return JobChange(state=JOB_ENDS[anchor.state], end_reason=reason, cause=cause)
+    if job.coordinator_end and anchor.state is RmJobState.RUNNING and at - job.progress.at > timeouts.silent_seconds:
+        reason = f"{job.coordinator_end}; its batch script goes on"
+        return JobChange(state=JobState.FAILED, end_reason=reason, cause=FailureCause.CANCELLED)
+    # The tasks of an anchor that is ending fail since its coordinator has ended; its own end says why.
+    if failures.counted >= timeouts.start_failures and anchor.state is not RmJobState.ENDING and job.anchor:
+        reason = (
+            f"{counted(failures.in_a_row, 'attempt')} in a row to start its tasks failed; the last: {failures.last}"
+        )
+        return JobChange(state=JobState.FAILED, end_reason=reason, cause=FailureCause.TASKS_FAILED)
+    # Until its coordinator calls, the job's end reason is what its anchor waits for: that is where the store keeps
+    # ``waits_for`` (``JobChange.applied``).
+    waits_for = anchor.reason if job.state is JobState.SUBMITTED and anchor.reason != job.end_reason else None
+    if job.anchor and waits_for is None:
+        return None
+    return JobChange(anchor=None if job.anchor else anchor.handle, waits_for=waits_for)
+
+
+def _task_change(
+    task: Task,
+    listed: RmJob | None,
+    elapsed: Elapsed,
+    timeouts: Timeouts,
+    *,
+    absence: str,
+    job_end: JobState | None,
+) -> tuple[TaskChange | None, str]:
+    """The task's change of state (None for no change), and why it has to be stopped ("" if it does not).
+
+    ``absence`` says why it has ended where it is not listed; empty if it may be listed again. ``job_end`` is the state
+    in which its job has ended, or None. The cases are, in this order:
+
+    1. The resource manager has not listed it for long enough: it has ended, or was never started.
+    2. The resource manager says that it has ended.
+    3. It is wanted, but its job has ended: it drains, and has ``end_seconds`` from now on to end by itself. A task of a
+       cancelled job is stopped at once.
+    4. It leaves: it is stopped if it has not begun to run, or takes too long.
+    5. It waits for resources: it is given up when that takes too long, and sooner if the resource manager says that it
+       will not start it there.
+    6. It runs, perhaps on another node than the one it was asked for.
+    """
+    if listed is None:
+        return _unlisted(task, absence, job_ended=job_end is not None), ""
+
+    def change_to(state: TaskState, note: str) -> TaskChange:
+        cause = FAILURE_CAUSES.get(listed.state) if state is TaskState.FAILED else None
+        node = listed.node if listed.node not in ("", task.node) else None
+        return TaskChange(
+            job=task.job, task=task.id, state=state, handle=listed.handle, note=note, cause=cause, node=node,
+            submitted=listed.submitted or None,
+        )  # fmt: skip
+
+    if listed.state.ended:
+        failed = task.state.wanted and job_end is None and listed.state is not RmJobState.DONE
+        return change_to(TaskState.FAILED if failed else TaskState.RELEASED, listed.reason), ""
+    submit_time_known = listed.submitted in (0, task.submitted)
+    if task.state.wanted and job_end is not None:
+        stop_reason = "its job was cancelled" if job_end is JobState.CANCELLED else ""
+        return change_to(TaskState.DRAINING, stop_reason or "its job has ended"), stop_reason
+    if not task.state.wanted:
+        return None, _stop_reason_of_leaving_task(task, listed, elapsed, timeouts, job_end=job_end)
+    if listed.state is RmJobState.PENDING:
+        # Only a task that has never run is given up: a late listing may show one that runs as waiting.
+        refusal, max_wait = why_refused(listed), timeouts.start_seconds
+        if refusal and math.isfinite(max_wait):
+            max_wait = min(max_wait, MAX_REFUSED_SECONDS)
+        if task.state is TaskState.ASKED and elapsed.in_state > max_wait:
+            note = f"not started in {max_wait:g} s: {refusal or listed.reason}"
+            return change_to(TaskState.DRAINING, note), "not started in time"
+        unchanged = listed.reason == task.note and task.handle and submit_time_known
+        return None if unchanged else change_to(task.state, listed.reason), ""
+    if task.state is TaskState.ASKED:
+        return change_to(TaskState.GRANTED, ""), ""
+    # Its coordinator may have reported it before it was listed as running.
+    unchanged = submit_time_known and listed.node in ("", task.node)
+    return (None if unchanged else change_to(task.state, task.note)), ""
+
+
+def _unlisted(task: Task, absence: str, *, job_ended: bool) -> TaskChange | None:
+    """The change of state of a task that the resource manager does not list; None for no change."""
+    if not absence:
+        return None
+    if task.handle:  # the resource manager had accepted it
+        state = TaskState.FAILED if task.state.wanted and not job_ended else TaskState.RELEASED
+        return TaskChange(task.job, task.id, state, note=absence, cause=FailureCause.NOT_LISTED)
+    state = TaskState.FAILED if task.state.wanted else TaskState.RELEASED
+    return TaskChange(task.job, task.id, state, note="was never started", cause=FailureCause.NOT_STARTED)
+
+
+def _stop_reason_of_leaving_task(
+    task: Task, listed: RmJob, elapsed: Elapsed, timeouts: Timeouts, *, job_end: JobState | None
+) -> str:
+    """Why a task that leaves has to be stopped; empty while it may take its time."""
+    if listed.state is RmJobState.PENDING:
+        return "is not wanted any more"
+    if job_end is JobState.CANCELLED:
+        return "its job was cancelled"
+    if job_end is not None or task.state is TaskState.DRAINED:
+        return f"did not end in {timeouts.end_seconds:g} s" if elapsed.in_state > timeouts.end_seconds else ""
+    # It may still hold weights of the job, so its coordinator gets the whole time from when it was told to drain it.
+    if elapsed.since_told is None or elapsed.since_told <= timeouts.drain_seconds:
+        return ""
+    return f"was not drained in {timeouts.drain_seconds:g} s"
