@@ -108,8 +108,8 @@ def promote(
 
     It decides from the next interval on; in mode shadow without effect, in mode observe not at all. A checkpoint is
     registered first. A version passes the gate if it starts jobs on an idle cluster like this site's, and jobs of
-    recorded days end sooner with it than with the present version. An earlier passed trial counts, unless the version
-    was rolled back or rejected since.
+    recorded days end sooner with it than with the present version. An earlier trial that it passed against the present
+    version counts, unless it was rolled back or rejected since.
     """
     if force and not reason.strip():
         raise typer.BadParameter("--force needs --reason: it is recorded with the promotion")
@@ -169,7 +169,8 @@ def _pass_gate(settings: Settings, store: SqlStore, version: Version) -> str:
         raise PolicyError(f"{what} {started.problem}; it cannot be promoted")
     if started.waiting:
         raise GateRefused(f"{what} {started.problem}")
-    earlier, live = trials.passed_trial(settings, registry, version), trials.deciding(settings, registry)
+    live = trials.deciding(settings, registry)
+    earlier = trials.passed_trial(settings, registry, version, live)
     on_trial = settings.mode is Mode.CANARY and version.state is VersionState.CANDIDATE
     if earlier is None and on_trial and live.digest == version.digest:
         raise GateRefused(

@@ -211,11 +211,18 @@ def _against(current: Side) -> str:
     return f"compared with the site's scheduler ({how})"
 
 
-def passed_trial(settings: Settings, registry: SqlRegistry, version: Version) -> Trial | None:
-    """The newest trial that a version passed against what it is compared with in this mode; None for none.
+def passed_trial(settings: Settings, registry: SqlRegistry, version: Version, present: Side) -> Trial | None:
+    """The newest trial that a version passed against what it is compared with now; None for none.
 
-    A trial from before the version was rolled back or rejected does not count.
+    ``present`` decides now. If that is the version itself, as in mode canary, it is the live version that the trial has
+    to be against, or the fallback where none is live. A trial from before the version was rolled back or rejected does
+    not count.
     """
+    against = SITE_SCHEDULER
+    if settings.mode.acts:
+        live = registry.live(version.policy)
+        in_its_place = settings.policy.fallback if live is None else live.digest
+        against = in_its_place if present.digest == version.digest else present.digest
     withdrawn = max(
         (each.at for each in registry.changes(version.policy, limit=1000) if _withdraws(each, version)),
         default=-math.inf,
@@ -223,9 +230,9 @@ def passed_trial(settings: Settings, registry: SqlRegistry, version: Version) ->
     passed = (
         trial
         for trial in registry.trials(version.policy, limit=1000)
-        if trial.candidate == version.digest and trial.passed and trial.at > withdrawn
+        if trial.passed and (trial.candidate, trial.current) == (version.digest, against) and trial.at > withdrawn
     )
-    return next((trial for trial in passed if (trial.current != SITE_SCHEDULER) is settings.mode.acts), None)
+    return next(passed, None)
 
 
 def _withdraws(change: VersionChange, version: Version) -> bool:

@@ -95,11 +95,14 @@ def test_what_a_promoted_version_does_depends_on_the_mode(
     assert ran.out == f"dl2 version {digest[:12]} {what} (checkpoint {made})\n"
 
 
-def test_a_passed_trial_counts_until_the_version_is_taken_back(dl2d: Dl2d, config: Path, tmp_path: Path) -> None:
-    one, two = (
-        dl2d("policy", "promote", checkpoint(tmp_path, number), *FORCE, "--json", "-c", config).json["digest"]
-        for number in (1, 2)
-    )
+def test_a_passed_trial_counts_while_that_decides_and_until_the_version_is_taken_back(
+    dl2d: Dl2d, config: Path, tmp_path: Path
+) -> None:
+    def promoted(number: int) -> str:
+        ran = dl2d("policy", "promote", checkpoint(tmp_path, number), *FORCE, "--json", "-c", config)
+        return str(ran.json["digest"])
+
+    two, one = promoted(2), promoted(1)
     settings = load_settings(config)
     with closing(SqlStore(store_url(tmp_path))) as store:
         registry = store.registry
@@ -108,11 +111,20 @@ def test_a_passed_trial_counts_until_the_version_is_taken_back(dl2d: Dl2d, confi
                   high=None, passed=True, reason="a test")
         )  # fmt: skip
         (version,) = (each for each in registry.versions("dl2") if each.digest == two)
-        trial = promotion_trial.passed_trial(settings, registry, version)
-        assert trial is not None
-        assert trial.reason == "a test"
+
+        def counts() -> bool:
+            present = promotion_trial.deciding(settings, registry)
+            return promotion_trial.passed_trial(settings, registry, version, present) is not None
+
+        assert counts()
+        promoted(3)
+        assert not counts()  # it was never compared with this one
         assert dl2d("policy", "rollback", "-c", config).status == 0
-        assert promotion_trial.passed_trial(settings, registry, version) is None
+        assert counts()
+        assert promoted(2) == two
+        assert dl2d("policy", "rollback", "-c", config).status == 0
+        assert promotion_trial.deciding(settings, registry).digest == one
+        assert not counts()
 
 
 def a_network(folder: Path, favourite: int, *, bias: float = 9.0, window: int = 2) -> Path:

@@ -294,9 +294,10 @@ def test_a_version_that_is_better_than_the_sites_scheduler_takes_the_place_of_an
         assert live is not None
         assert live.digest == digests[-1]
         # Compared with the live version it was not.
-        assert promotion_trial.passed_trial(load_settings(config), registry, live) is not None
-        config = write_config(tmp_path, mode="live", schedule={"slot_seconds": 1200.0})
-        assert promotion_trial.passed_trial(load_settings(config), registry, live) is None
+        for mode, counts in (("shadow", True), ("live", False)):
+            settings = load_settings(write_config(tmp_path, mode=mode, schedule={"slot_seconds": 1200.0}))
+            present = promotion_trial.deciding(settings, registry)
+            assert (promotion_trial.passed_trial(settings, registry, live, present) is not None) == counts
 
 
 @pytest.mark.usefixtures("few_draws")
