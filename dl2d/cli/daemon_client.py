@@ -103,7 +103,8 @@ class DaemonClient:
         match answer.status_code:
             case 403:
                 raise Denied(
-                    f"the daemon refused the request: {text}; the key in {self._secret} is not the daemon's key"
+                    f"the daemon at {self.url} refused the request: {text}; it runs with another key than that in "
+                    f"{self._secret}"
                 )
             case 404:
                 raise NotFound(text)

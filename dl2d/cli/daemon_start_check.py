@@ -43,13 +43,13 @@ def folder_problem(folder: Path) -> str:
         if not place.is_dir():
             return f"{place} is not a folder; set another state_dir"
         if not os.access(place, os.W_OK | os.X_OK):
-            verb = "written" if place == folder else f"created: {place} may not be written"
-            return f"{folder} may not be {verb} by uid {os.getuid()}; run this command as the daemon's account"
+            what = "" if place == folder else f", so it cannot create {folder}"
+            return f"uid {os.getuid()} cannot write to {place}{what}: run this command as the daemon's account"
         if place == folder and (problem := exposed_folder(place)):
             return problem
         space = os.statvfs(place)
     except OSError as error:
-        return f"cannot read {folder}: {error.strerror}; run this command as the daemon's account"
+        return f"cannot read {folder}: {error.strerror}: run this command as the daemon's account"
     free = space.f_bavail * space.f_frsize
     if free < _MIN_FREE_BYTES:
         return f"{place} has {free >> 20} MiB of free space, less than {_MIN_FREE_BYTES >> 20}; free some space"

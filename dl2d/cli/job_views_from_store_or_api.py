@@ -197,4 +197,7 @@ class ApiViews:
             case 503:
                 return Unavailable(text)
             case _:
-                return Dl2dError(f"the daemon at {self._url} failed: {text}; its version may be another one")
+                return Dl2dError(
+                    f"the daemon at {self._url} failed: {text}; if its version is not that of this command (`dl2d "
+                    "--version`), install the same one, otherwise its administrator finds the error in its log"
+                )

@@ -25,7 +25,7 @@ from dl2d.store.sql_store import SqlStore
 from dl2d.tick.policy_call import freeze_startup_objects
 
 log = structlog.get_logger()
-_ADVICE = "give the folder to the daemon's account, or set another one"
+_ADVICE = "chown it to the daemon's account, or set state_dir to another folder"
 
 
 def run(
@@ -63,10 +63,11 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o750)
     except OSError as error:
         raise ConfigError(
-            f"state_dir: cannot create {error.filename or folder}: {error.strerror}; {_ADVICE}"
+            f"state_dir: uid {os.getuid()} cannot create {error.filename or folder} ({error.strerror}): create it and "
+            f"{_ADVICE}"
         ) from error
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"state_dir: {folder} may not be written by uid {os.getuid()}; {_ADVICE}")
+        raise ConfigError(f"state_dir: uid {os.getuid()} cannot write to {folder}: {_ADVICE}")
     if problem := exposed_folder(folder):
         raise ConfigError(f"state_dir: {problem}")
 

@@ -57,7 +57,7 @@ def _open_shell(place: Place) -> None:
     program = "psql" if place.is_postgresql else "sqlite3"
     path = shutil.which(program)
     if path is None:
-        raise Dl2dError(f"{program} is not installed: install it, or write a query behind `dl2d sql`")
+        raise Dl2dError(f"{program} is not installed: install it, or give a query: `dl2d sql QUERY`")
     if place.is_postgresql:
         os.execve(path, [program], os.environ | shell_environment(place))  # noqa: S606 - fixed arguments, no shell
     os.execv(path, [program, "-readonly", "-header", "-column", str(place.file)])  # noqa: S606 - the same

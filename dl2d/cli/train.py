@@ -102,7 +102,7 @@ def train(
     if (command := context.invoked_subcommand) is not None:
         if given:
             problem = f"{', '.join(given.values())} before {command!r} would be ignored"
-            raise typer.BadParameter(f"{problem}: write options of `dl2d train {command}` behind its name")
+            raise typer.BadParameter(f"{problem}: write options after the command, `dl2d train {command} ...`")
         return
     way = "--twin" if twin else f"--design {design}"
     refuse_inapplicable(context, _INAPPLICABLE[way], way)

@@ -122,7 +122,10 @@ class StoreViews:
         if slot is None:
             raise RequestError("--slot", f"slot {number} is not recorded; the newest is {store.last_slot_number()}")
         if slot.entry is None:
-            raise RequestError("--slot", f"slot {number} has no decision on job {key.id}")
+            raise RequestError(
+                "--slot", f"slot {number} has no decision on job {key.id}, which was neither ready nor running then; "
+                f"`dl2d history --job {key.id}` shows the slots in which it was resized",
+            )  # fmt: skip
         return (self._decision(slot, slot.entry),)
 
     def _decision(self, slot: JobSlot | None, entry: DecisionEntry) -> DecisionView:

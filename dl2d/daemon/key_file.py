@@ -11,6 +11,8 @@ from dl2d.core.credentials_from_daemon_key import Credentials
 from dl2d.core.errors import ConfigError
 
 _KEY_BYTES = 32
+#: What to do once the file is removed, and its price.
+_RESTART = "restart: the daemon creates a new one, and jobs that run now cannot report any more"
 
 
 def load_credentials(path: Path, *, create: bool) -> Credentials:
@@ -33,17 +35,18 @@ def load_credentials(path: Path, *, create: bool) -> Credentials:
             f"{path} does not exist: the daemon makes it when it first runs (dl2d run); wait if it just began"
         ) from None
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}: only the account that runs the daemon may") from error
+        raise ConfigError(f"cannot read {path}: {error.strerror}; only the daemon's account may read it") from error
     if mode & 0o077:
         raise ConfigError(f"{path} has mode {mode:04o}: only its owner may read it; run chmod 600 and restart")
     if create and status.st_uid != os.geteuid():
         raise ConfigError(
             f"{path} belongs to uid {status.st_uid}, which knows the key: it must belong to the daemon's account, uid "
-            f"{os.geteuid()}; remove it, and the daemon creates a new one"
+            f"{os.geteuid()}; chown it if you trust that user, or remove it and {_RESTART}"
         )
     if len(key) != _KEY_BYTES:
         raise ConfigError(
-            f"{path} holds {len(key)} bytes instead of {_KEY_BYTES}; remove it, and the daemon creates a new one"
+            f"{path} holds {len(key)} bytes instead of {_KEY_BYTES}; restore it from a backup, or remove it and "
+            f"{_RESTART}"
         )
     return Credentials(key)
 

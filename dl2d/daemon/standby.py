@@ -58,6 +58,7 @@ def wait_for_lease(
     silent_after = lease_seconds(poll_seconds)
     # systemd's watchdog must hear of this process in time, too.
     pause = min(renewal_seconds(poll_seconds), (service.watchdog_seconds or 60.0) / 3)
+    unreachable = f"standby cannot reach the store; it tries again in {pause:g} s"
     seen: LeaseSign | None = None
     since, status = timer(), ""
     while not stop.is_set():
@@ -68,7 +69,7 @@ def wait_for_lease(
         except SchemaOutdated:
             raise
         except Dl2dError as error:
-            log.warning("standby cannot reach the store", error=str(error))
+            log.warning(unreachable, error=str(error))
             seen = None
         else:
             log.info("standby takes over", reason="the lease was free")
@@ -90,7 +91,7 @@ def wait_for_lease(
         except SchemaOutdated:
             raise
         except Dl2dError as error:
-            log.warning("standby cannot reach the store", error=str(error))
+            log.warning(unreachable, error=str(error))
             seen = None
         held_by = f" held by {seen.holder}" if seen is not None else ""
         if not status:

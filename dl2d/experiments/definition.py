@@ -86,7 +86,8 @@ def parse_seeds(value: object, error: Callable[[str], Exception]) -> tuple[int, 
         if whole and len(set(value)) == len(value):
             return tuple(value)
     raise error(
-        f"expected how many (1 to {MAX_SEEDS}) or a list of different whole numbers of 0 or more, got {shown(value)}"
+        f"expected how many (1 to {MAX_SEEDS}) or a list of at most {MAX_SEEDS} different whole numbers from 0 to "
+        f"{_MAX_SEED}, got {shown(value)}"
     )
 
 

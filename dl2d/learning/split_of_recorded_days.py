@@ -140,7 +140,10 @@ def split_history(
         )  # fmt: skip
     unseen = [day for day in days if day.name not in learned]
     if not unseen:
-        raise WorkloadError("", "what is compared was trained on all recorded days", where="the twin")
+        raise WorkloadError(
+            "", f"the candidate was trained on all {len(days)} recorded days, so none is left to compare it on; record "
+            "another day", where="the twin",
+        )  # fmt: skip
     kept = min(max(min_days, int(len(days) * _HELD_OUT)), len(days) - 1) if for_training else len(days)
     held_out = tuple(unseen[-kept:])
     trained_on = tuple(day for day in days if day not in held_out) if for_training else ()

@@ -102,7 +102,7 @@ FROM resizes
 JOIN jobs ON jobs.number = resizes.job_number
 WHERE NOT jobs.static;
 
-COMMENT ON VIEW resize_log IS 'One row for each task of an elastic job that came or went, with the time of each state; NULL if it was not seen.';
+COMMENT ON VIEW resize_log IS 'One row for each resize of an elastic job, the coming or the going of one task, with the time of each state; NULL if it was not seen.';
 COMMENT ON COLUMN resize_log.at IS 'when the resize began';
 COMMENT ON COLUMN resize_log.days_ago IS 'days from its beginning until now';
 COMMENT ON COLUMN resize_log.asked_at IS 'recorded, then submitted to the resource manager';

@@ -112,7 +112,7 @@ def test_a_key_that_others_may_read(dl2d: Dl2d, tmp_path: Path):
     secret.chmod(0o600)
     assert wrong(dl2d, config) == {}
     secret.write_bytes(b"short")
-    assert "5 bytes instead of 32" in wrong(dl2d, config)["secret"]
+    assert "5 bytes instead of 32; restore it from a backup, or remove it and restart" in wrong(dl2d, config)["secret"]
 
 
 def test_a_port_that_another_program_has(dl2d: Dl2d, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -244,9 +244,11 @@ def test_what_run_would_fail_on_is_told(dl2d: Dl2d, tmp_path: Path, monkeypatch:
     access = os.access
     monkeypatch.setattr(os, "access", lambda place, mode: access(place, mode) and Path(place) != tmp_path / "state")
     config = configured(tmp_path)
-    assert "may not be written by uid" in wrong(dl2d, config)["state_dir"]
+    cannot = f"uid {os.getuid()} cannot write to {tmp_path / 'state'}: "
+    assert wrong(dl2d, config)["state_dir"] == f"{cannot}run this command as the daemon's account"
     ran = dl2d("run", "-c", config)
     assert (ran.status, ran.err.count("\n")) == (2, 1)
+    assert f"state_dir: {cannot}chown it to the daemon's account, or set state_dir to another folder" in ran.err
 
 
 def test_a_disk_that_is_nearly_full(dl2d: Dl2d, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -358,7 +358,9 @@ def test_why_with_a_wrong_slot(dl2d: Dl2d, recorded: Recorded, options: list[str
 def test_a_slot_without_the_job(dl2d: Dl2d, recorded: Recorded):
     ran = dl2d("why", "3", "--slot", "1", "-c", recorded.config)
     assert ran.status == 2
-    assert "slot 1 has no decision on job 3" in ran.err
+    assert (
+        "slot 1 has no decision on job 3, which was neither ready nor running then; `dl2d history --job 3`" in ran.err
+    )
 
 
 def test_recompute_gives_the_same_bits_for_every_slot(dl2d: Dl2d, recorded: Recorded):

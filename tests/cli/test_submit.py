@@ -193,7 +193,7 @@ def test_another_daemons_key(dl2d: Dl2d, site: Site):
     (site.folder / "state" / "secret").write_bytes(b"x" * 32)
     ran = dl2d("submit", site.job(), "-c", site.config)
     assert ran.status == 1
-    assert "the daemon refused the request" in ran.err
+    assert "refused the request: this is not the credential" in ran.err
     assert str(site.folder / "state" / "secret") in ran.err
 
 

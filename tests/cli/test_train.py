@@ -70,7 +70,7 @@ def test_wrong_use(dl2d: Dl2d, tmp_path: Path, workload: Path) -> None:
         ("--twin --design jumps --resume", "--resume cannot be used with --twin"),
         ("--twin --no-compare --hidden 0", "--hidden, --compare cannot be used with --twin"),
         ("-w {} --draws 4", "--draws needs a generator"),
-        ("--design original -o x supervised", "--out, --design before 'supervised' would be ignored"),
+        ("--design original -o x supervised", "write options after the command, `dl2d train supervised"),
         ("--twin --store sqlite:///x -c none.yaml", "none.yaml does not exist"),
         ("", "give one or more workloads to train on"),
     ],

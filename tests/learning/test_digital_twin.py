@@ -234,7 +234,7 @@ class TestSplit:
         assert [day.name for day in split.trained_on] == ["2025-10-14"]
         split = split_history(history, SLOT, seed=0, learned=("2025-10-14",), for_training=False)
         assert (len(split.held_out), split.trained_on, split.training) == (2, (), ())
-        with pytest.raises(WorkloadError, match="was trained on all recorded days"):
+        with pytest.raises(WorkloadError, match="the candidate was trained on all 3 recorded days, so none is left"):
             split_history(history, SLOT, seed=0, learned=("2025-10-13", "2025-10-14", "2025-10-15"))
 
     def test_a_day_alone_is_too_little(self) -> None:

@@ -194,7 +194,9 @@ def refused():
     raises(SpecError, "Ftrl", kv.set_optimizer, mx.optimizer.Ftrl())
     raises(UsageError, "has no value: call init", kv.push, "c", mx.nd.ones(2))
     kv.push("a", mx.nd.ones(2))
-    raises(UsageError, "'a' is pushed a second time, but 'b' not yet", kv.push, "a", mx.nd.ones(2))
+    raises(
+        UsageError, "'a' is pushed a second time in a step in which 'b' is not pushed yet", kv.push, "a", mx.nd.ones(2)
+    )
     raises(UsageError, "shape (2,)", kv.push, "b", mx.nd.ones(3))
     kv.push("b", mx.nd.ones(2))
     kv.pull("b", mx.nd.ones(2))
@@ -269,7 +271,13 @@ def keys_that_come_late():
     found = step(["a", "b", "c"], [a, *late])
     assert found == [-1.0, -0.5, 0.5], found
     assert kv.version == version + 4
-    raises(UsageError, "'b' is pushed a second time, but 'c' not yet", kv.push, ["b", "b"], [mx.nd.ones((2, 3))] * 2)
+    raises(
+        UsageError,
+        "'b' is pushed a second time in a step in which 'c' is not pushed yet",
+        kv.push,
+        ["b", "b"],
+        [mx.nd.ones((2, 3))] * 2,
+    )
     kv.pushpull("c", mx.nd.ones(80000), out=late[1])
     raises(UsageError, "'b' has been given a value already", kv.init, "b", mx.nd.ones(2))
     saved = tempfile.mkdtemp() + "/states"
@@ -538,7 +546,8 @@ def rows():
     kv.pushpull("t", mx.nd.zeros((4, 2)), out=whole)
     assert whole.asnumpy()[:, 0].tolist() == [0.75, -0.1875, 0.75, -1.6875]
     raises(UsageError, "must be from 0 to 3, but go from 0 to 4", kv.row_sparse_pull, "t", out, row_ids=mx.nd.arange(5))
-    raises(UsageError, "use row_sparse_pull", kv.pull, "t", out, ignore_sparse=False)
+    raises(UsageError, "a row_sparse array: use row_sparse_pull", kv.pull, "t", [whole, out], ignore_sparse=False)
+    raises(UsageError, "a default array by", kv.row_sparse_pull, "t", [out, whole], row_ids=mx.nd.array([0]))
     raises(UsageError, "shape (4, 2)", kv.push, "t", mx.nd.sparse.zeros("row_sparse", (3, 2)))
     # of a column, and of a weight that was given as a dense one
     kv = mx.kv.create("dl2")

@@ -62,8 +62,8 @@ def test_the_service_has_the_request_the_command_and_a_secret_and_not_the_daemon
     assert shared["components"][1]["launch_command"] == (
         "cd /home/alice && exec /opt/dl2d/bin/dl2-run python train.py --name 'a b'"
     )
-    with pytest.raises(Rejected, match="cannot be the name of a YARN service"):
-        posted_description(replace(POSTED, name="Big_Job"), SETTINGS, daemon="http://head:8910")
+    with pytest.raises(Rejected, match="'1job' cannot be the name of a YARN service, which begins with a letter"):
+        posted_description(replace(POSTED, name="1job"), SETTINGS, daemon="http://head:8910")
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,11 @@ class SubmissionRoute(PublicRoute):
         if not connection_of(request).authenticated:
             _take_rate(request)
             log.warning("wrong submission credential")
-            raise HTTPException(403, "this is not the credential of the daemon's account")
+            raise HTTPException(
+                403,
+                "this is not the credential of the daemon's account: run dl2d as that account, with the configuration "
+                "of this daemon",
+            )
 
 
 def job_of_path(slug: str, services: Services = Depends(services_of)) -> Job:

@@ -37,7 +37,8 @@ def read_certificate(certificate: Path, key: Path | None) -> str:
     except OSError as error:
         raise ConfigError(
             f"cannot load api.certificate={certificate} api.certificate_key={key}: {error.strerror or error}; "
-            "both must be PEM files, and the key must belong to it; docs/slurm.md (Install, step 3) makes both"
+            "both must be PEM files, and the key that of the certificate; docs/slurm.md (Install, step 3) and "
+            "docs/yarn.md (Install, step 4) say how to make them"
         ) from error
 
 

@@ -209,7 +209,10 @@ def adopt(network: Net, start: Checkpoint, sight: Sight) -> None:
         weights = {name: np.array(array) for name, array in start.weights.items()}
         first = weights["policy.0.weight"]
         if isinstance(network, DenseNetwork) and old.window != sight.window:
-            raise CheckpointError(f"start: the checkpoint's network is for J = {old.window}, not {sight.window}")
+            raise CheckpointError(
+                f"start: the checkpoint's dense network sees {old.window} jobs at once, and window is {sight.window}: "
+                f"set window to {old.window}, or begin with a shared network"
+            )
         jobs = sight.window if isinstance(network, DenseNetwork) else 1
         free = first.shape[1] - len(old.resources)
         by_job = first[:, :free].reshape(len(first), jobs, old.width)

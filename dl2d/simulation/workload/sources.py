@@ -159,5 +159,5 @@ def _seed(given: dict[str, str], default: int, where: str) -> int:
     if text is None:
         return default
     if not (text.isascii() and text.isdecimal() and len(text) < 20 and int(text) <= _MAX_SEED):
-        raise WorkloadError("seed", f"expected a whole number of 0 or more, got {shown(text)}", where=where)
+        raise WorkloadError("seed", f"expected a whole number from 0 to {_MAX_SEED}, got {shown(text)}", where=where)
     return int(text)

@@ -55,7 +55,8 @@ def service_name(job: JobKey) -> str:
     name = f"dl2-{job.id}-{job.submitted}"
     if not _JOB_SERVICE_NAME.fullmatch(name) or len(name) > _MAX_NAME_LENGTH:
         raise Rejected(
-            f"job {job.id}: {name!r} cannot be the name of a YARN service (a-z, 0-9, -; {_MAX_NAME_LENGTH} at most)"
+            f"job {job.id}: {name!r} cannot be the name of a YARN service, which has at most {_MAX_NAME_LENGTH} "
+            "characters: a-z, 0-9 and -"
         )
     return name
 
@@ -134,7 +135,10 @@ def posted_description(
         The job's name or a demand cannot be told to YARN, or dl2-run is not found.
     """
     if not SERVICE_NAME.fullmatch(job.name):
-        raise Rejected(f"{job.name!r} cannot be the name of a YARN service (a-z, 0-9, -; {_MAX_NAME_LENGTH} at most)")
+        raise Rejected(
+            f"{job.name!r} cannot be the name of a YARN service, which begins with a letter and has at most "
+            f"{_MAX_NAME_LENGTH} characters (a-z, 0-9 and -): change `name` in the job file"
+        )
     runner = "env/bin/dl2-run" if archive else settings.runner or shutil.which("dl2-run")
     if runner is None:
         raise Rejected("dl2-run is not in PATH: give --archive, or set resource_manager.yarn.runner")

@@ -44,7 +44,7 @@ def decommission(
             start_new_session=True,
         )  # fmt: skip
     except OSError as error:
-        raise Unavailable(f"{service}: {instance} is not removed", said=str(error)) from None
+        raise Unavailable(f"{service}: cannot remove {instance}: {command} could not be run", said=str(error)) from None
     with process:
         assert process.stderr is not None
         said, closed = _read_tail(process.stderr, deadline)

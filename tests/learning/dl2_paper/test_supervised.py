@@ -301,7 +301,7 @@ def test_what_types_and_resources_have_in_common_is_taken_over() -> None:
 def test_a_start_that_sees_other_things_is_refused() -> None:
     start = train(TRAINING, VALIDATION, replace(SMALL, iterations=0), seed=0)
     dense = replace(SMALL, network=NetworkKind.DENSE, iterations=0)
-    with pytest.raises(CheckpointError, match="is for J = 6, not 7"):
+    with pytest.raises(CheckpointError, match="sees 6 jobs at once, and window is 7"):
         train(
             TRAINING, VALIDATION, replace(dense, window=7), seed=0, start=train(TRAINING, VALIDATION, dense, seed=0)
         )  # fmt: skip

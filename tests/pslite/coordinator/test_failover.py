@@ -8,6 +8,7 @@ import pytest
 from coordinator.jobs import JOINED, job, member, spec
 
 from pslite.coordinator import failover
+from pslite.coordinator.checkpoints_and_rollback import check_return
 from pslite.coordinator.failover import check_members, count_loss, failed, lose, process_ended
 from pslite.coordinator.failure_detector import be_lenient
 from pslite.coordinator.status_report import report
@@ -162,3 +163,12 @@ def test_a_server_in_no_plan_dies_when_the_job_has_gone_back(returning, ended, s
         a_job.state.exits[task] = KILLED
     lose(a_job, a_job.state.members["ps-1"], "silent for 3 s")
     assert a_job.state.state == state, lines
+
+
+def test_a_job_that_has_gone_back_waits_for_members_for_a_time():
+    a_job, lines = job(["worker-0"], start=60.0)
+    a_job.state.begin_again(JOINED, 0, {}, "ps-0 died")
+    check_return(a_job, JOINED + 0.2)
+    assert a_job.state.state == "waiting", lines
+    check_return(a_job, JOINED + 1)
+    assert a_job.state.reason == "ps-0 died; the job went back, and no server has joined within 0.3 s: submit it again"

@@ -68,6 +68,7 @@ def test_files_with_odd_names(tmp_path: Path, log: Path, monkeypatch: pytest.Mon
         ("generator:dl2?jobs=1&cap", "cap: expected key=value"),
         ("generator:dl2?seed=-1", "seed: expected a whole number"),
         ("generator:dl2?seed=²", "seed: expected a whole number"),
+        ("generator:dl2?seed=9999999999999999999", "seed: expected a whole number from 0 to 9223372036854775807, got"),
         ("sacc:jobs.csv", "'sacc' is no kind of source (did you mean sacct?)"),
         ("sacct:gone.csv", "gone.csv: cannot be read"),
         ("itp:gone.csv?cap=3", "cap: there is no such option"),

@@ -182,5 +182,7 @@ def check_return(job: Job, now: float) -> None:
         return
     missing = empty or [role for role in state.roles if not state.joined(role)]
     if missing and state.pending is None:
-        roles = " and ".join(ROLES[role] for role in missing)
-        job.fail(f"{state.rollback_reason}; it was the last {roles}, and no new one has joined")
+        roles = " and no ".join(ROLES[role] for role in missing)
+        job.fail(
+            f"{state.rollback_reason}; the job went back, and no {roles} has joined within {limit:g} s: submit it again"
+        )

@@ -286,8 +286,9 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
                 pushed = self._pushed[tensor.group]
                 missing = [t.key for t in self._keys.groups[tensor.group] if t.key not in pushed]
                 raise UsageError(
-                    f"key {one!r} is pushed a second time, but {', '.join(map(repr, missing[:5]))} not yet: "
-                    f"every step pushes every key once; {_FROZEN_LATER if self._started else _NEVER_PUSHED}"
+                    f"key {one!r} is pushed a second time in a step in which {', '.join(map(repr, missing[:5]))} "
+                    f"{'is' if len(missing) == 1 else 'are'} not pushed yet: a step pushes each key once; "
+                    f"{_FROZEN_LATER if self._started else _NEVER_PUSHED}"
                 )
             if tensor.segment < 0 and not any(t is tensor for t in self._keys.trained):
                 raise UsageError(
@@ -336,9 +337,9 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         """Have the weights written to `out`: at the end of the step if the key is pushed in it, now otherwise."""
         for one, outs in pairs(key, out):
             tensor = self._keys[one]
-            if any(array.stype != "default" for array in outs):
+            if other := [array.stype for array in outs if array.stype != "default"]:
                 if not ignore_sparse:
-                    raise UsageError(f"key {one!r} cannot be pulled into a {outs[0].stype} array: use row_sparse_pull")
+                    raise UsageError(f"key {one!r} cannot be pulled into a {other[0]} array: use row_sparse_pull")
                 continue  # as MXNet's own does it: rows are asked for by row_sparse_pull
             if tensor.late:
                 self._take_up()
@@ -373,8 +374,8 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
                 self.row_sparse_pull(one, outs, row_ids=numbers)
             return
         tensor, outs, numbers = self._keys[key], listed(out), listed(row_ids)
-        if any(array.stype != STYPE for array in outs):
-            raise UsageError(f"key {key!r} cannot be pulled into a {outs[0].stype} array by row_sparse_pull: use pull")
+        if other := [array.stype for array in outs if array.stype != STYPE]:
+            raise UsageError(f"key {key!r} cannot be pulled into a {other[0]} array by row_sparse_pull: use pull")
         if not self._started and len(self._keys) == len(getattr(self._optimizer, "param_dict", ())):
             self._start()  # Gluon asks for rows before its first step: they are the first worker's
         if tensor.late:
