@@ -13,7 +13,7 @@ gives way, and the reason says so (``Reason.gave_way``). From hard to soft:
 
 No rule adds tasks to what the policy gave, except that a job keeps tasks that it has. Where a sum exceeds its bound,
 growth is taken away first, beginning with the job submitted last; then tasks that run; and last tasks of jobs that a
-cool-down protects.
+cool-down protects. Tasks of a job that has never had its minimum size count as growth.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class _JobLimits:
     lowest: Allocation
     #: What it gets if neither a sum nor churn limits it.
     desired: Allocation
-    #: What is kept for it while other jobs grow: what it has, unless a sum is smaller.
+    #: What is kept for it while other jobs grow: what it has, unless a sum is smaller or it cannot train with that.
     reserved: Allocation
     #: What it gets, as decided so far.
     given: Allocation = NOTHING
@@ -190,10 +190,14 @@ def _limits_of_job(
     """Limits of a job that is neither silent nor in back-off: its floor, what was decided, and its cool-downs.
 
     Cool-downs delay neither its first tasks nor tasks up to its floor. A resize that adds tasks of one role and removes
-    tasks of the other has to wait for both of them.
+    tasks of the other has to wait for both of them. Of a job that has no floor, less than the minimum size is not
+    reserved: it cannot train with that, and would keep it from jobs that can.
     """
     wanted = entry.allocation
-    found = _JobLimits(entry, job, lowest=floor, desired=wanted, reserved=_larger(held.common(wanted), floor))
+    kept, smallest = held.common(wanted), job.request.min_size
+    if floor == NOTHING and kept.common(smallest) != smallest:
+        kept = NOTHING
+    found = _JobLimits(entry, job, lowest=floor, desired=wanted, reserved=_larger(kept, floor))
     if resized_at is None or held == NOTHING:
         return found
     elapsed = max(at - resized_at, 0.0)
@@ -403,10 +407,13 @@ def _grow_in_submit_order(job_limits: Iterable[_JobLimits], rules: GuardRules, s
         if not rules.churn:
             continue
         # A job without tasks may exceed the number if the slot has no start yet: it might never start otherwise.
-        least = each.job.request.min_size if held == NOTHING and starts_left == rules.churn else each.reserved
+        # Tasks that a job has are not starts.
+        least = _larger(each.reserved, held.common(each.given))
+        if held == NOTHING and starts_left == rules.churn:
+            least = _larger(least, each.job.request.min_size)
         if _starts(held, each.given) > starts_left and each.given != least:
             each.reasons.append(Reason(Constraint.CHURN, f"this slot's {rules.churn} starts are used up"))
-            _reduce_starts(each, _larger(least, each.reserved), starts_left)
+            _reduce_starts(each, least, starts_left)
         starts = _starts(held, each.given)
         if starts > starts_left and each.given == each.reserved:
             text = f"this slot's {rules.churn} starts are used up; it still gets its floor {each.lowest}"

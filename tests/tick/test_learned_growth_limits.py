@@ -10,7 +10,7 @@ from tick.world import World
 
 from dl2d.core.cluster import TaskState
 from dl2d.core.decision import Constraint
-from dl2d.core.jobs import Role
+from dl2d.core.jobs import JobState, Role
 from dl2d.core.resource_manager import GrowthLimit, RmJobState, TaskSpec
 from dl2d.core.resources import Resources
 from dl2d.testing import ScriptedManager
@@ -62,3 +62,42 @@ def test_a_limit_that_tasks_wait_for_keeps_the_job_from_growing_for_a_while(worl
     manager.max_workers = 100
     world.settle(70, 10.0)
     assert len([task for task in world.tasks(key) if task.role is Role.WORKER]) == 4
+
+
+class FewTasks(ScriptedManager):
+    """Runs no more than so many tasks at once, workers first; the others wait for a limit."""
+
+    max_tasks = 2
+
+    def submit(self, task: TaskSpec) -> str:
+        self.pending = task.role is not Role.COORDINATOR
+        return super().submit(task)
+
+    def schedule(self) -> None:
+        anchors = frozenset(job.handle for job in self.live() if job.tag.endswith("anchor"))
+        tasks = [job for job in self.live() if job.handle not in anchors]
+        free = self.max_tasks - sum(job.state is RmJobState.RUNNING for job in tasks)
+        waiting = sorted((job for job in tasks if job.state is RmJobState.PENDING), key=lambda job: "ps" in job.tag)
+        for number, job in enumerate(waiting):
+            if number < free:
+                self._change(job.handle, RmJobState.RUNNING, "")
+            else:
+                self._change(job.handle, RmJobState.PENDING, "QOSGrpJobsLimit")
+                limit = GrowthLimit(anchors, {"gpu": 0.0, "cpu": 0.0}, "QOS high has no more jobs")
+                self.put(structs.replace(self._entries[job.handle].job, limit=limit), self._entries[job.handle].held)
+
+
+@pytest.mark.parametrize(("max_tasks", "states"), [(2, ["running", "ready"]), (1, ["ready", "ready"])])
+def test_jobs_of_which_a_limit_lets_a_part_start_give_it_back(world: World, max_tasks: int, states: list[str]) -> None:
+    """Otherwise each would keep its worker, and neither would ever have room for the server that it needs, too."""
+    manager = FewTasks(world.cluster_nodes, lambda: world.now)
+    manager.max_tasks = max_tasks
+    world.manager = world.coordinator._manager = manager
+    keys = [world.submit(max_workers=1, max_ps=1) for _ in range(2)]
+    for _ in range(60):
+        world.tick(15.0)
+        manager.schedule()
+        world.beat()
+    assert [str(world.job(key).state) for key in keys] == states
+    idle = [key for key in keys if world.job(key).state is JobState.READY]
+    assert not any(task.state is TaskState.CONFIRMED for key in idle for task in world.tasks(key))

@@ -412,6 +412,39 @@ def test_pairs_of_rules(row: dict[str, Any], expected: list[Any]) -> None:
     assert shown == expected
 
 
+#: Two jobs that have a worker each, and want their minimum size of one worker and one server: what the rules are, and
+#: what each job gets.
+_PART_OF_MINIMUM: dict[str, tuple[dict[str, Any], list[Any]]] = {
+    "nothing is in the way": ({}, [((1, 1), []), ((1, 1), [])]),
+    "a limit has room for one": ({"per_user": Resources.of(cpu=5)}, [((1, 1), []), (NOTHING, ["limit"])]),
+    "a limit has room for none": ({"per_user": Resources.of(cpu=2)}, [(NOTHING, ["limit"]), (NOTHING, ["limit"])]),
+    "the nodes have room for one": ({"nodes": cluster(1, cpu=5, gpu=2)}, [((1, 1), []), (NOTHING, ["capacity"])]),
+    "they have run: floors": (
+        {"per_user": Resources.of(cpu=5), "run": True}, [((1, 1), ["floor"]), ((1, 1), ["floor"])]
+    ),
+    "churn: the next slot has starts": ({"churn": 1}, [((1, 1), []), ((1, 0), ["churn"])]),
+    "a start failed a short while ago": ({"failed": True}, [((1, 0), ["backoff"]), ((1, 0), ["backoff"])]),
+    "their coordinators are silent": (
+        {"per_user": Resources.of(cpu=5), "silent": True}, [((1, 0), ["silent"]), ((1, 0), ["silent"])]
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "expected"), _PART_OF_MINIMUM.values(), ids=_PART_OF_MINIMUM)
+def test_a_job_that_has_never_run_keeps_no_part_of_its_minimum_size_without_room_for_all_of_it(given, expected) -> None:
+    rules, jobs = dict(given), [a_job(1), a_job(2)]
+    nodes, run, failed, silent = (rules.pop(name, None) for name in ("nodes", "run", "failed", "silent"))
+    snapshot = a_snapshot(jobs, nodes or BIG, held={0: Allocation(1, 0), 1: Allocation(1, 0)})
+    if not run:
+        snapshot = replace(snapshot, floors=())
+    failures = {job.key: StartFailures(1, "exit status 1", snapshot.at - 1) for job in jobs if failed}
+    decision = guard(
+        a_decision(snapshot, (1, 1), (1, 1)), snapshot, GuardRules(**rules), GuardState(start_failures=failures),
+        silent=[job.key for job in jobs if silent],
+    )  # fmt: skip
+    assert outcome(decision) == expected
+
+
 def test_all_pairs_of_rules_have_a_row() -> None:
     rules = ("silent", "back-off", "capacity", "floor", "limit", "cool-down", "churn")
     rows = {name.partition(":")[0] for name in _PAIRS}
