@@ -76,8 +76,7 @@ def train_dl2_supervised(
             raise GateRefused(f"policy {_DL2} {replays.problem}; nothing was written")
     weights = "fitted weights" if is_better else "dl2d's own weights"
     lines = [
-        f"{found.states} choices learned from"
-        + (f"; a right step scores highest in {found.agreement:.1%} of others" if found.states else ""),
+        f"{found.states} choices learned from",
         *comparison_lines(found.comparison, found.yardstick, found.comparison_begun_with),
         f"the checkpoint has {weights}: {reason}",
         replay_line(replays),

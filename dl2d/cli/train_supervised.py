@@ -119,7 +119,7 @@ def supervised(
         )
     acting = "drawn actions" if checkpoint.settings["sampled"] else "the best action each time"
     lines = [
-        f"{found.demonstrations} decisions learned from; the best action was right in {found.agreement:.1%} of others",
+        f"{found.demonstrations} decisions learned from",
         *comparison_lines(found.comparison, found.yardstick),
         f"a policy from this checkpoint takes {acting}",
         range_in_words(checkpoint.training),

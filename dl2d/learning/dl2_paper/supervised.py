@@ -41,8 +41,6 @@ from dl2d.policies.dl2_paper.policy import Dl2Original
 
 #: The largest J that is chosen for a network that can have any.
 _MAX_WINDOW: Final = 128
-#: One of so many demonstrations is held out for a comparison.
-_HELD_OUT: Final = 5
 #: Updates after which the loss on held-out demonstrations is computed, and such losses in a row, none lower than the
 #: lowest before, after which learning stops.
 _UPDATES_PER_CHECK: Final = 10
@@ -144,9 +142,8 @@ class Imitation:
     checkpoint: Checkpoint
     #: By update.
     losses: tuple[float, ...]
-    #: Demonstrations that were learned from, and the share of those held out in which the best action was a right one.
+    #: Number of demonstrations that were learned from.
     demonstrations: int
-    agreement: float
     #: The network on the slots that are held out, and simple deciders on the same.
     comparison: SizeComparison
     yardstick: Yardstick
@@ -199,7 +196,9 @@ def imitate_recordings(
         rng = np.random.default_rng([seed, 2])
         shown = steps(split.training, 40_000)
         stopping = steps(split.stopping, 4_000) if split.stopping else None
-        network, losses, agreement, count = _learn(shown, sight, settings, seed, rng, on_update, stopping)
+        network = policy_network(settings.network, sight.layout, settings.hidden)
+        begin(network, torch.Generator().manual_seed(seed), sight)
+        losses = fit(network, shown, settings, rng, on_update, stopping)
         made = Checkpoint(
             policy="dl2-original", weights=weights_of(network, "policy"),
             settings=described(sight, settings.network, sampled=False), training={},
@@ -212,7 +211,7 @@ def imitate_recordings(
     yardstick = simple_yardstick(split.compared, seed)
     record = {
         "slots": len(split.training), "jobs": split.jobs, "policies": sorted({each.decision.policy for each in given}),
-        "agreement": agreement, "held_out": asdict(ways[sampled]), "yardstick": asdict(yardstick),
+        "held_out": asdict(ways[sampled]), "yardstick": asdict(yardstick),
     }  # fmt: skip
     training = {
         "supervised": record, "updates": settings.supervised_updates, "loss": settings.supervised_loss.value,
@@ -220,7 +219,7 @@ def imitate_recordings(
     }  # fmt: skip
     return Imitation(
         checkpoint=replace(made, settings={**made.settings, "sampled": sampled}, training=training),
-        losses=losses, demonstrations=count, agreement=agreement, comparison=ways[sampled], yardstick=yardstick,
+        losses=tuple(losses), demonstrations=len(shown), comparison=ways[sampled], yardstick=yardstick,
     )  # fmt: skip
 
 
@@ -239,30 +238,3 @@ def serves_whole(recordings: Sequence[Recording]) -> bool:
         waiting += idle
         passed_over += idle * grown
     return 2 * passed_over > waiting
-
-
-def _learn(
-    shown: Demonstrations,
-    sight: Sight,
-    settings: Settings,
-    seed: int,
-    rng: np.random.Generator,
-    on_update: OnUpdate | None,
-    stopping: Demonstrations | None = None,
-) -> tuple[Net, tuple[float, ...], float, int]:
-    """Learn from four fifths of the demonstrations.
-
-    Returns the network, the losses, the fraction of the other demonstrations in which the network's best action is
-    right, and the number of demonstrations that it learned from. ``stopping`` is ``held_out`` of ``fit``.
-    """
-    order = rng.permutation(len(shown))
-    kept = max(len(shown) // _HELD_OUT, 1)
-    seen, unseen = (shown.take(order[kept:]), shown.take(order[:kept])) if len(shown) > 1 else (shown, shown)
-    network = policy_network(settings.network, sight.layout, settings.hidden)
-    begin(network, torch.Generator().manual_seed(seed), sight)
-    losses = fit(network, seen, settings, rng, on_update, stopping)
-    with torch.no_grad():
-        logits = network(torch.from_numpy(unseen.observations))
-        best = torch.where(torch.from_numpy(unseen.masks), logits, -torch.inf).argmax(dim=1).numpy()
-    agreement = float(unseen.rights[np.arange(len(unseen)), best].mean())
-    return network, tuple(losses), agreement, len(seen)
