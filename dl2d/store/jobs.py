@@ -6,6 +6,7 @@ import functools
 from collections.abc import Collection, Iterator
 from typing import Any
 
+import msgspec
 from sqlalchemy import (
     ColumnElement,
     Connection,
@@ -23,12 +24,14 @@ from sqlalchemy import (
     text,
     update,
 )
+from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Mapped, mapped_column
 
 from dl2d.core.cluster import in_submit_order
 from dl2d.core.errors import DuplicateJob, StoreError
 from dl2d.core.jobs import NO_LAUNCH, Allocation, Job, JobKey, JobRequest, JobState, Launch, Owner, Progress, User
+from dl2d.core.json_codec import as_plain, decode, encode
 from dl2d.core.measured_losses import MeasuredLoss
 from dl2d.core.measured_speeds import JobSpeeds, TrainingKind
 from dl2d.core.resources import Resources
@@ -59,6 +62,34 @@ from dl2d.store.row_mapping import (
 #: Jobs of one name or id that have ended and that ``SqlStore.find_jobs`` finds.
 MAX_NAMESAKES = 100
 _LIVE = [state for state in JobState if not state.ended]
+
+
+class RequestJson(Json[JobRequest]):
+    """A job's request as JSON, in which its demands are amounts by name, as in the columns of type ``Demand``."""
+
+    cache_ok = True
+
+    def __init__(self) -> None:
+        super().__init__(JobRequest)
+
+    def process_bind_param(self, value: JobRequest | None, dialect: Dialect) -> str | None:  # noqa: ARG002 (SQLAlchemy's signature)
+        """Encode a request."""
+        if value is None:
+            return None
+        return encode(as_plain(value) | {"worker": value.worker.as_dict(), "ps": value.ps.as_dict()}).decode()
+
+    def decode(self, stored: str | bytes) -> JobRequest:
+        """Decode a request."""
+        plain = decode(stored, dict[str, Any])
+        for role in ("worker", "ps"):
+            plain[role] = _in_thousandths(tuple(msgspec.convert(plain.get(role), dict[str, float]).items()))
+        return msgspec.convert(plain, JobRequest)
+
+
+# Most jobs ask for the same few.
+@functools.lru_cache(maxsize=1024)
+def _in_thousandths(demand: tuple[tuple[str, float], ...]) -> Any:
+    return as_plain(Resources.of(dict(demand)))
 
 
 class _Reported:
@@ -140,7 +171,7 @@ class JobRow(_Reported, Base):
     ps_demand: Mapped[Resources | None] = mapped_column(
         Demand(), comment="what one parameter server needs, JSON; memory in MiB"
     )
-    request: Mapped[JobRequest] = mapped_column(Json(JobRequest), comment="all that the user asked for, JSON")
+    request: Mapped[JobRequest] = mapped_column(RequestJson(), comment="all that the user asked for, JSON")
     launch: Mapped[Launch] = mapped_column(
         Json(Launch), comment="command, folder and, until the job ends, environment, JSON"
     )

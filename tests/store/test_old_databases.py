@@ -6,6 +6,7 @@ version whose schema was 0006.
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -85,7 +86,12 @@ def test_jobs_and_tasks(store: SqlStore) -> None:
     assert tasks[0].demand == a_job(2).request.worker
     with store._database.reading("test") as connection:
         epochs = connection.execute(text("SELECT epoch FROM jobs ORDER BY number")).scalars().all()
+        requests = connection.execute(text("SELECT request, worker_demand, ps_demand FROM jobs")).all()
     assert [epoch is None for epoch in epochs] == [False, False, True]  # nobody reports that of the static job
+    for request, worker, ps in requests:
+        read = json.loads(request)
+        assert (read["worker"], read["ps"]) == (json.loads(worker), json.loads(ps))
+        assert read["worker"] == {"cpu": 2, "gpu": 0.5, "memory": 4096}
     (grown,) = store.resizes(failed.key)
     assert [(event.state, event.at, event.note) for event in grown.events] == [
         (TaskState.ASKED, _T0 + 1.0, ""), (TaskState.FAILED, _T0 + 91.0, "oom"),
