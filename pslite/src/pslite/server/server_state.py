@@ -133,7 +133,11 @@ class ServerState:
         self.activation = PlanActivation(self.send, self.faults)
 
     def set_spec(self, spec: JobSpec) -> None:
-        """Set everything that follows from the job's description; keys that are added later are further segments."""
+        """Set everything that follows from the job's description.
+
+        It is another one when keys are added later.  These are further segments at its end (a segment is the tensors of
+        one type and optimizer, cut into blocks), so that all blocks before them keep their numbers.
+        """
         self.spec = spec
         self.activation.total_versions = spec.total_versions
         self.blocks = cut(spec)
