@@ -43,13 +43,13 @@ class ClaimHistory:
     decided: frozenset[tuple[str, str]] | None = frozenset()
     #: Since when the room of a claim has been free.
     free_since: Mapping[ClaimKey, float] = field(default_factory=dict)
-    #: Since when planned nodes have been vacated for a claim that cannot be met yet.
+    #: Since when planned nodes have been vacated for a claim that is not met.
     vacated_since: Mapping[ClaimKey, float] = field(default_factory=dict)
     given_up: tuple[GivenUpClaim, ...] = ()
     #: Shapes of the waiting claims, those first for which nodes were searched longest ago.
     queue: tuple[ClaimShape, ...] = ()
-    #: How many claims were met in the last tick, by handle.
-    met: Mapping[str, int] = field(default_factory=dict)
+    #: How many claims were met in the last tick, by handle: all nodes that they need were found.
+    met_count: Mapping[str, int] = field(default_factory=dict)
     #: Nodes that could not be vacated in the last ticks, for shapes of claims for which not all nodes were tried.
     passed_over: Mapping[ClaimShape, frozenset[str]] = field(default_factory=dict)
     #: Since when tasks have been about to leave the nodes of a claim that is met.

@@ -370,7 +370,7 @@ def test_claims_for_which_planned_nodes_are_vacated_do_not_count_as_met(world: W
     world.settled(max_workers=8, max_ps=8)
     world.manager.claims = [claim(planned=("n1", "n2"), eligible=frozenset({"n1", "n2"})), claim("813", 1, 8000)]
     assert len(world.tick(1.0).snapshot.claims) == 2
-    assert world.state.claim_history.met == {"813": 1}
+    assert world.state.claim_history.met_count == {"813": 1}
 
 
 def test_a_decision_on_an_incomplete_listing_is_made_again_with_the_claims_of_the_next_complete_one() -> None:

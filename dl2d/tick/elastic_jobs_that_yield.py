@@ -1,0 +1,62 @@
+"""Which elastic jobs yield to a waiting job of others (a claim), and which wait and come before it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from dl2d.core.cluster import NodeState, Snapshot
+from dl2d.core.jobs import NOTHING, TASK_ROLES, JobKey
+from dl2d.core.resource_manager import Claim, GrowthLimit, RmJob, RmListing, Yields
+from dl2d.core.resources import Resources
+
+
+class ElasticJobs:
+    """The elastic jobs whose anchors are listed. Those whose coordinator is ``silent`` keep their tasks."""
+
+    def __init__(self, snapshot: Snapshot, listing: RmListing, silent: Collection[JobKey]) -> None:
+        by_handle = {job.anchor: job.key for job in snapshot.jobs if job.anchor and not job.static}
+        self.anchors = {by_handle[each.handle]: each for each in listing.jobs if each.handle in by_handle}
+        self.requests = {job.key: job.request for job in snapshot.jobs}
+        self._held = snapshot.held()
+        self._may_use = snapshot.may_use()
+        self._all_nodes = frozenset(node.name for node in listing.nodes if node.state is NodeState.UP)
+        self._silent = silent
+
+    def yields(self, key: JobKey, claim: Claim) -> bool:
+        """Whether a job gives up tasks to a claim."""
+        anchor = self.anchors.get(key)
+        return anchor is not None and key not in self._silent and _yields(anchor, claim)
+
+    def all_yield_on(self, nodes: Collection[str], claim: Claim) -> bool:
+        """Whether all jobs that may use any of these nodes yield to a claim; silent ones count like others."""
+        names = frozenset(nodes)
+        return all(
+            _yields(anchor, claim) or names.isdisjoint(self._may_use.get(key, self._all_nodes))
+            for key, anchor in self.anchors.items()
+        )
+
+    def waiting(self, growth_limits: Iterable[GrowthLimit], held_back: Collection[JobKey]) -> list[JobKey]:
+        """Jobs that have nothing, by priority: those that come before a claim of lower priority.
+
+        Without those that cannot start: they are silent or ``held_back``, or a limit leaves too little for their
+        minimum size.
+        """
+        waiting = {
+            anchor.handle: key
+            for key, anchor in self.anchors.items()
+            if self._held[key] == NOTHING and anchor.yields is not Yields.ALWAYS
+            if key not in held_back and key not in self._silent
+        }
+        for limit in growth_limits if waiting else ():
+            for handle in limit.anchors & waiting.keys():
+                request = self.requests[waiting[handle]]
+                least = Resources.total(request.demand(role) * request.min_size.count(role) for role in TASK_ROLES)
+                if not limit.allows(least):
+                    del waiting[handle]
+        return sorted(waiting.values(), key=lambda key: -self.anchors[key].priority)
+
+
+def _yields(anchor: RmJob, claim: Claim) -> bool:
+    if anchor.yields is Yields.HIGHER_PRIORITY and not claim.standing:
+        return claim.priority > anchor.priority
+    return anchor.yields is not Yields.NEVER

@@ -1,0 +1,167 @@
+"""How tasks leave the nodes that are vacated for a claim: their jobs can spare them, or they move elsewhere. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from dl2d.core.cluster import Task
+from dl2d.core.resource_manager import Claim
+from dl2d.core.resources import Resources
+from dl2d.tick.node_room_with_undo import NodeRoom
+from dl2d.tick.place.make_room import TaskGroup
+
+#: When the tasks of so many nodes could each move but not all of them, no further ones are moved for a claim in a tick.
+#: The next tick begins with the nodes behind them.
+MAX_VAIN_MOVES: Final = 64
+
+#: What tasks have in common that find the same room: their demand, and the nodes that their job may use.
+_Alike: TypeAlias = tuple[Resources, frozenset[str] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _CannotMove:
+    """A task of a floor whose replacement would not start, so that it neither leaves nor moves."""
+
+    group: TaskGroup
+
+
+class MovesOffNodes:
+    """How tasks leave the nodes that are vacated for one claim.
+
+    What a search has found is remembered for the others of the same claim, during which room on nodes only becomes
+    less. For the next claim a new object is made.
+    """
+
+    def __init__(self, room: NodeRoom, claim: Claim, without_replacement: Collection[TaskGroup]) -> None:
+        self._room = room
+        self._claim = claim
+        self._without_replacement = without_replacement
+        #: Nodes whose tasks could not move together, of which nothing follows for other nodes.
+        self.vain = frozenset[str]()
+        #: Nodes to which tasks may move: first those that the claim cannot use, then those where other tasks run.
+        self._targets: list[str] = []
+        #: Where in ``_targets`` tasks that are alike found room last.
+        self._first_target: dict[_Alike, int] = {}
+        #: Tasks that could not move, with the nodes that were not tried: that of the last such task itself.
+        self._immovable: dict[_Alike, list[str]] = {}
+        #: Tasks that could not leave a node together, in the order in which they leave. Each entry says how the task
+        #: would leave: its group, which can spare it; ``_Alike``, if it moves; or ``_CannotMove``.
+        self._stuck: set[tuple[object, ...]] = set()
+        #: The state of the room when the tasks that leave a node were taken off it, before the first has moved.
+        self._before_moves = 0
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether so many nodes were tried in vain that no more tasks move for the claim."""
+        return len(self.vain) >= MAX_VAIN_MOVES
+
+    def vacate(self, node: str, share: Resources | None, chosen: Collection[str]) -> list[Task] | None:
+        """Take a share of a node, or (None) all of it; returns the tasks that leave, None where it cannot be had.
+
+        ``chosen`` are nodes to which no task moves from there.
+        """
+        room = self._room
+        undo_point = room.undo_point
+        leavers = room.leavers(node, share, self._claim)
+        if leavers is None:
+            return None
+        for task in leavers:
+            room.remove(node, task)
+        self._before_moves = room.undo_point
+        ways: tuple[object, ...] = ()
+        for task in leavers:
+            ways = (*ways, self._way_of_leaving(task))
+            if ways in self._stuck:
+                room.undo(undo_point)
+                return None
+            if not self._leave(task, node, chosen):
+                leaves_alone = self._leaves_alone(task, node, chosen)
+                room.undo(undo_point)
+                if leaves_alone:
+                    self._note_stuck(ways, leavers, node)
+                return None
+        room.use(node, room.capacity[node] if share is None else share)
+        return leavers
+
+    def let_leave(self, task: Task, node: str, chosen: Collection[str]) -> bool:
+        """Let one task leave a node, whose room is not taken; returns whether it can."""
+        undo_point = self._room.undo_point
+        self._room.remove(node, task)
+        self._before_moves = self._room.undo_point
+        if self._leave(task, node, chosen):
+            return True
+        self._room.undo(undo_point)
+        return False
+
+    def _way_of_leaving(self, task: Task) -> object:
+        """An entry of ``_stuck``."""
+        group = task.job, task.role
+        if self._room.can_spare(task):
+            return group
+        return _CannotMove(group) if group in self._without_replacement else self._alike(task)
+
+    def _leaves_alone(self, task: Task, node: str, chosen: Collection[str]) -> bool:
+        """Whether a task that could not leave a node after others of it can do so as the first one."""
+        if self._room.undo_point == self._before_moves:
+            return False
+        self._room.undo(self._before_moves)
+        return self._leave(task, node, chosen)
+
+    def _note_stuck(self, ways: tuple[object, ...], leavers: Iterable[Task], node: str) -> None:
+        """Note that tasks cannot leave a node together, and that the like of them cannot leave another one.
+
+        This does not follow if there is room for one of them on the node itself, which was left out of the search, or
+        if others can make room there.
+        """
+        room = self._room
+        if any(map(room.can_spare, room.tasks_on[node])) or any(room.fits(task.demand, node) for task in leavers):
+            self.vain |= {node}
+        else:
+            self._stuck.add(ways)
+
+    def _leave(self, task: Task, node: str, chosen: Collection[str]) -> bool:
+        """Let a task leave that its job can spare, or move to another node; returns whether it can."""
+        if self._room.can_spare(task):
+            self._room.spare(task)
+            return True
+        if (task.job, task.role) in self._without_replacement:
+            return False
+        if not self._targets:
+            room, eligible = self._room, self._claim.eligible
+            self._targets = sorted(
+                (name for name in room.capacity if name not in self._claim.planned),
+                key=lambda name: (eligible is None or name in eligible, not room.tasks_on[name]),
+            )
+        return self._move(task, node, chosen)
+
+    def _move(self, task: Task, node: str, chosen: Collection[str]) -> bool:
+        """Move a task off a node that is vacated; returns whether it can.
+
+        The search goes on where one for the like of the task had found room, and where that had found none it is not
+        repeated. The task's own node was left out of that search.
+        """
+        room, alike = self._room, self._alike(task)
+        untried = self._immovable.get(alike)
+        if untried is None and self.is_cut_short:
+            return False
+        allowed, targets = alike[1], self._targets if untried is None else untried
+        first, own = self._first_target.setdefault(alike, 0) if untried is None else 0, -1
+        for place in range(first, len(targets)):
+            name = targets[place]
+            if name == node:
+                own = place
+            elif name not in chosen and (allowed is None or name in allowed) and room.fits(task.demand, name):
+                if untried is None:
+                    room.change(self._first_target, alike, place if own < 0 else own)
+                room.use(name, task.demand)
+                return True
+        if room.take(task.job, task.demand, [name for name in targets if name != node and name not in chosen]):
+            return True
+        if untried is not None or room.undo_point == self._before_moves:
+            self._immovable[alike] = [node] if node in room.capacity else []
+        return False
+
+    def _alike(self, task: Task) -> _Alike:
+        return task.demand, self._room.may_use.get(task.job)

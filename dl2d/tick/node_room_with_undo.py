@@ -1,0 +1,178 @@
+"""Room on nodes while they are vacated for one claim after the other, with changes that can be undone. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from dl2d.core.cluster import NodeState, Snapshot, Task
+from dl2d.core.jobs import TASK_ROLES, JobKey, Role
+from dl2d.core.resource_manager import Claim, RmListing
+from dl2d.core.resources import Resources
+from dl2d.tick.elastic_jobs_that_yield import ElasticJobs
+from dl2d.tick.place.make_room import TaskGroup
+from dl2d.tick.place.task_leaving_order import first_member, leaving_order
+
+
+class NodeRoom:
+    """Room on each node when all draining tasks have left, and how many tasks each job can spare."""
+
+    def __init__(self, snapshot: Snapshot, listing: RmListing, jobs: ElasticJobs) -> None:
+        self._jobs = jobs
+        # Nodes that no elastic job may use take no tasks in the snapshot.
+        self.capacity = {node.name: node.capacity for node in listing.nodes if node.state is NodeState.UP}
+        self.may_use = snapshot.may_use()
+        room_of_tasks: dict[str, list[Resources]] = defaultdict(list)
+        wanted_on: dict[str, list[Task]] = defaultdict(list)
+        groups: dict[TaskGroup, list[Task]] = defaultdict(list)
+        for task in snapshot.tasks:
+            room_of_tasks[task.node].append(task.room)
+            if task.state.wanted:
+                wanted_on[task.node].append(task)
+                groups[task.job, task.role].append(task)
+        #: The worker of rank 0 of each job; it leaves last.
+        self.rank0_workers = {first_member(tasks) for (_, role), tasks in groups.items() if role is Role.WORKER}
+        #: Tasks on each node that are meant to run, in the order in which they leave.
+        self.tasks_on = {
+            node.name: tuple(sorted(wanted_on.get(node.name, ()), key=self._leaving_order)) for node in listing.nodes
+        }
+        self._used_by_jobs_of_others = {
+            node.name: node.used.minus(Resources.total(room_of_tasks.get(node.name, ()))) for node in snapshot.nodes
+        }
+        #: The same with the room of claims, and of the tasks that move to the node.
+        self._used_by_others = dict(self._used_by_jobs_of_others)
+        floors = dict(snapshot.floors)
+        #: How many tasks of a group may leave.
+        self._above_floor: dict[TaskGroup, int] = {}
+        for key, held in snapshot.held().items():
+            floor = floors.get(key, jobs.requests[key].min_size)
+            for role in TASK_ROLES:
+                self._above_floor[key, role] = max(held.count(role) - floor.count(role), 0)
+        #: Changes that can be undone: mapping, key and former value.
+        self._undo_log: list[tuple[dict[Any, Any], Any, Any]] = []
+        #: What is free on nodes, in thousandths, where it was asked for since it changed last.
+        self._free: dict[str, dict[str, int]] = {}
+
+    def _leaving_order(self, task: Task) -> tuple[bool, bool, int]:
+        return task in self.rank0_workers, *leaving_order(task)
+
+    @property
+    def undo_point(self) -> int:
+        """The state of now, for ``undo``."""
+        return len(self._undo_log)
+
+    def undo(self, undo_point: int) -> None:
+        """Take back all changes since that state."""
+        while len(self._undo_log) > undo_point:
+            mapping, key, value = self._undo_log.pop()
+            mapping[key] = value
+            self._free.pop(key, None)
+
+    def change(self, mapping: dict[Any, Any], key: Any, value: object) -> None:
+        """Change a value in a mapping such that ``undo`` takes it back."""
+        self._undo_log.append((mapping, key, mapping[key]))
+        mapping[key] = value
+        self._free.pop(key, None)
+
+    def use(self, node: str, room: Resources) -> None:
+        """Take room on a node, whether it is free or not."""
+        self.change(self._used_by_others, node, self._used_by_others[node] + room)
+
+    def ignore_jobs_of_others(self, node: str) -> Resources:
+        """Count as free what jobs of others use on a node; returns it, for ``use``."""
+        others = self._used_by_jobs_of_others[node]
+        self.change(self._used_by_others, node, self._used_by_others[node].minus(others))
+        return others
+
+    def remove(self, node: str, task: Task) -> None:
+        """Take a task off a node."""
+        self.change(self.tasks_on, node, tuple(other for other in self.tasks_on[node] if other is not task))
+
+    def can_spare(self, task: Task) -> bool:
+        """Whether the job of a task has more of its role than its floor."""
+        return self._above_floor.get((task.job, task.role), 0) > 0
+
+    def spare(self, task: Task) -> None:
+        """Count a task as gone from its job."""
+        group = task.job, task.role
+        self.change(self._above_floor, group, self._above_floor[group] - 1)
+
+    def fits(self, demand: Resources, node: str) -> bool:
+        """Whether a demand is free on a node."""
+        free = self._free_on(node)
+        for name, amount in demand.thousandths:  # noqa: SIM110 - a generator takes longer, and this is asked often
+            if free.get(name, 0) < amount:
+                return False
+        return True
+
+    def _free_on(self, node: str) -> Mapping[str, int]:
+        """What is free on a node, in thousandths; negative where more is used than it has."""
+        free = self._free.get(node)
+        if free is None:
+            free = dict(self.capacity[node].thousandths)
+            for used in (self._used_by_others[node], *(task.room for task in self.tasks_on[node])):
+                for name, amount in used.thousandths:
+                    free[name] = free.get(name, 0) - amount
+            self._free[node] = free
+        return free
+
+    def leavers(self, node: str, share: Resources | None, claim: Claim | None) -> list[Task] | None:
+        """Tasks whose leaving makes room for a share, or (None) for the whole node; None where nothing makes it.
+
+        They are of jobs that yield to a claim, or without one of those that can spare them.
+        """
+        here = self.tasks_on[node]
+        if share is None:
+            if self._used_by_others[node].thousandths or not all(
+                claim and self._jobs.yields(task.job, claim) for task in here
+            ):
+                return None
+            return list(here)
+        free = self._free_on(node)
+        short = {name: amount - free.get(name, 0) for name, amount in share.thousandths if amount > free.get(name, 0)}
+        leavers: list[Task] = []
+        for task in here if short else ():
+            may_leave = self._jobs.yields(task.job, claim) if claim else self.can_spare(task)
+            if may_leave and any(name in short for name, _ in task.room.thousandths):
+                leavers.append(task)
+                for name, amount in task.room.thousandths:
+                    if name in short:
+                        short[name] -= amount
+                short = {name: amount for name, amount in short.items() if amount > 0}
+            if not short:
+                break
+        return None if short else leavers
+
+    def take(self, key: JobKey, demand: Resources, nodes: Collection[str]) -> bool:
+        """Take a demand of a job on the first node where it is free, or else where jobs can spare tasks for it."""
+        allowed = self.may_use.get(key)
+        if allowed is not None:
+            nodes = [name for name in nodes if name in allowed]
+        found = next((name for name in nodes if self.fits(demand, name)), None)
+        if found is None and any(self._above_floor.values()):
+            found = next((name for name in nodes if self.tasks_on[name] and self._make_room(name, demand)), None)
+        if found is not None:
+            self.use(found, demand)
+        return found is not None
+
+    def _make_room(self, node: str, demand: Resources) -> bool:
+        """Let tasks leave a node that their jobs can spare, so that a demand fits there."""
+        undo_point = self.undo_point
+        leavers = self.leavers(node, demand, None)
+        for task in leavers or ():
+            if not self.can_spare(task):
+                self.undo(undo_point)
+                return False
+            self.spare(task)
+            self.remove(node, task)
+        return leavers is not None
+
+    def take_minimum(self, key: JobKey) -> None:
+        """Take the room of a job's minimum size where it is free or others can spare it, all or nothing."""
+        request, undo_point = self._jobs.requests[key], self.undo_point
+        for role in TASK_ROLES:
+            for _ in range(request.min_size.count(role)):
+                if not self.take(key, request.demand(role), self.capacity):
+                    self.undo(undo_point)
+                    return
