@@ -285,8 +285,8 @@ def _task_change(
     3. It is wanted, but its job has ended: it drains, and has ``end_seconds`` from now on to end by itself. A task of a
        cancelled job is stopped at once.
     4. It leaves: it is stopped if it has not begun to run, or takes too long.
-    5. It waits for resources: it is given up when that takes too long, and sooner if the resource manager says that it
-       will not start it there.
+    5. It waits for resources: it is given up when that takes too long, and sooner if the resource manager says in two
+       listings in a row that it will not start it there.
     6. It runs, perhaps on another node than the one it was asked for.
     """
     if listed is None:
@@ -312,7 +312,8 @@ def _task_change(
     if listed.state is RmJobState.PENDING:
         # Only a task that has never run is given up: a late listing may show one that runs as waiting.
         refusal, max_wait = why_refused(listed), timeouts.start_seconds
-        if refusal and math.isfinite(max_wait):
+        # A node may be refused in a single listing, as when slurmctld has just started.
+        if refusal and listed.reason == task.note and math.isfinite(max_wait):
             max_wait = min(max_wait, MAX_REFUSED_SECONDS)
         if task.state is TaskState.ASKED and elapsed.in_state > max_wait:
             note = f"not started in {max_wait:g} s: {refusal or listed.reason}"

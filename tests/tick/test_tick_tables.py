@@ -69,6 +69,8 @@ def incomplete(*records: RmJob, **more: Any) -> list[Listed]:
 
 
 RUNS = record()
+WAITS = record(RmJobState.PENDING)
+REFUSED = structs.replace(WAITS, reason="ReqNodeNotAvail", node_refused=True)
 #: What the resource manager says, as the tables have it.
 SAYS: Mapping[str, list[Listed]] = {
     # Nothing
@@ -87,6 +89,9 @@ SAYS: Mapping[str, list[Listed]] = {
     "pending, after 601 s": later(record(RmJobState.PENDING), after=601),
     "pending, after 601 s, incomplete": incomplete(record(RmJobState.PENDING), after=601),
     "pending, clock set forward": later(record(RmJobState.PENDING), clock=1e6),
+    "refused, twice in 31 s": [Listed((REFUSED,)), Listed((REFUSED,), after=31)],
+    "pending, refused once after 31 s": [Listed((WAITS,)), Listed((REFUSED,), after=31), Listed((WAITS,))],
+    "pending, refused twice after 31 s": [Listed((WAITS,)), Listed((REFUSED,), after=31), Listed((REFUSED,))],
     "running": once(RUNS),
     "running, after 11 s": later(RUNS, after=11),
     "running, after 61 s": later(RUNS, after=61),
@@ -215,6 +220,9 @@ not listed, 3 times, not reported yet  | failed    | failed    | .        | .   
 pending                                | .         | .         | .        | .        | .!       | .!       | .
 pending, after 601 s                   | draining! | draining! | .        | .        | .!       | .!       | .
 pending, after 601 s, incomplete       | .         | .         | .        | .        | .        | .        | .
+refused, twice in 31 s                 | draining! | draining! | .        | .        | .!       | .!       | .
+pending, refused once after 31 s       | .         | .         | .        | .        | .!       | .!       | .
+pending, refused twice after 31 s      | draining! | draining! | .        | .        | .!       | .!       | .
 running                                | granted   | granted   | .        | .        | .        | .        | .
 running, after 11 s                    | granted   | granted   | .        | .        | .        | .!       | .
 running, after 61 s                    | granted   | granted   | .        | .        | .!       | .!       | .
