@@ -150,7 +150,7 @@ def test_a_node_whose_free_room_slurm_gives_to_no_task_is_left_to_others_for_a_w
     store.change_tasks([TaskChange(key, task.id, TaskState.ASKED, handle="100", submitted=SUBMITTED)], clock.now)
     context, state = context_of(manager_on(), store, timer=clock.timer), TickState()
     kept_out = []
-    for room in ("6/2/0/8", "8/0/0/8", "6/2/0/8", "6/2/0/8", "6/2/0/8"):  # full meanwhile, for which it waits
+    for room in ("6/2/0/8", "8/0/0/8", *["6/2/0/8"] * 4):  # full meanwhile, for which it waits
         slurm.answer("squeue", rows=[anchor, job_row(100, Comment=task.tag, **waiting)])
         slurm.answer("sinfo", rows=[node_row("n2", CPUsState=room, **idle), node_row("n3", **idle)])
         store.report_progress(key, Progress(at=clock.now))
@@ -158,7 +158,7 @@ def test_a_node_whose_free_room_slurm_gives_to_no_task_is_left_to_others_for_a_w
         kept_out.append([nodes.reason for nodes in report.snapshot.node_sets if "n2" not in nodes.nodes])
         clock.now += 100
     said = "not n2, refused: Resources (Slurm does not give it the room that sinfo shows)"
-    assert kept_out == [[], [], [], [], [said]]
+    assert kept_out == [*[[]] * 5, [said]]
     assert slurm.calls("scancel")[-1].argv[-1] == "100"
     store.close()
 
