@@ -214,10 +214,11 @@ def receive(
     if job.static:  # the store has none of its tasks: its coordinator starts them itself
         not_recorded = {member.task for member in beat.members if not _STATIC_TASK.fullmatch(member.task)}
     state = _JOB_STATES[beat.state]
-    moved = job.state is not state and not (state is JobState.READY and job.state is JobState.RUNNING)
-    if state is JobState.CANCELLED and anchor_decides:
-        moved = False
     end_reason = _end_reason(job.request, beat, state) if state.ended else ""
+    if state is JobState.CANCELLED and anchor_decides:
+        # The job stays live. Of one whose first report this is, the reason would be lost in its state before.
+        state = JobState.READY
+    moved = job.state is not state and not (state is JobState.READY and job.state is JobState.RUNNING)
     change = JobChange(
         state=state if moved else None,
         address=beat.address if beat.address != job.address else None,

@@ -703,6 +703,18 @@ class TestHeartbeat:
             kept = slurm_like.store.job(job)
             assert (kept.state, kept.end_reason) == (JobState.RUNNING, reason)
 
+    def test_a_coordinator_that_is_ended_before_its_first_heartbeat_has_reported_all_the_same(self, slurm_like):
+        key = slurm_like.add_anchor()
+        slurm_like.register()
+        for anchor, state in (RmJobState.RUNNING, JobState.READY), (RmJobState.DONE, JobState.CANCELLED):
+            listed = RmJob(handle="7", state=anchor, user=OWNER.user, submitted=key.submitted)
+            slurm_like.manager.put(listed, ())
+            if state is JobState.READY:
+                slurm_like.heartbeat(key, state="cancelled", reason="its coordinator got SIGTERM")
+            slurm_like.tick()
+            kept = slurm_like.store.job(key)
+            assert (kept.state, kept.end_reason) == (state, "its coordinator got SIGTERM")
+
     def test_the_longest_host_name_that_there_is_fits(self, world):
         job, address = world.submit(), ".".join(["h" * 62] * 4) + ":65535"
         assert world.heartbeat(job, address=address).status_code == 200
