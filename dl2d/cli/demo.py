@@ -93,7 +93,7 @@ def demo(
     bad = [each.job for each in played if not each.good]
     if bad:
         what = "; ".join(f"{job.request.name} {job.state}: {job.end_reason}" for job in bad)
-        raise DemoError(f"{what}; with --keep the logs of its tasks stay")
+        raise DemoError(f"{what}; `dl2d demo --keep` keeps the logs of its tasks")
 
 
 def _row(played: Played) -> tuple[str, ...]:

@@ -111,7 +111,7 @@ def train(
     if teacher is not None and start is not None:
         raise typer.BadParameter("--teacher and --start cannot be used together: training begins with one of them")
     if "draws" in given and not any(map(is_drawn, (*(workload or ()), *(validate or ())))):
-        raise typer.BadParameter("--draws needs a generator: no other workload is drawn")
+        raise typer.BadParameter("--draws is for generators, and no --workload or --validate is one (generator:NAME)")
     require_extra("train")
     options = TrainOptions(
         workload=tuple(workload or ()), validate=tuple(validate or ()), out=out, iterations=iterations, seed=seed,

@@ -73,7 +73,7 @@ def train_dl2_supervised(
         if replays is None or not is_better:
             replays = replayed(checkpoint)
         if replays.problem:
-            raise GateRefused(f"policy {_DL2} {replays.problem}; nothing was written")
+            raise GateRefused(f"policy {_DL2} {replays.problem}; nothing was written; record more days first")
     weights = "fitted weights" if is_better else "dl2d's own weights"
     lines = [
         f"{found.states} choices learned from",

@@ -276,7 +276,9 @@ def _current(settings: Settings, registry: SqlRegistry, policy: str) -> Checkpoi
     """The checkpoint that decides now. Raises ``CheckpointError`` where the policy has none yet."""
     found = current_checkpoint(settings, registry, policy)
     if found is None:
-        raise CheckpointError(f"{policy}: has no checkpoint to learn on from")
+        raise CheckpointError(
+            f"{policy} has no checkpoint from which it could go on learning: train one, and set policy.checkpoint"
+        )
     return found
 
 

@@ -40,7 +40,7 @@ def train_twin(settings: Settings, options: TrainOptions, *, paper: bool) -> Non
         learned = learn(settings, store, policy, chosen, tell=tell, now=time.time())
         replays = checked(settings, store, learned, tell=tell)
         if replays.problem and not options.gate:
-            raise GateRefused(f"the trained policy {replays.problem}; nothing was written")
+            raise GateRefused(f"the trained policy {replays.problem}; nothing was written; record more days first")
         is_written = not replays.problem
         if is_written:
             write_checkpoint(learned.checkpoint, options.checkpoint)

@@ -41,7 +41,9 @@ def _one_line(text: str) -> str:
 def _without_seed(sources: tuple[str, ...]) -> tuple[str, ...]:
     for source in sources:
         if is_drawn(source) and "seed=" in source:
-            raise bad("", f"{source} fixes its seed, so that tests would be what was learned from")
+            raise bad(
+                "", f"{source} fixes its seed, so it would be trained and tested on the same workload: leave out seed="
+            )
     return sources
 
 
@@ -165,7 +167,7 @@ def original_settings(design: Design, given: Mapping[str, Setting]) -> Settings:
 def jumps_settings(given: Mapping[str, Setting], *, seed: int) -> TrainingSettings:
     """The settings of the default design. Raises ``WorkloadError``."""
     if "seed" in given:
-        raise WorkloadError("seed", "is the experiment's to choose")
+        raise WorkloadError("seed", "cannot be set: the experiment trains with seeds of its own")
     return replace(read(_JUMPS, given, WorkloadError), seed=seed)
 
 

@@ -273,9 +273,14 @@ def load_state(settings: TrainingSettings, inputs: str, folder: Path) -> State:
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{folder / _STATE}: cannot be read: {error}") from error
     if different := [key for key in given if given[key] != saved.get(key)]:
-        raise CheckpointError(f"{folder}: holds a training with other settings: {', '.join(different)}")
+        raise CheckpointError(
+            f"{folder}: holds a training with other settings ({', '.join(different)}): give the same ones, or leave "
+            "out --resume"
+        )
     if words["inputs"] != inputs:
-        raise CheckpointError(f"{folder}: holds a training with other workloads")
+        raise CheckpointError(
+            f"{folder}: holds a training with other workloads: give the same ones, or leave out --resume"
+        )
     return State(search=search, best=best, looks=looks, measured=measured)
 
 

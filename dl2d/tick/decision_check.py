@@ -36,10 +36,10 @@ def check_decision(decision: Decision, snapshot: Snapshot) -> None:
             (request.allows(workers) and request.min_ps <= ps <= request.max_ps) or (workers, ps) == NOTHING
         )
         if not in_bounds or workers < floor.workers or ps < floor.ps:
+            counts = ", ".join(map(str, request.allowed_workers)) or f"{request.min_workers} to {request.max_workers}"
             raise PolicyError(
-                f"policy {decision.policy} gave job {job.key.id} {_shown(decided[job.key])}; it may have "
-                f"{request.min_workers} to {request.max_workers} workers, {request.min_ps} to {request.max_ps} PSs "
-                f"and not less than {floor}"
+                f"policy {decision.policy} gave job {job.key.id} {_shown(decided[job.key])}; it may have {counts} "
+                f"workers and {request.min_ps} to {request.max_ps} PSs, or {NOTHING}, and not less than {floor}"
             )
     for entry in decision.jobs:
         if problem := next(_problems(entry), ""):

@@ -213,7 +213,10 @@ def entry(**changes: object) -> dict[str, object]:
         (entry(training={"settings": {"teacher": "drv"}}), "settings.teacher: expected one of drf, fifo"),
         (entry(training={"settings": [1]}), "settings: expected an object"),
         (entry(training={"design": "jmps"}), "(did you mean jumps?)"),
-        (entry(training={"design": "jumps", "settings": {"seed": 3}}), "settings.seed: is the experiment's to choose"),
+        (
+            entry(training={"design": "jumps", "settings": {"seed": 3}}),
+            "settings.seed: cannot be set: the experiment trains",
+        ),
         (entry(training={"design": "jumps", "before": {"types": 1}}), "before: the design jumps begins with nothing"),
         (entry(training={"sources": ["generator:dl2?seed=3"]}), "fixes its seed"),
         (entry(training={"sources": ["a.json"]}), "training.validation: name workloads to choose checkpoints by"),

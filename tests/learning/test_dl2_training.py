@@ -81,7 +81,7 @@ def test_going_on_leads_where_it_would_have_led(tmp_path: Path) -> None:
     assert state.search.weights.tobytes() == whole.search.weights.tobytes()
     assert state.best.tobytes() == whole.best.tobytes()
     assert state.looks == whole.looks
-    with pytest.raises(CheckpointError, match="other settings: seed"):
+    with pytest.raises(CheckpointError, match=r"other settings \(seed\): give the same ones"):
         load_state(replace(QUICK, seed=9), "inputs", tmp_path)
     with pytest.raises(CheckpointError, match="other workloads"):
         load_state(QUICK, "others", tmp_path)

@@ -120,6 +120,12 @@ def test_an_allocation_out_of_bounds_is_none(allocation, change) -> None:
         check_decision(a_decision(snapshot, allocation), snapshot)
 
 
+def test_the_allowed_worker_counts_are_told() -> None:
+    snapshot = a_snapshot([a_job(1, allowed_workers=(1, 2, 4))], BIG)
+    with pytest.raises(PolicyError, match=r"it may have 1, 2, 4 workers and 1 to 4 PSs, or 0w\+0ps, and not less than"):
+        check_decision(a_decision(snapshot, (3, 3)), snapshot)
+
+
 def test_a_running_job_may_not_fall_below_its_floor() -> None:
     snapshot = a_snapshot([a_job(1, min_workers=2)], BIG, held={0: Allocation(3, 1)})
     with pytest.raises(PolicyError, match=r"and not less than 2w\+1ps"):

@@ -275,7 +275,7 @@ def roll_back(registry: SqlRegistry, policy: str, *, at: float, by: str, reason:
         else:
             return registry.roll_back(policy, at=at, by=by, reason=reason, to=each.digest, live=live)
     if earlier:
-        raise RegistryError(f"of the {len(earlier)} versions of {policy} before the live one none can be read")
+        raise RegistryError(f"no version of {policy} before the live one can be read ({len(earlier)} were tried)")
     return registry.roll_back(policy, at=at, by=by, reason=reason, live=live)
 
 

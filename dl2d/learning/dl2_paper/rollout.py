@@ -83,8 +83,8 @@ class SampleCollector:
             left -= 1
             if left < 0:
                 raise TooFewSamples(
-                    f"clusters: {count} samples were asked for, {count - wanted} came of {self.decisions} decisions; "
-                    "the workloads leave nothing to decide, or settings keep too few"
+                    f"{self.decisions} decisions gave only {count - wanted} of the {count} samples to learn from: the "
+                    "workloads leave hardly anything to decide; train on some with more jobs, or set `kept` higher"
                 )
         return Samples.joined(ready)
 

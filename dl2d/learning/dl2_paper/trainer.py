@@ -399,10 +399,14 @@ class _Training:
         words, arrays = state.words, state.arrays
         given, saved = as_plain(self._settings), words.get("settings") or {}
         if different := sorted(key for key in given if given[key] != saved.get(key)):
-            raise CheckpointError(f"resume: the state is of a training with other settings: {', '.join(different)}")
+            raise CheckpointError(
+                f"resume: the state is of a training with other settings ({', '.join(different)}): give the same ones, "
+                "or leave out --resume"
+            )
         if words.get("inputs") != self.inputs or words.get("seed") != self._seed:
             raise CheckpointError(
-                "resume: the state is of a training with other workloads, another start or another seed"
+                "resume: the state is of a training with other workloads, another start or another seed: give the same "
+                "ones, or leave out --resume"
             )
         try:
             load_weights(self.learner.policy, arrays, "policy")

@@ -359,8 +359,10 @@ def _rows(lines: TextIO, form: _Format, where: str) -> Iterator[_Row]:
         columns = [name.strip().lower() for name in first]
         if columns and not columns[-1]:
             columns.pop()
-        if len(columns) > _MAX_COLUMNS or len(set(columns)) < len(columns):
-            raise WorkloadError("line 1", "a column is named twice, or there are too many", where=where)
+        if len(columns) > _MAX_COLUMNS:
+            raise WorkloadError("line 1", f"there are {len(columns)} columns, more than {_MAX_COLUMNS}", where=where)
+        if twice := [name for name, times in Counter(columns).items() if times > 1]:
+            raise WorkloadError("line 1", f"the column {shown(twice[0])} is named twice", where=where)
         if missing := [name for name in form.columns if name not in columns]:
             problem = f"there is no column {', '.join(missing)}; there are {shown(', '.join(columns))}"
             raise WorkloadError("line 1", problem, where=where)

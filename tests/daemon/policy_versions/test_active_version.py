@@ -213,7 +213,7 @@ def test_a_version_that_fails_stays_where_no_earlier_one_can_be_read(site: Site)
     shutil.rmtree(folder)
     with capture_logs() as logs:
         assert not active.withdraw("it failed")
-    assert logs[-1]["error"] == "of the 1 versions of dl2 before the live one none can be read"
+    assert logs[-1]["error"] == "no version of dl2 before the live one can be read (1 were tried)"
     assert site.live() == another(2).digest
 
 

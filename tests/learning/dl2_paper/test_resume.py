@@ -97,7 +97,7 @@ def test_what_goes_on_is_all_there(settings: Settings, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "seed", "message"),
     [
-        ({"gamma": 0.5}, 0, "other settings: gamma"),
+        ({"gamma": 0.5}, 0, r"other settings \(gamma\): give the same"),
         ({}, 1, "another seed"),
         ({"workloads": TRAINING[1:]}, 0, "other workloads"),
     ],

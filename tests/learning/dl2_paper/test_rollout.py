@@ -93,7 +93,7 @@ def test_an_all_reduce_job_is_never_given_a_ps() -> None:
 
 def test_clusters_without_decisions_are_told_of() -> None:
     full = two_jobs(max_workers=1, max_ps=1)
-    with pytest.raises(TooFewSamples, match="2 samples were asked for, 0 came of"):
+    with pytest.raises(TooFewSamples, match="decisions gave only 0 of the 2 samples to learn from"):
         SampleCollector(Library.of([full]), PLAIN, [0]).collect(ONE_MORE, NOBODY, 2)
 
 

@@ -131,7 +131,7 @@ def task_environment(environ: Mapping[str, str], role: Role) -> TaskEnvironment:
     """
     task = need(environ, "DL2_TASK")
     if not _TASK.fullmatch(task):
-        raise UsageError(f"DL2_TASK is {task!r}: letters, digits, '.', '_' and '-' only")
+        raise UsageError(f"DL2_TASK is {task!r}: it may have letters, digits, '.', '_' and '-' only")
     coordinator = need(environ, "DL2_COORDINATOR")
     try:
         split_address(coordinator)

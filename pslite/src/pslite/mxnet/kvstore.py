@@ -610,7 +610,8 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         """
         if self._started:
             raise UsageError(
-                f"the KVStore has an optimizer and its keys already, and a job has one of both: {ONE_TRAINER}"
+                "the KVStore has an optimizer and its keys already, and a job has one optimizer and one set of keys: "
+                f"{ONE_TRAINER}"
             )
         rule_of(optimizer, next(iter(optimizer.param_dict or optimizer.idx2name or {0: None})))
         self._optimizer = optimizer
