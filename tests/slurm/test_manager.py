@@ -516,8 +516,32 @@ def test_a_task_keeps_the_tag_that_its_user_removes(slurm: FakeSlurm, manager_on
     assert listed(known) == (mark, True)
     assert listed(known, SubmitTime=1795253933) == ("", False)  # another job
     # It has not been listed yet.
-    assert listed(live_task("1", mark, submitted=0, asked_at=1795253932.7)) == (mark, True)
-    assert listed(live_task("1", mark, submitted=0, asked_at=1795253933.7)) == ("", False)
+    unlisted = live_task("1", mark, submitted=0, asked_at=1795253932.7)
+    assert listed(unlisted, ReqNodes="n1") == (mark, True)
+    assert listed(unlisted, Comment=mark) == (mark, True)
+    later = live_task("1", mark, submitted=0, asked_at=1795253933.7)
+    assert listed(later, ReqNodes="n1") == ("", False)
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        {},
+        {"ReqNodes": "n2"},
+        {"ReqNodes": "n1", "Comment": "dl2:fake.13.9:worker-1"},
+        {"ReqNodes": "n1", "Comment": "dl2:fake.13.9:worker-1", "UserName": "bob"},
+    ],
+)
+def test_a_job_that_got_the_id_of_a_task_again_is_not_the_task(
+    slurm: FakeSlurm, manager_on: Managers, again: dict[str, str]
+) -> None:
+    """As after slurmctld was killed before it had saved that there was such a job."""
+    lost = live_task("1", "dl2:fake.12.9:worker-1", submitted=0, asked_at=1795253900.0)
+    slurm.answer(
+        "squeue", rows=[job_row(12), job_row(13, UserName=again.get("UserName", "alice")), job_row(1, **again)]
+    )
+    (found,) = (job for job in manager_on().listing(tasks=[lost]).jobs if job.handle == "1")
+    assert found.tag == again.get("Comment", "")
 
 
 def test_of_a_job_array_only_the_task_that_was_meant_is_cancelled(

@@ -83,7 +83,7 @@ def test_a_task_whose_comment_its_user_removed_before_it_was_listed_is_found(
     key = add_job(store, 7)
     (task,) = store.ask_tasks([Start(key, Role.WORKER, "n1", REQUEST.worker)], SUBMITTED)
     store.change_tasks([TaskChange(key, task.id, TaskState.ASKED, handle="8")], SUBMITTED)
-    slurm.answer("squeue", rows=[job_row(7), job_row(8)])
+    slurm.answer("squeue", rows=[job_row(7), job_row(8, ReqNodes="n1")])
     slurm.answer("sinfo", rows=[node_row("n1")])
     tick(context_of(manager_on(), store), TickState())
     (found,) = store.tasks(live=True, job=key)[:1]

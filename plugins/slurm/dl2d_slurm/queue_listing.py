@@ -172,7 +172,7 @@ def parse_jobs(
             continue
         job, placed = parse_job(record, rules)
         task = tasks.get(job.handle) or tasks.get(job.tag)
-        if task is not None and _is_task(job, task):
+        if task is not None and _is_task(job, task, present(record["ReqNodes"])):
             job = replace(job, tag=task.tag)
         else:
             task = None
@@ -222,11 +222,17 @@ def _first_words(text: str) -> str:
     return " ".join(text.split()[:3])[:60]
 
 
-def _is_task(job: RmJob, task: Task) -> bool:
-    """Whether a job with the handle of a task, or with the tag of one that has no handle yet, is this task."""
+def _is_task(job: RmJob, task: Task, required: str) -> bool:
+    """Whether a job with the handle of a task, or with the tag of one that has no handle yet, is this task.
+
+    A slurmctld that ended before it had saved its state gives ids again. So a job that was never listed as the task,
+    and whose comment says nothing, is the task only if it requires (``--nodelist``) the node that the task was given.
+    """
     if task.submitted:
         return job.submitted == task.submitted
-    return job.tag == task.tag or job.submitted >= int(task.asked_at)
+    if job.tag:
+        return job.tag == task.tag
+    return job.submitted >= int(task.asked_at) and required == task.node
 
 
 def parse_job(record: Mapping[str, str], rules: Sequence[SlurmStaticJobRule]) -> tuple[RmJob, tuple[str, ...]]:
