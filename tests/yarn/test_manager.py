@@ -1210,7 +1210,7 @@ def test_another_dl2ds_service_of_the_same_name_is_left_alone(
     yarn: FakeYarn, manager: YarnManager, variable: str
 ) -> None:
     manager.submit(anchor(**{variable: "other"}))
-    with pytest.raises(Rejected, match="of another dl2d has this name"):
+    with pytest.raises(Rejected, match="of another dl2d daemon has this name; give each daemon its own"):
         manager.submit(anchor())
     yarn.apps[NAME]["user"] = "mallory"
     with pytest.raises(Unavailable, match="of user mallory has it"):

@@ -79,7 +79,10 @@ class PoissonSettings(Settings):
     def __post_init__(self) -> None:
         Settings.__post_init__(self)
         if self.jobs / self.rate > MAX_SLOTS / 2:
-            raise WorkloadError("rate", f"{self.jobs} jobs at {self.rate:g} a slot take over {MAX_SLOTS // 2} slots")
+            raise WorkloadError(
+                "rate",
+                f"{self.jobs} jobs come in more than {MAX_SLOTS // 2} slots at {self.rate:g} in a slot: set more",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

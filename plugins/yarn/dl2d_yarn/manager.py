@@ -487,7 +487,8 @@ def _check_same_job(found: ServiceDescription, description: Mapping[str, Any]) -
     name, given = description["name"], description["configuration"]["env"]
     if any(found.environment.get(variable) != given[variable] for variable in JOB_VARIABLES):
         raise Rejected(
-            f"{name}: {found.application_id} of another dl2d has this name; give each its own cluster and user"
+            f"{name}: {found.application_id} of another dl2d daemon has this name; give each daemon its own cluster "
+            "and resource_manager.yarn.user"
         )
 
 
