@@ -86,8 +86,8 @@ def parse_seeds(value: object, error: Callable[[str], Exception]) -> tuple[int, 
         if whole and len(set(value)) == len(value):
             return tuple(value)
     raise error(
-        f"expected how many (1 to {MAX_SEEDS}) or a list of at most {MAX_SEEDS} different whole numbers from 0 to "
-        f"{_MAX_SEED}, got {shown(value)}"
+        f"expected how many (1 to {MAX_SEEDS}) or a list of different whole numbers from 0 to {_MAX_SEED}, got "
+        f"{shown(value)}"
     )
 
 

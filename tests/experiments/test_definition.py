@@ -125,7 +125,10 @@ def test_what_is_written_is_read_again(
         ({"policies": ["drf", "drf"]}, "policies: given twice: 'drf'"),
         ({"policies": [1]}, "policies[0]: expected the name of a policy or an object {...}, got 1"),
         ({"baseline": "dfr"}, "baseline: expected one of drf, fifo, got 'dfr' (did you mean drf?)"),
-        ({"seeds": 0}, "seeds: expected how many (1 to 1000) or a list of different whole numbers"),
+        (
+            {"seeds": 0},
+            "seeds: expected how many (1 to 1000) or a list of different whole numbers from 0 to 9223372036854775807",
+        ),
         ({"seeds": [1, 1]}, "seeds: expected"),
         ({"seeds": [-1]}, "seeds: expected"),
         ({"seeds": "5"}, "seeds: expected"),
