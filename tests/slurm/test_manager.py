@@ -113,35 +113,71 @@ def test_reservations_are_asked_for_in_each_listing_only_while_there_are_any(
 @pytest.mark.parametrize(
     ("reason", "handles", "left", "whose"),
     [
-        ("QOSGrpGRES", {"1", "2"}, {"gpu": 0.0}, "QOS high (QOSGrpGRES)"),
-        ("QOSMaxCpuPerUserLimit", {"1"}, {"cpu": 0.0}, "QOS high, user alice (QOSMaxCpuPerUserLimit)"),
+        ("QOSGrpGRES", {"1", "2"}, {"gpu": 0.0}, "QOS high in partition gpu (QOSGrpGRES, of the QOS of the job or"),
+        ("QOSMaxCpuPerUserLimit", {"1"}, {"cpu": 0.0}, "QOS high, user alice in partition gpu (QOSMaxCpuPerUserLimit,"),
         ("AssocGrpMemLimit", {"1", "3"}, {"memory": 0.0}, "account ml (AssocGrpMemLimit)"),
         ("AssocMaxJobsLimit", {"1"}, {"cpu": 0.0, "gpu": 0.0, "memory": 0.0}, "account ml, user alice (A"),
         ("QOSMaxGRESPerJob", {"1"}, {"gpu": 0.0}, "job 1 (QOSMaxGRESPerJob)"),
         ("QOSMinGRES", {"1"}, {"gpu": 0.0}, "job 1 (QOSMinGRES)"),
         ("AssociationTimeLimit", {"1"}, {"cpu": 0.0, "gpu": 0.0, "memory": 0.0}, "job 1 (AssociationTimeLimit)"),
-        ("QOSUsageThreshold", {"1"}, {"cpu": 0.0, "gpu": 0.0, "memory": 0.0}, "QOS high, account ml, user alice (Q"),
+        (
+            "QOSUsageThreshold",
+            {"1"},
+            {"cpu": 0.0, "gpu": 0.0, "memory": 0.0},
+            "QOS high, account ml, user alice in part",
+        ),
     ],
 )
 def test_a_task_that_waits_for_a_limit_says_whose_and_of_what(
     slurm: FakeSlurm, manager_on: Managers, reason: str, handles: set[str], left: dict[str, float], whose: str
 ) -> None:
+    shared = {"QOS": "high", "Account": "ml"}
+    waits = {"State": "PENDING", "NodeList": "", **shared}
     slurm.answer(
         "squeue",
         rows=[
-            job_row(1, QOS="high", Account="ml"),
+            job_row(1, **shared),
             job_row(2, QOS="high", Account="bio", UserName="bob"),
             job_row(3, QOS="low", Account="ml", UserName="bob"),
-            job_row(4, State="PENDING", NodeList="", Comment="dl2:fake.1.9:worker-1", Reason=reason),
-            job_row(5, State="PENDING", NodeList="", Comment="dl2:fake.1.9:worker-2", Reason="Resources"),
+            job_row(4, **waits, Comment="dl2:fake.1.9:worker-1", Reason=reason),
+            job_row(5, **waits, Comment="dl2:fake.1.9:worker-2", Reason="Resources"),
         ],
     )
     jobs = manager_on().listing().jobs
     limit = jobs[3].limit
     assert limit is not None
-    assert (limit.anchors, limit.left) == (handles, left)
+    # Tasks have the options of their anchors, so they are among the jobs that share a limit; the tick knows anchors.
+    assert (limit.anchors - {"4", "5"}, limit.left) == (handles, left)
     assert f"leaves no more to {whose}" in limit.reason
     assert [job.limit for job in jobs if job is not jobs[3]] == [None] * 4
+
+
+@pytest.mark.parametrize(
+    ("own", "handles"),
+    [
+        ({"Partition": "gpu"}, {"1"}),
+        ({"Partition": "gpu,big"}, {"1", "2"}),
+        ({"Partition": "gpu", "QOS": "low"}, {"3"}),  # its user has changed it: scontrol update job=4 qos=low
+    ],
+)
+def test_a_limit_of_the_qos_of_a_job_or_its_partition_is_that_of_jobs_with_both(
+    slurm: FakeSlurm, manager_on: Managers, own: dict[str, str], handles: set[str]
+) -> None:
+    task = {"State": "PENDING", "NodeList": "", "QOS": "normal", "Comment": "dl2:fake.1.9:worker-1", **own}
+    slurm.answer(
+        "squeue",
+        rows=[
+            job_row(1, QOS="normal", Partition="gpu"),
+            job_row(2, QOS="normal", Partition="big"),
+            job_row(3, QOS="low", Partition="gpu"),
+            job_row(4, **task, Reason="QOSGrpCpuLimit"),
+        ],
+    )
+    limit = manager_on().listing().jobs[3].limit
+    assert limit is not None
+    assert limit.anchors - {"4"} == handles
+    (limit,) = (job.limit for job in manager_on(partition="gpu").listing().jobs if job.limit is not None)
+    assert limit.anchors - {"4"} == ({"3"} if "QOS" in own else {"1", "2"})  # tasks of all run there
 
 
 # Time limits and partitions of tasks

@@ -31,7 +31,7 @@ class SiteLimit:
     """A limit of an association or quality of service, by the reason of a job that waits for it."""
 
     #: What the limited jobs have in common with it: some of ``qos``, ``account`` and ``user``; nothing if it limits
-    #: each job by itself.
+    #: each job by itself. The ``qos`` is that of the job or that of its partition.
     shared: tuple[str, ...]
     #: ``cpu``, ``memory`` or ``gres``; empty for all that a job may have.
     resource: str

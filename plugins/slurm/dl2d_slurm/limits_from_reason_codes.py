@@ -13,11 +13,18 @@ from dl2d_slurm.sbatch_options import NO_OPTIONS, AnchorOptions
 
 
 def with_limits(
-    jobs: Sequence[RmJob], options: Mapping[str, AnchorOptions], resources: Collection[str]
+    jobs: Sequence[RmJob],
+    options: Mapping[str, AnchorOptions],
+    resources: Collection[str],
+    partition: str = "",
 ) -> tuple[RmJob, ...]:
     """The jobs, with the limit of each task that waits for one.
 
     ``options`` are those of jobs, by the ids by which users know them; ``resources`` are the names of all there are.
+    ``partition`` is that in which all tasks run, or "" where they run in those of their anchors.
+
+    A task's own options say what it shares the limit with: its user may have changed its QOS. Slurm has the same
+    reasons for the QOS of a job and that of its partition, so such a limit is learned for jobs that share both.
     """
     found: dict[tuple[object, ...], GrowthLimit] = {}
 
@@ -25,19 +32,24 @@ def with_limits(
         limit, mark = site_limit(job.reason), parse_tag(job.tag)
         if limit is None or mark is None:
             return None
-        own = options.get(mark[0].id, NO_OPTIONS)
-        scope = _scope(limit, own, job.user)
-        like = job.reason, scope or mark[0].id
+        own = options.get(job.array_id or job.handle, NO_OPTIONS)
+        scope, of_qos = _scope(limit, own, job.user), "qos" in limit.shared
+        like = job.reason, scope or mark[0].id, of_qos and own.partition
         if like not in found:
+            partitions = set(own.partition.split(","))
             anchors = frozenset(
                 each.handle
                 for each in jobs
                 if (of := options.get(each.array_id or each.handle)) is not None
                 and (_scope(limit, of, each.user) == scope if scope else (each.array_id or each.handle) == mark[0].id)
+                and (not of_qos or partitions & set((partition or of.partition).split(",")))
             )
             left = {name: 0.0 for name in resources if _is_limited(name, limit)}
             whose = ", ".join(f"{kind} {name}" for kind, name in scope) or f"job {mark[0].id}"
-            found[like] = GrowthLimit(anchors, left, f"a limit of Slurm leaves no more to {whose} ({job.reason})")
+            if of_qos:
+                whose += f" in partition {own.partition}"
+            why = f"{job.reason}, of the QOS of the job or its partition" if of_qos else job.reason
+            found[like] = GrowthLimit(anchors, left, f"a limit of Slurm leaves no more to {whose} ({why})")
         return found[like]
 
     return tuple(

@@ -244,7 +244,7 @@ class SlurmManager:
         anchors = {handles.get(anchor, anchor): options.partition for anchor, options in jobs.options.items()}
         held = [(handles.get(anchor, anchor), room) for anchor, room in jobs.tasks]
         seen_nodes = with_held(with_reserved(nodes, reservations, running.values(), now), jobs)
-        seen_jobs = with_limits(jobs.jobs, jobs.options, resources)
+        seen_jobs = with_limits(jobs.jobs, jobs.options, resources, self._settings.partition)
         listing = RmListing(
             now,
             seen_nodes,
