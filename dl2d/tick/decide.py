@@ -21,6 +21,7 @@ from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.tick.canary_decision import decide_in_groups
 from dl2d.tick.decision_check import check_decision
+from dl2d.tick.needlessly_waiting_jobs import jobs_with_room
 from dl2d.tick.policy_call import gc_paused
 from dl2d.tick.policy_failures import SetAside
 from dl2d.tick.reconcile import Reconciled
@@ -100,6 +101,13 @@ def decision_in_force(state: TickState, situation: str, at: float, slot_seconds:
     """
     in_slot = 0 <= at - state.decided_at < slot_seconds
     return state.slot_decision if in_slot and situation == state.situation else None
+
+
+def room_appeared(state: TickState, snapshot: Snapshot, placement: Placement, silent: Collection[JobKey]) -> bool:
+    """Whether a job that the last slot's decision gives nothing fits into free resources, and did not fit then."""
+    if state.slot_decision is None:
+        return False
+    return not jobs_with_room(snapshot, state.slot_decision.in_force, placement, silent=silent) <= state.with_room
 
 
 def situation_digest(mode: Mode, canary: Canary | None, reconciled: Reconciled, set_aside: SetAside | None) -> str:

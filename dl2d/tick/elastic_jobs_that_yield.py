@@ -44,8 +44,7 @@ class ElasticJobs:
         waiting = {
             anchor.handle: key
             for key, anchor in self.anchors.items()
-            if self._held[key] == NOTHING and anchor.yields is not Yields.ALWAYS
-            if key not in held_back and key not in self._silent
+            if self._held[key] == NOTHING and key not in held_back and key not in self._silent
         }
         for limit in growth_limits if waiting else ():
             for handle in limit.anchors & waiting.keys():

@@ -1,18 +1,19 @@
 """Needless waits: finds jobs that wait although each of them would fit into free resources. Pure.
 
 A policy that works leaves no such job waiting for long. A tick therefore reports them, and sets a policy aside that
-leaves them waiting for ``Context.idle_seconds``.
+leaves them waiting for ``Context.idle_seconds``. When room appears for a job between two decisions, the policy is asked
+again (``jobs_with_room``), once for each job.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from dl2d.core.cluster import Node, Snapshot
 from dl2d.core.decision import Constraint, Decision, JobDecision
-from dl2d.core.jobs import NOTHING, Allocation, JobKey
+from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, Job, JobKey
 from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.resources import NO_RESOURCES, Resources
@@ -23,6 +24,8 @@ _GUARD_CONSTRAINTS = frozenset(
     {Constraint.LIMIT, Constraint.COOLDOWN, Constraint.CHURN, Constraint.BACKOFF, Constraint.SILENT, Constraint.CLAIM}
 )
 
+#: What decides whether a job fits: demands, minimum size, and the nodes that it may use.
+_StartSize = tuple[Resources, Resources, Allocation, frozenset[str] | None]
 
 #: Maximum part of the time between two ticks that counts as waiting.
 MAX_GAP_SECONDS: Final = 60.0
@@ -81,14 +84,13 @@ def startable_waiting_jobs(
     for start in plan.starts:
         free.place_on(start.node, start.demand)
     empty: Packing | None = None
-    #: By demands, minimum size and nodes that it may use: whether a job fits now, and whether it would fit into the
-    #: empty cluster.
-    fits: dict[tuple[Resources, Resources, Allocation, frozenset[str] | None], tuple[bool, bool]] = {}
+    #: Whether a job fits now, and whether it would fit into the empty cluster.
+    fits: dict[_StartSize, tuple[bool, bool]] = {}
     may_use = snapshot.may_use()
     startable = []
     for job in waiting:
         request = job.request
-        start_size = request.worker, request.ps, request.min_size, may_use.get(job.key)
+        start_size = _start_size(job, may_use)
         if start_size not in fits:
             fits_now = free.fits(job, request.min_size)
             if not fits_now and empty is None:
@@ -101,6 +103,40 @@ def startable_waiting_jobs(
         elif fits_empty:
             return ()
     return tuple(startable)
+
+
+def jobs_with_room(
+    snapshot: Snapshot, decision: Decision, placement: Placement, *, silent: Collection[JobKey] = ()
+) -> frozenset[JobKey]:
+    """Elastic jobs that have nothing and are given nothing although each fits beside what the other jobs are given."""
+    held, jobs = snapshot.held(), {job.key: job for job in snapshot.jobs}
+    given = {entry.job: entry.allocation for entry in decision.jobs if entry.job in jobs}
+    waiting = [
+        jobs[key]
+        for key, size in given.items()
+        if size == held[key] == NOTHING and not jobs[key].static and key not in silent
+    ]
+    if not waiting:
+        return frozenset()
+    free = Packing(snapshot.nodes, placement, node_sets=snapshot.node_sets)
+    for key, size in given.items():
+        for role in TASK_ROLES:
+            if (missing := size.count(role) - held[key].count(role)) > 0:
+                free.place_all(jobs[key].request.demand(role), role, missing, key)
+    may_use, fits = snapshot.may_use(), dict[_StartSize, bool]()
+    with_room = set()
+    for job in waiting:
+        start_size = _start_size(job, may_use)
+        if start_size not in fits:
+            fits[start_size] = free.fits(job, job.request.min_size)
+        if fits[start_size]:
+            with_room.add(job.key)
+    return frozenset(with_room)
+
+
+def _start_size(job: Job, may_use: Mapping[JobKey, frozenset[str]]) -> _StartSize:
+    request = job.request
+    return request.worker, request.ps, request.min_size, may_use.get(job.key)
 
 
 def _is_held_back(entry: JobDecision) -> bool:

@@ -12,7 +12,7 @@ from dl2d.core.jobs import JobKey
 from dl2d.core.json_codec import digest
 from dl2d.core.store import Slot
 from dl2d.core.task_starts_and_stops import Outcome, Plan
-from dl2d.tick.needlessly_waiting_jobs import NeedlessWait
+from dl2d.tick.needlessly_waiting_jobs import NeedlessWait, jobs_with_room
 from dl2d.tick.observe_mode_decision import OBSERVED
 from dl2d.tick.policy_failures import PolicyFailures, SetAside
 from dl2d.tick.reconcile import Reconciled
@@ -103,6 +103,7 @@ def record(context: Context, state: TickState, reconciled: Reconciled, report: R
         slot_decision=slot_decision,
         decided_at=snapshot.at,
         situation=situation,
+        with_room=jobs_with_room(snapshot, slot_decision.in_force, deciders.placement, silent=reconciled.silent),
     )
 
 

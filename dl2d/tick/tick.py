@@ -10,7 +10,7 @@ from dl2d.tick.apply import apply
 from dl2d.tick.avoided_nodes import remember_refused_starts
 from dl2d.tick.canary_decision import canary_jobs
 from dl2d.tick.count_failed_starts import count_refused
-from dl2d.tick.decide import decide, decision_in_force, situation_digest
+from dl2d.tick.decide import decide, decision_in_force, room_appeared, situation_digest
 from dl2d.tick.needlessly_waiting_jobs import NeedlessWait, startable_waiting_jobs
 from dl2d.tick.observe import observe, with_evidence
 from dl2d.tick.observe_mode_decision import observed_decision
@@ -29,10 +29,10 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
     """Run one tick; returns the state for the next one, and what this one did.
 
     The policy is asked once per slot, and earlier when the situation changes (``situation_digest`` lists what counts),
-    a task fails, or tasks have to leave a node for a new claim. The ticks in between carry on with the decision in
-    force, as resources become free. A slot is recorded when it is decided. A policy that leaves jobs waiting for
-    ``idle_seconds`` although they fit into free resources is set aside: from the next tick on the fallback decides,
-    until another version of the policy is configured.
+    a task fails, tasks have to leave a node for a new claim, or room appears for a job that has nothing. The ticks in
+    between carry on with the decision in force, as resources become free. A slot is recorded when it is decided. A
+    policy that leaves jobs waiting for ``idle_seconds`` although they fit into free resources is set aside: from the
+    next tick on the fallback decides, until another version of the policy is configured.
 
     Raises
     ------
@@ -67,7 +67,11 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
     # Decide and guard, unless the last decision is still in force
     situation = situation_digest(mode, context.canary, reconciled, set_aside)
     slot_decision = decision_in_force(state, situation, snapshot.at, context.slot_seconds)
-    if reconciled.task_failed or claim_history.is_undecided(snapshot.claims):
+    if (
+        reconciled.task_failed
+        or claim_history.is_undecided(snapshot.claims)
+        or (not incomplete and room_appeared(state, snapshot, deciders.placement, silent))
+    ):
         slot_decision = None
     decided = slot_decision is None
     if slot_decision is None and mode is Mode.OBSERVE:

@@ -49,6 +49,8 @@ class TickState:
     decided_at: float = float("-inf")
     #: Digest of the situation that the decision was made for (see ``decide.situation_digest``).
     situation: str = ""
+    #: Jobs for which there was room when that decision gave them nothing (``jobs_with_room``).
+    with_room: frozenset[JobKey] = frozenset()
     #: What the guard remembers; it is in the store as well, and a daemon begins with it.
     memory: GuardState = field(default_factory=GuardState)
     #: What is remembered of jobs of others that wait for room.

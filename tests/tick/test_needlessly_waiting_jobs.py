@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
+from policies.snapshots import a_job, a_snapshot, cluster
 from tick.world import GivesNothing
 
-from dl2d.core.decision import Constraint
+from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.jobs import NOTHING, Allocation
+from dl2d.core.resource_manager import RmJob, RmJobState
 from dl2d.core.resources import Resources
 from dl2d.daemon.health_and_metrics import Health
+from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.testing.builders import make_nodes
+from dl2d.tick.needlessly_waiting_jobs import jobs_with_room
 from dl2d.tick.tick_context import GuardRules
 
 
@@ -118,3 +124,46 @@ def test_metrics_say_that_the_policy_is_set_aside(build) -> None:
     assert b"dl2d_policy_set_aside 1.0" in health.metrics()
     assert world.tick(1.0).decision.allocations()[key] > NOTHING
     assert Allocation(1, 1) <= world.has(key)
+
+
+def test_room_that_appears_between_two_decisions_is_offered_once(build) -> None:
+    """Not each time when it comes and goes, as while jobs of others end and start."""
+    world = build(policy=GivesNothing(), cluster_nodes=make_nodes(2), idle_seconds=math.inf)
+    whole = tuple((node.name, node.capacity) for node in world.cluster_nodes)
+    job_of_others = RmJob(handle="7", state=RmJobState.RUNNING, user="eve")
+    world.manager.put(job_of_others, whole)
+    world.ready(max_workers=1, max_ps=1)
+    decided = []
+    for held in (whole, whole, whole[1:], whole[1:], (), whole, whole[1:], (), ()):
+        world.manager.put(job_of_others, held)
+        decided.append(world.tick(1.0).decided)
+        world.beat()
+    assert decided == [True, False, True, False, False, False, False, False, False]
+    world.policy = Drf()
+    world.manager.put(job_of_others, whole)
+    assert world.tick(world.slot_seconds).decision.jobs[0].allocation == NOTHING
+    world.beat()
+    world.manager.put(job_of_others, whole[1:])
+    report = world.tick(1.0)
+    assert (report.decided, len(report.plan.starts)) == (True, 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "silent", "with_room"),
+    [
+        ([(0, 0), (0, 0)], (), {1, 2}),
+        ([(1, 1), (0, 0)], (), {2}),
+        ([(2, 1), (0, 0)], (), set()),
+        ([(0, 0), (0, 0)], (2,), {1}),
+    ],
+    ids=["each by itself", "beside what the other is given", "the other is given all", "one is silent"],
+)
+def test_jobs_with_room(given, silent, with_room) -> None:
+    jobs = [a_job(1), a_job(2)]
+    snapshot = a_snapshot(jobs, cluster(1, cpu=6, gpu=2))
+    why = Reason(Constraint.SATISFIED, "because")
+    entries = [JobDecision(job.key, Allocation(*size), why, NOTHING) for job, size in zip(jobs, given, strict=True)]
+    found = jobs_with_room(
+        snapshot, Decision("test", "1", tuple(entries)), LoadBalance(), silent=[jobs[each - 1].key for each in silent]
+    )
+    assert found == {jobs[each - 1].key for each in with_room}

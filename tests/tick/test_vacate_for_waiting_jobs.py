@@ -435,7 +435,9 @@ def test_the_guard_enforces_a_claim_and_names_it(build) -> None:
     assert stay == {"n1", "n2", "n3", "n4"} - set(claimed.nodes)
 
 
-def test_an_elastic_job_of_higher_priority_that_waits_comes_before_a_claim(world: World) -> None:
+@pytest.mark.parametrize("yields", [Yields.ALWAYS, Yields.HIGHER_PRIORITY])
+def test_an_elastic_job_of_higher_priority_that_waits_comes_before_a_claim(world: World, yields: Yields) -> None:
+    world.manager.yields = yields
     first = world.settled(max_workers=8, max_ps=8)
     second = world.submit(worker=Resources.of(cpu=7, gpu=2), max_workers=1, max_ps=1)
     world.tick(1.0)
@@ -445,6 +447,27 @@ def test_an_elastic_job_of_higher_priority_that_waits_comes_before_a_claim(world
     assert follow(world) == []
     assert world.has(second) == (1, 1)
     assert world.job(first).state is JobState.RUNNING
+
+
+@pytest.mark.parametrize(("priority", "starts_after"), [(1, 520.0), (9000, None)])
+def test_an_elastic_job_starts_on_the_first_node_that_a_rigid_job_of_lower_priority_would_have_got(
+    world: World, priority: int, starts_after: float | None
+) -> None:
+    """There is always a rigid job that waits for a node, and nodes become free between two decisions."""
+    world.manager.yields = Yields.ALWAYS
+    ends: dict[str, float] = {}
+    job, began, first = world.submit(max_workers=2, max_ps=2), world.now, None
+    for number in range(100):
+        for handle in [handle for handle, end in ends.items() if end <= world.now]:
+            world.manager.end(handle)
+            del ends[handle]
+        world.tick(10.0)
+        world.beat()
+        if first is None and world.tasks(job):
+            first = world.now - began
+        world.manager.claims += [claim(f"r{number}.{each}", nodes=1, priority=priority) for each in range(4)]
+        ends |= dict.fromkeys(world.manager.start_claims(), world.now + 500.0 + 50 * (number % 3))
+    assert first == starts_after
 
 
 @pytest.mark.parametrize("obstacle", ["silent", "backing off", "limit"])
