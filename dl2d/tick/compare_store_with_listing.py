@@ -6,6 +6,7 @@ The resource manager is right about what runs, the store about what should run.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -161,7 +162,7 @@ def _job_changes(
 
 
 def _task_changes(
-    tasks: Iterable[Task],
+    tasks: Sequence[Task],
     jobs: Mapping[JobKey, Job],
     matches: Matches,
     gone: Collection[str],
@@ -172,6 +173,7 @@ def _task_changes(
     """The changes of the live tasks, and which of them have to be stopped."""
     changes: list[TaskChange] = []
     stops: list[_Stop] = []
+    of_floors = _asked_tasks_of_floors(tasks, jobs)
     for task in tasks:
         tag = task.tag
         listed = matches.listed.get(tag)
@@ -179,12 +181,26 @@ def _task_changes(
             task, listed, elapsed[tag], timeouts,
             absence=_absence(tag, matches, gone),
             job_end=ended_states.get(task.job),
+            is_of_floor=tag in of_floors,
         )  # fmt: skip
         if change is not None:
             changes.append(change)
         if stop_reason and listed is not None:
             stops.append((listed, jobs.get(task.job), stop_reason))
     return changes, stops
+
+
+def _asked_tasks_of_floors(tasks: Sequence[Task], jobs: Mapping[JobKey, Job]) -> set[str]:
+    """Tags of the tasks that have not begun to run and that running jobs lack of their minimum sizes."""
+    has = Counter((task.job, task.role) for task in tasks if task.state.wanted and task.state is not TaskState.ASKED)
+    found = set()
+    for task in tasks:
+        job = jobs.get(task.job)
+        if task.state is TaskState.ASKED and job is not None and job.state is JobState.RUNNING:
+            if has[task.job, task.role] < job.request.min_size.count(task.role):
+                found.add(task.tag)
+            has[task.job, task.role] += 1
+    return found
 
 
 def _allowed_stops(
@@ -274,11 +290,13 @@ def _task_change(
     *,
     absence: str,
     job_end: JobState | None,
+    is_of_floor: bool,
 ) -> tuple[TaskChange | None, str]:
     """The task's change of state (None for no change), and why it has to be stopped ("" if it does not).
 
     ``absence`` says why it has ended where it is not listed; empty if it may be listed again. ``job_end`` is the state
-    in which its job has ended, or None. The cases are, in this order:
+    in which its job has ended, or None. ``is_of_floor``: a running job lacks it of its minimum size. The cases are, in
+    this order:
 
     1. The resource manager has not listed it for long enough: it has ended, or was never started.
     2. The resource manager says that it has ended.
@@ -286,7 +304,8 @@ def _task_change(
        cancelled job is stopped at once.
     4. It leaves: it is stopped if it has not begun to run, or takes too long.
     5. It waits for resources: it is given up when that takes too long, and sooner if the resource manager says in two
-       listings in a row that it will not start it there.
+       listings in a row that it will not start it there. If it is of the floor, not sooner for a limit: the next one
+       would wait for the same limit, behind all that came meanwhile.
     6. It runs, perhaps on another node than the one it was asked for.
     """
     if listed is None:
@@ -313,7 +332,8 @@ def _task_change(
         # Only a task that has never run is given up: a late listing may show one that runs as waiting.
         refusal, max_wait = why_refused(listed), timeouts.start_seconds
         # A node may be refused in a single listing, as when slurmctld has just started.
-        if refusal and listed.reason == task.note and math.isfinite(max_wait):
+        waits_for_limit = is_of_floor and listed.limit is not None
+        if refusal and listed.reason == task.note and math.isfinite(max_wait) and not waits_for_limit:
             max_wait = min(max_wait, MAX_REFUSED_SECONDS)
         if task.state is TaskState.ASKED and elapsed.in_state > max_wait:
             note = f"not started in {max_wait:g} s: {refusal or listed.reason}"

@@ -101,3 +101,32 @@ def test_jobs_of_which_a_limit_lets_a_part_start_give_it_back(world: World, max_
     assert [str(world.job(key).state) for key in keys] == states
     idle = [key for key in keys if world.job(key).state is JobState.READY]
     assert not any(task.state is TaskState.CONFIRMED for key in idle for task in world.tasks(key))
+
+
+def test_what_a_running_job_lacks_of_its_minimum_size_waits_for_a_limit_in_the_queue(world: World) -> None:
+    """Otherwise it would be withdrawn and submitted again without end, and never be the first of those that wait."""
+    world.manager = world.coordinator._manager = manager = FewTasks(world.cluster_nodes, lambda: world.now)
+    manager.max_tasks = 3
+    key = world.submit(max_workers=2, max_ps=1)
+
+    def ticks(count: int) -> None:
+        for _ in range(count):
+            world.tick(15.0)
+            manager.schedule()
+            world.beat()
+
+    ticks(4)
+    assert (world.job(key).state, world.has(key)) == (JobState.RUNNING, (2, 1))
+    for job in manager.live():
+        if "worker" in job.tag:
+            manager.end(job.handle, RmJobState.LOST, "NODE_FAIL")
+    manager.max_tasks = 1
+    ticks(2)
+    needed, other = [task.id for task in world.tasks(key) if task.role is Role.WORKER]
+    ticks(30)
+    present = {task.id for task in world.tasks(key)}
+    assert needed in present
+    assert other not in present
+    manager.max_tasks = 2
+    ticks(2)
+    assert world.has(key) == (1, 1)
